@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.topo.rank_program import print_message
-from netfold.wire.jobs import Peer, Plan
+from netfold.wire.jobs import Peer, Plan, Secret
 
 Floats = NDArray[np.float32]
 
@@ -38,6 +38,13 @@ class RankSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 0
     timeout: float = 30.0
     controller: bool = True
+
+
+class PlainPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What ranks without a controller are told on standard input: where all of them listen, and their job's secret."""
+
+    peers: list[Peer]
+    secret: Secret
 
 
 class TimingCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -122,8 +129,8 @@ class PlainTcp:
         rank, address = int(os.environ["RANK"]), os.environ["NETFOLD_ADDRESS"]
         listener = listen(address)
         print_message(Peer(rank, address, "{}:{}".format(*listener.getsockname())))
-        peers = msgspec.json.decode(sys.stdin.readline(), type=list[Peer])
-        plan = Plan("bridge", 1, rank, setup.world, peers, [])
+        others = msgspec.json.decode(sys.stdin.readline(), type=PlainPeers)
+        plan = Plan("bridge", 1, rank, setup.world, others.peers, [], secret=others.secret)
         self._peers = Peers(TcpMesh(plan, listener, timeout=setup.timeout), algorithm="auto")
         self._sum = Reduction("sum", "float32")
 

@@ -25,8 +25,9 @@ from netfold.bench.harness.processors import cpu_seconds
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, FabricError, bits_per_second
 from netfold.host.collectives import ALLREDUCE
+from netfold.host.job_secret import draw
 from netfold.topo import sandbox
-from netfold.topo.allreduce_rank import RankSetup, Timing, TimingCommand
+from netfold.topo.allreduce_rank import PlainPeers, RankSetup, Timing, TimingCommand
 from netfold.wire import roce
 from netfold.wire.jobs import LANE_BITS, Peer
 
@@ -208,7 +209,7 @@ def _start_workers(spec: AllreduceSpec) -> Iterator[tuple[dict[str, Workers], li
                 workers[group_name] = stack.enter_context(Workers(group_name, command, bridge.pids, envs, logs))
         if "bridge" in workers:
             peers = [msgspec.json.decode(line, type=Peer) for line in workers["bridge"].receive(READY_SECONDS)]
-            workers["bridge"].send(msgspec.json.encode(peers))
+            workers["bridge"].send(msgspec.json.encode(PlainPeers(peers, draw())))
         for group in workers.values():
             group.receive(READY_SECONDS)
         yield workers, switches

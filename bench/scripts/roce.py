@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from netfold.host.job_secret import draw
 from netfold.host.mesh.connected import ConnectedMesh
 from netfold.host.mesh.connection import listen
 from netfold.host.mesh.tcp import TcpMesh
@@ -60,10 +61,11 @@ def measure(kind: str, number: int, ranks: int, sizes: list[int], repeat: int) -
     net = f"127.{100 + number}.{os.getpid() & 255}"
     listeners = [listen(f"{net}.{rank + 1}") for rank in range(ranks)]
     peers = [Peer(r, f"{net}.{r + 1}", "{}:{}".format(*listeners[r].getsockname())) for r in range(ranks)]
+    secret = draw()
     context = multiprocessing.get_context("fork")
 
     def one(rank: int, answer: Connection) -> None:
-        plan = Plan("bench", number, rank, ranks, peers, [])
+        plan = Plan("bench", number, rank, ranks, peers, [], secret=secret)
         mesh = (
             TcpMesh(plan, listeners[rank], timeout=20)
             if kind == "tcp"

@@ -2,7 +2,8 @@
 """The base of meshes whose ranks hold TCP connections, over which they also report failures to each other.
 
 When two ranks first have something to send, the higher one connects to the listener whose port stands in the plan, the
-lower one accepts, and the connection begins with a handshake (``handshake``).  One poll loop makes progress on
+lower one accepts, and both prove that they are ranks of the job (``handshake``, ``connecting``) before the connection
+carries anything else.  The first proven connection of two ranks is their only one.  One poll loop makes progress on
 everything that is posted, in both directions.
 
     failure report = header: FAILURE_REPORT | rank concerned | reporting rank | reason     passed on to all connected
@@ -33,9 +34,10 @@ from netfold.host.errors import (
     RankMismatch,
     TransportError,
 )
+from netfold.host.mesh.connecting import Connecting, PeerUnreachable, Unconnected
 from netfold.host.mesh.connection import FAILURE_REPORT, HEADER, ControlMessage, PeerConnection, Receive, text_of
 from netfold.host.mesh.failure_reports import FailureReports
-from netfold.host.mesh.handshake import HandshakeAcceptor, PeerUnreachable, connect
+from netfold.host.mesh.handshake import Outcome
 from netfold.host.mesh.mesh import IDLE, WATCHED_SLICE_SECONDS, Call, Mesh, Pending, no_such_peer, ranks
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire.jobs import Plan
@@ -75,6 +77,7 @@ class ConnectedMesh(Mesh):
         timeline: Timeline | None = None,
     ) -> None:
         self.rank, self.size = plan.rank, plan.world
+        self.secret = plan.secret
         self._plan = plan
         self._timeout = timeout
         self._clock = clock
@@ -87,7 +90,7 @@ class ConnectedMesh(Mesh):
         self._reports = FailureReports(plan.rank)
         self._error: NetFoldError | None = None
         self._poller = select.poll()
-        self._acceptor = HandshakeAcceptor(plan, listener, self._poller)
+        self._connecting = Connecting(plan, listener, self._poller, self._admit, clock=clock)
         self.bytes_sent = 0
         """Payload bytes posted for sending so far."""
         self._watcher: Callable[[float], None] | None = None
@@ -137,7 +140,7 @@ class ConnectedMesh(Mesh):
         for fd, event in ready:
             link = self._by_fd.get(fd)
             if link is None:
-                moved |= self._admit_peer(fd)
+                moved |= self._handshake(fd)
                 continue
             if event & select.POLLOUT and link.sends:
                 with self.spanned("send"):
@@ -146,6 +149,7 @@ class ConnectedMesh(Mesh):
                 with self.spanned("receive"):
                     moved |= self._read(link)
             self._watch(link)
+        self._connecting.expire()
         return moved
 
     def _watch(self, link: PeerConnection) -> None:
@@ -238,15 +242,12 @@ class ConnectedMesh(Mesh):
 
     def _connect(self, link: PeerConnection) -> None:
         try:
-            sock = connect(link.address)
+            self._connecting.connect(link.rank, link.address)
         except PeerUnreachable as error:
             self._drop(link, f"cannot connect: {error}")
-            return
         except (OSError, ValueError) as error:
             what = f"cannot connect to rank {link.rank} at {link.address!r}: {error}"
             raise self._fail(TransportError, what) from error
-        link.sends.appendleft(ControlMessage(memoryview(self._acceptor.hello(self.rank))))
-        self._attach(link, sock)
 
     def _attach(self, link: PeerConnection, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -268,22 +269,27 @@ class ConnectedMesh(Mesh):
             del self._by_fd[link.socket.fileno()]
             link.detach()
 
-    def _admit_peer(self, fd: int) -> bool:
-        """Handles an event of the acceptor.  Returns whether a peer has connected."""
-        came = self._acceptor.on_readable(fd)
+    def _handshake(self, fd: int) -> bool:
+        """Handles an event of a connection that is not proven yet.  Returns whether a peer is connected or lost now."""
+        came = self._connecting.on_ready(fd)
         if came is None:
             return False
-        rank, sock = came
-        link = self._links.get(rank)
-        if link is None or link.lost or (link.socket and rank < self.rank):
-            sock.close()
-            return False
-        if link.socket is not None:  # both connected, after a timeout: the higher rank's connection stays
-            self._drop(link, "")
-            self._gone.discard(link)
-            link.withdraw_handshake()
-        self._attach(link, sock)
+        link = self._links[came.rank]
+        if isinstance(came, Unconnected):
+            self._drop(link, came.why)
+        else:
+            self._attach(link, came.socket)
         return True
+
+    def _admit(self, rank: int) -> Outcome:
+        """What this rank makes of a connection from a rank that has proven itself.
+
+        Two ranks may connect to each other at once, after a timeout: then the higher one's connection stays.
+        """
+        link = self._links[rank]
+        if link.socket is not None or link.lost:
+            return Outcome.TAKEN
+        return Outcome.CROSSED if rank < self.rank and self._connecting.connecting(rank) else Outcome.ACCEPTED
 
     # ---- failure ---------------------------------------------------------------------------------------------------
     @abstractmethod
@@ -340,8 +346,8 @@ class ConnectedMesh(Mesh):
         guilty = ranks(self._reports.culprits())
         raise self._fail(
             CollectiveTimeout,
-            f"nothing moved for {self._timeout:g} s: {guilty} gone, stopped, or never called; here {described}. "
-            "Expected: every rank calls within the timeout",
+            f"nothing moved for {self._timeout:g} s: {guilty} gone, stopped, or never called; here {described}"
+            f"{self._connecting.refusals()}. Expected: every rank calls within the timeout",
         )
 
     def _send_report(self, who: int, whom: int, why: str, only: PeerConnection | None = None) -> None:
@@ -384,7 +390,9 @@ class ConnectedMesh(Mesh):
                 self._connect(link)  # without a connection it could not hear our report
             link.withdraw()
         if not announced:
-            self._send_report(self.rank, self.rank, f"gave up: {type(error).__name__}")
+            why = f"gave up: {type(error).__name__}"
+            self._reports.add_lost(self.rank, why)  # for those that connect later as well
+            self._send_report(self.rank, self.rank, why)
         if not isinstance(error, RailDown):  # a dead rail carries no reports either
             grace = max(REPORT_SECONDS, GRACE_FRACTION * self._timeout)
             self._poll_while(grace, lambda: any(link.socket is None and not link.lost for link in late))
@@ -404,4 +412,4 @@ class ConnectedMesh(Mesh):
         """Closes everything: whoever depends on this rank learns of it at once."""
         for link in self._links.values():
             self._drop(link, "closed by this rank")
-        self._acceptor.close()
+        self._connecting.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One TCP connection of a mesh: its handshake and message header, and the sends and receives posted for its peer."""
+"""One TCP connection of a mesh: its message header, and the sends and receives posted for its peer."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import Final
 from netfold.host.errors import TransportError
 from netfold.host.mesh.mesh import Pending
 
-HELLO = struct.Struct("!8sQII32s")
-"""Layout of the handshake: magic, epoch, rank, world size, and the job's name cut to 32 bytes."""
-MAGIC = b"netfold1"
 HEADER = struct.Struct("!QQI76s")
 """Layout of a message header, 96 bytes: call number, payload bytes, tag, and the call's text cut to 76 bytes."""
 CONGESTION_VARIABLE: Final = "NETFOLD_TCP_CONGESTION"
 """Environment variable that names the TCP congestion control of connections between ranks; default: the kernel's own.
 BBR paces by rates that it estimates, so between a collective's short messages it may pause for up to 40 ms."""
+BACKLOG: Final = 1024
+"""Connections that the kernel keeps for a listener while nobody accepts them, at most net.core.somaxconn; a full
+backlog costs each further one a second."""
 FAILURE_REPORT = (1 << 64) - 1
 """Call number that marks a header as a failure report, which has no payload (``connected``)."""
 
@@ -56,7 +56,7 @@ def listen(address: str) -> socket.socket:
     sock = open_socket()
     try:
         sock.bind((address, 0))
-        sock.listen(16)
+        sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
         raise TransportError(
@@ -86,7 +86,7 @@ class Send(Pending):
 
 
 class ControlMessage(Send):
-    """A handshake or failure report: it is sent before posted messages, and nobody waits for it."""
+    """A failure report: it is sent before posted messages, and nobody waits for it."""
 
     __slots__ = ()
 
@@ -166,10 +166,6 @@ class PeerConnection:
         if self.socket is not None:
             self.socket.close()
         self.socket, self.events = None, 0
-
-    def withdraw_handshake(self) -> None:
-        """Drops a handshake that has not been sent, because another connection to the peer stays."""
-        self.sends = deque(send for send in self.sends if len(send.parts[0]) != HELLO.size)
 
     def withdraw(self) -> None:
         """Drops what is posted, except control messages and the rest of a message that is partly sent."""

@@ -1,103 +1,178 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The handshake of TCP connections between ranks: connecting to a peer's listener, and accepting those who identify
-themselves as ranks of the same job."""
+"""The handshake with which every TCP connection between two ranks begins: each proves to the other that it knows the
+job's secret, without showing it.  Bytes alone, without sockets or clocks.
+
+    initiator -> responder   hello      magic 8 | epoch 8 | initiator's rank 4 | responder's rank 4 | world size 4 |
+                                        initiator's nonce 32
+    responder -> initiator   challenge  magic 8 | responder's nonce 32
+    initiator -> responder   proof      HMAC-SHA256(key, "initiator" | hello | challenge)
+    responder -> initiator   verdict    outcome 1 | HMAC-SHA256(key, "responder" | outcome | hello | challenge)
+
+This is three-pass mutual authentication by a message authentication code (ISO/IEC 9798-4, mechanism 4), behind a hello.
+Both nonces are in both proofs, so that none counts a second time; the role is, so that none counts when it is sent
+back; both ranks are, so that none counts for another pair; and the key is derived for the job, epoch and purpose of
+the connection, so that none counts elsewhere.  The responder proves nothing to those who have not proven themselves.
+What follows on the connection is neither encrypted nor authenticated.
+"""
 
 from __future__ import annotations
 
-import errno
-import select
-import socket
+import hmac
+import secrets
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final, Literal
 
-from netfold.host.mesh.connection import HELLO, MAGIC, open_socket
+from netfold.host.job_secret import derive
 from netfold.wire.jobs import Plan
 
-
-class PeerUnreachable(Exception):
-    """A peer's address cannot be connected to; the message is the kernel's error name."""
-
-
-def connect(where: str) -> socket.socket:
-    """Starts a non-blocking connection to the listener at ``ADDRESS:PORT``.
-
-    Raises PeerUnreachable; OSError, ValueError for what is no address.
-    """
-    host, _, port = where.rpartition(":")
-    sock = open_socket()
-    try:
-        sock.setblocking(False)
-        code = sock.connect_ex((host, int(port)))
-        if code not in (0, errno.EINPROGRESS):
-            raise PeerUnreachable(errno.errorcode.get(code, str(code)))
-    except BaseException:
-        sock.close()
-        raise
-    return sock
+MAGIC: Final = b"netfold2"
+NONCE_BYTES: Final = 32
+PROOF_BYTES: Final = 32
+HELLO = struct.Struct(f"!8sQIII{NONCE_BYTES}s")
+CHALLENGE = struct.Struct(f"!8s{NONCE_BYTES}s")
+VERDICT = struct.Struct(f"!B{PROOF_BYTES}s")
+SECRET_HINT: Final = "all ranks of a job need the secret of the same join; end processes of earlier runs, and join anew"
+"""What to do about a wrong proof, for its message."""
 
 
-class HandshakeAcceptor:
-    """Accepts connections of the plan's ranks and closes those of port scanners and other jobs.  Owns ``listener``.
+class HandshakeRefused(Exception):
+    """The other side is not the rank that it should be, or does not take this one for it; the message says why, as a
+    clause about the other side."""
 
-    poller  is registered for the listener and for connections that have not identified themselves; whatever it reports
-            on these descriptors (``fds``) goes to ``on_readable``
-    """
 
-    def __init__(self, plan: Plan, listener: socket.socket, poller: select.poll) -> None:
-        self._plan = plan
-        self._poller = poller
-        self._unidentified: dict[int, tuple[socket.socket, bytearray]] = {}
-        self.listener = listener
-        listener.setblocking(False)
-        listener.listen(max(16, plan.world))  # every rank may connect at once: a full backlog costs them a second
-        poller.register(listener, select.POLLIN)
+class Outcome(IntEnum):
+    """What a responder makes of an initiator."""
 
-    def hello(self, rank: int) -> bytes:
-        """The first bytes of every connection that this rank opens: magic, epoch, rank, world size and job name."""
-        plan = self._plan
-        return HELLO.pack(MAGIC, plan.epoch, rank, plan.world, plan.job.encode()[:32])
+    REFUSED = 0
+    """The initiator's proof is wrong.  A verdict with this outcome carries no proof of the responder either."""
+    ACCEPTED = 1
+    TAKEN = 2
+    """It has, or had, a connection with this rank already, which stays."""
+    CROSSED = 3
+    """It is connecting to this rank itself, and that connection stays."""
 
-    def fds(self) -> list[int]:
-        """File descriptors that the poller watches for this object."""
-        return [self.listener.fileno(), *self._unidentified]
 
-    def on_readable(self, fd: int) -> tuple[int, socket.socket] | None:
-        """Handles a readable descriptor.  Returns a rank and its connection once that rank has identified itself, else
-        None."""
-        if fd == self.listener.fileno():
-            self._accept()
-            return None
-        if fd not in self._unidentified:  # dropped by an earlier event of the same poll
-            return None
-        sock, data = self._unidentified[fd]
-        try:
-            more = sock.recv(HELLO.size - len(data))
-        except (BlockingIOError, InterruptedError):
-            return None
-        except OSError:
-            more = b""
-        data += more
-        if more and len(data) < HELLO.size:
-            return None
-        del self._unidentified[fd]
-        self._poller.unregister(fd)
-        rank = HELLO.unpack(data)[2] if len(data) == HELLO.size else -1
-        if 0 <= rank < self._plan.world and bytes(data) == self.hello(rank):
-            return rank, sock
-        sock.close()
-        return None
+@dataclass(frozen=True)
+class Identity:
+    """Who a rank is in the handshakes of one purpose."""
 
-    def close(self) -> None:
-        """Closes the listener and all unidentified connections; those that ``on_readable`` returned belong to the
-        caller."""
-        for sock, _ in self._unidentified.values():
-            sock.close()
-        self._unidentified.clear()
-        self.listener.close()
+    rank: int
+    world: int
+    epoch: int
+    key: bytes = field(repr=False)
 
-    def _accept(self) -> None:
-        try:
-            sock, _ = self.listener.accept()
-        except OSError:  # the connection was closed again before it was accepted
-            return
-        sock.setblocking(False)
-        self._unidentified[sock.fileno()] = sock, bytearray()
-        self._poller.register(sock, select.POLLIN)
+    @classmethod
+    def of_plan(cls, plan: Plan, purpose: str) -> Identity:
+        """The rank of a plan.  Raises PlanError for a plan without a secret."""
+        return cls(plan.rank, plan.world, plan.epoch, derive(plan.secret, purpose, plan.job, plan.epoch))
+
+    def proof(self, role: Literal["initiator", "responder"], *parts: bytes) -> bytes:
+        """A proof of knowing the key; all ``parts`` have fixed sizes."""
+        return hmac.digest(self.key, b"".join((role.encode(), *parts)), "sha256")
+
+
+class Initiator:
+    """The side that has connected.  Send ``hello``, pass what arrives to ``receive`` and send what it returns, until
+    ``outcome`` is there."""
+
+    def __init__(
+        self, me: Identity, peer: int, *, random_bytes: Callable[[int], bytes] = secrets.token_bytes
+    ) -> None:
+        self._me = me
+        self.peer = peer
+        self.hello = HELLO.pack(MAGIC, me.epoch, me.rank, peer, me.world, random_bytes(NONCE_BYTES))
+        self._challenge = b""
+        self._data = bytearray()
+        self.outcome: Outcome | None = None
+
+    @property
+    def wanted(self) -> int:
+        """Bytes that ``receive`` takes at most; what comes after the handshake stays in the socket."""
+        if self.outcome is not None:
+            return 0
+        return (VERDICT.size if self._challenge else CHALLENGE.size) - len(self._data)
+
+    def receive(self, data: bytes) -> bytes:
+        """Takes bytes that have arrived, at most ``wanted``.  Returns bytes to send.  Raises HandshakeRefused."""
+        if len(data) > self.wanted:
+            raise ValueError(f"{len(data)} bytes: expected at most {self.wanted}")
+        self._data += data
+        if not data or self.wanted:
+            return b""
+        message = bytes(self._data)
+        self._data.clear()
+        if not self._challenge:
+            if CHALLENGE.unpack(message)[0] != MAGIC:
+                raise HandshakeRefused("answers, but not as a rank of this version of NetFold")
+            self._challenge = message
+            return self._me.proof("initiator", self.hello, message)
+        outcome, proof = VERDICT.unpack(message)
+        if outcome == Outcome.REFUSED:
+            raise HandshakeRefused(f"refuses this rank's proof of the job's secret: {SECRET_HINT}")
+        expected = self._me.proof("responder", message[:1], self.hello, self._challenge)
+        if not hmac.compare_digest(proof, expected) or outcome not in list(Outcome):
+            raise HandshakeRefused(f"does not prove that it knows the job's secret: {SECRET_HINT}")
+        self.outcome = Outcome(outcome)
+        return b""
+
+
+class Responder:
+    """The side that has accepted.  Pass what arrives to ``receive`` and send what it returns, until ``peer`` is there:
+    the rank that has proven itself.  Then send ``verdict``."""
+
+    def __init__(self, me: Identity, *, random_bytes: Callable[[int], bytes] = secrets.token_bytes) -> None:
+        self._me = me
+        self._challenge = CHALLENGE.pack(MAGIC, random_bytes(NONCE_BYTES))
+        self._hello = b""
+        self._data = bytearray()
+        self.peer: int | None = None
+
+    @property
+    def wanted(self) -> int:
+        """Bytes that ``receive`` takes at most; what comes after the handshake stays in the socket."""
+        if self.peer is not None:
+            return 0
+        return (PROOF_BYTES if self._hello else HELLO.size) - len(self._data)
+
+    def receive(self, data: bytes) -> bytes:
+        """Takes bytes that have arrived, at most ``wanted``.  Returns bytes to send.  Raises HandshakeRefused;
+        ``refusal`` is then what to send."""
+        if len(data) > self.wanted:
+            raise ValueError(f"{len(data)} bytes: expected at most {self.wanted}")
+        self._data += data
+        if not data or self.wanted:
+            return b""
+        message = bytes(self._data)
+        self._data.clear()
+        me = self._me
+        if not self._hello:
+            magic, epoch, peer, to, world, _ = HELLO.unpack(message)
+            if magic != MAGIC:
+                raise HandshakeRefused("is no rank of this version of NetFold")
+            if (epoch, to, world) != (me.epoch, me.rank, me.world) or not 0 <= peer < world or peer == me.rank:
+                raise HandshakeRefused(
+                    f"says that it is rank {peer} of {world} in epoch {epoch} and looks for rank {to}; expected "
+                    f"another rank of {me.world} in epoch {me.epoch} that looks for rank {me.rank}"
+                )
+            self._hello = message
+            return self._challenge
+        peer = HELLO.unpack(self._hello)[2]
+        if not hmac.compare_digest(message, me.proof("initiator", self._hello, self._challenge)):
+            raise HandshakeRefused(f"says that it is rank {peer}, but does not know the job's secret: {SECRET_HINT}")
+        self.peer = peer
+        return b""
+
+    def verdict(self, outcome: Outcome) -> bytes:
+        """The last message, with this side's own proof; only for a rank that has proven itself."""
+        if self.peer is None:
+            raise ValueError("a verdict before the other side has proven itself")
+        said = bytes([outcome])
+        return said + self._me.proof("responder", said, self._hello, self._challenge)
+
+    @property
+    def refusal(self) -> bytes:
+        """What to send before closing the connection: a verdict where the initiator waits for one, else nothing."""
+        return VERDICT.pack(Outcome.REFUSED, bytes(PROOF_BYTES)) if self._hello else b""

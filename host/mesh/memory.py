@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, RankMismatch
+from netfold.host.job_secret import draw
 from netfold.host.mesh.mesh import DONE, IDLE, Call, Mesh, Pending, as_bytes, culprits, no_such_peer, ranks
 from netfold.host.operation.arrays import Flat
 
@@ -92,6 +93,7 @@ class MemoryFabric:
         self.bytes: Counter[tuple[int, int]] = Counter()
         """Payload bytes sent, by (sender, receiver)."""
         self.messages: Counter[tuple[int, int]] = Counter()
+        self.secret = draw()
         self.meshes = [MemoryMesh(self, rank) for rank in range(size)]
         self._rng = random.Random(seed)
         self._lock = threading.Lock()
@@ -267,7 +269,7 @@ class MemoryMesh(Mesh):
     """One rank's end of a MemoryFabric."""
 
     def __init__(self, fabric: MemoryFabric, rank: int) -> None:
-        self.rank, self.size = rank, fabric.size
+        self.rank, self.size, self.secret = rank, fabric.size, fabric.secret
         self.clock = 0.0
         """Seconds on this rank's clock of the alpha-beta model."""
         self.link_free = 0.0

@@ -24,6 +24,7 @@ import numpy as np
 
 from netfold.host.operation.arrays import Flat
 from netfold.host.tracing.timeline import Timeline
+from netfold.wire.jobs import Secret
 
 WATCHED_SLICE_SECONDS = 0.01
 """Seconds between two calls of whoever watches a mesh or rail (``watched_by``); they bound how soon one of several
@@ -71,6 +72,8 @@ class Mesh(ABC):
     """Name of the transport, for messages to people."""
     rail: str = "tcp"
     """Name of the rail that this mesh is, as users ask for it."""
+    secret: Secret
+    """The job's secret, from which its ranks derive keys and names that nobody else knows (``job_secret``)."""
     timeline: Timeline | None = None
     """Records the spans spent on sending, waiting and receiving, where a timeline was asked for."""
 
@@ -147,7 +150,7 @@ class Subset(Mesh):
         if mesh.rank not in ranks:
             raise ValueError(f"ranks={list(ranks)}: rank {mesh.rank} is not in its own subset")
         self._mesh = mesh
-        self.kind, self.rail = mesh.kind, mesh.rail
+        self.kind, self.rail, self.secret = mesh.kind, mesh.rail, mesh.secret
         self.ranks = tuple(ranks)
         self.rank = self.ranks.index(mesh.rank)
         self.size = len(self.ranks)

@@ -231,7 +231,7 @@ class RoceMesh(ConnectedMesh):
         if self._io is None:  # only failure reports are left to send
             return super()._poll(seconds)
         others = [(link.socket.fileno(), link.events) for link in self._links.values() if link.socket and link.events]
-        others += [(fd, native.POLLIN) for fd in self._acceptor.fds()]
+        others += self._connecting.watched()
         if self._planned is not None:
             others.append((self._planned.changed_fd, native.POLLIN))
         before = self._endpoint.progress()

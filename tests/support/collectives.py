@@ -15,6 +15,7 @@ import numpy as np
 
 from netfold.host.collectives import ALLREDUCE
 from netfold.host.collectives.flow import run
+from netfold.host.job_secret import draw
 from netfold.host.mesh.connection import listen
 from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.mesh.tcp import TcpMesh
@@ -82,8 +83,11 @@ class TcpRanks:
         net = f"127.{64 + (number >> 8) % 128}.{number & 255}"
         listeners = [listen(f"{net}.{rank + 1}") for rank in range(ranks)]
         peers = [Peer(r, f"{net}.{r + 1}", "{}:{}".format(*listeners[r].getsockname())) for r in range(ranks)]
+        secret = draw()
         self.meshes = [
-            TcpMesh(Plan("loop", 1, rank, ranks, peers, []), listeners[rank], timeout=timeout, clock=Awake())
+            TcpMesh(
+                Plan("loop", 1, rank, ranks, peers, [], secret=secret), listeners[rank], timeout=timeout, clock=Awake()
+            )
             for rank in range(ranks)
         ]
         for mesh in self.meshes:

@@ -7,6 +7,7 @@ import os
 from itertools import count
 from typing import Any
 
+from netfold.host.job_secret import draw
 from netfold.host.mesh.connection import listen
 from netfold.host.roce.mesh import RoceMesh
 from netfold.wire.jobs import Peer, Plan
@@ -24,8 +25,11 @@ class RoceRanks(TcpRanks):
         self.addresses = [f"{net}.{rank + 1}" for rank in range(ranks)]
         listeners = [listen(address) for address in self.addresses]
         peers = [Peer(r, self.addresses[r], "{}:{}".format(*listeners[r].getsockname())) for r in range(ranks)]
+        secret = draw()
         self.roce = [
-            RoceMesh(Plan("loop", 1, rank, ranks, peers, []), listeners[rank], timeout=timeout, **options)
+            RoceMesh(
+                Plan("loop", 1, rank, ranks, peers, [], secret=secret), listeners[rank], timeout=timeout, **options
+            )
             for rank in range(ranks)
         ]
         self.meshes = list(self.roce)

@@ -14,6 +14,7 @@ from pathlib import Path
 import grpc
 
 import support
+from netfold.host.job_secret import draw
 from netfold.rpc import rpc
 from netfold.testing import LoopbackSwitch
 from netfold.wire.jobs import SERVICE, Done, Event, Join, Leave, Peer, Plan, RankReport, Watch, Watching
@@ -52,6 +53,7 @@ class LoopbackJobs:
         self._switch = switch
         self._joins: dict[int, Join] = {}
         self._world = world
+        self._secret = draw()
         self._complete = asyncio.Event()
         self.left: dict[int, asyncio.Event] = {rank: asyncio.Event() for rank in range(world)}
         self.reports: dict[int, RankReport] = {}
@@ -68,6 +70,7 @@ class LoopbackJobs:
             world=request.world,
             peers=[Peer(r, join.address, join.tcp) for r, join in sorted(self._joins.items())],
             trees=self._switch.trees(request.rank, slots=SLOTS),
+            secret=self._secret,
         )
 
     async def report(self, request: RankReport) -> Done:

@@ -24,6 +24,7 @@ from netfold.host.api.communicator import Communicator
 from netfold.host.client.plans import check_plan
 from netfold.host.errors import Busy, Closed, CollectiveTimeout, JoinRefused, NetFoldError, PlanError
 from netfold.host.innet.fold import FoldRail
+from netfold.host.job_secret import draw
 from netfold.testing import LoopbackSwitch, loopback_job, on_every_rank, subnet
 from netfold.wire import jobs, roce
 from netfold.wire.jobs import Done, Join, Leave, Peer, Plan, RankReport, RankStream, RankTree
@@ -41,6 +42,7 @@ class JobServer:
         self.leaves: list[Leave] = []
         self._reason = reason
         self._answer = answer
+        self._secret = draw()
         self._complete = threading.Condition()
         self._switch: LoopbackSwitch | None = None
         self._server = grpc.server(futures.ThreadPoolExecutor(16))
@@ -77,7 +79,7 @@ class JobServer:
                     net = request.address.rpartition(".")[0]
                     self._switch = LoopbackSwitch(f"{net}.200", [p.address for p in peers], slots=64)
                 trees = self._switch.trees(request.rank, slots=64)
-            plan = Plan(request.job, 5, request.rank, request.world, peers, trees, self._reason)
+            plan = Plan(request.job, 5, request.rank, request.world, peers, trees, self._reason, secret=self._secret)
             return self._answer(plan)
 
     def _report(self, report: RankReport, context: grpc.ServicerContext) -> Done:
@@ -152,7 +154,7 @@ def test_without_a_tree_the_ring_takes_over_loudly(serve: Callable[..., JobServe
 
 def test_innet_without_a_tree_is_refused() -> None:
     """rail="innet" never falls back: the controller's reason is the error."""
-    bare = Plan("j", 1, 0, 2, [Peer(0, "a", "a:1"), Peer(1, "b", "b:1")], [], "no folding here")
+    bare = Plan("j", 1, 0, 2, [Peer(0, "a", "a:1"), Peer(1, "b", "b:1")], [], "no folding here", secret=draw())
     with pytest.raises(PlanError, match=r"no folding here.*rail='auto'"):
         Communicator.of_plan(bare, address="127.0.0.1", rail="innet")
 

@@ -21,6 +21,7 @@ from netfold.host.api.communicator import Communicator
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, RankMismatch, TransportError
 from netfold.host.innet import fold
 from netfold.host.innet.fold import FoldRail
+from netfold.host.job_secret import draw
 from netfold.host.mesh.connection import listen
 from netfold.host.native import sockets
 from netfold.host.operation.rail import Op
@@ -219,7 +220,7 @@ def test_an_unreachable_peer_is_a_bounded_timeout_with_the_errno() -> None:
 
     peers = [Peer(rank, f"{net}.{rank + 1}", f"{net}.{rank + 1}:1") for rank in range(2)]
     tree = RankTree(name="void", weight=1.0, data=stream(8), agreement=stream(16))
-    plan = Plan(job="void", epoch=1, rank=0, world=2, peers=peers, trees=[tree])
+    plan = Plan(job="void", epoch=1, rank=0, world=2, peers=peers, trees=[tree], secret=draw())
     with Communicator.of_plan(plan, address=f"{net}.1", rail="innet", timeout=0.3, listener=listener) as comm:
         begin = time.monotonic()
         with pytest.raises(NetFoldError) as caught:

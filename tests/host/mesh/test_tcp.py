@@ -10,6 +10,8 @@ import struct
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,12 +20,15 @@ from netfold.host.collectives import ALLREDUCE
 from netfold.host.collectives.barrier import barrier
 from netfold.host.collectives.flow import run
 from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost, RankMismatch
+from netfold.host.job_secret import draw
+from netfold.host.mesh.connecting import connect
 from netfold.host.mesh.connection import CONGESTION_VARIABLE, FAILURE_REPORT, HEADER, listen
-from netfold.host.mesh.handshake import connect
+from netfold.host.mesh.handshake import Initiator, Outcome
 from netfold.host.mesh.mesh import Call, Mesh, Subset
 from netfold.host.operation.arrays import Flat
 from netfold.testing import MemoryFabric
 from support.collectives import TcpRanks, allreduce, expected, inputs, values
+from support.handshakes import mesh_identity, prove
 
 
 # ---- TCP ------------------------------------------------------------------------------------------------------------
@@ -91,10 +96,10 @@ def test_a_subset_is_a_mesh_of_its_own() -> None:
 def test_connections_of_strangers_are_refused() -> None:
     """Connections without a handshake, with a wrong one, or of another job do not disturb a collective."""
     with TcpRanks(3) as tcp:
-        address = tcp.meshes[0]._acceptor.listener.getsockname()
+        address = tcp.meshes[0]._connecting.listener.getsockname()
         strangers = [socket.create_connection(address, timeout=30) for _ in range(3)]
         strangers[0].sendall(b"GET / HTTP/1.1\r\n" * 10)
-        strangers[1].sendall(tcp.meshes[1]._acceptor.hello(1)[:-1] + b"!")
+        strangers[1].sendall(Initiator(replace(mesh_identity(tcp.meshes[1]._plan), epoch=2), 0).hello)
         results = tcp.run(lambda mesh: allreduce(mesh, np.ones(10, np.float32)))
         for sock in strangers:
             sock.close()
@@ -293,12 +298,12 @@ RANK_PROGRAM = """
 import os, signal, socket, sys
 import numpy as np
 from netfold.host.api.communicator import Communicator
-from netfold.wire.jobs import Peer, Plan
+from netfold.wire.jobs import Peer, Plan, Secret
 
 rank, fd = int(sys.argv[1]), int(sys.argv[2])
 peers = [Peer(r, where.rpartition(":")[0], where) for r, where in enumerate(sys.argv[3:])]
 listener = socket.socket(fileno=fd)
-plan = Plan("killed", 1, rank, len(peers), peers, [], "a test")
+plan = Plan("killed", 1, rank, len(peers), peers, [], "a test", secret=Secret(sys.stdin.readline()))
 with Communicator.of_plan(plan, address=peers[rank].address, rail="tcp", timeout=60, listener=listener) as comm:
     assert comm.allreduce(np.full(100_000, rank + 1.0), algorithm="hierarchical")[-1] == 10
     data = np.ones(300_000)
@@ -319,15 +324,21 @@ def test_a_process_that_is_killed_in_the_middle_is_named_by_all() -> None:
         listeners = [stack.enter_context(listen("127.0.0.1")) for _ in range(4)]
         wheres = ["{}:{}".format(*listener.getsockname()) for listener in listeners]
         ranks = []
+        secret = draw()
         for rank, listener in enumerate(listeners):
             fd = listener.fileno()
             command = [sys.executable, "-c", RANK_PROGRAM, str(rank), str(fd), *wheres]
             pipe, out = subprocess.PIPE, subprocess.STDOUT
-            process = subprocess.Popen(command, pass_fds=[fd], stdout=pipe, stderr=out, text=True)
+            process = subprocess.Popen(command, pass_fds=[fd], stdin=pipe, stdout=pipe, stderr=out, text=True)
             stack.callback(process.kill)
             ranks.append(process)
         for listener in listeners:
             listener.close()  # only its own rank keeps it
+        for process in ranks:  # all of them must have it before any is waited for
+            assert process.stdin is not None
+            process.stdin.write(secret.value)
+            process.stdin.close()
+            process.stdin = None
         said = [process.communicate(timeout=60)[0] for process in ranks]
 
     assert ranks[2].returncode == -signal.SIGKILL
@@ -343,10 +354,18 @@ def test_a_rank_that_gave_up_is_not_taken_for_the_lost_one() -> None:
     call = Call(2, "barrier")
     with TcpRanks(3) as tcp:
         mesh = tcp.meshes[0]
-        with socket.create_connection(mesh._acceptor.listener.getsockname(), timeout=30) as peer:
-            peer.sendall(tcp.meshes[1]._acceptor.hello(1) + HEADER.pack(1, 1, 0, b"hello") + b"!")
+        where = mesh._connecting.listener.getsockname()
+        with socket.create_connection(where, timeout=30) as peer, ThreadPoolExecutor(1) as pool:
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what was not sent yet, a reset drops
+
+            def greet() -> None:
+                assert prove(peer, mesh_identity(tcp.meshes[1]._plan), 0) == Outcome.ACCEPTED
+                peer.sendall(HEADER.pack(1, 1, 0, b"hello") + b"!")
+
+            greeting = pool.submit(greet)
             with mesh.operation(Call(1, "hello")):
                 mesh.wait([mesh.receive(1, np.zeros(1, np.uint8))])
+            greeting.result()
             peer.sendall(HEADER.pack(2, 3, 0, call.text.encode()) + b"abc" + HEADER.pack(2, 1, 1, b"") + b"d")
             peer.sendall(HEADER.pack(FAILURE_REPORT, 2, 1, b"is lost: it was killed"))
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets

@@ -21,6 +21,7 @@ from netfold.host.api.communicator import Communicator
 from netfold.host.collectives import ALLREDUCE
 from netfold.host.errors import CollectiveTimeout, PeerLost, PlanError, RankMismatch, TransportError
 from netfold.host.innet.fold import FoldRail
+from netfold.host.job_secret import draw
 from netfold.host.mesh.connection import listen
 from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.operation.reduction import Reduction
@@ -267,7 +268,7 @@ def test_an_address_in_use_is_named() -> None:
     """Two ranks on one address are refused."""
     with RoceRanks(1) as ranks:
         listener = listen(ranks.addresses[0])
-        plan = Plan("other", 1, 0, 1, [Peer(0, ranks.addresses[0], "x:1")], [])
+        plan = Plan("other", 1, 0, 1, [Peer(0, ranks.addresses[0], "x:1")], [], secret=draw())
         with pytest.raises(TransportError, match="one rank a fabric address") as caught:
             RoceMesh(plan, listener, timeout=1)
         assert caught.value.errno == errno.EADDRINUSE
@@ -280,10 +281,10 @@ def test_impossible_settings_are_refused() -> None:
         settings: list[dict[str, Any]] = [{"queue_pairs": 0}, {"queue_pairs": 32}, {"ports": [7000, 7000]}]
         for bad in settings:
             with pytest.raises(ValueError, match="expected"):
-                RoceMesh(ranks.roce[0]._plan, ranks.roce[0]._acceptor.listener, timeout=1, **bad)
-        twice = Plan("j", 1, 0, 2, [Peer(0, "127.0.0.9", "x:1"), Peer(1, "127.0.0.9", "x:2")], [])
+                RoceMesh(ranks.roce[0]._plan, ranks.roce[0]._connecting.listener, timeout=1, **bad)
+        twice = Plan("j", 1, 0, 2, [Peer(0, "127.0.0.9", "x:1"), Peer(1, "127.0.0.9", "x:2")], [], secret=draw())
         with pytest.raises(PlanError, match="one for each rank"):
-            RoceMesh(twice, ranks.roce[0]._acceptor.listener, timeout=1)
+            RoceMesh(twice, ranks.roce[0]._connecting.listener, timeout=1)
         with pytest.raises(ValueError, match="expected another rank"):
             ranks.roce[0].pin(0, 0, ranks.roce[0].ports[0])
 
@@ -302,9 +303,10 @@ def test_a_communicator_takes_the_roce_rail_when_asked() -> None:
     addresses = [f"127.191.{os.getpid() & 255}.{rank + 1}" for rank in range(3)]
     listeners = [listen(address) for address in addresses]
     peers = [Peer(r, addresses[r], "{}:{}".format(*listeners[r].getsockname())) for r in range(3)]
+    secret = draw()
 
     def rank(r: int) -> tuple[str, str, list[float]]:
-        plan = Plan("loop", 1, r, 3, peers, [])
+        plan = Plan("loop", 1, r, 3, peers, [], secret=secret)
         with Communicator.of_plan(
             plan, address=addresses[r], rail="roce", algorithm="ring", listener=listeners[r]
         ) as comm:
@@ -329,7 +331,7 @@ def test_a_message_over_tcp_where_queue_pairs_are_is_named_at_once() -> None:
             mesh.wait([mesh.receive(1 - mesh.rank, np.empty(9, np.uint8))])
 
     with TcpRanks(2, timeout=100) as ranks:
-        plan, listener = ranks.meshes[0]._plan, ranks.meshes[0]._acceptor.listener
+        plan, listener = ranks.meshes[0]._plan, ranks.meshes[0]._connecting.listener
         ranks.meshes[0] = RoceMesh(plan, listener, timeout=100)
         roce, tcp = ranks.run(work, timeout=90)
     assert isinstance(roce, RankMismatch)

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connections of a mesh whose handshakes are under way: those to peers' listeners, and those that came to its own.
+
+Nothing here waits.  A connection is handed over once both sides are proven; until then no byte of a message is sent or
+read on it.  Of connections that came, at most so many are kept, each for so long (``unproven``).  One that this rank
+opened has as long as the operation that needs it; where it ends early, because the peer had too many, it is opened
+again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import select
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from netfold.host.mesh.connection import BACKLOG, open_socket
+from netfold.host.mesh.handshake import HandshakeRefused, Identity, Initiator, Outcome, Responder
+from netfold.host.mesh.unproven import UnprovenLimit
+from netfold.wire.jobs import Plan
+
+PURPOSE: Final = "mesh"
+"""What these connections are for, in the derivation of their key."""
+ATTEMPTS: Final = 8
+"""Connections to a peer, one after the other, that may end before either side has refused the other."""
+ACCEPTED_AT_ONCE: Final = 64
+"""Connections accepted before others get their turn."""
+
+log = logging.getLogger("netfold")
+
+
+class PeerUnreachable(Exception):
+    """A peer's address cannot be connected to; the message is the kernel's error name."""
+
+
+def connect(where: str) -> socket.socket:
+    """Starts a non-blocking connection to the listener at ``ADDRESS:PORT``.
+
+    Raises PeerUnreachable; OSError, ValueError for what is no address.
+    """
+    host, _, port = where.rpartition(":")
+    sock = open_socket()
+    try:
+        sock.setblocking(False)
+        code = sock.connect_ex((host, int(port)))
+        if code not in (0, errno.EINPROGRESS):
+            raise PeerUnreachable(errno.errorcode.get(code, str(code)))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+@dataclass(frozen=True)
+class Proven:
+    """A connection that both sides have proven.  The socket belongs to whoever gets this."""
+
+    rank: int
+    socket: socket.socket
+
+
+@dataclass(frozen=True)
+class Unconnected:
+    """A rank to which no connection can be made, and why."""
+
+    rank: int
+    why: str
+
+
+@dataclass(eq=False)
+class _Outgoing:
+    socket: socket.socket
+    initiator: Initiator
+    where: str
+    attempts: int
+    greeted: bool = False
+    """Whether the hello has been sent."""
+
+    @property
+    def events(self) -> int:
+        return select.POLLIN if self.greeted else select.POLLOUT
+
+
+@dataclass(eq=False)
+class _Incoming:
+    socket: socket.socket
+    responder: Responder
+    source: str
+
+
+class Connecting:
+    """The handshakes of one mesh.  Owns ``listener``.
+
+    poller  is registered for the listener and the connections; whatever it reports on these descriptors (``watched``)
+            goes to ``on_ready``
+    admit   says what this rank makes of a rank that has proven itself: ``Outcome.ACCEPTED``, ``TAKEN`` or ``CROSSED``
+    clock   monotonic seconds
+    Raises PlanError for a plan without a secret.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        listener: socket.socket,
+        poller: select.poll,
+        admit: Callable[[int], Outcome],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._me = Identity.of_plan(plan, PURPOSE)
+        self._label = f"job {plan.job!r}, rank {plan.rank}"
+        self._poller = poller
+        self._admit = admit
+        self._clock = clock
+        self._outgoing: dict[int, _Outgoing] = {}
+        self._incoming: dict[int, _Incoming] = {}
+        self._fd_of: dict[int, int] = {}
+        """Rank -> the descriptor of the connection that is being made to it."""
+        self._unproven: UnprovenLimit[int] = UnprovenLimit(plan.world)
+        self._refused = 0
+        self._refused_last = ""
+        self.listener = listener
+        listener.setblocking(False)
+        listener.listen(BACKLOG)
+        poller.register(listener, select.POLLIN)
+
+    # ---- what the mesh asks ------------------------------------------------------------------------------------------
+    def connect(self, peer: int, where: str) -> None:
+        """Begins to connect to a peer; does nothing where that is under way.  Raises as ``connect`` above."""
+        if peer not in self._fd_of:
+            self._open(peer, where, 1)
+
+    def connecting(self, peer: int) -> bool:
+        """Whether a connection that this rank opened to the peer is not proven yet."""
+        return peer in self._fd_of
+
+    def watched(self) -> list[tuple[int, int]]:
+        """File descriptors that the poller watches for this object, each with its poll events."""
+        return [
+            (self.listener.fileno(), select.POLLIN),
+            *((fd, select.POLLIN) for fd in self._incoming),
+            *((fd, one.events) for fd, one in self._outgoing.items()),
+        ]
+
+    def refusals(self) -> str:
+        """How many connections were refused here, and why the last one, for error messages; empty where none was."""
+        if not self._refused:
+            return ""
+        return f"; {self._refused} connections were refused here, the last one because {self._refused_last}"
+
+    def expire(self) -> None:
+        """Closes connections that have not proven themselves in time; to be called after ``on_ready``, so that what
+        has arrived while nobody looked counts."""
+        for fd in self._unproven.expired(self._clock()):
+            self._refuse(self._incoming[fd], "does not finish its handshake in time", limited=False)
+
+    def on_ready(self, fd: int) -> Proven | Unconnected | None:
+        """Handles an event.  Returns a connection that is proven now, a rank that cannot be connected to, or None."""
+        if fd == self.listener.fileno():
+            self._accept()
+        elif fd in self._incoming:
+            return self._respond(self._incoming[fd])
+        elif fd in self._outgoing:
+            return self._initiate(self._outgoing[fd])
+        return None  # what an earlier event of the same poll has closed is not known any more
+
+    def close(self) -> None:
+        """Closes the listener and all connections that have not been handed over."""
+        for sock in [one.socket for one in self._incoming.values()] + [one.socket for one in self._outgoing.values()]:
+            sock.close()
+        self._incoming.clear()
+        self._outgoing.clear()
+        self._fd_of.clear()
+        self.listener.close()
+
+    # ---- connections to peers ----------------------------------------------------------------------------------------
+    def _open(self, peer: int, where: str, attempts: int) -> None:
+        sock = connect(where)
+        self._fd_of[peer] = sock.fileno()
+        one = self._outgoing[sock.fileno()] = _Outgoing(sock, Initiator(self._me, peer), where, attempts)
+        self._poller.register(sock, one.events)
+
+    def _forget(self, one: _Outgoing) -> socket.socket:
+        """Takes a connection out of this object's hands; its socket belongs to the caller."""
+        fd = one.socket.fileno()
+        self._poller.unregister(fd)
+        del self._outgoing[fd], self._fd_of[one.initiator.peer]
+        return one.socket
+
+    def _initiate(self, one: _Outgoing) -> Proven | Unconnected | None:
+        peer, initiator = one.initiator.peer, one.initiator
+        try:
+            if not one.greeted:
+                _send(one.socket, initiator.hello)
+                one.greeted = True
+                self._poller.modify(one.socket, one.events)
+            while initiator.wanted:
+                data = one.socket.recv(initiator.wanted)
+                if not data:
+                    return self._try_again(one, "it closed the connection")
+                _send(one.socket, initiator.receive(data))
+        except BlockingIOError:
+            return None
+        except HandshakeRefused as error:
+            self._forget(one).close()
+            return Unconnected(peer, f"whoever listens at {one.where} {error}")
+        except ConnectionResetError as error:
+            return self._try_again(one, error.strerror or str(error))
+        except OSError as error:
+            self._forget(one).close()
+            return Unconnected(peer, error.strerror or str(error))
+        sock = self._forget(one)
+        if initiator.outcome == Outcome.ACCEPTED:
+            return Proven(peer, sock)
+        sock.close()
+        if initiator.outcome == Outcome.CROSSED:
+            return None  # its own connection comes
+        return Unconnected(peer, f"it has, or had, a connection with another process that is rank {self._me.rank}")
+
+    def _try_again(self, one: _Outgoing, why: str) -> Unconnected | None:
+        """Opens another connection in place of one that has ended before either side refused the other."""
+        self._forget(one).close()
+        peer = one.initiator.peer
+        if one.attempts == ATTEMPTS:
+            return Unconnected(peer, f"{why}, {ATTEMPTS} times before the end of the handshake")
+        try:
+            self._open(peer, one.where, one.attempts + 1)
+        except (PeerUnreachable, OSError) as error:
+            return Unconnected(peer, f"cannot connect: {error}")
+        return None
+
+    # ---- connections that came ---------------------------------------------------------------------------------------
+    def _accept(self) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                sock, source = self.listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:  # closed again before it was accepted; or there are no descriptors
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._count(f"this process has no file descriptors left ({error.strerror})")
+                    if (fd := self._unproven.drop_one()) is not None:
+                        self._refuse(self._incoming[fd], "was the oldest", limited=False)
+                return
+            sock.setblocking(False)
+            fd = sock.fileno()
+            self._incoming[fd] = _Incoming(sock, Responder(self._me), f"{source[0]}:{source[1]}")
+            self._poller.register(sock, select.POLLIN)
+            if (oldest := self._unproven.add(fd, source[0], self._clock())) is not None:
+                self._refuse(self._incoming[oldest], f"was the oldest of {self._unproven.most} unproven ones",
+                             limited=False)
+
+    def _respond(self, one: _Incoming) -> Proven | None:
+        responder = one.responder
+        try:
+            while responder.wanted:
+                data = one.socket.recv(responder.wanted)
+                if not data:
+                    raise HandshakeRefused("was closed in the middle of its handshake")
+                _send(one.socket, responder.receive(data))
+            assert responder.peer is not None
+            outcome = self._admit(responder.peer)
+            _send(one.socket, responder.verdict(outcome))
+        except BlockingIOError:
+            return None
+        except HandshakeRefused as error:
+            self._refuse(one, str(error), say=responder.refusal)
+            return None
+        except OSError as error:
+            self._refuse(one, f"broke: {error.strerror or error}")
+            return None
+        if outcome == Outcome.TAKEN:
+            log.warning("%s: %s proves to be rank %d, which has, or had, a connection already, and is refused: two "
+                        "processes act as one rank", self._label, one.source, responder.peer)
+        if outcome != Outcome.ACCEPTED:
+            self._refuse(one, f"proves to be rank {responder.peer}, to which there is another")
+            return None
+        self._poller.unregister(one.socket)
+        del self._incoming[one.socket.fileno()]
+        self._unproven.remove(one.socket.fileno())
+        if responder.peer in self._fd_of:
+            self._forget(self._outgoing[self._fd_of[responder.peer]]).close()
+        return Proven(responder.peer, one.socket)
+
+    def _refuse(self, one: _Incoming, why: str, *, say: bytes = b"", limited: bool = True) -> None:
+        """Closes a connection that came.  ``say`` is sent before, as far as that is possible; ``limited``: it still
+        counts among the unproven ones."""
+        fd = one.socket.fileno()
+        self._poller.unregister(fd)
+        del self._incoming[fd]
+        if limited:
+            self._unproven.remove(fd)
+        self._count(f"the one from {one.source} {why}")
+        with contextlib.suppress(OSError):  # it is refused all the same
+            _send(one.socket, say)
+        one.socket.close()
+
+    def _count(self, why: str) -> None:
+        self._refused += 1
+        self._refused_last = why
+        log.debug("%s: a connection is refused, because %s", self._label, why)
+
+
+def _send(sock: socket.socket, message: bytes) -> None:
+    """Sends a message of a handshake, for which a connection's buffer always has room.  Raises OSError."""
+    try:
+        sent = sock.send(message) if message else 0
+    except BlockingIOError:
+        sent = 0
+    if sent != len(message):
+        raise ConnectionError(errno.ENOBUFS, "no room for a handshake")
