@@ -16,7 +16,7 @@ Value: TypeAlias = int | tuple[int, int]
 """An exact value, or (value, prefix length) for longest prefix match."""
 
 
-class Rate(NamedTuple):
+class MeterRate(NamedTuple):
     """The configuration of a meter that counts packets: what exceeds it is red."""
 
     packets: int
@@ -36,7 +36,7 @@ class Entry:
     key: tuple[tuple[str, Value], ...]
     action: str
     params: tuple[tuple[str, int], ...] = ()
-    rate: Rate | None = None
+    rate: MeterRate | None = None
     """Of the entry's own meter, in a table that has direct meters; None: every packet is green."""
 
     @property

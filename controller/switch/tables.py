@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Final, Literal
 
-from netfold.controller.switch.entities import Clone, Entity, Entry, Multicast, Rate
+from netfold.controller.switch.entities import Clone, Entity, Entry, Multicast, MeterRate
 from netfold.fabric.graph import End, Engine, Fabric, Host, Link
 from netfold.fabric.routes import NextHop, Route
 from netfold.fabric.slots import Holding, Stream
@@ -197,11 +197,11 @@ def probe_entries(fabric: Fabric) -> BySwitch:
     return result
 
 
-def _punt_rate(fabric: Fabric) -> Rate:
+def _punt_rate(fabric: Fabric) -> MeterRate:
     """What may reach the CPU port from one port; at once, a quarter of a second's packets."""
     regular = 1 / fabric.probe if fabric.probe else 0.0
     rate = math.ceil(PUNT_HEADROOM * (PROBES_PER_LINK + regular))
-    return Rate(rate, math.ceil(rate / 4))
+    return MeterRate(rate, math.ceil(rate / 4))
 
 
 def fixed_entries(fabric: Fabric) -> BySwitch:
