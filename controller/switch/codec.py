@@ -11,7 +11,7 @@ from typing import Final
 
 from finsy.proto import p4i, p4r
 
-from netfold.controller.switch.entities import Clone, Entity, Entry, Multicast, MeterRate, Value
+from netfold.controller.switch.entities import Clone, Entity, Entry, MeterRate, Multicast, Value
 
 
 class CodecError(ValueError):
@@ -168,7 +168,8 @@ class Codec:
         if action is None:
             raise CodecError(f"{table.name}: expected a direct action of this table, got {message.action}")
         values = {p.param_id: int.from_bytes(p.value, "big") for p in message.action.action.params}
-        rate = MeterRate(message.meter_config.pir, message.meter_config.pburst) if message.HasField("meter_config") else None
+        config = message.meter_config
+        rate = MeterRate(config.pir, config.pburst) if message.HasField("meter_config") else None
         return Entry(table.name, key, action.name,
                      tuple((name, values.get(param, 0)) for name, (param, _) in action.params.items()), rate)
 

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Final, Literal
 
-from netfold.controller.switch.entities import Clone, Entity, Entry, Multicast, MeterRate
+from netfold.controller.switch.entities import Clone, Entity, Entry, MeterRate, Multicast
 from netfold.fabric.graph import End, Engine, Fabric, Host, Link
 from netfold.fabric.routes import NextHop, Route
 from netfold.fabric.slots import Holding, Stream
