@@ -121,7 +121,7 @@ def _run(fabric: Fabric, scale: Scale, steps: int, lane_bits: LaneBits, out: Pat
                               lane_bits=lane_bits, feedback=lane_bits != 32)
     losses = max(link.loss for link in fabric.links)
     console.print(
-        f"[bold]{fabric.name}[/bold]: {len(fabric.switches)} P4 switches ({fabric.engine}), "
+        f"{fabric.name}: {len(fabric.switches)} P4 switches ({fabric.engine}), "
         f"{len(fabric.hosts)} workers, links of {fabric.links[0].rate}"
         + (f", lanes of {lane_bits} bits" if lane_bits != 32 else "")
         + (f", each losing {losses:.1%} of its packets" if losses else "")

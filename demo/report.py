@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from netfold.wire.operator import LinkStatus
 
@@ -138,7 +139,7 @@ def show(report: DemoReport, console: Console) -> None:
     main = Table(title="Trained through the fabric", title_justify="left", show_edge=False)
     for heading in ("", "through the switches", "for comparison"):
         main.add_column(heading)
-    equal = "equal, bit for bit" if report.final_weights_equal else "[bold red]NOT EQUAL[/bold red]"
+    equal = "equal, bit for bit" if report.final_weights_equal else Text("NOT EQUAL", "bold red")
     main.add_row("weights of all ranks", equal, f"sha256 {report.weights_sha256[:16]}")
     main.add_row("loss", f"{report.loss:.6f}", f"{report.loss_single:.6f} single process")
     main.add_row("accuracy", f"{report.accuracy:.2%}", f"{report.accuracy_single:.2%} single process")

@@ -7,7 +7,6 @@ import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from netfold.cli.app import app
@@ -17,6 +16,7 @@ from netfold.cli.top import screen
 from netfold.controller import client
 from netfold.fabric.file import load, save
 from netfold.fabric.generate import leafspine
+from netfold.terminal import Terminal
 from netfold.wire.jobs import RankReport
 from netfold.wire.operator import (
     JobStatus,
@@ -118,7 +118,7 @@ def test_status_for_people_names_what_is_down_and_why() -> None:
               JobStatus("ring", "active", 78, 1, [0], [], ["10.0.1.1"], 0, [], "leaf1 has no 2048 slots", [])],
     )
     out = io.StringIO()
-    show(status, Console(file=out, width=160))
+    show(status, Terminal(file=out, width=160))
     text = out.getvalue()
     for words in ("1 of 2 switches up", "stream broke: UNAVAILABLE", "2176/16384", "leaf1:1 - h1:0", "10.00 MB",
                       "1 lost / 2 lost",
@@ -137,7 +137,7 @@ def test_status_tells_what_carries_a_job_and_its_last_disaster() -> None:
         job = JobStatus("train", "active", 77, 2, [0, 1], [], ["10.0.1.1", "10.0.1.2"], 2048, [tree], "", [],
                         round=RoundStatus(3, "spine2 is down", 12.0, took, problem))
         out = io.StringIO()
-        show(Status("lab", "bmv2", 61.0, [], [], [job]), Console(file=out, width=160))
+        show(Status("lab", "bmv2", 61.0, [], [], [job]), Terminal(file=out, width=160))
         assert "over leaf1:3 - spine1, leaf2:3 - spine1" in out.getvalue()
         assert f"trees planned anew 3 times, last 12 s ago: {words}" in out.getvalue()
 
@@ -150,7 +150,7 @@ def test_status_and_top_tell_what_is_drained() -> None:
                     stays="spine1 is drained, and its trees stay where they are: spine2 is full")
     status = Status("lab", "bmv2", 61.0, [switch], [link], [job])
     out = io.StringIO()
-    console = Console(file=out, width=160)
+    console = Terminal(file=out, width=160)
     show(status, console)
     assert "stay where they are: spine2 is full" in out.getvalue()
     console.print(screen(status, status, 1.0))
@@ -169,7 +169,7 @@ def test_top_shows_what_changed_between_two_looks() -> None:
                        JobStatus("over-and-done", "finished", 76, 2, [0, 1], [0, 1], [], 0, [], "", [])])
 
     out = io.StringIO()
-    Console(file=out, width=160).print(screen(look(1, 900), look(3, 100), 2.0))
+    Terminal(file=out, width=160).print(screen(look(1, 900), look(3, 100), 2.0))
     text = out.getvalue()
     switch, link, job = (next(line for line in text.splitlines() if line.strip().startswith(name))
                          for name in ("leaf1 ", "leaf1:1 - h1:0", "train"))

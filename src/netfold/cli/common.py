@@ -20,6 +20,7 @@ import typer
 from netfold.fabric import file as fabric_file
 from netfold.fabric.graph import Engine, Fabric, FabricError
 from netfold.rpc.channel import CONTROLLER_VARIABLE
+from netfold.terminal import LogFormatter, clean
 
 FAILED: Final = 1
 CANNOT: Final = 2
@@ -29,7 +30,7 @@ T = TypeVar("T")
 
 def fail(code: int, message: str) -> NoReturn:
     """Print a paragraph on standard error and end the command with this exit status."""
-    print(f"netfold: {message}", file=sys.stderr)
+    print(f"netfold: {clean(message)}", file=sys.stderr)
     raise typer.Exit(code)
 
 
@@ -91,5 +92,6 @@ def token_of(file: Path | None) -> str:
 
 def log_to_stderr(verbose: bool) -> None:
     """Log to standard error: warnings, or with ``verbose`` everything."""
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, stream=sys.stderr,
-                        format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])

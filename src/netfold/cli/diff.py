@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from netfold import terminal
 from netfold.cli.options import Address, FabricFile, Json
 
 if TYPE_CHECKING:
@@ -58,14 +59,13 @@ def _ask(file: FabricFile, controller: Address, *, apply: bool) -> Differences:
 def _print(found: Differences, nothing: str, *, json: bool) -> None:
     import sys
 
-    import msgspec
 
     if json:
-        print(msgspec.json.encode(found).decode())
+        print(terminal.json_line(found))
         return
     for write in found.writes:
-        print(write)
+        print(terminal.clean(str(write)))
     for problem in found.problems:
-        print(problem, file=sys.stderr)
+        print(terminal.clean(problem), file=sys.stderr)
     if not found.writes and not found.problems:
         print(nothing)

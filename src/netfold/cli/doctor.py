@@ -121,16 +121,15 @@ def show(findings: Iterable[Finding], console: Console | None = None) -> bool:
     table = Table("", "what", "found", box=None)
     table.columns[2].overflow = "fold"  # commands to type are wrapped, never cut
     for finding in findings:
-        mark = "[green]ok[/green]" if finding.ok else "[red]missing[/red]" if finding.check.required else "missing"
+        mark = ("ok", "green") if finding.ok else ("missing", "red" if finding.check.required else "")
         detail = finding.detail
         if not finding.ok:
             detail += f"\nneeded for {finding.check.needed_for}\nget it: {finding.check.remedy}"
-        # what was found, and names of extras, may have brackets in them, which are not ours
-        table.add_row(mark, *(text.replace("[", r"\[") for text in (finding.check.name, detail)))
+        table.add_row(terminal.said(mark), finding.check.name, detail)
     console.print(table)
     missing = [f.check.name for f in findings if not f.ok and f.check.required]
     if missing:
-        console.print(f"make demo does not run here: {', '.join(missing)} missing", markup=False)
+        console.print(f"make demo does not run here: {', '.join(missing)} missing")
     else:
         console.print("make demo runs here")
     return not missing

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from netfold import terminal
 from netfold.cli.options import Address, FabricFile
 
 Name = Annotated[str, typer.Argument(metavar="SWITCH|SWITCH:PORT", help="A switch, or either end of a link between "
@@ -38,8 +39,8 @@ def _set(name: str, file: FabricFile, controller: Address, *, drained: bool, wai
 
     address, token = address_of(file, controller), token_of(file)
     done: operator.Drained = awaited(client.drain(address, name, drained, wait=wait, token=token))
-    print(f"{done.name} is {'drained' if drained else 'in use again'}; drained in all: "
-          f"{', '.join(done.names) or 'nothing'}")
+    print(terminal.clean(f"{done.name} is {'drained' if drained else 'in use again'}; drained in all: "
+                         f"{', '.join(done.names) or 'nothing'}"))
     if done.still:
         fail(FAILED, f"drain: nothing new goes there, but after {wait:g} s {done.name} still carries\n  "
                   + "\n  ".join(done.still))

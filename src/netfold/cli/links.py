@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from netfold import terminal
 from netfold.cli.options import Address, FabricFile, Json
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from netfold.controller.health.wiring import Cables
 
@@ -20,7 +22,6 @@ def links(file: FabricFile = None, controller: Address = None, json: Json = Fals
 
     Exit status 1 where one is in another port than the file says.
     """
-    import msgspec
 
     from netfold.cli.common import FAILED, address_of, awaited, token_of
     from netfold.controller import client
@@ -31,7 +32,7 @@ def links(file: FabricFile = None, controller: Address = None, json: Json = Fals
     found: Cables = awaited(rpc.call(address_of(file, controller), f"{operator.SERVICE}/Wiring",
                                      AskWiring(), Cables, client.TIMEOUT, token=token_of(file)))
     if json:
-        print(msgspec.json.encode(found).decode())
+        print(terminal.json_line(found))
     else:
         show(found)
     if any(cable.wrong for cable in found.cables):
@@ -42,13 +43,12 @@ def show(found: Cables, console: Console | None = None) -> None:
     """Print a line for each cable, then what is wrong."""
     from rich.table import Table
 
-    from netfold import terminal
     from netfold.cli.show import words
 
     console = console or terminal.console()
     table = Table("link", "state", "there", "back", box=None)
     for cable in found.cables:
-        state = words(cable.up, cable.drained) + (f": {cable.why}" if cable.why else "")
+        state = words(cable.up, cable.drained, cable.why)
         there, back = (
             _seen(asked=cable.asked, expected=expected, found=seen)
             for expected, seen in ((cable.b, cable.from_a), (cable.a, cable.from_b))
@@ -57,14 +57,14 @@ def show(found: Cables, console: Console | None = None) -> None:
     console.print(table)
     wrong = [sentence for cable in found.cables for sentence in cable.wrong]
     for sentence in wrong:
-        console.print(f"[red]miswired[/red] {sentence}")
+        console.print(terminal.said(("miswired", "red"), f" {sentence}"))
     if wrong:
         console.print("Put the cables as the fabric's file has them, or correct the file.")
 
 
-def _seen(*, asked: bool, expected: str, found: str) -> str:
+def _seen(*, asked: bool, expected: str, found: str) -> Text:
     if not asked:
-        return "-"
+        return terminal.said("-")
     if not found:
-        return "[red]nothing arrives[/red]"
-    return "as planned" if found == expected else f"[red]{found}[/red]"
+        return terminal.said(("nothing arrives", "red"))
+    return terminal.said("as planned" if found == expected else (found, "red"))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
+from netfold import terminal
 from netfold.cli.common import CANNOT, address_of, awaited, fail, token_of
 from netfold.cli.options import Address, FabricOption, Json
 
@@ -79,7 +80,6 @@ def _ask(
     pins: bool = False,
     json: bool = False,
 ) -> None:
-    import msgspec
 
     from netfold.controller.paths import path_service
     from netfold.rpc import rpc
@@ -89,15 +89,13 @@ def _ask(
         path_service.TIMEOUT, token=token_of(fabric),
     ))
     if json:
-        print(msgspec.json.encode(answer).decode())
+        print(terminal.json_line(answer))
     else:
         _print(answer, pins=pins)
 
 
 def _print(answer: path_service.Table, *, pins: bool) -> None:
     from rich.table import Table
-
-    from netfold import terminal
 
     console = terminal.console()
     leaves = Table("to leaf", "mode", "unpinned packets", box=None)
@@ -107,8 +105,8 @@ def _print(answer: path_service.Table, *, pins: bool) -> None:
     console.print(leaves)
     uplinks = Table("link", "state", "suspect for", box=None)
     for link in answer.uplinks:
-        state = "[yellow]drained[/yellow]" if link.drained else "[green]up[/green]"
-        state = state if link.up else "[red]down[/red]"
+        usable = ("drained", "yellow") if link.drained else ("up", "green")
+        state = terminal.said(usable if link.up else ("down", "red"))
         uplinks.add_row(f"{link.a} - {link.b}", state, ", ".join(link.suspect_for) or "-")
     console.print(uplinks)
     if pins:

@@ -8,8 +8,10 @@ from typing import Final
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from netfold import terminal
+from netfold.terminal import said
 from netfold.wire.operator import (
     JobSlots,
     JobStatus,
@@ -26,12 +28,12 @@ def show(status: Status, console: Console | None = None) -> None:
     """Print a status."""
     console = console or terminal.console()
     up = sum(switch.up for switch in status.switches)
-    console.print(f"fabric [bold]{status.fabric}[/bold] on {status.engine}, controller up {status.uptime:.0f} s, "
-                  f"{up} of {len(status.switches)} switches up")
+    console.print(said("fabric ", (status.fabric, "bold"), f" on {status.engine}, controller up {status.uptime:.0f} s, "
+                       f"{up} of {len(status.switches)} switches up"))
     switches = Table("switch", "role", "P4Runtime", "state", "entries", "slots", "corrupt", "repeats", "punts dropped",
                      box=None)
     for s in status.switches:
-        state = words(s.up, s.drained) + (f": {s.problem}" if s.problem else "")
+        state = words(s.up, s.drained, s.problem)
         switches.add_row(s.name, s.role, s.grpc, state, str(s.entries), f"{s.slots_used}/{s.slots}", str(s.corrupt),
                          _repeats(s.folded), _punts(s.punts))
     console.print(switches)
@@ -47,10 +49,10 @@ def show(status: Status, console: Console | None = None) -> None:
         console.print("no jobs")
 
 
-def words(up: bool, drained: bool) -> str:
-    """The state of a switch or link, in rich's markup."""
-    state = "[green]up[/green]" if up else "[red]down[/red]"
-    return f"{state}, [yellow]drained[/yellow]" if drained else state
+def words(up: bool, drained: bool, why: str = "") -> Text:
+    """The state of a switch or link, and a reason."""
+    return said(("up", "green") if up else ("down", "red"), ", " if drained else "",
+                ("drained" if drained else "", "yellow"), f": {why}" if why else "")
 
 
 def show_slots(switch: str, jobs: Sequence[JobSlots], console: Console | None = None) -> None:
@@ -59,8 +61,8 @@ def show_slots(switch: str, jobs: Sequence[JobSlots], console: Console | None = 
     if not jobs:
         console.print(f"no job holds slots of {switch}")
     for job in jobs:
-        console.print(f"job [bold]{job.job}[/bold], epoch {job.epoch}: {len(job.open)} of {job.probed} slots of "
-                      f"{switch} are open")
+        console.print(said("job ", (job.job, "bold"), f", epoch {job.epoch}: {len(job.open)} of {job.probed} slots of "
+                           f"{switch} are open"))
         if not job.open:
             continue
         table = Table("tree", "operation", "slot", "PSN", "bitmap", "in", "missing", box=None)
@@ -72,9 +74,8 @@ def show_slots(switch: str, jobs: Sequence[JobSlots], console: Console | None = 
 
 def _job(console: Console, job: JobStatus) -> None:
     epoch = f", epoch {job.epoch}" if job.epoch else ""
-    lost = f", [red]{len(job.lost)} lost[/red]" if job.lost else ""
-    console.print(f"job [bold]{job.name}[/bold]: {job.state}{epoch}, {len(job.joined)} of {job.world} ranks joined, "
-                  f"{len(job.left)} left{lost}")
+    console.print(said("job ", (job.name, "bold"), f": {job.state}{epoch}, {len(job.joined)} of {job.world} ranks "
+                       f"joined, {len(job.left)} left", (f", {len(job.lost)} lost" if job.lost else "", "red")))
     if job.reason:
         console.print(f"  {job.reason}", style="yellow")
     for tree in job.trees:

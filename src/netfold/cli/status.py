@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
 import typer
 
+from netfold import terminal
 from netfold.cli.common import FAILED, address_of, awaited, fail, token_of
 from netfold.cli.options import Address, FabricFile, FabricOption, Json
 
@@ -22,7 +22,7 @@ def status(
 
     answer = awaited(client.status(address_of(file, controller), token=token_of(file)))
     if json:
-        print(msgspec.json.encode(answer).decode())
+        print(terminal.json_line(answer))
     else:
         from netfold.cli.show import show
 
@@ -45,7 +45,7 @@ def slots(
 
     answer = awaited(client.slots(address_of(fabric, controller), switch, job, token=token_of(fabric)))
     if json:
-        print(msgspec.json.encode(answer).decode())
+        print(terminal.json_line(answer))
     else:
         from netfold.cli.show import show_slots
 
@@ -62,7 +62,7 @@ def stall(
     from netfold.controller import client
 
     answer = awaited(client.stall(address_of(file, controller), job, token=token_of(file)))
-    print(msgspec.json.encode(answer).decode() if json else "\n".join(map(str, answer)))
+    print(terminal.json_line(answer) if json else terminal.clean("\n".join(map(str, answer))))
 
 
 def drop(

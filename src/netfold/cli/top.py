@@ -66,7 +66,7 @@ def screen(before: Status, now: Status, seconds: float) -> Group:
     switches = Table("switch", "state", "slots", "folded/s", "repeats/s", "corrupt/s", box=None)
     for old, new in zip(before.switches, now.switches, strict=True):
         folded, repeats = (new.folded.first - old.folded.first, _repeats(new.folded) - _repeats(old.folded))
-        switches.add_row(new.name, words(new.up, new.drained) + (f": {new.problem}" if new.problem else ""),
+        switches.add_row(new.name, words(new.up, new.drained, new.problem),
                          f"{new.slots_used}/{new.slots}", _rate(folded, seconds), _rate(repeats, seconds),
                          _rate(new.corrupt - old.corrupt, seconds))
     links = Table("link", "state", "rate", "there Mb/s", "back Mb/s", "packets/s", "lost/s", box=None)

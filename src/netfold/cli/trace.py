@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from netfold.cli.common import FAILED, fail
+from netfold.terminal import clean
 
 
 def flight(
@@ -24,7 +25,7 @@ def flight(
     if not dumps:
         fail(FAILED, f"flight: no files in {folder}: expected JOB.rankN.json, which ranks with NETFOLD_FLIGHT={folder} "
                      "write when an operation fails, or when they get SIGUSR2")
-    print("\n".join(compare(dumps)))
+    print(clean("\n".join(compare(dumps))))
 
 
 timeline = typer.Typer(no_args_is_help=True, help="Timelines that ranks wrote (NETFOLD_TIMELINE).")

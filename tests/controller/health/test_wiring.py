@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from netfold.cli.app import app
@@ -18,6 +17,7 @@ from netfold.controller import client
 from netfold.controller.health.wiring import AskWiring, Cable, Cables
 from netfold.fabric.graph import Fabric
 from netfold.rpc import rpc
+from netfold.terminal import Terminal
 from netfold.wire import operator
 from support.cables import Cables as Laid
 from support.controller import BOUND, run, until
@@ -48,7 +48,7 @@ def swapped(fabric: Fabric, first: str, second: str) -> Fabric:
 def text(cables: list[Cable]) -> str:
     """The table that `netfold links` prints of these cables."""
     out = io.StringIO()
-    show(Cables(cables), Console(file=out, width=160))
+    show(Cables(cables), Terminal(file=out, width=160))
     return out.getvalue()
 
 

@@ -14,7 +14,6 @@ import pytest
 from finsy.proto import p4r
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from netfold.cli.show import show_slots
 from netfold.controller import client
@@ -25,6 +24,7 @@ from netfold.controller.switch.switch import SwitchError
 from netfold.fabric import slots, trees
 from netfold.fabric.generate import leafspine
 from netfold.rpc.rpc import Unreachable
+from netfold.terminal import Terminal
 from netfold.wire import operator
 from netfold.wire.jobs import AskMissing, MissingContributions
 from netfold.wire.roce import OPERATION_BITS
@@ -230,7 +230,7 @@ def test_operators_see_open_slots_and_who_is_missing(tmp_path: Path) -> None:
             assert (found.job, found.probed, len(found.open)) == ("j", 2 * (512 + 128), 1)
             assert (found.open[0].tree, found.open[0].missing) == ("spine2", ["rank 1 (h2)"])
             out = io.StringIO()
-            show_slots("leaf1", [found], Console(file=out, width=160))
+            show_slots("leaf1", [found], Terminal(file=out, width=160))
             assert "1 of 1280 slots of leaf1 are open" in out.getvalue()
             assert "rank 1 (h2)" in out.getvalue()
             assert "SUM16" in out.getvalue()
