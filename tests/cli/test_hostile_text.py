@@ -51,9 +51,9 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]")
 
 def a_status(text: str) -> Status:
     """A status with the text wherever another process has the say."""
-    job = JobStatus(text, text, 7, 2, [0, 1], [], [text, text], 4, [TreeStatus(text, 1.0, {text: [text]}, [text])], text,
-                    [RankReport(text, 0, 7, 1, 1, 1, 1)], lost=[1], round=RoundStatus(1, text, 1.0, None, text),
-                    stays=text)
+    tree, report = TreeStatus(text, 1.0, {text: [text]}, [text]), RankReport(text, 0, 7, 1, 1, 1, 1)
+    job = JobStatus(text, text, 7, 2, [0, 1], [], [text, text], 4, [tree], text, [report], lost=[1],
+                    round=RoundStatus(1, text, 1.0, None, text), stays=text)
     traffic = Traffic(1, 2, 3)
     return Status(text, text, 1.0, [SwitchStatus(text, text, text, False, text, 1, 1, 1, 1, 1)],
                   [LinkStatus(text, text, text, 0.0, traffic, traffic)], [job])
