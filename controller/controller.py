@@ -34,9 +34,10 @@ from netfold.controller.operations.maintenance import Maintenance
 from netfold.controller.paths.path_service import PathService
 from netfold.controller.paths.steering import Steering
 from netfold.controller.switch import credentials, pipeline, tables
+from netfold.controller.switch.election import Candidacy, Elections, Superseded
 from netfold.controller.switch.entities import Entity
 from netfold.controller.switch.pipeline import Pipeline
-from netfold.controller.switch.switch import Session, SwitchError
+from netfold.controller.switch.switch import NotPrimary, Session, SwitchError
 from netfold.controller.switch.target import Client, Target
 from netfold.fabric import file, slots
 from netfold.fabric.graph import Fabric, FabricError, Switch
@@ -75,8 +76,6 @@ class Controller:
     pipeline       the compiled program; default: it is compiled when the controller starts
     connect        opens a session with a switch; default: P4Runtime over gRPC
     rng            draws PSNs and where numbers begin
-    election_id    P4Runtime's: of several controllers the one with the highest is primary; default: the time, so that
-                   the one started last is
     start_timeout  seconds for all switches to come up
     insecure       whether addresses that other machines reach may go without token and TLS
     """
@@ -88,7 +87,6 @@ class Controller:
         pipeline: Pipeline | None = None,
         connect: Callable[[Switch], Awaitable[Client]] | None = None,
         rng: random.Random | None = None,
-        election_id: int | None = None,
         start_timeout: float = START_TIMEOUT,
         insecure: bool = False,
     ) -> None:
@@ -96,7 +94,11 @@ class Controller:
         self._pipeline = pipeline
         self._start_timeout = start_timeout
         self._insecure = insecure
-        self._election_id = election_id if election_id is not None else time.time_ns() // 1_000_000
+        self._candidacies: dict[str, Candidacy] = {}
+        """The candidacy for each switch; made when the controller starts."""
+        self._superseded = asyncio.Event()
+        """Set when a later controller of this fabric has taken a switch."""
+        self._superseded_by = ""
         self._opens_sessions = connect is None
         self._changed = asyncio.Event()
         """Set when something may have gone down or come up."""
@@ -110,7 +112,7 @@ class Controller:
         for s in fabric.switches:
             self._targets[s.name] = Target(
                 s.name, partial(connect or self._connect, s), on_change=self._changed.set,
-                on_found=partial(self._adoption.reserve, s.name),
+                on_found=partial(self._adoption.reserve, s.name), on_superseded=self._on_superseded,
             )
         self.liveness = Liveness(fabric, self._targets, self._changed.set)
         self.drains = Drains(fabric)
@@ -154,6 +156,8 @@ class Controller:
         except TlsError as error:
             raise FabricError(str(error)) from error
         self.jobs.key = fabric_key.load(self.fabric)
+        elections = Elections(self.jobs.key)
+        self._candidacies = {switch.name: Candidacy(elections) for switch in self.fabric.switches}
         state_file.restore(self.drains, self.fabric.state)
         if self._pipeline is None and self._opens_sessions:
             self._pipeline = await asyncio.to_thread(
@@ -185,10 +189,11 @@ class Controller:
             self.page = self._web.start(self.fabric.metrics)
 
     async def run(self) -> None:
-        """Serve until cancelled."""
+        """Serve until cancelled.  Raises Superseded when a later controller of this fabric has taken over."""
         if self._server is None:
             raise RuntimeError("Controller.run before start")
-        await self._server.wait_for_termination()
+        await self._superseded.wait()
+        raise Superseded(self._superseded_by)
 
     async def stop(self) -> None:
         """End the service and all sessions; the switches keep their entries."""
@@ -282,15 +287,26 @@ class Controller:
 
     async def _connect(self, switch: Switch) -> Client:
         assert self._pipeline is not None
-        return await Session.open(
-            switch.name,
-            switch.grpc,
-            device_id=switch.device_id,
-            pipeline=self._pipeline,
-            election_id=self._election_id,
-            credentials=self._credentials(switch),
-            timeout=min(CONNECT_TIMEOUT, self._start_timeout),
-        )
+        candidacy = self._candidacies[switch.name]
+        try:
+            session = await Session.open(
+                switch.name,
+                switch.grpc,
+                device_id=switch.device_id,
+                pipeline=self._pipeline,
+                election_id=candidacy.number,
+                credentials=self._credentials(switch),
+                timeout=min(CONNECT_TIMEOUT, self._start_timeout),
+            )
+        except NotPrimary as error:
+            candidacy.lost(error.other, str(error))
+            raise
+        candidacy.won()
+        return session
+
+    def _on_superseded(self, why: str) -> None:
+        self._superseded_by = self._superseded_by or why
+        self._superseded.set()
 
     def _credentials(self, switch: Switch) -> grpc.ChannelCredentials | None:
         try:

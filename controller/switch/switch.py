@@ -71,7 +71,14 @@ class SwitchError(Exception):
 
 
 class NotPrimary(SwitchError):
-    """Another controller is the switch's primary."""
+    """Another client is the switch's primary, or was with a higher election id.
+
+    other  that election id
+    """
+
+    def __init__(self, message: str, other: int) -> None:
+        super().__init__(message)
+        self.other = other
 
 
 class Count(NamedTuple):
@@ -108,6 +115,7 @@ class Session:
         self._device_id = device_id
         self._pipeline = pipeline
         self._codec = Codec(pipeline.p4info)
+        self._election_number = election_id
         self._election = p4r.Uint128(high=election_id >> 64, low=election_id & (2**64 - 1))
         self._speaks_tls = credentials is not None
         options = list(_CHANNEL_OPTIONS)
@@ -186,7 +194,10 @@ class Session:
                 if error.code() is grpc.StatusCode.UNAVAILABLE:
                     await asyncio.sleep(0.05)
                     continue
-                raise self._error("arbitration", error) from error
+                refused = self._error("arbitration", error)
+                if error.code() is grpc.StatusCode.INVALID_ARGUMENT:  # another connection has the same election id
+                    raise NotPrimary(str(refused), self._election_number) from error
+                raise refused from error
             except asyncio.InvalidStateError:  # the stream ended between write and read
                 await asyncio.sleep(0.05)
                 continue
@@ -200,8 +211,8 @@ class Session:
         if update.status.code != rpc_code.OK:
             other = update.election_id.high << 64 | update.election_id.low
             raise NotPrimary(
-                f"{self.name} ({self.address}): another controller is primary, with election id {other}; ours is "
-                f"{self._election.high << 64 | self._election.low}. Stop the other one first"
+                f"{self.name} ({self.address}): another client is primary, with election id {other}; ours is "
+                f"{self._election_number}; the switch says: {update.status.message or 'nothing more'}", other
             )
 
     async def _read_stream(self) -> str:
@@ -306,9 +317,11 @@ class Session:
         return True
 
     async def runs_pipeline(self) -> bool:
-        """Whether the switch runs this pipeline.  Raises SwitchError."""
+        """Whether the switch runs this pipeline, by its cookie and, where the switch tells it, the program itself: a
+        client that took the switch may have pushed another one with the same cookie.  Raises SwitchError."""
         request = p4r.GetForwardingPipelineConfigRequest(
-            device_id=self._device_id, response_type=p4r.GetForwardingPipelineConfigRequest.COOKIE_ONLY
+            device_id=self._device_id,
+            response_type=p4r.GetForwardingPipelineConfigRequest.DEVICE_CONFIG_AND_COOKIE,
         )
         with self._errors("GetForwardingPipelineConfig"):
             try:
@@ -318,7 +331,9 @@ class Session:
                 if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
                     raise
                 return False
-        return bool(answer.config.cookie.cookie == self._pipeline.cookie)
+        config = answer.config
+        return (config.cookie.cookie == self._pipeline.cookie
+                and config.p4_device_config in (b"", self._pipeline.device_config))
 
     async def _push(self) -> None:
         push = p4r.SetForwardingPipelineConfigRequest(

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, Protocol
 
 from netfold.controller.switch import tables
+from netfold.controller.switch.election import Superseded
 from netfold.controller.switch.entities import Entity, State, state
 from netfold.controller.switch.probe import SlotState
 from netfold.controller.switch.reconcile import Update, diff
@@ -25,6 +26,9 @@ log = logging.getLogger("netfold.controller")
 STEADY: Final = 10.0
 """Seconds that a session must last for the next attempt to come at once: a switch whose program keeps crashing is
 tried ever later."""
+DISPUTE: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+"""Seconds before a switch that another client has taken is claimed again, each time more: two that both want it must
+not take it from each other all the time.  A session of the last length ends the series."""
 RETRY: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
 """Seconds before the next attempt to connect; the last one repeats."""
 
@@ -72,6 +76,7 @@ class Target:
         clock: Callable[[], float] = time.monotonic,
         on_change: Callable[[], None] = lambda: None,
         on_found: Callable[[dict[int, State]], None] = lambda found: None,
+        on_superseded: Callable[[str], None] = lambda why: None,
     ) -> None:
         self.name = name
         self.problem: str = "not connected yet"
@@ -90,6 +95,7 @@ class Target:
         self._clock = clock
         self._on_change = on_change
         self._on_found = on_found
+        self._on_superseded = on_superseded
         self._parts: dict[str, State] = {}
         self._actual: State = {}
         self._actual_unknown = True
@@ -264,9 +270,10 @@ class Target:
                      ", ".join(map(str, sorted(left))))
 
     async def _run(self) -> None:
-        attempt = 0
+        attempt = disputes = 0
         while True:
             client: Client | None = None
+            wait = 0.0
             try:
                 began = self._clock()
                 client = await self._connect()
@@ -287,13 +294,20 @@ class Target:
                 self._set_problem(await client.ended() or "the session ended")
                 if self._clock() - began >= STEADY:
                     attempt = 0
+                if self._clock() - began >= DISPUTE[-1]:
+                    disputes = 0
                 log.warning("%s: down: %s", self.name, self.problem)
-            except NotPrimary as error:
-                # another controller has taken the switch on purpose: competing for it would cut both off
+            except Superseded as error:
                 self._gave_up = True
                 self._set_problem(str(error))
                 log.error("%s", error)
+                self._on_superseded(str(error))
                 return
+            except NotPrimary as error:
+                wait = DISPUTE[min(disputes, len(DISPUTE) - 1)]
+                disputes += 1
+                self._set_problem(str(error))
+                log.error("%s; claiming it again in %g s", error, wait)
             except SwitchError as error:
                 if str(error) != self.problem:
                     log.warning("%s", error)
@@ -307,8 +321,8 @@ class Target:
                 self._client = None
                 if client is not None:
                     await client.close()
-            await self._sleep(RETRY[min(attempt, len(RETRY) - 1)])
-            attempt += 1
+            await self._sleep(wait or RETRY[min(attempt, len(RETRY) - 1)])
+            attempt += not wait
 
     def _set_problem(self, problem: str) -> None:
         self.problem = problem

@@ -20,6 +20,7 @@ from netfold.controller import client
 from netfold.controller.controller import Controller
 from netfold.controller.operations.differences import AskDiff, Difference, Differences, dry_run
 from netfold.controller.switch import pipeline, tables
+from netfold.controller.switch.election import Superseded
 from netfold.controller.switch.entities import Entry
 from netfold.controller.switch.reconcile import Update
 from netfold.controller.switch.switch import Session
@@ -109,8 +110,11 @@ def test_what_somebody_changed_by_hand_is_shown_and_repaired(switches: Switches)
 
     async def story() -> None:
         built = pipeline.build(fabric.engine)
-        hand = Session(switch.name, switch.grpc, switch.device_id, built, election_id=7)
-        async with asyncio.timeout(BOUND), Controller(fabric, election_id=7, start_timeout=BOUND), hand:
+        async with (
+            asyncio.timeout(BOUND),
+            Controller(fabric, start_timeout=BOUND) as controller,
+            Session("leaf1", switch.grpc, switch.device_id, built, controller._candidacies["leaf1"].number) as hand,
+        ):
             assert await ask() == []
             assert (await dry_run(fabric, built=built)).writes == []
             routes = [e for e in (await hand.read_state([tables.ROUTE])).values() if isinstance(e, Entry)]
@@ -131,22 +135,49 @@ def test_what_somebody_changed_by_hand_is_shown_and_repaired(switches: Switches)
 
 
 def test_a_later_controller_takes_the_switches_over(switches: Switches) -> None:
-    """The first one lets go of every switch and says who has it; what the second wants is what they hold."""
+    """The first one of the same fabric lets go of every switch, says who has it, and ends; what the second wants is
+    what they hold."""
     first_fabric = switches.fabric
     second_fabric = msgspec.structs.replace(first_fabric, jobs=f"unix:{switches.folder}/second.sock")
 
     async def story() -> None:
         async with (
             asyncio.timeout(BOUND),
-            Controller(first_fabric, election_id=7, start_timeout=BOUND) as first,
-            Controller(second_fabric, election_id=8, start_timeout=BOUND) as second,
+            Controller(first_fabric, start_timeout=BOUND) as first,
+            Controller(second_fabric, start_timeout=BOUND) as second,
         ):
-            await until_slowly(lambda: all("election id 8" in t.problem for t in first._targets.values()))
+            await until_slowly(lambda: all("to which this one yields" in t.problem for t in first._targets.values()))
+            with pytest.raises(Superseded, match=f"election id {second._candidacies['leaf1'].number}"):
+                await first.run()
             plans = await together(first_fabric, 2)
             assert (plans[0].trees, "no link to h1 is up" in plans[0].reason) == ([], True)
             plans = await together(second_fabric, 2)
             assert plans[0].trees
             assert await held(second) == {switch.name: True for switch in first_fabric.switches}
+
+    asyncio.run(story())
+
+
+def test_a_switch_that_a_stranger_took_is_claimed_again(switches: Switches) -> None:
+    """A client with a much higher election id becomes primary: the controller names it, and takes the switch back while
+    the client is still there."""
+    fabric = switches.fabric
+    switch = fabric.switch("leaf1")
+
+    async def story() -> None:
+        built = pipeline.build(fabric.engine)
+        async with asyncio.timeout(BOUND), Controller(fabric, start_timeout=BOUND) as controller:
+            target = controller._targets["leaf1"]
+            sessions = target.sessions
+            number = controller._candidacies["leaf1"].number + (1 << 100)
+            async with await Session.open(switch.name, switch.grpc, device_id=switch.device_id, pipeline=built,
+                                          election_id=number, timeout=BOUND) as stranger:
+                await until_slowly(lambda: f"election id {number}" in target.problem)
+                ended = await stranger.ended()
+                assert f"election id {controller._candidacies['leaf1'].number}" in ended
+                await until_slowly(lambda: target.is_up)
+                assert target.sessions > sessions
+                assert await held(controller) == {s.name: True for s in fabric.switches}
 
     asyncio.run(story())
 

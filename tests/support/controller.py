@@ -148,6 +148,8 @@ class ScriptedServer(p4r_grpc.P4RuntimeServicer):
         self.primary: int | None = None
         """Election id of another controller that is primary."""
         self.cookie: int | None = None
+        self.program = b""
+        """The p4_device_config that it tells."""
         self.pushed: list[p4r.SetForwardingPipelineConfigRequest] = []
         self.written: list[p4r.WriteRequest] = []
         self.write_errors: list[p4r.Error] = []
@@ -173,9 +175,11 @@ class ScriptedServer(p4r_grpc.P4RuntimeServicer):
         request = await anext(aiter(requests))
         mine = request.arbitration.election_id
         answer = p4r.MasterArbitrationUpdate(device_id=request.arbitration.device_id, election_id=mine)
+        if self.primary == mine.low:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "election id in use")
         if self.primary is not None and self.primary > mine.low:
             answer.election_id.low = self.primary
-            answer.status.code = rpc_code.ALREADY_EXISTS
+            answer.status.code, answer.status.message = rpc_code.ALREADY_EXISTS, "from afar"
         yield p4r.StreamMessageResponse(arbitration=answer)
         reader = asyncio.create_task(self._receive(requests))
         try:
@@ -194,12 +198,12 @@ class ScriptedServer(p4r_grpc.P4RuntimeServicer):
         if self.cookie is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "No forwarding pipeline config set")
         answer = p4r.GetForwardingPipelineConfigResponse()
-        answer.config.cookie.cookie = self.cookie or 0
+        answer.config.cookie.cookie, answer.config.p4_device_config = self.cookie or 0, self.program
         return answer
 
     async def SetForwardingPipelineConfig(self, request: Any, context: Any) -> Any:
         self.pushed.append(request)
-        self.cookie = request.config.cookie.cookie
+        self.cookie, self.program = request.config.cookie.cookie, request.config.p4_device_config
         return p4r.SetForwardingPipelineConfigResponse()
 
     async def Write(self, request: Any, context: Any) -> Any:

@@ -97,7 +97,11 @@ async def _serve(fabric: Fabric, timeout: float, insecure: bool) -> None:
             page = f", page and metrics at {controller.page}" if controller.page else ""
             print(f"ready: fabric {fabric.name}, {len(fabric.switches)} switches ({fabric.engine}), jobs at "
                   f"{fabric.jobs}{page}", flush=True)
-            await stopped.wait()
+            running = asyncio.create_task(controller.run())
+            await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                running.result()
+            running.cancel()
     finally:
         for task in (starting, stopping):
             task.cancel()

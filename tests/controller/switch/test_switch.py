@@ -149,20 +149,52 @@ def test_reads_give_states_and_counters(tmp_path: Path) -> None:
 
 
 def test_another_primary_is_reported(tmp_path: Path) -> None:
-    """At the start it is an error that names the other's election id; later it ends the session."""
+    """At the start it is an error that names the other's election id; later it ends the session.  An id in use by
+    another connection is reported as another primary's."""
 
     async def story() -> None:
         server = ScriptedServer()
         server.primary = 50
-        with pytest.raises(NotPrimary, match="election id 50; ours is 9"):
+        with pytest.raises(NotPrimary, match="election id 50; ours is 9; the switch says: from afar") as caught:
             async with session(tmp_path, server):
                 pass
+        assert caught.value.other == 50
         async with session(tmp_path, server, election_id=60) as s:
             update = p4r.MasterArbitrationUpdate()
             update.election_id.low = 70
             update.status.code = rpc_code.ALREADY_EXISTS
             await server.to_send.put(p4r.StreamMessageResponse(arbitration=update))
             assert "election id 70; ours is 60" in await s.ended()
+
+    run(story())
+
+
+def test_an_election_id_in_use_is_reported_as_another_primary(tmp_path: Path) -> None:
+    """A switch refuses the id of a connection that it has already: whoever has copied ours is there."""
+
+    async def story() -> None:
+        server = ScriptedServer()
+        server.primary = 9
+        with pytest.raises(NotPrimary, match="INVALID_ARGUMENT: election id in use") as caught:
+            async with session(tmp_path, server):
+                pass
+        assert caught.value.other == 9
+
+    run(story())
+
+
+def test_a_program_under_our_cookie_that_is_not_ours_is_replaced(tmp_path: Path) -> None:
+    """Who took the switch can copy the cookie; the program itself is compared, where the switch tells it."""
+
+    async def story() -> None:
+        server = ScriptedServer()
+        server.cookie = PIPELINE.cookie
+        async with session(tmp_path, server) as s:
+            assert not await s.ensure_pipeline()  # a switch that does not tell its program
+            server.program = b"another program"
+            assert await s.ensure_pipeline()
+            assert server.program == PIPELINE.device_config
+            assert not await s.ensure_pipeline()
 
     run(story())
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from netfold.controller.switch import tables
+from netfold.controller.switch.election import Superseded
 from netfold.controller.switch.entities import Entry, Multicast
 from netfold.controller.switch.switch import NotPrimary, SwitchError
-from netfold.controller.switch.target import RETRY, STEADY, Target
-from support.controller import BOUND, MemorySwitch, run, until
+from netfold.controller.switch.target import DISPUTE, RETRY, STEADY, Target
+from support.controller import BOUND, MemorySession, MemorySwitch, run, until
 
 
 async def no_wait(_: float) -> None:
@@ -131,18 +132,56 @@ def test_a_switch_that_keeps_failing_is_tried_ever_later() -> None:
     run(story())
 
 
-def test_a_switch_taken_by_another_controller_is_let_go() -> None:
-    """The target stops instead of fighting, and says who has it."""
+def test_a_switch_taken_by_a_later_controller_of_the_fabric_is_let_go() -> None:
+    """The target stops instead of fighting, says who has it, and tells its controller."""
 
     async def story() -> None:
         async def taken() -> None:
-            raise NotPrimary("s: another controller is primary, with election id 8")
+            raise Superseded("s: a later controller of this fabric, with election id 8")
 
-        target = Target("s", taken, sleep=no_wait)  # type: ignore[arg-type]
+        told: list[str] = []
+        target = Target("s", taken, sleep=no_wait, on_superseded=told.append)  # type: ignore[arg-type]
         target.start()
         with pytest.raises(SwitchError, match="election id 8"):
             await target.wait_up(BOUND)
         assert not target.is_up
+        assert told == [target.problem]
+        await target.stop()
+
+    run(story())
+
+
+def test_a_switch_taken_by_a_stranger_is_claimed_again_and_again() -> None:
+    """Each time after a longer pause, saying who has it; a session that lasts ends the series."""
+
+    async def story() -> None:
+        now, waits, taken = 0.0, [], 0
+        switch = MemorySwitch("s")
+
+        async def sleep(seconds: float) -> None:
+            waits.append(seconds)
+            await asyncio.sleep(0)
+
+        async def connect() -> MemorySession:
+            nonlocal taken
+            if taken:
+                taken -= 1
+                assert target.problem
+                raise NotPrimary("s: another client is primary, with election id 8", 8)
+            return await switch.connect()
+
+        target = Target("s", connect, sleep=sleep, clock=lambda: now)
+        taken = len(DISPUTE) + 1
+        target.start()
+        await target.wait_up(BOUND)
+        assert waits == [*DISPUTE, DISPUTE[-1]]
+        for lasts, wait in ((DISPUTE[-1] - 1, DISPUTE[-1]), (DISPUTE[-1], DISPUTE[0])):
+            waits.clear()
+            taken = 1
+            now += lasts
+            switch.break_session("another client is primary")
+            await until(lambda: len(waits) == 2 and target.is_up)
+            assert waits == [RETRY[0], wait]
         await target.stop()
 
     run(story())
