@@ -12,9 +12,10 @@ import numpy as np
 
 from netfold.host.errors import NetFoldError
 from netfold.host.mesh.connection import listen
+from netfold.host.mesh.handshake import Identity
 from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.open_rail import OpenRail
-from netfold.host.rails.out_of_band import TcpOutOfBand, cookie
+from netfold.host.rails.out_of_band import PURPOSE, TcpOutOfBand
 from netfold.host.rails.planes import RailSpec
 from netfold.host.rails.policy import OutOfBand, RailListeners, RailPolicy, Start
 from netfold.host.rails.rail_set import STALL_SECONDS
@@ -100,7 +101,7 @@ def join_rails(
         rails += [open_rail(index, 0, join_timeout, timeout) for index in range(len(specs))]
         state = RankState()
         channel = TcpOutOfBand(
-            [listen(spec.plane.address) for spec in specs], state.answer, cookie(job, rails[0].plan.epoch)
+            [listen(spec.plane.address) for spec in specs], state.answer, Identity.of_plan(rails[0].plan, PURPOSE)
         )
         _exchange_ports(channel, rails, rank, world)
         multi = MultiRail(

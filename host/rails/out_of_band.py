@@ -1,40 +1,169 @@
 # SPDX-License-Identifier: Apache-2.0
 """The out-of-band channel: questions between ranks beside the rails (``rank_state``), over TCP on all planes of a rank.
 
-    question   cookie 8 | kind 1 | position 8 | rail 4
+    question   kind 1 | position 8 | rail 4
     answer     outcome 1 | age in microseconds 8 (all ones: infinite) | bytes 8         then the bytes of a result
 
 A connection is made when there is something to ask, at first on the plane of another rail than the one in question;
-after a failure the next question to that rank uses the next plane.  A thread of its own answers, whatever the asked
-rank is doing.
+after a failure the next question to that rank uses the next plane.  It begins with the handshake of ranks
+(``mesh.handshake``), so that strangers get no answer and answer nothing.  A thread of its own answers, whatever the
+asked rank is doing.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import errno
+import logging
 import math
+import os
 import selectors
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final
 
+from netfold.host.mesh.connecting import ATTEMPTS
+from netfold.host.mesh.handshake import HandshakeRefused, Identity, Initiator, Outcome, Responder
+from netfold.host.mesh.unproven import UnprovenLimit
 from netfold.host.rails.rank_state import AgreementOutcome, Answer, Question, QuestionKind
 
-QUESTION = struct.Struct("!8sBQI")
+PURPOSE: Final = "out of band"
+"""What these connections are for, in the derivation of their key."""
+QUESTION = struct.Struct("!BQI")
 ANSWER = struct.Struct("!BQQ")
 FOREVER = (1 << 64) - 1
 CONNECT_SECONDS = 0.1
 """Seconds to wait for a connection; a plane that is down does not answer."""
 SEND_SECONDS = 1.0
 """Seconds for an answer to be sent; a rank that does not take it may ask again."""
+FULL_SECONDS = 0.05
+"""Seconds between attempts to accept a connection where the process has no file descriptors left."""
+
+log = logging.getLogger("netfold")
 
 
-def cookie(job: str, epoch: int) -> bytes:
-    """The first 8 bytes of a job's questions, by which those of strangers and of other jobs' ranks are refused."""
-    return hashlib.blake2b(f"{job}/{epoch}".encode(), digest_size=8).digest()
+class _Asked:
+    """A connection to another rank: first the handshake, then questions, one at a time.  Never waits."""
+
+    def __init__(self, plane: int, where: tuple[str, int], initiator: Initiator, *, attempts: int = 1) -> None:
+        """Begins to connect, for the ``attempts``-th time.  Raises OSError."""
+        self.plane = plane
+        self.where = where
+        self.attempts = attempts
+        self.socket = socket.socket()
+        self.connected = False
+        self._initiator = initiator
+        self._unsent = initiator.hello
+        self._question = b""
+        self._data = bytearray()
+        self.socket.setblocking(False)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if (code := self.socket.connect_ex(where)) not in (0, errno.EINPROGRESS):
+            self.socket.close()
+            raise OSError(code, os.strerror(code))
+
+    @property
+    def proven(self) -> bool:
+        """Whether the other end has proven to be the rank."""
+        return self._initiator.outcome is not None
+
+    @property
+    def in_result(self) -> bool:
+        """Whether the answer has begun to arrive, and its result has not ended."""
+        return len(self._data) >= ANSWER.size
+
+    @property
+    def events(self) -> int:
+        """What to wait for, as selectors call it."""
+        return selectors.EVENT_WRITE if self._unsent else selectors.EVENT_READ
+
+    def ask(self, question: bytes) -> None:
+        """Takes a question, to be sent as soon as that is possible."""
+        self._question = question
+        if self.proven:
+            self._unsent = question
+
+    def on_ready(self) -> Answer | None:
+        """Sends and reads what is possible.  Returns the answer once it is complete.
+
+        Raises OSError, HandshakeRefused, and ValueError for what is no answer.
+        """
+        try:
+            while True:
+                if self._unsent:
+                    self._unsent = self._unsent[self.socket.send(self._unsent):]
+                    self.connected = True
+                    if self._unsent:
+                        return None
+                more = self.socket.recv(self._wanted())
+                if not more:
+                    raise ConnectionResetError(errno.ECONNRESET, "the other rank closed the connection")
+                if not self.proven:
+                    self._unsent = self._initiator.receive(more) or (self._question if self.proven else b"")
+                    continue
+                self._data += more
+                if (answer := self._answer()) is not None:
+                    return answer
+        except BlockingIOError:
+            return None
+
+    def _wanted(self) -> int:
+        if not self.proven:
+            return self._initiator.wanted
+        if not self.in_result:
+            return ANSWER.size - len(self._data)
+        nbytes: int = ANSWER.unpack_from(self._data)[2]
+        return min(1 << 20, ANSWER.size + nbytes - len(self._data))
+
+    def _answer(self) -> Answer | None:
+        if not self.in_result:
+            return None
+        outcome, micros, nbytes = ANSWER.unpack_from(self._data)
+        if len(self._data) < ANSWER.size + nbytes:
+            return None
+        result = bytes(self._data[ANSWER.size :])
+        self._data.clear()
+        return Answer(AgreementOutcome(outcome), math.inf if micros == FOREVER else micros / 1e6, result)
+
+
+class _Caller:
+    """A connection from another rank: first the handshake, then its questions."""
+
+    def __init__(self, sock: socket.socket, responder: Responder) -> None:
+        self._socket = sock
+        self._responder = responder
+        self._data = bytearray()
+
+    @property
+    def proven(self) -> bool:
+        """Whether the other end has proven to be a rank of the job."""
+        return self._responder.peer is not None
+
+    def on_readable(self, answer: Callable[[Question], Answer]) -> None:
+        """Reads what has arrived, and answers complete questions.  Raises OSError, HandshakeRefused, and ValueError for
+        what is no question."""
+        more = self._socket.recv(4096 if self.proven else self._responder.wanted)
+        if not more:
+            raise ConnectionResetError(errno.ECONNRESET, "closed")
+        if not self.proven:
+            say = self._responder.receive(more)
+            self._socket.sendall(self._responder.verdict(Outcome.ACCEPTED) if self.proven else say)
+            return
+        self._data += more
+        while len(self._data) >= QUESTION.size:
+            kind, position, rail = QUESTION.unpack_from(self._data)
+            del self._data[: QUESTION.size]
+            said = answer(Question(QuestionKind(kind), position, rail))
+            micros = FOREVER if math.isinf(said.age) else int(said.age * 1e6)
+            self._socket.sendall(ANSWER.pack(said.outcome, micros, len(said.result)) + said.result)
+
+    def refuse(self) -> None:
+        """Tells an initiator that waits for it that its proof is wrong."""
+        with contextlib.suppress(OSError):
+            self._socket.sendall(self._responder.refusal)
 
 
 class TcpOutOfBand:
@@ -42,18 +171,18 @@ class TcpOutOfBand:
 
     listeners  bound, listening sockets, one for each plane; taken over
     answer     answers one question (``RankState.answer``), on the channel's thread
-    key        ``cookie`` of the job
+    me         this rank in the handshakes of ``PURPOSE``
     """
 
     def __init__(
-        self, listeners: Sequence[socket.socket], answer: Callable[[Question], Answer], key: bytes
+        self, listeners: Sequence[socket.socket], answer: Callable[[Question], Answer], me: Identity
     ) -> None:
         self._listeners = list(listeners)
         self._answer = answer
-        self._key = key
+        self._me = me
         self._addresses: Mapping[int, Sequence[tuple[str, int]]] = {}
         self._lock = threading.Lock()
-        self._links: dict[int, tuple[int, socket.socket]] = {}
+        self._links: dict[int, _Asked] = {}
         self._turn: dict[int, int] = {}
         self._refused: dict[int, set[int]] = {}
         self._wake, self._woken = socket.socketpair()
@@ -70,16 +199,68 @@ class TcpOutOfBand:
 
     # ---- asking ------------------------------------------------------------------------------------------------------
     def ask(self, question: Question, ranks: Collection[int], within: float) -> dict[int, Answer]:
-        """Sends the question to all ranks, then collects their answers (``OutOfBandChannel.ask``)."""
+        """Asks all ranks at once, and collects their answers (``OutOfBandChannel.ask``)."""
         deadline = time.monotonic() + within
-        message = QUESTION.pack(self._key, question.kind, question.position, question.rail)
+        message = QUESTION.pack(question.kind, question.position, question.rail)
         answers = {}
-        with self._lock:
-            asked = [rank for rank in ranks if self._send(rank, message, question.rail, deadline)]
-            for rank in asked:
-                if (answer := self._receive_answer(rank, deadline)) is not None:
-                    answers[rank] = answer
+        with self._lock, selectors.DefaultSelector() as selector:
+            until: dict[int, float] = {}
+            """Rank that has not answered yet -> when it has had its time."""
+            for rank in ranks:
+                if (link := self._link(rank, question.rail)) is not None:
+                    link.ask(message)
+                    selector.register(link.socket, link.events, rank)
+                    until[rank] = deadline if link.connected else min(deadline, time.monotonic() + CONNECT_SECONDS)
+            while until:
+                for key, _ in selector.select(max(0.0, max(until.values()) - time.monotonic())):
+                    rank, link = key.data, self._links[key.data]
+                    answer = self._hear(rank, link)
+                    now_linked = self._links.get(rank)
+                    if now_linked is not link:
+                        selector.unregister(link.socket)
+                        link.socket.close()
+                        if now_linked is None:
+                            del until[rank]
+                        else:
+                            now_linked.ask(message)
+                            selector.register(now_linked.socket, now_linked.events, rank)
+                    elif answer is not None:
+                        answers[rank] = answer
+                        selector.unregister(link.socket)
+                        del until[rank]
+                    else:
+                        selector.modify(link.socket, link.events, rank)
+                        # a result may be long and the plane slow: the deadline moves while bytes arrive
+                        idle = time.monotonic() + SEND_SECONDS if link.in_result else 0.0
+                        until[rank] = max(idle, deadline if link.connected else until[rank])
+                now = time.monotonic()
+                for rank in [rank for rank, last in until.items() if last <= now]:
+                    selector.unregister(self._links[rank].socket)
+                    del until[rank]
+                    self._lose(rank).close()
         return answers
+
+    def _hear(self, rank: int, link: _Asked) -> Answer | None:
+        """What a connection says now: an answer, or None.  Where it is gone, the rank has none any more; or a new one,
+        where the other end closed it before either side refused the other, as it does where it has too many."""
+        try:
+            answer = link.on_ready()
+        except (OSError, ValueError, HandshakeRefused) as error:
+            if isinstance(error, ConnectionResetError) and not link.proven and link.attempts < ATTEMPTS:
+                with contextlib.suppress(OSError):
+                    self._links[rank] = _Asked(
+                        link.plane, link.where, Initiator(self._me, rank), attempts=link.attempts + 1
+                    )
+                    return None
+            if isinstance(error, ConnectionRefusedError):
+                self._refused.setdefault(rank, set()).add(link.plane)
+            if isinstance(error, HandshakeRefused):
+                log.debug("out of band: rank %d on plane %d %s", rank, link.plane, error)
+            self._lose(rank)
+            return None
+        if link.proven:
+            self._refused.pop(rank, None)
+        return answer
 
     def refused(self) -> Collection[int]:
         """Ranks that refused a connection on some plane and have accepted none on any
@@ -87,93 +268,92 @@ class TcpOutOfBand:
         with self._lock:
             return [rank for rank, planes in self._refused.items() if planes and rank not in self._links]
 
-    def _send(self, rank: int, message: bytes, avoid: int, deadline: float) -> bool:
-        if rank in self._links and self._links[rank][0] == avoid and len(self._addresses[rank]) > 1:
-            self._disconnect(rank)
+    def _link(self, rank: int, avoid: int) -> _Asked | None:
+        """The connection to a rank, on another plane than ``avoid`` where there is one; None where none can be
+        begun."""
+        planes = len(self._addresses[rank])
+        if rank in self._links and self._links[rank].plane == avoid and planes > 1:
+            self._lose(rank).close()
             self._turn.pop(rank, None)
         if rank not in self._links:
-            planes = len(self._addresses[rank])
             plane = self._turn.get(rank, avoid + 1) % planes
-            left = max(0.001, min(CONNECT_SECONDS, deadline - time.monotonic()))
             try:
-                self._links[rank] = plane, socket.create_connection(self._addresses[rank][plane], timeout=left)
+                self._links[rank] = _Asked(plane, self._addresses[rank][plane], Initiator(self._me, rank))
             except OSError as error:
                 if isinstance(error, ConnectionRefusedError):
                     self._refused.setdefault(rank, set()).add(plane)
                 self._turn[rank] = plane + 1
-                return False
-            self._refused.pop(rank, None)
-        try:
-            link = self._links[rank][1]
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            link.settimeout(max(0.001, deadline - time.monotonic()))
-            link.sendall(message)
-        except OSError:
-            self._disconnect(rank)
-            return False
-        return True
+                return None
+        return self._links[rank]
 
-    def _receive_answer(self, rank: int, deadline: float) -> Answer | None:
-        link = self._links[rank][1]
-        try:
-            outcome, micros, nbytes = ANSWER.unpack(_receive(link, ANSWER.size, deadline))
-            # a result may be long and the plane slow: the deadline moves while bytes arrive
-            result = _receive(link, nbytes, deadline, idle=SEND_SECONDS)
-            return Answer(AgreementOutcome(outcome), math.inf if micros == FOREVER else micros / 1e6, result)
-        except (OSError, ValueError):
-            self._disconnect(rank)
-            return None
-
-    def _disconnect(self, rank: int) -> None:
-        plane, link = self._links.pop(rank)
-        link.close()
-        self._turn[rank] = plane + 1
+    def _lose(self, rank: int) -> socket.socket:
+        """Forgets a connection, and takes the next plane next time.  Returns its socket, which is to be closed."""
+        link = self._links.pop(rank)
+        self._turn[rank] = link.plane + 1
+        return link.socket
 
     # ---- answering ---------------------------------------------------------------------------------------------------
     def _serve(self) -> None:
+        callers: dict[socket.socket, _Caller] = {}
+        unproven: UnprovenLimit[socket.socket] = UnprovenLimit(self._me.world)
         with selectors.DefaultSelector() as selector:
+
+            def drop(caller: socket.socket) -> None:
+                selector.unregister(caller)
+                del callers[caller]
+                caller.close()
+
+            def accept(listener: socket.socket) -> None:
+                try:
+                    caller, (source, _) = listener.accept()
+                except OSError as error:
+                    if error.errno in (errno.EMFILE, errno.ENFILE):
+                        oldest = unproven.drop_one()
+                        time.sleep(FULL_SECONDS) if oldest is None else drop(oldest)
+                    return
+                caller.settimeout(SEND_SECONDS)
+                callers[caller] = _Caller(caller, Responder(self._me))
+                selector.register(caller, selectors.EVENT_READ)
+                if (oldest := unproven.add(caller, source, time.monotonic())) is not None:
+                    drop(oldest)
+
+            def hear(caller: socket.socket) -> None:
+                one = callers[caller]
+                known = one.proven
+                try:
+                    one.on_readable(self._answer)
+                except (OSError, ValueError, HandshakeRefused) as error:
+                    if isinstance(error, HandshakeRefused):
+                        one.refuse()
+                        log.debug("out of band, rank %d: a connection is refused: it %s", self._me.rank, error)
+                    drop(caller)
+                    if not known:
+                        unproven.remove(caller)
+                    return
+                if one.proven and not known:
+                    unproven.remove(caller)
+
             selector.register(self._woken, selectors.EVENT_READ)
             for listener in self._listeners:
                 listener.setblocking(False)
                 selector.register(listener, selectors.EVENT_READ)
-            callers: dict[socket.socket, bytearray] = {}
             try:
                 while True:
-                    for key, _ in selector.select():
+                    deadline = unproven.deadline()
+                    for key, _ in selector.select(None if deadline is None else max(0.0, deadline - time.monotonic())):
                         sock = key.fileobj
+                        assert isinstance(sock, socket.socket)
                         if sock is self._woken:
                             return
-                        if sock in self._listeners:
-                            with contextlib.suppress(OSError):
-                                caller, _ = sock.accept()
-                                caller.settimeout(SEND_SECONDS)
-                                callers[caller] = bytearray()
-                                selector.register(caller, selectors.EVENT_READ)
-                        elif not self._answer_questions(sock, callers[sock]):  # type: ignore[arg-type,index]
-                            selector.unregister(sock)
-                            del callers[sock]  # type: ignore[arg-type]
-                            sock.close()  # type: ignore[union-attr]
+                        if sock in callers:
+                            hear(sock)
+                        elif sock in self._listeners:
+                            accept(sock)
+                    for late in unproven.expired(time.monotonic()):
+                        drop(late)
             finally:
                 for sock in [*callers, *self._listeners]:
                     sock.close()
-
-    def _answer_questions(self, caller: socket.socket, data: bytearray) -> bool:
-        """Reads what a caller has sent and answers complete questions.  Returns False where the connection is to be
-        closed."""
-        try:
-            more = caller.recv(4096)
-            data += more
-            while len(data) >= QUESTION.size:
-                key, ask, position, rail = QUESTION.unpack_from(data)
-                del data[: QUESTION.size]
-                if key != self._key:
-                    return False
-                answer = self._answer(Question(QuestionKind(ask), position, rail))
-                micros = FOREVER if math.isinf(answer.age) else int(answer.age * 1e6)
-                caller.sendall(ANSWER.pack(answer.outcome, micros, len(answer.result)) + answer.result)
-            return bool(more)
-        except (OSError, ValueError):
-            return False
 
     def close(self) -> None:
         """Ends the thread and closes all connections; safe to call twice."""
@@ -181,21 +361,9 @@ class TcpOutOfBand:
             self._wake.send(b"!")
         self._thread.join()
         with self._lock:
-            for _, link in self._links.values():
-                link.close()
+            for link in self._links.values():
+                link.socket.close()
             self._links.clear()
         self._wake.close()
         self._woken.close()
 
-
-def _receive(sock: socket.socket, nbytes: int, deadline: float, idle: float = 0.0) -> bytes:
-    """Reads exactly so many bytes; with ``idle``, the deadline moves on by so many seconds with every byte.  Raises
-    OSError."""
-    data = bytearray()
-    while len(data) < nbytes:
-        sock.settimeout(max(0.001, idle, deadline - time.monotonic()))
-        more = sock.recv(nbytes - len(data))
-        if not more:
-            raise ConnectionResetError("the other rank closed the connection")
-        data += more
-    return bytes(data)
