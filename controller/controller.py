@@ -27,10 +27,12 @@ from netfold.controller.health.drains import Drains
 from netfold.controller.health.liveness import Liveness
 from netfold.controller.jobs import fabric_key
 from netfold.controller.jobs.adoption import Adoption
+from netfold.controller.jobs.callers import ANY, CALLER, JOB, OPERATOR, VIEWER, Callers
 from netfold.controller.jobs.jobs import Jobs
 from netfold.controller.operations import differences, state_file
 from netfold.controller.operations.inspection import Inspection
 from netfold.controller.operations.maintenance import Maintenance
+from netfold.controller.operations.status import limited
 from netfold.controller.paths.path_service import PathService
 from netfold.controller.paths.steering import Steering
 from netfold.controller.switch import credentials, pipeline, tables
@@ -39,7 +41,7 @@ from netfold.controller.switch.entities import Entity
 from netfold.controller.switch.pipeline import Pipeline
 from netfold.controller.switch.switch import NotPrimary, Session, SwitchError
 from netfold.controller.switch.target import Client, Target
-from netfold.fabric import file, slots
+from netfold.fabric import slots
 from netfold.fabric.graph import Fabric, FabricError, Switch
 from netfold.rpc import rpc
 from netfold.rpc.certificates import Certificates, TlsError, is_local
@@ -132,7 +134,7 @@ class Controller:
         self._web: Web | None = None
         self.page = ""
         """URL of the web page; empty if there is none."""
-        self._token = ""
+        self._callers = Callers(fabric)
         self._ready = time.monotonic()
 
     async def __aenter__(self) -> Controller:
@@ -148,7 +150,8 @@ class Controller:
 
     async def start(self) -> None:
         """Bring all switches to their desired state, then serve.  Raises StartError, PipelineError and FabricError."""
-        self._token, tls = file.token(self.fabric), exposure.certificates(self.fabric)
+        self._callers.load()
+        tls = exposure.certificates(self.fabric)
         self._refuse_exposure()
         try:
             for switch in self.fabric.switches:
@@ -185,7 +188,7 @@ class Controller:
         if self.fabric.metrics is not None:
             from netfold.controller.web.serve import Web
 
-            self._web = Web(self.fabric, self.status, self._token, tls=None if is_local(self.fabric.metrics) else tls)
+            self._web = Web(self.fabric, self.status, self._callers, tls=None if is_local(self.fabric.metrics) else tls)
             self.page = self._web.start(self.fabric.metrics)
 
     async def run(self) -> None:
@@ -317,7 +320,7 @@ class Controller:
     async def _check_address_unused(self) -> None:
         # gRPC would take over another process's unix socket without a word
         try:
-            await client.status(self.fabric.jobs, timeout=2.0, token=self._token)
+            await client.status(self.fabric.jobs, timeout=2.0, token=self._callers.operator_token)
         except rpc.CallRefused:
             pass
         except rpc.Unreachable:
@@ -326,7 +329,7 @@ class Controller:
                          "address (fabric.jobs)")
 
     def _refuse_exposure(self) -> None:
-        problems = exposure.unprotected(self.fabric, token=bool(self._token))
+        problems = exposure.unprotected(self.fabric, token=self._callers.exist)
         if problems and not self._insecure:
             advice = ("Give what is missing, loopback addresses or unix sockets; or, where everybody who reaches them "
                       "is trusted: netfold up --insecure")
@@ -347,7 +350,7 @@ class Controller:
                 "Settled": (wire.Settled, self.jobs.settled),
             }, {
                 "Watch": (wire.Watch, self.jobs.watch),
-            }, token=self._token),
+            }, admit=self._callers.admit(JOB)),
             rpc.service(operator.SERVICE, {
                 "Status": (operator.AskStatus, self._answer_status),
                 "Drop": (operator.Drop, self._answer_drop),
@@ -356,12 +359,12 @@ class Controller:
                 "Diff": (differences.AskDiff, differences.SwitchComparison(self._targets).answer),
                 "Slots": (operator.AskSlots, self.inspection.answer_slots),
                 "Stall": (operator.AskStall, self.inspection.answer_stall),
-            }, token=self._token),
-            *self.paths.handlers(self._token),
+            }, admit=self._callers.admit(OPERATOR, {"Status": ANY, "Wiring": VIEWER})),
+            *self.paths.handlers(self._callers),
         ))
         try:
             if self.fabric.jobs.startswith("unix:"):
-                with exposure.umask(token=bool(self._token)):
+                with exposure.umask(token=self._callers.exist):
                     bound = server.add_insecure_port(self.fabric.jobs)
             elif tls is None:
                 bound = server.add_insecure_port(self.fabric.jobs)
@@ -384,7 +387,8 @@ class Controller:
         return await self.inspection.status(up, time.monotonic() - self._ready)
 
     async def _answer_status(self, _: operator.AskStatus) -> Status:
-        return await self.status()
+        status, caller = await self.status(), CALLER.get()
+        return limited(status, caller.tenant.name) if caller.scope == "job" else status
 
     async def _answer_drop(self, request: operator.Drop) -> operator.Dropped:
         return operator.Dropped(await self.jobs.drop(request.job))

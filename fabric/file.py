@@ -12,10 +12,11 @@
     rate = "1gbit"                    # optional, in tc's units
     loss = 0.01                       # optional, share of packets lost each way; duplicate, reorder, corrupt likewise
 
-Optional in [fabric]: token or token_file, which ranks and operators must then know; certificate and key, PEM files,
-for TLS, with client_ca for certificates of clients; p4runtime_ca, p4runtime_certificate and p4runtime_key for TLS with
-the switches, in [fabric] or in one [[switch]]; fabric_key_file, which seals what ranks hold for the controller; state,
-where the controller keeps what operators have drained; all of them relative to the fabric file.
+Optional in [fabric]: operator_token_file, job_token_file and viewer_token_file, files of mode 0600 with what callers
+must know; certificate and key, PEM files, for TLS, with client_ca for certificates of clients; p4runtime_ca,
+p4runtime_certificate and p4runtime_key for TLS with the switches, in [fabric] or in one [[switch]]; fabric_key_file,
+which seals what ranks hold for the controller; state, where the controller keeps what operators have drained; all of
+them relative to the fabric file.  A [[tenant]] has a name, a token_file, and limits of what its jobs may take.
 
 A file is checked as a whole before anything is done with it: `FabricError` names the field, what was expected and
 what was found.
@@ -24,6 +25,7 @@ what was found.
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -31,11 +33,12 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from netfold.fabric.graph import Fabric, FabricError, Host, Link, Settings, Switch
+from netfold.fabric.graph import Fabric, FabricError, Host, Link, Settings, Switch, Tenant
 from netfold.fabric.validity import validate
 
 _SWITCH_FILES: Final = ("p4runtime_ca", "p4runtime_certificate", "p4runtime_key")
-_FILES: Final = ("token_file", "certificate", "key", "client_ca", *_SWITCH_FILES, "fabric_key_file", "state")
+_TOKEN_FILES: Final = ("operator_token_file", "job_token_file", "viewer_token_file")
+_FILES: Final = (*_TOKEN_FILES, "certificate", "key", "client_ca", *_SWITCH_FILES, "fabric_key_file", "state")
 """Settings that name files."""
 
 
@@ -48,7 +51,8 @@ def load(path: Path) -> Fabric:
     fabric = loads(text, str(path))
     # paths in the file are relative to the file
     switches = tuple(_beside(path, switch, _SWITCH_FILES) for switch in fabric.switches)
-    return msgspec.structs.replace(_beside(path, fabric, _FILES), switches=switches)
+    tenants = tuple(_beside(path, tenant, ("token_file",)) for tenant in fabric.tenants)
+    return msgspec.structs.replace(_beside(path, fabric, _FILES), switches=switches, tenants=tenants)
 
 
 def loads(text: str, where: str = "fabric") -> Fabric:
@@ -64,6 +68,7 @@ def loads(text: str, where: str = "fabric") -> Fabric:
         switches=tuple(document.switch),
         hosts=tuple(document.host),
         links=tuple(document.link),
+        tenants=tuple(document.tenant),
     )
     try:
         validate(fabric)
@@ -76,7 +81,8 @@ def dumps(fabric: Fabric) -> str:
     """The fabric as TOML text, which `loads` reads back equal."""
     head = {name: getattr(fabric, name) for name in Settings.__struct_fields__}
     parts = [_table("[fabric]", head)]
-    for title, things in (("[[switch]]", fabric.switches), ("[[host]]", fabric.hosts), ("[[link]]", fabric.links)):
+    for title, things in (("[[switch]]", fabric.switches), ("[[host]]", fabric.hosts), ("[[link]]", fabric.links),
+                          ("[[tenant]]", fabric.tenants)):
         parts += [_table(title, msgspec.structs.asdict(thing)) for thing in things]
     return "\n".join(parts)
 
@@ -84,17 +90,6 @@ def dumps(fabric: Fabric) -> str:
 def save(fabric: Fabric, path: Path) -> None:
     """Write the TOML file, which `load` reads back.  Raises OSError."""
     path.write_text(dumps(fabric))
-
-
-def token(fabric: Settings) -> str:
-    """The token that ranks and operators must give, read from ``token_file`` if the fabric names one; empty if it has
-    none.  Raises FabricError for a file that cannot be read or is empty."""
-    if fabric.token_file is None:
-        return fabric.token or ""
-    text = _read("fabric.token_file", fabric.token_file).decode(errors="replace").strip()
-    if not text:
-        raise FabricError(f"fabric.token_file: {fabric.token_file} is empty: expected the token in it")
-    return text
 
 
 Named = TypeVar("Named", bound=msgspec.Struct)
@@ -113,14 +108,18 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
     switch: list[Switch]
     host: list[Host] = []
     link: list[Link] = []
+    tenant: list[Tenant] = []
 
 
 def _message(error: msgspec.ValidationError) -> str:
     """msgspec's message with the field in front, as `validity` writes it; for an unknown field, the known ones."""
     what, _, place = str(error).partition(" - at ")
     place = place.strip("`").removeprefix("$").removeprefix(".")
+    if place == "fabric" and re.search("`token(_file)?`", what):
+        return (f"fabric: {what}: a token has a scope now, and is in a file of mode 0600: operator_token_file for "
+                "everything, job_token_file for ranks, viewer_token_file for status, metrics and page")
     if "unknown field" in what:
-        kinds = {"fabric": Settings, "switch": Switch, "host": Host, "link": Link}
+        kinds = {"fabric": Settings, "switch": Switch, "host": Host, "link": Link, "tenant": Tenant}
         kind = kinds.get(place.partition("[")[0], _Document)
         what += f": expected one of {', '.join(kind.__struct_fields__)}"
     return f"{place}: {what}" if place else what

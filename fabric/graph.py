@@ -90,6 +90,20 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return _end(self.a), _end(self.b)
 
 
+class Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who may start jobs, and how much they may take; every job belongs to one tenant."""
+
+    name: str
+    token_file: str | None = None
+    """File of mode 0600 with the token by which its ranks join; the tenant "default" has ``job_token_file``."""
+    slots: int | None = None
+    """Most slots that all its jobs together may hold on any one switch; None: as many as there are."""
+    jobs: int | None = None
+    """Most jobs at once, including those that gather; None: not limited."""
+    priority: int = 0
+    """Where slots are short, a job of a higher priority takes them from jobs of a lower one, which go on unfolded."""
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The section [fabric] of a fabric file: settings of the fabric as a whole."""
 
@@ -106,9 +120,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Probes lost in a row before a link counts as down; a link with injected losses gets more."""
     steady: float = 2.0
     """Hold-down time: seconds that a switch or link must have been up again before running jobs move back to it."""
-    token: str | None = None
-    """Token that ranks and operators must give; it can stand in a file instead, ``token_file``."""
-    token_file: str | None = None
+    operator_token_file: str | None = None
+    """File of mode 0600 with the token that may do everything; it must be there if any other token is."""
+    job_token_file: str | None = None
+    """File with the token by which ranks join, for those of no tenant of their own."""
+    viewer_token_file: str | None = None
+    """File with the token that may look: status, metrics and page."""
     certificate: str | None = None
     """PEM file of the job service's certificate; with ``key``, the file of its private key, the service uses TLS."""
     key: str | None = None
@@ -137,6 +154,7 @@ class Fabric(Settings, frozen=True, kw_only=True):
     switches: tuple[Switch, ...]
     hosts: tuple[Host, ...]
     links: tuple[Link, ...]
+    tenants: tuple[Tenant, ...] = ()
 
     @property
     def nodes(self) -> tuple[Switch | Host, ...]:

@@ -31,6 +31,7 @@ def validate(fabric: Fabric) -> None:
     _settings(fabric)
     _nodes(fabric)
     _links(fabric)
+    _tenants(fabric)
 
 
 def _settings(fabric: Settings) -> None:
@@ -50,10 +51,6 @@ def _settings(fabric: Settings) -> None:
         raise FabricError(f"fabric.steady: expected 0..3600 seconds, got {fabric.steady}")
     if not 0 <= fabric.grace <= 3600:
         raise FabricError(f"fabric.grace: expected 0..3600 seconds, got {fabric.grace}")
-    if fabric.token is not None and fabric.token_file is not None:
-        raise FabricError("fabric.token: expected either a token or a token_file, got both")
-    if fabric.token == "":
-        raise FabricError("fabric.token: expected at least one character, got none; leave it out to have no token")
     if (fabric.certificate is None) != (fabric.key is None):
         given, other = ("certificate", "key") if fabric.key is None else ("key", "certificate")
         raise FabricError(f"fabric.{other}: TLS needs both certificate and key, got only fabric.{given}")
@@ -141,6 +138,31 @@ def _links(fabric: Fabric) -> None:
             raise FabricError(f"{name} has no [[link]]")
     if not nx.is_connected(fabric.graph()):
         raise FabricError("link: the fabric falls apart into pieces that no link connects")
+
+
+def _tenants(fabric: Fabric) -> None:
+    """Check that tenants have names and tokens of their own, and that there is an operator's token if there is any."""
+    names: set[str] = set()
+    for i, tenant in enumerate(fabric.tenants):
+        where = f"tenant[{i}]"
+        if not re.fullmatch(r"[\w.-]{1,64}", tenant.name):
+            raise FabricError(f"{where}.name: expected 1 to 64 letters, digits or any of _.-, got {tenant.name!r}")
+        if tenant.name in names:
+            raise FabricError(f"{where}.name: there is a tenant {tenant.name} already")
+        names.add(tenant.name)
+        if tenant.token_file is None and tenant.name != "default":
+            raise FabricError(f"{where}.token_file: expected the file of this tenant's token; only the tenant "
+                              '"default" goes without, whose jobs join by fabric.job_token_file')
+        if tenant.token_file is not None and tenant.name == "default":
+            raise FabricError(f'{where}.token_file: the token of the tenant "default" is in fabric.job_token_file')
+        for name in ("slots", "jobs"):
+            if (value := getattr(tenant, name)) is not None and value < 0:
+                raise FabricError(f"{where}.{name}: expected 0 or more, got {value}; leave it out for no limit")
+    others = [name for name in ("job_token_file", "viewer_token_file") if getattr(fabric, name) is not None]
+    others += [f"tenant {tenant.name}'s token_file" for tenant in fabric.tenants if tenant.token_file is not None]
+    if others and fabric.operator_token_file is None:
+        raise FabricError(f"fabric.operator_token_file: expected one, since there is {others[0]}: without it nobody "
+                          "could drain, drop or repair anything")
 
 
 def _rate_and_faults(where: str, link: Link, *, to_host: bool) -> None:

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
@@ -24,6 +24,8 @@ Answer = TypeVar("Answer")
 Context = grpc.aio.ServicerContext[bytes, bytes]
 Method = tuple[type[Any], Callable[[Any], Awaitable[msgspec.Struct]]]
 """The request's type, and the coroutine function that answers it."""
+Admit = Callable[[str, str], None]
+"""Checks a call's method and the caller's token."""
 Stream = tuple[type[Any], Callable[[Any], AsyncGenerator[msgspec.Struct, None]]]
 """The request's type, and the generator of its answers, which is closed if the caller goes away."""
 
@@ -49,33 +51,25 @@ def service(
     methods: Mapping[str, Method],
     streams: Mapping[str, Stream] | None = None,
     *,
-    token: str = "",
+    admit: Admit = lambda method, token: None,
 ) -> grpc.GenericRpcHandler[bytes, bytes]:
-    """A gRPC service.  Requests that do not decode end with INVALID_ARGUMENT, a Refusal with its code, and, if there
-    is a token, requests without it with UNAUTHENTICATED.
+    """A gRPC service.  Requests that do not decode end with INVALID_ARGUMENT, a Refusal with its code.
 
     methods  methods with one answer, by name
     streams  methods with a stream of answers, by name
+    admit    raises Refusal for a caller that may not call this method; it is called before the request is decoded
     """
     handlers = {
-        method: grpc.unary_unary_rpc_method_handler(_unary(f"{name}/{method}", request, answer, token))
+        method: grpc.unary_unary_rpc_method_handler(_unary(f"{name}/{method}", request, answer, partial(admit, method)))
         for method, (request, answer) in methods.items()
     }
     handlers |= {
-        method: grpc.unary_stream_rpc_method_handler(_stream(f"{name}/{method}", request, answers, token))
+        method: grpc.unary_stream_rpc_method_handler(
+            _stream(f"{name}/{method}", request, answers, partial(admit, method))
+        )
         for method, (request, answers) in (streams or {}).items()
     }
     return grpc.method_handlers_generic_handler(name, handlers)
-
-
-def _check_token(context: Context, expected: str) -> None:
-    """Raise Refusal for a call without the expected token."""
-    token = tokens.of_call(context.invocation_metadata())
-    # compare_digest takes as long for a good guess as for a bad one
-    if expected and not hmac.compare_digest(token.encode(), expected.encode()):
-        got = "another one" if token else "none"
-        raise Refusal(Code.UNAUTHENTICATED, f"token: expected that of the controller's fabric, got {got}. Give it as "
-                                            f"token=, or set {tokens.TOKEN_FILE_VARIABLE} or {tokens.TOKEN_VARIABLE}")
 
 
 @contextlib.asynccontextmanager
@@ -94,13 +88,13 @@ async def _errors_as_status(name: str, context: Context) -> AsyncIterator[None]:
 
 
 def _unary(
-    name: str, request: type[Any], answer: Callable[[Any], Awaitable[msgspec.Struct]], token: str
+    name: str, request: type[Any], answer: Callable[[Any], Awaitable[msgspec.Struct]], admit: Callable[[str], None]
 ) -> Callable[[bytes, Context], Awaitable[bytes]]:
     decoder = msgspec.json.Decoder(request)
 
     async def handle(data: bytes, context: Context) -> bytes:
         async with _errors_as_status(name, context):
-            _check_token(context, token)
+            admit(tokens.of_call(context.invocation_metadata()))
             return msgspec.json.encode(await answer(decoder.decode(data)))
         raise AssertionError("abort does not return")
 
@@ -108,13 +102,16 @@ def _unary(
 
 
 def _stream(
-    name: str, request: type[Any], answers: Callable[[Any], AsyncGenerator[msgspec.Struct, None]], token: str
+    name: str,
+    request: type[Any],
+    answers: Callable[[Any], AsyncGenerator[msgspec.Struct, None]],
+    admit: Callable[[str], None],
 ) -> Callable[[bytes, Context], Awaitable[None]]:
     decoder = msgspec.json.Decoder(request)
 
     async def handle(data: bytes, context: Context) -> None:
         async with _errors_as_status(name, context):
-            _check_token(context, token)
+            admit(tokens.of_call(context.invocation_metadata()))
             async with contextlib.aclosing(answers(decoder.decode(data))) as events:
                 async for event in events:
                     await context.write(msgspec.json.encode(event))

@@ -200,6 +200,8 @@ class JobStatus(msgspec.Struct, frozen=True):
     round: RoundStatus | None = None
     stays: str = ""
     """Why the job's trees were not moved to where they should be."""
+    tenant: str = "default"
+    """Whose job it is."""
 
 
 class Totals(msgspec.Struct):

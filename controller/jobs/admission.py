@@ -8,7 +8,7 @@ from typing import Final, NoReturn
 
 from netfold.controller.health.drains import Drains
 from netfold.controller.jobs.job import Job
-from netfold.fabric.graph import Fabric
+from netfold.fabric.graph import Fabric, Tenant
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.jobs import LANE_BITS, PROTOCOL, Join
 
@@ -48,6 +48,13 @@ def check(r: Join, fabric: Fabric, drains: Drains) -> None:
     if leaf := drains.leaf_of(host.name):
         refuse(Code.FAILED_PRECONDITION, f"{who}: {host.name} is at {leaf}, which is drained. Start the rank "
                                          f"elsewhere; when {leaf} may be used again: `netfold undrain {leaf}`")
+
+
+def check_owner(job: Job, tenant: Tenant) -> None:
+    """Check that a tenant may join a job, or join anew one that ends.  Raises Refusal."""
+    if tenant.name != job.tenant.name:
+        refuse(Code.PERMISSION_DENIED, f"{job}: the name is taken by a job of another tenant. Give this job another "
+                                       "name")
 
 
 def check_against(job: Job, r: Join) -> None:

@@ -8,6 +8,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from netfold.fabric.graph import Tenant
 from netfold.fabric.slots import Stream
 from netfold.fabric.trees import Tree
 from netfold.wire.jobs import Event, Join, Plan, RankLost, RankReport, Secret
@@ -24,6 +25,8 @@ class Job:
 
     name: str
     world: int
+    tenant: Tenant = field(default_factory=lambda: Tenant("default"))
+    """Whose job it is."""
     state: JobState = "gathering"
     joins: dict[int, Join] = field(default_factory=dict)
     epoch: int = 0

@@ -23,8 +23,9 @@ from msgspec import structs
 from netfold.controller.health.drains import Drains
 from netfold.controller.health.liveness import Liveness
 from netfold.controller.jobs import fabric_key, leaving, ticket
-from netfold.controller.jobs.admission import check, check_against, refuse
+from netfold.controller.jobs.admission import check, check_against, check_owner, refuse
 from netfold.controller.jobs.adoption import Adoption, record_of
+from netfold.controller.jobs.callers import CALLER
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.recovery import Installer, Recovery
 from netfold.controller.switch import tables
@@ -120,12 +121,16 @@ class Jobs:
     async def join(self, request: Join) -> Plan:
         """Wait for the other ranks and for the switches, then return this rank's plan.  Raises Refusal."""
         check(request, self._fabric, self._drains)
+        tenant = CALLER.get().tenant
+        for held in (*self._jobs.values(), *self._ending):
+            if held.name == request.job:
+                check_owner(held, tenant)
         job = self._jobs.get(request.job)
         if job is not None and job.state in ("leaving", "broken"):
             self._ending.append(job)
             job = None
         if job is None:
-            job = self._jobs[request.job] = Job(request.job, request.world)
+            job = self._jobs[request.job] = Job(request.job, request.world, tenant)
         check_against(job, request)
         job.joins[request.rank] = request
         log.info("%s: rank %d of %d joined from %s", job, request.rank, job.world, request.address)

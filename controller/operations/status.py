@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.recovery import Round
 from netfold.controller.switch import tables
@@ -20,7 +22,9 @@ from netfold.wire.operator import (
     Outcomes,
     Punts,
     RoundStatus,
+    Status,
     SwitchStatus,
+    Totals,
     Traffic,
     TreeStatus,
 )
@@ -99,7 +103,14 @@ def of_job(job: Job) -> JobStatus:
         lost=sorted(job.lost),
         round=None if job.round is None else _of_round(job.round),
         stays=job.stay_reason,
+        tenant=job.tenant.name,
     )
+
+
+def limited(status: Status, tenant: str) -> Status:
+    """What a tenant may read: the fabric, and its own jobs.  Totals are over everybody's jobs, and left out."""
+    mine = [job for job in status.jobs if job.tenant == tenant]
+    return msgspec.structs.replace(status, jobs=mine, totals=Totals())
 
 
 def _of_round(last: Round) -> RoundStatus:

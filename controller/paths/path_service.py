@@ -17,6 +17,7 @@ import grpc
 import msgspec
 import networkx as nx
 
+from netfold.controller.jobs import callers
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.jobs import Jobs
 from netfold.controller.paths.steering import SUSPECT_SECONDS, Steering
@@ -137,15 +138,16 @@ class PathService:
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def handlers(self, token: str) -> Sequence[grpc.GenericRpcHandler[bytes, bytes]]:
+    def handlers(self, known: callers.Callers) -> Sequence[grpc.GenericRpcHandler[bytes, bytes]]:
         """The gRPC services of ranks and of operators."""
         return (
-            rpc.service(SERVICE, {"Suspect": (Suspect, self.suspect)}, {"Follow": (Follow, self.follow)}, token=token),
+            rpc.service(SERVICE, {"Suspect": (Suspect, self.suspect)}, {"Follow": (Follow, self.follow)},
+                        admit=known.admit(callers.JOB)),
             rpc.service(OPERATOR, {
                 "Table": (AskTable, self.table),
                 "SetMode": (SetMode, self.set_mode),
                 "SetPin": (SetPin, self.set_pin),
-            }, token=token),
+            }, admit=known.admit(callers.OPERATOR, {"Table": callers.VIEWER})),
         )
 
     def changed(self) -> None:

@@ -6,7 +6,7 @@
 
 It is http.server of the standard library with a thread for each connection, so that drawing a large fabric does not
 delay the controller's loop; only the status is read in that loop, once for all requests within MAX_AGE.  All requests
-are read-only.  If the fabric has a token, it is the password, with any user name.
+are read-only.  If the fabric has tokens, the viewer's (or the operator's) is the password, with any user name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import hmac
 import logging
 import ssl
 import threading
@@ -27,6 +26,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from netfold.controller.jobs.callers import VIEWER, Callers
 from netfold.controller.web import metrics, page
 from netfold.fabric.graph import Fabric, FabricError
 from netfold.rpc.certificates import Certificates
@@ -74,12 +74,13 @@ class Web:
     """The HTTP server.  ``status`` is awaited in the event loop that calls `start`; with ``tls`` it is HTTPS."""
 
     def __init__(
-        self, fabric: Fabric, status: Callable[[], Awaitable[Status]], token: str, *, tls: Certificates | None = None
+        self, fabric: Fabric, status: Callable[[], Awaitable[Status]], callers: Callers, *,
+        tls: Certificates | None = None,
     ) -> None:
         self._fabric = fabric
         self._tls = tls
         self._statuses = StatusCache(status)
-        self._token = token.encode()
+        self._callers = callers
         self._server: _Server | None = None
 
     def start(self, address: str) -> str:
@@ -118,15 +119,17 @@ class Web:
         return None
 
     def allowed(self, authorization: str) -> bool:
-        """Whether an Authorization header has the token: as a Basic password with any user, or as Bearer."""
+        """Whether an Authorization header has a token that may look: as a Basic password with any user, or as
+        Bearer."""
         kind, _, said = authorization.partition(" ")
         password = said.strip().encode()
         if kind.lower() == "basic":
             try:
                 password = base64.b64decode(password, validate=True).partition(b":")[2]
             except binascii.Error:
-                return not self._token
-        return not self._token or hmac.compare_digest(password, self._token)
+                password = b""
+        caller = self._callers.caller(password.decode(errors="replace"))
+        return caller is not None and caller.scope in VIEWER
 
 
 class _Server(ThreadingHTTPServer):
@@ -153,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if not self.server.web.allowed(self.headers.get("Authorization", "")):
-            self._answer(HTTPStatus.UNAUTHORIZED, "text/plain", b"the fabric's token is the password\n")
+            self._answer(HTTPStatus.UNAUTHORIZED, "text/plain", b"the token of scope viewer is the password\n")
             return
         try:
             found = self.server.web.render(self.path.partition("?")[0], self.server.look)

@@ -19,6 +19,7 @@ import pytest
 
 from netfold.controller import exposure
 from netfold.controller.controller import Controller, StartError
+from netfold.controller.jobs.callers import Callers
 from netfold.controller.web.serve import Web
 from netfold.fabric import file as fabric_file
 from netfold.fabric.generate import leafspine
@@ -132,7 +133,7 @@ def test_the_page_speaks_https_where_others_reach_it(tmp_path: Path) -> None:
     tls = Certificates("fabric.certificate", None, str(certificate), str(key))
 
     async def story() -> None:
-        web = Web(lab(tmp_path), lambda: None, "", tls=tls)  # type: ignore[arg-type, return-value]
+        web = Web(lab(tmp_path), lambda: None, Callers(lab(tmp_path)), tls=tls)  # type: ignore[arg-type, return-value]
         url = web.start("127.0.0.1:0")
         try:
             assert url.startswith("https://127.0.0.1:")

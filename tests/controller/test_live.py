@@ -29,6 +29,7 @@ from netfold.fabric.graph import Fabric
 from netfold.rpc import rpc
 from netfold.wire import operator
 from netfold.wire.jobs import SERVICE, Done, Join, Leave, Plan
+from support.credentials import token_file
 from support.processes import BOUND, Switches
 
 pytestmark = pytest.mark.timeout(180)
@@ -191,11 +192,10 @@ async def until_slowly(condition: Callable[[], bool]) -> None:
 def test_the_command_line_starts_reports_and_stops(switches: Switches) -> None:
     """`netfold up` says when it is ready, `netfold status` and `slots` show the switches to who has the token, a signal
     ends it with status 0."""
-    (switches.folder / "token").touch(0o600)
-    (switches.folder / "token").write_text("a-secret\n")
+    token_file(switches.folder, "a-secret")
     file = switches.folder / "lab.toml"
-    fabric_file.save(msgspec.structs.replace(switches.fabric, token_file="token"), file)
-    fabric = msgspec.structs.replace(switches.fabric, token_file=str(switches.folder / "token"))
+    fabric_file.save(msgspec.structs.replace(switches.fabric, operator_token_file="a-secret.token"), file)
+    fabric = msgspec.structs.replace(switches.fabric, operator_token_file=str(switches.folder / "a-secret.token"))
     assert fabric_file.load(file) == fabric
     netfold = [sys.executable, "-m", "netfold.cli"]
     dry = subprocess.run([*netfold, "up", str(file), "--dry-run"], capture_output=True, text=True, timeout=100)
@@ -215,7 +215,7 @@ def test_the_command_line_starts_reports_and_stops(switches: Switches) -> None:
         assert "4 of 4 switches up" in table.stdout
         without = subprocess.run([*netfold, "status", "--controller", fabric.jobs], capture_output=True, text=True,
                                  timeout=60, env={k: v for k, v in os.environ.items() if k != "NETFOLD_TOKEN"})
-        assert (without.returncode, "set NETFOLD_TOKEN_FILE" in without.stderr) == (1, True)
+        assert (without.returncode, "NETFOLD_TOKEN_FILE" in without.stderr) == (1, True)
         with_token = os.environ | {"NETFOLD_TOKEN": "a-secret"}
         data = subprocess.run([*netfold, "status", "--json", "--controller", fabric.jobs], capture_output=True,
                               timeout=60, check=True, env=with_token)

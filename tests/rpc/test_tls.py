@@ -162,8 +162,6 @@ def test_who_asked_too_early_does_not_hold_up_who_asks_now(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("line", "says"), [
-    ('token = "a"\ntoken_file = "b"', "expected either a token or a token_file"),
-    ('token = ""', "fabric.token: expected at least one character"),
     ('certificate = "c.pem"', "fabric.key: TLS needs both"),
     ('key = "c.key"', "fabric.certificate: TLS needs both"),
     ('certificate = "c.pem"\nkey = "c.key"', "TLS goes with fabric.jobs = \"host:port\""),
@@ -180,15 +178,15 @@ def test_contradicting_secrets_are_refused(line: str, says: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("settings", "says"), [
-    ({"token_file": "none"}, "fabric.token_file: cannot read .*none: No such file"),
-    ({"token_file": "empty"}, "fabric.token_file: .*empty is empty"),
+    ({"operator_token_file": "none"}, "fabric.operator_token_file: cannot read .*none: No such file"),
+    ({"operator_token_file": "empty"}, "fabric.operator_token_file: .*empty is empty"),
     ({"certificate": "none", "key": "none", "jobs": "127.0.0.1:1"}, "fabric.key.*: cannot read .*none: No such file"),
 ])
 def test_files_that_are_not_there_are_named_at_the_start(
     tmp_path: Path, settings: dict[str, str], says: str
 ) -> None:
     """The error names the field and the file, before any switch is touched."""
-    (tmp_path / "empty").write_text("\n")
+    (tmp_path / "empty").touch(0o600)
     file = tmp_path / "lab.toml"
     fabric_file.save(msgspec.structs.replace(leafspine(1, 0, 2, rundir=tmp_path), **settings), file)
     broken = controller(fabric_file.load(file))

@@ -81,14 +81,25 @@ def address_of(file: Path | None, controller: str | None) -> str:
 
 
 def token_of(file: Path | None) -> str:
-    """The token for that controller, from the fabric file or the environment; empty if there is none."""
+    """The token for that controller: that of the environment, else the one with the widest scope whose file, of those
+    that the fabric file names, this user may read; empty if there is none."""
     from netfold.rpc import tokens
 
-    said = "" if file is None else checked(lambda: fabric_file.token(load(file)))
     try:
-        return said or tokens.given()
+        if (said := tokens.given()) or file is None:
+            return said
+        fabric, problems = load(file), []
+        for name in ("operator_token_file", "viewer_token_file", "job_token_file"):
+            if (path := getattr(fabric, name)) is not None:
+                try:
+                    return tokens.read(Path(path), f"fabric.{name}")
+                except tokens.TokenError as error:
+                    problems.append(str(error))
     except tokens.TokenError as error:
         fail(CANNOT, str(error))
+    if problems:
+        fail(CANNOT, "\n".join([*problems, f"Name a token file of yours in {tokens.TOKEN_FILE_VARIABLE}"]))
+    return ""
 
 
 def log_to_stderr(verbose: bool) -> None:

@@ -15,8 +15,7 @@ import msgspec
 import pytest
 
 from netfold.controller import client
-from netfold.rpc import tokens
-from netfold.wire.jobs import SERVICE, JobEndedEvent, Leave, RankLost, RankReport, Watch
+from netfold.wire.jobs import SERVICE, JobEndedEvent, RankLost, Watch
 from support.controller import run, until
 from support.jobs import Code, rig
 
@@ -214,56 +213,3 @@ def test_a_rank_that_cannot_fold_keeps_the_job_off_the_switches(tmp_path: Path) 
             assert set(r.controller._allocator.used().values()) == {0}
 
     run(story())
-
-
-# ---- tokens ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("token", "got"), [("", "got none"), ("wrong", "got another one")])
-def test_without_the_token_every_request_is_refused(tmp_path: Path, token: str, got: str) -> None:
-    """Join, Watch, Report, Leave, and the operator's; the refusal says what to do, and not the token."""
-
-    async def story() -> None:
-        async with rig(tmp_path, token="a-secret") as r:
-            r.metadata = tokens.metadata(token)
-            for method, request in (
-                ("Join", r.join(0)), ("Leave", Leave("j", 0, 1)),
-                ("Report", RankReport("j", 0, 1, 0, 0, 0, 0)),
-            ):
-                code, words = await r.refusal(request, method)
-                assert code is Code.UNAUTHENTICATED
-                assert got in words
-                assert "NETFOLD_TOKEN" in words
-                assert "a-secret" not in words
-            stream = r.channel.unary_stream(f"/{SERVICE}/Watch", bytes, bytes)
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await stream(msgspec.json.encode(Watch("j", 0, 1)), metadata=r.metadata).read()
-            assert caught.value.code() is Code.UNAUTHENTICATED
-            for ask in (client.status(r.fabric.jobs, token=token), client.drop(r.fabric.jobs, "j", token=token),
-                        client.slots(r.fabric.jobs, "leaf1", token=token),
-                        client.stall(r.fabric.jobs, "j", token=token)):
-                with pytest.raises(client.rpc.CallRefused, match=got):
-                    await ask
-            assert r.controller.jobs.all() == []
-
-    run(story())
-
-
-def test_with_the_token_all_goes_as_without(tmp_path: Path) -> None:
-    """A token from a file, less the line's end."""
-    (tmp_path / "token").touch(0o600)
-    (tmp_path / "token").write_text("a-secret\n")
-
-    async def story() -> None:
-        async with rig(tmp_path, token_file=str(tmp_path / "token")) as r:
-            r.metadata = tokens.metadata("a-secret")
-            plans = await r.together(2)
-            await r.watch(plans[0])
-            await r.leave(plans[0])
-            assert (await client.status(r.fabric.jobs, token="a-secret")).jobs[0].left == [0]
-
-    run(story())
-
-
-
-

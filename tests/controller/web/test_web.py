@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from netfold.controller import client
 from netfold.controller.controller import Controller
+from netfold.controller.jobs.callers import Callers
 from netfold.controller.switch import tables
 from netfold.controller.switch.switch import Count
 from netfold.controller.web import metrics, page, picture, serve
@@ -28,6 +29,7 @@ from netfold.fabric.graph import Fabric, FabricError
 from netfold.wire.jobs import Done, RankReport
 from netfold.wire.operator import JobStatus, LinkStatus, Status, SwitchStatus, Traffic
 from support.controller import BOUND, run
+from support.credentials import scopes
 from support.jobs import rig
 from support.recovery import all_resume, lose
 
@@ -131,16 +133,18 @@ def test_the_page_is_drawn_anew_for_whoever_looks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("authorization", "status"), [
-    ("", 401), ("Bearer wrong", 401), ("Basic !!!", 401), ("Bearer a secret", 200),
-    ("Basic " + base64.b64encode(b"anybody:a secret").decode(), 200),
-    ("Basic " + base64.b64encode(b"anybody:another").decode(), 401),
+    ("", 401), ("Bearer wrong", 401), ("Basic !!!", 401), ("Bearer viewers", 200),
+    ("Basic " + base64.b64encode(b"anybody:operators").decode(), 200),
+    ("Basic " + base64.b64encode(b"anybody:another").decode(), 401), ("Bearer jobs", 401),
 ])
-def test_where_there_is_a_token_it_is_the_password(tmp_path: Path, authorization: str, status: int) -> None:
-    """Any user name goes with it; without the token there is no page but status 401."""
+def test_a_token_that_may_look_is_the_password(tmp_path: Path, authorization: str, status: int) -> None:
+    """Any user name goes with it; without one of them there is no page but status 401."""
 
     async def story() -> None:
-        fabric = msgspec.structs.replace(leafspine(1, 0, 1, rundir=tmp_path), metrics=ANYWHERE)
-        server = serve.Web(fabric, nobody, "a secret")
+        fabric = msgspec.structs.replace(leafspine(1, 0, 1, rundir=tmp_path), metrics=ANYWHERE, **scopes(tmp_path))
+        callers = Callers(fabric)
+        callers.load()
+        server = serve.Web(fabric, nobody, callers)
         url = server.start(ANYWHERE)
         try:
             code, _, text = await get(f"{url}/", authorization)
@@ -163,7 +167,8 @@ def test_a_status_that_fails_is_told_and_the_server_lives_on(tmp_path: Path) -> 
         raise RuntimeError("counters are on holiday")
 
     async def story() -> None:
-        server = serve.Web(leafspine(1, 0, 1, rundir=tmp_path), broken, "")
+        fabric = leafspine(1, 0, 1, rundir=tmp_path)
+        server = serve.Web(fabric, broken, Callers(fabric))
         url = server.start(ANYWHERE)
         try:
             code, _, text = await get(f"{url}/metrics")

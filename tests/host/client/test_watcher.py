@@ -18,6 +18,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import msgspec
@@ -33,6 +34,7 @@ from netfold.host.client.jobs import JobClient
 from netfold.host.errors import JobEnded, JoinRefused, PeerLost
 from netfold.testing import subnet
 from support.controller import MemorySwitch
+from support.credentials import scopes
 
 TIMEOUT = 120.0
 """Timeout of collectives in seconds, far longer than it takes to notice a death."""
@@ -40,11 +42,11 @@ BOUND = 60.0
 """Bound in seconds of everything else."""
 
 
-def loopback(folder: Path, token: str | None = None) -> Fabric:
+def loopback(folder: Path, **settings: Any) -> Fabric:
     """A fabric of one leaf whose hosts are addresses of this machine."""
     fabric, net = leafspine(1, 0, 3, rundir=folder), subnet()
     hosts = tuple(msgspec.structs.replace(host, address=f"{net}.{n}") for n, host in enumerate(fabric.hosts, 1))
-    return msgspec.structs.replace(fabric, hosts=hosts, probe=0, token=token)
+    return msgspec.structs.replace(fabric, hosts=hosts, probe=0, **settings)
 
 
 class Serving:
@@ -172,14 +174,14 @@ def test_a_controller_that_goes_away_is_logged(serving: Serving, caplog: pytest.
 def test_a_rank_needs_the_fabrics_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The token comes from the argument or from NETFOLD_TOKEN; without it the refusal says what to set."""
     monkeypatch.delenv("NETFOLD_TOKEN", raising=False)
-    with Serving(loopback(tmp_path, token="a-secret")) as serving:
-        with pytest.raises(JoinRefused, match=r"UNAUTHENTICATED: token: expected .* got none.*NETFOLD_TOKEN"):
+    with Serving(loopback(tmp_path, **scopes(tmp_path))) as serving:
+        with pytest.raises(JoinRefused, match=r"UNAUTHENTICATED: Join: expected .* got none.*NETFOLD_TOKEN_FILE"):
             join(serving.fabric, 0)
         monkeypatch.setenv("NETFOLD_TOKEN", "wrong")
-        with pytest.raises(JoinRefused, match="got another one"):
+        with pytest.raises(JoinRefused, match="got one that this controller does not know"):
             join(serving.fabric, 0)
         with ThreadPoolExecutor(2) as pool:
-            for comm in list(pool.map(lambda rank: join(serving.fabric, rank, token="a-secret"), range(2))):
+            for comm in list(pool.map(lambda rank: join(serving.fabric, rank, token="jobs"), range(2))):
                 comm.close()
         (job,) = serving.controller.jobs.all()
         assert job.state == "finished"

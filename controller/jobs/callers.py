@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callers: which token has which scope, and which tenant's jobs its holder may start.
+
+    operator   everything
+    job        joins jobs of its tenant, and what their ranks say; reads the status of its own jobs
+    viewer     reads status, metrics, page, cables and paths
+
+A fabric without any token file has no credentials: whoever reaches the controller may do everything, which is what the
+permissions of a unix socket are for.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Collection, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from netfold.fabric.graph import Fabric, FabricError, Tenant
+from netfold.rpc import tokens
+from netfold.rpc.rpc import Code, Refusal
+
+Scope = Literal["operator", "job", "viewer"]
+DEFAULT_TENANT: Final = "default"
+"""The tenant of jobs that join by ``job_token_file``, by the operator's token, or without any."""
+OPERATOR: Final[frozenset[Scope]] = frozenset({"operator"})
+JOB: Final[frozenset[Scope]] = frozenset({"operator", "job"})
+VIEWER: Final[frozenset[Scope]] = frozenset({"operator", "viewer"})
+ANY: Final[frozenset[Scope]] = JOB | VIEWER
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who makes a request, by its token."""
+
+    scope: Scope
+    tenant: Tenant
+
+    def __str__(self) -> str:
+        return f"tenant {self.tenant.name!r}" if self.scope == "job" else f"the {self.scope}"
+
+
+_NOBODY: Final = Caller("operator", Tenant(DEFAULT_TENANT))
+CALLER: Final[ContextVar[Caller]] = ContextVar("caller", default=_NOBODY)
+"""The caller of the request that is being answered."""
+
+
+class Callers:
+    """The callers of one fabric by their tokens, read from their files by `load`."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+        tenants = {tenant.name: tenant for tenant in fabric.tenants}
+        self.default = tenants.get(DEFAULT_TENANT, Tenant(DEFAULT_TENANT))
+        self._callers: dict[str, Caller] = {}
+        """Callers by token; empty: the fabric has no credentials."""
+        self._where: dict[str, str] = {}
+
+    def load(self) -> None:
+        """Read all files.  Raises FabricError for one that cannot be read, that others may read, or whose token another
+        one has, too."""
+        fabric = self._fabric
+        self._read("fabric.operator_token_file", fabric.operator_token_file, Caller("operator", self.default))
+        self._read("fabric.job_token_file", fabric.job_token_file, Caller("job", self.default))
+        self._read("fabric.viewer_token_file", fabric.viewer_token_file, Caller("viewer", self.default))
+        for number, tenant in enumerate(fabric.tenants):
+            self._read(f"tenant[{number}].token_file", tenant.token_file, Caller("job", tenant))
+
+    def _read(self, where: str, file: str | None, caller: Caller) -> None:
+        if file is None:
+            return
+        try:
+            token = tokens.read(Path(file), where)
+        except tokens.TokenError as error:
+            raise FabricError(str(error)) from error
+        if token in self._callers:
+            raise FabricError(f"{where}: {file} has the token of {self._where[token]}: expected one of its own, or the "
+                              "scopes are one")
+        self._callers[token], self._where[token] = caller, where
+
+    @property
+    def exist(self) -> bool:
+        """Whether there are any."""
+        return bool(self._callers)
+
+    @property
+    def operator_token(self) -> str:
+        """The operator's token; empty if there is none."""
+        return next((token for token, caller in self._callers.items() if caller.scope == "operator"), "")
+
+    def caller(self, token: str) -> Caller | None:
+        """Who has this token; None: nobody.  Takes as long for a good guess as for a bad one."""
+        if not self._callers:
+            return Caller("operator", self.default)
+        said = token.encode(errors="surrogateescape")
+        found = [caller for known, caller in self._callers.items() if hmac.compare_digest(said, known.encode())]
+        return found[0] if found else None
+
+    def admit(self, scopes: Collection[Scope], of: Mapping[str, Collection[Scope]] = {}) -> Callable[[str, str], None]:
+        """A function of a method and a token, which raises Refusal for a caller without one of these scopes.
+
+        of  scopes of methods that have others, by method
+        """
+
+        def check(method: str, token: str) -> None:
+            wanted = of.get(method, scopes)
+            caller = self.caller(token)
+            what = " or ".join(sorted(wanted))
+            if caller is None:
+                got = "one that this controller does not know" if token else "none"
+                raise Refusal(Code.UNAUTHENTICATED, f"{method}: expected the token of scope {what}, got {got}. Name "
+                                                    f"its file in {tokens.TOKEN_FILE_VARIABLE}, or set "
+                                                    f"{tokens.TOKEN_VARIABLE}")
+            if caller.scope not in wanted:
+                raise Refusal(Code.PERMISSION_DENIED, f"{method}: expected the token of scope {what}, got that of "
+                                                      f"{caller}. Ask whoever runs the fabric for the right one")
+            CALLER.set(caller)
+
+        return check
