@@ -90,6 +90,10 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return _end(self.a), _end(self.b)
 
 
+DEFAULT_TENANT: Final = "default"
+"""The tenant of jobs that join by ``job_token_file``, by the operator's token, or without any."""
+
+
 class Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who may start jobs, and how much they may take; every job belongs to one tenant."""
 
@@ -183,6 +187,10 @@ class Fabric(Settings, frozen=True, kw_only=True):
     def node(self, name: str) -> Switch | Host:
         """The switch or host with this name.  Raises KeyError."""
         return _named(self.nodes, name)
+
+    def tenant(self, name: str) -> Tenant:
+        """The tenant with this name; the one called DEFAULT_TENANT without limits if the fabric file has no such."""
+        return next((tenant for tenant in self.tenants if tenant.name == name), Tenant(DEFAULT_TENANT))
 
     def host_at(self, address: str) -> Host | None:
         """The host with this IPv4 address; None if there is none."""

@@ -10,6 +10,7 @@ from typing import Final
 import networkx as nx
 
 from netfold.fabric.graph import (
+    DEFAULT_TENANT,
     FAULTS,
     MAX_PORT,
     End,
@@ -150,10 +151,10 @@ def _tenants(fabric: Fabric) -> None:
         if tenant.name in names:
             raise FabricError(f"{where}.name: there is a tenant {tenant.name} already")
         names.add(tenant.name)
-        if tenant.token_file is None and tenant.name != "default":
+        if tenant.token_file is None and tenant.name != DEFAULT_TENANT:
             raise FabricError(f"{where}.token_file: expected the file of this tenant's token; only the tenant "
                               '"default" goes without, whose jobs join by fabric.job_token_file')
-        if tenant.token_file is not None and tenant.name == "default":
+        if tenant.token_file is not None and tenant.name == DEFAULT_TENANT:
             raise FabricError(f'{where}.token_file: the token of the tenant "default" is in fabric.job_token_file')
         for name in ("slots", "jobs"):
             if (value := getattr(tenant, name)) is not None and value < 0:

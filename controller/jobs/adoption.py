@@ -23,7 +23,7 @@ from netfold.controller.switch import tables
 from netfold.controller.switch.entities import State, state
 from netfold.controller.switch.target import Target
 from netfold.fabric import slots
-from netfold.fabric.graph import Fabric
+from netfold.fabric.graph import Fabric, Tenant
 from netfold.fabric.slots import Allocator
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.jobs import Watch
@@ -76,7 +76,7 @@ class Adoption:
             raise Refusal(Code.FAILED_PRECONDITION, f"{who}: its rank came {self._fabric.grace:g} s or more after the "
                                                     "controller's start (fabric.grace), when what switches held of "
                                                     "unknown jobs was removed; join anew")
-        job = _job(record)
+        job = _job(record, self._fabric.tenant(record.tenant))
         if record.streams:
             self._claim(job, self._entries(record, who), who)
         return job
@@ -124,14 +124,14 @@ def record_of(job: Job, fabric: str) -> Record:
     """What the ticket of a running job says."""
     joins = [job.joins[rank] for rank in sorted(job.joins)]
     return Record(fabric, job.name, job.epoch, job.secret, joins, job.hosts, job.first_trees, job.trees, job.streams,
-                  job.slots_epoch, job.rounds, job.reason)
+                  job.slots_epoch, job.rounds, job.reason, job.tenant.name)
 
 
-def _job(record: Record) -> Job:
-    """The job of a record, none of whose ranks has registered yet."""
+def _job(record: Record, tenant: Tenant) -> Job:
+    """The job of a record and its tenant, none of whose ranks has registered yet."""
     return Job(
         record.job, len(record.joins), "active", dict(enumerate(record.joins)), record.epoch, record.secret,
         record.hosts, record.first_trees, record.trees, record.streams, record.streams, record.slots_epoch,
         slots=record.streams[0].slots if record.streams else 0, reason=record.reason,
-        awaited=set(range(len(record.joins))), rounds=record.round,
+        awaited=set(range(len(record.joins))), rounds=record.round, tenant=tenant,
     )

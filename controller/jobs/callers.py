@@ -18,13 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from netfold.fabric.graph import Fabric, FabricError, Tenant
+from netfold.fabric.graph import DEFAULT_TENANT, Fabric, FabricError, Tenant
 from netfold.rpc import tokens
 from netfold.rpc.rpc import Code, Refusal
 
 Scope = Literal["operator", "job", "viewer"]
-DEFAULT_TENANT: Final = "default"
-"""The tenant of jobs that join by ``job_token_file``, by the operator's token, or without any."""
 OPERATOR: Final[frozenset[Scope]] = frozenset({"operator"})
 JOB: Final[frozenset[Scope]] = frozenset({"operator", "job"})
 VIEWER: Final[frozenset[Scope]] = frozenset({"operator", "viewer"})
@@ -52,8 +50,7 @@ class Callers:
 
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
-        tenants = {tenant.name: tenant for tenant in fabric.tenants}
-        self.default = tenants.get(DEFAULT_TENANT, Tenant(DEFAULT_TENANT))
+        self.default = fabric.tenant(DEFAULT_TENANT)
         self._callers: dict[str, Caller] = {}
         """Callers by token; empty: the fabric has no credentials."""
         self._where: dict[str, str] = {}

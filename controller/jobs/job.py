@@ -8,7 +8,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from netfold.fabric.graph import Tenant
+from netfold.fabric.graph import DEFAULT_TENANT, Tenant
 from netfold.fabric.slots import Stream
 from netfold.fabric.trees import Tree
 from netfold.wire.jobs import Event, Join, Plan, RankLost, RankReport, Secret
@@ -25,8 +25,6 @@ class Job:
 
     name: str
     world: int
-    tenant: Tenant = field(default_factory=lambda: Tenant("default"))
-    """Whose job it is."""
     state: JobState = "gathering"
     joins: dict[int, Join] = field(default_factory=dict)
     epoch: int = 0
@@ -78,6 +76,8 @@ class Job:
     """Set when ranks leave or settle, and when rounds end; see `notify`."""
     complete: asyncio.Event = field(default_factory=asyncio.Event)
     planning: asyncio.Task[list[Plan]] | None = None
+    tenant: Tenant = field(default_factory=lambda: Tenant(DEFAULT_TENANT))
+    """Whose job it is."""
 
     def __str__(self) -> str:
         return f"job {self.name!r}"

@@ -130,7 +130,7 @@ class Jobs:
             self._ending.append(job)
             job = None
         if job is None:
-            job = self._jobs[request.job] = Job(request.job, request.world, tenant)
+            job = self._jobs[request.job] = Job(request.job, request.world, tenant=tenant)
         check_against(job, request)
         job.joins[request.rank] = request
         log.info("%s: rank %d of %d joined from %s", job, request.rank, job.world, request.address)

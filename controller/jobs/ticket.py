@@ -54,6 +54,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Number of recovery rounds so far."""
     reason: str
     """Why the job is not folded; empty if it is."""
+    tenant: str
+    """Name of the tenant whose job it is."""
 
 
 _decoder: Final = msgspec.json.Decoder(Record)
