@@ -49,6 +49,10 @@ class PlanError(NetFoldError):
     """The controller's plan contradicts itself or this rank's request."""
 
 
+class Unproven(NetFoldError):
+    """What arrived does not prove to come from a rank of the job, and was not used."""
+
+
 class Busy(NetFoldError):
     """Two threads used one communicator at the same time, so that the order of operations would differ from rank to
     rank."""

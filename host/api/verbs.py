@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import atexit
 import os
-import pickle
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from numpy.typing import NDArray
 
 from netfold.host import environment
+from netfold.host.api import objects
 from netfold.host.api.assembly import RailName
 from netfold.host.api.communicator import Communicator
 from netfold.host.errors import NetFoldError
@@ -120,26 +120,14 @@ def allgather(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def allgather_object(value: Any) -> list[Any]:
-    """Every rank's object, in order of rank.  Objects are pickled, so ranks must trust each other's data."""
-    import numpy as np
-
-    mine = np.frombuffer(pickle.dumps(value), np.uint8)
-    sizes = communicator().all_gather(np.array([mine.size], np.int64))
-    everyones = communicator().all_gather(mine, counts=sizes.tolist())
-    return [pickle.loads(piece.tobytes()) for piece in np.split(everyones, sizes.cumsum()[:-1])]
+    """Every rank's object, in order of rank.  Objects are pickled, and unpickled only where they prove to be of a rank
+    of the job (``objects``), so ranks must trust each other's data.  Raises Unproven."""
+    return objects.allgather(communicator(), value)
 
 
 def broadcast_object(value: Any, root_rank: int = 0) -> Any:
-    """The root's object, pickled for the transfer; what the other ranks pass is ignored."""
-    import numpy as np
-
-    comm = communicator()
-    mine = np.frombuffer(pickle.dumps(value) if comm.rank == root_rank else b"", np.uint8)
-    nbytes = comm.broadcast(np.array([mine.size], np.int64), root=root_rank)[0]
-    if comm.rank == root_rank:
-        comm.broadcast(mine.copy(), root=root_rank)
-        return value
-    return pickle.loads(comm.broadcast(np.empty(nbytes, np.uint8), root=root_rank).tobytes())
+    """The root's object, as by ``allgather_object``; what the other ranks pass is ignored."""
+    return objects.broadcast(communicator(), value, root_rank)
 
 
 def broadcast(array: NDArray[Any], root_rank: int = 0) -> NDArray[Any]:

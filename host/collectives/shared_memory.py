@@ -6,6 +6,9 @@ result out: 3 memory passes, 4 barriers for each window of the data, no bytes on
 
 Files of /dev/shm are mapped directly: Python's own SharedMemory does not reserve its pages, so that a full /dev/shm
 kills the process by SIGBUS instead of raising, and its tracker unlinks files that other processes still use.
+
+No rank tells another one a path: they exchange a nonce, and each derives the name from it and the job's secret.  Who
+does not know the secret can neither guess the name nor make the ranks open a file of his choice.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import errno
 import mmap
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 
 import numpy as np
@@ -23,6 +27,7 @@ from netfold.host.collectives.barrier import barrier
 from netfold.host.collectives.broadcast import binomial
 from netfold.host.collectives.flow import Strand, run, split_evenly
 from netfold.host.errors import TransportError
+from netfold.host.job_secret import derive
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import Reduction
@@ -30,41 +35,45 @@ from netfold.host.operation.reduction import Reduction
 ROW = 4 << 20
 """Bytes of each rank's row, which is the window in which long data is processed."""
 SHARED = "/dev/shm"
-_NAME = 48
+NONCE_BYTES = 16
+NAME_BYTES = 16
+"""Bytes of the derived key that are the file's name, in hexadecimal digits."""
 
 
 class SharedRows:
     """One row of ``row`` bytes for each rank of ``local``, a mesh (or Subset) of ranks of one machine.
 
     All ranks make it together, inside an operation.  The file's name is removed as soon as all ranks have opened it, so
-    a crash leaves nothing behind.  Raises TransportError where the machine has no room.
+    a crash leaves nothing behind.  Raises TransportError where the machine has no room, or the file is not this user's.
     """
 
     def __init__(self, local: Mesh, *, row: int = ROW) -> None:
         self._local = local
         self.row = row
         size = row * local.size
-        name = np.zeros(_NAME, np.uint8)
+        nonce = np.zeros(NONCE_BYTES, np.uint8)
         path, refused = "", ""
         memory: mmap.mmap | None = None
         try:
             if local.rank == 0:
-                path = f"{SHARED}/netfold-{secrets.token_hex(8)}"
+                drawn = secrets.token_bytes(NONCE_BYTES)
                 try:
-                    memory = _map(path, size, create=True)
-                    name[: len(path)] = np.frombuffer(path.encode(), np.uint8)
-                except OSError as error:  # an empty name tells the others that it failed
+                    memory = _create(_path(local, drawn), size)
+                    path = _path(local, drawn)
+                    nonce[:] = np.frombuffer(drawn, np.uint8)
+                except OSError as error:  # a nonce of zeros tells the others that it failed
                     refused = f" ({error.strerror})"
-            run(local, binomial(local, name))
-            if local.rank and name.any():
+            run(local, binomial(local, nonce))
+            if local.rank and nonce.any():
                 try:
-                    memory = _map(name.tobytes().rstrip(b"\0").decode(), size, create=False)
+                    memory = _open(_path(local, nonce.tobytes()), size)
                 except OSError as error:
                     refused = f" (this process does not see the first rank's {SHARED}: {error.strerror})"
             run(local, barrier(local))
         finally:
-            if path and os.path.exists(path):
-                os.unlink(path)
+            if path:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
         if memory is None:
             raise TransportError(
                 errno.ENOMEM,
@@ -111,11 +120,36 @@ class SharedRows:
         return self._rows[rank, : like.nbytes].view(like.dtype)
 
 
-def _map(path: str, size: int, *, create: bool) -> mmap.mmap:
-    file = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
+def _path(local: Mesh, nonce: bytes) -> str:
+    """The file that ranks of this job mean by a nonce."""
+    return f"{SHARED}/netfold-{derive(local.secret, 'shared memory', nonce.hex())[:NAME_BYTES].hex()}"
+
+
+def _create(path: str, size: int) -> mmap.mmap:
+    """Makes and maps a file that nobody but this user can open.  Raises OSError."""
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        if create:
-            os.posix_fallocate(file, 0, size)
+        os.posix_fallocate(file, 0, size)
+        return mmap.mmap(file, size)
+    except BaseException:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(file)
+
+
+def _open(path: str, size: int) -> mmap.mmap:
+    """Maps a file that another process of this user has made by ``_create``.  Raises OSError."""
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            raise PermissionError(
+                errno.EPERM, f"{path} has mode {found.st_mode:o} and belongs to user {found.st_uid}; expected a file "
+                             f"of mode 0600 of user {os.geteuid()}"
+            )
+        if found.st_size != size:
+            raise OSError(errno.EINVAL, f"{path} has {found.st_size} bytes; expected {size}")
         return mmap.mmap(file, size)
     finally:
         os.close(file)

@@ -310,7 +310,7 @@ def test_ranks_of_one_machine_reduce_over_shared_memory(count: int) -> None:
     for result in values(fabric.run(work)):
         np.testing.assert_array_equal(result, expected(arrays, "sum", "float32"))
     local = [nbytes for (a, b), nbytes in fabric.bytes.items() if a // 3 == b // 3]
-    assert max(local) <= 48 + 1 + 4 * 2 * (1 + count // 16)  # a name, and barriers of a byte
+    assert max(local) <= 16 + 1 + 4 * 2 * (1 + count // 16)  # a nonce, and barriers of a byte
     across = sum(nbytes for (a, b), nbytes in fabric.bytes.items() if a // 3 != b // 3)
     assert across == 2 * 4 * count  # 2 machines: 2 (H-1)/H M each way
 

@@ -206,14 +206,11 @@ def test_the_hierarchical_algorithm_goes_by_the_plans_machines() -> None:
 
 def test_a_process_that_does_not_see_the_memory_of_its_machine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Containers that share an address and not /dev/shm get an error that names it, on all ranks of the machine."""
-    plain = shared_memory._map
 
-    def blind(path: str, size: int, *, create: bool) -> Any:
-        if not create:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        return plain(path, size, create=create)
+    def blind(path: str, size: int) -> Any:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
-    monkeypatch.setattr(shared_memory, "_map", blind)
+    monkeypatch.setattr(shared_memory, "_open", blind)
     with pytest.raises(NetFoldError, match=r"does not see the first rank's /dev/shm|gave up"), loopback_job(
         4, members=2
     ):

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Python objects between the ranks of a communicator.
+
+Who chooses what is unpickled chooses what code runs.  So an object travels as tag | pickle, and is unpickled only where
+the tag shows that a rank which knows the job's secret has sent it in this very exchange:
+
+    tag = HMAC-SHA256(key, exchange | sender's rank | pickle)
+    exchange = of every rank, in order: bytes of its pickle 8 | nonce 16        which all ranks gather first
+
+This holds whatever carries the bytes: queue pairs prove nothing of a packet, and TCP proves who is at the other end,
+not that nobody on the way has changed the bytes since.  Ranks of one job trust each other's objects.
+"""
+
+from __future__ import annotations
+
+import hmac
+import pickle
+import secrets
+import struct
+from typing import Any, Final
+
+import numpy as np
+
+from netfold.host.api.communicator import Communicator
+from netfold.host.errors import Unproven
+from netfold.host.job_secret import derive
+from netfold.host.operation.arrays import Flat
+
+PURPOSE: Final = "objects"
+TAG_BYTES: Final = 32
+NONCE_BYTES: Final = 16
+OFFER = struct.Struct(f"!Q{NONCE_BYTES}s")
+MOST_BYTES: Final = 1 << 40
+"""Bytes of a pickle; what claims to be longer has not come from a rank."""
+
+
+class _Exchange:
+    """One exchange of objects, which all ranks make together.
+
+    mine  this rank's pickle; empty where it gives none
+    """
+
+    def __init__(self, comm: Communicator, mine: bytes) -> None:
+        self._comm = comm
+        self._mine = mine
+        plan = comm.plan
+        self._key = derive(plan.secret, PURPOSE, plan.job, plan.epoch)
+        offer = OFFER.pack(len(mine), secrets.token_bytes(NONCE_BYTES))
+        self._offers = comm.all_gather(np.frombuffer(offer, np.uint8)).tobytes()
+        own = self._offers[comm.rank * OFFER.size :][: OFFER.size]
+        self.sizes = [nbytes for nbytes, _ in OFFER.iter_unpack(self._offers)]
+        """Bytes of each rank's pickle."""
+        if own != offer or max(self.sizes) > MOST_BYTES:
+            raise self._unproven(f"the offers of an exchange of objects are damaged (sizes {self.sizes})")
+
+    def sealed(self) -> Flat:
+        """This rank's tag and pickle."""
+        return np.frombuffer(self._tag(self._comm.rank, self._mine) + self._mine, np.uint8)
+
+    def opened(self, rank: int, sealed: Flat) -> Any:
+        """The object that a rank has sealed.  Raises Unproven."""
+        tag, data = sealed[:TAG_BYTES].tobytes(), sealed[TAG_BYTES:].tobytes()
+        if not hmac.compare_digest(tag, self._tag(rank, data)):
+            raise self._unproven(f"an object of {len(data)} bytes that is said to be rank {rank}'s")
+        return pickle.loads(data)
+
+    def _tag(self, rank: int, data: bytes) -> bytes:
+        return hmac.digest(self._key, self._offers + rank.to_bytes(4, "big") + data, "sha256")
+
+    def _unproven(self, what: str) -> Unproven:
+        plan = self._comm.plan
+        return Unproven(
+            f"job {plan.job!r}, rank {plan.rank} of {plan.world}: {what}: expected the tag of a rank that knows the "
+            "job's secret; nothing was unpickled. Somebody else sends to the ranks of this job, or changes what they "
+            "send: look at who can reach them, then join anew"
+        )
+
+
+def allgather(comm: Communicator, value: Any) -> list[Any]:
+    """Every rank's object, in order of rank.  Raises Unproven, and what ``Communicator.all_gather`` raises."""
+    mine = pickle.dumps(value)
+    if comm.size == 1:
+        return [pickle.loads(mine)]
+    exchange = _Exchange(comm, mine)
+    counts = [TAG_BYTES + nbytes for nbytes in exchange.sizes]
+    everyones = comm.all_gather(exchange.sealed(), counts=counts)
+    return [exchange.opened(rank, one) for rank, one in enumerate(np.split(everyones, np.cumsum(counts)[:-1]))]
+
+
+def broadcast(comm: Communicator, value: Any, root: int) -> Any:
+    """The root's object on every rank.  Raises ValueError for a root that does not exist, Unproven, and what ``Communicator.broadcast`` raises."""
+    if not 0 <= root < comm.size:
+        raise ValueError(f"root_rank={root}: expected a rank of 0 .. {comm.size - 1}")
+    if comm.size == 1:
+        return value
+    exchange = _Exchange(comm, pickle.dumps(value) if comm.rank == root else b"")
+    if comm.rank == root:
+        comm.broadcast(exchange.sealed().copy(), root=root)
+        return value
+    sealed = np.empty(TAG_BYTES + exchange.sizes[root], np.uint8)
+    return exchange.opened(root, comm.broadcast(sealed, root=root))
