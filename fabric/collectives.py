@@ -143,13 +143,31 @@ ROOTED: Final[dict[str, Callable[[int, int], list[Step]]]] = {
 }
 
 
-def steps(name: str, n: int, root: int = 0) -> list[Step]:
+def steps(name: str, n: int, root: int = 0, *, sender: int | None = None) -> list[Step]:
     """Steps of a collective among n ranks; an unknown one is planned as an all-to-all.
 
+    sender  the flows of this rank alone, in as many steps; None: those of all ranks
     Raises ValueError for fewer than 2 ranks, or a root that is none of them.
     """
+    _check(name, n, root)
+    if sender is not None and _is_all_to_all(name):  # its n (n - 1) flows would be many
+        return [{(sender, (sender + k) % n): UNIT for k in range(1, n)}]
+    whole = ROOTED[name](n, root) if name in ROOTED else UNROOTED.get(name, all_to_all)(n)
+    if sender is None:
+        return whole
+    return [{pair: size for pair, size in step.items() if pair[0] == sender} for step in whole]
+
+
+def count(name: str, n: int, root: int = 0) -> int:
+    """Number of flows in all steps of a collective; arguments and errors are those of `steps`."""
+    _check(name, n, root)
+    return n * (n - 1) if _is_all_to_all(name) else sum(map(len, steps(name, n, root)))
+
+
+def _check(name: str, n: int, root: int) -> None:
     if n < 2 or not 0 <= root < n:
         raise ValueError(f"{name} among {n} ranks with root {root}: expected 2 ranks or more, and one of them")
-    if name in ROOTED:
-        return ROOTED[name](n, root)
-    return UNROOTED.get(name, all_to_all)(n)
+
+
+def _is_all_to_all(name: str) -> bool:
+    return name not in ROOTED and UNROOTED.get(name, all_to_all) is all_to_all

@@ -20,24 +20,18 @@ import networkx as nx
 from netfold.controller.jobs import callers
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.jobs import Jobs
+from netfold.controller.paths.planning import PathPlanner, View
 from netfold.controller.paths.steering import SUSPECT_SECONDS, Steering
 from netfold.controller.switch import tables
-from netfold.fabric import collectives
-from netfold.fabric import paths as planners
-from netfold.fabric.clos import Clos, Path, PathError
+from netfold.fabric.clos import Clos, Path
 from netfold.fabric.graph import End, Fabric
 from netfold.rpc import rpc
 from netfold.rpc.rpc import Code, Refusal
-from netfold.wire.paths import SERVICE, Follow, Noted, PathFlow, PathPiece, Paths, Reach, Suspect
+from netfold.wire.paths import SERVICE, Follow, Noted, Paths, Suspect
 
 log = logging.getLogger("netfold.controller")
 
 OPERATOR: Final = "netfold.PathTable"
-CACHED_PLANS: Final = 256
-"""Plans that are cached, since all ranks of a job ask for the same steps."""
-MAX_JOINT_FLOWS: Final = 4096
-"""Scope "auto" plans up to this many flows of all ranks together: all-to-all of 64 ranks, halving-doubling of
-256."""
 TIMEOUT: Final = 10.0
 """Seconds that an operator waits for an answer."""
 
@@ -131,9 +125,9 @@ class PathService:
         self._read_unpinned = unpinned
         self._links_respond = links_respond
         self._version = 0
-        self._clos: Clos | None = None
-        self._plans: dict[bytes, planners.PathPlan] = {}
-        """Plans of the present version, by flows and scope."""
+        self._view: View | None = None
+        """The fabric of the present version; None until a path is planned on it."""
+        self._planner = PathPlanner(steering)
         self._changed = asyncio.Event()
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -153,8 +147,7 @@ class PathService:
     def changed(self) -> None:
         """Forget cached plans and wake all ranks that follow, since paths may have changed."""
         self._version += 1
-        self._clos = None
-        self._plans.clear()
+        self._view = None
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -164,21 +157,21 @@ class PathService:
         for task in self._tasks:
             task.cancel()
         self.changed()
+        self._planner.close()
 
     # ---- ranks -----------------------------------------------------------------------------------------------------
     async def follow(self, request: Follow) -> AsyncGenerator[Paths, None]:
         """A rank's paths, now and whenever they change.  Raises Refusal."""
         job = self._job(request)
-        request = _as_flows(request, job)
-        _check(request, job)
         before: Paths | None = None
-        while not self._closing:
-            changed = self._changed
-            found = self._paths(request, job)
-            if before is None or msgspec.structs.replace(found, version=before.version) != before:
-                before = found
-                yield found
-            await changed.wait()
+        with self._planner.stream(request, job):
+            while not self._closing:
+                changed = self._changed
+                found = await self._planner.plan(self._current_view(), request, job)
+                if before is None or msgspec.structs.replace(found, version=before.version) != before:
+                    before = found
+                    yield found
+                await changed.wait()
 
     async def suspect(self, request: Suspect) -> Noted:
         """Keep all ranks off an uplink towards a leaf for SUSPECT_SECONDS, or until probes come through.  Raises
@@ -220,40 +213,10 @@ class PathService:
             self.changed()
             await self._replan()
 
-    def _paths(self, request: Follow, job: Job) -> Paths:
-        steering, here = self._steering, self._steering.leaf_of[job.hosts[request.rank]]
-        clos = self._clos = self._clos or steering.clos(self._graph())
-        leaf_of = {rank: steering.leaf_of[name] for rank, name in enumerate(job.hosts)}
-        try:
-            port_of = {leaf: {path: port for port, path in steering.ports(clos, here, leaf).items()}
-                       for leaf in set(leaf_of.values()) - {here}}
-            pieces = [
-                PathPiece(flow.destination, piece.offset, piece.size, port_of[leaf_of[flow.destination]][piece.path])
-                for step in request.steps
-                for flow, piece in self._planned(clos, job, request, step)
-                if piece.path
-            ]
-        except PathError as error:
-            raise Refusal(Code.UNAVAILABLE, str(error)) from error
-        reaches = [Reach(rank, leaf, sorted(port_of[leaf].values()) if leaf != here else [])
-                   for rank, leaf in leaf_of.items() if rank != request.rank]
-        whole = Clos(self._fabric.graph())
-        ports = {port for leaf in whole.leaves if leaf != here for port in steering.ports(whole, here, leaf)}
-        return Paths(self._version, sorted(ports), sorted(pieces, key=lambda p: (p.peer, p.offset)), reaches)
-
-    def _planned(
-        self, clos: Clos, job: Job, request: Follow, step: Sequence[PathFlow]
-    ) -> list[tuple[PathFlow, planners.Piece]]:
-        """The requesting rank's pieces of a step, with their flows."""
-        assert request.scope != "auto", "_as_flows has replaced it"
-        flows = [planners.Flow(job.hosts[f.source], job.hosts[f.destination], f.size) for f in step]
-        key = msgspec.json.encode((flows, request.scope))
-        if key not in self._plans:
-            if len(self._plans) >= CACHED_PLANS:  # of jobs that ended long ago
-                self._plans.clear()
-            self._plans[key] = planners.plan(clos, flows, scope=request.scope)
-        plan = self._plans[key]
-        return [(step[piece.flow], piece) for piece in plan.pieces if step[piece.flow].source == request.rank]
+    def _current_view(self) -> View:
+        if self._view is None:
+            self._view = View(self._version, *self._steering.usable_parts(self._graph()))
+        return self._view
 
     def _job(self, request: Follow | Suspect) -> Job:
         job = self._jobs.find(request)
@@ -328,60 +291,3 @@ class PathService:
 
     def _end_at(self, link: int, switch: str) -> End:
         return next(end for end in self._fabric.links[link].ends if end.node == switch)
-
-
-def _as_flows(request: Follow, job: Job) -> Follow:
-    """The request with a named collective replaced by its flows.  Raises Refusal for an invalid request."""
-    if not request.collective:
-        if request.scope == "auto":
-            raise Refusal(Code.INVALID_ARGUMENT, 'scope "auto" goes with a named collective; for steps say "host" or '
-                                                 '"leaf", as the flows given are a rank\'s or everybody\'s')
-        return request
-    ranks = request.ranks or list(range(job.world))
-    where = f"{request.collective} among the ranks {ranks} with root {request.root}"
-    if request.steps:
-        raise Refusal(Code.INVALID_ARGUMENT, f"{where}: expected a collective or steps, got both")
-    if len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(job.world)) or request.rank not in ranks:
-        raise Refusal(Code.INVALID_ARGUMENT, f"{where}: expected different ranks below {job.world}, and rank "
-                                             f"{request.rank} among them")
-    try:
-        steps = collectives.steps(request.collective, len(ranks), request.root)
-    except ValueError as error:
-        raise Refusal(Code.INVALID_ARGUMENT, str(error)) from error
-    scope = request.scope
-    if scope == "auto":
-        scope = "leaf" if sum(map(len, steps)) <= MAX_JOINT_FLOWS else "host"
-    return msgspec.structs.replace(
-        request,
-        collective="",
-        ranks=[],
-        scope=scope,
-        steps=[
-            [
-                PathFlow(ranks[a], ranks[b], size)
-                for (a, b), size in step.items()
-                if scope == "leaf" or ranks[a] == request.rank
-            ]
-            for step in steps
-        ],
-    )
-
-
-def _check(request: Follow, job: Job) -> None:
-    """Raise Refusal for invalid flows."""
-    seen: set[int] = set()
-    for at, step in enumerate(request.steps):
-        for flow in step:
-            where = f"steps[{at}]: flow of {flow.size} bytes from rank {flow.source} to {flow.destination}"
-            if not (0 <= flow.source < job.world and 0 <= flow.destination < job.world
-                    and flow.source != flow.destination and flow.size > 0):
-                raise Refusal(Code.INVALID_ARGUMENT, f"{where}: expected two different ranks below {job.world}, and at "
-                                                     "least 1 byte")
-            if flow.source == request.rank and flow.destination in seen:
-                raise Refusal(Code.INVALID_ARGUMENT, f"{where}: expected one flow to each peer in all steps; follow "
-                                                     "the others by another call")
-            if request.scope == "host" and flow.source != request.rank:
-                raise Refusal(Code.INVALID_ARGUMENT, f'{where}: scope "host" plans rank {request.rank}\'s flows alone; '
-                                                     'give those, or scope "leaf"')
-            if flow.source == request.rank:
-                seen.add(flow.destination)

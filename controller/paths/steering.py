@@ -99,13 +99,18 @@ class Steering:
         """When the next suspicion ends, on ``clock``; None if there is none."""
         return min(self._suspected.values(), default=None)
 
-    def clos(self, graph: nx.MultiGraph[str]) -> Clos:
-        """The paths that planners may use.  Suspicions that would leave two leaves without a path do not count."""
+    def usable_parts(self, graph: nx.MultiGraph[str]) -> tuple[nx.MultiGraph[str], set[SuspectUplink], frozenset[int]]:
+        """What `usable` needs, as it is now: the graph that is left, suspects, and links that several of them share."""
         left = self.drains.left(graph)
         links = {number for *_, number in left.edges(keys=True)}
         marks = {mark for mark in self.suspects() if mark[0] in left and mark[1] in links}
-        for clos in (Clos(left, suspects=marks, dead_links=self.shared_links() & links), Clos(left, suspects=marks)):
-            if all(self._reaches(clos, a, b) for a in clos.leaves for b in clos.leaves):
+        return left, marks, self.shared_links() & links
+
+    @classmethod
+    def usable(cls, left: nx.MultiGraph[str], suspects: set[SuspectUplink], shared: frozenset[int]) -> Clos:
+        """The paths that planners may use.  Suspicions that would leave two leaves without a path do not count."""
+        for clos in (Clos(left, suspects=suspects, dead_links=shared), Clos(left, suspects=suspects)):
+            if all(cls._reaches(clos, a, b) for a in clos.leaves for b in clos.leaves):
                 return clos
         return Clos(left)
 
