@@ -88,7 +88,10 @@ def allgather(comm: Communicator, value: Any) -> list[Any]:
 
 
 def broadcast(comm: Communicator, value: Any, root: int) -> Any:
-    """The root's object on every rank.  Raises ValueError for a root that does not exist, Unproven, and what ``Communicator.broadcast`` raises."""
+    """The root's object on every rank.
+
+    Raises ValueError for a root that does not exist, Unproven, and what ``Communicator.broadcast`` raises.
+    """
     if not 0 <= root < comm.size:
         raise ValueError(f"root_rank={root}: expected a rank of 0 .. {comm.size - 1}")
     if comm.size == 1:
