@@ -16,8 +16,11 @@ import functools
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
+import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -37,12 +40,27 @@ HERE = Path(__file__).resolve().parent
 
 _PROBE = "#include <stdint.h>\n#include <string.h>\nuint64_t probe(uint64_t x) { return x + 1; }\n"
 
+_LIMITED = re.compile("out of memory|CPU time limit|Killed|terminated signal|memory exhausted|virtual memory")
+"""What gcc, clang and ld say where a limit ended them."""
+
 Source = Path | str
 Kind = Literal["shared", "exe"]
 
 
 class BuildError(Exception):
     """The C compiler is missing, failed or hung; the message holds its command line and its output."""
+
+
+class LimitError(BuildError):
+    """The C compiler needed more time or memory than it may have."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What each process of a C compiler may take: seconds of processor time, bytes of address space."""
+
+    cpu_seconds: int
+    memory: int
 
 
 @dataclass(frozen=True)
@@ -61,19 +79,44 @@ class Compiler:
 
 
 def default_cache_dir() -> Path:
-    """$XDG_CACHE_HOME/softswitch or ~/.cache/softswitch; a per-user one under /tmp where home is read-only."""
+    """$XDG_CACHE_HOME/softswitch or ~/.cache/softswitch; a per-user one under /tmp where that is not ours to write.
+
+    Raises BuildError.
+    """
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     path = Path(base) / "softswitch"
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        if os.access(path, os.W_OK):
-            return path
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.access(path, os.W_OK) and path.stat().st_uid == os.geteuid():
+            return _private(path)
     except OSError:
         pass
-    path = Path(tempfile.gettempdir()) / f"softswitch-{os.getuid()}"
-    path.mkdir(mode=0o700, exist_ok=True)
-    if path.stat().st_uid != os.getuid():
-        raise BuildError(f"{path} belongs to someone else: set XDG_CACHE_HOME to a directory of your own")
+    return _private(Path(tempfile.gettempdir()) / f"softswitch-{os.geteuid()}")
+
+
+def _private(path: Path) -> Path:
+    """The folder, made where it is missing, for us alone. Raises BuildError where others could put code into it.
+
+    What lies in the cache is loaded and run: the folder must be ours, and none above it such that others may replace
+    it. Members of a folder's group are trusted above it, as where each user has a group.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for place in (path, *path.resolve().parents):
+            status = place.stat()
+            if place is path:
+                if status.st_uid != os.geteuid() or stat.S_ISLNK(place.lstat().st_mode):
+                    raise BuildError(f"{path} belongs to someone else, who could put code into it: set XDG_CACHE_HOME "
+                                     "to a folder of your own")
+                if status.st_mode & 0o022:
+                    raise BuildError(f"others may write to {path}, and what lies there would be run: remove it")
+                if status.st_mode & 0o077:
+                    path.chmod(0o700)
+            elif status.st_mode & 0o002 and not status.st_mode & stat.S_ISVTX:
+                raise BuildError(f"anyone may replace {path}, since {place} can be written by all: set XDG_CACHE_HOME "
+                                 "to a folder of your own")
+    except OSError as error:
+        raise BuildError(f"cannot use {path} for what is built: {error.strerror}") from error
     return path
 
 
@@ -88,6 +131,7 @@ def build(
     libs: Sequence[str] = (),
     cache_dir: Path | None = None,
     compiler: Compiler | None = None,
+    limits: Limits | None = None,
 ) -> Path:
     """Compiles and links `sources` and returns the result's path; at once if an equal build is cached.
 
@@ -99,10 +143,11 @@ def build(
     flags           further flags; -O2 is always given first
     optional_flags  flags used only where the compiler takes them, for example -march=native
     libs            linker flags that follow the sources, for example -lpthread
+    cache_dir       where results are kept, instead of default_cache_dir(); only we may be able to write there
+    limits          what the compiler may take, for sources that are not ours; LimitError where it takes more
     Raises BuildError.
     """
-    cache = cache_dir or default_cache_dir()
-    cache.mkdir(parents=True, exist_ok=True)
+    cache = _private(cache_dir) if cache_dir else default_cache_dir()
     cc = compiler or find_compiler(cache)
     include = [*include, HERE]
     accepted = [flag for flag in optional_flags if _takes_flag(cc, flag, cache)]
@@ -116,7 +161,7 @@ def build(
         return result
     with _lock(cache / f"{name}-{key}.lock"):
         if not result.exists():
-            _compile(cc, all_flags, sources, include, libs, result, cache)
+            _compile(cc, all_flags, sources, include, libs, result, cache, limits)
     return result
 
 
@@ -156,8 +201,8 @@ def _find_compiler(wanted: str, _path: str, cache: Path) -> Compiler:
 def _identity(command: Sequence[str]) -> str:
     """Changes when the compiler is updated; found without running it (that would cost every start 50 ms)."""
     program = os.path.realpath(shutil.which(command[0]) or command[0])
-    stat = os.stat(program)
-    parts = [shlex.join(command), program, str(stat.st_size), str(stat.st_mtime_ns), platform.machine()]
+    status = os.stat(program)
+    parts = [shlex.join(command), program, str(status.st_size), str(status.st_mtime_ns), platform.machine()]
     if "ziglang" in command:
         from importlib import metadata
 
@@ -178,9 +223,7 @@ def _probe(cc: Compiler, flags: Sequence[str], cache: Path) -> str:
         output = str(Path(scratch) / "probe.so")
         command = [*cc.command, "-O2", *flags, "-shared", "-fPIC", str(source), "-o", output]
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT, env=cc.environment(cache)
-            )
+            done = _run(command, cc.environment(cache))
         except (OSError, subprocess.TimeoutExpired) as error:
             return str(error)  # not kept: may be better next time
     complaint = "" if done.returncode == 0 else (done.stderr or f"exit status {done.returncode}")
@@ -239,6 +282,7 @@ def _compile(
     libs: Sequence[str],
     result: Path,
     cache: Path,
+    limits: Limits | None,
 ) -> None:
     with tempfile.TemporaryDirectory(dir=cache, prefix="build-") as scratch:
         files = []
@@ -252,21 +296,45 @@ def _compile(
         output = Path(scratch) / "result"
         command = [*cc.command, *flags, *(f"-I{d}" for d in include), *files, "-o", str(output), *libs]
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT, env=cc.environment(cache)
-            )
+            done = _run(command, cc.environment(cache), limits)
         except subprocess.TimeoutExpired:
-            raise BuildError(
+            raise LimitError(
                 f"C compiler took over {COMPILE_TIMEOUT:.0f} s:\n  {shlex.join(command)}"
             ) from None
         except OSError as error:
             raise BuildError(f"cannot run the C compiler: {error}\n  {shlex.join(command)}") from error
+        if done.returncode != 0 and limits and _LIMITED.search(done.stderr):
+            raise LimitError(
+                f"the C compiler needs more than the {limits.cpu_seconds} s of processor time and "
+                f"{limits.memory >> 20} MiB of memory that it may take:\n{done.stderr[-500:]}"
+            )
         if done.returncode != 0:
             raise BuildError(
                 f"C compiler failed (exit status {done.returncode}):\n  {shlex.join(command)}\n"
                 f"{done.stderr}{done.stdout}"
             )
         os.replace(output, result)
+
+
+def _run(
+    command: Sequence[str], environment: dict[str, str], limits: Limits | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs a compiler; its own processes (cc1, ld) end with it, and have the limits each."""
+    if limits is not None:  # by a shell: a function between fork and exec is unsafe where there are threads
+        shell = 'ulimit -t "$1" && ulimit -v "$2" && ulimit -c 0 || exit; shift 2; exec "$@"'
+        command = ["/bin/sh", "-c", shell, "sh", str(limits.cpu_seconds), str(limits.memory >> 10), *command]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True
+    )
+    try:
+        out, said = process.communicate(timeout=COMPILE_TIMEOUT)
+    except BaseException:  # took too long, or Ctrl-C
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
+    return subprocess.CompletedProcess(command, process.returncode, out, said)
 
 
 @contextlib.contextmanager

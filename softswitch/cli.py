@@ -166,6 +166,7 @@ def compile_command(
     include: Includes = None,
 ) -> None:
     """Compile a program; with no output named, only check it and build it into the cache."""
+    from softswitch.engine.errors import EngineError
     from softswitch.p4runtime.program import build_executable
 
     compiled = _compile(program, include, define)
@@ -181,7 +182,10 @@ def compile_command(
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}; expected a file that can be written")
     if not (dump_ir or p4info or c or preprocessed):
-        print(build_executable(compiled.c_source))
+        try:
+            print(build_executable(compiled.c_source))
+        except EngineError as error:
+            fail(str(error), 1)
 
 
 @app.command()

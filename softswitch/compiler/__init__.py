@@ -2,6 +2,7 @@
 """The P4_16 compiler: P4 for v1model in, one C file and P4Info out.
 
     driver        compile_file, compile_source, Program        cache         results of earlier compilations
+    confined      a stranger's program, within limits
     preprocess    #include, #define (macros), #if              diagnostics   errors with the line of the source
                   (preprocess_if)
 

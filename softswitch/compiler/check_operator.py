@@ -8,8 +8,8 @@ from softswitch.compiler import consteval
 from softswitch.compiler import types as T
 from softswitch.compiler.check_convert import Converter
 from softswitch.compiler.diagnostics import P4Error
+from softswitch.compiler.types import MAX_WIDTH
 
-MAX_WIDTH = 1 << 16
 _COMPARE = ("<", "<=", ">", ">=")
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from softswitch.compiler.types import Bits, Type
+from softswitch.compiler.types import MAX_WIDTH, Bits, Type
 
 
 class ConstError(Exception):
@@ -64,6 +64,8 @@ def binary(op: str, a: int, b: int, t: Type) -> int | bool:
             return a >= b
         case _:
             raise ConstError(f"operator {op} on constants")
+    if fixed is None and r.bit_length() > MAX_WIDTH:
+        raise ConstError(f"a number of {r.bit_length()} bits is too large: at most {MAX_WIDTH} are supported")
     return fixed.wrap(r) if fixed else r
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["CompileError", "Program", "compile_file", "compile_source"]
 
 _RECURSION = 12_000
+_DIGITS = 20_000  # of the longest integer in a message: 2^65536
 
 
 @dataclass(frozen=True)
@@ -67,40 +68,38 @@ def compile_source(
     include  as in compile_file, or preprocess.LIBRARY for a program that may read no file but ours
     Raises CompileError.
     """
-    preprocessed = preprocess(text, name, include=include, defines=defines)
     # The passes recurse over the nesting of the program; Python keeps their frames on the heap.
     sys.setrecursionlimit(max(sys.getrecursionlimit(), _RECURSION))
-    known = cache.load(preprocessed, name)
-    if known is not None:
-        return Program(name, *known, preprocessed)
-    from softswitch.compiler import emit_c, p4info, p4info_ids
-
-    program = _lower(preprocessed, name)
+    sys.set_int_max_str_digits(max(sys.get_int_max_str_digits(), _DIGITS))
     try:
+        preprocessed = preprocess(text, name, include=include, defines=defines)
+        known = cache.load(preprocessed, name)
+        if known is not None:
+            return Program(name, *known, preprocessed)
+        from softswitch.compiler import emit_c, p4info, p4info_ids
+
+        program = _lower(preprocessed, name)
         ids = p4info_ids.Ids(program)
         result = Program(name, emit_c.emit(program, ids), p4info.make(program, ids), preprocessed)
     except P4Error as error:
         raise CompileError([error.diagnostic]) from None
+    except RecursionError:
+        raise CompileError([Diagnostic(Pos(name, 1, 1), "the program nests too deeply")]) from None
     cache.store(preprocessed, name, result.c_source, result.p4info)
     return result
 
 
 def _lower(preprocessed: str, name: str) -> Lowered:
-    """Runs the passes from text to IR."""
+    """Runs the passes from text to IR. Raises CompileError or P4Error."""
     from softswitch.compiler import architecture
     from softswitch.compiler.check import Checker
     from softswitch.compiler.lower import lower
     from softswitch.compiler.parser import parse
 
     errors = Errors()
-    try:
-        tree = parse(preprocessed, errors)
-        shapes = architecture.shapes(tree)
-        checker = Checker(errors)
-        checker.program(tree)
-        architecture.check(tree, shapes)
-        return lower(tree, checker, name)
-    except P4Error as error:
-        raise CompileError([error.diagnostic]) from None
-    except RecursionError:
-        raise CompileError([Diagnostic(Pos(name, 1, 1), "the program nests too deeply")]) from None
+    tree = parse(preprocessed, errors)
+    shapes = architecture.shapes(tree)
+    checker = Checker(errors)
+    checker.program(tree)
+    architecture.check(tree, shapes)
+    return lower(tree, checker, name)

@@ -19,6 +19,10 @@ _MATCHES = {"exact", "lpm", "ternary", "range", "optional", "selector"}
 _ARRAYS = {"counter": "counter", "direct_counter": "counter", "meter": "meter", "direct_meter": "meter",
            "register": "register", "action_profile": "profile", "action_selector": "profile"}
 _MAX_CELLS = 1 << 26
+_MAX_BLOCKS = 10_000
+_MAX_MEMORY = 4 << 30
+_CELL = 64  # bytes of a counter's or meter's cell, at most
+_MAX_SIZE = (1 << 31) - 1
 
 
 @dataclass(eq=False)
@@ -47,6 +51,8 @@ class Elaboration(StmtLowering):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.block_name = ""  # of the control or parser whose body is being lowered
+        self.blocks = 0  # instances of controls and parsers
+        self.memory = 0  # bytes of all registers, counters and meters
         self.taken: dict[tuple[type, str], A.Decl] = {}  # by kind and control-plane name
 
     def instantiate(self, decl: Any, call: A.CallExpr, name: str) -> Any:
@@ -60,6 +66,9 @@ class Elaboration(StmtLowering):
         raise P4Error(call.pos, f"a {t.kind} cannot be instantiated here")
 
     def make_block(self, decl: A.BlockDecl, call: A.CallExpr, name: str) -> BlockInstance:
+        self.blocks += 1
+        if self.blocks > _MAX_BLOCKS:
+            raise P4Error(call.pos, f"more than {_MAX_BLOCKS} instances of controls and parsers")
         block = BlockInstance(decl, name)
         for p in decl.ctor_params:
             if p.name in call.bound:
@@ -104,6 +113,13 @@ class Elaboration(StmtLowering):
             raise P4Error(e.pos, "expected an integer")
         return e.value
 
+    def small(self, e: A.Expr, what: str) -> int:
+        """The value of a size or priority, which must fit 31 bits."""
+        value = self.number(e)
+        if not 0 <= value <= _MAX_SIZE:
+            raise P4Error(e.pos, f"{what} of {value}: expected a number up to {_MAX_SIZE}")
+        return value
+
     def number(self, e: A.Expr) -> int:
         """The value of a constructor argument or property that is an integer."""
         value = self.expr(e)
@@ -124,16 +140,22 @@ class Elaboration(StmtLowering):
         made = ExternObject(kind, name, decl, len(objects))
         args = call.bound
         if "size" in args:
-            made.size = self.number(args["size"])
+            made.size = self.small(args["size"], "size")
             if made.size > _MAX_CELLS:
                 raise P4Error(call.pos, f"{kind} of {made.size} cells; at most {_MAX_CELLS} are supported")
         if "type" in args:
             units = _UNITS if "counter" in kind else ["packets", "bytes"]
-            made.unit = units[self.number(args["type"])]
+            kind_number = self.number(args["type"])
+            if kind_number >= len(units):
+                raise P4Error(call.pos, f"{kind} of type {kind_number}: expected a member of its enum")
+            made.unit = units[kind_number]
         if kind == "register":
             made.type = self.type(t.args[0], call.pos)
             if not isinstance(made.type, T.Bits) and made.type != T.BOOL:
                 raise P4Error(call.pos, f"a register of {t.args[0]}: only bit, int and bool are supported")
+        self.memory += made.size * ((ir.bits_of(made.type) + 7) // 8 if kind == "register" else _CELL)
+        if self.memory > _MAX_MEMORY:
+            raise P4Error(call.pos, f"registers, counters and meters of more than {_MAX_MEMORY >> 30} GiB in all")
         if kind == "action_selector":
             made.algorithm = self.number(args["algorithm"])
             notes = {n.name: n for n in getattr(decl, "annotations", None) or []}
@@ -157,7 +179,7 @@ class Elaboration(StmtLowering):
         else:
             fields = [(decl.name, "exact", self.type(t, decl.pos))]
         name = control_plane_name(prefix, decl)
-        made = ValueSet(name, decl, len(self.program.value_sets), self.number(decl.size), fields)
+        made = ValueSet(name, decl, len(self.program.value_sets), self.small(decl.size, "size"), fields)
         self.program.value_sets.append(made)
         return made
 
@@ -184,7 +206,7 @@ class Elaboration(StmtLowering):
         self.add_default(table, decl)
         props = decl.properties
         if "size" in props:
-            table.size = self.number(props["size"].value)
+            table.size = self.small(props["size"].value, "size")
         if "support_timeout" in props:
             table.idle_timeout = bool(self.number(props["support_timeout"].value))
         table.profile = self.attached(table, "implementation", ("action_profile", "action_selector"))
@@ -270,7 +292,7 @@ class Elaboration(StmtLowering):
         if "largest_priority_wins" in decl.properties:
             largest_wins = bool(self.number(decl.properties["largest_priority_wins"].value))
         if "priority_delta" in decl.properties:
-            delta = self.number(decl.properties["priority_delta"].value)
+            delta = self.small(decl.properties["priority_delta"].value, "priority_delta")
         ordered = any(k.match in ("ternary", "range", "optional") for k in table.keys)
         priorities = _priorities(explicit, largest_wins, delta) if ordered else [0] * len(explicit)
         for entry, priority in zip(decl.entries, priorities, strict=True):
@@ -283,10 +305,10 @@ class Elaboration(StmtLowering):
 
     def _priority(self, entry: A.EntryDecl) -> int | None:
         if entry.priority is not None:
-            return self.number(entry.priority)
+            return self.small(entry.priority, "priority")
         note = next((a for a in entry.annotations if a.name == "priority" and a.args), None)
         if note is not None and isinstance(note.args[0], A.IntLit):
-            return -note.args[0].value  # with the annotation, the smallest priority wins
+            return -self.small(note.args[0], "priority")  # with the annotation, the smallest priority wins
         return None
 
     def match_value(self, e: A.Expr, key: Key) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from softswitch.compiler import ir
 from softswitch.compiler.c_text import INCLUDES, c_comment, c_name, c_string, verify, width
+from softswitch.compiler.diagnostics import NOWHERE, P4Error
 from softswitch.compiler.emit_extern import stride
 from softswitch.compiler.emit_stmt import MAX_ADDED, StmtEmitter, emitted_bytes
 from softswitch.compiler.objects import ActionObject, ExternObject, TableObject
@@ -18,6 +19,7 @@ from softswitch.compiler.types import BOOL, Bits
 
 _MATCH = {"exact": "SS_EXACT", "lpm": "SS_LPM", "ternary": "SS_TERNARY", "range": "SS_RANGE", "optional": "SS_OPTIONAL"}
 _UNIT = {"packets": "SS_PACKETS", "bytes": "SS_BYTES", "packets_and_bytes": "SS_PACKETS_AND_BYTES"}
+_MAX_TEXT = 8 << 20
 _SIGNATURES = {
     "parse": "static void parse(ss_switch *sw, void *state_, const uint8_t *frame, uint32_t len)",
     "deparse": "static uint32_t deparse(ss_switch *sw, void *state_, uint8_t *out)",
@@ -69,7 +71,10 @@ class _Emitter(StmtEmitter):
             "}",
             "",
         ]
-        return verify("\n".join([*head, *functions, *keep, *infos]) + "\n")
+        text = "\n".join([*head, *functions, *keep, *infos]) + "\n"
+        if len(text) > _MAX_TEXT:
+            raise P4Error(NOWHERE, f"the program becomes {len(text)} bytes of C; at most {_MAX_TEXT} are supported")
+        return verify(text)
 
     def types(self) -> list[str]:
         lines: list[str] = []

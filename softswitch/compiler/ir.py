@@ -8,6 +8,7 @@ Control flow is `if`, labels and gotos. `str()` of a node prints it (`softswitch
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,11 @@ class RecordType:
         """Bits of the fixed part of a header."""
         return sum(bits_of(t) for t in self.fields.values())
 
+    @functools.cached_property
+    def memory(self) -> int:
+        """Bytes of a value in C, about."""
+        return 8 + sum(memory_of(t) for t in self.fields.values())
+
 
 @dataclass(frozen=True)
 class StackType:
@@ -63,6 +69,18 @@ def bits_of(t: Type) -> int:
         case StackType():
             return t.size * t.item.bits
     return 1
+
+
+def memory_of(t: Type) -> int:
+    """Bytes of a value in C, about."""
+    match t:
+        case RecordType():
+            return t.memory
+        case StackType():
+            return 8 + (t.size + 1) * t.item.memory
+        case Bits() | Varbit():
+            return 8 + t.width // 8
+    return 8
 
 
 def is_scalar(t: Type) -> bool:

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass, replace
 
 from softswitch.compiler.diagnostics import P4Error, Pos
+from softswitch.compiler.types import MAX_WIDTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,10 @@ def _number(token: Token) -> tuple[int, int | None, bool]:
     digits = text
     prefix = _WIDTH.match(text)
     if prefix:
-        width, signed = int(prefix.group(1)), prefix.group(2) == "s"
+        width = int(prefix.group(1)) if len(prefix.group(1)) < 9 else MAX_WIDTH + 1
+        signed = prefix.group(2) == "s"
+        if width > MAX_WIDTH:
+            raise P4Error(token.pos, f"a literal of {prefix.group(1)[:20]} bits; at most {MAX_WIDTH} are supported")
         digits = text[prefix.end() :]
         if width == 0:
             raise P4Error(token.pos, f"'{text}' has width 0")
@@ -98,7 +103,10 @@ def _number(token: Token) -> tuple[int, int | None, bool]:
     try:
         value = int(digits[2:] if digits[1:2].isalpha() else digits, base)
     except ValueError:
-        raise P4Error(token.pos, f"'{text}' is not a number") from None
+        most = sys.get_int_max_str_digits()
+        raise P4Error(token.pos, f"'{text[:80]}' is not a number of at most {most} digits") from None
+    if value.bit_length() > MAX_WIDTH:
+        raise P4Error(token.pos, f"a number of {value.bit_length()} bits; at most {MAX_WIDTH} are supported")
     if width is not None:
         value &= (1 << width) - 1
         if signed and value >> (width - 1):

@@ -101,6 +101,8 @@ class _Lowering(ExternLowering):
             numbers = outer
             if note is not None:
                 self_numbers = [self.checker.constant(a) for a in note.args]
+                if any(not 0 <= number < 256 for number in self_numbers):
+                    raise P4Error(note.pos, "@field_list: expected numbers of 8 bits")
                 numbers = [*outer, *self_numbers]
             self.collect_field_lists(self.actual(t.fields[field.name]), (*path, field.name), numbers)
 

@@ -16,6 +16,9 @@ from softswitch.compiler.program import Function, LoweredProgram
 
 _MAX_STATEMENTS = 200_000
 
+MAX_MEMORY = 1 << 20
+"""Most bytes of the headers and metadata of a packet, and of the variables of a stage, which are on the stack."""
+
 
 class ApplyResult:
     """The result of table.apply()."""
@@ -68,6 +71,9 @@ class Lowering:
     def local(self, name: str, t: ir.Type) -> ir.Var:
         var = ir.Var(t, self.unique(name))
         self.function.locals.append(var)
+        self.function.memory += ir.memory_of(t)
+        if self.function.memory > MAX_MEMORY:
+            raise P4Error(self.pos, f"the variables of one stage take more than {MAX_MEMORY} bytes")
         return var
 
     def temp(self, value: ir.Value, name: str = "t") -> ir.Var:
@@ -112,7 +118,11 @@ class Lowering:
             case T.Stack():
                 item = self.type(t.item)
                 assert isinstance(item, ir.RecordType)
-                return ir.StackType(item, t.size)
+                stack = ir.StackType(item, t.size)
+                size = ir.memory_of(stack)
+                if size > MAX_MEMORY:
+                    raise P4Error(pos or self.pos, f"{t} takes {size} bytes; at most {MAX_MEMORY} are supported")
+                return stack
             case T.OfTable():
                 return U32
         raise P4Error(pos or self.pos, f"a value of type {t} is not supported here")
@@ -120,5 +130,7 @@ class Lowering:
     def make_record(self, key: Any, kind: str, name: str, fields: dict[str, T.Type], p4: str) -> None:
         lowered = {n: self.type(f) for n, f in fields.items()}
         rec = ir.RecordType(kind, self.unique(f"{kind}_{name}"), p4, lowered)
+        if rec.memory > MAX_MEMORY:
+            raise P4Error(self.pos, f"a value of {p4} takes {rec.memory} bytes; at most {MAX_MEMORY} are supported")
         self.records[key] = rec
         self.program.records.append(rec)

@@ -14,6 +14,8 @@ _TOKEN = re.compile(
     r"""|(?P<op><<|>>|<=|>=|==|!=|&&|\|\||.)""",
     re.VERBOSE,
 )
+_MAX_DEPTH = 400
+_MAX_TOTAL = 2_000_000  # tokens in a whole program
 _MAX_EXPANSION = 200_000  # tokens that a line may expand to; more are refused, since macros can grow exponentially
 
 
@@ -34,6 +36,7 @@ class Macros:
     """The macros that are defined at some place in the text."""
 
     def __init__(self, defines: Mapping[str, str]) -> None:
+        self.made = 0  # tokens that macros have expanded to
         self.defined = {k: Macro(None, tuple(tokens(v))) for k, v in defines.items()}
 
     def define(self, rest: str, pos: Pos) -> None:
@@ -69,6 +72,8 @@ class Macros:
                 out.append(f'"{pos.file}"')
                 continue
             macro = self.defined.get(piece)
+            if len(hidden) > _MAX_DEPTH:
+                raise P4Error(pos, f"macros expand to macros more than {_MAX_DEPTH} deep")
             if macro is None or piece in hidden:
                 out.append(piece)
                 continue
@@ -88,8 +93,10 @@ class Macros:
                     raise P4Error(pos, f"macro {piece} takes {len(macro.params)} arguments, got {len(args)}")
                 body = self.substitute(macro, dict(zip(macro.params, args, strict=True)), pos, hidden)
             out.extend(self.expand(body, pos, hidden | {piece}))
-            if len(out) > _MAX_EXPANSION:
-                raise P4Error(pos, f"macro {piece} expands to more than {_MAX_EXPANSION} tokens")
+            self.made += len(body)
+            if len(out) > _MAX_EXPANSION or self.made > _MAX_TOTAL:
+                raise P4Error(pos, f"macro {piece} expands to more than {_MAX_EXPANSION} tokens, or all in the program "
+                                   f"to more than {_MAX_TOTAL}")
         return out
 
     def arguments(self, pieces: Sequence[str], at: int, name: str, pos: Pos) -> tuple[list[list[str]], int]:

@@ -15,6 +15,7 @@ from finsy.proto.p4.config.v1 import p4types_pb2 as p4t
 from softswitch.compiler import ast as A
 from softswitch.compiler import ir
 from softswitch.compiler import types as T
+from softswitch.compiler.diagnostics import NOWHERE, P4Error
 from softswitch.compiler.objects import ExternObject, TableObject, ValueSet
 from softswitch.compiler.p4info_ids import Ids, numbers
 from softswitch.compiler.program import LoweredProgram
@@ -42,8 +43,11 @@ def controller_name(t: T.Struct) -> str:
 
 
 def make(program: LoweredProgram, ids: Ids) -> p4i.P4Info:
-    """The program's P4Info."""
-    return _Maker(program, ids).run()
+    """The program's P4Info. Raises P4Error for a number of an annotation that it has no room for."""
+    try:
+        return _Maker(program, ids).run()
+    except ValueError as error:  # protobuf's own check
+        raise P4Error(NOWHERE, f"an @id or another number in an annotation does not fit P4Info: {error}") from None
 
 
 class _Maker:

@@ -18,6 +18,7 @@ class Function:
     locals: list[ir.Var] = field(default_factory=list)
     body: list[ir.Instruction] = field(default_factory=list)
     exit: str = ""
+    memory: int = 0  # bytes of the locals
 
 
 @dataclass(eq=False)

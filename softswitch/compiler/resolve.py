@@ -96,8 +96,9 @@ class Resolver(ABC):
             case "bit" | "int" | "varbit":
                 assert syntax.width is not None
                 width = self.constant(syntax.width)
-                if width < 0 or width > 1 << 20 or (width == 0 and syntax.kind == "int"):
-                    raise P4Error(syntax.pos, f"{syntax.kind}<{width}> is not a type")
+                if width < 0 or width > T.MAX_WIDTH or (width == 0 and syntax.kind == "int"):
+                    at_most = f"; at most {T.MAX_WIDTH} bits are supported" if width > T.MAX_WIDTH else ""
+                    raise P4Error(syntax.pos, f"{syntax.kind}<{width}> is not a type{at_most}")
                 if syntax.kind == "varbit":
                     return T.Varbit(width)
                 return T.Bits(width, syntax.kind == "int")

@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+MAX_WIDTH = 1 << 16
+"""Most bits of a number."""
+
 
 class Type:
     """Any P4 type; str() gives its P4 syntax."""

@@ -15,6 +15,10 @@ CORE = ("pipeline.c", "tables.c", "entries.c", "profiles.c", "state.c", "pre.c",
 """The runtime's C files that every program links with."""
 
 
+_TYPES = ("-Werror=int-conversion", "-Werror=incompatible-pointer-types", "-Werror=implicit-function-declaration")
+"""What gcc 12 only warns of: code that takes a number for an address."""
+
+
 class Compiled(Protocol):
     """The result of the compiler (softswitch.compiler.driver.Program)."""
 
@@ -31,6 +35,7 @@ def build(
     name: str = "switch",
     flags: Sequence[str] = (),
     cache_dir: Path | None = None,
+    limits: cc.Limits | None = None,
 ) -> Path:
     """Builds a compiled program (or its C text, or C file) with the runtime; `extra` names more files of runtime/.
 
@@ -43,8 +48,8 @@ def build(
     # With -O3 and the machine's own vector instructions, a fold is a third faster than with -O2.
     def link(sources: Sequence[cc.Source], kind: cc.Kind, name: str, libs: Sequence[str] = ()) -> Path:
         return cc.build(
-            sources, kind=kind, name=name, include=[RUNTIME], flags=["-g", "-O3", *flags],
-            optional_flags=["-march=native"], libs=libs, cache_dir=cache_dir,
+            sources, kind=kind, name=name, include=[RUNTIME], flags=["-g", "-O3", *_TYPES, *flags],
+            optional_flags=["-march=native"], libs=libs, cache_dir=cache_dir, limits=limits,
         )
 
     if kind == "exe":

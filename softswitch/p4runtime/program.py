@@ -15,12 +15,16 @@ from typing import Protocol
 from finsy.proto import p4i, p4r
 
 from cbuild import cc
-from softswitch.engine.errors import EngineError, InvalidArgument
+from softswitch.engine.errors import EngineError, Internal, InvalidArgument, ResourceExhausted
 from softswitch.engine.linking import build
 from softswitch.p4runtime.process import SOURCES
 
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1")
 """Compiler flags for a build that stops at the first error of memory or arithmetic, for debugging."""
+
+
+LIMITS = cc.Limits(cpu_seconds=120, memory=4 << 30)
+"""What the C compiler may take for a program, whoever wrote it."""
 
 
 @dataclass(frozen=True)
@@ -85,12 +89,15 @@ class Compiler:
         return digest.hexdigest()[:32]
 
     def _compile(self, text: str) -> Built:
-        from softswitch.compiler.diagnostics import CompileError
-        from softswitch.compiler.driver import compile_source
+        from softswitch.compiler import confined
 
         try:
-            program = compile_source(text, "pushed.p4")
-        except CompileError as error:
+            program = confined.compile_program(text)
+        except confined.TooCostly as error:
+            raise ResourceExhausted(f"p4_device_config: {error}") from error
+        except confined.CompilerFailed as error:
+            raise Internal(f"p4_device_config: {error}") from error
+        except confined.NotCompiled as error:
             raise InvalidArgument(f"p4_device_config does not compile:\n{error}") from error
         return Built(build_executable(program.c_source, flags=self._flags, cache_dir=self._cache_dir), program.p4info)
 
@@ -98,7 +105,11 @@ class Compiler:
 def build_executable(c_source: str | Path, *, flags: Sequence[str] = ("-g",), cache_dir: Path | None = None) -> Path:
     """Builds one executable of a program, the runtime and packet I/O. Raises EngineError where the C compiler fails."""
     try:
-        return build(c_source, extra=SOURCES, kind="exe", name="switch", flags=flags, cache_dir=cache_dir)
+        return build(
+            c_source, extra=SOURCES, kind="exe", name="switch", flags=flags, cache_dir=cache_dir, limits=LIMITS
+        )
+    except cc.LimitError as error:
+        raise ResourceExhausted(f"cannot build the program: {error}") from error
     except cc.BuildError as error:
         raise EngineError(f"cannot build the program: {error}") from error
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -129,3 +130,50 @@ def test_concurrent_builds_agree(tmp_path: Path) -> None:
 
     assert len(results) == 1
     assert ctypes.CDLL(results.pop()).f() == 7
+
+
+def test_a_compiler_that_takes_too_much_is_ended_by_name(tmp_path: Path) -> None:
+    """A source that grows without end: the limits hold for the compiler's own processes, and the error is theirs."""
+    endless = '#include "/dev/zero"\n'
+    with pytest.raises(cc.LimitError, match="400 MiB"):
+        cc.build([endless], kind="shared", cache_dir=tmp_path, limits=cc.Limits(60, 400 << 20))
+
+
+def test_a_cache_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+    """What lies in the cache is run: a folder of someone else's, or that all may write to, is none."""
+    cache = tmp_path / "c"
+    cc.build(["int a;"], kind="shared", cache_dir=cache)
+    assert cache.stat().st_mode & 0o777 == 0o700
+    cache.chmod(0o755)
+    cc.build(["int a;"], kind="shared", cache_dir=cache)
+    assert cache.stat().st_mode & 0o777 == 0o700
+    cache.chmod(0o777)
+    with pytest.raises(cc.BuildError, match="others may write"):
+        cc.build(["int a;"], kind="shared", cache_dir=cache)
+
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(cc.BuildError, match="anyone may replace"):
+        cc.build(["int a;"], kind="shared", cache_dir=tmp_path / "open" / "c")
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(cc.BuildError, match="someone else"):
+        cc.build(["int a;"], kind="shared", cache_dir=tmp_path / "link")
+
+
+def test_the_cache_of_another_user_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As root with the environment of a user, the user's cache is not run from."""
+    (tmp_path / "softswitch").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "t"))
+    monkeypatch.setattr(cc.tempfile, "tempdir", None)
+    (tmp_path / "t").mkdir()
+    assert cc.default_cache_dir() == tmp_path / "softswitch"
+    real = Path.stat
+
+    def theirs(path: Path, **more: bool) -> os.stat_result:
+        status = real(path, **more)
+        other = (*status[:4], status.st_uid + 1, *status[5:])
+        return os.stat_result(other) if path == tmp_path / "softswitch" else status
+
+    monkeypatch.setattr(Path, "stat", theirs)
+    assert cc.default_cache_dir().parent == tmp_path / "t"

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles a stranger's program in a process of its own, within limits of time and memory.
+
+A program can ask for more than any machine has: macros that double a thousand times, a table of 2^40 entries, types of
+2^31 bits. The limits are the kernel's (setrlimit), so that they hold whatever the compiler does, and the process that
+serves P4Runtime and the program that runs notice nothing but an error.
+
+    program = compile_program(text)        # Raises NotCompiled, which says why
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from finsy.proto import p4i
+
+from softswitch.compiler.diagnostics import CompileError
+
+TEXT_MAX = 4 << 20
+"""Bytes of the longest program text."""
+
+CPU_SECONDS = 30
+WALL_SECONDS = 90.0
+MEMORY = 1 << 30
+"""Limits of a compilation: seconds of processor time and of a clock on the wall, bytes of address space."""
+
+NAME = "pushed.p4"
+"""The file that messages name where the program has no #line."""
+
+_OK, _REFUSED, _MEMORY = 0, 10, 11
+
+
+class NotCompiled(Exception):
+    """The program has errors, which the message shows with their lines."""
+
+
+class TooCostly(NotCompiled):
+    """The program needs more time or memory than a compilation may have."""
+
+
+class CompilerFailed(NotCompiled):
+    """The compiler itself failed: a fault of ours, which the message names."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The result of a compilation."""
+
+    c_source: str
+    p4info: p4i.P4Info
+
+
+def compile_program(
+    text: str, *, cpu_seconds: int = CPU_SECONDS, wall_seconds: float = WALL_SECONDS, memory: int = MEMORY
+) -> Compiled:
+    """Compiles preprocessed P4 text within these limits. Raises NotCompiled."""
+    data = text.encode()
+    if len(data) > TEXT_MAX:
+        raise TooCostly(f"the program has {len(data)} bytes, and may have {TEXT_MAX}")
+    # -P: a folder named softswitch where the switch was started is none of ours.
+    command = [sys.executable, "-P", "-m", __name__, str(cpu_seconds), str(memory)]
+    environment = {key: value for key, value in os.environ.items() if key in ("HOME", "PATH", "XDG_CACHE_HOME", "LANG")}
+    environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
+    try:
+        done = subprocess.run(
+            command, input=data, capture_output=True, timeout=wall_seconds, env=environment, cwd="/"
+        )
+    except subprocess.TimeoutExpired:
+        raise TooCostly(f"compiling it took more than {wall_seconds:.0f} s, and was ended") from None
+    out, said = done.stdout, done.stderr.decode(errors="replace").strip()
+    if done.returncode == _OK:
+        size = int.from_bytes(out[:8], "big")
+        return Compiled(out[8 : 8 + size].decode(), p4i.P4Info.FromString(out[8 + size :]))
+    if done.returncode == _REFUSED:
+        raise NotCompiled(out.decode(errors="replace"))
+    if done.returncode == _MEMORY:
+        raise TooCostly(f"compiling it takes more than the {memory >> 20} MiB of memory that it may")
+    if -done.returncode in (signal.SIGXCPU, signal.SIGKILL):
+        raise TooCostly(f"compiling it took more than {cpu_seconds} s of processor time, and was ended")
+    if done.returncode < 0:  # a stack of C frames that ended, for example
+        raise TooCostly(f"compiling it ended the compiler's process by signal {-done.returncode}: it nests too deeply")
+    raise CompilerFailed(f"the compiler failed, which is a fault of softswitch: {said.rpartition(chr(10))[2]}")
+
+
+def _main(cpu_seconds: int, memory: int) -> int:
+    """The process: P4 text on stdin; on stdout the size of the C text, the C text and P4Info, or the errors."""
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    out = sys.stdout.buffer
+    try:
+        from softswitch.compiler.driver import compile_source
+        from softswitch.compiler.preprocess import LIBRARY
+
+        program = compile_source(sys.stdin.buffer.read().decode(), NAME, include=LIBRARY)
+        text, p4info = program.c_source.encode(), program.p4info.SerializeToString(deterministic=True)
+    except CompileError as error:
+        out.write(str(error).encode(errors="replace"))
+        return _REFUSED
+    out.write(len(text).to_bytes(8, "big") + text + p4info)
+    return _OK
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(_main(*map(int, sys.argv[1:])))
+    except MemoryError:  # also where the error that it led to could not be handled for want of memory
+        os._exit(_MEMORY)
