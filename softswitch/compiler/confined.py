@@ -48,7 +48,7 @@ class CompilerFailed(NotCompiled):
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledProgram:
     """The result of a compilation."""
 
     c_source: str
@@ -57,7 +57,7 @@ class Compiled:
 
 def compile_program(
     text: str, *, cpu_seconds: int = CPU_SECONDS, wall_seconds: float = WALL_SECONDS, memory: int = MEMORY
-) -> Compiled:
+) -> CompiledProgram:
     """Compiles preprocessed P4 text within these limits. Raises NotCompiled."""
     data = text.encode()
     if len(data) > TEXT_MAX:
@@ -75,7 +75,7 @@ def compile_program(
     out, said = done.stdout, done.stderr.decode(errors="replace").strip()
     if done.returncode == _OK:
         size = int.from_bytes(out[:8], "big")
-        return Compiled(out[8 : 8 + size].decode(), p4i.P4Info.FromString(out[8 + size :]))
+        return CompiledProgram(out[8 : 8 + size].decode(), p4i.P4Info.FromString(out[8 + size :]))
     if done.returncode == _REFUSED:
         raise NotCompiled(out.decode(errors="replace"))
     if done.returncode == _MEMORY:
