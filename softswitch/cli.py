@@ -87,6 +87,11 @@ def run(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen where other machines reach it even without mutual TLS.")
     ] = False,
+    primary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="WHO", help="Only these clients may write: cert:NAME, an IP address or network, unix; "
+                                         "repeat. Others read."),
+    ] = None,
     device_id: Annotated[int, typer.Option(min=0, help="P4Runtime device id.")] = 1,
     cpu_port: Annotated[int | None, typer.Option(min=1, max=510, help="Port number of the controller.")] = None,
     queue: Annotated[int, typer.Option(min=1, max=1 << 20, help="Frames that may wait at each port.")] = 1024,
@@ -105,6 +110,7 @@ def run(
     from softswitch.compiler.diagnostics import CompileError
     from softswitch.engine.errors import EngineError
     from softswitch.p4runtime.listening import DEFAULT_ADDRESS, ListenError
+    from softswitch.p4runtime.primaries import Primaries
     from softswitch.p4runtime.process import Settings
     from softswitch.p4runtime.program import SANITIZE, Compiler
     from softswitch.p4runtime.server import Server
@@ -125,13 +131,19 @@ def run(
         fail(f"--grpc-server-ssl: expected a HOST:PORT among --grpc-server-addr, got {', '.join(addresses)}; a unix "
              "socket goes without TLS, since only its owner may open it")
     tls = _tls(grpc_server_ssl, grpc_server_cert, grpc_server_key, grpc_server_cacert, grpc_server_with_client_auth)
+    try:
+        primaries = Primaries(primary or [])
+    except ValueError as error:
+        fail(f"--primary {error}")
+    if primaries.by_certificate and not grpc_server_with_client_auth:
+        fail("--primary cert:NAME: expected --grpc-server-with-client-auth with it: clients show no certificate else")
     settings = Settings(ports, cpu_port, seed, queue, join=not no_offload, pcap=pcap)
 
     done = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: done.set())
     compiler = Compiler(flags=SANITIZE if sanitize else ("-g",))
-    server = Server(device_id=device_id, settings=settings, builder=compiler)
+    server = Server(device_id=device_id, settings=settings, builder=compiler, primaries=primaries)
     try:
         if program is not None:
             _readable(program)

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from finsy.proto import p4r, rpc_code
 
 from softswitch.engine.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied
+from softswitch.p4runtime import roles
+from softswitch.p4runtime.roles import Access, Permission
+
+MAX_ROLES = 64
+"""Roles whose highest election id is remembered after their controllers have left."""
 
 Send = Callable[[p4r.StreamMessageResponse], None]
 
@@ -24,11 +29,20 @@ def election_number(message: p4r.Uint128) -> int:
 
 @dataclass(eq=False)
 class Session:
-    """One controller's stream. `role` is its name ("" is the default role), None before arbitration."""
+    """One controller's stream.
+
+    peer    its address, for messages
+    may     whether it may be primary (primaries.py)
+    role    name of its role ("" is the default role), None before arbitration
+    access  what the config of its role allows, which counts while it is primary
+    """
 
     send: Send
+    peer: str = ""
+    may: bool = True
     role: str | None = None
     election_id: int = 0
+    access: Access = field(default_factory=Access)
 
 
 class Arbitration:
@@ -49,24 +63,33 @@ class Arbitration:
     def update(self, session: Session, message: p4r.MasterArbitrationUpdate) -> None:
         """Registers a session, or registers it again, and notifies all controllers that this concerns.
 
-        Raises NotFound, InvalidArgument, FailedPrecondition: its stream must then end.
+        Raises NotFound, InvalidArgument, FailedPrecondition, Unimplemented: its stream must then end.
         """
         self.check_device(message.device_id)
-        role = message.role.name or (f"#{message.role.id}" if message.role.id else "")
+        role = roles.name(message.role)
         election = election_number(message.election_id)
+        access = roles.decode(message.role)
         with self._lock:
             if session.role is not None and session.role != role:
                 raise FailedPrecondition(
                     f"the stream's role is {session.role!r} and cannot become {role!r}: open another stream"
                 )
             for other in self._sessions:
-                if other is not session and other.role == role and election and other.election_id == election:
+                if (other is not session and session.may and other.may and other.role == role and election
+                        and other.election_id == election):
                     raise InvalidArgument(f"election id {election} is in use by another controller of this role")
+            for other in self._primaries():
+                if other.role != role and (both := _conflict(access, other.access)):
+                    shown = ", ".join(f"{ident:#010x}" for ident in sorted(both)[:5])
+                    raise InvalidArgument(f"role.config of role {role!r}: {shown} would not be exclusive: role "
+                                          f"{other.role!r} names them too")
             before = self._primary(role)
             if session not in self._sessions:
                 self._sessions.append(session)
-            session.role, session.election_id = role, election
-            self._highest[role] = max(self._highest.get(role, 0), election)
+            session.role, session.election_id, session.access = role, election, access
+            if session.may:
+                self._highest[role] = max(self._highest.pop(role, 0), election)
+                self._forget_roles()
             self._notify(role, session, before)
 
     def leave(self, session: Session) -> None:
@@ -94,6 +117,28 @@ class Arbitration:
             if primary.election_id != election:
                 raise PermissionDenied(f"the primary has election id {primary.election_id}, not {election}")
 
+    def permission(self, role: str) -> Permission:
+        """What a role may do now.  Raises NotFound where no controller with this role is connected."""
+        with self._lock:
+            return self._permission(role)
+
+    def _permission(self, role: str) -> Permission:
+        primary = self._primary(role)
+        if not role:
+            return Permission(role, Access())
+        if primary is None and not any(session.role == role for session in self._sessions):
+            raise NotFound(f"role {role!r}: no controller with this role is connected")
+        taken = {i: other.role or "" for other in self._primaries() if other.role != role
+                 for i in other.access.exclusive}
+        return Permission(role, primary.access if primary is not None else Access(), taken)
+
+    def _forget_roles(self) -> None:
+        """Forgets the highest election ids of the roles that are not used any more, the oldest first, beyond MAX_ROLES:
+        clients may make up as many names as they like."""
+        used = {session.role for session in self._sessions}
+        for role in [role for role in self._highest if role not in used][: max(0, len(self._highest) - MAX_ROLES)]:
+            del self._highest[role]
+
     def is_primary(self, session: Session) -> bool:
         with self._lock:
             return session.role is not None and self._primary(session.role) is session
@@ -101,11 +146,14 @@ class Arbitration:
     def primaries(self) -> list[Session]:
         """The primary controllers of all roles, which receive packets, digests and idle notifications."""
         with self._lock:
-            roles = {s.role for s in self._sessions if s.role is not None}
-            return [p for p in (self._primary(role) for role in sorted(roles)) if p is not None]
+            return self._primaries()
+
+    def _primaries(self) -> list[Session]:
+        names = {s.role for s in self._sessions if s.role is not None}
+        return [p for p in (self._primary(role) for role in sorted(names)) if p is not None]
 
     def _primary(self, role: str) -> Session | None:
-        candidates = [s for s in self._sessions if s.role == role and s.election_id]
+        candidates = [s for s in self._sessions if s.role == role and s.election_id and s.may]
         best = max(candidates, key=lambda s: s.election_id, default=None)
         return best if best is not None and best.election_id >= self._highest.get(role, 0) else None
 
@@ -131,7 +179,15 @@ class Arbitration:
         if session is primary:
             update.status.code, update.status.message = rpc_code.OK, "you are primary"
         elif primary is not None:
-            update.status.code, update.status.message = rpc_code.ALREADY_EXISTS, "another controller is primary"
+            update.status.code, update.status.message = rpc_code.ALREADY_EXISTS, f"{primary.peer} is primary"
         else:
             update.status.code, update.status.message = rpc_code.NOT_FOUND, "no controller is primary"
+        if session.election_id and not session.may:
+            update.status.message += f"; {session.peer} may not be (--primary)"
         return message
+
+
+def _conflict(one: Access, other: Access) -> frozenset[int]:
+    """The objects that one of two roles is to have for itself alone, and the other one names as well."""
+    return (one.exclusive & (other.exclusive | other.shared)) | (other.exclusive & one.shared)
+

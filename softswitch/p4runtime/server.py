@@ -18,7 +18,7 @@ import logging
 import queue
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
@@ -40,8 +40,10 @@ from softswitch.p4runtime import entities, listening, notices, packet_io, tables
 from softswitch.p4runtime.arbitration import Arbitration, Session
 from softswitch.p4runtime.config import Configuration, Listener, Pipeline
 from softswitch.p4runtime.listening import Tls
+from softswitch.p4runtime.primaries import Primaries, describe
 from softswitch.p4runtime.process import PortState, Settings
 from softswitch.p4runtime.program import Builder
+from softswitch.p4runtime.roles import Permission
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +114,10 @@ class _Outbox:
 class Server(p4r_grpc.P4RuntimeServicer):
     """The P4Runtime server of one switch, which runs in a native process."""
 
-    def __init__(self, *, device_id: int, settings: Settings, builder: Builder) -> None:
+    def __init__(
+        self, *, device_id: int, settings: Settings, builder: Builder, primaries: Primaries | None = None
+    ) -> None:
+        self._primaries = primaries or Primaries()
         self._arbitration = Arbitration(device_id)
         listener = Listener(self._on_event, self._on_digest, self._on_death)
         self._configuration = Configuration(settings, builder, listener)
@@ -170,7 +175,8 @@ class Server(p4r_grpc.P4RuntimeServicer):
 
     def _notify_primaries(self, message: p4r.StreamMessageResponse) -> None:
         for session in self._arbitration.primaries():
-            session.send(message)
+            if session.access.receives(message):
+                session.send(message)
 
     def _on_event(self, pipeline: Pipeline, event: Event) -> None:
         try:
@@ -240,8 +246,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
     ) -> p4r.SetForwardingPipelineConfigResponse:
         """Loads, saves or starts a program."""
         try:
-            self._arbitration.check_device(request.device_id)
-            self._arbitration.check_write(_role(request), request.election_id)
+            self._check_write(request, context).check_push()
             with self._writing:
                 self._configuration.apply(request.action, request.config)
                 if request.action not in (_Set.VERIFY, _Set.VERIFY_AND_SAVE):
@@ -272,8 +277,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
     def Write(self, request: p4r.WriteRequest, context: grpc.ServicerContext) -> p4r.WriteResponse:
         """Executes a batch of updates, each independently of the others."""
         try:
-            self._arbitration.check_device(request.device_id)
-            self._arbitration.check_write(_role(request), request.election_id)
+            self._check_write(request, context).check_write(request.updates)
             if request.atomicity != p4r.WriteRequest.CONTINUE_ON_ERROR:
                 raise Unimplemented("atomicity: expected CONTINUE_ON_ERROR, the only one supported, got "
                                     f"{p4r.WriteRequest.Atomicity.Name(request.atomicity)}")
@@ -286,13 +290,29 @@ class Server(p4r_grpc.P4RuntimeServicer):
             _abort_updates(context, results)
         return p4r.WriteResponse()
 
+    def _check_write(self, request: Any, context: grpc.ServicerContext) -> Permission:
+        """What the role of a request may write.  Raises NotFound, and PermissionDenied for all but the primary: its
+        election id is known to all, so that a client that may not be primary is told by its address."""
+        self._arbitration.check_device(request.device_id)
+        if not self._may_be_primary(context):
+            raise PermissionDenied(f"{_client(context)} may not be primary, and so not write (--primary)")
+        role = _role(request)
+        self._arbitration.check_write(role, request.election_id)
+        return self._arbitration.permission(role)
+
+    def _may_be_primary(self, context: grpc.ServicerContext) -> bool:
+        return self._primaries.allow(context.peer(), _authentication(context))
+
     def Read(self, request: p4r.ReadRequest, context: grpc.ServicerContext) -> Iterator[p4r.ReadResponse]:
         """Reads everything that is asked for, in several messages."""
         try:
             self._arbitration.check_device(request.device_id)
+            permission = self._arbitration.permission(request.role)
+            permission.check_read(request.entities)
             response = p4r.ReadResponse()
             for entity in entities.read(self._configuration.running().context, request.entities):
-                response.entities.append(entity)
+                if permission.shows(entity):
+                    response.entities.append(entity)
                 if len(response.entities) == READ_CHUNK:
                     yield response
                     response = p4r.ReadResponse()
@@ -310,7 +330,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
         outbox = _Outbox()
         if len(self._outboxes) >= MAX_STREAMS:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_STREAMS} controllers are connected already")
-        session = Session(outbox.put)
+        session = Session(outbox.put, _client(context), self._may_be_primary(context))
         self._outboxes.add(outbox)
         context.add_callback(outbox.close)
         reader = threading.Thread(
@@ -353,6 +373,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
                 self._packet_out(session, request.packet)
             elif kind == "digest_ack":
                 error.error.digest_list_ack.digest_list_ack.CopyFrom(request.digest_ack)
+                self._arbitration.permission(session.role).check_object(request.digest_ack.digest_id, "digest")
                 self._configuration.running().context.digests.acknowledge(request.digest_ack)
             else:
                 error.error.other.SetInParent()
@@ -379,12 +400,21 @@ class Server(p4r_grpc.P4RuntimeServicer):
         if not self._arbitration.is_primary(session):
             raise PermissionDenied("packet-out: only the primary controller sends packets, and this stream is a "
                                    "backup's; become primary by a higher election id")
+        self._arbitration.permission(session.role or "").check_packet_out()
         context = self._configuration.running().context
         context.engine.packet_out(packet_io.decode_packet_out(context.schema.packet_out, message))
 
 
 def _role(request: Any) -> str:
     return request.role or (f"#{request.role_id}" if request.role_id else "")
+
+
+def _client(context: grpc.ServicerContext) -> str:
+    return describe(context.peer(), _authentication(context))
+
+
+def _authentication(context: Any) -> Mapping[str, Sequence[bytes]]:
+    return context.auth_context()  # type: ignore[no-any-return]  # its stub lacks the lists
 
 
 def _abort(context: grpc.ServicerContext, error: EngineError) -> NoReturn:

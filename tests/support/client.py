@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 from finsy.proto import p4r, p4r_grpc, rpc_status
+from google.protobuf.message import Message
 
 from softswitch.p4runtime.process import Settings
 from softswitch.p4runtime.program import Builder
@@ -43,12 +44,14 @@ class Stream:
     def send(self, message: p4r.StreamMessageRequest) -> None:
         self._out.put(message)
 
-    def arbitrate(self, election: int, *, device: int = 1, role: str = "") -> None:
+    def arbitrate(self, election: int, *, device: int = 1, role: str = "", config: Message | None = None) -> None:
         message = p4r.StreamMessageRequest()
         message.arbitration.device_id = device
         message.arbitration.election_id.low = election
         if role:
             message.arbitration.role.name = role
+        if config is not None:
+            message.arbitration.role.config.Pack(config)
         self.send(message)
 
     def next(self) -> p4r.StreamMessageResponse:
@@ -80,8 +83,10 @@ class Client:
         self._channel = (grpc.insecure_channel(address, options=options) if credentials is None
                          else grpc.secure_channel(address, credentials, options=options))
         self.stub = p4r_grpc.P4RuntimeStub(self._channel)
+        self.address = address
         self.device = device
         self.election = 0
+        self.role = ""
         self._streams: list[Stream] = []
 
     def __enter__(self) -> Client:
@@ -98,11 +103,11 @@ class Client:
         self._streams.append(Stream(self.stub))
         return self._streams[-1]
 
-    def become_primary(self, election: int = 1) -> Stream:
+    def become_primary(self, election: int = 1, *, role: str = "", config: Message | None = None) -> Stream:
         stream = self.stream()
-        stream.arbitrate(election)
+        stream.arbitrate(election, role=role, config=config)
         assert stream.status() == (0, election)
-        self.election = election
+        self.election, self.role = election, role
         return stream
 
     def push(
@@ -110,13 +115,13 @@ class Client:
         config: p4r.ForwardingPipelineConfig,
         action: _Set.Action.ValueType = _Set.VERIFY_AND_COMMIT,
     ) -> None:
-        request = _Set(device_id=self.device, action=action, config=config)
+        request = _Set(device_id=self.device, action=action, config=config, role=self.role)
         request.election_id.low = self.election
         self.stub.SetForwardingPipelineConfig(request, timeout=60)
 
     def write(self, *updates: tuple[p4r.Update.Type.ValueType, p4r.Entity]) -> None:
         """Write updates.  Raises grpc.RpcError where one fails."""
-        request = p4r.WriteRequest(device_id=self.device)
+        request = p4r.WriteRequest(device_id=self.device, role=self.role)
         request.election_id.low = self.election
         for kind, entity in updates:
             request.updates.add(type=kind, entity=entity)
@@ -133,7 +138,7 @@ class Client:
         return [0] * len(updates)
 
     def read(self, *entities: p4r.Entity) -> list[p4r.Entity]:
-        request = p4r.ReadRequest(device_id=self.device, entities=entities)
+        request = p4r.ReadRequest(device_id=self.device, entities=entities, role=self.role)
         return [entity for response in self.stub.Read(request, timeout=TIMEOUT) for entity in response.entities]
 
 
