@@ -58,9 +58,11 @@ def load(path: Path) -> Fabric:
 def loads(text: str, where: str = "fabric") -> Fabric:
     """Parse and check TOML text; ``where`` names it in errors.  Raises FabricError."""
     try:
-        document = msgspec.convert(tomllib.loads(text), _Document)
-    except tomllib.TOMLDecodeError as error:
+        found = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError: also for a number of 5,000 digits
         raise FabricError(f"{where} is not TOML: {error}") from error
+    try:
+        document = msgspec.convert(found, _Document)
     except msgspec.ValidationError as error:
         raise FabricError(f"{where}: {_message(error)}") from error
     fabric = Fabric(

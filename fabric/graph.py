@@ -222,7 +222,7 @@ class Fabric(Settings, frozen=True, kw_only=True):
 
 def bits_per_second(rate: str) -> int:
     """A rate in tc's units (``100mbit``, ``2.5gbit``) in bit/s.  Raises FabricError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(bit|kbit|mbit|gbit|tbit)", rate)
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)(bit|kbit|mbit|gbit|tbit)", rate, re.ASCII)
     if not match or float(match[1]) == 0:
         raise FabricError(f"expected a rate such as 100mbit, 1gbit or 2.5gbit, got {rate!r}")
     return round(float(match[1]) * _RATE_UNITS[match[2]])
@@ -237,6 +237,6 @@ def _named(nodes: Iterable[Node], name: str) -> Node:
 
 def _end(text: str) -> End:
     node, _, port = text.rpartition(":")
-    if not node or not port.isdecimal():
+    if not node or not re.fullmatch(r"\d{1,9}", port, re.ASCII):
         raise FabricError(f"expected NODE:PORT, got {text!r}")
     return End(node, int(port))

@@ -206,5 +206,5 @@ def _grpc_address(where: str, text: str) -> None:
                               f"it, got {text!r}; use a shorter folder")
         return
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    if not host or not re.fullmatch(r"\d{1,5}", port, re.ASCII) or not 0 < int(port) < 65536:
         raise FabricError(f"{where}: expected HOST:PORT or unix:/PATH, got {text!r}")

@@ -77,7 +77,7 @@ async def _errors_as_status(name: str, context: Context) -> AsyncIterator[None]:
     """Turn exceptions of a handler into the status of its call."""
     try:
         yield
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         await context.abort(Code.INVALID_ARGUMENT, f"{name}: {error}; host and controller may be of different "
                                                    "versions: install the same one")
     except Refusal as refusal:
@@ -140,5 +140,5 @@ async def call(
                 raise Unreachable(f"no controller answers at {address} ({error.details()}): is `netfold up` running, "
                                   f"with this fabric?{tls.hint(address)}") from error
             raise CallRefused(f"the controller at {address} refused: {error.details()}") from error
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Unreachable(f"the controller at {address} speaks another version: {error}") from error

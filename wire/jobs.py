@@ -13,10 +13,11 @@ rank carries the secret that its plan has given it.
 from __future__ import annotations
 
 import hmac
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
+from netfold.wire.bounds import MAX_STREAMS, Count, Int32, Name, Seconds, Text
 from netfold.wire.roce import PATH_MTU
 
 SERVICE: Final = "netfold.Jobs"
@@ -47,21 +48,21 @@ class Secret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A rank's request to take part in a job.  All ranks must agree on everything but rank and addresses."""
 
-    job: str
-    world: int
-    rank: int
-    address: str
+    job: Name
+    world: Int32
+    rank: Int32
+    address: Name
     """IPv4 address on the fabric at which results arrive."""
-    tcp: str
+    tcp: Name
     """``address:port`` at which this rank's mesh accepts TCP connections."""
-    path_mtu: int
+    path_mtu: Int32
     """Path MTU that the rank asks for; 0: that of the fabric, which the plan states."""
-    protocol: int = PROTOCOL
+    protocol: Int32 = PROTOCOL
     timeout: float = 30.0
     """Seconds to wait for the other ranks."""
     fold: bool = True
     """Whether this rank can use trees; where one rank cannot, the job gets none and takes no slots."""
-    lane_bits: int = 32
+    lane_bits: Int32 = 32
     """Default width in bits of the lanes of float32 sums."""
 
 
@@ -150,14 +151,14 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A rank's totals, for `netfold status` and the demo's table."""
 
-    job: str
-    rank: int
-    epoch: int
-    operations: int
-    bytes_reduced: int
-    packets_sent: int
-    retransmissions: int
-    by_tree: dict[str, int] = {}
+    job: Name
+    rank: Int32
+    epoch: Int32
+    operations: Count
+    bytes_reduced: Count
+    packets_sent: Count
+    retransmissions: Count
+    by_tree: Annotated[dict[Name, Count], msgspec.Meta(max_length=MAX_STREAMS)] = {}
     """Payload bytes folded over each tree, by name."""
     secret: Secret = Secret()
 
@@ -166,10 +167,10 @@ class Leave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A rank's notice that it has no more operations.  It is answered with `Done` once no other rank can need this
     one."""
 
-    job: str
-    rank: int
-    epoch: int
-    reason: str = ""
+    job: Name
+    rank: Int32
+    epoch: Int32
+    reason: Text = ""
     """Why it leaves before the end; empty where all is well."""
     secret: Secret = Secret()
 
@@ -177,13 +178,13 @@ class Leave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Watch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A rank's request for the events of its job.  The answer is a stream of events, from Join to Leave."""
 
-    job: str
-    rank: int
-    epoch: int
+    job: Name
+    rank: Int32
+    epoch: Int32
     secret: Secret = Secret()
     ticket: Secret = Secret()
     """The ``ticket`` of this rank's latest plan."""
-    round: int = 0
+    round: Int32 = 0
     """Number of the last recovery round that this rank was told of (`Halt`); 0: of none.  Where it is higher than the
     plan's, the rank stands still."""
 
@@ -192,10 +193,10 @@ class AskMissing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A rank's question, because results have stopped, which ranks the switches wait for; as ``Suspect``, whether a
     link has failed."""
 
-    job: str
-    rank: int
-    epoch: int
-    waits: dict[int, int]
+    job: Name
+    rank: Int32
+    epoch: Int32
+    waits: Annotated[dict[Int32, Int32], msgspec.Meta(max_length=MAX_STREAMS)]
     """Queue pair of this rank, as in its plan -> the lowest PSN that was sent on it and has no result."""
     secret: Secret = Secret()
 
@@ -216,12 +217,12 @@ class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     The plan has as many trees as the one before, and the ``psn`` of each stream is where all ranks begin again.
     """
 
-    job: str
-    rank: int
-    epoch: int
-    missing: dict[int, int]
+    job: Name
+    rank: Int32
+    epoch: Int32
+    missing: Annotated[dict[Int32, Int32], msgspec.Meta(max_length=MAX_STREAMS)]
     """Queue pair of this rank, as in its present plan -> the PSN of the lowest packet without a result."""
-    timeout: float = 10.0
+    timeout: Seconds = 10.0
     """Seconds to wait for the other ranks, and for switches to come back."""
     secret: Secret = Secret()
 
@@ -261,9 +262,9 @@ class Settle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
 class Settled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The answer to `Settle`: this rank lacks no result."""
 
-    job: str
-    rank: int
-    epoch: int
+    job: Name
+    rank: Int32
+    epoch: Int32
     secret: Secret = Secret()
 
 

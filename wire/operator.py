@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from netfold.wire.bounds import Name, Seconds
 from netfold.wire.jobs import RankReport
 
 SERVICE: Final = "netfold.Operator"
@@ -236,7 +237,7 @@ class Status(msgspec.Struct, frozen=True):
 class Drop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request to end a job whose ranks are dead."""
 
-    job: str
+    job: Name
 
 
 class Dropped(msgspec.Struct, frozen=True):
@@ -248,10 +249,10 @@ class Dropped(msgspec.Struct, frozen=True):
 class SetDrain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request to move all jobs off a switch or link, or to allow its use again."""
 
-    name: str
+    name: Name
     """Name of a switch, or ``switch:port``, either end of a link between switches."""
     drained: bool
-    timeout: float = 0.0
+    timeout: Seconds = 0.0
     """Seconds to wait until no job uses it."""
 
 
@@ -269,8 +270,8 @@ class Drained(msgspec.Struct, frozen=True):
 class AskSlots(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request for the open slots of one switch."""
 
-    switch: str
-    job: str | None = None
+    switch: Name
+    job: Name | None = None
     """The job asked about; None: every job."""
 
 
@@ -293,7 +294,7 @@ class SwitchSlots(msgspec.Struct, frozen=True):
 class AskStall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request for what a job waits for."""
 
-    job: str
+    job: Name
 
 
 class Stalls(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from netfold.wire.bounds import Count, Int32, Name
 from netfold.wire.jobs import Secret
 
 SERVICE: Final = "netfold.Paths"
@@ -20,9 +21,9 @@ SERVICE: Final = "netfold.Paths"
 class PathFlow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bytes from one rank to another in one step of a collective."""
 
-    source: int
-    destination: int
-    size: int
+    source: Int32
+    destination: Int32
+    size: Count
 
 
 class Follow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,9 +31,9 @@ class Follow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     time and share uplinks; steps run one after the other.
     """
 
-    job: str
-    rank: int
-    epoch: int
+    job: Name
+    rank: Int32
+    epoch: Int32
     steps: list[list[PathFlow]] = []
     """Flows by step, used where ``collective`` is empty: this rank's flows, or all ranks' for ``scope`` "leaf".  At
     most one flow to each peer over all steps."""
@@ -40,12 +41,12 @@ class Follow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """"host": each rank's flows are split by themselves; "leaf": all flows of a step between two leaves are split
     together, into fewer pieces; "auto", for a named collective: "leaf", unless there are too many flows to plan them
     together."""
-    collective: str = ""
+    collective: Name = ""
     """Name of a collective whose flows the controller knows; for an unknown name it plans as if every rank sent to
     every other."""
-    ranks: list[int] = []
+    ranks: list[Int32] = []
     """Ranks that take part, in the collective's own order (that of its ring, above all); empty: all, by number."""
-    root: int = 0
+    root: Int32 = 0
     """Index in ``ranks`` of the root of broadcasts, gathers and the like."""
     secret: Secret = Secret()
 
@@ -81,11 +82,11 @@ class Paths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Suspect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A report that packets to ``peer`` from ``source_port`` were not acknowledged although they were retransmitted."""
 
-    job: str
-    rank: int
-    epoch: int
-    peer: int
-    source_port: int
+    job: Name
+    rank: Int32
+    epoch: Int32
+    peer: Int32
+    source_port: Int32
     secret: Secret = Secret()
 
 

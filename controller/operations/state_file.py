@@ -29,7 +29,7 @@ def load(path: Path) -> SavedState:
         return msgspec.json.decode(path.read_bytes(), type=SavedState)
     except FileNotFoundError:
         return SavedState()
-    except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise FabricError(f"fabric.state: cannot read {path}: {error}. Correct the file, or remove it to start with "
                           "nothing drained") from error
 

@@ -27,6 +27,7 @@ from netfold.fabric.clos import Clos, Path
 from netfold.fabric.graph import End, Fabric
 from netfold.rpc import rpc
 from netfold.rpc.rpc import Code, Refusal
+from netfold.wire.bounds import Int32, Name
 from netfold.wire.paths import SERVICE, Follow, Noted, Paths, Suspect
 
 log = logging.getLogger("netfold.controller")
@@ -45,16 +46,16 @@ class SetMode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sets how packets to these leaves choose among uplinks; without leaves: to all of them."""
 
     mode: tables.Mode
-    leaves: list[str] = []
+    leaves: list[Name] = []
 
 
 class SetPin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Pins packets to a leaf with this source port, at a switch, to one of its ports; port 0: as planned."""
 
-    switch: str
-    leaf: str
-    source_port: int
-    port: int
+    switch: Name
+    leaf: Name
+    source_port: Int32
+    port: Int32
 
 
 class LeafRow(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ from netfold.host.errors import JoinRefused, NetFoldError, PlanError, TreesLost
 from netfold.rpc import channel as tls
 from netfold.rpc import tokens
 from netfold.rpc.certificates import TlsError
+from netfold.wire.bounds import MAX_TEXT
 from netfold.wire.jobs import (
     SERVICE,
     AskMissing,
@@ -132,7 +133,8 @@ class JobClient:
         controller is logged, never raised."""
         try:
             self._report(msgspec.structs.replace(report, secret=self._secret), timeout=REPORT_TIMEOUT)
-            leave = Leave(job=report.job, rank=report.rank, epoch=report.epoch, reason=reason, secret=self._secret)
+            leave = Leave(job=report.job, rank=report.rank, epoch=report.epoch, reason=reason[:MAX_TEXT],
+                          secret=self._secret)
             self._leave(leave, timeout=LEAVE_TIMEOUT)
         except grpc.RpcError as error:
             log.warning(

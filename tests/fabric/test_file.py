@@ -123,3 +123,21 @@ def test_unknown_names_are_key_errors() -> None:
         made.node("h3")
     assert made.host_at("10.9.9.9") is None
     assert MAX_PORT == 509
+
+
+@pytest.mark.parametrize(("old", "new"), [
+    ('rate = "1gbit"', f'rate = "{"9" * 400}gbit"'), ('rate = "1gbit"', 'rate = "\u0661gbit"'),
+    ('a = "leaf1:1"', f'a = "leaf1:{"9" * 5000}"'), ("[fabric]", "[fabric]\nseed = 1" + "0" * 30),
+    ("[fabric]", "[fabric]\nseed = " + "9" * 5000), ("[fabric]", "[fabric]\nsteady = nan"),
+    ("[fabric]", "[fabric]\nprobe = inf"), ("[fabric]", "[fabric]\nmisses = 1" + "0" * 30),
+    ("[fabric]", "[fabric]\nx = " + "[" * 5000), ("device_id = 1", "device_id = 1" + "0" * 30),
+])
+def test_numbers_and_nests_beyond_all_bounds_are_errors_of_the_file(old: str, new: str) -> None:
+    """Each is a FabricError, none an exception of Python's own."""
+    text = dumps(leafspine(1, 0, 1, rate="1gbit"))
+    text = text.replace("seed = 0\n", "").replace("steady = 2.0\n", "").replace("probe = 0.5\n", "")
+    text = text.replace("misses = 5\n", "")
+    assert old in text
+    loads(text)
+    with pytest.raises(FabricError):
+        loads(text.replace(old, new, 1))

@@ -16,7 +16,7 @@ def read(folder: Path) -> list[Dump]:
     for path in sorted(folder.glob("*.json")):
         try:
             dumps.append(msgspec.json.decode(path.read_bytes(), type=Dump))
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
             raise ValueError(f"{path}: no file of a flight recorder: {error}") from error
     return sorted(dumps, key=lambda dump: (dump.job, dump.rank))
 

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bounds of what a request may say, which msgspec checks before anything else sees it.
+
+JSON has numbers and strings of any size.  These types keep every field of a request within what the code behind it can
+add up, wait for and print; what a field means is checked there.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+MAX_TEXT: Final = 4096
+
+Int32 = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
+"""A number that is looked up or checked further: a rank, an epoch, a port."""
+Count = Annotated[int, Meta(ge=0, lt=2**62)]
+"""Packets, bytes, operations: sums of some of them still fit 64 bits."""
+Seconds = Annotated[float, Meta(ge=0, le=86_400)]
+"""A duration, for which an event loop can wait."""
+Name = Annotated[str, Meta(max_length=255)]
+"""The name of a job, switch, link or collective, or an address."""
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+"""A reason, for people."""
+MAX_STREAMS: Final = 4096
+"""Most streams that a request speaks of."""
