@@ -122,6 +122,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds between probes of every link between switches; 0: links are not probed."""
     misses: int = 5
     """Probes lost in a row before a link counts as down; a link with injected losses gets more."""
+    lease: float = 15.0
+    """Seconds within which each rank must have registered (Watch) after its plan, or it counts as lost."""
     steady: float = 2.0
     """Hold-down time: seconds that a switch or link must have been up again before running jobs move back to it."""
     operator_token_file: str | None = None

@@ -207,13 +207,15 @@ class Allocator:
         return epoch
 
     def admit(
-        self, epoch: int, trees: Sequence[Tree], groups: Sequence[Sequence[int]], *, like: Sequence[Stream] = ()
+        self, epoch: int, trees: Sequence[Tree], groups: Sequence[Sequence[int]], *, like: Sequence[Stream] = (),
+        room: int | None = None,
     ) -> list[Stream]:
         """Allocate a job's streams: for each group of ranks that fold together, tree by tree, data then agreement.
 
         groups  the job's fold groups (``machines.fold_groups``); connections and source ports of group l have the
                 remainder l when divided by the number of groups, by which a machine tells its ranks' packets apart
         like    streams that these replace: they have the same sizes and source ports, which the ranks have bound
+        room    most slots of any one switch; None: the quota of a job alone counts
         Raises Exhausted; the caller must then `release` what was allocated.
         """
         if like:
@@ -225,7 +227,8 @@ class Allocator:
             ]
         through = Counter(fold.switch for tree in trees for fold in tree.folds)
         most = max(through.values(), default=0) * len(groups)
-        sizes = self.sizes.fitted(most)
+        sizes = self.sizes if room is None else replace(self.sizes, quota=min(self.sizes.quota, room))
+        sizes = sizes.fitted(most)
         need = most * (sizes.data + sizes.agreement)
         if need > sizes.quota:
             raise Exhausted(f"{most} trees through one switch need {need} slots at the least, a job may have "

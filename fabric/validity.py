@@ -48,6 +48,8 @@ def _settings(fabric: Settings) -> None:
         raise FabricError(f"fabric.probe: expected 0 (off) or 0.01..60 seconds, got {fabric.probe}")
     if not 2 <= fabric.misses <= 1000:
         raise FabricError(f"fabric.misses: expected 2..1000 probes, got {fabric.misses}")
+    if not 1 <= fabric.lease <= 3600:
+        raise FabricError(f"fabric.lease: expected 1..3600 seconds, got {fabric.lease}")
     if not 0 <= fabric.steady <= 3600:
         raise FabricError(f"fabric.steady: expected 0..3600 seconds, got {fabric.steady}")
     if not 0 <= fabric.grace <= 3600:

@@ -106,6 +106,7 @@ class Rank:
         where = "{}:{}".format(*listener.getsockname())
         plan = client.join(Join(f"paths-{job}", self.world, self.rank, self.address, where, roce.PATH_MTU,
                                 fold=False))
+        watcher = client.watch(plan)
         settings: dict[str, Any] = {"window": self.task.window}
         if mode in ("spray", "reps"):
             settings["reorder"] = min(OVERTAKE, self.task.window // 2)
@@ -119,7 +120,9 @@ class Rank:
             yield mesh, peers
         finally:
             mesh.close()
+            watcher.leaving()
             client.leave(RankReport(plan.job, self.rank, plan.epoch, peers.operations, peers.bytes_reduced, 0, 0))
+            watcher.close()
             client.close()
 
     def cell(

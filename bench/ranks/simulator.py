@@ -105,6 +105,7 @@ def main(task: ReplayTask) -> None:
     client = JobClient(os.environ["NETFOLD_CONTROLLER"])
     tcp = "{}:{}".format(*listener.getsockname())
     plan = client.join(Join(os.environ["NETFOLD_JOB"], world, rank, address, tcp, roce.PATH_MTU, fold=False))
+    watcher = client.watch(plan)
     mesh = RoceMesh(plan, listener, timeout=TIMEOUT, queue_pairs=len(task.ports), window=task.window, ports=task.ports,
                     stay=True)
     mine = [n for n, flow in enumerate(task.flows) if rank in (flow.source, flow.destination)]
@@ -122,7 +123,9 @@ def main(task: ReplayTask) -> None:
     resent = sum(one.retransmitted for ends_ in mesh.queue_pair_states().values() for one in ends_)
     print(msgspec.json.encode(ReplayTimes(begins[1:], ends[1:], resent)).decode(), flush=True)
     mesh.close()
+    watcher.leaving()
     client.leave(RankReport(plan.job, rank, plan.epoch, 0, 0, 0, resent))
+    watcher.close()
     client.close()
 
 

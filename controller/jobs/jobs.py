@@ -22,7 +22,7 @@ from msgspec import structs
 
 from netfold.controller.health.drains import Drains
 from netfold.controller.health.liveness import Liveness
-from netfold.controller.jobs import fabric_key, leaving, ticket
+from netfold.controller.jobs import fabric_key, leaving, quotas, ticket
 from netfold.controller.jobs.admission import check, check_against, check_owner, refuse
 from netfold.controller.jobs.adoption import Adoption, record_of
 from netfold.controller.jobs.callers import CALLER
@@ -35,7 +35,7 @@ from netfold.fabric.graph import Fabric, Host
 from netfold.fabric.machines import fold_groups, machines, slowest
 from netfold.fabric.ring import ring_order
 from netfold.fabric.slots import Allocator
-from netfold.rpc.rpc import Code
+from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.jobs import (
     AskMissing,
     Done,
@@ -122,6 +122,7 @@ class Jobs:
         """Wait for the other ranks and for the switches, then return this rank's plan.  Raises Refusal."""
         check(request, self._fabric, self._drains)
         tenant = CALLER.get().tenant
+        quotas.check_join(request.job, tenant, [*self._jobs.values(), *self._ending])
         for held in (*self._jobs.values(), *self._ending):
             if held.name == request.job:
                 check_owner(held, tenant)
@@ -318,6 +319,11 @@ class Jobs:
             await self._end(old)
         try:
             job.epoch = job.slots_epoch = self._allocator.open()
+        except slots.Exhausted as error:
+            job.reason = f"{error}: no job more can run at once"
+            await self._end(job)
+            raise Refusal(Code.RESOURCE_EXHAUSTED, f"{job}: {job.reason}") from error
+        try:
             if job.world == 1:
                 raise trees.NoTree("one rank has nothing to fold")
             if opted_out := [rank for rank, join in sorted(job.joins.items()) if not join.fold]:
@@ -326,7 +332,7 @@ class Jobs:
             graph = self._drains.left(self._liveness.graph())
             job.trees = job.first_trees = trees.plan(graph, [job.hosts[rank] for rank in groups[0]])
             job.sessions = self._recovery.sessions(job.trees)
-            job.streams = job.announced = self._allocator.admit(job.epoch, job.trees, groups)
+            job.streams = job.announced = self._admit(job, groups)
             await self._installer.install(
                 job.part, tables.merge(tables.fold_entries(self._fabric, hosts, stream) for stream in job.streams)
             )
@@ -348,7 +354,25 @@ class Jobs:
         where = ", ".join(f"{tree.root} ({tree.weight:.0%})" for tree in job.trees) or "nowhere"
         log.info("%s: epoch %d, %d ranks, folded at %s", job, job.epoch, job.world, where)
         self.notice()  # something may have gone down since the trees were planned
+        asyncio.get_running_loop().call_later(self._fabric.lease, self._expire, job)
         return self._plans(job)
+
+    def _admit(self, job: Job, groups: Sequence[Sequence[int]]) -> list[slots.Stream]:
+        """Allocate the streams of a job's trees, within its tenant's quota.  Raises Exhausted."""
+        room = quotas.room(job.tenant, job.trees, [other for other in self.active() if other is not job])
+        try:
+            return self._allocator.admit(job.epoch, job.trees, groups, room=room)
+        except slots.Exhausted as error:
+            if room is None:
+                raise
+            raise slots.Exhausted(f"tenant {job.tenant.name!r} may take {room} more of its {job.tenant.slots} slots of "
+                                  f"these switches: {error}") from error
+
+    def _expire(self, job: Job) -> None:
+        """The lease of a job's ranks is over: those that have not registered are lost."""
+        if not self._closing:
+            for rank in sorted(set(range(job.world)) - job.watchers.keys() - job.awaited):
+                self._lose(job, rank, f"it has not registered within {self._fabric.lease:g} s after its plan (Watch)")
 
     def _hosts(self, job: Job) -> list[Host]:
         """The hosts of the ranks, in order of ranks."""

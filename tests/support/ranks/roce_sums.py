@@ -32,6 +32,7 @@ def main(seed: int) -> None:
     listener = listen(address)
     where = "{}:{}".format(*listener.getsockname())
     plan = client.join(Join(job, world, rank, address, where, roce.PATH_MTU, fold=False))
+    watcher = client.watch(plan)
     mesh = RoceMesh(plan, listener, timeout=30.0, queue_pairs=2)
     peers = Peers(mesh, algorithm="ring")
     digest = hashlib.sha256()
@@ -47,7 +48,9 @@ def main(seed: int) -> None:
         digest.update(total.tobytes())
     again = sum(pair.retransmitted for pairs in mesh.queue_pair_states().values() for pair in pairs)
     mesh.close()
+    watcher.leaving()
     client.leave(RankReport(job, rank, plan.epoch, peers.operations, peers.bytes_reduced, 0, again))
+    watcher.close()
     client.close()
     print(json.dumps({"trees": len(plan.trees), "retransmissions": again, "digest": digest.hexdigest()}))
 

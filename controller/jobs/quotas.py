@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quotas: what one tenant may take of the fabric, so that there is something left for the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from netfold.controller.jobs.job import Job
+from netfold.fabric.graph import Tenant
+from netfold.fabric.trees import Tree
+from netfold.rpc.rpc import Code, Refusal
+
+MAX_GATHERING: Final = 4096
+"""Most ranks of one tenant that wait for others to join: four times the largest job."""
+
+
+def check_join(name: str, tenant: Tenant, jobs: Sequence[Job]) -> None:
+    """Check that a tenant may have one rank more that waits, and one job more unless it has one of this name.  Raises
+    Refusal.
+
+    jobs  all that have not ended
+    """
+    mine = [job for job in jobs if job.tenant.name == tenant.name]
+    waiting = sum(len(job.joins) for job in mine if job.state == "gathering")
+    if waiting >= MAX_GATHERING:
+        raise Refusal(Code.RESOURCE_EXHAUSTED, f"tenant {tenant.name!r}: {waiting} ranks wait for others to join, as "
+                                               "many as a tenant may have. Start the missing ranks, or end those "
+                                               "that wait")
+    others = {job.name for job in mine} - {name}
+    if tenant.jobs is not None and len(others) >= tenant.jobs:
+        raise Refusal(Code.RESOURCE_EXHAUSTED, f"tenant {tenant.name!r}: it has {len(others)} jobs, as many as it may "
+                                               f"have ({', '.join(sorted(others)[:8])}). End one, or ask whoever runs "
+                                               "the fabric for more (`jobs` of the [[tenant]])")
+
+
+def room(tenant: Tenant, planned: Sequence[Tree], jobs: Sequence[Job]) -> int | None:
+    """Slots that a tenant may still take of every switch of these trees; None: as many as there are.
+
+    jobs  all that hold slots
+    """
+    if tenant.slots is None:
+        return None
+    held: Counter[str] = Counter()
+    for job in jobs:
+        if job.tenant.name == tenant.name:
+            for stream in job.streams:
+                held.update(dict.fromkeys(stream.bases, stream.slots))
+    return max(0, tenant.slots - max((held[fold.switch] for tree in planned for fold in tree.folds), default=0))
