@@ -42,7 +42,8 @@ def _settings(fabric: Settings) -> None:
     if not 0 <= fabric.seed < 2**32:
         raise FabricError(f"fabric.seed: expected 0..2^32-1, got {fabric.seed}")
     _grpc_address("fabric.jobs", fabric.jobs)
-    if fabric.metrics is not None and not re.fullmatch(r"[^\s:]*:\d{1,5}", fabric.metrics):
+    page = None if fabric.metrics is None else re.fullmatch(r"[^\s:]*:(\d{1,5})", fabric.metrics, re.ASCII)
+    if fabric.metrics is not None and (page is None or int(page[1]) > 65535):
         raise FabricError(f"fabric.metrics: expected HOST:PORT, such as 127.0.0.1:9464, got {fabric.metrics!r}")
     if fabric.probe != 0 and not 0.01 <= fabric.probe <= 60:
         raise FabricError(f"fabric.probe: expected 0 (off) or 0.01..60 seconds, got {fabric.probe}")

@@ -14,8 +14,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import ipaddress
 import logging
+import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -23,6 +26,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -38,6 +42,8 @@ MAX_AGE: Final = 0.9
 """Seconds for which a status is reused for further requests."""
 TIMEOUT: Final = 10.0
 """Seconds for reading a status, and for a client to send its request."""
+MAX_CONNECTIONS: Final = 64
+"""Connections at once, a thread for each; more are closed."""
 POLL: Final = 0.1
 """Seconds between the server's checks whether it is to stop."""
 
@@ -136,6 +142,37 @@ class _Server(ThreadingHTTPServer):
     web: Web
     look: Callable[[], StatusPair]
     tls: ssl.SSLContext | None
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.names = {"localhost", socket.gethostname().lower(), address[0].lower()}
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        super().__init__(address, handler)
+
+    def ours(self, host: str) -> bool:
+        """Whether a Host header names this server: by an address, or by a name that is ours.  A page of somebody else
+        whose name was made to resolve to this address (DNS rebinding) sends that name."""
+        name = urlsplit(f"//{host}").hostname or ""
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return name in self.names
+        return True
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.debug("web: %s: %r", client_address, sys.exc_info()[1])
 
     def server_bind(self) -> None:
         TCPServer.server_bind(self)  # HTTPServer asks DNS for the name of its address, which may take long
@@ -154,7 +191,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.request = self.server.tls.wrap_socket(self.request, server_side=True)
         super().setup()
 
+    def finish(self) -> None:
+        """Close the connection; with TLS it is another socket than the one that the server knows."""
+        super().finish()
+        if self.server.tls is not None:
+            self.request.close()
+
     def do_GET(self) -> None:
+        if problem := self._stranger():
+            self._answer(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", f"{problem}\n".encode())
+            return
         if not self.server.web.allowed(self.headers.get("Authorization", "")):
             self._answer(HTTPStatus.UNAUTHORIZED, "text/plain", b"the token of scope viewer is the password\n")
             return
@@ -166,6 +212,21 @@ class _Handler(BaseHTTPRequestHandler):
             return
         kind, body = found or ("text/plain", b"there are /, /live, /metrics and /status\n")
         self._answer(HTTPStatus.OK if found else HTTPStatus.NOT_FOUND, kind, body)
+
+    def _stranger(self) -> str:
+        """Why a browser that another page sent here is refused; empty for everybody else."""
+        hosts, origin = self.headers.get_all("Host") or [], self.headers.get("Origin")
+        try:
+            if len(hosts) > 1 or not all(map(self.server.ours, hosts)):
+                return (f"Host: expected an address, or one of {', '.join(sorted(self.server.names))}. Name others in "
+                        "fabric.metrics")
+            if not hosts and self.request_version != "HTTP/1.0":
+                return "Host: expected one, as HTTP/1.1 has it"
+            if origin is not None and urlsplit(origin).netloc.lower() != (hosts[0].lower() if hosts else ""):
+                return "Origin: another site's page has no business here"
+        except ValueError as error:  # such as an address in brackets that is none
+            return f"Host: {error}"
+        return ""
 
     def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
         self.send_response(status)

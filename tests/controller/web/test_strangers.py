@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Browsers that another site's page has sent to ours, and clients that hold connections open."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+
+from netfold.controller.web import serve
+from support.controller import BOUND, run
+from support.jobs import rig
+
+ANYWHERE = "127.0.0.1:0"
+REQUESTS = {
+    "our address": (b"GET /live HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n", 200),
+    "localhost": (b"GET /live HTTP/1.1\r\nHost: localhost:{port}\r\n\r\n", 200),
+    "an address behind a forward": (b"GET /live HTTP/1.1\r\nHost: 10.1.2.3:8080\r\n\r\n", 200),
+    "IPv6": (b"GET /live HTTP/1.1\r\nHost: [::1]:{port}\r\n\r\n", 200),
+    "no port": (b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n", 200),
+    "HTTP/1.0": (b"GET /live HTTP/1.0\r\n\r\n", 200),
+    "our own page": (b"GET /live HTTP/1.1\r\nHost: localhost:{port}\r\nOrigin: http://localhost:{port}\r\n\r\n", 200),
+    "rebound name": (b"GET /status HTTP/1.1\r\nHost: evil.example:{port}\r\n\r\n", 421),
+    "rebound name for metrics": (b"GET /metrics HTTP/1.1\r\nHost: evil.example\r\n\r\n", 421),
+    "name like ours": (b"GET /status HTTP/1.1\r\nHost: localhost.evil.example\r\n\r\n", 421),
+    "name like an address": (b"GET /status HTTP/1.1\r\nHost: 127.0.0.1.nip.example\r\n\r\n", 421),
+    "a user before the name": (b"GET /status HTTP/1.1\r\nHost: localhost@evil.example\r\n\r\n", 421),
+    "two of them": (b"GET /status HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n", 421),
+    "none": (b"GET /status HTTP/1.1\r\n\r\n", 421),
+    "empty": (b"GET /status HTTP/1.1\r\nHost:\r\n\r\n", 421),
+    "no address in brackets": (b"GET /status HTTP/1.1\r\nHost: [evil]\r\n\r\n", 421),
+    "no text": (b"GET /status HTTP/1.1\r\nHost: \xff\xfe\r\n\r\n", 421),
+    "another site": (b"GET /status HTTP/1.1\r\nHost: localhost:{port}\r\nOrigin: http://evil.example\r\n\r\n", 421),
+    "a page from a file": (b"GET /status HTTP/1.1\r\nHost: localhost:{port}\r\nOrigin: null\r\n\r\n", 421),
+    "another port of ours": (b"GET / HTTP/1.1\r\nHost: localhost:{port}\r\nOrigin: http://localhost:1\r\n\r\n", 421),
+}
+
+
+def ask(port: int, data: bytes) -> bytes:
+    """Send bytes and return what comes back until the status line is there."""
+    with socket.create_connection(("127.0.0.1", port), timeout=BOUND) as connection:
+        connection.sendall(data.replace(b"{port}", str(port).encode()))
+        answer = b""
+        while b"\r\n" not in answer and (more := connection.recv(4096)):
+            answer += more
+        return answer
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_only_our_names_are_served(name: str, tmp_path: Path) -> None:
+    """Addresses and our own names; a name of somebody else that leads here is DNS rebinding, and refused."""
+    data, status = REQUESTS[name]
+
+    async def story() -> None:
+        async with rig(tmp_path, metrics=ANYWHERE) as r:
+            port = int(r.controller.page.rpartition(":")[2])
+            answer = await asyncio.to_thread(ask, port, data)
+            assert answer.split()[1] == str(status).encode()
+
+    run(story())
+
+
+def test_connections_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who opens many and says nothing is cut off beyond the bound; when they go, others are served."""
+    monkeypatch.setattr(serve, "MAX_CONNECTIONS", 4)
+
+    async def story() -> None:
+        async with rig(tmp_path, metrics=ANYWHERE) as r:
+            port = int(r.controller.page.rpartition(":")[2])
+            silent = [socket.create_connection(("127.0.0.1", port), timeout=BOUND) for _ in range(4)]
+            with socket.create_connection(("127.0.0.1", port), timeout=BOUND) as fifth:
+                assert await asyncio.to_thread(fifth.recv, 1) == b""
+            for connection in silent:
+                connection.close()
+            while not await asyncio.to_thread(ask, port, REQUESTS["localhost"][0]):
+                await asyncio.sleep(0)
+            assert (await asyncio.to_thread(ask, port, REQUESTS["localhost"][0])).split()[1] == b"200"
+
+    run(story())
