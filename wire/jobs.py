@@ -146,6 +146,11 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     so that a controller that was started anew can go on with the job; empty: it cannot."""
     controllers: list[str] = []
     """gRPC addresses at which this fabric's controller or its standby may answer, besides those that the rank knows."""
+    stand_in: str = ""
+    """ADDRESS:PORT of the first of the ranks that fold together, which stands in for the switches over TCP, since no
+    trees are left (``reason`` says why); ``trees`` then are the streams to it.  Empty: the switches fold."""
+    folds_until: int = 0
+    """With ``stand_in``: the number of the last operation that folds, which some rank has begun."""
 
 
 class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -160,6 +165,8 @@ class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retransmissions: Count
     by_tree: Annotated[dict[Name, Count], msgspec.Meta(max_length=MAX_STREAMS)] = {}
     """Payload bytes folded over each tree, by name."""
+    fallback: str = ""
+    """Why the switches folded no longer, where the job went on over TCP; else empty."""
     secret: Secret = Secret()
 
 
@@ -225,6 +232,11 @@ class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeout: Seconds = 10.0
     """Seconds to wait for the other ranks, and for switches to come back."""
     secret: Secret = Secret()
+    begun: int = 0
+    """Number of the last operation on the trees that this rank has begun; 0: none."""
+    stand_in: str = ""
+    """ADDRESS:PORT at which this rank would stand in for the switches over TCP; empty: it goes on over switches
+    alone."""
 
 
 class Watching(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):

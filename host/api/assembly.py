@@ -232,11 +232,14 @@ def _open_fold(
 ) -> FoldingRail:
     """Opens the rail over the plan's trees; ``shared``: some machines have several ranks."""
     plan, timeout, control = membership.plan, settings.timeout, membership.fold_control(settings.timeout)
+    auto = settings.rail == "auto"
     rail: FoldingRail
     if shared:
-        rail = ParallelFold(plan, peers, settings.address, timeout=timeout, control=control, timeline=timeline)
+        rail = ParallelFold(
+            plan, peers, settings.address, timeout=timeout, control=control, timeline=timeline, falls_back=auto
+        )
     else:
-        rail = FoldRail(plan, settings.address, timeout=timeout, control=control, timeline=timeline)
+        rail = FoldRail(plan, settings.address, timeout=timeout, control=control, timeline=timeline, falls_back=auto)
     membership.steer(rail)
     return rail
 

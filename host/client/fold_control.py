@@ -21,14 +21,15 @@ class FoldControl:
     job_error  returns what has ended the job, or None
     suspect    reports that retransmissions bring no result; returns at once
     missing    asks which ranks' contributions the switches wait for
-    resume     waits until all ranks have halted and new trees are planned, and returns the new plan; None: nobody halts
-               it
+    resume     waits until all ranks have halted and new trees are planned, and returns the new plan, by what this rank
+               lacks, the last operation that it has begun, and where it would stand in for the switches
+               (`wire.jobs.Resume`); None: nobody halts it
     """
 
     job_error: Callable[[], NetFoldError | None] = lambda: None
     suspect: Callable[[Waits], None] = lambda waits: None
     missing: Callable[[Waits], MissingContributions] = lambda waits: MissingContributions([], [])
-    resume: Callable[[Waits], Plan] | None = None
+    resume: Callable[[Waits, int, str], Plan] | None = None
 
 
 NO_CONTROLLER: Final = FoldControl()

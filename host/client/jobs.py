@@ -187,14 +187,16 @@ class JobClient:
             method, request, lambda why: log.debug("%s: %s was not received: %s", self.controller, request, why)
         )
 
-    def resume(self, plan: Plan, missing: dict[int, int], timeout: float) -> Plan:
+    def resume(self, plan: Plan, missing: dict[int, int], timeout: float, begun: int, stand_in: str) -> Plan:
         """Waits until all ranks have halted and new trees are planned.  Returns the plan to go on by.  Raises
         TreesLost.
 
-        missing  as in Resume
-        timeout  seconds
+        missing, begun, stand_in  as in Resume
+        timeout                   seconds
         """
-        request = Resume(plan.job, plan.rank, plan.epoch, missing, min(timeout, MAX_RESUME), plan.rank_secret)
+        request = Resume(
+            plan.job, plan.rank, plan.epoch, missing, min(timeout, MAX_RESUME), plan.rank_secret, begun, stand_in
+        )
         try:
             answer: Plan = self._resume(request, timeout=request.timeout + ANSWER_MARGIN)
             return answer
@@ -217,9 +219,9 @@ class JobClient:
         """
         now = plan
 
-        def resume(missing: dict[int, int]) -> Plan:
+        def resume(missing: dict[int, int], begun: int, stand_in: str) -> Plan:
             nonlocal now
-            now = self.resume(plan, missing, timeout)
+            now = self.resume(plan, missing, timeout, begun, stand_in)
             follow(now)
             return now
 

@@ -19,6 +19,7 @@ from netfold.host.client.fold_control import NO_CONTROLLER, FoldControl, Waits
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PlanError, RankMismatch, TransportError
 from netfold.host.innet import abi, native
 from netfold.host.innet.abi import AGREEMENT, DATA, StreamState
+from netfold.host.innet.fallback import Fallback
 from netfold.host.innet.native import Core, Io
 from netfold.host.innet.recovery_rounds import RecoveryRounds
 from netfold.host.innet.stall_detector import StallDetector
@@ -59,6 +60,7 @@ class FoldRail:
     timeline  records what the native loop does, where one was asked for
     shared   other sockets are open on the same address and port (``reuseport``)
     members  number of ranks that fold together; default: all of the plan
+    falls_back  where no trees are left, what is under way ends over TCP (``fallback``), instead of with TreesLost
     """
 
     name = "innet"
@@ -74,6 +76,7 @@ class FoldRail:
         timeline: Timeline | None = None,
         shared: bool = False,
         members: int | None = None,
+        falls_back: bool = False,
     ) -> None:
         self._watch: Callable[[float], None] | None = None
         self._plan = plan
@@ -88,6 +91,9 @@ class FoldRail:
         self._bytes = [0] * len(plan.trees)
         self._seconds = 0.0
         self._final: RailStats | None = None  # once closed
+        self._fallback = Fallback(address, timeout)
+        self._falls_back = falls_back
+        self._begun = 0  # the highest number of an operation that ``begin`` has let in
         said = os.environ.get(native.CREDITS_VARIABLE, "")
         self._credits = native.Credits.parse(said) if said else None
         streams = [stream for tree in plan.trees for stream in (tree.agreement, tree.data)]
@@ -131,6 +137,19 @@ class FoldRail:
     def takes(self, reduction: Reduction, coding: Coding) -> bool:
         """Whether the switches can make this reduction, with narrow lanes and saturating sums of int32 included."""
         return folds(reduction.op, reduction.element)
+
+    @property
+    def fallback(self) -> str:
+        return self._fallback.why
+
+    def begin(self, number: int) -> bool:
+        with self._turn:  # while trees are planned anew, nobody knows
+            if self._lost is not None:
+                raise self._lost
+            if not self._fallback.takes(number):
+                return False
+            self._begun = max(self._begun, number)
+            return True
 
     def allreduce(self, request: AllreduceRequest) -> int:
         """Carries a request (``Rail``).  Raises what ended the rail, CollectiveTimeout, RankMismatch, TransportError,
@@ -193,7 +212,8 @@ class FoldRail:
             news = self._control.job_error()
             if news is not None and now >= self._core.progress() + int(LOST_RANK_SECONDS * 1e9):
                 raise type(news)(f"{self._who(request)}: {news}")
-            status, error = self._io.run(min(now + slice_ns, self._core.progress() + timeout))
+            until = min(now + slice_ns, self._core.progress() + timeout)
+            status, error = (self._fallback.run(until), 0) if self._fallback.why else self._io.run(until)
             if self._timeline is not None:
                 self._timeline.spans(*self._io.spans())
             if status == native.DONE:
@@ -220,7 +240,8 @@ class FoldRail:
     def _go_on(self) -> None:
         """Goes on over other trees, from what the slowest rank lacks.  Raises TreesLost, PlanError."""
         assert self._control.resume is not None
-        plan = self._control.resume(self._core.missing())
+        offer = self._fallback.offer() if self._falls_back else ""
+        plan = self._control.resume(self._core.missing(), self._begun, offer)
         try:
             self._core.resume(plan.trees, native.library().nf_now())
         except ValueError as error:
@@ -228,6 +249,10 @@ class FoldRail:
         self._io.discard()
         self._plan = plan
         self._rounds.complete(plan.round)
+        if plan.stand_in:
+            self._fallback.begin(plan, self._core)
+            return
+        self._fallback.decline()
         log.warning("job %r, rank %d: goes on over %s", plan.job, plan.rank, ", ".join(t.name for t in plan.trees))
 
     def settle(self, done: Callable[[], None]) -> None:
@@ -281,6 +306,7 @@ class FoldRail:
             retransmissions=sum(t.retransmissions for t in by_tree.values()),
             seconds=self._seconds,
             by_tree=by_tree,
+            fallback=self._fallback.why,
         )
 
     def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
@@ -297,6 +323,7 @@ class FoldRail:
         self._rounds.close()
         if self._final is None:
             self._final = self.stats()
+            self._fallback.close()
             self._io.close()
             self._core.close()
 

@@ -54,7 +54,7 @@ class ParallelFold:
 
     peers    all ranks of the job: those of a machine wait for each other over its mesh
     address  of this machine on the fabric
-    timeout, control, timeline  as for ``FoldRail``
+    timeout, control, timeline, falls_back  as for ``FoldRail``
     """
 
     name = "innet"
@@ -69,7 +69,9 @@ class ParallelFold:
         timeout: float,
         control: FoldControl = NO_CONTROLLER,
         timeline: Timeline | None = None,
+        falls_back: bool = False,
     ) -> None:
+        self._falls_back = falls_back
         self._control = control
         self._timeline = timeline
         self._peers = peers
@@ -104,6 +106,7 @@ class ParallelFold:
             shared=True,
             timeline=self._timeline,
             members=len(plan.machines),
+            falls_back=self._falls_back,
         )
         if self._local.rank == 0:
             steer(fold.receiver, by_remainder(self._local.size))
@@ -112,6 +115,13 @@ class ParallelFold:
     def takes(self, reduction: Reduction, coding: Coding) -> bool:
         """Whether the switches can make this reduction; shared memory wraps around, so that sums cannot saturate."""
         return folds(reduction.op, reduction.element) and not coding.saturate
+
+    @property
+    def fallback(self) -> str:
+        return self._fold.fallback
+
+    def begin(self, number: int) -> bool:
+        return self._fold.begin(number)
 
     def allreduce(self, request: AllreduceRequest) -> int:
         """Carries a request (``Rail``).  Raises what ``FoldRail`` raises, and PeerLost."""

@@ -58,13 +58,15 @@ class RailStats:
     saturated: int = 0
     """Elements of saturating sums that ended at an end of the range."""
     by_tree: dict[str, TreeStats] = field(default_factory=dict)
+    fallback: str = ""
+    """Why the switches fold no longer, and since which operation; empty while they do."""
 
     def report(self, plan: Plan) -> RankReport:
         """These totals as the report that the controller gets at the end."""
         return RankReport(
             job=plan.job, rank=plan.rank, epoch=plan.epoch, operations=self.operations,
             bytes_reduced=self.bytes_reduced, packets_sent=self.packets_sent, retransmissions=self.retransmissions,
-            by_tree={name: tree.bytes_reduced for name, tree in self.by_tree.items()},
+            by_tree={name: tree.bytes_reduced for name, tree in self.by_tree.items()}, fallback=self.fallback,
         )
 
 
@@ -108,6 +110,15 @@ class FoldingRail(Rail, Protocol):
 
     members: int
     """Number of ranks whose lanes the switches add."""
+
+    @property
+    def fallback(self) -> str:
+        """Why the switches fold no longer, and since which operation; empty while they do."""
+
+    def begin(self, number: int) -> bool:
+        """Whether the operation of this number folds, which this rank makes next.  False: no trees are left, and it goes
+        between the hosts, on all ranks alike.  After True, ``allreduce`` may be called for it.  Raises what ended the
+        rail."""
 
     @property
     def shared_memory_rate(self) -> float:

@@ -64,11 +64,13 @@ class Chooser:
         self.measured = measured
         self._trial: Trial | None = None
         """How to time folding, where the switches fold; else None."""
+        self._folds: Callable[[int], bool] = lambda number: False
         self._choices: dict[tuple[int, int | None, Collective], tuple[Measured, Choice]] = {}
 
-    def fold_by(self, trial: Trial) -> None:
-        """The fabric folds, too: ``trial`` is what to time.  Before the first operation."""
-        self._trial = trial
+    def fold_by(self, trial: Trial, folds: Callable[[int], bool] = lambda number: True) -> None:
+        """The fabric folds, too: ``trial`` is what to time, in those operations that ``folds`` says it can, by their
+        number.  Before the first operation."""
+        self._trial, self._folds = trial, folds
 
     def choice(
         self, nbytes: int, call: Call, *, folded: int | None = None, collective: Collective = "allreduce"
@@ -152,7 +154,7 @@ class Chooser:
         ))
 
     def _measured(self, number: int) -> Measured:
-        mesh, trial = self._mesh, self._trial
+        mesh, trial = self._mesh, self._trial if self._folds(number) else None
         begin = time.monotonic()
         measured = measure(mesh)
         names: tuple[str, ...] = CHOSEN

@@ -61,12 +61,17 @@ class Dispatch:
         self._said_whole = hosts.size == 1 or switches is not None
         """Whether the warning that lanes are not narrowed has been logged, or is not needed."""
         if switches is not None:
-            hosts.chooser.fold_by(switches.trial)
+            hosts.chooser.fold_by(switches.trial, switches.begin)
 
     @property
     def rail(self) -> str:
         """Name of the rail that folds; without one, of the transport between the hosts."""
-        return self._fold.name if self._fold else self.hosts.name
+        return self._fold.name if self._fold and not self.fallback else self.hosts.name
+
+    @property
+    def fallback(self) -> str:
+        """Why the switches fold no longer (``FoldingRail.fallback``); empty while they do, or never did."""
+        return "" if self.switches is None else self.switches.fallback
 
     def path(self, op: str, dtype: str) -> str:
         """Name of the rail that carries such an allreduce where the call names no algorithm."""
@@ -89,7 +94,10 @@ class Dispatch:
         Returns how many elements of a saturating sum are at an end of the range.
         """
         chosen = self._choose(request)
+        if chosen == INNET and self.switches is not None and not self.switches.begin(request.number):
+            chosen = None  # no trees are left, and no rank has begun this operation
         rail: Rail = self.hosts
+        fallback = self.fallback
         if self._fold is not None and chosen == INNET:
             rail = self._fold
             carried = in_lanes(request, narrows=rail.narrows)
@@ -100,6 +108,8 @@ class Dispatch:
         before = rail.retransmissions
         try:
             saturated = rail.allreduce(carried)
+            if self._flight is not None and self.fallback != fallback:
+                self._flight.note(f"{rail.name}, then TCP: {self.fallback}")
         finally:
             if self._flight is not None and rail.retransmissions != before:
                 self._flight.count_retransmissions(rail.retransmissions - before)
@@ -150,8 +160,8 @@ class Dispatch:
         self.check(algorithm, reduction, coding)
         if algorithm not in (None, AUTO, INNET):
             return f"{nbytes} bytes go over {hosts.mesh.rail} by {algorithm}, as asked for"
-        if fold is None:
-            return f"{hosts.explain(nbytes)}; {self.why}"
+        if fold is None or self.fallback:
+            return f"{hosts.explain(nbytes)}; {self.fallback or self.why}"
         if not folds(op, dtype):
             return (
                 f"{hosts.explain(nbytes)}; {op} of {dtype} does not fold: sums, averages, maxima and minima of "

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank's end of the connection to the rank that stands in for the switches (``stand_in``)."""
+
+from __future__ import annotations
+
+import select
+import socket
+
+from netfold.host.innet import native
+from netfold.host.innet.native import Core
+from netfold.host.innet.stand_in import RECEIVE, RUN, RunBuffer, queue_pairs
+from netfold.wire import roce
+from netfold.wire.jobs import RankStream
+
+AHEAD = 1 << 20
+"""Bytes that may wait for the kernel before further packets are made."""
+
+
+class StandInLink:
+    """Runs a core over a connection, as ``native.Io`` does over UDP sockets.
+
+    sock     the connection, after its handshake; taken over
+    streams  of the rank, in the order in which all ranks number them
+    """
+
+    def __init__(self, core: Core, sock: socket.socket, streams: list[RankStream]) -> None:
+        sock.setblocking(False)
+        self._core = core
+        self._sock = sock
+        self._numbers = {stream.peer_qp: number for number, stream in enumerate(streams)}
+        self._arrived = RunBuffer()
+        self._waiting = bytearray(queue_pairs([stream.qp for stream in streams]))
+
+    def run(self, until: int) -> int:
+        """Runs until the core is done (DONE), has failed (FAILED), or CLOCK_MONOTONIC is ``until`` nanoseconds (AGAIN).
+        Raises Broken, OSError."""
+        clock = native.library().nf_now
+        while True:
+            now = clock()
+            self._collect(now)
+            self._send()
+            if self._core.failure().error:
+                return native.FAILED
+            if self._core.finished() and not self._waiting:
+                return native.DONE
+            if now >= until:
+                return native.AGAIN
+            wanted = [self._sock] if self._waiting else []
+            readable, _, _ = select.select([self._sock], wanted, [], (until - now) / 1e9)
+            if readable:
+                for segment, _, data in self._arrived.add(self._sock.recv(RECEIVE)):
+                    self._core.receive(data, clock(), segment=segment)
+
+    def close(self) -> None:
+        """Closes the connection; safe to call twice."""
+        self._sock.close()
+
+    def _collect(self, now: int) -> None:
+        """Takes the runs that the core wants to send."""
+        while len(self._waiting) < AHEAD and (run := self._core.send(now)) is not None:
+            connection = roce.BTH.unpack_from(run.data)[3] // roce.QUEUE_PAIRS * roce.QUEUE_PAIRS
+            self._waiting += RUN.pack(len(run.data), run.segment, self._numbers[connection]) + run.data
+
+    def _send(self) -> None:
+        while self._waiting:
+            try:
+                del self._waiting[: self._sock.send(self._waiting)]
+            except BlockingIOError:
+                return
+
+
