@@ -165,9 +165,9 @@ class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retransmissions: Count
     by_tree: Annotated[dict[Name, Count], msgspec.Meta(max_length=MAX_STREAMS)] = {}
     """Payload bytes folded over each tree, by name."""
+    secret: Secret = Secret()
     fallback: str = ""
     """Why the switches folded no longer, where the job went on over TCP; else empty."""
-    secret: Secret = Secret()
 
 
 class Leave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

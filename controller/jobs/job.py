@@ -54,6 +54,8 @@ class Job:
     """Number of the last recovery round that is over."""
     stay_reason: str = ""
     """Why its trees could not move where they should be; empty if they are there."""
+    fell_back: bool = False
+    """Whether its switches fold no longer, and its ranks go on over TCP."""
     slots: int = 0
     """Slots of each data stream; 0 if the job is not folded."""
     reason: str = ""

@@ -32,7 +32,7 @@ async def wait_for_others(job: Job, rank: int) -> None:
     """Wait until no other rank can need this one; after the timeout, log that and set ``job.left_early``."""
     job.leaving.add(rank)
     job.notify()
-    if not job.streams:  # the job is not folded
+    if not job.streams and not job.fell_back:  # the job is not folded
         return
     for other in (_unsettled(job) & job.watchers.keys()) - job.settle_sent:
         job.settle_sent.add(other)

@@ -6,7 +6,9 @@
 
 The slots' contents are lost: the ranks begin again at what the slowest of them lacks, from their packets in
 host/native/history.h; docs/protocol.md, "Trees planned anew", has the argument why that is safe.  Where no tree can
-be had (a leaf that restarts), the round waits for one: the ranks' own timeouts bound it.
+be had (a leaf that restarts), the round waits for one: the ranks' own timeouts bound it.  Ranks that can do so go on
+over TCP in the end: what any of them has begun is folded by one of them, which stands in for the switches, and the job
+folds no more.
 
 Jobs also move by choice: back to what has come up again, and away from what is drained.  Then entries are written
 before the ranks halt, so that they are halted only for as long as the messages take.
@@ -15,6 +17,7 @@ before the ranks halt, so that they are halted only for as long as the messages 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -23,6 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import networkx as nx
+from msgspec import structs
 
 from netfold.controller.health.drains import Drains
 from netfold.controller.health.liveness import Liveness
@@ -43,6 +47,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("netfold.controller")
 
+FALLBACK_WAIT: Final = 2.0
+"""Seconds that ranks which can go on over TCP stand still for trees, where they reach each other meanwhile: a leaf
+takes 0.4 s to start anew."""
+FALLBACK_SHARE: Final = 0.5
+"""Share of the ranks' patience after which they go on over TCP where nobody knows whether they reach each other."""
 LEAST_GAIN: Final = 0.01
 """Share of a job's bytes by which the load of its busiest link must fall for the job to move by choice."""
 
@@ -292,25 +301,69 @@ class Recovery:
                 except (trees.NoTree, slots.Exhausted, SwitchError) as error:
                     moved, here.problem = False, str(error)
                     log.warning("%s: no trees yet: %s", job, error)
-            if moved and len(here.resumes) == job.world and not self._broken_part(job):
-                break
-            await here.changed.wait()
+            wait = None
+            if len(here.resumes) == job.world:
+                if moved and not self._broken_part(job):
+                    break
+                wait = None if moved else self._until_fallback(job, here)
+                if wait is not None and wait <= 0:
+                    self._fall_back(job, here)
+                    return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await here.changed.wait()
         if here.plans.done() or job.state == "finished":
             return
+        job.streams = job.announced = _rewound(job.streams_of, job.streams, here.resumes)
+        self._end_round(job, here, self._plans)
+        where = ", ".join(tree.root for tree in job.trees)
+        log.warning("%s: goes on at %s after %.0f ms", job, where, 1000 * (here.ended - here.began))
+        self.notice([job])  # something may have come up or been drained meanwhile
+
+    def _end_round(self, job: Job, here: Round, plans: Callable[[Job], list[Plan]]) -> None:
+        """Give the ranks their plans, and remove what the trees before left on switches."""
         leftovers, here.leftovers = here.leftovers, []
         for part, epoch in leftovers:
             self._background(self._clean(part, epoch), f"leftovers of {job}")
-        job.streams = job.announced = _rewound(job.streams_of, job.streams, here.resumes)
         job.known.clear()
         job.rounds = here.number
-        here.plans.set_result(self._plans(job))
+        here.plans.set_result(plans(job))
         here.ended = time.monotonic()
         self._totals.rounds += 1
         self._totals.round_seconds += here.ended - here.began
         job.notify()
-        where = ", ".join(tree.root for tree in job.trees)
-        log.warning("%s: goes on at %s after %.0f ms", job, where, 1000 * (here.ended - here.began))
-        self.notice([job])  # something may have come up or been drained meanwhile
+
+    # ---- without trees -------------------------------------------------------------------------------------------
+
+    def _until_fallback(self, job: Job, here: Round) -> float | None:
+        """Seconds until ranks that have all stopped go on over TCP; None where one of them cannot."""
+        if not all(resume.stand_in for resume in here.resumes.values()):
+            return None
+        waited = time.monotonic() - here.began
+        patience = FALLBACK_SHARE * min(resume.timeout for resume in here.resumes.values())
+        graph = self._liveness.graph()
+        reach = job.hosts[0] in graph and set(job.hosts) <= nx.node_connected_component(graph, job.hosts[0])
+        return min(FALLBACK_WAIT, patience) - waited if reach else patience - waited
+
+    def _fall_back(self, job: Job, here: Round) -> None:
+        """Let the job go on over TCP: the first rank of each group folds, in the place of the switches, up to the last
+        operation that any rank has begun.  Its entries and slots go."""
+        streams = _rewound(job.streams_of, job.streams, here.resumes)
+        waited = time.monotonic() - here.began
+        job.reason = f"{here.why}, and no trees in their place after {waited:.1f} s: {here.problem}"
+        folds_until = max(resume.begun for resume in here.resumes.values())
+        stand_ins = {rank: here.resumes[stream.ranks[0]].stand_in for stream in streams for rank in stream.ranks}
+        here.leftovers.append((job.part, job.slots_epoch))
+        job.trees, job.streams, job.fell_back = [], [], True
+
+        def plans(job: Job) -> list[Plan]:
+            job.announced = streams
+            made = self._plans(job)
+            job.announced = []
+            return [structs.replace(plan, stand_in=stand_ins[plan.rank], folds_until=folds_until) for plan in made]
+
+        self._end_round(job, here, plans)
+        log.warning("%s: goes on over TCP after operation %d: %s", job, folds_until, job.reason)
 
     async def _move(self, job: Job, here: Round, *, by_choice: bool = False) -> None:
         """Plan trees, allocate their slots and write their entries.

@@ -82,8 +82,8 @@ class Fallback:
         self._link = StandInLink(core, sock, streams)
         self._until = plan.folds_until
         self.why = (
-            f"no trees are left ({plan.reason}): operations after {plan.folds_until} go over TCP between the hosts; join "
-            "anew to fold again"
+            f"no trees are left ({plan.reason}): operations after {plan.folds_until} go over TCP between the hosts; "
+            "join anew to fold again"
         )
         log.warning("%s: %s; rank %d stands in for the switches until then", self._who, self.why, ranks[0])
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One switch's part of the slot protocol (docs/protocol.md) in plain Python: the reference for p4src/verdict.p4, and what
-a rank runs that stands in for switches that are gone (``stand_in``).
+"""One switch's part of the slot protocol (docs/protocol.md) in plain Python: the reference for p4src/verdict.p4, and
+what a rank runs that stands in for switches that are gone (``stand_in``).
 
 It has no sockets and no clock: packets in, packets out.
 """

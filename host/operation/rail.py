@@ -116,9 +116,9 @@ class FoldingRail(Rail, Protocol):
         """Why the switches fold no longer, and since which operation; empty while they do."""
 
     def begin(self, number: int) -> bool:
-        """Whether the operation of this number folds, which this rank makes next.  False: no trees are left, and it goes
-        between the hosts, on all ranks alike.  After True, ``allreduce`` may be called for it.  Raises what ended the
-        rail."""
+        """Whether the operation of this number folds, which this rank makes next.  False: no trees are left, and it
+        goes between the hosts, on all ranks alike.  After True, ``allreduce`` may be called for it.  Raises what ended
+        the rail."""
 
     @property
     def shared_memory_rate(self) -> float:

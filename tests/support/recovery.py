@@ -18,10 +18,12 @@ def streams(plan: Plan) -> list[RankStream]:
     return [stream for tree in plan.trees for stream in (tree.agreement, tree.data)]
 
 
-def resume(plan: Plan, *, ahead: int = 0, timeout: float = 30.0) -> Resume:
+def resume(
+    plan: Plan, *, ahead: int = 0, timeout: float = 30.0, begun: int = 0, stand_in: str = ""
+) -> Resume:
     """The Resume of a rank that has ``ahead`` results of every stream since its plan."""
     missing = {stream.qp: (stream.psn + ahead) & roce.PSN_MASK for stream in streams(plan)}
-    return Resume(plan.job, plan.rank, plan.epoch, missing, timeout, plan.rank_secret)
+    return Resume(plan.job, plan.rank, plan.epoch, missing, timeout, plan.rank_secret, begun, stand_in)
 
 
 async def all_resume(r: Rig, plans: list[Plan], ahead: Mapping[int, int] = {}) -> list[Plan]:

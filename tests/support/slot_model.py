@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from netfold.host.innet.native import Core, Credits
+from netfold.host.innet.slot_switch import Packet, SlotSwitch, Target
 from netfold.host.native.library import NEVER
 from netfold.host.operation.coding import PLAIN, Coding
 from netfold.host.operation.rail import Op
-from netfold.testing.switch import Packet, SlotSwitch, Target
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream, RankTree
 

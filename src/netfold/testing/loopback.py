@@ -22,8 +22,8 @@ from typing import Any
 
 from netfold.host.api.assembly import RailName
 from netfold.host.api.communicator import Communicator
-from netfold.host.mesh.connection import listen
 from netfold.host.innet.slot_switch import Packet, SlotSwitch
+from netfold.host.mesh.connection import listen
 from netfold.wire import roce
 from netfold.wire.jobs import Peer, Plan, RankStream, RankTree, Secret
 
