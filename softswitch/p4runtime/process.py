@@ -35,14 +35,14 @@ from softswitch.p4runtime.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
-SOURCES = ("segment.c", "pcap.c", "port.c", "channel.c", "io.c", "main.c")
+SOURCES = ("segment.c", "pcap.c", "port.c", "channel.c", "confine.c", "io.c", "main.c")
 """Files of the runtime, besides linking.CORE, that make a program an executable."""
 
 START_TIMEOUT = 10.0
 """Seconds within which a new process must answer its first request."""
 
 _STOP_TIMEOUT = 3.0
-_OP_START, _OP_PORTS = 100, 101
+_OP_START, _OP_PORTS, _OP_CONFINED = 100, 101, 102
 _STATS = struct.Struct("<10Q")
 
 
@@ -101,6 +101,9 @@ class _ProcessEngine(Engine):
 
     def start_ports(self) -> None:
         self._channel.one(struct.pack("<IH", 2, _OP_START))
+
+    def confinement(self) -> str:
+        return self._channel.one(struct.pack("<IH", 2, _OP_CONFINED)).decode()
 
     def ports(self) -> list[PortState]:
         data = self._channel.one(struct.pack("<IH", 2, _OP_PORTS))
@@ -178,6 +181,11 @@ class SwitchProcess:
     def start(self) -> None:
         """Opens the ports."""
         self.engine.start_ports()
+        log.info("switch process %d: %s", self.pid, self.confinement())
+
+    def confinement(self) -> str:
+        """What the process may still do, and what of that the kernel would not take from it (runtime/confine.h)."""
+        return self.engine.confinement()
 
     def ports(self) -> list[PortState]:
         """State and statistics of every port."""
@@ -252,9 +260,13 @@ def _command(executable: Path, settings: Settings, control: int) -> list[str]:
 
 
 def _spawn(command: list[str], control: int) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "UBSAN_OPTIONS": "print_stacktrace=1"}
+    # Nothing of ours is in its environment, and of our files it has the control socket alone.
+    environment = {"UBSAN_OPTIONS": "print_stacktrace=1"}
+    if "ASAN_OPTIONS" in os.environ:
+        environment["ASAN_OPTIONS"] = os.environ["ASAN_OPTIONS"]
+    null = subprocess.DEVNULL
     return subprocess.Popen(
-        command, pass_fds=[control], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
+        command, pass_fds=[control], stdin=null, stdout=null, stderr=subprocess.PIPE, env=environment
     )
 
 

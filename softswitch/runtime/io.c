@@ -174,6 +174,8 @@ static size_t execute(void *arg, const uint8_t *batch, size_t n, uint8_t *reply,
     if (n >= 6) memcpy(&op, batch + 4, 2);
     if (op == OP_START) return start_ports(io, reply, cap);
     if (op == OP_PORTS) return describe_ports(io, reply, cap);
+    if (op == OP_CONFINED)
+        return reply_with(reply, SS_OK, (size_t)snprintf((char *)reply + 6, cap - 6, "%s", io->confined));
     if (op == OP_PACKET_OUT) io->last_port = io->cpu_port, io->last_len = (uint32_t)n - 6, io->last_frame = batch + 6;
     size_t length = ss_control(io->sw, io->now_us, batch, n, reply, cap);
     io->last_frame = NULL;

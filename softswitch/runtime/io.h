@@ -17,6 +17,8 @@ enum {
     /* -> u32 n, n * (u32 port, u8 up, u8 vnet, u8 join, u32 mtu, u32 waiting, u64 * (ss_port_stats fields, in order),
      *                u16 length, name) */
     OP_PORTS = 101,
+    /* -> text: what the process may still do (confine.h) */
+    OP_CONFINED = 102,
 };
 
 typedef struct ss_io {
@@ -31,6 +33,7 @@ typedef struct ss_io {
     uint32_t cpu_port;
     volatile uint32_t last_port, last_len;
     const uint8_t *volatile last_frame;
+    const char *confined; /* what ss_confine() has returned */
 } ss_io;
 
 /* Sets up loop and channel; false with *why set where that fails. */

@@ -18,6 +18,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <unistd.h>
+#include "confine.h"
 #include "io.h"
 
 static ss_io the_io;
@@ -39,11 +40,17 @@ static size_t put_number(char *out, uint32_t v) {
 }
 
 /* Only what a signal handler may do: no stdio, no memory. */
-static void report_crash(int signal_number) {
+static void report_crash(int signal_number, siginfo_t *about, void *context) {
+    (void)context;
     static const char hex[] = "0123456789abcdef";
     char text[512];
     size_t n = put_text(text, "fatal signal ");
     n += put_number(text + n, (uint32_t)signal_number);
+    if (signal_number == SIGSYS) {
+        n += put_text(text + n, ", system call ");
+        n += put_number(text + n, (uint32_t)about->si_syscall);
+        n += put_text(text + n, ", which a switch never makes (confine.h),");
+    }
     const uint8_t *frame = the_io.last_frame;
     if (frame) {
         uint32_t len = the_io.last_len, shown = len < 64 ? len : 64;
@@ -63,8 +70,8 @@ static void report_crash(int signal_number) {
 }
 
 static void watch_for_crashes(void) {
-    static const int fatal[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT};
-    struct sigaction action = {.sa_handler = report_crash, .sa_flags = (int)SA_RESETHAND | SA_NODEFER};
+    static const int fatal[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGSYS};
+    struct sigaction action = {.sa_sigaction = report_crash, .sa_flags = (int)SA_RESETHAND | SA_NODEFER | SA_SIGINFO};
     for (size_t i = 0; i < sizeof fatal / sizeof *fatal; i++) sigaction(fatal[i], &action, NULL);
 }
 #else
@@ -139,6 +146,7 @@ int main(int argc, char **argv) {
     the_io.cpu_port = options.cpu_port;
     the_io.sw = ss_open(&ss_the_program, &options, &why);
     if (!the_io.sw) return fail(ss_the_program.source, why);
+    the_io.confined = ss_confine();
     ss_io_run(&the_io);
     ss_io_close(&the_io);
     ss_close(the_io.sw);
