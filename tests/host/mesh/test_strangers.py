@@ -8,6 +8,8 @@ import logging
 import os
 import select
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -340,3 +342,61 @@ def test_no_descriptors_left_is_said() -> None:
                 first.step(30)
             assert oldest.recv(1) == b""
         assert "2 connections were refused here" in first.connecting.refusals()
+
+
+# ---- processes -------------------------------------------------------------------------------------------------------
+RANK_PROGRAM = """
+import os, resource, socket, sys
+import numpy as np
+from netfold.host.api.communicator import Communicator
+from netfold.wire.jobs import Peer, Plan, Secret
+
+rank, fd, *wheres = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
+resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160))
+peers = [Peer(r, where.rpartition(":")[0], where) for r, where in enumerate(wheres)]
+plan = Plan("flooded", 1, rank, len(peers), peers, [], "a test", secret=Secret(sys.stdin.readline().strip()))
+with Communicator.of_plan(
+    plan, address=peers[rank].address, rail="tcp", timeout=60, listener=socket.socket(fileno=fd)
+) as comm:
+    print("listens", flush=True)
+    sys.stdin.readline()
+    for _ in range(3):
+        assert comm.allreduce(np.ones(1000), algorithm="ring").tolist() == [len(peers)] * 1000
+    print("sums with", len(os.listdir("/proc/self/fd")), "descriptors", flush=True)
+"""
+
+
+def test_processes_with_few_descriptors_sum_under_a_flood() -> None:
+    """Each rank may open 160 files, and strangers open 300 connections to it while it waits for the last rank: what it
+    keeps stays below that, and the last rank is found among them."""
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(listen("127.0.0.1")) for _ in range(3)]
+        wheres = ["{}:{}".format(*listener.getsockname()) for listener in listeners]
+        secret, ranks = draw(), []
+        for rank, listener in enumerate(listeners):
+            command = [sys.executable, "-c", RANK_PROGRAM, str(rank), str(listener.fileno()), *wheres]
+            process = subprocess.Popen(command, pass_fds=[listener.fileno()], stdin=subprocess.PIPE, text=True,
+                                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            stack.callback(process.kill)
+            ranks.append(process)
+            tell(process, secret.value)
+        for process in ranks:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "listens\n"
+        tell(ranks[0], "go")
+        tell(ranks[1], "go")
+        for _ in range(300):
+            for listener in listeners:
+                stack.enter_context(socket.create_connection(listener.getsockname(), timeout=30))
+        tell(ranks[2], "go")
+        said = [process.communicate(timeout=60)[0] for process in ranks]
+    for rank, text in enumerate(said):
+        assert ranks[rank].returncode == 0, text
+        assert int(text.split()[-2]) <= 3 + SPARE + 30, text
+
+
+def tell(process: subprocess.Popen[str], line: str) -> None:
+    """Writes a line to a process's standard input."""
+    assert process.stdin is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
