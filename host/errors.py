@@ -2,8 +2,8 @@
 """The exceptions that netfold.host raises.
 
 Every message says what happened, where (job, rank, operation, tree), what was expected, what came, and what to do.
-After any of these but ``Busy``, ``JoinRefused`` and ``Unproven`` the communicator is broken: the ranks no longer agree on what was
-reduced, so all later calls raise the same error again.  Close it and join anew.
+After any of these but ``Busy``, ``JoinRefused`` and ``Unproven`` the communicator is broken: the ranks no longer agree
+on what was reduced, so all later calls raise the same error again.  Close it and join anew.
 """
 
 from __future__ import annotations
