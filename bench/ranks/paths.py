@@ -106,7 +106,7 @@ class Rank:
         where = "{}:{}".format(*listener.getsockname())
         plan = client.join(Join(f"paths-{job}", self.world, self.rank, self.address, where, roce.PATH_MTU,
                                 fold=False))
-        watcher = client.watch(plan)
+        watcher = client.watch(lambda: plan)
         settings: dict[str, Any] = {"window": self.task.window}
         if mode in ("spray", "reps"):
             settings["reorder"] = min(OVERTAKE, self.task.window // 2)

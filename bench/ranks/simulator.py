@@ -105,7 +105,7 @@ def main(task: ReplayTask) -> None:
     client = JobClient(os.environ["NETFOLD_CONTROLLER"])
     tcp = "{}:{}".format(*listener.getsockname())
     plan = client.join(Join(os.environ["NETFOLD_JOB"], world, rank, address, tcp, roce.PATH_MTU, fold=False))
-    watcher = client.watch(plan)
+    watcher = client.watch(lambda: plan)
     mesh = RoceMesh(plan, listener, timeout=TIMEOUT, queue_pairs=len(task.ports), window=task.window, ports=task.ports,
                     stay=True)
     mine = [n for n, flow in enumerate(task.flows) if rank in (flow.source, flow.destination)]

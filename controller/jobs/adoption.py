@@ -124,7 +124,7 @@ def record_of(job: Job, fabric: str) -> Record:
     """What the ticket of a running job says."""
     joins = [job.joins[rank] for rank in sorted(job.joins)]
     return Record(fabric, job.name, job.epoch, job.secret, joins, job.hosts, job.first_trees, job.trees, job.streams,
-                  job.slots_epoch, job.rounds, job.reason, job.tenant.name)
+                  job.slots_epoch, job.rounds, job.reason, job.fell_back, job.tenant.name)
 
 
 def _job(record: Record, tenant: Tenant) -> Job:
@@ -133,5 +133,5 @@ def _job(record: Record, tenant: Tenant) -> Job:
         record.job, len(record.joins), "active", dict(enumerate(record.joins)), record.epoch, record.secret,
         record.hosts, record.first_trees, record.trees, record.streams, record.streams, record.slots_epoch,
         slots=record.streams[0].slots if record.streams else 0, reason=record.reason,
-        awaited=set(range(len(record.joins))), rounds=record.round, tenant=tenant,
+        awaited=set(range(len(record.joins))), rounds=record.round, tenant=tenant, fell_back=record.fell_back,
     )

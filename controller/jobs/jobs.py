@@ -250,7 +250,10 @@ class Jobs:
             self._jobs[job.name] = job
             log.warning("%s: epoch %d, %d ranks, adopted", job, job.epoch, job.world)
         job.awaited.discard(request.rank)
-        self._recovery.register(job, request.rank, record.streams, record.round, request.round)
+        if not self._recovery.register(job, request.rank, record.streams, record.round, request.round):
+            job.reason = "the controller died while its ranks went over to TCP"
+            self._background(self._end(job), f"end of {job}")
+            refuse(Code.FAILED_PRECONDITION, f"{job}: {job.reason}; join anew")
         log.info("%s: rank %d has registered, %d to come", job, request.rank, len(job.awaited))
         job.notify()
         self.notice()

@@ -172,14 +172,16 @@ class Recovery:
             raise Refusal(Code.DEADLINE_EXCEEDED, f"{who}: {here.why}, and no trees in their place after "
                                                   f"{request.timeout:g} s: {problem}") from None
 
-    def register(self, job: Job, rank: int, known: Sequence[slots.Stream], number: int, heard: int) -> None:
+    def register(self, job: Job, rank: int, known: Sequence[slots.Stream], number: int, heard: int) -> bool:
         """A rank of an adopted job has registered with the plan of round ``number``, and was told of round ``heard``.
         All halt where it waits for a plan, or where not all ranks have the same one: the controller before was cut off
-        in the middle of a round."""
+        in the middle of a round.  Returns False where it cannot go on: some ranks fold, others went over to TCP."""
         wanted = heard if heard > number else 0
         if number != job.rounds or known != job.announced:
             wanted = max(wanted, number + 1, job.rounds + 1)
             job.known[rank] = list(known)
+        if bool(known) != bool(job.announced) or (wanted and not known):
+            return False
         here = job.round
         if here is not None and job.stands_still:
             if here.number < wanted:  # ranks have heard of this number, or have its plan from the controller before
@@ -189,6 +191,7 @@ class Recovery:
             job.round = self._round(job, "the controller died while the ranks were halted")
             job.round.number = wanted
             self._start(job, job.round)
+        return True
 
     def abort_if_ranks_gone(self, job: Job) -> None:
         """Fail the round if a rank has left or is lost: it cannot retransmit what others may lack."""

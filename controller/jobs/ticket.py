@@ -54,6 +54,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Number of recovery rounds so far."""
     reason: str
     """Why the job is not folded; empty if it is."""
+    fell_back: bool
+    """Whether it was folded before its ranks went over to TCP."""
     tenant: str
     """Name of the tenant whose job it is."""
 

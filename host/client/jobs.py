@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import grpc
 import msgspec
 
+from netfold.host.client.controller_channel import AWAY, ControllerChannel
 from netfold.host.client.fold_control import FoldControl
-from netfold.host.client.stream_listener import CLOSE_SECONDS
 from netfold.host.client.watcher import Watcher
 from netfold.host.errors import JoinRefused, NetFoldError, PlanError, TreesLost
 from netfold.rpc import channel as tls
@@ -45,6 +45,10 @@ MAX_RESUME = 600.0
 REPORT_TIMEOUT = 2.0
 """Timeout in seconds of requests whose answer is not needed, so that a finished rank does not wait for a controller
 that hangs."""
+TAKE_OVER_SECONDS = 5.0
+"""Seconds for which a controller that is away is waited for, where something cannot be done without one."""
+RETRY_SECONDS = 0.1
+"""Seconds between two attempts to join while no controller answers."""
 LEAVE_TIMEOUT = 12.0
 """Timeout in seconds of ``Leave``: the controller waits at most 10 s until no other rank needs this one."""
 
@@ -54,53 +58,43 @@ log = logging.getLogger("netfold")
 class JobClient:
     """One rank's connection to the controller, over TLS where NETFOLD_CA is set (rpc/channel.py).  Raises JoinRefused.
 
-    controller  "host:port" or "unix:/path"
+    controller  "host:port" or "unix:/path"; several with commas: the first that answers, and the others when it is gone
     token       the fabric's shared token, if it has one; default: that of $NETFOLD_TOKEN_FILE, or $NETFOLD_TOKEN
     """
 
     def __init__(self, controller: str, *, token: str = "") -> None:
         self.controller = controller
-        try:
-            self._metadata = tokens.metadata(tokens.checked(token, "token") if token else tokens.given())
-            """What every call carries."""
-        except tokens.TokenError as error:
-            raise JoinRefused(f"{controller}: {error}") from error
         self._secret = Secret()
         """This rank's secret, from its plan."""
+        self._watcher: Watcher | None = None
+        self._planning = threading.Lock()
+        """Held while a plan may be replaced, so that a rank registers by its latest one."""
         try:
-            self._channel = tls.channel(controller)
-        except TlsError as error:
+            metadata = tokens.metadata(tokens.checked(token, "token") if token else tokens.given())
+            addresses = [address.strip() for address in controller.split(",") if address.strip()]
+            self._connection = ControllerChannel(addresses, metadata)
+        except (tokens.TokenError, TlsError) as error:
             raise JoinRefused(f"{controller}: {error}") from error
-        self._join = self._unary("Join", Plan)
-        self._report = self._unary("Report", Done)
-        self._leave = self._unary("Leave", Done)
-        self._missing = self._unary("Missing", MissingContributions)
-        self._suspect = self._unary("Suspect", Done)
-        self._settled = self._unary("Settled", Done)
-        self._resume = self._unary("Resume", Plan)
+        self.unary, self.stream = self._connection.unary, self._connection.stream
+        self._join = self.unary(f"{SERVICE}/Join", Plan)
+        self._report = self.unary(f"{SERVICE}/Report", Done)
+        self._leave = self.unary(f"{SERVICE}/Leave", Done)
+        self._missing = self.unary(f"{SERVICE}/Missing", MissingContributions)
+        self._suspect = self.unary(f"{SERVICE}/Suspect", Done)
+        self._settled = self.unary(f"{SERVICE}/Settled", Done)
+        self._resume = self.unary(f"{SERVICE}/Resume", Plan)
         self._watch = self.stream(f"{SERVICE}/Watch", Event)
 
-    def _unary(self, method: str, answer: type[Any]) -> Callable[..., Any]:
-        return self.unary(f"{SERVICE}/{method}", answer)
-
-    def unary(self, method: str, answer: Any) -> Callable[..., Any]:
-        """A method of the controller, given as ``service/method``, with one answer."""
-        return partial(self._channel.unary_unary(
-            f"/{method}", msgspec.json.encode, msgspec.json.Decoder(answer).decode
-        ), metadata=self._metadata)
-
-    def stream(self, method: str, answer: Any) -> Callable[..., Any]:
-        """A method of the controller, given as ``service/method``, with a stream of answers."""
-        return partial(self._channel.unary_stream(
-            f"/{method}", msgspec.json.encode, msgspec.json.Decoder(answer).decode
-        ), metadata=self._metadata)
-
     def join(self, request: Join) -> Plan:
-        """Joins the job.  Returns this rank's plan once all ranks have joined.  Raises JoinRefused, PlanError."""
+        """Joins the job.  Returns this rank's plan once all ranks have joined.  Raises JoinRefused, PlanError.
+
+        Where nobody answers at any address, it is tried again for TAKE_OVER_SECONDS, if there is a standby or a
+        controller has died over it."""
         who = f"job {request.job!r}, rank {request.rank} of {request.world}"
         try:
-            plan: Plan = self._join(request, timeout=request.timeout + ANSWER_MARGIN)
+            plan = self._joined(request)
             self._secret = plan.rank_secret
+            self._connection.learn(plan.controllers)
             return plan
         except grpc.RpcError as error:
             code, details = error.code(), error.details() or "no details"
@@ -118,29 +112,86 @@ class JobClient:
                 what = f"{self.controller} says {code.name}: {details}"
             raise JoinRefused(f"{who}: {what}") from None  # gRPC's own text is twenty lines a rank and says no more
 
-    def watch(self, plan: Plan) -> Watcher:
+    def _joined(self, request: Join) -> Plan:
+        """The answer to Join.  Raises RpcError of the last attempt."""
+        began = time.monotonic()
+        gone: float | None = None
+        while True:
+            channel, asked = self._connection.channel, time.monotonic()
+            left = began + request.timeout - asked
+            try:
+                plan: Plan = self._join(
+                    msgspec.structs.replace(request, timeout=max(left, 0.01)), timeout=left + ANSWER_MARGIN
+                )
+                return plan
+            except grpc.RpcError as error:
+                now = time.monotonic()
+                if now - asked > RETRY_SECONDS:
+                    gone = None  # somebody was there
+                elif gone is None and asked == began and len(self._connection.addresses) == 1:
+                    raise
+                gone = gone or now
+                if error.code() not in AWAY or now > min(gone + TAKE_OVER_SECONDS, began + request.timeout):
+                    raise
+            self._connection.go_on(channel)
+            time.sleep(RETRY_SECONDS)
+
+    def watch(self, plan: Callable[[], Plan]) -> Watcher:
         """Opens the stream by which the controller notices this rank's death and reports that of others.  To be closed
-        after ``leave``."""
-        request = Watch(plan.job, plan.rank, plan.epoch, plan.rank_secret, plan.ticket)
-        settled = Settled(plan.job, plan.rank, plan.epoch, plan.rank_secret)
-        return Watcher(
-            self._watch(request), f"job {plan.job!r}, rank {plan.rank} of {plan.world}",
+        after ``leave``.
+
+        plan  returns the latest plan"""
+        first, channel = plan(), self._connection.channel
+        settled = Settled(first.job, first.rank, first.epoch, first.rank_secret)
+
+        def call(heard: int) -> Any:
+            nonlocal channel
+            with self._planning:
+                now = plan()
+            channel = self._connection.channel
+            return self._watch(Watch(now.job, now.rank, now.epoch, now.rank_secret, now.ticket, heard))
+
+        self._watcher = Watcher(
+            call, f"job {first.job!r}, rank {first.rank} of {first.world}",
             lambda: self._notify(self._settled, settled),
+            (lambda: self._connection.go_on(channel)) if first.ticket.value else None, folds=bool(first.trees),
         )
+        return self._watcher
 
     def leave(self, report: RankReport, reason: str = "") -> None:
-        """Sends this rank's totals, leaves the job, and waits until no other rank can need this one; an unreachable
-        controller is logged, never raised."""
-        try:
-            self._report(msgspec.structs.replace(report, secret=self._secret), timeout=REPORT_TIMEOUT)
-            leave = Leave(job=report.job, rank=report.rank, epoch=report.epoch, reason=reason[:MAX_TEXT],
-                          secret=self._secret)
-            self._leave(leave, timeout=LEAVE_TIMEOUT)
-        except grpc.RpcError as error:
-            log.warning(
-                "job %r, rank %d: left, but %s did not take the report: %s %s",
-                report.job, report.rank, self.controller, error.code().name, error.details(),
-            )
+        """Sends this rank's totals, leaves the job, and waits until no other rank can need this one.  A controller that
+        is away is waited for TAKE_OVER_SECONDS; where none comes, that is logged, never raised."""
+        report = msgspec.structs.replace(report, secret=self._secret)
+        leave = Leave(job=report.job, rank=report.rank, epoch=report.epoch, reason=reason[:MAX_TEXT],
+                      secret=self._secret)
+        until = time.monotonic() + TAKE_OVER_SECONDS
+        while True:
+            times = self._registered(until)
+            try:
+                self._report(report, timeout=REPORT_TIMEOUT)
+                self._leave(leave, timeout=LEAVE_TIMEOUT)
+                return
+            except grpc.RpcError as error:
+                if error.code() in AWAY and self._registers_again(times, until - time.monotonic()):
+                    continue
+                log.warning(
+                    "job %r, rank %d: left, but %s did not take the report: %s %s",
+                    report.job, report.rank, self.controller, error.code().name, error.details(),
+                )
+                return
+
+    def _registered(self, until: float) -> int:
+        """How often this rank has registered, once it has with the controller that is there now, or at ``until``."""
+        if self._watcher is None:
+            return 0
+        times = self._watcher.registrations
+        if not self._watcher.is_registered:
+            self._registers_again(times, until - time.monotonic())
+        return self._watcher.registrations
+
+    def _registers_again(self, times: int, timeout: float) -> bool:
+        """Whether this rank has registered with a controller more than so many times within so many seconds."""
+        return self._watcher is not None and self._watcher.registers_again(times, max(timeout, 0.0))
 
     def missing(self, plan: Plan, waits: dict[int, int]) -> MissingContributions:
         """Asks the controller whose contributions the switches wait for, within MISSING_TIMEOUT; where it cannot say,
@@ -187,22 +238,32 @@ class JobClient:
             method, request, lambda why: log.debug("%s: %s was not received: %s", self.controller, request, why)
         )
 
-    def resume(self, plan: Plan, missing: dict[int, int], timeout: float, begun: int, stand_in: str) -> Plan:
+    def resume(
+        self, plan: Plan, missing: dict[int, int], timeout: float, begun: int, stand_in: str,
+        follow: Callable[[Plan], None] = lambda plan: None,
+    ) -> Plan:
         """Waits until all ranks have halted and new trees are planned.  Returns the plan to go on by.  Raises
-        TreesLost.
+        TreesLost.  Where the controller dies meanwhile, the next one is asked.
 
         missing, begun, stand_in  as in Resume
         timeout                   seconds
+        follow                    called with the new plan, before this rank can register by an older one
         """
-        request = Resume(
-            plan.job, plan.rank, plan.epoch, missing, min(timeout, MAX_RESUME), plan.rank_secret, begun, stand_in
-        )
-        try:
-            answer: Plan = self._resume(request, timeout=request.timeout + ANSWER_MARGIN)
-            return answer
-        except grpc.RpcError as error:
-            said = f"{error.code().name}: {error.details() or 'no details'}"
-            raise TreesLost(f"job {plan.job!r}, rank {plan.rank}: {self.controller} says {said}") from error
+        until = time.monotonic() + min(timeout, MAX_RESUME)
+        while True:
+            times = self._registered(until)
+            left = max(until - time.monotonic(), 0.01)
+            request = Resume(plan.job, plan.rank, plan.epoch, missing, left, plan.rank_secret, begun, stand_in)
+            try:
+                with self._planning:
+                    answer: Plan = self._resume(request, timeout=left + ANSWER_MARGIN)
+                    follow(answer)
+                return answer
+            except grpc.RpcError as error:
+                if error.code() in AWAY and self._registers_again(times, until - time.monotonic()):
+                    continue
+                said = f"{error.code().name}: {error.details() or 'no details'}"
+                raise TreesLost(f"job {plan.job!r}, rank {plan.rank}: {self.controller} says {said}") from error
 
     def fold_control(
         self,
@@ -221,8 +282,7 @@ class JobClient:
 
         def resume(missing: dict[int, int], begun: int, stand_in: str) -> Plan:
             nonlocal now
-            now = self.resume(plan, missing, timeout, begun, stand_in)
-            follow(now)
+            now = self.resume(plan, missing, timeout, begun, stand_in, follow)
             return now
 
         return FoldControl(
@@ -230,10 +290,5 @@ class JobClient:
         )
 
     def close(self) -> None:
-        """Closes the connection, waiting ``CLOSE_SECONDS`` at most, because gRPC sets no bound to it and a rank that
-        has left must not hang."""
-        closing = threading.Thread(target=self._channel.close, name="netfold-close", daemon=True)
-        closing.start()
-        closing.join(CLOSE_SECONDS)
-        if closing.is_alive():
-            log.warning("the connection to %s did not close within %g s; left behind", self.controller, CLOSE_SECONDS)
+        """Closes the connection, waiting ``CLOSE_SECONDS`` at most."""
+        self._connection.close()

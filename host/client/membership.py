@@ -20,7 +20,7 @@ class Membership:
     def __init__(self, plan: Plan, client: JobClient | None = None) -> None:
         self._plan = plan
         self._client = client
-        self._watcher = None if client is None else client.watch(plan)
+        self._watcher = None if client is None else client.watch(lambda: self._plan)
 
     @property
     def plan(self) -> Plan:

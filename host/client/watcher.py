@@ -4,41 +4,72 @@ another one does not.
 
 The switches report to nobody that a rank is gone: its contributions just stop.  The controller sees the rank's
 connection break and reports it to all others, so that a blocked collective ends long before its timeout.
+
+A stream that breaks is the controller's end, not the job's: the rank goes on, and registers with the next controller
+that answers, by the ticket of its plan.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
+
+import grpc
 
 from netfold.host import errors
+from netfold.host.client.controller_channel import AWAY
 from netfold.host.client.stream_listener import StreamListener
 from netfold.host.errors import NetFoldError, PeerLost
-from netfold.wire.jobs import Event, Halt, JobEndedEvent, RankLost, Settle
+from netfold.wire.jobs import Event, Halt, JobEndedEvent, RankLost, Settle, Watching
 
 log = logging.getLogger("netfold")
+
+FIRST_PAUSE: Final = 0.05
+"""Seconds until a controller is looked for after one has gone; doubled with each attempt."""
+LONGEST_PAUSE: Final = 0.5
 
 
 class Watcher:
     """Listens to the controller's events on a thread of its own, from the plan until the rank has left.
 
-    call     the stream of the controller's events
+    call     opens the stream of the controller's events; called with the number of the last recovery round that the
+             controller has told of
     me       job and rank, for messages
     settled  tells the controller that this rank lacks no result
+    lost     called when the controller has gone, to look for another one; None: the plan has no ticket, and this rank
+             cannot register again
+    folds    whether the job needs what switches hold for it, which a controller that does not know the job has removed
     """
 
-    def __init__(self, call: Any, me: str, settled: Callable[[], None]) -> None:
+    def __init__(
+        self, call: Callable[[int], Any], me: str, settled: Callable[[], None], lost: Callable[[], None] | None = None,
+        *, folds: bool = False,
+    ) -> None:
+        self._call = call
         self._settled = settled
+        self._lost = lost
+        self._folds = folds
         self._me = me
         self._job_error: NetFoldError | None = None
-        self._closing = False
+        self._leaving = self._closing = False
         self._lock = threading.Lock()
         self._halt = 0
         self._on_halt: Callable[[int], None] = lambda number: None
         self._on_settle: Callable[[Callable[[], None]], None] = lambda done: done()
-        self._listening = StreamListener(call, "netfold-watch", self._on_event, self._on_end)
+        self._registered = threading.Condition()
+        self._registrations = 0
+        self._watched = self._refused = False
+        self._gone_since: float | None = None
+        self._pause = FIRST_PAUSE
+        self._listening = self._listen()
+
+    @property
+    def registrations(self) -> int:
+        """How often a controller has said that it watches this rank."""
+        return self._registrations
 
     def job_error(self) -> NetFoldError | None:
         """The first event that ended the job for this rank, as an exception; None while all is well."""
@@ -58,21 +89,72 @@ class Watcher:
         it, the argument is called at once."""
         self._on_settle = call
 
+    @property
+    def is_registered(self) -> bool:
+        """Whether a controller watches this rank now, or none ever can again."""
+        return self._watched or self._lost is None or self._refused
+
+    def registers_again(self, since: int, timeout: float) -> bool:
+        """Waits until this rank has registered with a controller more than ``since`` times (`registrations`).  Returns
+        False after ``timeout`` seconds, or at once if it cannot register again."""
+        if self._lost is None:
+            return False
+        until = time.monotonic() + timeout
+        with self._registered:
+            while self._registrations <= since:
+                if self._refused or self._job_error is not None or time.monotonic() >= until:
+                    return False
+                if not self._listening.is_listening:  # the stream ended when this rank began to leave
+                    self._lost()
+                    self._listening = self._listen()
+                self._registered.wait(FIRST_PAUSE)
+        return True
+
     def leaving(self) -> None:
         """Called before leaving: from now on the controller may end the stream without that being an error."""
-        self._closing = True
+        self._leaving = True
 
     def close(self) -> None:
         """Closes the stream.  To be called after leaving: earlier, the controller takes it for this rank's death."""
         self._closing = True
         self._listening.close()
 
-    def _on_end(self, why: str) -> None:
-        if not self._closing and self._job_error is None:
-            log.warning("%s: no longer watched (%s): only time-outs tell now that a rank is gone", self._me, why)
+    def _listen(self) -> StreamListener:
+        return StreamListener(lambda: self._call(self._halt), "netfold-watch", self._on_event, self._on_end)
+
+    def _on_end(self, why: str, status: grpc.StatusCode) -> float | None:
+        self._watched = False
+        if self._closing or isinstance(self._job_error, errors.JobEnded):
+            return None
+        if self._leaving and status is grpc.StatusCode.OK:
+            return None
+        if self._lost is None or (status not in AWAY and status is not grpc.StatusCode.OK):
+            if not self._leaving and self._job_error is None:
+                log.warning("%s: no longer watched (%s): only time-outs tell now that a rank is gone", self._me, why)
+            with self._registered:
+                self._refused = True
+                if self._gone_since is not None and self._folds:
+                    self._job_error = self._job_error or errors.JobEnded(f"a new controller refuses the job: {why}")
+                self._registered.notify_all()
+            return None
+        if self._gone_since is None:
+            self._gone_since, self._pause = time.monotonic(), FIRST_PAUSE
+            log.warning("%s: the controller has gone (%s): the job goes on, and looks for another one", self._me, why)
+        self._lost()
+        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+        return pause
 
     def _on_event(self, event: Event) -> None:
-        if isinstance(event, Halt):
+        if isinstance(event, Watching):
+            if self._gone_since is not None:
+                log.warning("%s: registered with a controller again after %.2f s", self._me,
+                            time.monotonic() - self._gone_since)
+                self._gone_since = None
+            with self._registered:
+                self._watched = True
+                self._registrations += 1
+                self._registered.notify_all()
+        elif isinstance(event, Halt):
             log.warning("%s: %s; going on over other trees", self._me, event.why)
             with self._lock:
                 self._halt = event.round
@@ -88,5 +170,7 @@ class Watcher:
             )
             log.warning("%s: %s", self._me, self._job_error)
         elif isinstance(event, JobEndedEvent):
-            self._job_error = errors.JobEnded(f"the controller ended the job: {event.why}; join anew")
+            with self._registered:
+                self._job_error = errors.JobEnded(f"the controller ended the job: {event.why}; join anew")
+                self._registered.notify_all()
             log.warning("%s: %s", self._me, self._job_error)

@@ -10,10 +10,14 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple
 
+import grpc
+
+from netfold.host.client.controller_channel import AWAY
 from netfold.host.client.jobs import JobClient
 from netfold.host.client.stream_listener import StreamListener
 from netfold.host.errors import PlanError
@@ -25,6 +29,10 @@ log = logging.getLogger("netfold")
 
 ANSWER_SECONDS: Final = 10.0
 """Seconds to wait for the controller's first answer."""
+AGAIN_SECONDS: Final = 0.5
+"""Seconds until paths are asked for again after the controller has gone."""
+AWAY_SECONDS: Final = 60.0
+"""Seconds after which a rank that no controller gives paths stops to ask."""
 MOST_COLLECTIVES: Final = 32
 """Number of collectives whose paths a rank follows at once, a stream each; later ones use the all-to-all's."""
 
@@ -150,7 +158,9 @@ class PathClient:
         self._first = threading.Event()
         self._paths: Paths | None = None
         self._why = f"no answer within {ANSWER_SECONDS:g} s"
-        self._listening = StreamListener(follow(request), "netfold-paths", self._on_paths, self._on_end)
+        self._gone_since: float | None = None
+        self._registers = bool(plan.ticket.value)
+        self._listening = StreamListener(lambda: follow(request), "netfold-paths", self._on_paths, self._on_end)
         if not self._first.wait(ANSWER_SECONDS) or self._paths is None:
             self.close()
             raise PlanError(f"{self._me}: no paths from {jobs.controller}: {self._why}")
@@ -166,12 +176,19 @@ class PathClient:
         self._listening.close()
 
     def _on_paths(self, paths: Paths) -> None:
-        self._paths = paths
+        self._paths, self._gone_since = paths, None
         self._first.set()
         self._signal()
 
-    def _on_end(self, why: str) -> None:
+    def _on_end(self, why: str, status: grpc.StatusCode) -> float | None:
         self._why = why
-        if self._paths is not None:
-            log.warning("%s: no newer paths (%s): those known go on", self._me, why)
         self._first.set()
+        if self._paths is None:
+            return None
+        now = time.monotonic()
+        if self._gone_since is None:
+            self._gone_since = now
+            log.warning("%s: no newer paths (%s): those known go on", self._me, why)
+        # a new controller knows the job once the rank has registered with it
+        again = status in AWAY or status in (grpc.StatusCode.OK, grpc.StatusCode.FAILED_PRECONDITION)
+        return AGAIN_SECONDS if self._registers and again and now < self._gone_since + AWAY_SECONDS else None

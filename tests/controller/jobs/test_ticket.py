@@ -30,8 +30,8 @@ def record() -> Record:
     epoch = allocator.open()
     streams = allocator.admit(epoch, planned, [list(range(4))])
     joins = [Join("j", 4, rank, host.address, "10.0.0.1:1", 1024) for rank, host in enumerate(fabric.hosts)]
-    return Record(fabric.name, "j", epoch, Secret("5ec3e7"), joins, hosts, planned, planned, streams, epoch, 2, "",
-                  "red")
+    return Record(fabric.name, "j", epoch, Secret("5ec3e7"), joins, hosts, planned, planned, streams, epoch, 2,
+                  "", False, "red")
 
 
 RECORD = record()

@@ -31,8 +31,11 @@ from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Fabric
 from netfold.host.api.communicator import Communicator
 from netfold.host.client.jobs import JobClient
+from netfold.host.client.membership import Membership
 from netfold.host.errors import JobEnded, JoinRefused, PeerLost
+from netfold.host.operation.rail import RailStats
 from netfold.testing import subnet
+from netfold.wire.jobs import Join, Plan
 from support.controller import MemorySwitch
 from support.credentials import scopes
 
@@ -50,11 +53,11 @@ def loopback(folder: Path, **settings: Any) -> Fabric:
 
 
 class Serving:
-    """A controller on a thread with an event loop of its own."""
+    """A controller on a thread with an event loop of its own; ``switch``: the fabric's only switch."""
 
-    def __init__(self, fabric: Fabric) -> None:
+    def __init__(self, fabric: Fabric, switch: MemorySwitch | None = None) -> None:
         self.fabric = fabric
-        self.switch = MemorySwitch("leaf1")
+        self.switch = switch or MemorySwitch("leaf1")
         self.controller = Controller(fabric, connect=lambda _: self.switch.connect(), rng=random.Random(5),
                                      start_timeout=BOUND)
         self._loop = asyncio.new_event_loop()
@@ -156,19 +159,126 @@ def test_ranks_of_the_tcp_rail_take_no_slots(serving: Serving) -> None:
             comm.close()
 
 
-def test_a_controller_that_goes_away_is_logged(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
-    """The job goes on, and one warning says that only timeouts show deaths from then on."""
+def test_a_controller_that_goes_away_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job goes on, one warning a rank says that the controller has gone, and one that nobody heard it leave; until
+    then it waits no longer than for a take-over."""
+    monkeypatch.setattr("netfold.host.client.jobs.TAKE_OVER_SECONDS", 0.2)
     with ThreadPoolExecutor(2) as pool:
-        comms = list(pool.map(lambda rank: join(serving.fabric, rank, rail="tcp"), range(2)))
-        caplog.set_level(logging.WARNING, logger="netfold")
-        asyncio.run_coroutine_threadsafe(serving.controller.stop(), serving._loop).result(BOUND)
-        for comm in comms:
-            assert comm._parts.membership._watcher is not None
-            comm._parts.membership._watcher._listening._thread.join(BOUND)
-        assert sum("only time-outs tell now" in record.getMessage() for record in caplog.records) == 2
+        with Serving(loopback(tmp_path)) as serving:
+            comms = list(pool.map(lambda rank: join(serving.fabric, rank, rail="tcp"), range(2)))
+            caplog.set_level(logging.WARNING, logger="netfold")
         sums = list(pool.map(lambda comm: comm.allreduce(np.ones(5, np.int32)), comms))
         assert [list(s) for s in sums] == [[2] * 5] * 2
         list(pool.map(lambda comm: comm.close(), comms))
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("the job goes on, and looks for another one" in line for line in said) == 2
+    assert sum("left, but" in line for line in said) == 2
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("rail", ["tcp", "innet"])
+def test_ranks_go_on_with_the_next_controller(tmp_path: Path, elsewhere: bool, rail: str) -> None:
+    """At the same address or at another one that they know, they register again: the job is the new controller's, which
+    tells of deaths, and whose slots are free in the end."""
+    fabric = loopback(tmp_path)
+    other = msgspec.structs.replace(fabric, jobs=f"unix:{tmp_path}/standby.sock") if elsewhere else fabric
+    both = f"{fabric.jobs},{other.jobs}"
+    with ThreadPoolExecutor(3) as pool:
+        with Serving(fabric) as first:
+            comms = list(pool.map(lambda rank: Communicator.join(
+                "j", rank, 3, address=fabric.hosts[rank].address, controller=both, timeout=TIMEOUT,
+                rail=rail,  # type: ignore[arg-type]
+            ), range(3)))
+        held = dict(first.switch.state)
+        with Serving(other, first.switch) as second:
+            while [job.awaited for job in second.controller.jobs.all()] != [set()]:
+                threading.Event().wait(0.01)
+            (job,) = second.controller.jobs.all()
+            assert job.state == "active"
+            assert first.switch.state == held
+            comms[2]._parts.membership.close()  # without having left
+            while comms[0]._parts.membership.job_error() is None:
+                threading.Event().wait(0.01)
+            assert isinstance(comms[0]._parts.membership.job_error(), PeerLost)
+            comms[2]._parts.dispatch.close()
+            for comm in comms[:2]:
+                comm.close()
+            assert set(second.controller._allocator.used().values()) == {0}
+
+
+def test_ranks_that_stand_still_are_planned_for_by_the_next_controller(tmp_path: Path) -> None:
+    """The leaf has gone, all ranks have halted and wait; the controller dies, too; leaf and controller come back, and
+    the same calls return plans."""
+    fabric = loopback(tmp_path)
+    with ThreadPoolExecutor(6) as pool:
+        with Serving(fabric) as first:
+            clients = [JobClient(fabric.jobs) for _ in range(3)]
+            plans = list(pool.map(lambda rank: clients[rank].join(
+                Join("j", 3, rank, fabric.hosts[rank].address, "10.0.0.1:1", 0)), range(3)))
+            members = [Membership(plan, client) for plan, client in zip(plans, clients, strict=True)]
+            halted = [threading.Event() for _ in members]
+            for member, event in zip(members, halted, strict=True):
+                assert member._watcher is not None
+                member._watcher.on_halt(lambda number, event=event: event.set())  # type: ignore[misc]
+            first.switch.unreachable = True
+            first._loop.call_soon_threadsafe(first.switch.break_session)
+            assert all(event.wait(BOUND) for event in halted)
+
+            def resume(member: Membership) -> Plan:
+                streams = [stream for tree in member.plan.trees for stream in (tree.data, tree.agreement)]
+                again = member.fold_control(TIMEOUT).resume
+                assert again is not None
+                return again({stream.qp: stream.psn for stream in streams}, 0, "")
+
+            resumed = [pool.submit(resume, member) for member in members]
+            (job,) = first.controller.jobs.all()
+            while job.round is None or len(job.round.resumes) < 3:
+                threading.Event().wait(0.01)
+        first.switch.unreachable, first.switch.has_pipeline, first.switch.state = False, False, {}
+        with Serving(fabric, first.switch):
+            after = [future.result(BOUND) for future in resumed]
+            assert len({plan.round for plan in after}) == 1
+            assert after[0].round >= 1
+            assert {member.plan.round for member in members} == {after[0].round}
+            for member in members:
+                member.leave(RailStats())
+                member.close()
+
+
+def test_a_rank_finds_the_controller_among_several_addresses(tmp_path: Path) -> None:
+    """Nobody is at the first one; and where nobody is at any, the error names all."""
+    fabric = loopback(tmp_path)
+    with Serving(fabric):
+        client = JobClient(f"unix:{tmp_path}/nobody.sock, {fabric.jobs}")
+        assert client.join(Join("j", 1, 0, fabric.hosts[0].address, "10.0.0.1:1", 0)).world == 1
+        client.close()
+    client = JobClient(f"unix:{tmp_path}/nobody.sock,unix:{tmp_path}/none.sock")
+    with pytest.raises(JoinRefused, match=r"nobody answers at unix:.*nobody.sock,unix:.*none.sock"):
+        client.join(Join("j", 1, 0, fabric.hosts[0].address, "10.0.0.1:1", 0, timeout=0.3))
+    client.close()
+
+
+def test_a_rank_that_waits_for_others_joins_the_next_controller(tmp_path: Path) -> None:
+    """The controller dies before the job is complete: the rank that waits does not notice."""
+    fabric = loopback(tmp_path)
+    with ThreadPoolExecutor(2) as pool:
+        clients = [JobClient(fabric.jobs) for _ in range(2)]
+
+        def joined(rank: int) -> Plan:
+            return clients[rank].join(Join("j", 2, rank, fabric.hosts[rank].address, "10.0.0.1:1", 0, timeout=BOUND))
+
+        with Serving(fabric) as first:
+            waiting = pool.submit(joined, 0)
+            while not first.controller.jobs.all():
+                threading.Event().wait(0.01)
+            threading.Event().wait(0.2)  # it has been waiting for longer than a refusal takes
+        with Serving(fabric):
+            assert joined(1).trees
+            assert waiting.result(BOUND).trees
+            for client in clients:
+                client.close()
 
 
 def test_a_rank_needs_the_fabrics_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,14 +325,14 @@ def test_a_connection_that_does_not_close_is_left_behind(
 ) -> None:
     """Closing gRPC's channel may hang: the rank logs it and goes on."""
     client = JobClient("127.0.0.1:9")
-    real, never = client._channel, threading.Event()
+    real, never = client._connection.channel, threading.Event()
 
     class Hangs:
         def close(self) -> None:
             never.wait(60)
 
-    monkeypatch.setattr("netfold.host.client.jobs.CLOSE_SECONDS", 0.01)
-    client._channel = Hangs()
+    monkeypatch.setattr("netfold.host.client.controller_channel.CLOSE_SECONDS", 0.01)
+    client._connection.channel = Hangs()  # type: ignore[assignment]
     client.close()
     never.set()
     real.close()

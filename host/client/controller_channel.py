@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connection to whichever controller of a fabric answers: the first one, one started anew, or a standby."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import grpc
+import msgspec
+
+from netfold.host.client.stream_listener import CLOSE_SECONDS
+from netfold.rpc import channel as tls
+
+log = logging.getLogger("netfold")
+
+AWAY: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN})
+"""Status codes of calls that no controller has answered, or one that was ending; any other one is an answer."""
+
+
+class ControllerChannel:
+    """A gRPC channel to one of several addresses, of which one has a controller at a time.  Raises TlsError.
+
+    addresses  "host:port" or "unix:/path" each, tried in turn
+    metadata   what every call carries
+    """
+
+    def __init__(self, addresses: Sequence[str], metadata: tuple[tuple[str, str], ...] = ()) -> None:
+        if not addresses:
+            raise ValueError("no address of a controller: expected host:port or unix:/path, or several with commas")
+        self._addresses = list(addresses)
+        self._metadata = metadata
+        self._place = 0
+        self._lock = threading.Lock()
+        self._closed = False
+        self.channel = tls.channel(self._addresses[0])
+        """The channel of this moment."""
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses that are tried."""
+        return list(self._addresses)
+
+    def learn(self, addresses: Sequence[str]) -> None:
+        """Adds addresses at which a controller may answer later."""
+        with self._lock:
+            self._addresses += [address for address in addresses if address not in self._addresses]
+
+    def go_on(self, failed: grpc.Channel) -> None:
+        """Goes over to a new channel to the next address, after calls on ``failed`` were not answered; calls that are
+        under way there end with CANCELLED.  Does nothing where that has happened meanwhile."""
+        with self._lock:
+            if self.channel is not failed or self._closed:
+                return
+            self._place = (self._place + 1) % len(self._addresses)
+            self.channel = tls.channel(self._addresses[self._place])
+        _close(failed)
+
+    def unary(self, method: str, answer: Any) -> Callable[..., Any]:
+        """A method, given as ``service/method``, with one answer, on the channel of the moment when it is called."""
+        decode = msgspec.json.Decoder(answer).decode
+
+        def call(request: msgspec.Struct, timeout: float) -> Any:
+            while True:
+                channel = self.channel
+                try:
+                    return channel.unary_unary(f"/{method}", msgspec.json.encode, decode)(
+                        request, timeout=timeout, metadata=self._metadata
+                    )
+                except ValueError:  # it is closed: by this rank, or because another call found nobody there
+                    if self.channel is channel:
+                        raise
+
+        return call
+
+    def stream(self, method: str, answer: Any) -> Callable[..., Any]:
+        """A method, given as ``service/method``, with a stream of answers, on the channel of the moment when it is
+        called."""
+        decode = msgspec.json.Decoder(answer).decode
+
+        def call(request: msgspec.Struct) -> Any:
+            return self.channel.unary_stream(f"/{method}", msgspec.json.encode, decode)(
+                request, metadata=self._metadata
+            )
+
+        return call
+
+    def close(self) -> None:
+        """Closes the channel, waiting ``CLOSE_SECONDS`` at most, because gRPC sets no bound to it and a rank that has
+        left must not hang."""
+        with self._lock:
+            self._closed = True
+        closing = _close(self.channel)
+        closing.join(CLOSE_SECONDS)
+        if closing.is_alive():
+            log.warning("the connection to %s did not close within %g s; left behind", self._addresses[self._place],
+                        CLOSE_SECONDS)
+
+
+def _close(channel: grpc.Channel) -> threading.Thread:
+    closing = threading.Thread(target=channel.close, name="netfold-close", daemon=True)
+    closing.start()
+    return closing
