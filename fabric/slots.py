@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Final, Literal
 
 from netfold.fabric.trees import Tree
@@ -28,6 +29,10 @@ MIN_CONNECTION: Final = 1
 MAX_CONNECTION: Final = 2 ** (23 - roce.OPERATION_BITS) - 1
 """Queue pairs with the highest bit are connections between ranks (host/roce/sockets.py): switches must not fold
 them."""
+DRAWS: Final = 64
+"""Random draws of a number before the free ones are looked for one by one."""
+RESTING: Final = 1 << 16
+"""Released connections that are not drawn again yet: those of some thousand jobs, whose last packets are long gone."""
 EPHEMERAL: Final = 0xC000
 """Lowest UDP source port that is drawn: RoCEv2 (annex A17.9.3) recommends the ephemeral ports."""
 
@@ -129,13 +134,13 @@ class Cycle:
     next: int
     used: set[int] = field(default_factory=set)
 
-    def allocate(self, what: str, divisor: int = 1, remainder: int = 0) -> int:
-        """An unused number with this remainder when divided by ``divisor``.  Raises Exhausted."""
+    def allocate(self, what: str) -> int:
+        """An unused number.  Raises Exhausted."""
         size = self.high - self.low + 1
         if len(self.used) < size:
             for _ in range(size):
                 number, self.next = self.next, self._after(self.next)
-                if number % divisor == remainder and number not in self.used:
+                if number not in self.used:
                     self.used.add(number)
                     return number
         raise Exhausted(f"all {size} {what} are in use")
@@ -148,6 +153,48 @@ class Cycle:
 
     def _after(self, number: int) -> int:
         return self.low if number == self.high else number + 1
+
+
+class Lottery:
+    """Hands out the numbers low..high at random, so that nobody can tell which are in use, and a released one not
+    before ``RESTING`` others have been released after it, or half of the numbers."""
+
+    def __init__(self, low: int, high: int, rng: random.Random) -> None:
+        self.low, self.high = low, high
+        self._rng = rng
+        self._used: set[int] = set()
+        self._resting: dict[int, None] = {}  # in the order of their release
+
+    def allocate(self, what: str, divisor: int = 1, remainder: int = 0) -> int:
+        """An unused number with this remainder when divided by ``divisor``; where all others are in use, the one that
+        was released first.  Raises Exhausted."""
+        numbers = range(self.low + (remainder - self.low) % divisor, self.high + 1, divisor)
+        for _ in range(DRAWS):
+            number = self._rng.choice(numbers)
+            if number not in self._used and number not in self._resting:
+                break
+        else:
+            number = next(self._scarce(numbers), -1)
+            if number < 0:
+                raise Exhausted(f"all {len(numbers)} {what} are in use")
+        self._resting.pop(number, None)
+        self._used.add(number)
+        return number
+
+    def _scarce(self, numbers: range) -> Iterator[int]:
+        """The numbers that are left, the best ones first, where few are."""
+        begin = self._rng.randrange(max(1, len(numbers)))
+        for number in chain(numbers[begin:], numbers[:begin]):
+            if number not in self._used and number not in self._resting:
+                yield number
+        yield from (number for number in self._resting if number in numbers)
+
+    def release(self, number: int) -> None:
+        """Takes a number back."""
+        self._used.discard(number)
+        self._resting[number] = None
+        if len(self._resting) > min(RESTING, (self.high - self.low + 1) // 2):
+            del self._resting[next(iter(self._resting))]
 
 
 @dataclass
@@ -181,16 +228,21 @@ class Slots:
 
 
 class Allocator:
-    """Allocates slots and numbers of all switches to jobs.  ``rng`` draws where cycles and PSNs begin, so that a
-    controller that was restarted does not reuse the numbers of packets that are still on their way."""
+    """Allocates slots and numbers of all switches to jobs.
 
-    def __init__(self, switches: Iterable[str], sizes: Sizes, rng: random.Random, *, slots: int = SLOTS) -> None:
+    rng  draws queue pairs, first PSNs and UDP source ports, and where the cycles of the other numbers begin, so that
+         nobody can guess the numbers of a job, and a controller that was restarted does not reuse those of packets that
+         are still on their way; default: the operating system's random numbers, which cannot be predicted
+    """
+
+    def __init__(
+        self, switches: Iterable[str], sizes: Sizes, rng: random.Random | None = None, *, slots: int = SLOTS
+    ) -> None:
         self.sizes = sizes
-        self._rng = rng
+        self._rng = rng = rng or random.SystemRandom()
         self._slots = {name: Slots(slots) for name in switches}
         self._groups = {name: Cycle(1, MAX_GROUP, 1) for name in self._slots}
-        first = rng.randint(MIN_CONNECTION, MAX_CONNECTION)
-        self._connections = Cycle(MIN_CONNECTION, MAX_CONNECTION, first)
+        self._connections = Lottery(MIN_CONNECTION, MAX_CONNECTION, rng)
         self._epochs = Cycle(1, EPOCHS, rng.randint(1, EPOCHS))
         self._returns: dict[int, list[Callable[[], object]]] = {}
         self._reserved: dict[int, set[tuple[str, int]]] = {}
@@ -298,12 +350,14 @@ class Allocator:
         )
 
     def _connection(self, epoch: int, divisor: int = 1, remainder: int = 0) -> int:
-        return self._allocate(epoch, self._connections, "connections", divisor, remainder)
+        number = self._connections.allocate("connections", divisor, remainder)
+        self._returns[epoch].append(partial(self._connections.release, number))
+        return number
 
     def _source_port(self, divisor: int, remainder: int) -> int:
         return self._rng.randrange(-(-EPHEMERAL // divisor), 0x10000 // divisor) * divisor + remainder
 
-    def _allocate(self, epoch: int, cycle: Cycle, what: str, divisor: int = 1, remainder: int = 0) -> int:
-        number = cycle.allocate(what, divisor, remainder)
+    def _allocate(self, epoch: int, cycle: Cycle, what: str) -> int:
+        number = cycle.allocate(what)
         self._returns[epoch].append(partial(cycle.used.discard, number))
         return number

@@ -47,12 +47,15 @@ control Connection(in headers_t hdr, inout meta_t meta, inout tree_t tree) {
     }
     direct_counter(CounterType.packets_and_bytes) connection_packets;
 
-    // Is this packet folded here, and in which tree?  The queue pair says it, for a neighbour at this port alone.  An
+    // Is this packet folded here, and in which tree?  The queue pair says it, for a neighbour at this port alone, which
+    // sends from this address, and from a UDP port that no other user of its machine can have while a rank holds it.  An
     // entry for each child of each tree, and one for the parent; what hits none is routed.
     table connection {
         key = {
             meta.port:          exact @name("ingress_port");
+            hdr.ipv4.src:       exact @name("src");
             hdr.ipv4.dst:       exact @name("dst");
+            hdr.udp.sport:      exact @name("sport");
             hdr.bth.connection: exact @name("connection");
         }
         actions = { contribution; result; @defaultonly NoAction; }

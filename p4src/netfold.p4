@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // NetFold's one program, for every switch of the fabric: leaf or spine is a matter of table entries.
 //
-//   ingress   faults on the way in -> from the CPU? -> folded? -> routed
+//   ingress   faults on the way in -> from the CPU? -> folded? -> guarded, routed
 //   egress    marked, where the queue is long -> rewritten for its receiver, if folded -> faults on the way out
 //
 // A copy that a fault on the way in makes goes round: clone to egress, from there to ingress again.
@@ -13,6 +13,7 @@
 #include "fault.p4"
 #include "congestion.p4"
 #include "fold.p4"
+#include "guard.p4"
 #include "replica.p4"
 #include "route.p4"
 
@@ -20,11 +21,13 @@
 control SwitchIngress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     Fault() fault_in;
     Fold()  fold;
+    Guard() guard;
     Route() route;
     counter(PORTS, CounterType.packets_and_bytes) port_in;
     bit<1>  lost = 0;
     bit<2>  copy = COPY_NONE;
     bit<1>  again = 0;
+    bit<2>  sender = REFUSED;
     bool    traffic = false;    // IPv4 from a link, whole
 
     apply {
@@ -51,7 +54,10 @@ control SwitchIngress(inout headers_t hdr, inout meta_t meta, inout standard_met
             fold.apply(hdr, meta, sm);
         }
         if (traffic && meta.folded == 0) {
-            route.apply(hdr, meta, sm);
+            guard.apply(hdr, meta.port, sender);
+            if (sender != REFUSED) {
+                route.apply(hdr, meta, sm);
+            }
         }
         hdr.packet_out.setInvalid();
     }

@@ -14,7 +14,7 @@ control Replica(inout headers_t hdr, inout meta_t meta, inout standard_metadata_
         hdr.ethernet.dst = dst_mac;
         hdr.ipv4.src = src;
         hdr.ipv4.dst = dst;
-        hdr.ipv4.ttl = REWRITTEN_TTL;
+        hdr.ipv4.ttl = RESULT_TTL;
         // IDs that count with the PSN let a sender's NIC or kernel cut a run of these packets from one super-packet
         hdr.ipv4.id = hdr.bth.psn[15:0];
         hdr.udp.sport = sport;

@@ -57,10 +57,11 @@
 #define PROTO_UDP       17
 #define ROCE_PORT       4791
 #define ECN_CE          3
-// Time to live of a packet that a switch rewrites: enough for any fabric's next hops, RFC 1700's default.
-#define REWRITTEN_TTL   64
 // Time to live of a packet that comes from the very other end of a link; what was routed even once has less.
 #define ONE_HOP_TTL     255
+// Time to live of what a switch has folded: so nothing that was routed passes for a result, whatever time to live its
+// sender gave it (RFC 5082, the generalised TTL security mechanism).
+#define RESULT_TTL      ONE_HOP_TTL
 
 // BTH opcodes, reliable connection (InfiniBand spec, table 38)
 #define WRITE_FIRST     0x06

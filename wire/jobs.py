@@ -86,6 +86,10 @@ class RankStream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """First PSN."""
     slots: int
     """Slots that the switches hold for this stream, a power of two; the window is half of it."""
+    predecessor: str
+    """IPv4 address of rank - 1, which results have as their source."""
+    predecessor_port: int
+    """UDP source port of results: that of rank - 1's contributions."""
 
 
 class RankTree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

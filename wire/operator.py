@@ -121,6 +121,10 @@ class SwitchStatus(msgspec.Struct, frozen=True):
     device_id: int = 0
     """P4Runtime device id of the switch at the address ``grpc``."""
     punts: Punts = Punts()
+    spoofed: int = 0
+    """Packets from hosts that it dropped because their IPv4 source address was not the host's."""
+    unassigned: int = 0
+    """IPv4 packets that it dropped because the fabric has no link at the port where they came in."""
 
 
 class Traffic(msgspec.Struct, frozen=True):
@@ -134,6 +138,8 @@ class Traffic(msgspec.Struct, frozen=True):
     duplicated: int = 0
     held: int = 0
     """Packets held back by fault injection so that others overtake them."""
+    spoofed: int = 0
+    """Packets of a host that its switch dropped because their IPv4 source address was not the host's."""
 
 
 class LinkStatus(msgspec.Struct, frozen=True):

@@ -112,9 +112,12 @@ def icrc(ip_packet: bytes) -> bytes:
     return struct.pack("<I", zlib.crc32(b"\xff" * 8 + masked))
 
 
-RESULT_TTL: Final = 64
-"""TTL of results as switches write it, and of contributions as they leave; a contribution that arrives with less was
-routed to the next rank without being folded."""
+RESULT_TTL: Final = 255
+"""TTL of results as switches write it: RESULT_TTL of p4src/sizes.p4.  What was routed has less, whatever its sender
+gave it, and so is no result (RFC 5082)."""
+CONTRIBUTION_TTL: Final = 64
+"""TTL of contributions as they leave (RFC 1700's default): that one which was routed, without being folded, is none of
+a result's."""
 
 
 def psn_age(psn: int, other: int) -> int:

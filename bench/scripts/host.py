@@ -18,8 +18,10 @@ from collections.abc import Callable
 import numpy as np
 
 from netfold.host.innet import abi, native, quantise
+from netfold.host.native.library import Origin
 from netfold.host.operation.coding import PLAIN, Coding, LaneBits, Rounding
 from netfold.host.operation.rail import Flat
+from netfold.wire import roce
 from netfold.wire.jobs import RankStream, RankTree
 
 WORLD = 8
@@ -36,10 +38,12 @@ def rows(nbytes: int) -> dict[str, Callable[[], None]]:
     scratch = np.empty_like(agreed)
 
     def stream(number: int) -> RankStream:
-        return RankStream(peer="10.0.0.2", peer_qp=number, qp=number, source_port=50001, psn=0, slots=1024)
+        return RankStream(peer="10.0.0.2", peer_qp=number, qp=number, source_port=50001, psn=0, slots=1024,
+                          predecessor="10.0.0.2", predecessor_port=50001)
 
     core = native.Core("10.0.0.1", WORLD, [RankTree(name="t", weight=1.0, agreement=stream(8), data=stream(16))])
     run = abi.FoldRunStruct()
+    origin = Origin.of("10.0.0.2", 50001, roce.RESULT_TTL)
 
     def loop_back(source: Flat, out: Flat, number: list[int] = [0], coding: Coding = PLAIN) -> None:  # noqa: B006
         """Make every packet and read it back as its own result: all of a rank's work but the kernel's part."""
@@ -49,7 +53,7 @@ def rows(nbytes: int) -> dict[str, Callable[[], None]]:
         while not core.finished():
             while lib.nf_fold_send(core.handle, 0, ctypes.byref(run)):
                 data = ctypes.cast(run.bytes, ctypes.c_char_p)
-                lib.nf_fold_receive(core.handle, data, run.length, run.segment, False, 0)
+                lib.nf_fold_receive(core.handle, data, run.length, run.segment, ctypes.byref(origin), False, 0)
 
     def narrow_all(how: abi.Narrowing, tops: quantise.Scales, lanes: Flat) -> None:
         lib.nf_narrow_all(ctypes.byref(how), x.ctypes.data, None, n, tops.ctypes.data, lanes.ctypes.data)

@@ -456,14 +456,15 @@ class Jobs:
 
 def _trees(streams: Sequence[slots.Stream], hosts: Sequence[Host], rank: int) -> list[RankTree]:
     """The trees as one rank sees them: it sends contributions to the next rank that folds with it, and receives
-    results at its own queue pair."""
+    results at its own queue pair as if from the rank before.  It learns of no other rank's numbers."""
 
     def view(stream: slots.Stream) -> RankStream:
         here = stream.ranks.index(rank)
-        after = (here + 1) % len(stream.ranks)
+        after, before = (here + 1) % len(stream.ranks), here - 1
         to, own = (stream.connections[place] << OPERATION_BITS for place in (after, here))
         return RankStream(
-            hosts[stream.ranks[after]].address, to, own, stream.source_ports[here], stream.psn, stream.slots
+            hosts[stream.ranks[after]].address, to, own, stream.source_ports[here], stream.psn, stream.slots,
+            hosts[stream.ranks[before]].address, stream.source_ports[before],
         )
 
     mine = [stream for stream in streams if rank in stream.ranks]

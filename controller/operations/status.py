@@ -30,7 +30,8 @@ from netfold.wire.operator import (
 )
 
 COUNTERS: Final = (
-    tables.PORT_IN, tables.PORT_OUT, tables.CORRUPT, tables.OUTCOMES, tables.REFUSED, tables.OVER_RATE,
+    tables.PORT_IN, tables.PORT_OUT, tables.CORRUPT, tables.OUTCOMES, tables.SPOOFED, tables.UNASSIGNED,
+    tables.REFUSED, tables.OVER_RATE,
     *(tables.fault_counter(control, fault) for control in (tables.FAULT_IN, tables.FAULT_OUT)
       for fault in tables.FAULTS),
 )
@@ -47,14 +48,17 @@ def of_switch(switch: Switch, target: Target, used: int, counters: Counters, *, 
     return SwitchStatus(
         switch.name, switch.role, switch.grpc, target.is_up, target.problem, target.entries, target.pushes, used,
         slots.SLOTS, counters[tables.CORRUPT].get(0, _NOTHING).packets, _outcomes(counters), drained,
-        switch.device_id, _punts(target, counters),
+        switch.device_id, _punts(target, counters), _total(counters, tables.SPOOFED),
+        _total(counters, tables.UNASSIGNED),
     )
 
 
 def _punts(target: Target, counters: Counters) -> Punts:
-    refused, over_rate = (sum(cell.packets for cell in counters.get(name, {}).values())
-                          for name in (tables.REFUSED, tables.OVER_RATE))
-    return Punts(refused, over_rate, target.packets_dropped)
+    return Punts(_total(counters, tables.REFUSED), _total(counters, tables.OVER_RATE), target.packets_dropped)
+
+
+def _total(counters: Counters, name: str) -> int:
+    return sum(count.packets for count in counters.get(name, {}).values())
 
 
 def _outcomes(counters: Counters) -> Outcomes:
@@ -77,7 +81,10 @@ def _traffic(counters: Mapping[str, Counters], sender: End, receiver: End) -> Tr
     else:
         count = counters[receiver.node].get(tables.PORT_IN, {}).get(receiver.port, _NOTHING)
     at, control = (receiver, tables.FAULT_IN) if receiver.node in counters else (sender, tables.FAULT_OUT)
-    done = (counters[at.node].get(tables.fault_counter(control, fault), {}) for fault in tables.FAULTS)
+    names = (*(tables.fault_counter(control, fault) for fault in tables.FAULTS), tables.SPOOFED)
+    if at == sender:
+        names = names[:-1]  # a switch refuses what arrives
+    done = (counters[at.node].get(name, {}) for name in names)
     return Traffic(count.packets, count.bytes, *(cells.get(at.port, _NOTHING).packets for cells in done))
 
 

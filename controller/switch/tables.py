@@ -2,6 +2,7 @@
 """Makes the entries of p4src's tables from plans: the one module that knows the names of the program.
 
     routes   -> route, uplink           streams -> connection, replica, multicast groups
+    links    -> guard
     steering -> policy, pin, uplink
     faults   -> fault (on the way in and out)       engine  -> congestion
     probes   -> route (to the CPU port), punt
@@ -36,6 +37,13 @@ CONTRIBUTION: Final = "SwitchIngress.fold.connection.contribution"
 RESULT: Final = "SwitchIngress.fold.connection.result"
 REPLICA: Final = "SwitchEgress.replica.replica"
 REWRITE: Final = "SwitchEgress.replica.rewrite"
+GUARD: Final = "SwitchIngress.guard.guard"
+HOST: Final = "SwitchIngress.guard.host"
+NEIGHBOUR: Final = "SwitchIngress.guard.neighbour"
+SPOOFED: Final = "SwitchIngress.guard.spoofed"
+"""Counter by port: packets of a host that were dropped, since they did not carry its address."""
+UNASSIGNED: Final = "SwitchIngress.guard.unassigned"
+"""Counter by port: packets that were dropped, since the fabric has no link at the port where they came in."""
 ROUTE: Final = "SwitchIngress.route.route"
 UPLINK: Final = "SwitchIngress.route.uplink"
 FORWARD: Final = "SwitchIngress.route.forward"
@@ -67,7 +75,8 @@ REORDER_BY: Final = 8
 """Packets that overtake one that is held back: more than hosts tolerate as reordering (NF_REORDER of host/native)."""
 
 MANAGED: Final = (
-    ROUTE, UPLINK, POLICY, PIN, PUNT, CONNECTION, REPLICA, f"{FAULT_IN}.fault", f"{FAULT_OUT}.fault", CONGESTION,
+    GUARD, ROUTE, UPLINK, POLICY, PIN, PUNT, CONNECTION, REPLICA, f"{FAULT_IN}.fault", f"{FAULT_OUT}.fault",
+    CONGESTION,
 )
 """Tables that the controller reconciles: it deletes entries that it does not know."""
 
@@ -204,9 +213,25 @@ def _punt_rate(fabric: Fabric) -> MeterRate:
     return MeterRate(rate, math.ceil(rate / 4))
 
 
+def guard_entries(fabric: Fabric) -> BySwitch:
+    """Entries of `guard`: who is at the other end of each port's link.  A port without a link has none, and takes
+    nothing."""
+    result: BySwitch = defaultdict(list)
+    addresses = {host.name: _ip(host.address) for host in fabric.hosts}
+    for link in fabric.links:
+        for here, far in (link.ends, link.ends[::-1]):
+            if here.node in addresses:
+                continue
+            key = (("port", here.port),)
+            address = addresses.get(far.node)
+            result[here.node].append(Entry(GUARD, key, NEIGHBOUR) if address is None
+                                     else Entry(GUARD, key, HOST, (("address", address),)))
+    return result
+
+
 def fixed_entries(fabric: Fabric) -> BySwitch:
     """All entries that depend on nothing but the fabric's description."""
-    return merge([fault_entries(fabric), congestion_entries(fabric), probe_entries(fabric)])
+    return merge([guard_entries(fabric), fault_entries(fabric), congestion_entries(fabric), probe_entries(fabric)])
 
 
 def fold_entries(fabric: Fabric, ranks: Sequence[Host], stream: Stream) -> BySwitch:
@@ -227,8 +252,8 @@ def fold_entries(fabric: Fabric, ranks: Sequence[Host], stream: Stream) -> BySwi
                                   tuple((child.port, number) for number, child in enumerate(fold.children))))
         if fold.parent is not None:
             here, parent = fabric.switch(fold.switch), fabric.switch(fold.parent)
-            down = (("ingress_port", fold.parent_port), ("dst", _ip(here.address)),
-                    ("connection", stream.down[fold.switch]))
+            down = _arriving(fold.parent_port, parent.address, here.address, stream.source_ports[0],
+                             stream.down[fold.switch])
             entities.append(Entry(CONNECTION, down, RESULT, _slot_range(stream, fold)))
             entities.append(Entry(REPLICA, _replica_key(stream, fold, PARENT), REWRITE, _rewrite(
                 here.mac, parent.mac, here.address, parent.address, stream.source_ports[0], stream.up[fold.switch])))
@@ -290,11 +315,17 @@ def _connection_key(
 ) -> tuple[tuple[str, int], ...]:
     """The key of a child's contributions: a rank addresses its ring neighbour, a switch addresses this switch."""
     if child.rank is None:
-        dst, connection = fabric.switch(fold.switch).address, stream.up[child.node]
-    else:
-        neighbour = (child.rank + 1) % len(ranks)
-        dst, connection = ranks[neighbour].address, stream.connections[neighbour]
-    return (("ingress_port", child.port), ("dst", _ip(dst)), ("connection", connection))
+        here, below = fabric.switch(fold.switch), fabric.switch(child.node)
+        return _arriving(child.port, below.address, here.address, stream.source_ports[0], stream.up[child.node])
+    neighbour = (child.rank + 1) % len(ranks)
+    return _arriving(child.port, ranks[child.rank].address, ranks[neighbour].address, stream.source_ports[child.rank],
+                     stream.connections[neighbour])
+
+
+def _arriving(port: int, src: str, dst: str, sport: int, connection: int) -> tuple[tuple[str, int], ...]:
+    """The key of packets that come in at a port, from one address and UDP source port to another address's queue
+    pair."""
+    return (("ingress_port", port), ("src", _ip(src)), ("dst", _ip(dst)), ("sport", sport), ("connection", connection))
 
 
 def _contribution(stream: Stream, fold: Fold, number: int) -> tuple[tuple[str, int], ...]:

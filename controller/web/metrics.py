@@ -61,6 +61,9 @@ def _switches(switches: list[SwitchStatus]) -> Iterator[Metric]:
         yield family
     corrupt = CounterMetricFamily("netfold_switch_corrupt_packets", "Dropped at the first hop: their ICRC did not hold",
                                   labels=["switch"])
+    refused = CounterMetricFamily(
+        "netfold_switch_refused_packets", "Dropped where they came in: a host's, but not from its address (spoofed), "
+        "or at a port where the fabric has no link (unassigned)", labels=["switch", "reason"])
     folded = CounterMetricFamily(
         "netfold_switch_folded_packets", "Contributions and results by what became of them: first, or repeats that "
         "were answered here, asked of the level above, waiting for others, late, here already",
@@ -72,9 +75,11 @@ def _switches(switches: list[SwitchStatus]) -> Iterator[Metric]:
         for why in Punts.__struct_fields__:
             punts.add_metric([switch.name, why], getattr(switch.punts, why))
         corrupt.add_metric([switch.name], switch.corrupt)
+        for reason in ("spoofed", "unassigned"):
+            refused.add_metric([switch.name, reason], getattr(switch, reason))
         for outcome in Outcomes.__struct_fields__:
             folded.add_metric([switch.name, outcome], getattr(switch.folded, outcome))
-    yield from (corrupt, folded, punts)
+    yield from (corrupt, refused, folded, punts)
 
 
 def _links(links: list[LinkStatus], switches: set[str]) -> Iterator[Metric]:
@@ -85,6 +90,8 @@ def _links(links: list[LinkStatus], switches: set[str]) -> Iterator[Metric]:
     way = ["sender", "receiver", "kind"]
     count = CounterMetricFamily("netfold_link_bytes", "Ethernet frames without FCS, each direction", labels=way)
     packets = CounterMetricFamily("netfold_link_packets", "Frames, each direction", labels=way)
+    spoofed = CounterMetricFamily("netfold_link_spoofed_packets", "Of a host, dropped since they did not come from its "
+                                  "address", labels=["sender", "receiver"])
     faults = CounterMetricFamily("netfold_link_faults", "Packets that faults on purpose have hit",
                                  labels=["sender", "receiver", "fault"])
     for link in links:
@@ -96,8 +103,10 @@ def _links(links: list[LinkStatus], switches: set[str]) -> Iterator[Metric]:
         for sender, receiver, traffic in ((link.a, link.b, link.a_to_b), (link.b, link.a, link.b_to_a)):
             count.add_metric([sender, receiver, kind], traffic.bytes)
             packets.add_metric([sender, receiver, kind], traffic.packets)
+            if kind == "host":
+                spoofed.add_metric([sender, receiver], traffic.spoofed)
             _faults(faults, sender, receiver, traffic)
-    yield from (up, drained, rate, count, packets, faults)
+    yield from (up, drained, rate, count, packets, spoofed, faults)
 
 
 def _faults(family: CounterMetricFamily, sender: str, receiver: str, traffic: Traffic) -> None:

@@ -73,6 +73,8 @@ def check_plan(plan: Plan) -> None:
                     raise refuse(f"{name}: queue pair {qp}: expected a multiple of {roce.QUEUE_PAIRS} below 2^24")
             if not 0 < stream.source_port <= 0xFFFF or stream.source_port == roce.UDP_PORT:
                 raise refuse(f"{name}: source port {stream.source_port}: expected 1 .. 65535, not {roce.UDP_PORT}")
+            if not 0 < stream.predecessor_port <= 0xFFFF:
+                raise refuse(f"{name}: source port {stream.predecessor_port} of results: expected 1 .. 65535")
             connection = stream.qp // roce.QUEUE_PAIRS
             if {connection % len(here), stream.source_port % len(here)} != {here.index(plan.rank)}:
                 raise refuse(

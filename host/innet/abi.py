@@ -24,7 +24,9 @@ SIGNATURES_DIFFER, HEADERS_DIFFER = 1, 2
 class StreamPlan(C.Structure):
     """``nf_stream_plan``: the addresses, queue pairs and window of one stream."""
 
-    _fields_ = [(name, C.c_uint32) for name in ("peer", "peer_qp", "qp", "source_port", "psn", "window", "slots")]
+    _fields_ = [(name, C.c_uint32) for name in (
+        "peer", "peer_qp", "qp", "source_port", "psn", "window", "slots", "predecessor", "predecessor_port",
+    )]
 
 
 class TreePlan(C.Structure):

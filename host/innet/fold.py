@@ -94,13 +94,14 @@ class FoldRail:
         self._fallback = Fallback(address, timeout)
         self._falls_back = falls_back
         self._begun = 0  # the highest number of an operation that ``begin`` has let in
+        self._refused = 0  # packets, as last logged
         said = os.environ.get(native.CREDITS_VARIABLE, "")
         self._credits = native.Credits.parse(said) if said else None
         streams = [stream for tree in plan.trees for stream in (tree.agreement, tree.data)]
         charge = SKB_BYTES[plan.path_mtu]
         wanted = sum(stream.slots // 2 for stream in streams) * charge
         ports = sorted({stream.source_port for stream in streams})
-        sockets = open_sockets(address, ports, room=wanted, shared=shared, ttl=roce.RESULT_TTL)
+        sockets = open_sockets(address, ports, room=wanted, shared=shared, ttl=roce.CONTRIBUTION_TTL)
         try:
             # A window that the receive buffer cannot hold would turn every burst into loss.
             most = max(2, sockets.room // charge // len(streams))
@@ -216,6 +217,7 @@ class FoldRail:
             status, error = (self._fallback.run(until), 0) if self._fallback.why else self._io.run(until)
             if self._timeline is not None:
                 self._timeline.spans(*self._io.spans())
+            self._warn_of_refused()
             if status == native.DONE:
                 return
             if self._watch is not None and status == native.AGAIN:
@@ -230,6 +232,18 @@ class FoldRail:
                 raise TransportError(
                     error, f"{self._who(request)}: the kernel refused a packet: {os.strerror(error)}{hint}"
                 )
+
+    def _warn_of_refused(self) -> None:
+        """Logs a warning where somebody sends to this rank's queue pairs who may not: at the first packet, and whenever
+        there are ten times as many as in the last warning."""
+        count, last = self._core.refused()
+        if count >= max(1, 10 * self._refused):
+            self._refused = count
+            log.warning(
+                "job %r, rank %d: %d packets so far to this rank's queue pairs were dropped, the last one from %s: "
+                "results come from the rank before it in the ring, with TTL %d; see docs/security.md",
+                self._plan.job, self._plan.rank, count, last, roce.RESULT_TTL,
+            )
 
     def halt(self, number: int) -> None:
         """Requests recovery round ``number``, because trees have failed; it is served even while no operation runs.
@@ -305,6 +319,8 @@ class FoldRail:
             packets_sent=sum(t.packets_sent for t in by_tree.values()),
             retransmissions=sum(t.retransmissions for t in by_tree.values()),
             seconds=self._seconds,
+            packets_refused=self._core.refused()[0],
+            packets_unfolded=self._core.unfolded(),
             by_tree=by_tree,
             fallback=self._fallback.why,
         )
@@ -345,11 +361,15 @@ class FoldRail:
         count, code = self._io.transient_errors()
         if count:
             lines.append(f"  the kernel refused packets {count} times, last with: {os.strerror(code)}")
-        if self._io.unfolded():
+        if self._core.unfolded():
             lines.append(
-                f"  {self._io.unfolded()} packets came from the rank before as it sent them: a switch has no entries "
+                f"  {self._core.unfolded()} packets came from the rank before as it sent them: a switch has no entries "
                 "of this job"
             )
+        refused, last = self._core.refused()
+        if refused:
+            lines.append(f"  {refused} packets for its queue pairs came from elsewhere, the last one from {last}; they "
+                         "were dropped")
         if self._core.foreign():
             lines.append(f"  {self._core.foreign()} packets came for queue pairs that this rank does not have")
         lines.append("  expected: every rank within the timeout; look at `netfold jobs`, or give a longer timeout=")

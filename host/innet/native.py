@@ -26,7 +26,7 @@ from netfold.host.innet.abi import (
     StreamState,
     TreePlan,
 )
-from netfold.host.native.library import RUN_PACKETS, Run, Sender, dotted, load, number, senders_table
+from netfold.host.native.library import RUN_PACKETS, Origin, Run, Sender, dotted, load, number, senders_table
 from netfold.host.operation.coding import PLAIN, Coding
 from netfold.host.operation.half_precision import dtype_name
 from netfold.host.operation.rail import Flat, Op
@@ -84,13 +84,15 @@ def library() -> C.CDLL:
         "nf_fold_send": (C.c_bool, pointer, i64, C.POINTER(FoldRunStruct)),
         "nf_fold_unsent": (None, pointer, C.POINTER(FoldRunStruct), u32),
         "nf_fold_no_runs": (None, pointer),
-        "nf_fold_receive": (None, pointer, C.c_char_p, C.c_size_t, C.c_size_t, C.c_bool, i64),
+        "nf_fold_receive": (None, pointer, C.c_char_p, C.c_size_t, C.c_size_t, C.POINTER(Origin), C.c_bool, i64),
         "nf_fold_tick": (None, pointer, i64),
         "nf_fold_deadline": (i64, pointer),
         "nf_fold_finished": (C.c_bool, pointer),
         "nf_fold_failure": (C.POINTER(Failure), pointer),
         "nf_fold_progress": (i64, pointer),
         "nf_fold_foreign": (u64, pointer),
+        "nf_fold_refused": (u64, pointer, C.POINTER(Origin)),
+        "nf_fold_unfolded": (u64, pointer),
         "nf_fold_elements": (u64, pointer, u32),
         "nf_fold_retransmitted": (u64, pointer),
         "nf_fold_saturated": (u64, pointer),
@@ -98,7 +100,6 @@ def library() -> C.CDLL:
         "nf_io_open": (pointer, pointer, C.c_int, u32, C.POINTER(Sender)),
         "nf_io_interrupt_by": (None, pointer, C.c_int),
         "nf_io_discard": (None, pointer),
-        "nf_io_unfolded": (u64, pointer),
         "nf_io_close": (None, pointer),
         "nf_io_run": (C.c_int, pointer, i64, C.POINTER(C.c_int32)),
         "nf_io_transient_errors": (None, pointer, C.POINTER(u64), C.POINTER(C.c_int32)),
@@ -108,7 +109,7 @@ def library() -> C.CDLL:
     }
     return load(
         "netfold-host", SOURCES, functions, sizes="nf_abi_size",
-        structures=(TreePlan, Failure, StreamState, FoldRunStruct, Sender, Span, FoldOperation),
+        structures=(TreePlan, Failure, StreamState, FoldRunStruct, Sender, Span, FoldOperation, Origin),
         # -fno-math-errno, -fno-trapping-math: let loops with rintf become vectors; results stay IEEE's.
         flags=("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
     )
@@ -131,6 +132,11 @@ class Credits:
             raise ValueError(f"{CREDITS_VARIABLE}={text!r}: expected MESSAGESxPACKETS, as 2x170: at least one message, "
                              f"of 1 to {MESSAGE_PACKETS} packets")
         return cls(int(messages), int(packets))
+
+
+def result_origin(stream: RankStream) -> Origin:
+    """Where the results of a rank's stream come from, as its kernel says: what ``Core.receive`` takes for results."""
+    return Origin.of(stream.predecessor, stream.predecessor_port, roce.RESULT_TTL)
 
 
 class Core:
@@ -167,7 +173,8 @@ class Core:
         def stream(plan: RankStream) -> StreamPlan:
             window = min(plan.slots // 2, 1 << (self._max_window.bit_length() - 1))
             return StreamPlan(
-                number(plan.peer), plan.peer_qp, plan.qp, plan.source_port, plan.psn, window, plan.slots
+                number(plan.peer), plan.peer_qp, plan.qp, plan.source_port, plan.psn, window, plan.slots,
+                number(plan.predecessor), plan.predecessor_port,
             )
 
         return (TreePlan * len(trees))(
@@ -234,9 +241,11 @@ class Core:
         route = run.route
         return Run(C.string_at(run.bytes, run.length), run.segment, route.source_port, dotted(route.destination))
 
-    def receive(self, data: bytes, now: int, *, segment: int = 0, marked: bool = False) -> None:
-        """Takes received UDP payloads, split every ``segment`` bytes (0: one packet)."""
-        self._lib.nf_fold_receive(self.handle, data, len(data), segment or max(1, len(data)), marked, now)
+    def receive(self, data: bytes, now: int, origin: Origin, *, segment: int = 0, marked: bool = False) -> None:
+        """Takes received UDP payloads, split every ``segment`` bytes (0: one packet); what came from anywhere but the
+        stream's predecessor, or with another TTL than a result's, is no result and only counted."""
+        segment = segment or max(1, len(data))
+        self._lib.nf_fold_receive(self.handle, data, len(data), segment, C.byref(origin), marked, now)
 
     def tick(self, now: int) -> None:
         """Runs the retransmission timers that are due at ``now``."""
@@ -262,6 +271,17 @@ class Core:
     def foreign(self) -> int:
         """Number of packets received that belong to none of this rank's streams."""
         return int(self._lib.nf_fold_foreign(self.handle))
+
+    def refused(self) -> tuple[int, Origin]:
+        """Number of packets received on this rank's queue pairs from where no result of theirs comes from, and the
+        origin of the last one."""
+        last = Origin()
+        return int(self._lib.nf_fold_refused(self.handle, C.byref(last))), last
+
+    def unfolded(self) -> int:
+        """Number of packets that came unchanged from the rank before, because no switch folded them; they do not
+        count."""
+        return int(self._lib.nf_fold_unfolded(self.handle))
 
     def retransmitted(self) -> int:
         """Number of packets sent again, on all streams."""
@@ -329,11 +349,6 @@ class Io:
         lost = C.c_uint64()
         count = self._lib.nf_io_traced(self._handle, C.byref(lost))
         return self._spans[:count], lost.value
-
-    def unfolded(self) -> int:
-        """Number of packets that came unchanged from the rank before, because no switch folded them; they do not
-        count."""
-        return int(self._lib.nf_io_unfolded(self._handle))
 
     def transient_errors(self) -> tuple[int, int]:
         """Number of packets that the kernel refused to send for a passing reason, such as a missing route, and the last

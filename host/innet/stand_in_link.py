@@ -7,8 +7,8 @@ import select
 import socket
 
 from netfold.host.innet import native
-from netfold.host.innet.native import Core
-from netfold.host.innet.stand_in import RECEIVE, RUN, RunBuffer, queue_pairs
+from netfold.host.innet.native import Core, result_origin
+from netfold.host.innet.stand_in import RECEIVE, RUN, Broken, RunBuffer, queue_pairs
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream
 
@@ -27,6 +27,7 @@ class StandInLink:
         sock.setblocking(False)
         self._core = core
         self._sock = sock
+        self._origins = [result_origin(stream) for stream in streams]
         self._numbers = {stream.peer_qp: number for number, stream in enumerate(streams)}
         self._arrived = RunBuffer()
         self._waiting = bytearray(queue_pairs([stream.qp for stream in streams]))
@@ -48,8 +49,11 @@ class StandInLink:
             wanted = [self._sock] if self._waiting else []
             readable, _, _ = select.select([self._sock], wanted, [], (until - now) / 1e9)
             if readable:
-                for segment, _, data in self._arrived.add(self._sock.recv(RECEIVE)):
-                    self._core.receive(data, clock(), segment=segment)
+                for segment, number, data in self._arrived.add(self._sock.recv(RECEIVE)):
+                    if number >= len(self._origins):
+                        raise Broken(f"results of stream {number}: expected one below {len(self._origins)}")
+                    # the handshake has proven who sends them, as source address and TTL do of what a switch sends
+                    self._core.receive(data, clock(), self._origins[number], segment=segment)
 
     def close(self) -> None:
         """Closes the connection; safe to call twice."""

@@ -34,6 +34,7 @@ typedef enum { NF_AGREEMENT_STREAM = 0, NF_DATA_STREAM = 1 } nf_kind;
 typedef struct {   /* wire.jobs.Stream */
     uint32_t peer; /* IPv4 address, host byte order */
     uint32_t peer_qp, qp, source_port, psn, window, slots;
+    uint32_t predecessor, predecessor_port; /* source address and UDP source port of results */
 } nf_stream_plan;
 
 typedef struct { /* wire.jobs.Tree */
@@ -122,9 +123,10 @@ void nf_fold_unsent(nf_fold *, const nf_run *, uint32_t from);
 /* From now on each run has one packet: the kernel refuses super-packets on this path. */
 void nf_fold_no_runs(nf_fold *);
 
-/* Takes UDP payloads in: `n` bytes cut every `segment` bytes.  marked: the IP header said
+/* Takes UDP payloads in: `n` bytes cut every `segment` bytes, which came `from` there.  marked: the IP header said
  * congestion experienced. */
-void nf_fold_receive(nf_fold *, const uint8_t *bytes, size_t n, size_t segment, bool marked, int64_t now);
+void nf_fold_receive(nf_fold *, const uint8_t *bytes, size_t n, size_t segment, const nf_origin *from, bool marked,
+                     int64_t now);
 
 /* Does what the retransmission timers of all streams have due by `now` (nanoseconds). */
 void nf_fold_tick(nf_fold *, int64_t now);
@@ -137,6 +139,11 @@ const nf_failure *nf_fold_failure(const nf_fold *);
 int64_t nf_fold_progress(const nf_fold *);
 /* Returns how many packets came that belong to none of our streams. */
 uint64_t nf_fold_foreign(const nf_fold *);
+/* Returns how many packets came to queue pairs of ours from where no result comes from; *last: where the last one did.
+ */
+uint64_t nf_fold_refused(const nf_fold *, nf_origin *last);
+/* Returns how many packets came that no switch folded: the rank before us sent them, and they were routed here. */
+uint64_t nf_fold_unfolded(const nf_fold *);
 /* Returns how many elements of this operation are in this tree's stripe. */
 uint64_t nf_fold_elements(const nf_fold *, uint32_t tree);
 /* Returns how many packets were repeated, on all streams, since nf_fold_open. */

@@ -220,6 +220,12 @@ bool nf_fold_finished(const nf_fold *f) {
 const nf_failure *nf_fold_failure(const nf_fold *f) { return &f->failure; }
 int64_t nf_fold_progress(const nf_fold *f) { return f->progress; }
 uint64_t nf_fold_foreign(const nf_fold *f) { return f->foreign; }
+uint64_t nf_fold_unfolded(const nf_fold *f) { return f->unfolded; }
+
+uint64_t nf_fold_refused(const nf_fold *f, nf_origin *last) {
+    *last = f->refused_from;
+    return f->refused;
+}
 
 uint64_t nf_fold_saturated(const nf_fold *f) { return f->saturated; }
 

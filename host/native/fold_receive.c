@@ -10,6 +10,20 @@ static nf_channel *channel_of(nf_fold *f, uint32_t qp) {
     return NULL;
 }
 
+/* Is this a result, made by our own first switch?  It has a result's addresses then, and the TTL that nothing has which
+ * was routed (RFC 5082): whoever can send from the rank before us has no way to make that. */
+static bool is_result(nf_fold *f, const nf_channel *c, const nf_origin *from) {
+    bool addressed = from->source == c->plan.predecessor && from->source_port == c->plan.predecessor_port;
+    if (addressed && from->ttl == NF_RESULT_TTL) return true;
+    if (addressed) { /* a switch that lost its entries routes what it should fold */
+        f->unfolded++;
+    } else {
+        f->refused++;
+        f->refused_from = *from;
+    }
+    return false;
+}
+
 /* Every rank sends the same headers for the same PSN, and the switches keep them: others mean that ranks disagree. */
 static bool headers_agree(nf_fold *f, const nf_channel *c, uint64_t seq, const nf_header *got) {
     nf_header own = nf_history_at(&c->history, seq)->header;
@@ -24,7 +38,8 @@ static bool headers_agree(nf_fold *f, const nf_channel *c, uint64_t seq, const n
     return false;
 }
 
-static void receive_packet(nf_fold *f, const uint8_t *packet, size_t n, bool marked, int64_t now) {
+static void receive_packet(nf_fold *f, const uint8_t *packet, size_t n, const nf_origin *from, bool marked,
+                           int64_t now) {
     nf_header h;
     uint64_t seq;
     const uint8_t *payload = nf_read_header(packet, n, f->path_mtu, &h);
@@ -33,7 +48,7 @@ static void receive_packet(nf_fold *f, const uint8_t *packet, size_t n, bool mar
         f->foreign++;
         return;
     }
-    if (!nf_stream_find(&c->stream, h.psn, &seq)) return;
+    if (!is_result(f, c, from) || !nf_stream_find(&c->stream, h.psn, &seq)) return;
     const nf_contribution *sent = nf_history_at(&c->history, seq);
     if (h.dest_qp != c->plan.qp + sent->header.dest_qp) {
         f->foreign++;
@@ -61,9 +76,10 @@ static void receive_packet(nf_fold *f, const uint8_t *packet, size_t n, bool mar
     f->progress = now;
 }
 
-void nf_fold_receive(nf_fold *f, const uint8_t *bytes, size_t n, size_t segment, bool marked, int64_t now) {
+void nf_fold_receive(nf_fold *f, const uint8_t *bytes, size_t n, size_t segment, const nf_origin *from, bool marked,
+                     int64_t now) {
     for (size_t done = 0; done < n && f->failure.error == NF_OK; done += segment)
-        receive_packet(f, bytes + done, n - done < segment ? n - done : segment, marked, now);
+        receive_packet(f, bytes + done, n - done < segment ? n - done : segment, from, marked, now);
     for (uint32_t t = 0; t < f->n_trees; t++)
         for (int kind = 0; kind < 2; kind++) nf_stream_end_batch(&f->trees[t].channels[kind].stream, now);
 }

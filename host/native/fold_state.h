@@ -47,7 +47,8 @@ struct nf_fold {
     uint32_t signature[NF_FIELDS];
     int64_t progress;
     nf_failure failure;
-    uint64_t foreign;
+    uint64_t foreign, refused, unfolded;
+    nf_origin refused_from; /* the last of `refused` */
     uint8_t run[NF_UDP_MOST];
 };
 

@@ -16,7 +16,6 @@ struct nf_io {
     nf_run run;     /* what is being sent; the kernel may take it in pieces */
     uint32_t taken; /* packets of it that left */
     bool blocked;   /* the kernel's send buffer is full */
-    uint64_t unfolded;
     nf_span *spans; /* NULL: none are recorded */
     uint64_t n_spans, spans_room, spans_lost;
     bool repeats; /* some packets of `run` are sent again */
@@ -42,7 +41,6 @@ void nf_io_close(nf_io *io) {
 }
 
 void nf_io_interrupt_by(nf_io *io, int fd) { io->interrupt = fd; }
-uint64_t nf_io_unfolded(const nf_io *io) { return io->unfolded; }
 void nf_io_discard(nf_io *io) { io->run.packets = io->taken = 0; }
 
 void nf_io_transient_errors(const nf_io *io, uint64_t *count, int32_t *error) {
@@ -122,15 +120,9 @@ static int receive_all(nf_io *io) {
         int64_t now = nf_now();
         for (nf_datagram *d = got; d < got + n; d++) {
             if (!d->n) continue;
-            uint64_t packets = (d->n + d->segment - 1) / d->segment;
-            if (d->ttl >= 0 &&
-                d->ttl != NF_RESULT_TTL) { /* a switch that lost its entries routes what it should fold */
-                io->unfolded += packets;
-                continue;
-            }
             begin = begin_span(io);
-            nf_fold_receive(io->fold, d->bytes, d->n, d->segment, d->marked, now);
-            end_span(io, NF_DEQUANTISE, begin, (uint32_t)packets);
+            nf_fold_receive(io->fold, d->bytes, d->n, d->segment, &d->from, d->marked, now);
+            end_span(io, NF_DEQUANTISE, begin, (uint32_t)((d->n + d->segment - 1) / d->segment));
         }
         if (n < NF_UDP_BATCH) return 0;
     }

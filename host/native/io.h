@@ -36,9 +36,6 @@ void nf_io_trace(nf_io *, nf_span *spans, uint64_t room);
  * room. */
 uint64_t nf_io_traced(nf_io *, uint64_t *lost);
 
-/* How many packets came that no switch folded: contributions of other ranks, told from results by their TTL. */
-uint64_t nf_io_unfolded(const nf_io *);
-
 /* While this file descriptor is readable nf_io_run returns NF_RUN_AGAIN at once.  -1: none. */
 void nf_io_interrupt_by(nf_io *, int fd);
 /* Drops the run that waits to be sent: it is for trees that are gone. */

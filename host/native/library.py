@@ -29,6 +29,26 @@ class Sender(C.Structure):
     _fields_ = [("port", C.c_uint32), ("fd", C.c_int32)]
 
 
+class Origin(C.Structure):
+    """``nf_origin``: where a packet came from, as the kernel says."""
+
+    source: int
+    """IPv4 address (``number``)."""
+    source_port: int
+    """UDP source port; 0: not known."""
+    ttl: int
+    """TTL with which it arrived; -1: not known."""
+    _fields_ = [("source", C.c_uint32), ("source_port", C.c_uint16), ("ttl", C.c_int16)]
+
+    @classmethod
+    def of(cls, address: str, source_port: int, ttl: int = -1) -> Origin:
+        """The origin with this dotted IPv4 address.  Raises ValueError for what is none."""
+        return cls(number(address), source_port, ttl)
+
+    def __str__(self) -> str:
+        return f"{dotted(self.source)}:{self.source_port}" + (f" with TTL {self.ttl}" if self.ttl >= 0 else "")
+
+
 @dataclass(frozen=True)
 class Run:
     """Packets that are sent as one super-packet: UDP payloads of ``segment`` bytes each, of which the last may be

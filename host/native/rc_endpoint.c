@@ -96,11 +96,16 @@ static void recycle(const nf_rc *rc, nf_qp *qp, uint16_t port) {
 }
 
 /* Takes in one packet.  *touched: index of the queue pair that the last data packet was for, plus 1; 0: none yet. */
-static void receive_packet(nf_rc *rc, const uint8_t *p, size_t n, bool marked, uint16_t source_port, int64_t now,
+static void receive_packet(nf_rc *rc, const uint8_t *p, size_t n, const nf_origin *from, bool marked, int64_t now,
                            uint32_t *touched) {
     nf_qp *qp = n >= NF_BTH_BYTES + NF_ICRC_BYTES ? nf_qp_find(rc, nf_get32(p + 4) & NF_PSN_MASK) : NULL;
     if (!qp || nf_get16(p + 2) != NF_PKEY || (p[1] & 0x0f)) {
         rc->foreign++;
+        return;
+    }
+    if (from->source != qp->plan.peer) {
+        rc->refused++;
+        rc->refused_from = *from;
         return;
     }
     qp->arrived_at = now;
@@ -115,8 +120,8 @@ static void receive_packet(nf_rc *rc, const uint8_t *p, size_t n, bool marked, u
     size_t headers = NF_BTH_BYTES, pad = p[1] >> 4 & 3;
     if (h.opcode == NF_RC_ACKNOWLEDGE && n == NF_BTH_BYTES + NF_RC_AETH_BYTES + NF_ICRC_BYTES) {
         if (qp->reps && !(p[4] & NF_BECN) && NF_AETH_KIND(p[NF_BTH_BYTES]) == NF_AETH_KIND_ACK)
-            recycle(rc, qp, source_port);
-        nf_path_answered(rc, qp, source_port, now);
+            recycle(rc, qp, from->source_port);
+        nf_path_answered(rc, qp, from->source_port, now);
         nf_requester_take_answer(rc, qp, h.psn, p[NF_BTH_BYTES], p[4] & NF_BECN, now);
         return;
     }
@@ -138,15 +143,15 @@ static void receive_packet(nf_rc *rc, const uint8_t *p, size_t n, bool marked, u
         if (*touched) nf_responder_find_holes(rc, &rc->qps[*touched - 1]);
         *touched = index + 1;
     }
-    qp->in.source_port = source_port;
+    qp->in.source_port = from->source_port;
     nf_responder_take(rc, qp, &h, p + headers, (uint32_t)(n - headers - pad - NF_ICRC_BYTES), marked);
 }
 
-void nf_rc_receive(nf_rc *rc, const uint8_t *bytes, size_t n, size_t segment, bool marked, uint16_t source_port,
+void nf_rc_receive(nf_rc *rc, const uint8_t *bytes, size_t n, size_t segment, const nf_origin *from, bool marked,
                    int64_t now) {
     uint32_t touched = 0;
     for (size_t at = 0; segment && at < n; at += segment)
-        receive_packet(rc, bytes + at, n - at < segment ? n - at : segment, marked, source_port, now, &touched);
+        receive_packet(rc, bytes + at, n - at < segment ? n - at : segment, from, marked, now, &touched);
     if (touched) nf_responder_find_holes(rc, &rc->qps[touched - 1]);
 }
 

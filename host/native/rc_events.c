@@ -33,3 +33,8 @@ bool nf_rc_event_next(nf_rc *rc, nf_rc_event *event) {
 bool nf_rc_has_events(const nf_rc *rc) { return rc->event_count; }
 uint64_t nf_rc_progress(const nf_rc *rc) { return rc->progress; }
 uint64_t nf_rc_foreign(const nf_rc *rc) { return rc->foreign; }
+
+uint64_t nf_rc_refused(const nf_rc *rc, nf_origin *last) {
+    *last = rc->refused_from;
+    return rc->refused;
+}

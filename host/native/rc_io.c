@@ -28,8 +28,8 @@ struct nf_rc_io {
 };
 
 uint32_t nf_rc_abi_size(uint32_t which) {
-    static const uint32_t sizes[] = {sizeof(nf_rc_plan), sizeof(nf_rc_event), sizeof(nf_rc_run),
-                                     sizeof(nf_rc_pair_state), sizeof(nf_sender)};
+    static const uint32_t sizes[] = {sizeof(nf_rc_plan),       sizeof(nf_rc_event), sizeof(nf_rc_run),
+                                     sizeof(nf_rc_pair_state), sizeof(nf_sender),   sizeof(nf_origin)};
     return which < sizeof sizes / sizeof *sizes ? sizes[which] : 0;
 }
 
@@ -69,7 +69,7 @@ static int receive_all(nf_rc_io *io) {
         if (n < 0) return -n;
         int64_t now = nf_now();
         for (nf_datagram *d = got; d < got + n; d++)
-            nf_rc_receive(io->rc, d->bytes, d->n, d->segment, d->marked, d->source_port, now);
+            nf_rc_receive(io->rc, d->bytes, d->n, d->segment, &d->from, d->marked, now);
         if (n < NF_UDP_BATCH) return 0;
     }
     return 0;

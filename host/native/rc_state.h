@@ -132,8 +132,9 @@ struct nf_rc {
     nf_rc_event *events;
     uint32_t event_head, event_count, event_room;
     uint32_t reserved_events; /* that may come without a packet: of writes, and of queue pairs that break */
-    uint64_t progress, foreign;
-    uint8_t *buffer; /* one run */
+    uint64_t progress, foreign, refused;
+    nf_origin refused_from; /* the last of `refused` */
+    uint8_t *buffer;        /* one run */
     nf_path *paths;
     uint32_t n_paths, room_paths;
     uint16_t *ports; /* source ports that we can send from */

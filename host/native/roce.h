@@ -21,7 +21,7 @@
 #define NF_PKEY 0xffff
 #define NF_PSN_MASK 0xffffffu
 #define NF_ECN_CE 3
-#define NF_RESULT_TTL 64 /* p4src/replica.p4 writes it; a packet that was routed has less */
+#define NF_RESULT_TTL 255 /* p4src/replica.p4 writes it; a packet that was routed has less */
 
 #define NF_WRITE_FIRST 0x06
 #define NF_WRITE_MIDDLE 0x07
@@ -86,6 +86,12 @@ typedef struct { /* where a packet goes: what its ICRC covers besides itself; ho
     uint32_t source, destination;
     uint16_t source_port;
 } nf_route;
+
+typedef struct { /* where a packet came from, as the kernel says; host byte order */
+    uint32_t source;
+    uint16_t source_port;
+    int16_t ttl; /* -1: the socket does not tell */
+} nf_origin;
 
 /* Writes the headers; returns where the payload goes.  rkey is 0: the switches rewrite it. */
 static inline uint8_t *nf_write_header(uint8_t *packet, const nf_header *h) {

@@ -117,8 +117,7 @@ static nf_datagram describe(struct mmsghdr *message, const uint8_t *bytes, const
     nf_datagram d = {.bytes = bytes,
                      .n = message->msg_len,
                      .segment = message->msg_len,
-                     .ttl = -1,
-                     .source_port = ntohs(from->sin_port)};
+                     .from = {.source = ntohl(from->sin_addr.s_addr), .source_port = ntohs(from->sin_port), .ttl = -1}};
     struct msghdr *m = &message->msg_hdr;
     for (struct cmsghdr *c = CMSG_FIRSTHDR(m); c; c = CMSG_NXTHDR(m, c)) {
         int value = 0;
@@ -128,7 +127,8 @@ static nf_datagram describe(struct mmsghdr *message, const uint8_t *bytes, const
         } else if (c->cmsg_level == IPPROTO_IP && c->cmsg_type == IP_TOS) {
             d.marked = (*CMSG_DATA(c) & 3) == NF_ECN_CE;
         } else if (c->cmsg_level == IPPROTO_IP && c->cmsg_type == IP_TTL) {
-            memcpy(&d.ttl, CMSG_DATA(c), sizeof d.ttl);
+            memcpy(&value, CMSG_DATA(c), sizeof value);
+            d.from.ttl = (int16_t)value;
         }
     }
     return d;

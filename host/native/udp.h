@@ -42,8 +42,7 @@ typedef struct { /* what arrived: one packet, or several of `segment` bytes, the
     const uint8_t *bytes;
     size_t n, segment;
     bool marked; /* ECN: congestion experienced */
-    int ttl;     /* -1: the socket does not tell */
-    uint16_t source_port;
+    nf_origin from;
 } nf_datagram;
 
 #define NF_UDP_BATCH 8 /* datagrams, or super-packets, a receive call */

@@ -57,6 +57,10 @@ class RailStats:
     """Wall-clock seconds inside allreduce."""
     saturated: int = 0
     """Elements of saturating sums that ended at an end of the range."""
+    packets_refused: int = 0
+    """Packets to this rank's queue pairs that were dropped, since their source is none that may send to them."""
+    packets_unfolded: int = 0
+    """Packets that arrived as the rank before sent them, and were dropped: no switch has folded them."""
     by_tree: dict[str, TreeStats] = field(default_factory=dict)
     fallback: str = ""
     """Why the switches fold no longer, and since which operation; empty while they do."""

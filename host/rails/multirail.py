@@ -210,6 +210,8 @@ class MultiRail:
             packets_sent=sum(stats.packets_sent for stats in rails),
             retransmissions=sum(stats.retransmissions for stats in rails),
             seconds=self._seconds,
+            packets_refused=sum(stats.packets_refused for stats in rails),
+            packets_unfolded=sum(stats.packets_unfolded for stats in rails),
             by_tree=by_tree,
         )
 

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from netfold.host.native.library import RUN_PACKETS, Run, Sender, dotted, load, number, senders_table
+from netfold.host.native.library import RUN_PACKETS, Origin, Run, Sender, dotted, load, number, senders_table
 
 SOURCES = (
     "congestion.c",
@@ -136,12 +136,13 @@ def library() -> C.CDLL:
         "nf_rc_deregister": (None, pointer, u32),
         "nf_rc_write": (C.c_bool, pointer, u32, pointer, u32, u32, u64, u64),
         "nf_rc_send": (C.c_bool, pointer, i64, C.POINTER(RoceRunStruct)),
-        "nf_rc_receive": (None, pointer, C.c_char_p, C.c_size_t, C.c_size_t, C.c_bool, C.c_uint16, i64),
+        "nf_rc_receive": (None, pointer, C.c_char_p, C.c_size_t, C.c_size_t, C.POINTER(Origin), C.c_bool, i64),
         "nf_rc_tick": (None, pointer, i64),
         "nf_rc_deadline": (i64, pointer),
         "nf_rc_event_next": (C.c_bool, pointer, C.POINTER(EndpointEvent)),
         "nf_rc_progress": (u64, pointer),
         "nf_rc_foreign": (u64, pointer),
+        "nf_rc_refused": (u64, pointer, C.POINTER(Origin)),
         "nf_rc_reset_stalls": (None, pointer),
         "nf_rc_state_of": (C.c_bool, pointer, u32, C.POINTER(QueuePairState)),
         "nf_rc_io_open": (pointer, pointer, C.c_int, u32, C.POINTER(Sender)),
@@ -152,7 +153,7 @@ def library() -> C.CDLL:
         "nf_rc_io_transient_errors": (None, pointer, C.POINTER(u64), C.POINTER(C.c_int32)),
         "nf_now": (i64,),
     }
-    structures = (PairPlan, EndpointEvent, RoceRunStruct, QueuePairState, Sender)
+    structures = (PairPlan, EndpointEvent, RoceRunStruct, QueuePairState, Sender, Origin)
     return load("netfold-roce", SOURCES, functions, sizes="nf_rc_abi_size", structures=structures)
 
 
@@ -263,12 +264,11 @@ class Endpoint:
             return None
         return Run(C.string_at(run.bytes, run.length), run.segment, run.source_port, dotted(run.destination))
 
-    def receive(
-        self, data: bytes, now: int, *, segment: int = 0, marked: bool = False, source_port: int = 0
-    ) -> None:
-        """Takes received UDP payloads, split every ``segment`` bytes (0: one packet)."""
+    def receive(self, data: bytes, now: int, origin: Origin, *, segment: int = 0, marked: bool = False) -> None:
+        """Takes received UDP payloads, split every ``segment`` bytes (0: one packet); what came from another address
+        than the queue pair's peer is only counted."""
         size = segment or max(1, len(data))
-        self._lib.nf_rc_receive(self.handle, data, len(data), size, marked, source_port, now)
+        self._lib.nf_rc_receive(self.handle, data, len(data), size, C.byref(origin), marked, now)
 
     def tick(self, now: int) -> None:
         """Runs the retransmission timers that are due at ``now``."""
@@ -293,6 +293,12 @@ class Endpoint:
     def foreign(self) -> int:
         """Number of packets received that are for none of these queue pairs, or not RoCEv2 as we know it."""
         return int(self._lib.nf_rc_foreign(self.handle))
+
+    def refused(self) -> tuple[int, Origin]:
+        """Number of packets received for these queue pairs from another address than the peer's, and the origin of the
+        last one."""
+        last = Origin()
+        return int(self._lib.nf_rc_refused(self.handle, C.byref(last))), last
 
     def reset_stalls(self) -> None:
         """Resets ``QueuePairState.stalled`` of all queue pairs."""

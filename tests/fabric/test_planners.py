@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+
 import msgspec
 import networkx as nx
 import pytest
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 from netfold.fabric import routes, trees
 from netfold.fabric.generate import leafspine, threetier
 from netfold.fabric.graph import Fabric, Link
-from netfold.fabric.slots import Cycle, Exhausted, Sizes, Slots
+from netfold.fabric.slots import Allocator, Cycle, Exhausted, Lottery, Sizes, Slots
 from netfold.fabric.trees import NoTree
 from support.plans import admitted, allocator_of, fabrics_and_ranks
 
@@ -197,6 +200,51 @@ def test_numbers_come_back_as_late_as_possible(steps: list[bool]) -> None:
         order.append(fresh.allocate("things"))
         fresh.used.clear()
     assert order == [2, 3, 1, 2, 3, 1]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 2)), max_size=60), st.integers(0, 2**32))
+def test_connections_are_drawn_at_random_and_never_early_again(steps: list[tuple[bool, int]], seed: int) -> None:
+    """A number in use is never handed out, one that was released not before half of all were, unless no other with its
+    remainder is left; and the remainder is the one that was asked for."""
+    pool = Lottery(1, 20, random.Random(seed))
+    held: list[int] = []
+    resting: list[int] = []
+    for take, remainder in steps:
+        alike = [number for number in range(1, 21) if number % 3 == remainder]
+        if not take:
+            if held:
+                pool.release(held[0])
+                resting = [*resting, held.pop(0)][-10:]
+        elif set(alike) <= set(held):
+            with pytest.raises(Exhausted, match=f"all {len(alike)} things are in use"):
+                pool.allocate("things", 3, remainder)
+        else:
+            number = pool.allocate("things", 3, remainder)
+            assert number in alike
+            assert number not in held
+            if set(alike) - set(held) - set(resting):
+                assert number not in resting
+            else:
+                assert number == next(one for one in resting if one in alike), "the one released first"
+            resting = [one for one in resting if one != number]
+            held.append(number)
+
+
+def test_numbers_of_a_job_cannot_be_told_from_those_of_another() -> None:
+    """Two controllers draw other queue pairs and first PSNs, and no two neighbours follow one another; where no
+    generator is injected, it is the operating system's."""
+    fabric = leafspine(2, 2, 4)
+    names = [switch.name for switch in fabric.switches]
+    ranks = [host.name for host in fabric.hosts]
+    seen: list[set[int]] = []
+    assert isinstance(Allocator(names, Sizes(64, 8))._rng, random.SystemRandom)
+    for seed in range(2):
+        streams = admitted(fabric, ranks, Allocator(names, Sizes(64, 8), random.Random(seed)))
+        numbers = [number for stream in streams for number in (*stream.connections, *stream.up.values())]
+        assert not any(b - a == 1 for a, b in itertools.pairwise(numbers))
+        assert len({stream.psn for stream in streams}) == len(streams)
+        seen.append({*numbers, *(stream.psn for stream in streams)})
+    assert not seen[0] & seen[1]
 
 
 @given(fabrics_and_ranks(), st.integers(1, 4), st.integers(0, 2**32))

@@ -19,7 +19,7 @@ from support.bmv2 import Bmv2, by_port
 
 PROGRAM = Path(__file__).resolve().parents[2] / "p4src" / "netfold.p4"
 IN, OUT = 1, 2
-HOST = 0x0A000102
+SOURCE, HOST = 0x0A000101, 0x0A000102
 BY = 8
 TAIL = 2 * BY
 """Frames at the end none of which is held: a held one comes back."""
@@ -90,7 +90,7 @@ def frame(psn: int) -> bytes:
     inner += roce.RETH.pack(psn << 32, 7, 4096) if opcode.has_reth else b""
     inner += struct.pack(">I", psn) * roce.LANES
     udp = struct.pack(">HHHH", 50000, roce.UDP_PORT, 8 + len(inner) + 4, 0)
-    ip = struct.pack(">BBHHHBBHII", 0x45, 2, 20 + len(udp) + len(inner) + 4, psn, 0x4000, 64, 17, 0, 0x0A000101, HOST)
+    ip = struct.pack(">BBHHHBBHII", 0x45, 2, 20 + len(udp) + len(inner) + 4, psn, 0x4000, 64, 17, 0, SOURCE, HOST)
     total = sum(struct.unpack(">10H", ip))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
@@ -108,7 +108,7 @@ def seen(data: bytes) -> Seen:
 
 
 def entries(engine: Engine, control: str, port: int, seed: int, shares: Shares) -> list[Entry]:
-    """A route to OUT, and the faults."""
+    """A route to OUT for the host at IN, and the faults."""
 
     def entry(table: str, key: int, action: str, params: list[int]) -> Entry:
         info = engine.table(table)
@@ -117,6 +117,7 @@ def entries(engine: Engine, control: str, port: int, seed: int, shares: Shares) 
         return Entry(info, packed, mask, DoAction(found.index, found.pack(params)))
 
     return [
+        entry("guard", IN, "host", [SOURCE]),
         entry("route", HOST, "forward", [OUT, 0xA2, 0xB2]),
         entry(f"{control}.fault", port, f"{control}.faulty", [seed, *shares.limits, BY]),
     ]
@@ -179,7 +180,7 @@ def test_bmv2_does_the_same_to_the_same_packets(control: str, port: int, tmp_pat
 def test_a_fault_that_is_off_costs_no_packet() -> None:
     """Without an entry for its port nothing happens to any packet."""
     with LocalEngine.open(compile_file(PROGRAM), cpu_port=510) as engine:
-        route, _ = entries(engine, *CONTROLS[0], 1, Shares(lose=1.0))
-        engine.insert(route)
+        for made in entries(engine, *CONTROLS[0], 1, Shares(lose=1.0))[:-1]:
+            engine.insert(made)
         left = [seen(data).psn for n in range(50) for _, data in engine.inject(IN, frame(n))]
     assert left == list(range(50))

@@ -29,7 +29,7 @@ CHILDREN = 3
 GROUP = 7
 CONNECTION = 100
 LANES = np.arange(roce.LANES, dtype=np.uint32)
-DST = socket.inet_aton("10.0.1.2")
+SRC, DST = (socket.inet_aton(address) for address in ("10.0.1.1", "10.0.1.2"))
 ENDS = (0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x7FFF8000, 0x80007FFF, 0x7F80807F)
 
 
@@ -50,7 +50,7 @@ class Leaf:
             full = (1 << CHILDREN) - 1
             self.insert(
                 "connection",
-                [child + 1, int.from_bytes(DST, "big"), CONNECTION],
+                [child + 1, int.from_bytes(SRC, "big"), int.from_bytes(DST, "big"), 50000, CONNECTION],
                 "contribution",
                 [GROUP, child, full, 1, 16, 15, 1, 1, 0],
             )
@@ -79,7 +79,7 @@ class Leaf:
 def frame(qp: int, psn: int, lanes: Lanes) -> bytes:
     inner = roce.BTH.pack(roce.Opcode.WRITE_MIDDLE, 0, roce.PKEY, qp, psn) + lanes.astype(">u4").tobytes()
     udp = struct.pack("!HHHH", 50000, roce.UDP_PORT, 8 + len(inner) + 4, 0)
-    ip = struct.pack("!BBHHHBBH4s4s", 0x45, 2, 28 + len(inner) + 4, 0, 0x4000, 64, 17, 0, b"\x0a\0\1\1", DST)
+    ip = struct.pack("!BBHHHBBH4s4s", 0x45, 2, 28 + len(inner) + 4, 0, 0x4000, 64, 17, 0, SRC, DST)
     total = sum(struct.unpack("!10H", ip))
     total = (total & 0xFFFF) + (total >> 16)
     ip = ip[:10] + struct.pack("!H", ~total & 0xFFFF) + ip[12:]

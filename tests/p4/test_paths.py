@@ -36,7 +36,8 @@ def entries(modes: dict[str, Mode] | None = None) -> list[Entry]:
     steering = Steering(FABRIC)
     steering.modes |= modes or {}
     graph = FABRIC.graph()
-    made = tables.merge([tables.route_entries(FABRIC, routes.plan(graph)), steering.entries(graph)])[LEAF]
+    routed = tables.route_entries(FABRIC, routes.plan(graph))
+    made = tables.merge([tables.guard_entries(FABRIC), routed, steering.entries(graph)])[LEAF]
     return [entity for entity in made if isinstance(entity, Entry)]
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from netfold.controller.switch import tables
 from netfold.fabric import routes, slots, trees
 from netfold.fabric.generate import leafspine
+from netfold.host.native.library import Origin
 from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Connection, Endpoint
 from netfold.host.roce.sockets import CONNECTION_BIT
 from netfold.wire import roce
@@ -92,21 +93,25 @@ class RoutedFabric(Wires):
         allocator = slots.Allocator(self.engines, slots.Sizes(data=64, agreement=16), random.Random(5))
         streams = allocator.admit(allocator.open(), planned, [range(hosts)])
         folds = [tables.fold_entries(self.fabric, self.hosts, stream) for stream in streams] if folding else []
-        self.write(tables.merge([tables.route_entries(self.fabric, routes.plan(graph)), *folds]))
+        guards = tables.guard_entries(self.fabric)
+        self.write(tables.merge([guards, tables.route_entries(self.fabric, routes.plan(graph)), *folds]))
         # queue pair 0 to the right neighbour, 1 from the left one; first PSNs shortly before the wrap
         to_right = [CONNECTION_BIT | rank << 4 for rank in range(hosts)]
         from_left, psn = [qp | 1 for qp in to_right], 0xFFFFF0
+        source_ports = (PORT,) * hosts
         if of_tree:
             from_left, psn = [number << roce.OPERATION_BITS for number in streams[0].connections], streams[0].psn
+            source_ports = streams[0].source_ports
         self.endpoints = [Endpoint(host.address, window=128) for host in self.hosts]
         for rank, endpoint in enumerate(self.endpoints):
             right, left = (rank + 1) % hosts, (rank - 1) % hosts
-            endpoint.connect(Connection(self.hosts[right].address, from_left[right], to_right[rank], PORT, psn, 5))
+            endpoint.connect(Connection(
+                self.hosts[right].address, from_left[right], to_right[rank], source_ports[rank], psn, 5))
             endpoint.connect(Connection(self.hosts[left].address, to_right[left], from_left[rank], PORT, 5, psn))
 
-    def hear(self, rank: int, payload: bytes, *, marked: bool) -> None:
+    def hear(self, rank: int, payload: bytes, origin: Origin, *, marked: bool) -> None:
         """Hand a UDP payload that reached a host to that host's endpoint."""
-        self.endpoints[rank].receive(payload, self.network.now, marked=marked)
+        self.endpoints[rank].receive(payload, self.network.now, origin, marked=marked)
 
     def drain(self, rank: int) -> None:
         """Frames as the host's kernel makes them of an endpoint's runs."""

@@ -149,7 +149,8 @@ def test_tables_choose_as_bmv2s_do(tmp_path: Path, seed: int) -> None:
 
 # ---- the fold program ------------------------------------------------------------------------------------------------
 FOLD = Path(__file__).resolve().parents[2] / "p4src" / "netfold.p4"
-HOST = 0x0A000102
+SOURCE, HOST = 0x0A000101, 0x0A000102
+SPORT = 50000
 ROOT, BRANCH, PARENT = 100, 200, 300        # connections: 8 queue pairs each, of which 5 are operations
 PARENT_PORT, ROUTED_PORT = 3, 4
 SLOTS = 32
@@ -170,12 +171,15 @@ def fold_entries(engine: Engine) -> tuple[list[Entry], list[Multicast]]:
     for root, connection, group in ((1, ROOT, 1), (0, BRANCH, 11)):
         groups.append(Multicast(group, ((0, 0), (1, 1), (2, 2))))
         for child in range(3):
-            add("connection", [child, HOST, connection], "contribution",
+            add("connection", [child, SOURCE, HOST, SPORT, connection], "contribution",
                 [group, child, 7, 5, SLOTS * group, SLOTS - 1, root, 1, PARENT_PORT])
             add("replica", [group, child], "rewrite", [0xA0, 0xB0 + child, 1, 2 + child, 50000, 77 + child, 9])
-    add("connection", [PARENT_PORT, HOST, PARENT], "result", [11, 7, 5, SLOTS * 11, SLOTS - 1])
+    add("connection", [PARENT_PORT, SOURCE, HOST, SPORT, PARENT], "result", [11, 7, 5, SLOTS * 11, SLOTS - 1])
     add("replica", [11, UP_TO_PARENT], "rewrite", [0xA1, 0xB9, 11, 12, 50001, 99, 0])
     add("route", [HOST], "forward", [ROUTED_PORT, 0xA2, 0xB2])
+    for port in (0, 1):             # port 2 has no entry: what is not folded there is dropped
+        add("guard", [port], "host", [SOURCE])
+    add("guard", [PARENT_PORT], "neighbour", [])
     return entries, groups
 
 
@@ -192,10 +196,11 @@ def roce_frame(rng: random.Random, qp: int, psn: int) -> bytes:
     inner = roce.BTH.pack(opcode, 0, roce.PKEY, qp, psn)
     inner += roce.RETH.pack(rng.randrange(1 << 40), 0, 4096) if opcode.has_reth else b""
     inner += rng.randbytes(roce.PATH_MTU if rng.random() < 0.95 else 512)
-    udp = struct.pack(">HHHH", 50000, roce.UDP_PORT, 8 + len(inner) + 4, 0)
-    tos, ttl = rng.choice([2, 2, 2, 3]), rng.choice([64, 64, 64, 1])
+    udp = struct.pack(">HHHH", SPORT + (rng.random() < 0.05), roce.UDP_PORT, 8 + len(inner) + 4, 0)
+    tos, ttl = rng.choice([2, 2, 2, 3]), rng.choice([64, 64, 255, 1])
+    source = SOURCE + (rng.random() < 0.05)
     length, ident = 20 + len(udp) + len(inner) + 4, rng.randrange(1 << 16)
-    ip = struct.pack(">BBHHHBBHII", 0x45, tos, length, ident, 0x4000, ttl, 17, 0, 0x0A000101, HOST)
+    ip = struct.pack(">BBHHHBBHII", 0x45, tos, length, ident, 0x4000, ttl, 17, 0, source, HOST)
     ip = ip[:10] + struct.pack(">H", ones_complement(ip) ^ (rng.random() < 0.03)) + ip[12:]
     icrc = bytearray(roce.icrc(ip + udp + inner))
     icrc[0] ^= rng.random() < 0.05
@@ -220,7 +225,8 @@ def fold_frames(rng: random.Random, count: int) -> list[tuple[int, bytes]]:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_the_fold_program_folds_as_on_bmv2(tmp_path: Path, seed: int) -> None:
-    """Every operation, at a root and below one, with late, repeated, corrupt, marked and foreign packets."""
+    """Every operation, at a root and below one, with late, repeated, corrupt, marked and foreign packets, and some from
+    other addresses and UDP ports than the ranks'; what is routed never leaves with a result's TTL."""
     print(f"seed {seed}")
     frames = fold_frames(random.Random(seed), 1500)
     with LocalEngine.open(compile_file(FOLD), cpu_port=510) as engine, Bmv2(FOLD, tmp_path, ports=5) as bmv2:
@@ -238,5 +244,7 @@ def test_the_fold_program_folds_as_on_bmv2(tmp_path: Path, seed: int) -> None:
 
     print({port: len(left) for port, left in ours.items()})
     assert all(len(ours[port]) > 10 for port in range(5))
+    assert {frame[22] for port in range(4) for frame in ours[port]} == {roce.RESULT_TTL}
+    assert {frame[22] for frame in ours[ROUTED_PORT]} == {63, 254}
     for port in range(5):
         assert sorted(f.hex() for f in ours[port]) == sorted(f.hex() for f in theirs.get(port, [])), f"port {port}"

@@ -16,6 +16,7 @@ from netfold.fabric import slots, trees
 from netfold.fabric.generate import leafspine
 from netfold.fabric.slots import Stream
 from netfold.host.innet.native import Core
+from netfold.host.native.library import Origin
 from netfold.host.operation.coding import PLAIN, Coding
 from netfold.host.operation.rail import Op
 from support.slot_model import Call, TerribleNetwork, run
@@ -33,6 +34,7 @@ class P4Fabric(Wires):
         sizes = slots.Sizes(data=64, agreement=16)
         self.allocator = slots.Allocator(self.engines, sizes, random.Random(5))
         self.frozen: set[int] = set()
+        self.write(tables.guard_entries(self.fabric))
         self._core: dict[int, Core] = {}
         for members in apart or [range(hosts)]:
             self.admit(members)
@@ -61,9 +63,9 @@ class P4Fabric(Wires):
             for ip_id, payload in enumerate(out.packets()):
                 self.send(rank, ip_id, payload, out.source_port, out.destination)
 
-    def hear(self, rank: int, payload: bytes, *, marked: bool) -> None:
-        """Passes a result to a host's core."""
-        self._core[rank].receive(payload, self.network.now, marked=marked)
+    def hear(self, rank: int, payload: bytes, origin: Origin, *, marked: bool) -> None:
+        """Passes what arrived to a host's core."""
+        self._core[rank].receive(payload, self.network.now, origin, marked=marked)
 
 
 def reduce(

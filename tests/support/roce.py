@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from netfold.host.native.library import Origin
 from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Connection, Endpoint, EndpointEvent
 from support.slot_model import SECOND, TerribleNetwork, check_icrc, ip_packet
 
@@ -21,6 +22,8 @@ class Datagram:
     """A UDP payload on its way through the network."""
 
     payload: bytes
+    source: str
+    """IPv4 address that it comes from."""
     marked: bool = False
     source_port: int = 0
 
@@ -58,9 +61,8 @@ class Wires:
 
     def _receiver(self, index: int) -> Callable[[Datagram], None]:
         def receive(datagram: Datagram) -> None:
-            self.endpoints[index].receive(
-                datagram.payload, self.network.now, marked=datagram.marked, source_port=datagram.source_port
-            )
+            origin = Origin.of(datagram.source, datagram.source_port)
+            self.endpoints[index].receive(datagram.payload, self.network.now, origin, marked=datagram.marked)
 
         return receive
 
@@ -75,7 +77,7 @@ class Wires:
                     self.packets.append(ip_packet(payload, ip_id, address(index), run.source_port, run.destination))
                     self.ports.append(run.source_port)
                     to = int(run.destination.rpartition(".")[2]) - 1
-                    if datagram := self.path(Datagram(payload, source_port=run.source_port)):
+                    if datagram := self.path(Datagram(payload, address(index), source_port=run.source_port)):
                         self.network.send(datagram, self.deliver[to])
             self.events[index].extend(endpoint.events())
 

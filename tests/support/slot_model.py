@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from netfold.host.innet.native import Core, Credits
 from netfold.host.innet.slot_switch import Packet, SlotSwitch, Target
-from netfold.host.native.library import NEVER
+from netfold.host.native.library import NEVER, Origin
 from netfold.host.operation.coding import PLAIN, Coding
 from netfold.host.operation.rail import Op
 from netfold.wire import roce
@@ -100,7 +100,8 @@ def plan_trees(
         qp = 0x10000 * (tree + 1 + again * trees) + base
         peer = (rank + 1) % world
         return RankStream(
-            peer=address(peer), peer_qp=qp + 8 * peer, qp=qp + 8 * rank, source_port=50000 + tree, psn=psn, slots=slots
+            peer=address(peer), peer_qp=qp + 8 * peer, qp=qp + 8 * rank, source_port=50000 + tree, psn=psn, slots=slots,
+            predecessor=address((rank - 1) % world), predecessor_port=50000 + tree,
         )
 
     return [
@@ -136,13 +137,14 @@ class Fabric:
         for core in self.cores[:1]:
             for tree in core.trees:
                 for stream in (tree.data, tree.agreement):
-                    self._grow(layout, stream.qp & ~0x7FFF, slots)
+                    self._grow(layout, stream.qp & ~0x7FFF, stream.source_port, slots)
 
-    def _grow(self, layout: list[Layout], base: int, slots: int) -> None:
+    def _grow(self, layout: list[Layout], base: int, source_port: int, slots: int) -> None:
         up_from: dict[int, Callable[[Packet], None]] = {}
         down_to: dict[int, Callable[[Packet], None]] = {}
         for rank, core in enumerate(self.cores):
-            down_to[rank] = self._to_host(rank, core, base + 8 * rank)
+            origin = Origin.of(address((rank - 1) % len(self.cores)), source_port, roce.RESULT_TTL)
+            down_to[rank] = self._to_host(rank, core, base + 8 * rank, origin)
 
         def build(node: list[Layout], send_up: Callable[[Packet], None] | None) -> Callable[[Packet], None]:
             """Returns how a result enters this switch from above."""
@@ -179,11 +181,11 @@ class Fabric:
         for rank in range(len(self.cores)):
             self.entry[base + 8 * ((rank + 1) % len(self.cores))] = self._from_host(up_from[rank])
 
-    def _to_host(self, rank: int, core: Core, connection: int) -> Callable[[Packet], None]:
+    def _to_host(self, rank: int, core: Core, connection: int, origin: Origin) -> Callable[[Packet], None]:
         def deliver(packet: Packet) -> None:
             if rank in self.frozen:
                 return
-            core.receive(packet.build(connection), self.network.now, marked=packet.marked)
+            core.receive(packet.build(connection), self.network.now, origin, marked=packet.marked)
 
         return deliver
 

@@ -12,6 +12,7 @@ from functools import partial
 
 from netfold.controller.switch.entities import Entity, Entry, Multicast
 from netfold.fabric.graph import CPU_PORT, End, Fabric
+from netfold.host.native.library import Origin
 from softswitch.engine import entities, local
 from support.checksum import checksum
 from support.program import library, mac, native
@@ -32,6 +33,12 @@ def as_sent(mac_address: str, address: str, ip_id: int, payload: bytes, source_p
     packet = bytearray(ip_packet(payload, ip_id, address, source_port, destination))
     packet[10:12] = struct.pack("!H", checksum(bytes(packet[:20])))
     return mac("02:00:00:00:00:01") + mac(mac_address) + b"\x08\x00" + bytes(packet)
+
+
+def origin_of(frame: bytes) -> Origin:
+    """Where a UDP datagram on the wire says that it comes from."""
+    source, source_port = struct.unpack_from("!I4xH", frame, 26)
+    return Origin(source, source_port, frame[22])
 
 
 class Wires(abc.ABC):
@@ -68,7 +75,7 @@ class Wires(abc.ABC):
         self.network.send(data, self._arrive[self.ends[end]])
 
     @abc.abstractmethod
-    def hear(self, rank: int, payload: bytes, *, marked: bool) -> None:
+    def hear(self, rank: int, payload: bytes, origin: Origin, *, marked: bool) -> None:
         """Handles a datagram that is addressed to a host."""
 
     def _deliver(self, end: End, data: bytes) -> None:
@@ -80,4 +87,4 @@ class Wires(abc.ABC):
         rank, host = next((rank, host) for rank, host in enumerate(self.hosts) if host.name == end.node)
         assert data[:6] == mac(host.mac)
         assert socket.inet_ntoa(data[30:34]) == host.address
-        self.hear(rank, data[42:], marked=data[15] & 3 == 3)
+        self.hear(rank, data[42:], origin_of(data), marked=data[15] & 3 == 3)

@@ -20,6 +20,7 @@ from netfold.wire.operator import (
     Punts,
     RoundStatus,
     Status,
+    SwitchStatus,
     Traffic,
 )
 
@@ -30,12 +31,12 @@ def show(status: Status, console: Console | None = None) -> None:
     up = sum(switch.up for switch in status.switches)
     console.print(said("fabric ", (status.fabric, "bold"), f" on {status.engine}, controller up {status.uptime:.0f} s, "
                        f"{up} of {len(status.switches)} switches up"))
-    switches = Table("switch", "role", "P4Runtime", "state", "entries", "slots", "corrupt", "repeats", "punts dropped",
-                     box=None)
+    switches = Table("switch", "role", "P4Runtime", "state", "entries", "slots", "corrupt", "refused", "repeats",
+                     "punts dropped", box=None)
     for s in status.switches:
         state = words(s.up, s.drained, s.problem)
         switches.add_row(s.name, s.role, s.grpc, state, str(s.entries), f"{s.slots_used}/{s.slots}", str(s.corrupt),
-                         _repeats(s.folded), _punts(s.punts))
+                         _refused(s), _repeats(s.folded), _punts(s.punts))
     console.print(switches)
     links = Table("link", "state", "rate", "faults", "there", "back", "done there/back", box=None)
     for link in status.links:
@@ -121,9 +122,15 @@ def _punts(punts: Punts) -> str:
     return ", ".join(f"{count} {why}" for why, count in counts.items() if count) or "-"
 
 
+def _refused(switch: SwitchStatus) -> str:
+    """Counts of packets that a switch did not let in, by reason."""
+    return ", ".join(f"{count} {name}" for name in ("spoofed", "unassigned") if (count := getattr(switch, name))) or "-"
+
+
 def _faults(link: LinkStatus) -> str:
     return ", ".join(f"{fault} {share:g}" for fault, _ in _FAULTS if (share := getattr(link, fault))) or "-"
 
 
 def _done(traffic: Traffic) -> str:
-    return ", ".join(f"{count} {done}" for _, done in _FAULTS if (count := getattr(traffic, done))) or "-"
+    names = (*(done for _, done in _FAULTS), "spoofed")
+    return ", ".join(f"{count} {done}" for done in names if (count := getattr(traffic, done))) or "-"

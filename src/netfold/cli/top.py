@@ -17,7 +17,7 @@ from netfold.cli.options import Address, FabricFile
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from netfold.wire.operator import Status, Traffic
+    from netfold.wire.operator import Status, SwitchStatus, Traffic
 
 
 def top(
@@ -63,12 +63,12 @@ def screen(before: Status, now: Status, seconds: float) -> Group:
 
     from netfold.cli.show import round_words, words
 
-    switches = Table("switch", "state", "slots", "folded/s", "repeats/s", "corrupt/s", box=None)
+    switches = Table("switch", "state", "slots", "folded/s", "repeats/s", "corrupt/s", "refused/s", box=None)
     for old, new in zip(before.switches, now.switches, strict=True):
         folded, repeats = (new.folded.first - old.folded.first, _repeats(new.folded) - _repeats(old.folded))
         switches.add_row(new.name, words(new.up, new.drained, new.problem),
                          f"{new.slots_used}/{new.slots}", _rate(folded, seconds), _rate(repeats, seconds),
-                         _rate(new.corrupt - old.corrupt, seconds))
+                         _rate(new.corrupt - old.corrupt, seconds), _rate(_refused(new) - _refused(old), seconds))
     links = Table("link", "state", "rate", "there Mb/s", "back Mb/s", "packets/s", "lost/s", box=None)
     for a, b in zip(before.links, now.links, strict=True):
         directions = ((a.a_to_b, b.a_to_b), (a.b_to_a, b.b_to_a))
@@ -90,6 +90,10 @@ def screen(before: Status, now: Status, seconds: float) -> Group:
 
 def _repeats(folded: object) -> int:
     return sum(getattr(folded, name) for name in ("answered", "asked", "waited", "late", "repeated"))
+
+
+def _refused(switch: SwitchStatus) -> int:
+    return switch.spoofed + switch.unassigned
 
 
 def _megabits(old: Traffic, new: Traffic, seconds: float) -> str:

@@ -65,6 +65,8 @@ class LoopbackSwitch:
         ttl: int = roce.RESULT_TTL,
     ) -> None:
         self.address = address
+        self.refused = 0
+        """Packets that were dropped, since no rank's contributions come from where they did."""
         self._place, self._places = place
         self._ranks = list(ranks)
         self._loss = loss
@@ -89,7 +91,10 @@ class LoopbackSwitch:
         def stream(kind: int) -> RankStream:
             # A contribution carries its own rank's number, not the next one's: this switch is no ring.
             own = self.qp(kind, rank)
-            return RankStream(peer=self.address, peer_qp=own, qp=own, source_port=port, psn=7, slots=slots)
+            return RankStream(
+                peer=self.address, peer_qp=own, qp=own, source_port=port, psn=7, slots=slots,
+                predecessor=self.address, predecessor_port=roce.UDP_PORT,
+            )
 
         return [RankTree(name="loop", weight=1.0, data=stream(DATA), agreement=stream(AGREEMENT))]
 
@@ -99,18 +104,33 @@ class LoopbackSwitch:
             ready, _, _ = select.select(watched, [], [], 60)
             if self._stop in ready or not ready:
                 return
-            payload = self._socket.recv(2048)
+            payload, sender = self._socket.recvfrom(2048)
             if self._rng.random() < self._loss:
                 continue
-            connection = struct.unpack_from("!I", payload, 4)[0] // roce.QUEUE_PAIRS
-            kind = DATA if connection >= DATA * FIRST else AGREEMENT
-            verdict = self._folds[kind].up(connection % FIRST // self._places, Packet.parse(payload))
+            child = self._child(payload, sender)
+            if child is None:
+                self.refused += 1
+                continue
+            kind, rank = child
+            verdict = self._folds[kind].up(rank, Packet.parse(payload))
             if verdict is None:
                 continue
             target, packet = verdict
             for rank in range(len(self._ranks)) if target == "all" else [int(target)]:
                 if self._rng.random() >= self._loss:
                     self._socket.sendto(packet.build(self.qp(kind, rank)), (self._ranks[rank], roce.UDP_PORT))
+
+    def _child(self, payload: bytes, sender: tuple[str, int]) -> tuple[int, int] | None:
+        """The stream and the rank that a contribution is of, as the key of p4src/connection.p4 finds them: by queue
+        pair, address and UDP source port; None where nobody of this switch's is at that address and port."""
+        if len(payload) < roce.BTH_BYTES:
+            return None
+        connection = (struct.unpack_from("!I", payload, 4)[0] & 0xFFFFFF) // roce.QUEUE_PAIRS
+        for kind in (DATA, AGREEMENT):
+            rank, place = divmod(connection - kind * FIRST, self._places)
+            if place == self._place and 0 <= rank < len(self._ranks) and sender == (self._ranks[rank], FIRST + place):
+                return kind, rank
+        return None
 
     def close(self) -> None:
         """Stops the thread, and closes the socket."""

@@ -17,6 +17,8 @@ from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Fabric
 from support.plans import admitted, allocator_of, fabrics_and_ranks
 
+KEY = ("ingress_port", "src", "dst", "sport", "connection")
+"""The fields by which a switch knows a connection."""
 GOLDEN = Path(__file__).parent / "test_tables.golden.txt"
 
 
@@ -51,14 +53,15 @@ def test_packets_find_their_way_up_and_down_every_tree(case: tuple[Fabric, list[
         """Rewritten and sent: where it arrives, as what."""
         packet = entry(switch, tables.REPLICA, tables.REWRITE, group=group, child=child)
         there, arrival = peers[switch, port]
-        return there, {"ingress_port": arrival, "dst": packet["dst"], "connection": packet["connection"], **packet}
+        return there, {"ingress_port": arrival, **packet}
 
     for stream in streams:
         reached: dict[str, set[int]] = {}
         for rank, host in enumerate(hosts):
             after = (rank + 1) % len(hosts)
             switch, port = peers[host.name, 0]
-            packet = {"ingress_port": port, "dst": ip(hosts[after].address), "connection": stream.connections[after]}
+            packet = {"ingress_port": port, "src": ip(host.address), "dst": ip(hosts[after].address),
+                      "sport": stream.source_ports[rank], "connection": stream.connections[after]}
             first = True
             while True:
                 at = entry(switch, tables.CONNECTION, tables.CONTRIBUTION, **packet)
@@ -68,7 +71,7 @@ def test_packets_find_their_way_up_and_down_every_tree(case: tuple[Fabric, list[
                 if at["root"]:
                     break
                 switch, arrived = leave(switch, at["group"], tables.PARENT, at["parent_port"])
-                packet = {key: arrived[key] for key in ("ingress_port", "dst", "connection")}
+                packet = {key: arrived[key] for key in KEY}
                 first = False
             assert switch == stream.tree.root
         for fold in stream.tree.folds:
@@ -83,7 +86,7 @@ def test_packets_find_their_way_up_and_down_every_tree(case: tuple[Fabric, list[
             for port, rid in multicast.replicas:
                 there, packet = leave(switch, group, rid, port)
                 if there in states:
-                    key = {k: packet[k] for k in ("ingress_port", "dst", "connection")}
+                    key = {k: packet[k] for k in KEY}
                     at = entry(there, tables.CONNECTION, tables.RESULT, **key)
                     down.append((there, at["group"]))
                     continue

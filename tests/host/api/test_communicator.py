@@ -203,7 +203,8 @@ def test_an_answer_that_is_no_plan_is_refused(serve: Callable[..., JobServer]) -
 
 def plan(**changes: Any) -> Plan:
     """A valid plan of rank 0 of 2, with changes to its data stream."""
-    sound: dict[str, Any] = {"peer": "127.0.0.2", "peer_qp": 8, "qp": 16, "source_port": 50000, "psn": 0, "slots": 64}
+    sound: dict[str, Any] = {"peer": "127.0.0.2", "peer_qp": 8, "qp": 16, "source_port": 50000, "psn": 0, "slots": 64,
+                             "predecessor": "127.0.0.2", "predecessor_port": 50000}
     tree = RankTree(
         "t", changes.pop("weight", 1.0), RankStream(**{**sound, **changes}), RankStream(**{**sound, "qp": 24})
     )
@@ -385,7 +386,7 @@ def test_what_was_routed_here_is_no_result() -> None:
     with loopback_job(2, ttl=roce.RESULT_TTL - 1) as comms, futures.ThreadPoolExecutor(2) as pool:
         calls = [pool.submit(comm.allreduce, np.ones(300, np.int32)) for comm in comms]
         rails = [cast(FoldRail, comm._parts.dispatch.switches) for comm in comms]
-        wait_for(lambda: all(rail._io.unfolded() for rail in rails))
+        wait_for(lambda: all(rail._core.unfolded() for rail in rails))
         impatient(comms, 0.1)
         for call in calls:
             error = call.exception(60)

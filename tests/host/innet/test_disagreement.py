@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from netfold.host.innet import abi
 from netfold.host.innet.abi import DATA
 from netfold.host.innet.native import Core
+from netfold.host.native.library import Origin
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream, RankTree
 from support.slot_model import SECOND, Call, TerribleNetwork, make_fabric, run
@@ -61,11 +62,16 @@ def test_another_operation_number_is_a_mismatch() -> None:
         assert core.failure().error in (abi.SIGNATURES_DIFFER, abi.HEADERS_DIFFER)
 
 
+RESULT = Origin.of("10.0.0.2", 50001, roce.RESULT_TTL)
+"""Where the results of a lone core come from."""
+
+
 def lone_core(*, slots: int = 64) -> Core:
     """A core whose packets go nowhere."""
 
     def stream(qp: int) -> RankStream:
-        return RankStream(peer="10.0.0.2", peer_qp=qp + 8, qp=qp, source_port=50001, psn=10, slots=slots)
+        return RankStream(peer="10.0.0.2", peer_qp=qp + 8, qp=qp, source_port=50001, psn=10, slots=slots,
+                          predecessor="10.0.0.2", predecessor_port=50001)
 
     return Core("10.0.0.1", 2, [RankTree(name="t", weight=1.0, data=stream(24), agreement=stream(40))])
 
@@ -81,7 +87,7 @@ def test_headers_of_another_message_are_reported_field_by_field() -> None:
     packet = bytearray(run_.packets()[0])
     roce.BTH.pack_into(packet, 0, roce.Opcode.WRITE_FIRST, 0, roce.PKEY, 24, 10)
     roce.RETH.pack_into(packet, roce.BTH_BYTES, 6 << 32, 99, 4096)
-    core.receive(bytes(packet), 1)
+    core.receive(bytes(packet), 1, RESULT)
     failure = core.failure()
     assert failure.error == abi.HEADERS_DIFFER
     assert (failure.expected_address >> 32, failure.got_address >> 32) == (5, 6)
@@ -96,7 +102,7 @@ def test_hostile_bytes_change_nothing(data: bytes, segment: int) -> None:
     core.start(5, source, np.empty_like(source), 1.0, 0)
     while core.send(0):
         pass
-    core.receive(data, 1, segment=segment)
+    core.receive(data, 1, RESULT, segment=segment)
     assert core.failure().error == 0
     assert core.state(0, DATA).results == 0
 
@@ -114,6 +120,6 @@ def test_results_of_what_was_never_sent_are_dropped() -> None:
     for psn in (12, 13, 9, (10 + (1 << 23)) & roce.PSN_MASK):
         packet = bytearray(run_.packets()[-1])
         roce.BTH.pack_into(packet, 0, roce.Opcode.WRITE_MIDDLE, 0, roce.PKEY, 24, psn)
-        core.receive(bytes(packet), 1)
+        core.receive(bytes(packet), 1, RESULT)
     assert core.state(0, DATA).counters.duplicates == 4
     assert (out == 77).all()

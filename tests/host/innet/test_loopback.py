@@ -216,7 +216,8 @@ def test_an_unreachable_peer_is_a_bounded_timeout_with_the_errno() -> None:
     listener = listen(f"{net}.1")
 
     def stream(qp: int) -> RankStream:
-        return RankStream(peer="240.0.0.1", peer_qp=qp, qp=qp, source_port=50001, psn=0, slots=64)
+        return RankStream(peer="240.0.0.1", peer_qp=qp, qp=qp, source_port=50001, psn=0, slots=64,
+                          predecessor="240.0.0.1", predecessor_port=50001)
 
     peers = [Peer(rank, f"{net}.{rank + 1}", f"{net}.{rank + 1}:1") for rank in range(2)]
     tree = RankTree(name="void", weight=1.0, data=stream(8), agreement=stream(16))

@@ -26,12 +26,14 @@ from netfold.host.innet.stand_in_link import StandInLink
 from netfold.host.job_secret import derive, draw
 from netfold.host.mesh.connection import listen
 from netfold.host.mesh.handshake import HandshakeRefused, Identity
+from netfold.host.native.library import Origin
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream, RankTree
 from support.slot_model import MILLISECOND
 
 SLOTS = 16
 KINDS = (AGREEMENT, DATA)
+RESULT = Origin.of("10.0.0.9", 50000, roce.RESULT_TTL)
 SECONDS = 30.0
 """Seconds within which every rank must be done; nothing here takes one."""
 Tensor = NDArray[Any]
@@ -42,7 +44,7 @@ def trees(rank: int, psn: dict[int, int]) -> list[RankTree]:
 
     def stream(kind: int) -> RankStream:
         number = (100 * (kind + 1) + rank) * roce.QUEUE_PAIRS
-        return RankStream("10.0.0.9", number, number, 50000, psn[kind], SLOTS)
+        return RankStream("10.0.0.9", number, number, 50000, psn[kind], SLOTS, "10.0.0.9", 50000)
 
     return [RankTree("t", 1.0, stream(DATA), stream(AGREEMENT))]
 
@@ -103,7 +105,7 @@ class Fold:
             if self.rng.random() >= self.lost[rank]:
                 stream = trees(rank, self.first)[0]
                 qp = (stream.data if kind == DATA else stream.agreement).qp
-                self.cores[rank].receive(packet.build(qp), self.now)
+                self.cores[rank].receive(packet.build(qp), self.now, RESULT)
 
     def lose_trees(self) -> None:
         """The switch is gone; all ranks begin again where the slowest of them is."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from netfold.host.innet.abi import AGREEMENT, DATA
 from netfold.host.innet.native import Core, Credits
-from netfold.host.native.library import Run
+from netfold.host.native.library import Origin, Run
 from netfold.testing import Packet
 from support.slot_model import MICROSECOND, MILLISECOND, SECOND, Call, TerribleNetwork, fold, make_fabric, run
 from support.sources import floats, integers, retransmissions
@@ -192,10 +192,10 @@ def hold_to_credits(core: Core, messages: int, packets: int) -> None:
             assert psn < (lowest // packets + messages) * packets, f"PSN {psn} left before {lowest} was through"
         return found
 
-    def taken(payload: bytes, now: int, **marks: Any) -> None:
+    def taken(payload: bytes, now: int, origin: Origin, **marks: Any) -> None:
         if sums(payload):
             through.add(Packet.parse(payload).psn)
-        receive(payload, now, **marks)
+        receive(payload, now, origin, **marks)
 
     core.send, core.receive = checked, taken  # type: ignore[method-assign,assignment]
 

@@ -53,8 +53,10 @@ def sum_runs(elements: int, *, psn: int = 0, number: int = 3, max_run: int = 60)
     tree = RankTree(
         name="t",
         weight=1.0,
-        data=RankStream(peer="10.1.2.4", peer_qp=SUM_QP, qp=8, source_port=50123, psn=psn, slots=1 << 16),
-        agreement=RankStream(peer="10.1.2.4", peer_qp=MAX_QP, qp=16, source_port=50124, psn=0, slots=64),
+        data=RankStream(peer="10.1.2.4", peer_qp=SUM_QP, qp=8, source_port=50123, psn=psn, slots=1 << 16,
+                        predecessor="10.1.2.2", predecessor_port=50123),
+        agreement=RankStream(peer="10.1.2.4", peer_qp=MAX_QP, qp=16, source_port=50124, psn=0, slots=64,
+                             predecessor="10.1.2.2", predecessor_port=50124),
     )
     core = Core(SOURCE, 4, [tree], max_run=max_run)
     source = np.arange(elements, dtype=np.int32)

@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from netfold.host.native.library import NEVER
+from netfold.host.native.library import NEVER, Origin
 from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Endpoint
-from support.roce import address, connect
+from support.roce import PORT, address, connect
 from support.slot_model import MICROSECOND, SECOND
 
 ROOM = 1 << 18
@@ -27,6 +27,7 @@ class Connection(RuleBasedStateMachine):
         connect(*self.ends, psn=psn)
         self.memory = [np.zeros(ROOM, np.uint8) for _ in range(2)]
         self.keys = [end.register(memory.ctypes.data, ROOM) for end, memory in zip(self.ends, self.memory, strict=True)]
+        self.origins = [Origin.of(address(side), PORT) for side in (0, 1)]
         self.wire: list[tuple[int, bytes]] = []
         """Packets on the wire as (receiver, packet)."""
         self.posted: list[list[np.ndarray[tuple[int], np.dtype[np.uint8]]]] = [[], []]
@@ -75,7 +76,7 @@ class Connection(RuleBasedStateMachine):
         if self.wire:
             at = which % len(self.wire)
             receiver, packet = self.wire[at] if again else self.wire.pop(at)
-            self.ends[receiver].receive(packet, self.now, marked=marked)
+            self.ends[receiver].receive(packet, self.now, self.origins[1 - receiver], marked=marked)
             self._flush()
 
     @rule(count=st.integers(1, 40))
@@ -83,7 +84,7 @@ class Connection(RuleBasedStateMachine):
         """Delivers packets in order for a while."""
         for _ in range(min(count, len(self.wire))):
             receiver, packet = self.wire.pop(0)
-            self.ends[receiver].receive(packet, self.now)
+            self.ends[receiver].receive(packet, self.now, self.origins[1 - receiver])
         self._flush()
 
     @rule(which=st.integers(0, 10**6), count=st.integers(1, 10))

@@ -15,6 +15,7 @@ from netfold.host.api.open_mesh import OPEN_PAIRS_VARIABLE, open_mesh
 from netfold.host.collectives.all_to_all import AHEAD
 from netfold.host.mesh.connection import listen
 from netfold.host.mesh.mesh import Call, Mesh
+from netfold.host.native.library import Origin
 from netfold.host.roce.native import Endpoint
 from netfold.host.roce.queue_pairs import MAX_OPEN
 from netfold.wire.jobs import Peer, Plan
@@ -96,7 +97,7 @@ def test_late_packets_are_acknowledged_and_open_nothing() -> None:
     before, acks = b.state(0), sum(packet[0] == 0x11 for packet in wires.sent)
     into[:] = 0
     for packet in old:
-        b.receive(packet, wires.network.now)
+        b.receive(packet, wires.network.now, Origin.of(address(0), 50_000))
     wires.drain()
 
     assert not into.any()

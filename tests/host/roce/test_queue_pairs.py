@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from netfold.host.native.library import Origin
 from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Connection, Endpoint
 from netfold.wire import roce
 from netfold.wire.roce import Opcode
@@ -236,7 +237,7 @@ def test_hostile_datagrams_change_nothing_outside_of_regions(data: bytes, opcode
     memory = np.zeros(3 * 4096, np.uint8)
     endpoint.register(memory[4096:].ctypes.data, 4096)
     head = roce.BTH.pack(opcode, 0, roce.PKEY, qp, int.from_bytes(data[:1], "big") % 32)
-    endpoint.receive(head + data, 0)
+    endpoint.receive(head + data, 0, Origin.of(address(1), 50_000))
     while endpoint.send(0):
         pass
     assert not memory[:4096].any()
