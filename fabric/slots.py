@@ -151,6 +151,10 @@ class Cycle:
         self.used.add(number)
         return new
 
+    def release(self, number: int) -> None:
+        """Takes a number back."""
+        self.used.discard(number)
+
     def _after(self, number: int) -> int:
         return self.low if number == self.high else number + 1
 
@@ -180,6 +184,13 @@ class Lottery:
         self._resting.pop(number, None)
         self._used.add(number)
         return number
+
+    def take(self, number: int) -> bool:
+        """Mark a number as used.  Returns False if it was already."""
+        new = number not in self._used
+        self._used.add(number)
+        self._resting.pop(number, None)
+        return new
 
     def _scarce(self, numbers: range) -> Iterator[int]:
         """The numbers that are left, the best ones first, where few are."""
@@ -255,7 +266,7 @@ class Allocator:
     def open(self) -> int:
         """Allocate a new job's epoch, by which `admit` and `release` know the job.  Raises Exhausted."""
         epoch = self._epochs.allocate("epochs")
-        self._returns[epoch] = [partial(self._epochs.used.discard, epoch)]
+        self._returns[epoch] = [partial(self._epochs.release, epoch)]
         return epoch
 
     def admit(
@@ -300,7 +311,7 @@ class Allocator:
         returns = self._returns.setdefault(epoch, [])
         mine = self._reserved.setdefault(epoch, set())
         free = True
-        wanted = [("epochs", self._epochs, epoch)]
+        wanted: list[tuple[str, Cycle | Lottery, int]] = [("epochs", self._epochs, epoch)]
         for switch, holding in found.items():
             wanted += [(f"groups of {switch}", self._groups[switch], group) for group in holding.groups]
             wanted += [("connections", self._connections, connection) for connection in holding.connections]
@@ -310,9 +321,9 @@ class Allocator:
                     returns.append(partial(slots.ranges.pop, base))
                 else:
                     free = False
-        for what, cycle, number in wanted:
-            if cycle.take(number):
-                returns.append(partial(cycle.used.discard, number))
+        for what, pool, number in wanted:
+            if pool.take(number):
+                returns.append(partial(pool.release, number))
                 mine.add((what, number))
             else:
                 free &= (what, number) in mine  # a connection is known at both of its ends
@@ -359,5 +370,5 @@ class Allocator:
 
     def _allocate(self, epoch: int, cycle: Cycle, what: str) -> int:
         number = cycle.allocate(what)
-        self._returns[epoch].append(partial(cycle.used.discard, number))
+        self._returns[epoch].append(partial(cycle.release, number))
         return number
