@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from netfold.host.api.communicator import Communicator
 from netfold.host.errors import NetFoldError
 from netfold.host.tracing import flight
 from netfold.host.tracing.flight import Flight
+from netfold.host.tracing.timeline import timeline_from_environment
 from netfold.testing import loopback_job, on_every_rank
 from netfold.wire.flight import Dump, OperationRecord
 from support.host import impatient
@@ -189,3 +191,25 @@ def test_the_command_shows_a_folder(tmp_path: Path) -> None:
     (tmp_path / "j.rank1.json").write_text(json.dumps({"job": 3}))
     bad = CliRunner().invoke(app, ["flight", str(tmp_path)])
     assert (bad.exit_code, "j.rank1.json: no file of a flight recorder" in bad.output) == (1, True)
+
+
+# ---- where files are -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("job", [
+    "../../etc/cron.d/x", "/etc/passwd", "..", ".", "a/b", "a\0b", "a\nb", "a b;rm -rf *", "\u202etxt", "é" * 20,
+])
+def test_no_name_of_a_job_leads_out_of_the_folder(
+    job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job's name comes with the plan: its file and its timeline's lie in the folder that was asked for, whatever the
+    name."""
+    folder = tmp_path / "asked for"
+    path = Flight(job, 3, 4, folder=folder).dump("a test")
+    assert path is not None
+    assert path.resolve().parent == folder
+    assert re.fullmatch(r"[A-Za-z0-9_.-]+\.rank3\.json", path.name)
+    assert list(tmp_path.iterdir()) == [folder]
+    monkeypatch.setenv("NETFOLD_TIMELINE", str(folder / "trace.json"))
+    timeline = timeline_from_environment(job, 3, 4)
+    assert timeline is not None
+    assert timeline.path.resolve().parent == folder
+    assert re.fullmatch(r"trace\.[A-Za-z0-9_-]+\.rank3\.json", timeline.path.name)
