@@ -45,6 +45,10 @@ class Exhausted(Exception):
     """The switches cannot take a job: slots or numbers are exhausted; the message says which, where, and how many."""
 
 
+class OverQuota(Exhausted):
+    """A job may not have as many slots as it needs, however many are free."""
+
+
 @dataclass(frozen=True)
 class Sizes:
     """Slots of each kind of stream, powers of two.  A host's window is half of them."""
@@ -279,7 +283,8 @@ class Allocator:
                 remainder l when divided by the number of groups, by which a machine tells its ranks' packets apart
         like    streams that these replace: they have the same sizes and source ports, which the ranks have bound
         room    most slots of any one switch; None: the quota of a job alone counts
-        Raises Exhausted; the caller must then `release` what was allocated.
+        Raises Exhausted, and OverQuota where it is not for want of free slots; the caller must then `release` what was
+        allocated.
         """
         if like:
             placed = [(tree, place) for place in range(len(groups)) for tree in trees for _ in range(2)]
@@ -294,7 +299,7 @@ class Allocator:
         sizes = sizes.fitted(most)
         need = most * (sizes.data + sizes.agreement)
         if need > sizes.quota:
-            raise Exhausted(f"{most} trees through one switch need {need} slots at the least, a job may have "
+            raise OverQuota(f"{most} trees through one switch need {need} slots at the least, a job may have "
                           f"{sizes.quota} of a switch")
         kinds: tuple[tuple[Kind, int], ...] = (("data", sizes.data), ("agreement", sizes.agreement))
         return [

@@ -15,8 +15,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from msgspec import structs
 
@@ -62,6 +64,8 @@ from netfold.wire.roce import OPERATION_BITS
 
 log = logging.getLogger("netfold.controller")
 
+P = ParamSpec("P")
+T = TypeVar("T")
 FINISHED: Final = 16
 """Number of finished jobs that `netfold status` still shows."""
 
@@ -101,6 +105,7 @@ class Jobs:
         self.totals = Totals()
         self._recovery = Recovery(fabric, allocator, installer, liveness, drains, self.totals, self._plans)
         self._cleaning: set[asyncio.Task[None]] = set()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="jobs")
 
     def all(self) -> list[Job]:
         """Every job that `netfold status` shows, running ones first."""
@@ -278,6 +283,7 @@ class Jobs:
         while self._cleaning:
             await asyncio.gather(*self._cleaning)
         await self._recovery.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def drop(self, name: str) -> bool:
         """End every incarnation of a job, whatever its ranks do.  Returns False if there is none."""
@@ -333,12 +339,12 @@ class Jobs:
                 raise trees.NoTree(_opted_out(opted_out, job.world))
             groups = fold_groups(shared, job.hosts)
             graph = self._drains.left(self._liveness.graph())
-            job.trees = job.first_trees = trees.plan(graph, [job.hosts[rank] for rank in groups[0]])
-            job.sessions = self._recovery.sessions(job.trees)
-            job.streams = job.announced = self._admit(job, groups)
-            await self._installer.install(
-                job.part, tables.merge(tables.fold_entries(self._fabric, hosts, stream) for stream in job.streams)
+            job.trees = job.first_trees = await self._on_thread(
+                trees.plan, graph, [job.hosts[rank] for rank in groups[0]]
             )
+            job.sessions = self._recovery.sessions(job.trees)
+            job.streams = job.announced = await self._admit(job, groups)
+            await self._installer.install(job.part, await self._on_thread(self._entries, hosts, job.streams))
             job.slots = job.streams[0].slots
         except (trees.NoTree, slots.Exhausted, SwitchError) as error:
             job.reason, job.trees, job.streams, job.announced = str(error), [], [], []
@@ -356,20 +362,41 @@ class Jobs:
             await self._end(job)
         where = ", ".join(f"{tree.root} ({tree.weight:.0%})" for tree in job.trees) or "nowhere"
         log.info("%s: epoch %d, %d ranks, folded at %s", job, job.epoch, job.world, where)
-        self.notice()  # something may have gone down since the trees were planned
+        self._recovery.notice([job])  # something may have gone down since the trees were planned
         asyncio.get_running_loop().call_later(self._fabric.lease, self._expire, job)
-        return self._plans(job)
+        return await self._on_thread(self._plans, job)
 
-    def _admit(self, job: Job, groups: Sequence[Sequence[int]]) -> list[slots.Stream]:
-        """Allocate the streams of a job's trees, within its tenant's quota.  Raises Exhausted."""
-        room = quotas.room(job.tenant, job.trees, [other for other in self.active() if other is not job])
-        try:
-            return self._allocator.admit(job.epoch, job.trees, groups, room=room)
-        except slots.Exhausted as error:
-            if room is None:
-                raise
-            raise slots.Exhausted(f"tenant {job.tenant.name!r} may take {room} more of its {job.tenant.slots} slots of "
-                                  f"these switches: {error}") from error
+    async def _admit(self, job: Job, groups: Sequence[Sequence[int]]) -> list[slots.Stream]:
+        """Allocate the streams of a job's trees, within its tenant's quota, from jobs of a lower priority where too few
+        slots are free.  Raises Exhausted."""
+        kept = False
+        while True:
+            others = [other for other in self.active() if other is not job]
+            room = quotas.room(job.tenant, job.trees, others)
+            try:
+                return self._allocator.admit(job.epoch, job.trees, groups, room=room)
+            except slots.OverQuota as error:
+                if room is None:
+                    raise
+                raise slots.Exhausted(f"tenant {job.tenant.name!r} may take {room} more of its {job.tenant.slots} slots "
+                                      f"of these switches: {error}") from error
+            except slots.Exhausted:
+                victim = quotas.to_preempt(job, others)
+                if victim is None or kept:  # one that keeps its slots is enough of a wait
+                    raise
+                self._allocator.release(job.epoch)
+                await self._recovery.preempt(victim, f"{job} of priority {job.tenant.priority} needs its slots, and "
+                                                     f"{victim} has {victim.tenant.priority}")
+                kept = bool(victim.streams) and victim.state != "finished"
+                job.epoch = job.slots_epoch = self._allocator.open()
+
+    def _entries(self, hosts: Sequence[Host], streams: Sequence[slots.Stream]) -> tables.BySwitch:
+        return tables.merge(tables.fold_entries(self._fabric, hosts, stream) for stream in streams)
+
+    async def _on_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What ``work`` returns, computed on the planning thread: for a job of 1,023 ranks it takes seconds, which the
+        loop has not."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *args, **kwargs))
 
     def _expire(self, job: Job) -> None:
         """The lease of a job's ranks is over: those that have not registered are lost."""
@@ -451,7 +478,8 @@ class Jobs:
         self._allocator.release(job.slots_epoch)
         await self._recovery.clear(job)
         log.info("%s: epoch %d ended", job, job.epoch)
-        self.notice()  # other jobs may have room to move now
+        if job.slots:
+            self.notice()  # other jobs may have room to move now
 
 
 def _trees(streams: Sequence[slots.Stream], hosts: Sequence[Host], rank: int) -> list[RankTree]:

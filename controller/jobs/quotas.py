@@ -35,6 +35,21 @@ def check_join(name: str, tenant: Tenant, jobs: Sequence[Job]) -> None:
                                                "the fabric for more (`jobs` of the [[tenant]])")
 
 
+def to_preempt(job: Job, others: Sequence[Job]) -> Job | None:
+    """Whose slots a job may take that finds too few on the switches of its trees: the latest job of the lowest priority
+    below its own; None: nobody's.
+
+    others  jobs that hold slots, the oldest first
+    """
+    wanted = {fold.switch for tree in job.trees for fold in tree.folds}
+    lower = [
+        other for other in reversed(others)
+        if other.tenant.priority < job.tenant.priority and other.state == "active" and not other.stands_still
+        and not other.awaited and not other.leaving and any(wanted & stream.bases.keys() for stream in other.streams)
+    ]
+    return min(lower, key=lambda other: other.tenant.priority, default=None)
+
+
 def room(tenant: Tenant, planned: Sequence[Tree], jobs: Sequence[Job]) -> int | None:
     """Slots that a tenant may still take of every switch of these trees; None: as many as there are.
 

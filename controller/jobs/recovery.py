@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("netfold.controller")
 
+PREEMPTION_TIMEOUT: Final = 3.0
+"""Seconds within which a job's ranks must have stopped for a job of higher priority to get its slots."""
 FALLBACK_WAIT: Final = 2.0
 """Seconds that ranks which can go on over TCP stand still for trees, where they reach each other meanwhile: a leaf
 takes 0.4 s to start anew."""
@@ -80,6 +82,8 @@ class Round:
     """The ranks' plans; set once all ranks have stopped and the switches are ready."""
     resumes: dict[int, Resume] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    yields: bool = False
+    """Whether a job of a higher priority wants the slots: the ranks go on over TCP as soon as all have stopped."""
     halt_sent: bool = False
     """Whether the ranks have been told to halt."""
     ended: float = 0.0
@@ -88,6 +92,8 @@ class Round:
     leftovers: list[tuple[str, int]] = field(default_factory=list)
     """Parts and epochs of the trees before.  Their entries stay until every rank has stopped: without an entry, a
     contribution would be routed to the next rank, which might still run and take it for a result."""
+    cleaning: list[asyncio.Task[None]] = field(default_factory=list)
+    """What removes the leftovers, once the round is over."""
 
 
 class Recovery:
@@ -193,6 +199,24 @@ class Recovery:
             self._start(job, job.round)
         return True
 
+    async def preempt(self, job: Job, why: str) -> None:
+        """Take a job's slots, in favour of one of a higher priority: its ranks halt and go on over TCP.  It keeps them
+        where one of its ranks folds over switches alone, or does not stop within PREEMPTION_TIMEOUT."""
+        here = job.round = self._round(job, why)
+        here.yields = True
+        self._start(job, here)
+        await asyncio.wait([here.plans], timeout=PREEMPTION_TIMEOUT)
+        if not here.plans.done():
+            self._insist(job, here, f"its ranks did not stop within {PREEMPTION_TIMEOUT:g} s")
+        await asyncio.gather(*here.cleaning)
+
+    @staticmethod
+    def _insist(job: Job, here: Round, why: str) -> None:
+        """Let the round of a job that should have gone without its slots end as any other: over trees."""
+        log.warning("%s: %s; it keeps slots all the same: %s", job, here.why, why)
+        here.yields = False
+        here.changed.set()
+
     def abort_if_ranks_gone(self, job: Job) -> None:
         """Fail the round if a rank has left or is lost: it cannot retransmit what others may lack."""
         here = job.round
@@ -297,7 +321,7 @@ class Recovery:
         self.abort_if_ranks_gone(job)
         while not here.plans.done():
             here.changed.clear()
-            if not moved or self._broken_part(job):
+            if not here.yields and (not moved or self._broken_part(job)):
                 try:
                     await self._move(job, here)
                     moved, here.problem = True, ""
@@ -306,6 +330,12 @@ class Recovery:
                     log.warning("%s: no trees yet: %s", job, error)
             wait = None
             if len(here.resumes) == job.world:
+                if here.yields:
+                    if all(resume.stand_in for resume in here.resumes.values()):
+                        self._fall_back(job, here)
+                        return
+                    self._insist(job, here, "one of its ranks folds over switches alone")
+                    continue
                 if moved and not self._broken_part(job):
                     break
                 wait = None if moved else self._until_fallback(job, here)
@@ -327,7 +357,7 @@ class Recovery:
         """Give the ranks their plans, and remove what the trees before left on switches."""
         leftovers, here.leftovers = here.leftovers, []
         for part, epoch in leftovers:
-            self._background(self._clean(part, epoch), f"leftovers of {job}")
+            here.cleaning.append(self._background(self._clean(part, epoch), f"leftovers of {job}"))
         job.known.clear()
         job.rounds = here.number
         here.plans.set_result(plans(job))
@@ -353,7 +383,9 @@ class Recovery:
         operation that any rank has begun.  Its entries and slots go."""
         streams = _rewound(job.streams_of, job.streams, here.resumes)
         waited = time.monotonic() - here.began
-        job.reason = f"{here.why}, and no trees in their place after {waited:.1f} s: {here.problem}"
+        job.reason = here.why
+        if not here.yields:
+            job.reason += f", and no trees in their place after {waited:.1f} s: {here.problem}"
         folds_until = max(resume.begun for resume in here.resumes.values())
         stand_ins = {rank: here.resumes[stream.ranks[0]].stand_in for stream in streams for rank in stream.ranks}
         here.leftovers.append((job.part, job.slots_epoch))
@@ -410,10 +442,11 @@ class Recovery:
         await self._installer.uninstall(part)
         self._allocator.release(epoch)
 
-    def _background(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _background(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(partial(self._done, name))
+        return task
 
     def _done(self, name: str, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

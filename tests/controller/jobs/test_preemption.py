@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Priorities: where slots are short, a job of a higher priority folds, and one of a lower priority goes on over TCP."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from netfold.controller.jobs import recovery
+from netfold.rpc import tokens
+from netfold.wire.jobs import Halt, Plan
+from support.controller import BOUND, run
+from support.credentials import scopes, tenant
+from support.jobs import Rig, Watcher, rig
+from support.recovery import resume
+
+FULL = 14
+"""More jobs of four ranks than the switches have slots for."""
+
+
+async def fill(r: Rig, name: str) -> dict[str, list[Plan]]:
+    """Jobs of a tenant until the switches are full; those that fold."""
+    r.metadata = tokens.metadata(name)
+    folded: dict[str, list[Plan]] = {}
+    for number in range(FULL):
+        plans = await r.together(4, job=f"{name}{number}")
+        if not plans[0].trees:
+            for plan in plans:
+                await r.leave(plan)
+            return folded
+        folded[plans[0].job] = plans
+    raise AssertionError(f"{FULL} jobs do not fill the switches")
+
+
+async def watched(r: Rig, plans: list[Plan]) -> list[Watcher]:
+    """All ranks of a job watch."""
+    return [await r.watch(plan) for plan in plans]
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks have time to stop, and to answer Settle."""
+    monkeypatch.setattr(recovery, "PREEMPTION_TIMEOUT", BOUND)
+    monkeypatch.setattr("netfold.controller.jobs.leaving.ANSWER_TIMEOUT", BOUND)
+
+
+def settings(folder: Path) -> dict[str, object]:
+    """Tenants of three priorities."""
+    tenants = tuple(tenant(folder, name, priority=priority) for name, priority in
+                    (("low", -1), ("middle", 0), ("high", 5)))
+    return {"tenants": tenants, **scopes(folder)}
+
+
+def test_the_latest_job_of_the_lowest_priority_goes_on_over_tcp(tmp_path: Path) -> None:
+    """Its ranks halt and get a plan by which one of them stands in for the switches; the other job folds, and all
+    others stay as they are."""
+
+    async def story() -> None:
+        async with rig(tmp_path, **settings(tmp_path)) as r:
+            folded = await fill(r, "low")
+            latest = folded[list(folded)[-1]]
+            watchers = await watched(r, latest)
+            others = [await r.watch(plans[0]) for name, plans in folded.items() if plans is not latest]
+            r.metadata = tokens.metadata("high")
+            joining = asyncio.create_task(r.together(4, job="urgent"))
+            halt = await watchers[0].next()
+            assert isinstance(halt, Halt)
+            assert "'urgent' of priority 5 needs its slots" in halt.why
+            r.metadata = tokens.metadata("low")
+            after = await asyncio.gather(*(
+                r.call("Resume", resume(plan, begun=3, stand_in=f"10.0.0.{plan.rank}:7000")) for plan in latest
+            ))
+            assert {(plan.stand_in, plan.folds_until) for plan in after} == {("10.0.0.0:7000", 3)}
+            assert after[0].reason == halt.why
+            urgent = await joining
+            assert urgent[0].trees
+            kept = {job.name for job in r.controller.jobs.active()}
+            assert kept == {"urgent", *folded} - {latest[0].job}
+            assert len(others) == len(folded) - 1
+
+    run(story())
+
+
+def test_a_job_that_folds_over_switches_alone_keeps_its_slots(tmp_path: Path) -> None:
+    """Its ranks get new trees, and the job that wanted its slots goes unfolded, with the reason."""
+
+    async def story() -> None:
+        async with rig(tmp_path, **settings(tmp_path)) as r:
+            folded = await fill(r, "low")
+            latest = folded[list(folded)[-1]]
+            watchers = await watched(r, latest)
+            r.metadata = tokens.metadata("high")
+            joining = asyncio.create_task(r.together(4, job="urgent"))
+            assert isinstance(await watchers[0].next(), Halt)
+            r.metadata = tokens.metadata("low")
+            after = await asyncio.gather(*(r.call("Resume", resume(plan)) for plan in latest))
+            assert [(plan.stand_in, bool(plan.trees)) for plan in after] == [("", True)] * 4
+            assert not (await joining)[0].trees
+            assert "slots in a row" in (await joining)[0].reason
+
+    run(story())
+
+
+def test_ranks_that_do_not_stop_keep_their_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other job does not wait for them without end."""
+    monkeypatch.setattr(recovery, "PREEMPTION_TIMEOUT", 0.05)
+
+    async def story() -> None:
+        async with rig(tmp_path, **settings(tmp_path)) as r:
+            folded = await fill(r, "low")
+            r.metadata = tokens.metadata("high")
+            assert not (await r.together(4, job="urgent"))[0].trees
+            assert all(job.streams for job in r.controller.jobs.all() if job.name in folded)
+
+    run(story())
+
+
+def test_nobody_takes_slots_of_an_equal(tmp_path: Path) -> None:
+    """Nor of a higher priority: who came first keeps them."""
+
+    async def story() -> None:
+        async with rig(tmp_path, **settings(tmp_path)) as r:
+            folded = await fill(r, "middle")
+            watchers = await watched(r, folded[next(iter(folded))])
+            for name in ("middle", "low"):
+                r.metadata = tokens.metadata(name)
+                assert not (await r.together(4, job=f"late-{name}"))[0].trees
+            assert watchers[0]._events.empty()
+
+    run(story())
