@@ -378,8 +378,8 @@ class Jobs:
             except slots.OverQuota as error:
                 if room is None:
                     raise
-                raise slots.Exhausted(f"tenant {job.tenant.name!r} may take {room} more of its {job.tenant.slots} slots "
-                                      f"of these switches: {error}") from error
+                raise slots.Exhausted(f"tenant {job.tenant.name!r} may take {room} more of its {job.tenant.slots} "
+                                      f"slots of these switches: {error}") from error
             except slots.Exhausted:
                 victim = quotas.to_preempt(job, others)
                 if victim is None or kept:  # one that keeps its slots is enough of a wait
