@@ -156,6 +156,8 @@ class Connecting:
     def expire(self) -> None:
         """Closes connections that have not proven themselves in time; to be called after ``on_ready``, so that what
         has arrived while nobody looked counts."""
+        if not self._unproven:  # as nearly always
+            return
         for fd in self._unproven.expired(self._clock()):
             self._refuse(self._incoming[fd], "does not finish its handshake in time", limited=False)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -213,6 +214,20 @@ def test_messages_in_another_order_prove_nothing(order: list[str]) -> None:
                     side.receive(bytes([byte])[: side.wanted])
         except HandshakeRefused:
             pass
+        assert not (side.outcome if isinstance(side, Initiator) else side.peer)
+
+
+@given(st.binary(max_size=200))
+def test_what_a_stranger_makes_up_proves_nothing(said: bytes) -> None:
+    """Bytes of any kind, to either side, also behind a hello that looks right, end in an error or in silence."""
+    behind_hello = Responder(identity(1))
+    behind_hello.receive(Initiator(identity(2), 1).hello)
+    for side in (Responder(identity(1)), behind_hello, Initiator(identity(2), 1)):
+        left = said
+        with contextlib.suppress(HandshakeRefused):
+            while left and side.wanted:
+                left, now = left[side.wanted :], left[: side.wanted]
+                side.receive(now)
         assert not (side.outcome if isinstance(side, Initiator) else side.peer)
 
 
