@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,15 +16,22 @@ from softswitch.engine.errors import AlreadyExists, InvalidArgument, NotFound
 from softswitch.engine.program_info import DigestInfo
 from softswitch.p4runtime import bytestrings
 
+log = logging.getLogger(__name__)
+
 _LIST_MAX = 10_000
-"""Values in a list at most where the client sets no limit."""
+"""Values in a list at most."""
+KEPT_MAX = 100_000
+"""Values of one digest that wait to be sent or acknowledged; the data plane's further ones are dropped and counted."""
 
 
 @dataclass
 class _Stream:
     config: p4r.DigestEntry.Config
     waiting: dict[bytes, None] = field(default_factory=dict)  # in order, each once
-    unacknowledged: dict[int, tuple[float, frozenset[bytes]]] = field(default_factory=dict)
+    unacknowledged: dict[int, tuple[float, frozenset[bytes]]] = field(default_factory=dict)  # by list, oldest first
+    sent: set[bytes] = field(default_factory=set)
+    """The values of all unacknowledged lists, none of which is in two."""
+    lost: int = 0
     due: float | None = None
     next_list: int = 1
 
@@ -104,10 +112,17 @@ class Digests:
                 return
             now = self._clock()
             self._forget_old(stream, now)
-            if data in stream.waiting or any(data in values for _, values in stream.unacknowledged.values()):
+            if data in stream.waiting or data in stream.sent:
+                return
+            if len(stream.waiting) + len(stream.sent) >= KEPT_MAX:
+                stream.lost += 1
+                if stream.lost.bit_count() == 1:
+                    log.warning("digest %#010x: its lists are not acknowledged: %d values lost so far", ident,
+                                stream.lost)
                 return
             stream.waiting[data] = None
-            limit = stream.config.max_list_size or (1 if not stream.config.max_timeout_ns else _LIST_MAX)
+            unset = _LIST_MAX if stream.config.max_timeout_ns else 1
+            limit = min(stream.config.max_list_size or unset, _LIST_MAX)
             if len(stream.waiting) >= limit:
                 ready = self._take(ident, stream, now)
             elif stream.due is None and stream.config.max_timeout_ns:
@@ -120,14 +135,19 @@ class Digests:
         """Acknowledges a list, whose values may be reported again from then on. Raises NotFound."""
         with self._changed:
             stream = self._streams.get(ack.digest_id)
-            if stream is None or stream.unacknowledged.pop(ack.list_id, None) is None:
+            if stream is None or ack.list_id not in stream.unacknowledged:
                 raise NotFound(f"digest {ack.digest_id:#010x}: list {ack.list_id} is not waiting to be acknowledged")
+            stream.sent -= stream.unacknowledged.pop(ack.list_id)[1]
 
     @staticmethod
     def _forget_old(stream: _Stream, now: float) -> None:
         """Forgets lists that were not acknowledged in time; their values may be reported again."""
         limit = stream.config.ack_timeout_ns / 1e9
-        for number in [n for n, (at, _) in stream.unacknowledged.items() if now - at >= limit]:
+        while stream.unacknowledged:
+            number, (sent, values) = next(iter(stream.unacknowledged.items()))
+            if now - sent < limit:
+                return
+            stream.sent -= values
             del stream.unacknowledged[number]
 
     def _take(self, ident: int, stream: _Stream, now: float) -> p4r.DigestList:
@@ -138,6 +158,7 @@ class Digests:
             _fill(message.data.add(), spec, iter(values), self._types)
         if stream.config.ack_timeout_ns:
             stream.unacknowledged[stream.next_list] = (now, frozenset(stream.waiting))
+            stream.sent |= stream.waiting.keys()
         stream.next_list += 1
         stream.waiting.clear()
         stream.due = None

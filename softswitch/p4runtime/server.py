@@ -15,15 +15,13 @@ until one is pushed again. The server itself starts only the program of the comm
 from __future__ import annotations
 
 import logging
-import queue
 import threading
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
-from finsy.proto import p4r, p4r_grpc, rpc_code, rpc_status
+from finsy.proto import p4r, p4r_grpc
 
 from softswitch.engine.engine import read_idle_entry
 from softswitch.engine.entities import Event, EventKind
@@ -37,78 +35,32 @@ from softswitch.engine.errors import (
     Unimplemented,
 )
 from softswitch.p4runtime import entities, listening, notices, packet_io, tables
+from softswitch.p4runtime.admission import REQUEST_WITHIN, Admission, Deadlines
 from softswitch.p4runtime.arbitration import Arbitration, Session
 from softswitch.p4runtime.config import Configuration, Listener, Pipeline
 from softswitch.p4runtime.listening import Tls
+from softswitch.p4runtime.outbox import Outbox
 from softswitch.p4runtime.primaries import Primaries, describe
 from softswitch.p4runtime.process import PortState, Settings
 from softswitch.p4runtime.program import Builder
 from softswitch.p4runtime.roles import Permission
+from softswitch.p4runtime.statuses import abort, abort_updates
 
 log = logging.getLogger(__name__)
 
 API_VERSION = "1.4.1"
-MESSAGE_MAX = 64 << 20
-"""Bytes of the longest gRPC message: a pipeline, or a batch of many thousand entries."""
+MESSAGE_MAX = 16 << 20
+"""Bytes of the longest gRPC message: a pipeline, or a batch of some hundred thousand entries."""
 
 MAX_STREAMS = 32
 """Controllers at the same time; each needs a thread."""
+GUEST_STREAMS = 8
+"""Of these, clients that may not be primary."""
 
 READ_CHUNK = 512
 """Entities in one ReadResponse."""
 
-_STREAM_QUEUE = 10_000
-"""Messages of each kind that may wait for a controller; further ones are dropped and counted, and of packet-ins the
-controller is told how many."""
-
 _Set = p4r.SetForwardingPipelineConfigRequest
-_CODES = {code.value[0]: code for code in grpc.StatusCode}
-
-
-class _Outbox:
-    """The messages for one controller, from any thread; iterating waits for the next message, or until it is closed.
-
-    Each kind of message has room of its own, so that a flood of packet-ins costs no word of a port its place.
-    """
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[p4r.StreamMessageResponse | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._waiting: Counter[str] = Counter()
-        self._lost: Counter[str] = Counter()
-        self._untold = 0
-        """Packet-ins that were lost and that the controller has not been told of."""
-        self.failure: EngineError | None = None
-
-    def put(self, message: p4r.StreamMessageResponse) -> None:
-        """Append a message; one beyond its kind's room is dropped and counted."""
-        kind = message.WhichOneof("update") or ""
-        with self._lock:
-            if self._waiting[kind] < _STREAM_QUEUE:
-                self._waiting[kind] += 1
-                self._queue.put(message)
-                return
-            self._lost[kind] += 1
-            self._untold += kind == "packet"
-            lost = self._lost[kind]
-        if lost.bit_count() == 1:
-            log.warning("a controller does not read its stream: %d messages of kind %s lost so far", lost, kind)
-
-    def close(self, failure: EngineError | None = None) -> None:
-        """End the iteration after what waits; ``failure`` is why."""
-        self.failure = self.failure or failure
-        self._queue.put(None)
-
-    def __iter__(self) -> Iterator[p4r.StreamMessageResponse]:
-        while (message := self._queue.get()) is not None:
-            with self._lock:
-                kind = message.WhichOneof("update") or ""
-                self._waiting[kind] -= 1
-                tell = self._untold if self._waiting["packet"] < _STREAM_QUEUE / 2 else 0
-                self._untold -= tell
-            yield message
-            if tell:
-                yield notices.packet_ins_lost(tell)
 
 
 class Server(p4r_grpc.P4RuntimeServicer):
@@ -126,14 +78,17 @@ class Server(p4r_grpc.P4RuntimeServicer):
         self._own: p4r.ForwardingPipelineConfig | None = None
         """The program that `push` set; None once a controller has pushed one."""
         self._closed = threading.Event()
-        self._outboxes: set[_Outbox] = set()
+        self._outboxes: dict[Outbox, bool] = {}
+        """The outboxes of all streams, and whether their clients may be primary."""
+        self._deadlines = Deadlines()
         self._threads = ThreadPoolExecutor(MAX_STREAMS + 16, thread_name_prefix="softswitch-grpc")
         options = [
             ("grpc.max_receive_message_length", MESSAGE_MAX),
             ("grpc.max_send_message_length", MESSAGE_MAX),
             ("grpc.so_reuseport", 0),
         ]
-        self._grpc = grpc.server(self._threads, options=options)
+        self._admission = Admission(self._deadlines, lambda context: not self._may_be_primary(context))
+        self._grpc = grpc.server(self._threads, options=options, interceptors=[self._admission])
         p4r_grpc.add_P4RuntimeServicer_to_server(self, self._grpc)
 
     # ---- starting and stopping ----------------------------------------------------------------------------
@@ -150,6 +105,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
     def close(self) -> None:
         """Ends all streams, the server and the native process."""
         self._closed.set()
+        self._deadlines.close()
         for outbox in list(self._outboxes):
             outbox.close()
         self._grpc.stop(grace=0.5).wait(2.0)
@@ -170,6 +126,11 @@ class Server(p4r_grpc.P4RuntimeServicer):
     def pid(self) -> int:
         """The number of the native process. Raises EngineError where there is none."""
         return self._configuration.running().process.pid
+
+    @property
+    def guests(self) -> int:
+        """Calls of clients that may not be primary that are being served."""
+        return self._admission.guests
 
     # ---- from the data plane -------------------------------------------------------------------------------
 
@@ -252,7 +213,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
                 if request.action not in (_Set.VERIFY, _Set.VERIFY_AND_SAVE):
                     self._own = None
         except EngineError as error:
-            _abort(context, error)
+            abort(context, error)
         return p4r.SetForwardingPipelineConfigResponse()
 
     def GetForwardingPipelineConfig(
@@ -265,7 +226,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
             self._arbitration.check_device(request.device_id)
             config = self._configuration.running().config
         except EngineError as error:
-            _abort(context, error)
+            abort(context, error)
         if config.HasField("cookie"):
             response.config.cookie.CopyFrom(config.cookie)
         if request.response_type in (kinds.ALL, kinds.P4INFO_AND_COOKIE):
@@ -285,9 +246,9 @@ class Server(p4r_grpc.P4RuntimeServicer):
                 results = entities.write(self._configuration.running().context, request.updates)
                 self._configuration.running()  # the process ended meanwhile: report that rather than its consequences
         except EngineError as error:
-            _abort(context, error)
+            abort(context, error)
         if any(results):
-            _abort_updates(context, results)
+            abort_updates(context, results)
         return p4r.WriteResponse()
 
     def _check_write(self, request: Any, context: grpc.ServicerContext) -> Permission:
@@ -319,7 +280,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
             if response.entities:
                 yield response
         except EngineError as error:
-            _abort(context, error)
+            abort(context, error)
 
     # ---- the stream ----------------------------------------------------------------------------------------
 
@@ -327,27 +288,36 @@ class Server(p4r_grpc.P4RuntimeServicer):
         self, requests: Iterable[p4r.StreamMessageRequest], context: grpc.ServicerContext
     ) -> Iterator[p4r.StreamMessageResponse]:
         """The stream of a controller: arbitration, packets, digests."""
-        outbox = _Outbox()
-        if len(self._outboxes) >= MAX_STREAMS:
+        outbox, may = Outbox(), self._may_be_primary(context)
+        present = list(self._outboxes.values())
+        if len(present) >= MAX_STREAMS:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_STREAMS} controllers are connected already")
-        session = Session(outbox.put, _client(context), self._may_be_primary(context))
-        self._outboxes.add(outbox)
+        if not may and present.count(False) >= GUEST_STREAMS:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{GUEST_STREAMS} clients that may not be primary "
+                          "(--primary) are connected already")
+        session = Session(outbox.put, _client(context), may)
+        self._outboxes[outbox] = may
+        self._deadlines.set(context, REQUEST_WITHIN)
         context.add_callback(outbox.close)
         reader = threading.Thread(
-            target=self._listen_to, args=(requests, session, outbox), daemon=True, name="softswitch-stream"
+            target=self._listen_to, args=(requests, session, outbox, context), daemon=True, name="softswitch-stream"
         )
         reader.start()
         try:
             yield from outbox
         finally:
-            self._outboxes.discard(outbox)
+            self._outboxes.pop(outbox, None)
+            self._deadlines.clear(context)
             self._arbitration.leave(session)
         if outbox.failure is not None:
-            _abort(context, outbox.failure)
+            abort(context, outbox.failure)
 
-    def _listen_to(self, requests: Iterable[p4r.StreamMessageRequest], session: Session, outbox: _Outbox) -> None:
+    def _listen_to(
+        self, requests: Iterable[p4r.StreamMessageRequest], session: Session, outbox: Outbox, context: Any
+    ) -> None:
         try:
             for request in requests:
+                self._deadlines.clear(context)
                 self._stream_message(request, session)
         except EngineError as error:
             outbox.close(error)
@@ -415,22 +385,3 @@ def _client(context: grpc.ServicerContext) -> str:
 
 def _authentication(context: Any) -> Mapping[str, Sequence[bytes]]:
     return context.auth_context()  # type: ignore[no-any-return]  # its stub lacks the lists
-
-
-def _abort(context: grpc.ServicerContext, error: EngineError) -> NoReturn:
-    context.abort(_CODES[error.code], str(error))
-
-
-def _abort_updates(context: grpc.ServicerContext, results: list[EngineError | None]) -> NoReturn:
-    """Ends the call with UNKNOWN and, in its details, a p4.v1.Error for each update, OK for those that succeeded."""
-    status = rpc_status.Status(code=rpc_code.UNKNOWN)
-    for error in results:
-        detail = p4r.Error(space="ALL-sswitch-p4org")
-        if error is not None:
-            detail.canonical_code, detail.message = error.code, str(error)
-        status.details.add().Pack(detail)
-    first = next(e for e in results if e is not None)
-    failed = sum(e is not None for e in results)
-    status.message = f"{failed} of {len(results)} updates failed; the first: {first}"
-    context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
-    context.abort(grpc.StatusCode.UNKNOWN, status.message)
