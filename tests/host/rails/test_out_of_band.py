@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import os
 import socket
@@ -115,8 +116,9 @@ def test_a_stranger_who_asks_gets_no_answer(ranks: Channels, other: str) -> None
     stranger = ranks.in_mesh[1] if other == "purpose" else replace(ranks.identities[1], key=os.urandom(32))
     with ranks.knock(0) as sock, pytest.raises(HandshakeRefused, match="refuses this rank's proof"):
         prove(sock, stranger, 0)
-    with ranks.knock(0) as sock:  # in the words of old
-        sock.sendall(b"8 public" + QUESTION.pack(QuestionKind.GIVE_UP, 7, 0) * 10)
+    with ranks.knock(0) as sock:  # as before there were secrets: a checksum of job and epoch, which are public
+        cookie = hashlib.blake2b(b"j/1", digest_size=8).digest()
+        sock.sendall((cookie + QUESTION.pack(QuestionKind.GIVE_UP, 7, 0)) * 10)
         with contextlib.suppress(ConnectionResetError):
             assert sock.recv(1) == b""
     assert not ranks.asked[0]

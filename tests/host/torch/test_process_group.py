@@ -24,6 +24,7 @@ import torch.distributed as dist  # noqa: E402
 import netfold.torch  # noqa: E402
 from netfold.host.api.communicator import Communicator  # noqa: E402
 from netfold.host.errors import Closed, CollectiveTimeout, JoinRefused, PlanError  # noqa: E402
+from netfold.host.job_secret import derive  # noqa: E402
 from netfold.host.torch.join import plan_by_store  # noqa: E402
 from netfold.host.torch.process_group import TorchWork, create  # noqa: E402
 from netfold.host.torch.reducer import Reducer  # noqa: E402
@@ -249,8 +250,8 @@ def test_missing_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_store_carries_a_plan_every_time_anew() -> None:
-    """All ranks get one epoch and all addresses; joining again does not read what the first time has left in the
-    store."""
+    """All ranks get one epoch, one secret and all addresses; joining again does not read what the first time has left
+    in the store."""
     store = dist.HashStore()
     plans: dict[tuple[int, int], Any] = {}
 
@@ -272,6 +273,8 @@ def test_store_carries_a_plan_every_time_anew() -> None:
             [f"127.0.0.{me + 1}:{turn + 1}" for me in range(3)]
         ] * 3
         assert all("store" in plan.reason and not plan.trees for plan in mine)
+        assert len({derive(plan.secret, "a test") for plan in mine}) == 1
+    assert plans[0, 0].secret != plans[1, 0].secret
 
 
 def test_store_names_ranks_that_do_not_join() -> None:
