@@ -30,6 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from cbuild import files
+
 COMPILE_TIMEOUT = 300.0
 """Seconds a compiler may take before it is stopped (cold ziglang on a busy machine takes about 10)."""
 
@@ -148,21 +150,32 @@ def build(
     Raises BuildError.
     """
     cache = _private(cache_dir) if cache_dir else default_cache_dir()
-    cc = compiler or find_compiler(cache)
-    include = [*include, HERE]
-    accepted = [flag for flag in optional_flags if _takes_flag(cc, flag, cache)]
-    all_flags = ["-O2", "-std=gnu11", *flags, *accepted]
-    if kind == "shared":
-        all_flags += ["-shared", "-fPIC"]
+    with _full_disk_named(cache):
+        cc = compiler or find_compiler(cache)
+        include = [*include, HERE]
+        accepted = [flag for flag in optional_flags if _takes_flag(cc, flag, cache)]
+        all_flags = ["-O2", "-std=gnu11", *flags, *accepted]
+        if kind == "shared":
+            all_flags += ["-shared", "-fPIC"]
 
-    key = _key(cc, all_flags, sources, include, libs)
-    result = cache / f"{name}-{key}{'.so' if kind == 'shared' else ''}"
-    if result.exists():
+        key = _key(cc, all_flags, sources, include, libs)
+        result = cache / f"{name}-{key}{'.so' if kind == 'shared' else ''}"
+        if result.exists():
+            return result
+        with _lock(cache / f"{name}-{key}.lock"):
+            if not result.exists():
+                _compile(cc, all_flags, sources, include, libs, result, cache, limits)
         return result
-    with _lock(cache / f"{name}-{key}.lock"):
-        if not result.exists():
-            _compile(cc, all_flags, sources, include, libs, result, cache, limits)
-    return result
+
+
+@contextlib.contextmanager
+def _full_disk_named(cache: Path) -> Iterator[None]:
+    """Turn errors of the file system into BuildError; what the cache has is still used without writing to it."""
+    try:
+        yield
+    except OSError as error:
+        raise BuildError(f"cannot write to the cache of compiled programs, {cache}: {error.strerror or error}. Make "
+                         "room there, or set XDG_CACHE_HOME to another folder") from error
 
 
 def find_compiler(cache_dir: Path | None = None) -> Compiler:
@@ -228,7 +241,8 @@ def _probe(cc: Compiler, flags: Sequence[str], cache: Path) -> str:
             return str(error)  # not kept: may be better next time
     complaint = "" if done.returncode == 0 else (done.stderr or f"exit status {done.returncode}")
     if not complaint:  # only success is kept, so that installing a missing header helps at once
-        _write_atomically(known, "")
+        with contextlib.suppress(OSError):  # a full disk: it is tried again next time
+            files.replace(known, "")
     return complaint
 
 
@@ -313,6 +327,8 @@ def _compile(
                 f"C compiler failed (exit status {done.returncode}):\n  {shlex.join(command)}\n"
                 f"{done.stderr}{done.stdout}"
             )
+        with open(output, "rb") as built:  # or a power failure could leave a name without its content
+            os.fsync(built.fileno())
         os.replace(output, result)
 
 
@@ -363,10 +379,3 @@ def _read(path: Path) -> str:
         return path.read_text()
     except OSError as error:
         raise BuildError(f"cannot read C source {path}: {error.strerror}") from error
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
-    os.replace(temporary, path)

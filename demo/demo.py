@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Unpack
 
+from cbuild import files
 from netfold.fabric.generate import FabricOptions, leafspine
 from netfold.fabric.graph import Engine, Fabric
 from netfold.topo import sandbox
@@ -86,7 +87,7 @@ def demo(
     fabric = leafspine(leaves, spines, ranks, **options)
     try:
         report = _run(fabric, scale, steps or scale.steps, lane_bits, out, terminal.console())
-    except (FabricFailed, Unreachable) as error:
+    except (FabricFailed, Unreachable, OSError) as error:
         print(f"netfold: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -174,11 +175,11 @@ def _run(fabric: Fabric, scale: Scale, steps: int, lane_bits: LaneBits, out: Pat
         times=times,
         links=reports.link_bytes(trained, ring, ring_scale),
     )
-    report.save(out / "report.json")
-    title = f"{fabric.name}: {steps} steps, {reports.size(report.gradient_bytes)} of gradient each"
-    (out / "fabric.svg").write_text(draw(fabric, report.links, title, reports.size))
     console.print()
     reports.show(report, console)
+    report.save(out / "report.json")
+    title = f"{fabric.name}: {steps} steps, {reports.size(report.gradient_bytes)} of gradient each"
+    files.replace(out / "fabric.svg", draw(fabric, report.links, title, reports.size))
     console.print(f"\nreport {out / 'report.json'}, picture {out / 'fabric.svg'}, logs {out / 'logs'}")
     return report
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cbuild import files
 from netfold.wire.operator import LinkStatus
 
 
@@ -90,7 +91,7 @@ class DemoReport(msgspec.Struct, frozen=True):
 
     def save(self, path: Path) -> None:
         """Write the JSON file."""
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+        files.replace(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
 
 Traffic = dict[tuple[str, str], tuple[int, int, int]]

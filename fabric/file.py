@@ -33,6 +33,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from cbuild import files
 from netfold.fabric.graph import Fabric, FabricError, Host, Link, Settings, Switch, Tenant
 from netfold.fabric.validity import validate
 
@@ -91,7 +92,7 @@ def dumps(fabric: Fabric) -> str:
 
 def save(fabric: Fabric, path: Path) -> None:
     """Write the TOML file, which `load` reads back.  Raises OSError."""
-    path.write_text(dumps(fabric))
+    files.replace(path, dumps(fabric))
 
 
 Named = TypeVar("Named", bound=msgspec.Struct)

@@ -6,11 +6,14 @@ matplotlib is imported when a chart is drawn, so that whoever draws none does wi
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from cbuild import files
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -161,6 +164,11 @@ def _save(figure: Figure, stem: Path) -> list[Path]:
 
     svg, png = stem.with_name(stem.name + ".svg"), stem.with_name(stem.name + ".png")
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "netfold"}):
-        figure.savefig(svg, metadata={"Date": None})
-        figure.savefig(png, dpi=150)
+        drawings: tuple[tuple[Path, str, dict[str, Any]], ...] = (
+            (svg, "svg", {"metadata": {"Date": None}}), (png, "png", {"dpi": 150}),
+        )
+        for path, form, settings in drawings:
+            drawn = io.BytesIO()
+            figure.savefig(drawn, format=form, **settings)
+            files.replace(path, drawn.getvalue())
     return [svg, png]

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import inf, isfinite
@@ -11,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from cbuild import files
 from netfold.sim.claims import ComparisonRow, identity
 
 ROWS = "rows.jsonl"
@@ -27,10 +30,12 @@ class Journal:
     """
 
     def __init__(self, folder: Path, rto: float, *, resume: bool) -> None:
-        path = folder / ROWS
+        self._path = folder / ROWS
         self._rto = rto
-        self.rows = _read(path, rto) if resume else {}
-        self._file = path.open("a" if resume else "w")
+        self.rows = _read(self._path, rto) if resume else {}
+        self._file = self._path.open("ab" if resume else "wb", buffering=0)
+        self._size = _whole_lines(self._path)
+        self._file.truncate(self._size)
 
     def __enter__(self) -> Self:
         return self
@@ -40,22 +45,32 @@ class Journal:
         self._file.close()
 
     def add(self, row: ComparisonRow) -> None:
-        """Append a row to the file at once, so that a run that is interrupted loses nothing."""
+        """Append a row to the file at once, so that a run that is interrupted loses nothing.
+
+        Raises OSError with the file's name where the disk is full; the file then ends with the row before.
+        """
         self.rows[identity(row)] = row
-        self._file.write(json.dumps({"rto": self._rto, **_jsonable(row)}) + "\n")
-        self._file.flush()
+        line = json.dumps({"rto": self._rto, **_jsonable(row)}).encode() + b"\n"
+        try:
+            if self._file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self._file.truncate(self._size)
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
+        self._size += len(line)
 
 
 def write_results(folder: Path, rows: Sequence[ComparisonRow], about: Mapping[str, object]) -> None:
     """Write results.json: what ``about`` says of the run, and its rows."""
     document = {**about, "rows": [_jsonable(row) for row in rows]}
-    (folder / RESULTS).write_text(json.dumps(document, indent=1) + "\n")
+    files.replace(folder / RESULTS, json.dumps(document, indent=1) + "\n")
 
 
 def _read(file: Path, rto: float) -> dict[tuple[object, ...], ComparisonRow]:
     """Read the rows of an earlier run. Raises ValueError where the file has others, or another time-out."""
     rows: dict[tuple[object, ...], ComparisonRow] = {}
-    for number, line in enumerate(file.read_text().splitlines() if file.exists() else (), 1):
+    text = file.read_bytes()[: _whole_lines(file)].decode(errors="replace") if file.exists() else ""
+    for number, line in enumerate(text.splitlines(), 1):
         try:
             fields = json.loads(line)
             if fields.pop("rto") != rto:
@@ -66,6 +81,11 @@ def _read(file: Path, rto: float) -> dict[tuple[object, ...], ComparisonRow]:
                              "another folder") from error
         rows[identity(row)] = row
     return rows
+
+
+def _whole_lines(file: Path) -> int:
+    """Bytes of a file up to the end of its last whole line: what follows was cut off by a crash."""
+    return file.read_bytes().rfind(b"\n") + 1 if file.exists() else 0
 
 
 def _jsonable(row: ComparisonRow) -> dict[str, object]:

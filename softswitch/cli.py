@@ -10,6 +10,7 @@ Exit status: 0 done; 1 a test or a compilation failed; 2 cannot start: the messa
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+
+from cbuild import files
 
 if TYPE_CHECKING:
     from softswitch.p4runtime.listening import Tls
@@ -149,11 +152,12 @@ def run(
             _readable(program)
             server.push(compiler.file(program, include=include or [], defines=_defines(define)))
         server.listen(*addresses, tls=tls, insecure=insecure)
-        print(
-            f"softswitch: ready: device {device_id}, P4Runtime on {', '.join(addresses)}, "
-            f"ports {', '.join(f'{p.number}@{p.interface}' for p in ports) or 'none'}",
-            flush=True,
-        )
+        with contextlib.suppress(OSError):  # standard output on a full disk must not end the switch
+            print(
+                f"softswitch: ready: device {device_id}, P4Runtime on {', '.join(addresses)}, "
+                f"ports {', '.join(f'{p.number}@{p.interface}' for p in ports) or 'none'}",
+                flush=True,
+            )
         while not done.wait(3600):  # signals end the wait, whatever its limit
             pass
     except (ListenError, EngineError, CompileError) as error:
@@ -188,9 +192,9 @@ def compile_command(
         if p4info is not None:
             _write_p4info(p4info, compiled.p4info)
         if c is not None:
-            c.write_text(compiled.c_source)
+            files.replace(c, compiled.c_source)
         if preprocessed is not None:
-            preprocessed.write_text(compiled.preprocessed)
+            files.replace(preprocessed, compiled.preprocessed)
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}; expected a file that can be written")
     if not (dump_ir or p4info or c or preprocessed):
@@ -316,11 +320,11 @@ def _write_p4info(path: Path, message: p4i.P4Info) -> None:
     from google.protobuf import json_format, text_format
 
     if path.suffix == ".bin":
-        path.write_bytes(message.SerializeToString())
+        files.replace(path, message.SerializeToString())
     elif path.suffix == ".json":
-        path.write_text(json_format.MessageToJson(message))
+        files.replace(path, json_format.MessageToJson(message))
     else:
-        path.write_text(text_format.MessageToString(message))
+        files.replace(path, text_format.MessageToString(message))
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from cbuild import files
 from netfold.bench.harness.processors import cpu_seconds
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, FabricError, bits_per_second
@@ -248,7 +249,7 @@ def _measure(
             if row.algorithm.startswith("auto"):
                 echo(f"#   {row.path}")
         if json is not None:  # after each size, so that an interrupted run leaves results
-            json.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=1))
+            files.replace(json, msgspec.json.format(msgspec.json.encode(rows), indent=1))
     return rows
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from cbuild import files
 from netfold.bench.ranks.loss import LossResult, LossTask
 from netfold.fabric.graph import Engine, Fabric
 from netfold.host.innet.native import CREDITS_VARIABLE, Credits
@@ -120,7 +121,7 @@ def run(spec: LossSpec, file: Path | None = None) -> list[LossRow]:
     rows = [_row(loss, credits, some, rounds[spec.losses[0], ""], spec) for (loss, credits), some in rounds.items()]
     _show(rows, spec)
     if file is not None:
-        file.write_bytes(msgspec.json.format(msgspec.json.encode(rows)))
+        files.replace(file, msgspec.json.format(msgspec.json.encode(rows)))
     return rows
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from cbuild import files
 from netfold.bench.ranks.machines import MachinesResult, MachinesTask
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, bits_per_second
@@ -115,5 +116,5 @@ def run(
           f"({'holds' if netreduce_conditions.beats_tencent(machines) else 'fails'})")
     if json is not None:
         document = {"ranks": ranks, "members": members, "rate": rate, "inside_gb_s": inside, "rows": rows}
-        json.write_bytes(msgspec.json.format(msgspec.json.encode(document)))
+        files.replace(json, msgspec.json.format(msgspec.json.encode(document)))
 

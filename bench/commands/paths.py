@@ -22,6 +22,7 @@ from typing import Final, Literal, NamedTuple, get_args
 
 import msgspec
 
+from cbuild import files
 from netfold.bench.ranks.paths import BREAK_LINK, RESTORE_LINK, Collective, Mode, PathsResult, PathsTask
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric
@@ -131,7 +132,7 @@ def main(spec: PathsSpec, out: Path, json: Path | None) -> int:
     except PlotsMissing as error:
         print(f"no figures: {error}", file=sys.stderr)
     if json is not None:
-        json.write_bytes(msgspec.json.encode({"settings": spec._asdict(), "cells": results}))
+        files.replace(json, msgspec.json.encode({"settings": spec._asdict(), "cells": results}))
     return 0
 
 

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from cbuild import files
 from netfold.bench.commands.allreduce import READY_SECONDS, size
 from netfold.bench.ranks.rails import Announcement, OpenCommand, OpenResult, SumsCommand, SumsResult
 from netfold.fabric.generate import leafspine
@@ -204,7 +205,7 @@ def run(spec: RailsSpec, json: Path | None, echo: Callable[[str], None] = print)
     result = RailsReport(spec.rails, list(spec.rates), spec.ranks, spec.engine, congestion, spec.algorithm, starts,
                     rows, cuts)
     if json is not None:
-        json.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
+        files.replace(json, msgspec.json.format(msgspec.json.encode(result), indent=1))
     return result
 
 

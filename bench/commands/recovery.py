@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 
 import msgspec
 
+from cbuild import files
 from netfold.bench.ranks.recovery import STARTED, RecoveryResult, RecoveryTask
 from netfold.fabric.graph import Engine
 from netfold.topo import sandbox
@@ -107,7 +108,7 @@ def run(spec: RecoverySpec, file: Path | None = None) -> list[Pause]:
                 print(f"round {number + 1}, {fault}: {pauses[-1].longest * 1e3:.0f} ms", file=sys.stderr)
     _show(pauses, spec)
     if file is not None:
-        file.write_bytes(msgspec.json.format(msgspec.json.encode(pauses)))
+        files.replace(file, msgspec.json.format(msgspec.json.encode(pauses)))
     return pauses
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 import numpy as np
 
+from cbuild import files
 from netfold.bench.ranks.simulator import ReplayFlow, ReplayTask, ReplayTimes
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Fabric
@@ -99,7 +100,7 @@ def real(
     """Replay the workload on the fabric: when each round began, and when its last flow arrived.  Raises RankFailed."""
     todo, ports = flows(network.fabric, topology, workload, SCHEME)
     file = folder / f"{case.workload.replace(' ', '-')}-{case.spines}.json"
-    file.write_bytes(msgspec.json.encode(ReplayTask(todo, ports, window, rounds)))
+    files.replace(file, msgspec.json.encode(ReplayTask(todo, ports, window, rounds)))
     command = [sys.executable, "-m", "netfold.bench.ranks.simulator", str(file)]
     output = network.launch(command, job=file.stem).wait(within=240)
     times = [msgspec.json.decode(lines[-1], type=ReplayTimes) for lines in output]
@@ -160,5 +161,5 @@ def run(*, hosts: int, rate: str, size: float, window: int, rounds: int, json: P
     print(f"the simulator is off by at most {worst:.1%}; the bar is {BAR:.0%}: {'met' if worst <= BAR else 'missed'}")
     if json is not None:
         document = {"rate": rate, "window": window, "rows": rows}
-        json.write_bytes(msgspec.json.format(msgspec.json.encode(document)))
+        files.replace(json, msgspec.json.format(msgspec.json.encode(document)))
     return worst <= BAR

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from cbuild import files
 from netfold.bench.ranks.soak import STARTED, SoakResult, SoakTask
 from netfold.fabric.generate import Faults
 from netfold.fabric.graph import Engine
@@ -190,7 +191,7 @@ def run(spec: SoakSpec, file: Path | None = None) -> list[SoakRound]:
     print(f"{spec.engine}: {len(results)} rounds, {sum(len(r.steps) for r in results)} steps, {operations} sums on "
           f"every rank; {failed} rounds failed")
     if file is not None:
-        file.write_bytes(msgspec.json.format(msgspec.json.encode(results)))
+        files.replace(file, msgspec.json.format(msgspec.json.encode(results)))
     return results
 
 

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 from pathlib import Path
 
 import msgspec
 
+from cbuild import files
 from netfold.controller.health.drains import Drains, UnknownName
 from netfold.fabric.graph import FabricError
 
@@ -49,14 +48,7 @@ def restore(drains: Drains, file: str | None) -> None:
 
 def save(path: Path, saved: SavedState) -> None:
     """Replace the file atomically: after a crash there is the old one or the new one.  Raises FabricError."""
-    beside = path.with_name(path.name + ".new")
     try:
-        with beside.open("wb") as file:
-            file.write(msgspec.json.encode(saved) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        files.replace(path, msgspec.json.encode(saved) + b"\n")
     except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink()
         raise FabricError(f"fabric.state: cannot write {path}: {error}") from error

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from cbuild import files
+
 T = TypeVar("T")
 
 log = logging.getLogger("netfold")
@@ -37,8 +39,6 @@ def write(path: str, key: str, figures: object) -> None:
     with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):  # none yet, or none that anyone could use
         others = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Any])
     try:
-        ours = Path(f"{path}.{os.getpid()}")
-        ours.write_bytes(msgspec.json.format(msgspec.json.encode({**others, key: figures}), indent=1) + b"\n")
-        ours.replace(path)
+        files.replace(path, msgspec.json.format(msgspec.json.encode({**others, key: figures}), indent=1) + b"\n")
     except OSError as error:
         log.warning("%s: cannot be written (%s); the next run measures again", path, error)

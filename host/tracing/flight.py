@@ -28,6 +28,7 @@ from typing import Final
 
 import msgspec
 
+from cbuild import files
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire.flight import Dump, OperationRecord
 
@@ -121,9 +122,7 @@ class Flight:
         )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            part = path.with_suffix(".part")
-            part.write_bytes(msgspec.json.format(msgspec.json.encode(said), indent=1))
-            part.replace(path)
+            files.replace(path, msgspec.json.format(msgspec.json.encode(said), indent=1))
         except OSError as error:
             log.warning("flight recorder: cannot write %s: %s", path, error)
             return None

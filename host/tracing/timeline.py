@@ -29,6 +29,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from cbuild import files
 from netfold.host.tracing.spans import SPANS, Span
 from netfold.wire.flight import OperationRecord
 
@@ -150,7 +151,9 @@ class Timeline:
                  "lost": self._lost}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text(json.dumps({"traceEvents": said, "displayTimeUnit": "ms", "otherData": other}))
+            files.replace(
+                self.path, json.dumps({"traceEvents": said, "displayTimeUnit": "ms", "otherData": other})
+            )
         except OSError as error:
             log.warning("timeline: cannot write %s: %s", self.path, error)
             return

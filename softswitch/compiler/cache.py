@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
-import tempfile
 from pathlib import Path
 
 from finsy.proto import p4i
 from google.protobuf.message import DecodeError
 
-from cbuild import cc
+from cbuild import cc, files
 
 
 @functools.cache
@@ -51,9 +49,6 @@ def store(preprocessed: str, name: str, c_source: str, info: p4i.P4Info) -> None
     text = c_source.encode()
     try:
         path = _path(preprocessed, name)
-        handle, temporary = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(len(text).to_bytes(8, "big") + text + info.SerializeToString(deterministic=True))
-        os.replace(temporary, path)
+        files.replace(path, len(text).to_bytes(8, "big") + text + info.SerializeToString(deterministic=True))
     except (OSError, cc.BuildError):
         return

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Protocol
 
 from finsy.proto import p4i, p4r
 
-from cbuild import cc
+from cbuild import cc, files
 from softswitch.engine.errors import EngineError, Internal, InvalidArgument, ResourceExhausted
 from softswitch.engine.linking import build
 from softswitch.p4runtime.process import SOURCES
@@ -125,7 +124,4 @@ def _recall(known: Path) -> Built | None:
 
 def _remember(known: Path, built: Built) -> None:
     with contextlib.suppress(OSError):  # without a writable cache, builds only take longer
-        handle, temporary = tempfile.mkstemp(dir=known.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(str(built.executable).encode() + b"\0" + built.p4info.SerializeToString())
-        os.replace(temporary, known)
+        files.replace(known, str(built.executable).encode() + b"\0" + built.p4info.SerializeToString())

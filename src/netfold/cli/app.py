@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import sys
 from collections.abc import Callable
 from importlib import metadata
 from typing import Annotated, Any, Final
@@ -10,6 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from netfold.cli.bench import app as bench
+from netfold.cli.common import FAILED
 from netfold.cli.demo import demo
 from netfold.cli.diff import apply, diff
 from netfold.cli.doctor import doctor
@@ -71,6 +74,18 @@ for _panel, _commands in PANELS.items():
     _register(_commands, _panel)
 
 
+STORAGE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO})
+"""Errors of a file system that is full, read-only or broken: the user's to mend, and no bug of ours."""
+
+
 def main() -> None:
     """Entry point of the command."""
-    app(**help_settings())
+    try:
+        app(**help_settings())
+    except OSError as error:
+        if error.errno not in STORAGE:
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"netfold: {place}{error.strerror}. Make room there, or name another place; what was there is untouched",
+              file=sys.stderr)
+        sys.exit(FAILED)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from cbuild import files
 from netfold.cli.common import CANNOT, FAILED, engine_of, fail, load
 from netfold.cli.generated import DEFAULTS, Generated, with_groups
 from netfold.cli.options import FabricFile, PathMtu, SwitchKind, Topo
@@ -27,7 +28,7 @@ def fabric_(
         print(text, end="")
     else:
         try:
-            out.write_text(text)
+            files.replace(out, text)
         except OSError as error:
             fail(FAILED, f"fabric: cannot write {out}: {error}")
 
@@ -71,8 +72,8 @@ def compile_(
         built = pipeline.build(engine, path_mtu=path_mtu)
         out.mkdir(parents=True, exist_ok=True)
         config = out / {"softswitch": "netfold.p4i", "bmv2": "netfold.json"}[engine]
-        config.write_bytes(built.device_config)
-        (out / "netfold.p4info.txtpb").write_text(text_format.MessageToString(built.p4info))
+        files.replace(config, built.device_config)
+        files.replace(out / "netfold.p4info.txtpb", text_format.MessageToString(built.p4info))
     except (pipeline.PipelineError, OSError) as error:
         fail(FAILED, f"compile: {error}")
     print(f"{config}\n{out / 'netfold.p4info.txtpb'}\ncookie {built.cookie:#x}")

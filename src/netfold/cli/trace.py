@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from cbuild.files import replace
 from netfold.cli.common import FAILED, fail
 from netfold.terminal import clean
 
@@ -43,7 +44,7 @@ def merge(
 
     try:
         trace = timelines.merge(files)
-        out.write_text(json.dumps(trace))
+        replace(out, json.dumps(trace))
     except (OSError, ValueError) as error:
         fail(FAILED, f"timeline: {error}")
     print(f"{out}: {trace['otherData']['ranks']} ranks, {len(trace['traceEvents'])} events; open it in "

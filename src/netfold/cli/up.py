@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from typing import Annotated, Any
 
@@ -95,8 +96,9 @@ async def _serve(fabric: Fabric, timeout: float, insecure: bool) -> None:
         if starting.done():
             starting.result()
             page = f", page and metrics at {controller.page}" if controller.page else ""
-            print(f"ready: fabric {fabric.name}, {len(fabric.switches)} switches ({fabric.engine}), jobs at "
-                  f"{fabric.jobs}{page}", flush=True)
+            with contextlib.suppress(OSError):  # a log on a full disk must not end the controller
+                print(f"ready: fabric {fabric.name}, {len(fabric.switches)} switches ({fabric.engine}), jobs at "
+                      f"{fabric.jobs}{page}", flush=True)
             running = asyncio.create_task(controller.run())
             await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
             if running.done():
