@@ -45,6 +45,7 @@ from netfold.fabric import slots
 from netfold.fabric.graph import Fabric, FabricError, Switch
 from netfold.rpc import rpc
 from netfold.rpc.certificates import Certificates, TlsError, is_local
+from netfold.rpc.limits import Shared
 from netfold.wire import jobs as wire
 from netfold.wire import operator
 from netfold.wire.operator import Status
@@ -60,6 +61,8 @@ CONNECT_TIMEOUT: Final = 10.0
 """Seconds for one attempt to connect to a switch."""
 STOP_GRACE: Final = 1.0
 
+MAX_CALLS: Final = 1 << 16
+"""Most calls that are open at once: 32 streams of each of 2,000 ranks."""
 _SERVER_OPTIONS: Final = (
     ("grpc.so_reuseport", 0),
     # a process that dies closes its connection, a machine that dies does not
@@ -136,6 +139,7 @@ class Controller:
         """URL of the web page; empty if there is none."""
         self._callers = Callers(fabric)
         self._ready = time.monotonic()
+        self._status = Shared(self._read_status)
 
     async def __aenter__(self) -> Controller:
         try:
@@ -338,7 +342,9 @@ class Controller:
             log.warning("insecure: %s", problem)
 
     async def _serve(self, tls: Certificates | None) -> None:
-        server = grpc.aio.server(options=list(_SERVER_OPTIONS))
+        server = grpc.aio.server(options=list(_SERVER_OPTIONS), maximum_concurrent_rpcs=MAX_CALLS)
+        discovery = wiring.Discovery(self.fabric, self.liveness, self.drains)
+        cables = Shared(lambda: discovery.answer(wiring.AskWiring()))
         server.add_generic_rpc_handlers((
             rpc.service(wire.SERVICE, {
                 "Join": (wire.Join, self.jobs.join),
@@ -355,11 +361,11 @@ class Controller:
                 "Status": (operator.AskStatus, self._answer_status),
                 "Drop": (operator.Drop, self._answer_drop),
                 "Drain": (operator.SetDrain, self.maintenance.drain),
-                "Wiring": (wiring.AskWiring, wiring.Discovery(self.fabric, self.liveness, self.drains).answer),
+                "Wiring": (wiring.AskWiring, lambda _: cables()),
                 "Diff": (differences.AskDiff, differences.SwitchComparison(self._targets).answer),
                 "Slots": (operator.AskSlots, self.inspection.answer_slots),
                 "Stall": (operator.AskStall, self.inspection.answer_stall),
-            }, admit=self._callers.admit(OPERATOR, {"Status": ANY, "Wiring": VIEWER})),
+            }, admit=self._callers.admit(OPERATOR, {"Status": ANY, "Wiring": VIEWER}, limited=True)),
             *self.paths.handlers(self._callers),
         ))
         try:
@@ -382,7 +388,10 @@ class Controller:
     # ---- operators -----------------------------------------------------------------------------------------------
 
     async def status(self) -> Status:
-        """The status of fabric and jobs, with counters read from the switches now."""
+        """The status of fabric and jobs, with counters read from the switches after the call."""
+        return await self._status()
+
+    async def _read_status(self) -> Status:
         up = {number for *_, number in self.liveness.graph().edges(keys=True)}
         return await self.inspection.status(up, time.monotonic() - self._ready)
 

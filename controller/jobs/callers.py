@@ -20,6 +20,7 @@ from typing import Final, Literal
 
 from netfold.fabric.graph import DEFAULT_TENANT, Fabric, FabricError, Tenant
 from netfold.rpc import tokens
+from netfold.rpc.limits import RateLimit
 from netfold.rpc.rpc import Code, Refusal
 
 Scope = Literal["operator", "job", "viewer"]
@@ -27,6 +28,11 @@ OPERATOR: Final[frozenset[Scope]] = frozenset({"operator"})
 JOB: Final[frozenset[Scope]] = frozenset({"operator", "job"})
 VIEWER: Final[frozenset[Scope]] = frozenset({"operator", "viewer"})
 ANY: Final[frozenset[Scope]] = JOB | VIEWER
+
+
+READ_RATE: Final = 20
+"""Requests a second of a viewer, or of a tenant, that read the status and the like; READ_BURST at once."""
+READ_BURST: Final = 100
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,7 @@ class Callers:
         self._callers: dict[str, Caller] = {}
         """Callers by token; empty: the fabric has no credentials."""
         self._where: dict[str, str] = {}
+        self._limits: dict[Caller, RateLimit] = {}
 
     def load(self) -> None:
         """Read all files.  Raises FabricError for one that cannot be read, that others may read, or whose token another
@@ -95,10 +102,13 @@ class Callers:
         found = [caller for known, caller in self._callers.items() if hmac.compare_digest(said, known.encode())]
         return found[0] if found else None
 
-    def admit(self, scopes: Collection[Scope], of: Mapping[str, Collection[Scope]] = {}) -> Callable[[str, str], None]:
+    def admit(
+        self, scopes: Collection[Scope], of: Mapping[str, Collection[Scope]] = {}, *, limited: bool = False
+    ) -> Callable[[str, str], None]:
         """A function of a method and a token, which raises Refusal for a caller without one of these scopes.
 
-        of  scopes of methods that have others, by method
+        of       scopes of methods that have others, by method
+        limited  whether callers other than the operator may make READ_RATE requests a second only
         """
 
         def check(method: str, token: str) -> None:
@@ -113,6 +123,11 @@ class Callers:
             if caller.scope not in wanted:
                 raise Refusal(Code.PERMISSION_DENIED, f"{method}: expected the token of scope {what}, got that of "
                                                       f"{caller}. Ask whoever runs the fabric for the right one")
+            if limited and caller.scope != "operator":
+                limit = self._limits.setdefault(caller, RateLimit(READ_RATE, READ_BURST))
+                if seconds := limit.wait():
+                    raise Refusal(Code.RESOURCE_EXHAUSTED, f"{method}: expected at most {READ_RATE} requests a second "
+                                                           f"of {caller}, got more. Wait {seconds:.2f} s")
             CALLER.set(caller)
 
         return check

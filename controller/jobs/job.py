@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from netfold.fabric.graph import DEFAULT_TENANT, Tenant
 from netfold.fabric.slots import Stream
 from netfold.fabric.trees import Tree
+from netfold.rpc.limits import RateLimit
 from netfold.wire.jobs import Event, Join, Plan, RankLost, RankReport, Secret
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ class Job:
     """Set when ranks leave or settle, and when rounds end; see `notify`."""
     complete: asyncio.Event = field(default_factory=asyncio.Event)
     planning: asyncio.Task[list[Plan]] | None = None
+    limits: dict[int, RateLimit] = field(default_factory=dict)
+    """How many requests each rank may make."""
     tenant: Tenant = field(default_factory=lambda: Tenant(DEFAULT_TENANT))
     """Whose job it is."""
 

@@ -37,6 +37,7 @@ from netfold.fabric.graph import Fabric, Host
 from netfold.fabric.machines import fold_groups, machines, slowest
 from netfold.fabric.ring import ring_order
 from netfold.fabric.slots import Allocator
+from netfold.rpc.limits import RateLimit
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.jobs import (
     AskMissing,
@@ -64,6 +65,11 @@ from netfold.wire.roce import OPERATION_BITS
 
 log = logging.getLogger("netfold.controller")
 
+RANK_RATE: Final = 50
+"""Requests a second of one rank, RANK_BURST at once: one that loses a path makes one for each queue pair there."""
+RANK_BURST: Final = 500
+MAX_TOTAL: Final = 2**63 - 1
+"""Where totals stop, whatever ranks report: a larger one would fit no counter of whoever reads the status."""
 P = ParamSpec("P")
 T = TypeVar("T")
 FINISHED: Final = 16
@@ -172,7 +178,7 @@ class Jobs:
         before = job.reports.get(request.rank)
         for name in ("operations", "bytes_reduced", "packets_sent", "retransmissions"):
             more = getattr(request, name) - (0 if before is None else getattr(before, name))
-            setattr(self.totals, name, getattr(self.totals, name) + more)
+            setattr(self.totals, name, min(getattr(self.totals, name) + max(more, 0), MAX_TOTAL))
         job.reports[request.rank] = structs.replace(request, secret=Secret())  # `netfold status` shows it
         return Done()
 
@@ -302,6 +308,10 @@ class Jobs:
         who = self._proven(request)
         for job in (*self._jobs.values(), *self._ending):
             if job.name == request.job and job.epoch == request.epoch and request.rank in job.joins:
+                limit = job.limits.setdefault(request.rank, RateLimit(RANK_RATE, RANK_BURST))
+                if seconds := limit.wait():
+                    refuse(Code.RESOURCE_EXHAUSTED, f"{who}: expected at most {RANK_RATE} requests a second, got more. "
+                                                    f"Wait {seconds:.2f} s")
                 return job
         refuse(Code.FAILED_PRECONDITION, f"{who}: there is no such rank; its job may have ended, or the controller was "
                                          "started anew")

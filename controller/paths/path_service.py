@@ -26,6 +26,7 @@ from netfold.controller.switch import tables
 from netfold.fabric.clos import Clos, Path
 from netfold.fabric.graph import End, Fabric
 from netfold.rpc import rpc
+from netfold.rpc.limits import Shared
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.bounds import Int32, Name
 from netfold.wire.paths import SERVICE, Follow, Noted, Paths, Suspect
@@ -122,7 +123,8 @@ class PathService:
         self._fabric: Fabric = steering.fabric
         self._jobs = jobs
         self._graph = graph
-        self._replan = replan
+        self._replan = Shared(replan)
+        self._table = Shared(self._read_table)
         self._read_unpinned = unpinned
         self._links_respond = links_respond
         self._version = 0
@@ -142,7 +144,7 @@ class PathService:
                 "Table": (AskTable, self.table),
                 "SetMode": (SetMode, self.set_mode),
                 "SetPin": (SetPin, self.set_pin),
-            }, admit=known.admit(callers.OPERATOR, {"Table": callers.VIEWER})),
+            }, admit=known.admit(callers.OPERATOR, {"Table": callers.VIEWER}, limited=True)),
         )
 
     def changed(self) -> None:
@@ -228,7 +230,10 @@ class PathService:
 
     # ---- operators -------------------------------------------------------------------------------------------------
     async def table(self, _: AskTable) -> Table:
-        """The table, with counters read now."""
+        """The table, with counters read after the call."""
+        return await self._table()
+
+    async def _read_table(self) -> Table:
         unpinned, graph = await self._read_unpinned(), self._graph()
         up = {number for *_, number in graph.edges(keys=True)}
         numbers = tables.leaf_numbers(self._fabric)

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests without end: they cost the controller a few answers, and their sender a refusal."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from netfold.controller import client
+from netfold.controller.jobs import callers, jobs
+from netfold.rpc import rpc
+from netfold.wire.jobs import AskMissing, Done, RankReport
+from netfold.wire.operator import Status
+from support.controller import run
+from support.credentials import scopes
+from support.jobs import Code, rig
+
+
+def test_statuses_that_are_asked_for_at_once_are_read_from_the_switches_once_or_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hundred questions cost two readings of the counters, not two hundred."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            readings, real = [], r.controller.inspection.status
+
+            async def counted(*args: object) -> Status:
+                readings.append(args)
+                await asyncio.sleep(0)
+                return await real(*args)  # type: ignore[arg-type]
+
+            monkeypatch.setattr(r.controller.inspection, "status", counted)
+            answers = await asyncio.gather(*(r.controller.status() for _ in range(200)))
+            assert len(answers) == 200
+            assert len(readings) <= 2
+
+    run(story())
+
+
+def test_viewers_read_at_a_rate_and_operators_as_they_like(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusal says how long to wait."""
+    monkeypatch.setattr(callers, "READ_BURST", 3)
+    monkeypatch.setattr(callers, "READ_RATE", 0.001)
+
+    async def story() -> None:
+        async with rig(tmp_path, **scopes(tmp_path)) as r:
+            for _ in range(3):
+                await client.status(r.fabric.jobs, token="viewers")
+            with pytest.raises(rpc.CallRefused, match=r"Status: expected at most .* of the viewer, got more. Wait \d+"):
+                await client.status(r.fabric.jobs, token="viewers")
+            await client.status(r.fabric.jobs, token="jobs")
+            for _ in range(5):
+                await client.status(r.fabric.jobs, token="operators")
+
+    run(story())
+
+
+def test_a_rank_that_asks_without_end_is_refused_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank has its own rate."""
+    monkeypatch.setattr(jobs, "RANK_BURST", 4)
+    monkeypatch.setattr(jobs, "RANK_RATE", 0.001)
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(2)
+            asks = [AskMissing("j", plan.rank, plan.epoch, {}, plan.rank_secret) for plan in plans]
+            for _ in range(4):
+                await r.call("Suspect", asks[0], Done)
+            code, words = await r.refusal(asks[0], "Suspect")
+            assert (code, "rank 0: expected at most" in words) == (Code.RESOURCE_EXHAUSTED, True)
+            await r.call("Suspect", asks[1], Done)
+
+    run(story())
+
+
+def test_reports_of_any_size_leave_totals_that_can_be_read(tmp_path: Path) -> None:
+    """What ranks claim adds up to the largest number that counters have, and a smaller claim takes nothing away."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            for plan in plans:
+                for claimed in (2**62 - 1, 0):
+                    report = RankReport("j", plan.rank, plan.epoch, 1, claimed, 0, 0, {}, plan.rank_secret)
+                    await r.call("Report", report, Done)
+            status = msgspec.json.decode(msgspec.json.encode(await r.controller.status()), type=Status)
+            assert status.totals.bytes_reduced == 2**63 - 1
+
+    run(story())
