@@ -303,6 +303,8 @@ class Controller:
                 pipeline=self._pipeline,
                 election_id=candidacy.number,
                 credentials=self._credentials(switch),
+                others=candidacy.others,
+                trusts=candidacy.trusts,
                 timeout=min(CONNECT_TIMEOUT, self._start_timeout),
             )
         except NotPrimary as error:

@@ -66,6 +66,9 @@ class Candidacy:
         self._was_primary = False
         self.number = elections.first()
         """The election id to arbitrate with."""
+        self.others: set[int] = set()
+        """Election ids of other clients that were primary since this controller has pushed the program."""
+        self.trusts = elections.is_ours
 
     def won(self) -> None:
         """The switch has made this controller primary."""

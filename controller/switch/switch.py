@@ -100,12 +100,19 @@ class Session:
     """A P4Runtime session, from arbitration to the end of the stream.
 
     Call `open` to make one; `close` may be called at any time, and twice.
+
+    others  election ids of other clients that were primary since the program was pushed last; sessions add to it
+    trusts  whether a client with this election id leaves the switch as it should be; after any other the program is
+            pushed anew, which alone clears everything: default actions, registers, meters
     """
 
     def __init__(
         self, name: str, address: str, device_id: int, pipeline: Pipeline, election_id: int,
-        credentials: grpc.ChannelCredentials | None = None,
+        credentials: grpc.ChannelCredentials | None = None, others: set[int] | None = None,
+        trusts: Callable[[int], bool] = lambda other: True,
     ) -> None:
+        self._others = set() if others is None else others
+        self._trusts = trusts
         self.name = name
         self.address = address
         self.packets: asyncio.Queue[PacketIn] = asyncio.Queue(PACKETS)
@@ -131,11 +138,12 @@ class Session:
     @classmethod
     async def open(
         cls, name: str, address: str, *, device_id: int, pipeline: Pipeline, election_id: int, timeout: float,
-        credentials: grpc.ChannelCredentials | None = None,
+        credentials: grpc.ChannelCredentials | None = None, others: set[int] | None = None,
+        trusts: Callable[[int], bool] = lambda other: True,
     ) -> Session:
         """Connect, with TLS where there are credentials, and become primary within ``timeout`` seconds.  Raises
         SwitchError."""
-        session = cls(name, address, device_id, pipeline, election_id, credentials)
+        session = cls(name, address, device_id, pipeline, election_id, credentials, others, trusts)
         try:
             async with asyncio.timeout(timeout):
                 await session._arbitrate()
@@ -196,6 +204,7 @@ class Session:
                     continue
                 refused = self._error("arbitration", error)
                 if error.code() is grpc.StatusCode.INVALID_ARGUMENT:  # another connection has the same election id
+                    self._others.add(0)
                     raise NotPrimary(str(refused), self._election_number) from error
                 raise refused from error
             except asyncio.InvalidStateError:  # the stream ended between write and read
@@ -210,6 +219,7 @@ class Session:
     def _require_primary(self, update: p4r.MasterArbitrationUpdate) -> None:
         if update.status.code != rpc_code.OK:
             other = update.election_id.high << 64 | update.election_id.low
+            self._others.add(other)
             raise NotPrimary(
                 f"{self.name} ({self.address}): another client is primary, with election id {other}; ours is "
                 f"{self._election_number}; the switch says: {update.status.message or 'nothing more'}", other
@@ -310,10 +320,12 @@ class Session:
     # ---- requests ------------------------------------------------------------------------------------------------
 
     async def ensure_pipeline(self) -> bool:
-        """Push the pipeline unless the switch runs it already.  Returns True after a push, which empties the switch."""
-        if await self.runs_pipeline():
+        """Push the pipeline unless the switch runs it already, and no client that is not trusted was primary.  Returns
+        True after a push, which empties the switch."""
+        if all(map(self._trusts, self._others)) and await self.runs_pipeline():
             return False
         await self._push()
+        self._others.clear()
         return True
 
     async def runs_pipeline(self) -> bool:

@@ -149,7 +149,7 @@ class Arbitration:
             return self._primaries()
 
     def _primaries(self) -> list[Session]:
-        names = {s.role for s in self._sessions if s.role is not None}
+        names = {s.role for s in self._sessions if s.role is not None and s.may}
         return [p for p in (self._primary(role) for role in sorted(names)) if p is not None]
 
     def _primary(self, role: str) -> Session | None:

@@ -160,8 +160,8 @@ def test_a_later_controller_takes_the_switches_over(switches: Switches) -> None:
 
 
 def test_a_switch_that_a_stranger_took_is_claimed_again(switches: Switches) -> None:
-    """A client with a much higher election id becomes primary: the controller names it, and takes the switch back while
-    the client is still there."""
+    """A client with a much higher election id becomes primary: the controller names it, takes the switch back while the
+    client is still there, and pushes the program anew, whatever the client may have done."""
     fabric = switches.fabric
     switch = fabric.switch("leaf1")
 
@@ -178,6 +178,7 @@ def test_a_switch_that_a_stranger_took_is_claimed_again(switches: Switches) -> N
                 assert f"election id {controller._candidacies['leaf1'].number}" in ended
                 await until_slowly(lambda: target.is_up)
                 assert target.sessions > sessions
+                assert target.pushes == 2
                 assert await held(controller) == {s.name: True for s in fabric.switches}
 
     asyncio.run(story())

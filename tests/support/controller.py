@@ -247,13 +247,15 @@ PIPELINE = Pipeline(tiny_p4info(), b"program")
 
 
 @asynccontextmanager
-async def session(folder: Path, server: ScriptedServer, election_id: int = 9) -> AsyncIterator[Session]:
-    """A session with the server on a unix socket."""
+async def session(
+    folder: Path, server: ScriptedServer, election_id: int = 9, **others: Any
+) -> AsyncIterator[Session]:
+    """A session with the server on a unix socket; further arguments are of Session.open."""
     address = f"unix:{folder}/s.sock"
     running = await server.serve(address)
     try:
         async with await Session.open("leaf1", address, device_id=3, pipeline=PIPELINE, election_id=election_id,
-                                      timeout=BOUND) as opened:
+                                      timeout=BOUND, **others) as opened:
             yield opened
     finally:
         await running.stop(None)

@@ -199,6 +199,29 @@ def test_a_program_under_our_cookie_that_is_not_ours_is_replaced(tmp_path: Path)
     run(story())
 
 
+def test_after_a_stranger_the_program_is_pushed_anew(tmp_path: Path) -> None:
+    """Though the switch still has it: default actions, registers and meters may be changed. Whoever is trusted leaves
+    it as it is; one push is enough."""
+
+    async def story() -> None:
+        server = ScriptedServer()
+        server.cookie = PIPELINE.cookie
+        others: set[int] = set()
+        for other, pushed in ((70, True), (None, False), (80, False)):
+            async with session(tmp_path, server, others=others, trusts=lambda other: other == 80) as s:
+                assert await s.ensure_pipeline() == (pushed and other is None)
+                if other is not None:
+                    update = p4r.MasterArbitrationUpdate()
+                    update.election_id.low = other
+                    update.status.code = rpc_code.ALREADY_EXISTS
+                    await server.to_send.put(p4r.StreamMessageResponse(arbitration=update))
+                    assert f"election id {other}" in await s.ended()
+            async with session(tmp_path, server, others=others, trusts=lambda other: other == 80) as s:
+                assert await s.ensure_pipeline() == pushed
+
+    run(story())
+
+
 def test_a_switch_tells_which_ports_are_down(tmp_path: Path) -> None:
     """Ports come as a Struct in `other` of the switch's messages; anything else there is ignored."""
 
