@@ -71,6 +71,8 @@ class Flight:
         self._job, self._rank, self._world = job, rank, world
         self._operations: deque[OperationRecord] = deque(maxlen=MAX_OPERATIONS)
         self.timeline = timeline
+        self._epoch = time.time() - time.monotonic()
+        """Seconds since 1970 when CLOCK_MONOTONIC was 0, as of now: later steps of the wall change no duration."""
         self.now = _RunningRecord(0, "", "", "", "", 0, "", 0.0, state="done")
         """The operation under way, or else the last one."""
         if folder is not None:
@@ -83,7 +85,7 @@ class Flight:
     ) -> Iterator[OperationRecord]:
         """Records one operation while the context is open; an error inside marks it as failed and, with a folder,
         writes the file."""
-        self.now = operation = _RunningRecord(number, group, name, op, dtype, nbytes, "", time.time())
+        self.now = operation = _RunningRecord(number, group, name, op, dtype, nbytes, "", self._time())
         self._operations.append(operation)
         begin = time.monotonic_ns()
         try:
@@ -94,11 +96,15 @@ class Flight:
             operation.error = f"{type(error).__name__}: {error}"
             raise
         finally:
-            operation.end = time.time()
+            operation.end = self._time()
             if self.timeline is not None:
                 self.timeline.operation(operation, begin, time.monotonic_ns())
             if operation.state == "failed" and self.folder is not None:
                 self.dump(f"operation {number} failed: {operation.error}")
+
+    def _time(self) -> float:
+        """Seconds since 1970 by a clock that never steps."""
+        return self._epoch + time.monotonic()
 
     def count_retransmissions(self, packets: int) -> None:
         """Adds packets sent again to the operation under way."""
@@ -117,7 +123,7 @@ class Flight:
         assert self.folder is not None
         path = self.folder / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', self._job)}.rank{self._rank}.json"
         said = Dump(
-            self._job, self._rank, self._world, socket.gethostname(), os.getpid(), time.time(), why, self.operations(),
+            self._job, self._rank, self._world, socket.gethostname(), os.getpid(), self._time(), why, self.operations(),
             _threads() if threads else {},
         )
         try:

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wall clocks that jump: nothing is timed by them, and what they are read for survives a step."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import re
+import sys
+import time
+from collections.abc import Iterator
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+
+from netfold.controller.switch.election import Candidacy, Elections, Superseded
+from netfold.host.tracing.flight import Flight
+from netfold.host.tracing.timeline import Timeline
+from netfold.wire.jobs import Done, Leave
+from support.controller import run
+from support.jobs import rig
+from test_architecture import modules
+
+YEAR = 366 * 86_400
+READERS = {
+    "netfold.controller.switch.election": "which of two controllers started last; a step back is made up for",
+    "netfold.host.tracing.flight": "when its operations began, for people; durations are monotonic",
+    "netfold.host.tracing.timeline": "aligns the ranks' monotonic clocks once, at the start",
+    "softswitch.p4runtime.digests": "DigestList.timestamp, as the specification has it",
+}
+"""Modules that may read the wall clock, and what for."""
+WALL = {"time", "time_ns", "localtime", "gmtime", "ctime", "strftime"}
+
+
+def reads_wall_clock(tree: ast.AST) -> Iterator[int]:
+    """Lines that read it: time.time() and its like, datetime.now() and its like."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            name, owner = node.attr, node.value.id
+            today = owner in ("datetime", "date") and name in ("now", "utcnow", "today")
+            if today or (owner == "time" and name in WALL):
+                yield node.lineno
+        elif isinstance(node, ast.ImportFrom) and node.module == "time" and {n.name for n in node.names} & WALL:
+            yield node.lineno
+
+
+def test_durations_are_never_measured_by_the_wall_clock() -> None:
+    """Only the modules above read it; leases, time-outs, probes and dampers use clocks that never step."""
+    found = {name for name, _, path in modules() if list(reads_wall_clock(ast.parse(path.read_text())))}
+    assert found == READERS.keys()
+
+
+def test_c_reads_the_wall_clock_for_captures_alone() -> None:
+    """The time stamps of pcap files are those of the wall."""
+    root = Path(__file__).resolve().parent.parent
+    wall = re.compile(r"CLOCK_REALTIME|gettimeofday|\btime\((NULL|0|&)")
+    sources = [path for room in ("cbuild", "host", "sim", "softswitch") for path in (root / room).rglob("*.[ch]")]
+    assert len(sources) > 40
+    assert {path.name for path in sources if wall.search(path.read_text())} == {"pcap.c"}
+
+
+def jumping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on the wall clock is a year ahead, a year behind or right, anew at each look of our code.
+
+    gRPC sees the real one: it reads it at the start of a call, and turns the deadline into monotonic time at once.
+    """
+    real, real_ns, steps = time.time, time.time_ns, cycle((YEAR, -YEAR, 0))
+
+    def step() -> int:
+        return next(steps) if sys._getframe(2).f_globals["__name__"].startswith(("netfold.", "logging")) else 0
+
+    monkeypatch.setattr(time, "time", lambda: real() + step())
+    monkeypatch.setattr(time, "time_ns", lambda: real_ns() + step() * 10**9)
+
+
+def test_a_job_and_its_leases_outlive_steps_of_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that jumps by years at each look, ranks join, watch, keep their leases and leave."""
+
+    async def story() -> None:
+        async with rig(tmp_path, lease=1.0, probe=0.05) as r:
+            jumping(monkeypatch)
+            plans = await r.together(2)
+            for plan in plans:
+                await r.watch(plan)
+            await asyncio.sleep(1.2)  # longer than the lease, which those who watch keep
+            (job,) = r.controller.jobs.active()
+            assert not job.lost
+            assert not job.left
+            await asyncio.gather(*(
+                r.call("Leave", Leave(plan.job, plan.rank, plan.epoch, "", plan.rank_secret), Done) for plan in plans))
+            assert not r.controller.jobs.active()
+
+    run(story())
+
+
+def test_durations_in_records_are_those_of_a_steady_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flight recorder's and the timeline's spans are not negative, nor years."""
+    flight, timeline = Flight("j", 0, 1, folder=tmp_path), Timeline("j", 0, 1, tmp_path / "t.json")
+    jumping(monkeypatch)
+    for number in range(1, 8):
+        with flight.operation(number, "", "allreduce", "sum", "float32", 4), timeline.span("send"):
+            pass
+    for operation in flight.operations():
+        assert 0 <= operation.end - operation.begin < 60
+    begins = [operation.begin for operation in flight.operations()]
+    assert begins == sorted(begins)
+    assert all(0 <= end - begin < 60 * 10**9 for _, _, begin, end, _ in timeline._events)
+
+
+def test_a_controller_whose_clock_was_set_back_still_becomes_primary() -> None:
+    """Its first election id is lower than that of the one before it; the next is higher, and the elder yields."""
+    key, now = b"k" * 32, [YEAR * 1000 * 2]
+    elections = Elections(key, lambda: now[0])
+    elder = Candidacy(elections)
+    elder.won()
+    now[0] -= YEAR * 1000
+    successor = Candidacy(elections)
+    assert successor.number < elder.number
+    successor.lost(elder.number, "another controller is primary")
+    assert successor.number > elder.number
+    successor.won()
+    with pytest.raises(Superseded):
+        elder.lost(successor.number, "another controller is primary")
