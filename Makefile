@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 NEEDED := mnexec:mininet ip:iproute2 tc:iproute2 ethtool:ethtool ping:iputils-ping
 
 .DEFAULT_GOAL := help
-.PHONY: help setup packages demo test bench lint clean
+.PHONY: help setup packages demo test fuzz bench lint clean
 
 help:  ## Show this list
 	@sed -nE 's/^([a-z]+):[^#]*## */\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -44,6 +44,9 @@ demo: $(STAMP)  ## Train a model through a fabric of P4 switches; ARGS="--loss 0
 
 test: $(STAMP)  ## Run all tests; ARGS="-k quantise", ...
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+fuzz: $(STAMP)  ## Try hostile inputs, ten minutes each fuzzer; ARGS="--fuzz-seconds 60 -k rc"
+	$(BIN)/python -m pytest -m fuzz -s -n 0 --fuzz-seconds 600 $(ARGS)
 
 bench: $(STAMP)  ## Run the benchmarks
 	@for file in $$(grep -l argparse bench/scripts/*.py); do echo "== $$file"; $(BIN)/python "$$file" $(ARGS) || exit 1; done

@@ -7,6 +7,7 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import HealthCheck, settings
 
-from support import needs
+from support import fuzz, needs
 from support.processes import switches  # noqa: F401  (a fixture of several rooms)
 from support.topo import SECONDS, SKIPPED
 
@@ -37,6 +38,15 @@ STATE: Final = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 
 
 @pytest.fixture
+def fuzzing(request: pytest.FixtureRequest) -> fuzz.Fuzz:
+    """How long a fuzzer goes on: some seconds from a fixed seed, or as the command line says."""
+    seconds, seed = request.config.getoption("--fuzz-seconds"), request.config.getoption("--fuzz-seed")
+    if seconds:
+        request.node.add_marker(pytest.mark.timeout(seconds + 300))
+    return fuzz.Fuzz(seconds, seed if seed is not None else time.time_ns() if seconds else fuzz.SEED)
+
+
+@pytest.fixture
 def shared_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where ranks of one machine share memory: a folder of the test's own, since other runs use /dev/shm, too."""
     from netfold.host.collectives import shared_memory
@@ -53,6 +63,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """`--without torch --without bmv2`: as on a machine that lacks them."""
     parser.addoption("--without", action="append", default=[], metavar="NAME", choices=list(needs.NEEDS),
                      help="hide this from the tests and the processes that they start: torch, bmv2, ...")
+    parser.addoption("--fuzz-seconds", type=float, default=0.0, metavar="SECONDS",
+                     help="let each fuzzer go on for so long, from a new seed, or that of --fuzz-seed")
+    parser.addoption("--fuzz-seed", type=int, default=None, metavar="NUMBER", help="repeat what a fuzzer has found")
 
 
 def pytest_configure(config: pytest.Config) -> None:

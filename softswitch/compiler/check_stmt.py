@@ -153,11 +153,11 @@ class StmtChecker(CallChecker):
                 key: Any = "default"
             elif isinstance(t, T.OfTable) and t.kind == "actions":
                 label = case.label
-                names = [r.decl.name for r in t.table.actions]
+                names = [r.decl.name for r in t.table.actions if r.decl is not None]  # those without have an error
                 if not isinstance(label, A.NameExpr) or label.name not in names:
                     got = label.name if isinstance(label, A.NameExpr) else "this"
                     raise P4Error(label.pos, f"'{got}' is not an action of table {t.table.name}{nearest(got, names)}")
-                label.decl = next(r.decl for r in t.table.actions if r.decl.name == label.name)
+                label.decl = next(r.decl for r in t.table.actions if r.decl and r.decl.name == label.name)
                 label.type = t
                 key = label.name
             else:

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
 from cbuild import cc
 from softswitch.engine.linking import CORE, RUNTIME
 from support import needs
+from support.fuzz import Fuzz
 from support.probe import PROBE
 
 HOSTILE = PROBE.with_name("hostile.c")
@@ -33,9 +36,29 @@ def build(program: str | Path) -> Path:
                     compiler=compiler)
 
 
-def run(program: Path, *args: str) -> None:
+def run(program: Path, *args: str, seed: str = SEED) -> None:
     """Run the program on its hostile input; fails where a sanitizer reports an error."""
-    done = subprocess.run([program, SEED, *args], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([program, seed, *args], capture_output=True, text=True, timeout=100)
 
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     assert "frames" in done.stdout
+
+
+def host_engine(engine: str, fuzzing: Fuzz, packets: int) -> str:
+    """Runs a host's engine on hostile packets (hostile_host.py); returns its figures. Fails at a sanitizer's report."""
+    needs.require("sanitizers")
+    preload = " ".join(
+        subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+        for name in ("libasan.so", "libubsan.so")
+    )
+    # Python itself loses memory at its end; and its own allocator would hide where one packet ends.
+    environment = {**os.environ, "LD_PRELOAD": preload, "PYTHONMALLOC": "malloc", "ASAN_OPTIONS": "detect_leaks=0",
+                   "UBSAN_OPTIONS": "print_stacktrace=1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    command = [sys.executable, str(PROBE.parents[1] / "hostile_host.py"), engine, str(fuzzing.seed), str(packets),
+               str(fuzzing.seconds)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=fuzzing.seconds + 250, env=environment)
+
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    assert f"hostile: {engine}: " in done.stdout
+    print(done.stdout)
+    return done.stdout
