@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 
+import grpc
 import msgspec
 import pytest
 
@@ -13,7 +15,8 @@ from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric
 from netfold.topo import sandbox
 from netfold.topo.faults import FaultInjector
-from netfold.wire.operator import JobStatus
+from netfold.wire.jobs import SERVICE, Join, Plan
+from netfold.wire.operator import JobStatus, Status
 from support import needs
 from support.steady import PATIENCE, Steady
 from support.topo import ENGINES, in_sandbox
@@ -106,6 +109,55 @@ def test_a_spine_that_returns_carries_running_jobs_again(engine: Engine, tmp_pat
         ends = steady.end()
     assert [(end["rail"], end["rounds"]) for end in ends] == [("innet", 2)] * 4
     assert len({end["operations"] for end in ends}) == 1
+
+
+@in_sandbox(timeout=200)
+def test_a_job_without_trees_goes_on_over_tcp(tmp_path: Path) -> None:
+    """A spine dies, and the slots of the other one belong to other jobs: the ranks end what is under way and all that
+    follows over TCP, every sum exact, say so, and hold nothing on switches any more."""
+    fabric = leafspine(4, 2, 8, rate=RATES["softswitch"], rundir=sandbox.rundir())
+    fabric = msgspec.structs.replace(fabric, steady=NEVER, misses=PATIENCE)
+    with Network(fabric, logs=tmp_path / "logs") as network:
+        with Steady(network, seed=10, hosts=4, rail="auto") as steady:
+            (port,) = (end.port for link in fabric.links for end in link.ends if "leaf3" in link.a and end.node == "spine1")
+            FaultInjector(network).link_down("spine1", port)  # jobs of leaf3 then burden spine2 alone
+            steady.until("a link is down", lambda status: not all(link.up for link in status.links))
+            asyncio.run(take_all_slots(network.fabric))
+            FaultInjector(network).kill("spine1")
+            status = steady.until("the job goes on over TCP", lambda status: not job_of(status).trees)
+            steady.go_on()
+            ends = steady.end()
+        job = job_of(status)
+    assert "spine1 is down, and no trees in their place" in job.reason
+    for end in ends:
+        assert "over TCP between the hosts" in end["fallback"]
+        assert job.reason in end["fallback"]
+    assert [end["rail"] for end in ends] == ["tcp"] * 4
+    assert len({end["operations"] for end in ends}) == 1
+    print(f"longest operations: {', '.join(format(end['longest'], '.3f') for end in ends)} s")
+
+
+def job_of(status: Status) -> JobStatus:
+    """The job of the ranks that sum."""
+    return next(job for job in status.jobs if job.name == "steady")
+
+
+async def take_all_slots(fabric: Fabric) -> None:
+    """Other jobs join until one gets no trees, which spine2 has no room for: at leaf3 and leaf4, with larger ranges, then
+    at leaf1 and leaf2, with the ranges of the job that sums."""
+    async with grpc.aio.insecure_channel(fabric.jobs) as channel:
+        join = channel.unary_unary(f"/{SERVICE}/Join", msgspec.json.encode, msgspec.json.Decoder(Plan).decode)
+        for places in ((4, 7), (0, 3)):
+            for number in range(100):
+                plans = await asyncio.gather(*(
+                    join(Join(f"other-{places[0]}-{number}", 2, rank, fabric.hosts[place].address, "10.0.0.1:1", 1024),
+                         timeout=60)
+                    for rank, place in enumerate(places)
+                ))
+                if not plans[0].trees:
+                    break
+            else:
+                raise AssertionError("100 jobs have room on two leaves")
 
 
 @in_sandbox(timeout=200)

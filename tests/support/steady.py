@@ -15,6 +15,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
+from netfold.host.api.assembly import RailName
 from netfold.wire.operator import JobStatus, Status
 from support.topo import program
 
@@ -32,15 +33,19 @@ ELEMENTS: Final = {"softswitch": 60_000, "bmv2": 8_000}
 
 
 class Steady:
-    """Runs so many ranks on ``each`` host of the network."""
+    """Runs so many ranks on ``each`` host of the network, or on its first ``hosts``, whose communicators have this
+    rail."""
 
-    def __init__(self, network: Network, *, seed: int, each: int = 1) -> None:
+    def __init__(
+        self, network: Network, *, seed: int, each: int = 1, hosts: int | None = None, rail: RailName = "innet"
+    ) -> None:
         self._network = network
         self._until = time.monotonic() + BOUND
         self._enough = network.logs / "enough"
-        command = [*program("rank_steady.py"), str(seed), str(ELEMENTS[network.fabric.engine]), str(self._enough)]
-        hosts = [host for host in network.fabric.hosts for _ in range(each)]
-        self._ranks = network.launch(command, job="steady", hosts=hosts)
+        command = [*program("rank_steady.py"), str(seed), str(ELEMENTS[network.fabric.engine]), str(self._enough),
+                   rail]
+        places = [host for host in network.fabric.hosts[:hosts] for _ in range(each)]
+        self._ranks = network.launch(command, job="steady", hosts=places)
         self._lines = self._ranks.lines(within=BOUND)
 
     def __enter__(self) -> Steady:
