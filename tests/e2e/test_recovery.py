@@ -119,7 +119,8 @@ def test_a_job_without_trees_goes_on_over_tcp(tmp_path: Path) -> None:
     fabric = msgspec.structs.replace(fabric, steady=NEVER, misses=PATIENCE)
     with Network(fabric, logs=tmp_path / "logs") as network:
         with Steady(network, seed=10, hosts=4, rail="auto") as steady:
-            (port,) = (end.port for link in fabric.links for end in link.ends if "leaf3" in link.a and end.node == "spine1")
+            port = next(end.port for link in fabric.links for end in link.ends
+                        if "leaf3" in link.a and end.node == "spine1")
             FaultInjector(network).link_down("spine1", port)  # jobs of leaf3 then burden spine2 alone
             steady.until("a link is down", lambda status: not all(link.up for link in status.links))
             asyncio.run(take_all_slots(network.fabric))
@@ -143,8 +144,8 @@ def job_of(status: Status) -> JobStatus:
 
 
 async def take_all_slots(fabric: Fabric) -> None:
-    """Other jobs join until one gets no trees, which spine2 has no room for: at leaf3 and leaf4, with larger ranges, then
-    at leaf1 and leaf2, with the ranges of the job that sums."""
+    """Other jobs join until one gets no trees, which spine2 has no room for: at leaf3 and leaf4, with larger ranges,
+    then at leaf1 and leaf2, with the ranges of the job that sums."""
     async with grpc.aio.insecure_channel(fabric.jobs) as channel:
         join = channel.unary_unary(f"/{SERVICE}/Join", msgspec.json.encode, msgspec.json.Decoder(Plan).decode)
         for places in ((4, 7), (0, 3)):

@@ -49,13 +49,18 @@ def plug() -> dict[int, socket.socket]:
     return sockets
 
 
-def routed(frame: bytes) -> bytes:
-    """The frame after one hop: its time to live is one less."""
+def changed(frame: bytes, at: int, data: bytes) -> bytes:
+    """The frame with other bytes somewhere in its IPv4 header, whose checksum holds again."""
     packet = bytearray(frame)
-    packet[22] -= 1
+    packet[at : at + len(data)] = data
     packet[24:26] = bytes(2)
     packet[24:26] = checksum(bytes(packet[14:34])).to_bytes(2, "big")
     return bytes(packet)
+
+
+def routed(frame: bytes) -> bytes:
+    """The frame after one hop: its time to live is one less."""
+    return changed(frame, 22, bytes([frame[22] - 1]))
 
 
 class Leaf:
@@ -70,7 +75,8 @@ class Leaf:
 
     async def send(self, port: int, frame: bytes, packets: int) -> tuple[int, int, int]:
         """Sends a frame into a port so many times, no faster than BMv2 takes them.  Returns how many packets of this
-        port have arrived at the controller, were refused, and exceeded the rate so far, once that is all of them."""
+        port have arrived at the controller, were refused by the guard or at the CPU port, and exceeded the rate so far,
+        once that is all of them."""
         for _ in range(0, packets, CHUNK):
             for _ in range(CHUNK):
                 self._sockets[port].send(frame)
@@ -83,8 +89,8 @@ class Leaf:
     async def _count(self, port: int) -> tuple[int, int, int]:
         while not self._session.packets.empty():
             self.arrived[self._session.packets.get_nowait().port] += 1
-        return (self.arrived[port], await self._session.read_cell(tables.REFUSED, port),
-                await self._session.read_cell(tables.OVER_RATE, port))
+        refused = [await self._session.read_cell(name, port) for name in (tables.SPOOFED, tables.REFUSED)]
+        return self.arrived[port], sum(refused), await self._session.read_cell(tables.OVER_RATE, port)
 
 
 def done(check: str) -> None:
@@ -94,17 +100,20 @@ def done(check: str) -> None:
 
 async def checks(fabric: Fabric, session: Session, sockets: dict[int, socket.socket]) -> None:
     """Runs all checks, one after the other."""
-    entries = [entry for entry in tables.probe_entries(fabric)["leaf1"] if isinstance(entry, Entry)]
+    entries = [entry for entry in tables.fixed_entries(fabric)["leaf1"] if isinstance(entry, Entry)]
     await session.write(diff({}, state(entries)))
-    assert await session.read_state([tables.ROUTE, tables.PUNT]) == state(entries)
+    assert await session.read_state(tables.MANAGED) == state(entries)
     (rate,) = {entry.rate for entry in entries if entry.table == tables.PUNT}
     assert rate is not None
     done("the controller's entries and rates read back as they were written")
 
     leaf = Leaf(session, sockets)
     probe = next(Links(fabric).round({switch.name for switch in fabric.switches})).frame
-    assert await leaf.send(HOST, probe, FLOOD) == (0, FLOOD, 0)
-    done("a host's link probes are refused")
+    own = changed(probe, 26, socket.inet_aton(fabric.hosts[0].address))
+    assert await leaf.send(HOST, probe, FLOOD // 2) == (0, FLOOD // 2, 0)
+    assert await leaf.send(HOST, own, FLOOD // 2) == (0, FLOOD, 0)
+    assert await session.read_cell(tables.REFUSED, HOST) == FLOOD // 2
+    done("a host's link probes are refused, by a switch's address or its own")
 
     assert await leaf.send(UPLINK, routed(probe), FLOOD) == (0, FLOOD, 0)
     done("what was routed is refused, from wherever it comes")
