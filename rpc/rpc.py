@@ -120,12 +120,17 @@ def _stream(
 
 
 async def call(
-    address: str, method: str, request: msgspec.Struct, answer: type[Answer], timeout: float, *, token: str = ""
+    address: str, method: str, request: msgspec.Struct, answer: type[Answer], timeout: float, *,
+    token: str | None = None,
 ) -> Answer:
     """Call ``method``, given as ``service/method``, and return its answer.  Raises Unreachable.
 
-    token  what proves the caller's scope; empty: none
+    token  what proves the caller's scope; empty: nothing does; None: that of the environment (tokens.given)
     """
+    try:
+        metadata = tokens.metadata(tokens.given() if token is None else token)
+    except tokens.TokenError as error:
+        raise Unreachable(str(error)) from error
     try:
         opened = tls.aio_channel(address)
     except TlsError as error:
@@ -133,7 +138,7 @@ async def call(
     async with opened as channel:
         unary = channel.unary_unary(f"/{method}", bytes, bytes)
         try:
-            data = await unary(msgspec.json.encode(request), timeout=timeout, metadata=tokens.metadata(token))
+            data = await unary(msgspec.json.encode(request), timeout=timeout, metadata=metadata)
             return msgspec.json.decode(data, type=answer)
         except grpc.aio.AioRpcError as error:
             if error.code() in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED):

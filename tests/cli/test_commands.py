@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -28,6 +29,7 @@ from netfold.wire.operator import (
     Traffic,
     TreeStatus,
 )
+from support.credentials import scopes, token_file
 
 
 def test_help_lists_the_commands() -> None:
@@ -196,3 +198,42 @@ def test_top_in_a_pipe_prints_every_look(monkeypatch: pytest.MonkeyPatch) -> Non
     assert result.exit_code == 0, result.output
     assert (len(asked), slept) == (3, [7.0, 7.0])
     assert result.output.index("leaf2") < result.output.index("leaf3")
+
+
+def test_commands_take_the_widest_token_that_their_user_may_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the environment goes first; of the fabric file's, the operator's, then the viewer's; a file that others
+    may read is refused by name."""
+    monkeypatch.delenv("NETFOLD_TOKEN", raising=False)
+    monkeypatch.delenv("NETFOLD_TOKEN_FILE", raising=False)
+    said: list[str] = []
+
+    async def status(address: str, *, token: str) -> Status:
+        said.append(token)
+        return Status("lab", "softswitch", 1.0, [], [], [])
+
+    monkeypatch.setattr(client, "status", status)
+    file = tmp_path / "lab.toml"
+    fabric = msgspec.structs.replace(leafspine(1, 0, 2), **scopes(tmp_path))
+    save(fabric, file)
+
+    def status_code() -> tuple[int, str]:
+        result = CliRunner().invoke(app, ["status", str(file)])
+        return result.exit_code, result.stderr
+
+    assert status_code()[0] == 0
+    operators = Path(fabric.operator_token_file or "")
+    operators.unlink()
+    assert status_code()[0] == 0
+    Path(fabric.viewer_token_file or "").chmod(0o644)
+    Path(fabric.job_token_file or "").unlink()
+    code, words = status_code()
+    assert code == CANNOT
+    assert "fabric.operator_token_file: cannot read" in words
+    assert "fabric.viewer_token_file: " in words
+    assert "expected mode 0600, got 0644" in words
+    assert "NETFOLD_TOKEN_FILE" in words
+    monkeypatch.setenv("NETFOLD_TOKEN_FILE", token_file(tmp_path, "mine"))
+    assert status_code()[0] == 0
+    assert said == ["operators", "viewers", "mine"]
