@@ -12,7 +12,7 @@ from typing import Final
 
 import grpc
 
-from netfold.rpc.certificates import Certificates, TlsError
+from netfold.rpc.certificates import Certificates, TlsError, is_local
 
 CONTROLLER_VARIABLE: Final = "NETFOLD_CONTROLLER"
 """Has the gRPC address of the controller, for ranks, and for commands that are not given another one."""
@@ -23,12 +23,24 @@ CERTIFICATE_VARIABLE: Final = "NETFOLD_CERT"
 KEY_VARIABLE: Final = "NETFOLD_KEY"
 """Names the PEM file of its private key."""
 
+INSECURE_VARIABLE: Final = "NETFOLD_INSECURE"
+"""Set to 1, tokens may go in the clear to controllers on other machines, as `netfold up --insecure` serves them."""
+
 OPTIONS: Final = (
     # ranks, operators and controller talk directly: an HTTP proxy of the environment has no place between them
     ("grpc.enable_http_proxy", 0),
     # or a new channel inherits the back-off of one that found nobody just before the controller came up
     ("grpc.use_local_subchannel_pool", 1),
 )
+
+
+def check(address: str, *, token: bool) -> None:
+    """Raises TlsError where a ``token`` would go to another machine in the clear: whoever is on the way, or answers
+    there in the controller's place, would have it."""
+    if not token or is_local(address) or os.environ.get(CA_VARIABLE) or os.environ.get(INSECURE_VARIABLE) == "1":
+        return
+    raise TlsError(f"the token would go to {address} in the clear: set {CA_VARIABLE} to the certificates that sign the "
+                   f"controller's, or {INSECURE_VARIABLE}=1 where everybody on the way is trusted")
 
 
 def channel(address: str) -> grpc.Channel:

@@ -132,6 +132,7 @@ async def call(
     except tokens.TokenError as error:
         raise Unreachable(str(error)) from error
     try:
+        tls.check(address, token=bool(metadata))
         opened = tls.aio_channel(address)
     except TlsError as error:
         raise Unreachable(str(error)) from error

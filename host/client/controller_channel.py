@@ -13,6 +13,7 @@ import msgspec
 
 from netfold.host.client.stream_listener import CLOSE_SECONDS
 from netfold.rpc import channel as tls
+from netfold.rpc.certificates import TlsError
 
 log = logging.getLogger("netfold")
 
@@ -30,6 +31,8 @@ class ControllerChannel:
     def __init__(self, addresses: Sequence[str], metadata: tuple[tuple[str, str], ...] = ()) -> None:
         if not addresses:
             raise ValueError("no address of a controller: expected host:port or unix:/path, or several with commas")
+        for address in addresses:
+            tls.check(address, token=bool(metadata))
         self._addresses = list(addresses)
         self._metadata = metadata
         self._place = 0
@@ -44,9 +47,18 @@ class ControllerChannel:
         return list(self._addresses)
 
     def learn(self, addresses: Sequence[str]) -> None:
-        """Adds addresses at which a controller may answer later."""
-        with self._lock:
-            self._addresses += [address for address in addresses if address not in self._addresses]
+        """Adds addresses at which a controller may answer later; those are left out, with a warning, to which a token
+        would go in the clear."""
+        for address in addresses:
+            if address in self._addresses:
+                continue
+            try:
+                tls.check(address, token=bool(self._metadata))
+            except TlsError as error:
+                log.warning("another address of the controller is not used: %s", error)
+                continue
+            with self._lock:
+                self._addresses.append(address)
 
     def go_on(self, failed: grpc.Channel) -> None:
         """Goes over to a new channel to the next address, after calls on ``failed`` were not answered; calls that are

@@ -55,11 +55,12 @@ class Terminal(Console):
 
 
 class LogFormatter(logging.Formatter):
-    """A log's lines, with control characters of what others said as escapes."""
+    """A log's lines, with control characters of what others said as escapes.  The further lines of a record are
+    indented, so that nobody's reason can begin a line that looks like a record."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The lines of one record."""
-        return clean(super().format(record))
+        return clean(super().format(record)).replace("\n", "\n    ")
 
 
 def console(file: IO[str] | None = None) -> Terminal:

@@ -86,6 +86,14 @@ def test_a_log_and_json_have_no_control_characters_either(name: str) -> None:
         assert msgspec.json.decode(line, type=Status) == a_status(text)
 
 
+def test_no_reason_forges_a_record_of_the_log() -> None:
+    """What follows a line's end within a record is indented."""
+    forged = "bye\n2026-01-01 00:00:00,000 WARNING netfold: spine1 is drained"
+    record = logging.LogRecord("netfold", logging.WARNING, "", 0, "rank 1 left: %s", (forged,), None)
+    first, second = terminal.LogFormatter("%(message)s").format(record).split("\n")
+    assert (first, second[:6]) == ("rank 1 left: bye", "    20")
+
+
 def test_paths_of_a_hostile_leaf(capsys: pytest.CaptureFixture[str]) -> None:
     """`netfold paths show` prints to a console of its own."""
     show_paths(path_service.Table([path_service.LeafRow("[/x]", "pinned", {"[/x]": 1})], [], []), pins=True)

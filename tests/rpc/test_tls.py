@@ -15,6 +15,9 @@ from netfold.controller.controller import Controller
 from netfold.fabric import file as fabric_file
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Fabric, FabricError
+from netfold.host.client.controller_channel import ControllerChannel
+from netfold.host.client.jobs import JobClient
+from netfold.host.errors import JoinRefused
 from netfold.rpc import channel as tls
 from netfold.rpc.rpc import Unreachable
 from netfold.wire.jobs import SERVICE, Join, Plan
@@ -133,6 +136,27 @@ def test_a_renewed_certificate_is_shown_without_a_restart(tmp_path: Path, monkey
             assert (await client.status(fabric.jobs)).fabric == fabric.name
 
     run(story())
+
+
+@pytest.mark.parametrize("address", ["10.0.0.9:50050", "lab.example:50050", "[2001:db8::1]:50050"])
+def test_no_token_goes_to_another_machine_in_the_clear(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither an operator's nor a rank's; without a token, with TLS, or where it is asked for, it is tried."""
+    for name in (tls.CA_VARIABLE, tls.INSECURE_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(Unreachable, match="in the clear: set NETFOLD_CA"):
+        run(client.status(address, token="secret"))
+    with pytest.raises(JoinRefused, match="in the clear: set NETFOLD_CA"):
+        JobClient(address, token="secret")
+    one = ControllerChannel(["127.0.0.1:1"], (("authorization", "Bearer secret"),))
+    one.learn([address, "unix:/run/other"])
+    assert one.addresses == ["127.0.0.1:1", "unix:/run/other"]
+    one.close()
+    tls.check(address, token=False)
+    monkeypatch.setenv(tls.INSECURE_VARIABLE, "1")
+    tls.check(address, token=True)
+    monkeypatch.delenv(tls.INSECURE_VARIABLE)
+    monkeypatch.setenv(tls.CA_VARIABLE, "ca.pem")
+    tls.check(address, token=True)
 
 
 def test_unix_sockets_go_without_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
