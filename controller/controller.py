@@ -14,7 +14,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
@@ -83,6 +83,7 @@ class Controller:
     rng            draws PSNs and where numbers begin
     start_timeout  seconds for all switches to come up
     insecure       whether addresses that other machines reach may go without token and TLS
+    needed         names of the switches without which it does not start; default: all
     """
 
     def __init__(
@@ -94,8 +95,10 @@ class Controller:
         rng: random.Random | None = None,
         start_timeout: float = START_TIMEOUT,
         insecure: bool = False,
+        needed: Collection[str] | None = None,
     ) -> None:
         self.fabric = fabric
+        self._needed = {switch.name for switch in fabric.switches} if needed is None else set(needed)
         self._pipeline = pipeline
         self._start_timeout = start_timeout
         self._insecure = insecure
@@ -177,11 +180,11 @@ class Controller:
             target.preset("routes", routing.get(target.name, ()))
             target.start()
         outcomes = await asyncio.gather(
-            *(target.wait_up(self._start_timeout) for target in self._targets.values()), return_exceptions=True
+            *(self._targets[name].wait_up(self._start_timeout) for name in sorted(self._needed)), return_exceptions=True
         )
         problems = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if problems:
-            count = f"{len(problems)} of {len(self._targets)} switches of the fabric {self.fabric.name}"
+            count = f"{len(problems)} of {len(self._needed)} switches of the fabric {self.fabric.name}"
             raise StartError(f"{count} did not come up:\n" + "\n".join(map(str, problems)))
         await self._serve(tls)
         self._tasks.append(asyncio.create_task(self._watch_changes(), name="changes"))

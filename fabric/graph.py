@@ -145,6 +145,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fabric_key_file: str | None = None
     """File, for the controller's user alone, of the fabric key, which seals what ranks hold for the controller; None:
     one in $XDG_STATE_HOME/netfold.  It is made at the first start."""
+    standby: str | None = None
+    """gRPC address at which the standby serves jobs once the controller has died (`netfold up --standby`); None: there
+    is none."""
     grace: float = 30.0
     """Seconds after its start for which a controller keeps what it finds on the switches of jobs that it does not know,
     and waits for their ranks to register."""

@@ -42,6 +42,10 @@ def _settings(fabric: Settings) -> None:
     if not 0 <= fabric.seed < 2**32:
         raise FabricError(f"fabric.seed: expected 0..2^32-1, got {fabric.seed}")
     _grpc_address("fabric.jobs", fabric.jobs)
+    if fabric.standby is not None:
+        _grpc_address("fabric.standby", fabric.standby)
+        if fabric.standby == fabric.jobs:
+            raise FabricError(f"fabric.standby: expected another address than fabric.jobs, got {fabric.standby}")
     page = None if fabric.metrics is None else re.fullmatch(r"[^\s:]*:(\d{1,5})", fabric.metrics, re.ASCII)
     if fabric.metrics is not None and (page is None or int(page[1]) > 65535):
         raise FabricError(f"fabric.metrics: expected HOST:PORT, such as 127.0.0.1:9464, got {fabric.metrics!r}")

@@ -56,7 +56,8 @@ MASTER_PORT: Final = 29500
 def with_sockets_in(fabric: Fabric, folder: Path) -> Fabric:
     """The same fabric with unix sockets in ``folder`` for all gRPC addresses: they are reached from every namespace."""
     switches = [msgspec.structs.replace(s, grpc=f"unix:{folder / s.name}.sock") for s in fabric.switches]
-    return msgspec.structs.replace(fabric, switches=tuple(switches), jobs=f"unix:{folder / 'controller'}.sock")
+    return msgspec.structs.replace(fabric, switches=tuple(switches), jobs=f"unix:{folder / 'controller'}.sock",
+                                   standby=fabric.standby and f"unix:{folder / 'standby'}.sock")
 
 
 class Network(Lifecycle):
@@ -89,6 +90,8 @@ class Network(Lifecycle):
         self._tls = tls
         self._wants_controller = controller
         self._controller: subprocess.Popen[bytes] | None = None
+        self._standby: subprocess.Popen[bytes] | None = None
+        self._jobs = fabric.jobs
         self._running: list[Ranks] = []
 
     # ---- starting and stopping --------------------------------------------------------------------------------------
@@ -116,11 +119,17 @@ class Network(Lifecycle):
         fabric_file.save(self.fabric, self.file)
         command = [sys.executable, "-m", "netfold.cli", "up", str(self.file), "--verbose"]
         log = self.logs / "controller.log"
-        started = time.monotonic()
-        with log.open("wb") as output:
+        self._jobs = self.fabric.jobs
+        with log.open("ab") as output:
             self._controller = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
+        self._await_controller()
+
+    def _await_controller(self) -> None:
+        """Wait until the controller answers.  Raises ControllerFailed, SwitchFailed."""
+        assert self._controller is not None
+        started = time.monotonic()
         while True:
             with contextlib.suppress(rpc.Unreachable):
                 self.status(timeout=0.5)
@@ -131,6 +140,36 @@ class Network(Lifecycle):
                 raise ControllerFailed(self._controller_failure(f"does not answer after {seconds:.0f} s"))
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._controller.wait(0.1)
+
+    def end_controller(self, number: signal.Signals) -> None:
+        """Send the controller a signal, and wait until it has ended."""
+        assert self._controller is not None, "there is no controller"
+        self._controller.send_signal(number)
+        self._controller.wait(CONTROLLER_SECONDS)
+        self._controller = None
+
+    def start_standby(self) -> None:
+        """Start `netfold up --standby` and wait until it watches the switches."""
+        log = self.logs / "standby.log"
+        with log.open("ab") as output:
+            self._standby = subprocess.Popen(
+                [sys.executable, "-m", "netfold.cli", "up", str(self.file), "--verbose", "--standby"],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+            )
+        started = time.monotonic()
+        while b"standby: fabric" not in log.read_bytes():
+            if self._standby.poll() is not None or time.monotonic() - started > CONTROLLER_SECONDS:
+                raise ControllerFailed("\n".join(["the standby does not wait; the end of its log:", *tail(log)]))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._standby.wait(0.1)
+
+    def take_over(self) -> None:
+        """Kill the controller, and wait until the standby serves jobs in its place.  Raises ControllerFailed."""
+        assert self._standby is not None, "there is no standby"
+        assert self.fabric.standby is not None
+        self.end_controller(signal.SIGKILL)
+        self._controller, self._standby, self._jobs = self._standby, None, self.fabric.standby
+        self._await_controller()
 
     def check(self) -> None:
         """Raise SwitchFailed or ControllerFailed where one has ended; the ranks alone would only see a timeout."""
@@ -157,9 +196,10 @@ class Network(Lifecycle):
         for ranks in self._running:
             ranks.stop()
         self._running.clear()
-        if self._controller is not None:
-            terminate(self._controller)
-            self._controller = None
+        for process in (self._standby, self._controller):
+            if process is not None:
+                terminate(process)
+        self._standby = self._controller = None
         if self.mininet is not None:
             self.mininet.stop()
             self.mininet = None
@@ -185,7 +225,7 @@ class Network(Lifecycle):
     def status(self, timeout: float = client.TIMEOUT) -> operator.Status:
         """Ask the controller for the status of the fabric.  Raises rpc.Unreachable."""
         try:
-            return asyncio.run(client.status(self.fabric.jobs, timeout=timeout))
+            return asyncio.run(client.status(self._jobs, timeout=timeout))
         except asyncio.CancelledError:
             # Ctrl-C cancels the call, and asyncio.run does not turn every cancellation back into a KeyboardInterrupt
             raise KeyboardInterrupt from None

@@ -209,6 +209,8 @@ class JobStatus(msgspec.Struct, frozen=True):
     """Why the job's trees were not moved to where they should be."""
     tenant: str = "default"
     """Whose job it is."""
+    awaited: list[int] = []
+    """Ranks that have not registered with this controller, which has the job from an earlier one."""
 
 
 class Totals(msgspec.Struct):

@@ -425,11 +425,13 @@ class Jobs:
         rate = slowest(self._fabric.graph(), job.hosts)
         peers = [Peer(rank, join.address, join.tcp) for rank, join in sorted(job.joins.items())]
         sealed = ticket.seal(self.key, record_of(job, self._fabric.name))
+        addresses = [self._fabric.jobs, *([self._fabric.standby] if self._fabric.standby else [])]
         order = ring_order(((a.node, b.node) for a, b in (link.ends for link in self._fabric.links)), job.hosts)
         return [
             Plan(job.name, job.epoch, rank, job.world, peers, _trees(job.announced, hosts, rank), job.reason, shared,
                  rate, order, self._fabric.path_mtu, job.rounds, job.secret,
-                 fabric_key.rank_secret(self.key, job.name, job.epoch, rank), sealed)
+                 fabric_key.rank_secret(self.key, job.name, job.epoch, rank), sealed,
+                 addresses)
             for rank in range(job.world)
         ]
 

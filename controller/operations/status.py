@@ -108,6 +108,7 @@ def of_job(job: Job) -> JobStatus:
         reason=job.reason,
         reports=[job.reports[rank] for rank in sorted(job.reports)],
         lost=sorted(job.lost),
+        awaited=sorted(job.awaited),
         round=None if job.round is None else _of_round(job.round),
         stays=job.stay_reason,
         tenant=job.tenant.name,

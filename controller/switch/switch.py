@@ -48,7 +48,7 @@ PACKETS: Final = 1024
 """Packet-ins that wait for a reader; further ones are dropped and counted."""
 
 # gRPC's own waits between connection attempts start at 1 s and grow to minutes; jobs stand still for a leaf that starts
-_CHANNEL_OPTIONS: Final = (
+CHANNEL_OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),  # no session inherits another's back-off
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -125,7 +125,7 @@ class Session:
         self._election_number = election_id
         self._election = p4r.Uint128(high=election_id >> 64, low=election_id & (2**64 - 1))
         self._speaks_tls = credentials is not None
-        options = list(_CHANNEL_OPTIONS)
+        options = list(CHANNEL_OPTIONS)
         self._channel = (grpc.aio.insecure_channel(address, options=options) if credentials is None
                          else grpc.aio.secure_channel(address, credentials, options=options))
         self._stub: Any = p4r_grpc.P4RuntimeStub(self._channel)

@@ -82,6 +82,10 @@ class Steady:
 
         self.until(f"{name} up after a second push", again)
 
+    def registered(self) -> None:
+        """Waits until a new controller has adopted the job, and all of its ranks have registered."""
+        self.until("all ranks have registered", lambda status: [job.awaited for job in status.jobs] == [[]])
+
     def all_up(self) -> None:
         """Waits until every switch and link is up."""
         self.until("all switches and links up",

@@ -30,6 +30,9 @@ def up(
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve where other machines reach it even without token "
                                                               "and TLS, and speak P4Runtime in the clear.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds for all switches to come up.")] = 60.0,
+    standby: Annotated[bool, typer.Option("--standby", help="Wait until the controller of FABRIC.toml has died, then "
+                                                            "take over, and serve jobs at its `standby` address.")
+                       ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be written to the switches of "
                                                             "FABRIC.toml.")] = False,
     verbose: Verbose = False,
@@ -45,6 +48,8 @@ def up(
     if dry_run and file is None:
         fail(CANNOT, "up --dry-run: expected a FABRIC.toml, whose switches are read; `netfold plan --entries` shows "
                      "what an empty fabric would get")
+    if standby and (file is None or dry_run):
+        fail(CANNOT, "up --standby: expected a FABRIC.toml with `standby`, and no --dry-run or --topo")
     if topo is not None and insecure:
         fail(CANNOT, "up: --insecure goes with a FABRIC.toml; a fabric of --topo has unix sockets in a folder of its "
                      "own, and its page belongs to its own network: --metrics 127.0.0.1:PORT")
@@ -65,6 +70,9 @@ def up(
         from netfold.controller.operations.differences import dry_run as compare
 
         show(awaited(compare(fabric)))
+        return
+    if standby:
+        awaited(_stand_by(fabric, insecure))
         return
     awaited(_serve(fabric, timeout, insecure))
 
@@ -109,3 +117,19 @@ async def _serve(fabric: Fabric, timeout: float, insecure: bool) -> None:
             task.cancel()
         await asyncio.gather(starting, stopping, return_exceptions=True)
         await controller.stop()
+
+
+async def _stand_by(fabric: Fabric, insecure: bool) -> None:
+    from netfold.controller.standby import Standby
+
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    running = asyncio.create_task(Standby(fabric, insecure=insecure).run(lambda line: print(line, flush=True)))
+    stopping = asyncio.create_task(stopped.wait())
+    await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
+    running.cancel()
+    stopping.cancel()
+    for outcome in await asyncio.gather(running, stopping, return_exceptions=True):
+        if isinstance(outcome, Exception):
+            raise outcome

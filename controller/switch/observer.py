@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A standby's view of one switch: whether it has a primary controller, as its P4Runtime server says by itself.
+
+Every client of a switch arbitrates, and those that are not primary are told at once when the primary's stream ends
+(P4Runtime specification, section 5.3).  A standby arbitrates by an election id below that of any controller, so that it
+takes the switch from nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from typing import Any, Final
+
+import grpc
+from finsy.proto import p4r, p4r_grpc, rpc_code
+
+from netfold.controller.switch.switch import CHANNEL_OPTIONS, EOF
+
+log = logging.getLogger("netfold.controller")
+
+RETRY: Final = 0.5
+"""Seconds until a switch that does not answer is asked again."""
+
+
+def standby_id() -> int:
+    """An election id of a standby: a controller's has a time in its high 64 bits (election.py), this one has none."""
+    return 1 + secrets.randbelow(2**63)
+
+
+class Observer:
+    """Watches one switch until cancelled.
+
+    on_change  called when ``has_primary`` changes
+    """
+
+    def __init__(
+        self, name: str, address: str, device_id: int, credentials: grpc.ChannelCredentials | None,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.name = name
+        self.has_primary: bool | None = None
+        """Whether another client is the switch's primary; None: the switch does not answer."""
+        self._address = address
+        self._device_id = device_id
+        self._credentials = credentials
+        self._on_change = on_change
+
+    async def run(self) -> None:
+        """Keep a stream to the switch open."""
+        while True:
+            try:
+                await self._listen()
+            except grpc.aio.AioRpcError as error:
+                log.debug("%s: %s: %s", self.name, error.code().name, error.details())
+            except asyncio.InvalidStateError:  # the stream ended between write and read
+                pass
+            self._set(None)
+            await asyncio.sleep(RETRY)
+
+    async def _listen(self) -> None:
+        """Arbitrate, and follow what the switch says until its stream ends.  Raises AioRpcError."""
+        options = list(CHANNEL_OPTIONS)
+        channel = (grpc.aio.insecure_channel(self._address, options=options) if self._credentials is None
+                   else grpc.aio.secure_channel(self._address, self._credentials, options=options))
+        async with channel:
+            stub: Any = p4r_grpc.P4RuntimeStub(channel)
+            stream = stub.StreamChannel(wait_for_ready=True)
+            mine = p4r.MasterArbitrationUpdate(device_id=self._device_id, election_id=p4r.Uint128(low=standby_id()))
+            await stream.write(p4r.StreamMessageRequest(arbitration=mine))
+            while (message := await stream.read()) is not EOF:
+                if message.HasField("arbitration"):
+                    # OK: this client is primary, which BMv2 makes of the next one when the first has gone; NOT_FOUND:
+                    # nobody is
+                    self._set(message.arbitration.status.code == rpc_code.ALREADY_EXISTS)
+
+    def _set(self, has_primary: bool | None) -> None:
+        if has_primary is not self.has_primary:
+            self.has_primary = has_primary
+            self._on_change()

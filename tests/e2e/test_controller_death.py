@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Controllers killed and started again under running ranks, in real namespaces: no operation waits for one."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import Engine, Fabric
+from netfold.topo import sandbox
+from netfold.topo.faults import FaultInjector
+from support import needs
+from support.steady import PATIENCE, Steady
+from support.topo import ENGINES, in_sandbox
+
+pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
+
+from netfold.topo.net import Network
+
+pytestmark = pytest.mark.timeout(300)
+RATES = {"softswitch": "1gbit", "bmv2": "50mbit"}
+LONGEST = 1.0
+"""Seconds that no operation may take while controllers come and go; usual ones take 2 ms (softswitch), 17 ms (BMv2)."""
+
+
+def fabric_of(engine: Engine) -> Fabric:
+    """Two leaves, two spines, four hosts, a standby, and a controller that a busy machine does not mislead."""
+    fabric = leafspine(2, 2, 4, rate=RATES[engine], engine=engine, rundir=sandbox.rundir())
+    return msgspec.structs.replace(fabric, steady=3600.0, misses=PATIENCE,
+                                   standby=f"unix:{sandbox.rundir()}/standby.sock")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@in_sandbox(timeout=200)
+def test_jobs_go_on_untouched_while_controllers_are_killed(engine: Engine, tmp_path: Path) -> None:
+    """One is killed, one is asked to end, one dies and its standby takes over: the ranks check every sum, no operation
+    takes longer than a second, no rank halts, and in the end they leave the last controller with nothing held."""
+    with Network(fabric_of(engine), logs=tmp_path / "logs") as network, Steady(network, seed=9) as steady:
+        for number in (signal.SIGKILL, signal.SIGTERM):
+            network.end_controller(number)
+            steady.go_on()
+            network.start_controller()
+            steady.registered()
+        network.start_standby()
+        network.take_over()
+        steady.registered()
+        steady.go_on()
+        ends = steady.end()
+        steady.until("all slots are free", lambda status: not any(switch.slots_used for switch in status.switches))
+    assert [(end["rail"], end["rounds"]) for end in ends] == [("innet", 0)] * 4
+    assert len({end["operations"] for end in ends}) == 1
+    longest = max(end["longest"] for end in ends)
+    print(f"longest operation {1e3 * longest:.0f} ms of {ends[0]['operations']}")
+    assert longest < LONGEST
+
+
+@in_sandbox(timeout=200)
+def test_what_fails_while_there_is_no_controller_is_mended_by_the_next(tmp_path: Path) -> None:
+    """A spine dies while the controller is dead: ranks stand still until the standby has taken over, which plans their
+    trees anew without it; every sum stays exact."""
+    with Network(fabric_of("softswitch"), logs=tmp_path / "logs") as network, Steady(network, seed=10) as steady:
+        network.start_standby()
+        FaultInjector(network).kill("spine1")
+        steady.round(1)
+        network.take_over()
+        steady.registered()
+        FaultInjector(network).start("spine1")
+        steady.all_up()
+        FaultInjector(network).kill("spine2")
+        job = steady.round(2)
+        ends = steady.end()
+    assert [tree.root for tree in job.trees] == ["spine1", "spine1"]
+    assert [(end["rail"], end["rounds"]) for end in ends] == [("innet", 2)] * 4
