@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
@@ -126,15 +126,15 @@ class Network(Lifecycle):
             )
         self._await_controller()
 
-    def _await_controller(self) -> None:
-        """Wait until the controller answers.  Raises ControllerFailed, SwitchFailed."""
+    def _await_controller(self, *, switches: bool = True) -> None:
+        """Wait until the controller answers.  Raises ControllerFailed, and SwitchFailed where ``switches`` must run."""
         assert self._controller is not None
         started = time.monotonic()
         while True:
             with contextlib.suppress(rpc.Unreachable):
                 self.status(timeout=0.5)
                 return
-            self.check()
+            self.check(switches=switches)
             seconds = time.monotonic() - started
             if seconds > CONTROLLER_SECONDS:
                 raise ControllerFailed(self._controller_failure(f"does not answer after {seconds:.0f} s"))
@@ -163,17 +163,20 @@ class Network(Lifecycle):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._standby.wait(0.1)
 
-    def take_over(self) -> None:
-        """Kill the controller, and wait until the standby serves jobs in its place.  Raises ControllerFailed."""
+    def take_over(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Kill the controller, and wait until the standby serves jobs in its place.  Raises ControllerFailed.
+
+        meanwhile  called while there is no controller; what it does to switches is no failure of theirs"""
         assert self._standby is not None, "there is no standby"
         assert self.fabric.standby is not None
         self.end_controller(signal.SIGKILL)
+        meanwhile()
         self._controller, self._standby, self._jobs = self._standby, None, self.fabric.standby
-        self._await_controller()
+        self._await_controller(switches=False)
 
-    def check(self) -> None:
+    def check(self, *, switches: bool = True) -> None:
         """Raise SwitchFailed or ControllerFailed where one has ended; the ranks alone would only see a timeout."""
-        for switch in self.switches:
+        for switch in self.switches if switches else ():
             switch.check()
         status = None if self._controller is None else self._controller.poll()
         if status is not None:

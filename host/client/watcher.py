@@ -29,7 +29,7 @@ log = logging.getLogger("netfold")
 
 FIRST_PAUSE: Final = 0.05
 """Seconds until a controller is looked for after one has gone; doubled with each attempt."""
-LONGEST_PAUSE: Final = 0.5
+LONGEST_PAUSE: Final = 0.25
 
 
 class Watcher:

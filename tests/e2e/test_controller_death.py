@@ -53,24 +53,21 @@ def test_jobs_go_on_untouched_while_controllers_are_killed(engine: Engine, tmp_p
         steady.until("all slots are free", lambda status: not any(switch.slots_used for switch in status.switches))
     assert [(end["rail"], end["rounds"]) for end in ends] == [("innet", 0)] * 4
     assert len({end["operations"] for end in ends}) == 1
-    longest = max(end["longest"] for end in ends)
-    print(f"longest operation {1e3 * longest:.0f} ms of {ends[0]['operations']}")
-    assert longest < LONGEST
+    assert max(end["longest"] for end in ends) < LONGEST
 
 
 @in_sandbox(timeout=200)
 def test_what_fails_while_there_is_no_controller_is_mended_by_the_next(tmp_path: Path) -> None:
-    """A spine dies while the controller is dead: ranks stand still until the standby has taken over, which plans their
-    trees anew without it; every sum stays exact."""
+    """A spine dies while the controller is dead: its sums wait until the standby has taken over, which plans the job's
+    trees anew; then another one dies.  Every sum stays exact, and rounds are numbered on."""
     with Network(fabric_of("softswitch"), logs=tmp_path / "logs") as network, Steady(network, seed=10) as steady:
         network.start_standby()
-        FaultInjector(network).kill("spine1")
+        do = FaultInjector(network)
+        network.take_over(lambda: do.kill("spine1"))
         steady.round(1)
-        network.take_over()
-        steady.registered()
-        FaultInjector(network).start("spine1")
+        do.start("spine1")
         steady.all_up()
-        FaultInjector(network).kill("spine2")
+        do.kill("spine2")
         job = steady.round(2)
         ends = steady.end()
     assert [tree.root for tree in job.trees] == ["spine1", "spine1"]

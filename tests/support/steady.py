@@ -94,7 +94,7 @@ class Steady:
     def round(self, number: int) -> JobStatus:
         """Waits until the job has had this many recovery rounds since its start, and its ranks go on."""
         def over(status: Status) -> bool:
-            last = status.jobs[0].round
+            last = status.jobs[0].round if status.jobs else None  # a new controller may have yet to adopt it
             return last is not None and last.number >= number and last.took is not None
 
         job = self.until(f"round {number} is over", over).jobs[0]
