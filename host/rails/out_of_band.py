@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The out-of-band channel: questions between ranks beside the rails (``rank_state``), over TCP on all planes of a rank.
 
-    question   kind 1 | position 8 | rail 4
-    answer     outcome 1 | age in microseconds 8 (all ones: infinite) | bytes 8         then the bytes of a result
-
 A connection is made when there is something to ask, at first on the plane of another rail than the one in question;
 after a failure the next question to that rank uses the next plane.  It begins with the handshake of ranks
-(``mesh.handshake``), so that strangers get no answer and answer nothing.  A thread of its own answers, whatever the
-asked rank is doing.
+(``mesh.handshake``), so that strangers get no answer and answer nothing.  A thread of its own answers
+(``answering``), whatever the asked rank is doing.
 """
 
 from __future__ import annotations
@@ -19,28 +16,20 @@ import math
 import os
 import selectors
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from netfold.host.mesh.connecting import ATTEMPTS
-from netfold.host.mesh.handshake import HandshakeRefused, Identity, Initiator, Outcome, Responder
-from netfold.host.mesh.unproven import UnprovenLimit
-from netfold.host.rails.rank_state import AgreementOutcome, Answer, Question, QuestionKind
+from netfold.host.mesh.handshake import HandshakeRefused, Identity, Initiator
+from netfold.host.rails.answering import ANSWER, FOREVER, QUESTION, SEND_SECONDS, AnsweringThread
+from netfold.host.rails.rank_state import AgreementOutcome, Answer, Question
 
 PURPOSE: Final = "out of band"
 """What these connections are for, in the derivation of their key."""
-QUESTION = struct.Struct("!BQI")
-ANSWER = struct.Struct("!BQQ")
-FOREVER = (1 << 64) - 1
 CONNECT_SECONDS = 0.1
 """Seconds to wait for a connection; a plane that is down does not answer."""
-SEND_SECONDS = 1.0
-"""Seconds for an answer to be sent; a rank that does not take it may ask again."""
-FULL_SECONDS = 0.05
-"""Seconds between attempts to accept a connection where the process has no file descriptors left."""
 
 log = logging.getLogger("netfold")
 
@@ -129,43 +118,6 @@ class _Asked:
         return Answer(AgreementOutcome(outcome), math.inf if micros == FOREVER else micros / 1e6, result)
 
 
-class _Caller:
-    """A connection from another rank: first the handshake, then its questions."""
-
-    def __init__(self, sock: socket.socket, responder: Responder) -> None:
-        self._socket = sock
-        self._responder = responder
-        self._data = bytearray()
-
-    @property
-    def proven(self) -> bool:
-        """Whether the other end has proven to be a rank of the job."""
-        return self._responder.peer is not None
-
-    def on_readable(self, answer: Callable[[Question], Answer]) -> None:
-        """Reads what has arrived, and answers complete questions.  Raises OSError, HandshakeRefused, and ValueError for
-        what is no question."""
-        more = self._socket.recv(4096 if self.proven else self._responder.wanted)
-        if not more:
-            raise ConnectionResetError(errno.ECONNRESET, "closed")
-        if not self.proven:
-            say = self._responder.receive(more)
-            self._socket.sendall(self._responder.verdict(Outcome.ACCEPTED) if self.proven else say)
-            return
-        self._data += more
-        while len(self._data) >= QUESTION.size:
-            kind, position, rail = QUESTION.unpack_from(self._data)
-            del self._data[: QUESTION.size]
-            said = answer(Question(QuestionKind(kind), position, rail))
-            micros = FOREVER if math.isinf(said.age) else int(said.age * 1e6)
-            self._socket.sendall(ANSWER.pack(said.outcome, micros, len(said.result)) + said.result)
-
-    def refuse(self) -> None:
-        """Tells an initiator that waits for it that its proof is wrong."""
-        with contextlib.suppress(OSError):
-            self._socket.sendall(self._responder.refusal)
-
-
 class TcpOutOfBand:
     """This rank's out-of-band channel to the others, an ``OutOfBandChannel``.
 
@@ -177,21 +129,17 @@ class TcpOutOfBand:
     def __init__(
         self, listeners: Sequence[socket.socket], answer: Callable[[Question], Answer], me: Identity
     ) -> None:
-        self._listeners = list(listeners)
-        self._answer = answer
+        self._answering = AnsweringThread(listeners, answer, me)
         self._me = me
         self._addresses: Mapping[int, Sequence[tuple[str, int]]] = {}
         self._lock = threading.Lock()
         self._links: dict[int, _Asked] = {}
         self._turn: dict[int, int] = {}
         self._refused: dict[int, set[int]] = {}
-        self._wake, self._woken = socket.socketpair()
-        self._thread = threading.Thread(target=self._serve, name="netfold-channel", daemon=True)
-        self._thread.start()
 
     def ports(self) -> list[int]:
         """The TCP ports at which this rank listens, by plane."""
-        return [listener.getsockname()[1] for listener in self._listeners]
+        return self._answering.ports()
 
     def set_addresses(self, where: Mapping[int, Sequence[tuple[str, int]]]) -> None:
         """Sets the other ranks' addresses and ports, by rank and plane."""
@@ -292,78 +240,11 @@ class TcpOutOfBand:
         self._turn[rank] = link.plane + 1
         return link.socket
 
-    # ---- answering ---------------------------------------------------------------------------------------------------
-    def _serve(self) -> None:
-        callers: dict[socket.socket, _Caller] = {}
-        unproven: UnprovenLimit[socket.socket] = UnprovenLimit(self._me.world)
-        with selectors.DefaultSelector() as selector:
-
-            def drop(caller: socket.socket) -> None:
-                selector.unregister(caller)
-                del callers[caller]
-                caller.close()
-
-            def accept(listener: socket.socket) -> None:
-                try:
-                    caller, (source, _) = listener.accept()
-                except OSError as error:
-                    if error.errno in (errno.EMFILE, errno.ENFILE):
-                        oldest = unproven.drop_one()
-                        time.sleep(FULL_SECONDS) if oldest is None else drop(oldest)
-                    return
-                caller.settimeout(SEND_SECONDS)
-                callers[caller] = _Caller(caller, Responder(self._me))
-                selector.register(caller, selectors.EVENT_READ)
-                if (oldest := unproven.add(caller, source, time.monotonic())) is not None:
-                    drop(oldest)
-
-            def hear(caller: socket.socket) -> None:
-                one = callers[caller]
-                known = one.proven
-                try:
-                    one.on_readable(self._answer)
-                except (OSError, ValueError, HandshakeRefused) as error:
-                    if isinstance(error, HandshakeRefused):
-                        one.refuse()
-                        log.debug("out of band, rank %d: a connection is refused: it %s", self._me.rank, error)
-                    drop(caller)
-                    if not known:
-                        unproven.remove(caller)
-                    return
-                if one.proven and not known:
-                    unproven.remove(caller)
-
-            selector.register(self._woken, selectors.EVENT_READ)
-            for listener in self._listeners:
-                listener.setblocking(False)
-                selector.register(listener, selectors.EVENT_READ)
-            try:
-                while True:
-                    deadline = unproven.deadline()
-                    for key, _ in selector.select(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                        sock = key.fileobj
-                        assert isinstance(sock, socket.socket)
-                        if sock is self._woken:
-                            return
-                        if sock in callers:
-                            hear(sock)
-                        elif sock in self._listeners:
-                            accept(sock)
-                    for late in unproven.expired(time.monotonic()):
-                        drop(late)
-            finally:
-                for sock in [*callers, *self._listeners]:
-                    sock.close()
-
     def close(self) -> None:
         """Ends the thread and closes all connections; safe to call twice."""
-        with contextlib.suppress(OSError):
-            self._wake.send(b"!")
-        self._thread.join()
+        self._answering.close()
         with self._lock:
             for link in self._links.values():
                 link.socket.close()
             self._links.clear()
-        self._wake.close()
-        self._woken.close()
 

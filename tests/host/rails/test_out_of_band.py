@@ -19,7 +19,8 @@ from netfold.host.job_secret import draw
 from netfold.host.mesh.connection import listen
 from netfold.host.mesh.handshake import HandshakeRefused, Identity, Outcome, Responder
 from netfold.host.mesh.unproven import SPARE
-from netfold.host.rails.out_of_band import ANSWER, CONNECT_SECONDS, PURPOSE, QUESTION, TcpOutOfBand
+from netfold.host.rails.answering import ANSWER, QUESTION
+from netfold.host.rails.out_of_band import CONNECT_SECONDS, PURPOSE, TcpOutOfBand
 from netfold.host.rails.rank_state import AgreementOutcome, Answer, Question, QuestionKind
 from netfold.wire.jobs import Peer, Plan
 from support.handshakes import mesh_identity, prove
