@@ -51,10 +51,11 @@ class FaultInjector:
 
     def kill_native(self, switch: str) -> None:
         """Kill the native process of a softswitch, as a fault in it would; its P4Runtime server lives on."""
-        child = self._switches[switch].child
-        assert child is not None, f"{switch} does not run"
-        (native,) = _children(child.pid)
-        os.kill(native, signal.SIGKILL)
+        self._signal_native(switch, signal.SIGKILL)
+
+    def stop_native(self, switch: str) -> None:
+        """Stop the native process of a softswitch, as if it hung; its P4Runtime server lives on."""
+        self._signal_native(switch, signal.SIGSTOP)
 
     def start(self, switch: str) -> None:
         """Start a switch again, with neither program nor entries."""
@@ -64,6 +65,12 @@ class FaultInjector:
         """Kill a switch and start it again at once."""
         self.kill(switch)
         self.start(switch)
+
+    def _signal_native(self, switch: str, number: signal.Signals) -> None:
+        child = self._switches[switch].child
+        assert child is not None, f"{switch} does not run"
+        (native,) = _children(child.pid)
+        os.kill(native, number)
 
     def _limit_queue(self, switch: str, port: int, limit: int) -> None:
         interface = self._interface(switch, port)

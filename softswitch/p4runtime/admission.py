@@ -5,6 +5,8 @@ Every call of gRPC's Python server takes a thread of one pool.  A client that op
 or that reads no answer, would take them all, and nobody could write to the switch.  So a request must be there within
 REQUEST_WITHIN seconds, each part of an answer must be taken within ANSWER_WITHIN seconds, and clients that may not be
 primary (primaries.py) have GUEST_CALLS places together.
+
+Their messages have at most GUEST_BYTES; longer ones are not even decoded: 16 MB of empty entities would take 600 MB.
 """
 
 from __future__ import annotations
@@ -16,6 +18,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
+
+from softswitch.engine.errors import EngineError, InvalidArgument, ResourceExhausted, Unimplemented
+from softswitch.p4runtime.statuses import abort
+
+_Decode = Callable[[bytes], Any]
 
 REQUEST_WITHIN = 10.0
 """Seconds from the start of a call to its request, or of a stream to its first message."""
@@ -23,6 +31,8 @@ ANSWER_WITHIN = 30.0
 """Seconds that a client may take to read a part of an answer."""
 GUEST_CALLS = 8
 """Calls at the same time of all clients that may not be primary."""
+GUEST_BYTES = 1 << 16
+"""Bytes of a message from a client that may not be primary."""
 SWEEP = 1.0
 """Seconds between looks at what stands still."""
 
@@ -82,25 +92,38 @@ class Admission(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic in
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         """The handler of a method, with limits."""
         handler = continuation(details)
-        if handler is None or handler.request_streaming:
-            return handler
-        codec = handler.request_deserializer, handler.response_serializer
+        if handler is None:
+            return None
+        decode, encode = handler.request_deserializer, handler.response_serializer
+        if handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(self._stream(handler.stream_stream, decode), None, encode)
         if handler.response_streaming:
-            return grpc.stream_stream_rpc_method_handler(self._many(handler.unary_stream), *codec)
-        return grpc.stream_unary_rpc_method_handler(self._one(handler.unary_unary), *codec)
+            return grpc.stream_stream_rpc_method_handler(self._many(handler.unary_stream, decode), None, encode)
+        return grpc.stream_unary_rpc_method_handler(self._one(handler.unary_unary, decode), None, encode)
 
-    def _one(self, serve: Callable[[Any, Any], Any]) -> Callable[[Iterator[Any], Any], Any]:
-        def call(requests: Iterator[Any], context: Any) -> Any:
+    def _one(self, serve: Callable[[Any, Any], Any], decode: _Decode) -> Callable[[Iterator[bytes], Any], Any]:
+        def call(requests: Iterator[bytes], context: Any) -> Any:
             with self._place(context):
-                return serve(self._request(requests, context), context)
+                return serve(self._request(requests, context, decode), context)
 
         return call
 
-    def _many(self, serve: Callable[[Any, Any], Iterator[Any]]) -> Callable[[Iterator[Any], Any], Iterator[Any]]:
-        def call(requests: Iterator[Any], context: Any) -> Iterator[Any]:
+    def _stream(
+        self, serve: Callable[[Any, Any], Iterator[Any]], decode: _Decode
+    ) -> Callable[[Iterator[bytes], Any], Iterator[Any]]:
+        def call(requests: Iterator[bytes], context: Any) -> Iterator[Any]:
+            guest = self._is_guest(context)
+            return serve((_decoded(data, decode, guest) for data in requests), context)
+
+        return call
+
+    def _many(
+        self, serve: Callable[[Any, Any], Iterator[Any]], decode: _Decode
+    ) -> Callable[[Iterator[bytes], Any], Iterator[Any]]:
+        def call(requests: Iterator[bytes], context: Any) -> Iterator[Any]:
             with self._place(context):
                 try:
-                    for part in serve(self._request(requests, context), context):
+                    for part in serve(self._request(requests, context, decode), context):
                         self._deadlines.set(context, ANSWER_WITHIN)
                         yield part
                         self._deadlines.clear(context)
@@ -127,11 +150,26 @@ class Admission(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic in
                 with self._lock:
                     self._guests -= 1
 
-    def _request(self, requests: Iterator[Any], context: Any) -> Any:
+    def _request(self, requests: Iterator[bytes], context: Any, decode: _Decode) -> Any:
         self._deadlines.set(context, REQUEST_WITHIN)
         try:
-            for request in requests:
-                return request
+            data: bytes | None = next(requests, None)
         finally:
             self._deadlines.clear(context)
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, "the call ended without a request")
+        try:
+            if data is None:
+                raise Unimplemented("the call ended without a request")
+            return _decoded(data, decode, self._is_guest(context))
+        except EngineError as error:
+            abort(context, error)
+
+
+def _decoded(data: bytes, decode: _Decode, guest: bool) -> Any:
+    """The message of these bytes.  Raises ResourceExhausted and InvalidArgument."""
+    if guest and len(data) > GUEST_BYTES:
+        raise ResourceExhausted(f"a message of {len(data)} bytes: expected at most {GUEST_BYTES} of a client that may "
+                                "not be primary (--primary)")
+    try:
+        return decode(data)
+    except DecodeError as error:
+        raise InvalidArgument(f"a message of {len(data)} bytes cannot be read: {error}") from error

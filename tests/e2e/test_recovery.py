@@ -80,6 +80,22 @@ def test_a_switch_whose_native_process_dies_is_repaired(tmp_path: Path) -> None:
     assert len({end["operations"] for end in ends}) == 1
 
 
+@in_sandbox(timeout=200)
+def test_a_switch_whose_native_process_hangs_is_repaired(tmp_path: Path) -> None:
+    """The native process of a spine is stopped, so that its ports stay up and it folds nothing: the ranks go on around
+    it, its server ends it, and the controller repairs the switch."""
+    with Network(fabric_of("softswitch"), logs=tmp_path / "logs") as network, Steady(network, seed=10) as steady:
+        stopped = time.monotonic()
+        FaultInjector(network).stop_native("spine1")
+        steady.repaired("spine1")
+        print(f"spine1: repaired {time.monotonic() - stopped:.2f} s after its native process was stopped")
+        steady.go_on()
+        ends = steady.end()
+    assert {end["rail"] for end in ends} == {"innet"}
+    assert min(end["rounds"] for end in ends) >= 1
+    assert len({end["operations"] for end in ends}) == 1
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @in_sandbox(timeout=200)
 def test_a_link_that_drops_silently_is_found_by_the_ranks_alone(engine: Engine, tmp_path: Path) -> None:

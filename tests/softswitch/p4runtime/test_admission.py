@@ -16,7 +16,7 @@ from finsy.proto import p4i, p4r
 
 from softswitch.engine.program_info import DigestInfo
 from softswitch.p4runtime import admission, digests
-from softswitch.p4runtime.admission import GUEST_CALLS
+from softswitch.p4runtime.admission import GUEST_BYTES, GUEST_CALLS
 from softswitch.p4runtime.digests import Digests
 from softswitch.p4runtime.outbox import BYTES, MESSAGES, Outbox
 from softswitch.p4runtime.primaries import Primaries
@@ -156,6 +156,28 @@ def test_calls_are_the_same_on_the_wire(tmp_path: Path) -> None:
             with pytest.raises(grpc.RpcError) as caught:
                 channel.stream_unary(f"/p4.v1.P4Runtime/{method}")(iter(()), timeout=TIMEOUT)
             assert code_of(caught.value) is grpc.StatusCode.UNIMPLEMENTED
+        channel.close()
+
+
+def test_large_messages_of_those_who_only_read_are_not_even_decoded(tmp_path: Path) -> None:
+    """Neither requests nor messages of a stream; what cannot be decoded is refused by name, and the primary may send
+    more."""
+    with bench(tmp_path, Primaries(["unix"])) as (_server, controller, other):
+        many = [p4r.Entity(table_entry=p4r.TableEntry())] * GUEST_BYTES
+        with pytest.raises(grpc.RpcError) as caught:
+            other.read(*many)
+        assert code_of(caught.value) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "cannot" not in str(caught.value.details())
+        stream = other.stream()
+        stream.send(p4r.StreamMessageRequest(packet=p4r.PacketOut(payload=bytes(GUEST_BYTES))))
+        with pytest.raises(grpc.RpcError) as caught:
+            stream.next()
+        assert code_of(caught.value) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert controller.read(*[COUNTER] * (GUEST_BYTES // 4))
+        channel = grpc.insecure_channel(other.address)
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary("/p4.v1.P4Runtime/Write")(b"\xff", timeout=TIMEOUT)
+        assert code_of(caught.value) is grpc.StatusCode.INVALID_ARGUMENT
         channel.close()
 
 
