@@ -22,6 +22,7 @@ from netfold.rpc import rpc
 from netfold.wire.jobs import Leave, RankReport, Resume, Watch
 from netfold.wire.operator import SetDrain
 from netfold.wire.paths import Follow
+from support import fuzz
 from support.controller import BOUND, run
 from support.jobs import rig
 
@@ -104,6 +105,26 @@ def test_no_request_is_a_failure_of_the_controller(tmp_path: Path, monkeypatch: 
             assert (await client.status(r.fabric.jobs)).fabric == r.fabric.name
 
     run(story())
+
+
+@pytest.mark.fuzz
+def test_spoiled_requests_are_answered_or_refused(
+    fuzzing: fuzz.Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests of every method with bytes turned, removed and repeated: none is INTERNAL, and the status is served."""
+    methods = recorded(monkeypatch)
+
+    async def story() -> None:
+        async with rig(tmp_path) as r, asyncio.timeout(fuzzing.seconds + BOUND):
+            requests = {method: list(mutations(kind)) for method, (kind, _) in methods.items()}
+            for draw in fuzzing.inputs(400):
+                method = draw.choice(sorted(requests))
+                data = fuzz.spoil(draw, draw.choice(requests[method] or [b"{}"]))
+                code = await outcome(r.channel, method, data, stream=methods[method][1])
+                assert code in REFUSED | {grpc.StatusCode.OK}, f"input {fuzzing.tried}: {method}: {code} for {data!r}"
+            assert (await client.status(r.fabric.jobs)).fabric == r.fabric.name
+
+    asyncio.run(story())
 
 
 @pytest.mark.parametrize("name", BROKEN)

@@ -62,7 +62,7 @@ def test_mutated_programs_compile_or_are_refused(
     monkeypatch.setattr(cache, "store", lambda *_: None)
     samples = [fuzz.pieces(path.read_text()) for path in sorted(SAMPLES)]
     good = 0
-    for draw in fuzzing.inputs(60):
+    for draw in fuzzing.inputs(300):
         text = make(draw, samples)
         try:
             c_source = compiled(text)

@@ -157,6 +157,12 @@ def test_results_of_tables_are_not_compared(results: str) -> None:
     assert "cannot be compared" in complain(LOCAL=table(), APPLY=f"if ({results}) {{ }}")
 
 
+def test_a_switch_over_a_table_with_a_mistake_shows_the_mistake() -> None:
+    """Found by fuzzing: the table has an action without a declaration, and the switch looked for its name."""
+    assert "ghost" in complain(LOCAL=table(actions="nop; ghost;"),
+                               APPLY="switch (t.apply().action_run) { nop: { } }")
+
+
 @pytest.mark.parametrize(
     "parts",
     [
