@@ -2,7 +2,7 @@
 """A fabric as a Mininet topology, by our own API and by Mininet's own command line:
 
     sudo mn --custom topo/leafspine.py --topo leafspine,2,2,8,save=lab.toml --switch softswitch --controller none
-    .venv/bin/netfold up lab.toml                              # in another terminal: the controller
+    sudo .venv/bin/netfold up lab.toml                         # in another terminal: the controller
 
 Parameters are those of `netfold.fabric.generate.leafspine`: leaves, spines, hosts, rate=, loss=, seed=, engine=, ...
 """

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 from typing import Unpack
 
@@ -13,6 +15,7 @@ from netfold.fabric import file as fabric_file
 from netfold.fabric.generate import FabricOptions, leafspine
 from netfold.fabric.graph import Fabric
 from netfold.rpc.certificates import Certificates
+from netfold.topo.failures import SwitchFailed
 from netfold.topo.switches import CLASSES
 from netfold.topo.wiring import FabricHost, FabricLink, HostInterface, mtu_for
 
@@ -66,8 +69,27 @@ class FabricTopo(Topo):  # type: ignore[misc]
             )
 
 
+def socket_folder() -> Path:
+    """The folder for sockets of fabrics that Mininet's own command starts, for this user alone:
+    $XDG_RUNTIME_DIR/netfold, or /run/netfold.  Raises SwitchFailed where it is not, or cannot be, this user's alone."""
+    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or "/run") / "netfold"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise SwitchFailed(f"sockets: cannot make {folder}: {error.strerror}; name another, rundir=...") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise SwitchFailed(f"sockets: {folder}: expected a folder of mode 0700 of this user: others could speak to the "
+                           "switches, or in their place. Remove it, or name another, rundir=...")
+    return folder
+
+
 class LeafSpine(FabricTopo):
-    """The topology ``leafspine(leaves, spines, hosts, ...)``; ``save`` names a file for the fabric's TOML."""
+    """The topology ``leafspine(leaves, spines, hosts, ...)``; ``save`` names a file for the fabric's TOML.
+
+    All gRPC addresses are unix sockets in ``rundir`` (default: `socket_folder`), which hosts reach too; with
+    ``base_port`` they are TCP ports of loopback, which every user of the machine reaches.
+    """
 
     def build(  # type: ignore[override]
         self,
@@ -81,6 +103,8 @@ class LeafSpine(FabricTopo):
         **options: Unpack[FabricOptions],
     ) -> None:
         """Build the topology; Mininet calls this with the constructor's arguments."""
+        if "base_port" not in options:
+            options["rundir"] = Path(options.get("rundir") or socket_folder()).absolute()
         fabric = leafspine(leaves, spines, hosts, **options)
         if save is not None:
             fabric_file.save(fabric, Path(save))

@@ -19,7 +19,7 @@ from netfold.fabric import file as fabric_file
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, FabricError
 from netfold.topo import mininet_path, sandbox
-from netfold.topo.failures import EXIT_WRONG_DATA, WrongData
+from netfold.topo.failures import EXIT_WRONG_DATA, SwitchFailed, WrongData
 from netfold.topo.mininet_path import MininetFinder, MininetMissing
 from support import needs
 from support.ports import wait_for
@@ -148,7 +148,7 @@ def test_a_fabric_is_built_as_described() -> None:
 def test_mininets_own_command_brings_the_fabric_up(tmp_path: Path) -> None:
     """`mn --custom topo/leafspine.py` starts it under the system's Python, and saves it for `netfold up`."""
     saved = tmp_path / "lab.toml"
-    arguments = ["--topo", f"leafspine,2,1,4,rate=100mbit,save={saved}", "--switch", "softswitch"]
+    arguments = ["--topo", f"leafspine,2,1,4,rate=100mbit,save={saved},rundir={tmp_path}", "--switch", "softswitch"]
     custom = str(Path(topology.__file__).with_name("leafspine.py"))
     done = sandbox.run(
         ["mn", "--custom", custom, *arguments, "--controller", "none", "--test", "none"], timeout=90
@@ -156,7 +156,25 @@ def test_mininets_own_command_brings_the_fabric_up(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "leaf1 leaf2 spine1" in done.stderr
     assert "completed in" in done.stderr
-    assert fabric_file.load(saved) == leafspine(2, 1, 4, rate="100mbit")
+    assert fabric_file.load(saved) == leafspine(2, 1, 4, rate="100mbit", rundir=tmp_path)
+
+
+def test_sockets_of_mininets_own_command_are_in_a_folder_of_this_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made for this user alone; one that others may enter, or a link, is refused."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    folder = topology.socket_folder()
+    assert (folder, folder.stat().st_mode & 0o777) == (tmp_path / "netfold", 0o700)
+    assert {switch.grpc for switch in topology.LeafSpine(1, 0, 1).fabric.switches} == {f"unix:{folder}/leaf1.sock"}
+    assert topology.LeafSpine(1, 0, 1, base_port=50050).fabric.jobs == "127.0.0.1:50050"
+    folder.chmod(0o755)
+    with pytest.raises(SwitchFailed, match="expected a folder of mode 0700"):
+        topology.socket_folder()
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SwitchFailed, match="expected a folder of mode 0700"):
+        topology.socket_folder()
 
 
 # ---- switches that do not come up ------------------------------------------------------------------------------------
@@ -166,9 +184,9 @@ def test_a_missing_switch_binary_is_named_with_what_to_do(monkeypatch: pytest.Mo
     """A missing switch program is named, with what to do, before anything is built."""
     monkeypatch.setattr(sys, "prefix", "/nowhere")
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(switches.SwitchFailed, match=r"softswitch is neither in .* nor on PATH: .*make setup"):
+    with pytest.raises(SwitchFailed, match=r"softswitch is neither in .* nor on PATH: .*make setup"):
         switches.SoftSwitch.setup()
-    with pytest.raises(switches.SwitchFailed, match=r"simple_switch_grpc .*--switch softswitch"):
+    with pytest.raises(SwitchFailed, match=r"simple_switch_grpc .*--switch softswitch"):
         switches.Bmv2Switch.setup()
 
 
@@ -177,7 +195,7 @@ def test_a_switch_that_ends_shows_its_status_command_and_log(tmp_path: Path) -> 
     """The error of a switch that has ended has its status, its command line, and the end of its log."""
     switch = impostor(tmp_path, ("sh", "-c", "echo no such program >&2; exit 3"), "127.0.0.1:50051")
     switch.start([])
-    with pytest.raises(switches.SwitchFailed) as caught:
+    with pytest.raises(SwitchFailed) as caught:
         switch.wait_ready(20)
     text = str(caught.value)
     assert "switch leaf1 (softswitch) ended with status 3" in text
@@ -191,7 +209,7 @@ def test_a_switch_that_never_answers_is_given_up_in_time(tmp_path: Path) -> None
     """Waiting for a switch has a limit, after which its process can still be stopped."""
     switch = impostor(tmp_path, Impostor.words, "127.0.0.1:50051")
     switch.start([])
-    with pytest.raises(switches.SwitchFailed, match=r"did not answer within 0\.5 s"):
+    with pytest.raises(SwitchFailed, match=r"did not answer within 0\.5 s"):
         switch.wait_ready(0.5)
     switch.stop()
     assert switch.child is not None
@@ -217,7 +235,7 @@ def test_a_port_in_use_names_its_holder(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 50051)):
         switch = impostor(tmp_path, ("sh", "-c", "echo address already in use >&2; exit 2"), "127.0.0.1:50051")
         switch.start([])
-        with pytest.raises(switches.SwitchFailed, match=rf"which process {os.getpid()} \(\S+\) holds"):
+        with pytest.raises(SwitchFailed, match=rf"which process {os.getpid()} \(\S+\) holds"):
             switch.wait_ready(20)
 
 
