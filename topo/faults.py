@@ -69,7 +69,7 @@ class FaultInjector:
     def _signal_native(self, switch: str, number: signal.Signals) -> None:
         child = self._switches[switch].child
         assert child is not None, f"{switch} does not run"
-        (native,) = _children(child.pid)
+        (native,) = children(child.pid)
         os.kill(native, number)
 
     def _limit_queue(self, switch: str, port: int, limit: int) -> None:
@@ -84,7 +84,7 @@ class FaultInjector:
         subprocess.run(command.split(), check=True, timeout=10)
 
 
-def _children(parent: int) -> list[int]:
+def children(parent: int) -> list[int]:
     """The processes that a process has started and that still run."""
     threads = Path(f"/proc/{parent}/task").iterdir()
     return [int(pid) for thread in threads for pid in (thread / "children").read_text().split()]

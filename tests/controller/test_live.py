@@ -159,6 +159,24 @@ def test_a_later_controller_takes_the_switches_over(switches: Switches) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("switches", ["softswitch"], indirect=True)
+def test_a_controller_starts_though_a_native_process_has_died(switches: Switches) -> None:
+    """It died while no controller was there: the next one pushes to that switch alone, and all hold what they must."""
+    fabric = switches.fabric
+
+    async def story() -> None:
+        async with asyncio.timeout(BOUND):
+            async with Controller(fabric, start_timeout=BOUND):
+                pass
+            switches.kill_native("leaf1")
+            async with Controller(fabric, start_timeout=BOUND) as controller:
+                assert {name: target.pushes for name, target in controller._targets.items()} == {
+                    switch.name: int(switch.name == "leaf1") for switch in fabric.switches}
+                assert await held(controller) == {switch.name: True for switch in fabric.switches}
+
+    asyncio.run(story())
+
+
 def test_a_switch_that_a_stranger_took_is_claimed_again(switches: Switches) -> None:
     """A client with a much higher election id becomes primary: the controller names it, takes the switch back while the
     client is still there, and pushes the program anew, whatever the client may have done."""

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ import pytest
 
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric, Switch
+from netfold.topo.faults import children
 from support.topo import ENGINES
 
 BOUND = 120.0
@@ -50,6 +53,11 @@ class Switches:
         process.kill()
         process.wait(10)
         Path(self.fabric.switch(name).grpc.removeprefix("unix:")).unlink(missing_ok=True)
+
+    def kill_native(self, name: str) -> None:
+        """End the native process of a softswitch by SIGKILL; its P4Runtime server lives on."""
+        (native,) = children(self.processes[name].pid)
+        os.kill(native, signal.SIGKILL)
 
 
 @pytest.fixture(params=ENGINES)
