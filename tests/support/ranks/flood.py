@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host that belongs to no job and floods an address with small UDP datagrams; bounded in time and number.
+"""A host that belongs to no job and floods an address with small UDP datagrams, so many in so many seconds at most.
 
     python flood.py ADDRESS SECONDS PACKETS
 
-Prints {"sent", "seconds", "processor"}: datagrams that the kernel took, seconds that it took, and seconds of a processor.
+Prints {"sent", "seconds", "processor"}: datagrams that the kernel took, seconds in all, and seconds of a processor.
 """
 
 import json
@@ -31,6 +31,7 @@ def main(address: str, seconds: float, packets: int) -> None:
                     sent += sock.send(b"netfold?") > 0
                 except OSError:  # a queue is full, or nobody is there
                     continue
+            time.sleep(max(0.0, began + sent * seconds / packets - time.monotonic()))
         took = time.monotonic() - began
     print(json.dumps({"sent": sent, "seconds": took, "processor": time.process_time()}), flush=True)
 
