@@ -24,9 +24,9 @@ from msgspec import structs
 
 from netfold.controller.health.drains import Drains
 from netfold.controller.health.liveness import Liveness
-from netfold.controller.jobs import fabric_key, leaving, quotas, ticket
+from netfold.controller.jobs import fabric_key, leaving, plans, quotas
 from netfold.controller.jobs.admission import check, check_against, check_owner, refuse
-from netfold.controller.jobs.adoption import Adoption, record_of
+from netfold.controller.jobs.adoption import Adoption
 from netfold.controller.jobs.callers import CALLER
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.recovery import Installer, Recovery
@@ -34,8 +34,7 @@ from netfold.controller.switch import tables
 from netfold.controller.switch.switch import SwitchError
 from netfold.fabric import slots, trees
 from netfold.fabric.graph import Fabric, Host
-from netfold.fabric.machines import fold_groups, machines, slowest
-from netfold.fabric.ring import ring_order
+from netfold.fabric.machines import fold_groups, machines
 from netfold.fabric.slots import Allocator
 from netfold.rpc.limits import RateLimit
 from netfold.rpc.rpc import Code, Refusal
@@ -47,12 +46,9 @@ from netfold.wire.jobs import (
     JobEndedEvent,
     Join,
     Leave,
-    Peer,
     Plan,
     RankLost,
     RankReport,
-    RankStream,
-    RankTree,
     Resume,
     Secret,
     Settle,
@@ -61,7 +57,6 @@ from netfold.wire.jobs import (
     Watching,
 )
 from netfold.wire.operator import Totals
-from netfold.wire.roce import OPERATION_BITS
 
 log = logging.getLogger("netfold.controller")
 
@@ -330,7 +325,7 @@ class Jobs:
     async def _plan(self, job: Job) -> list[Plan]:
         """Plan trees, allocate slots and write entries, or decide that the job is not folded, and why.  Returns a plan
         for each rank."""
-        hosts = self._hosts(job)
+        hosts = plans.hosts_of(self._fabric, job)
         job.hosts = [host.name for host in hosts]
         shared = machines(job.hosts)
         # all ranks have joined the new incarnation, so none is in an old one any more
@@ -414,26 +409,8 @@ class Jobs:
             for rank in sorted(set(range(job.world)) - job.watchers.keys() - job.awaited):
                 self._lose(job, rank, f"it has not registered within {self._fabric.lease:g} s after its plan (Watch)")
 
-    def _hosts(self, job: Job) -> list[Host]:
-        """The hosts of the ranks, in order of ranks."""
-        hosts = [self._fabric.host_at(join.address) for _, join in sorted(job.joins.items())]
-        return [host for host in hosts if host is not None]
-
     def _plans(self, job: Job) -> list[Plan]:
-        """A plan for each rank, with the streams that the ranks are to know."""
-        hosts, shared = self._hosts(job), machines(job.hosts)
-        rate = slowest(self._fabric.graph(), job.hosts)
-        peers = [Peer(rank, join.address, join.tcp) for rank, join in sorted(job.joins.items())]
-        sealed = ticket.seal(self.key, record_of(job, self._fabric.name))
-        addresses = [self._fabric.jobs, *([self._fabric.standby] if self._fabric.standby else [])]
-        order = ring_order(((a.node, b.node) for a, b in (link.ends for link in self._fabric.links)), job.hosts)
-        return [
-            Plan(job.name, job.epoch, rank, job.world, peers, _trees(job.announced, hosts, rank), job.reason, shared,
-                 rate, order, self._fabric.path_mtu, job.rounds, job.secret,
-                 fabric_key.rank_secret(self.key, job.name, job.epoch, rank), sealed,
-                 addresses)
-            for rank in range(job.world)
-        ]
+        return plans.make(self._fabric, self.key, job)
 
     def _lose(self, job: Job, rank: int, why: str) -> None:
         """Record that a rank is lost and tell the others; with the last one the job ends."""
@@ -492,24 +469,6 @@ class Jobs:
         log.info("%s: epoch %d ended", job, job.epoch)
         if job.slots:
             self.notice()  # other jobs may have room to move now
-
-
-def _trees(streams: Sequence[slots.Stream], hosts: Sequence[Host], rank: int) -> list[RankTree]:
-    """The trees as one rank sees them: it sends contributions to the next rank that folds with it, and receives
-    results at its own queue pair as if from the rank before.  It learns of no other rank's numbers."""
-
-    def view(stream: slots.Stream) -> RankStream:
-        here = stream.ranks.index(rank)
-        after, before = (here + 1) % len(stream.ranks), here - 1
-        to, own = (stream.connections[place] << OPERATION_BITS for place in (after, here))
-        return RankStream(
-            hosts[stream.ranks[after]].address, to, own, stream.source_ports[here], stream.psn, stream.slots,
-            hosts[stream.ranks[before]].address, stream.source_ports[before],
-        )
-
-    mine = [stream for stream in streams if rank in stream.ranks]
-    pairs = zip(mine[::2], mine[1::2], strict=True)
-    return [RankTree(data.tree.root, data.tree.weight, view(data), view(agreement)) for data, agreement in pairs]
 
 
 def _opted_out(ranks: Sequence[int], world: int) -> str:
