@@ -18,10 +18,10 @@
 #define SWITCH      2w2         // a switch, on its own behalf or that of a host
 
 // May this packet be routed, and who is at the other end of the link that it came from?
-control Guard(in headers_t hdr, in port_t port, inout bit<2> sender) {
+control Guard(in headers_t hdr, in port_t port, out bit<2> sender) {
     counter(PORTS, CounterType.packets) spoofed;        // a host's, but not from its address
     counter(PORTS, CounterType.packets) unassigned;     // at a port without an entry
-    ipv4_addr_t allowed = 0;
+    ipv4_addr_t allowed = 0;                            // of a host
 
     action host(ipv4_addr_t address) {
         sender = HOST;
@@ -31,6 +31,7 @@ control Guard(in headers_t hdr, in port_t port, inout bit<2> sender) {
         sender = SWITCH;
     }
     action nobody() {
+        sender = REFUSED;
         unassigned.count((bit<32>)port);
     }
 

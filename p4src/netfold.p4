@@ -27,7 +27,7 @@ control SwitchIngress(inout headers_t hdr, inout meta_t meta, inout standard_met
     bit<1>  lost = 0;
     bit<2>  copy = COPY_NONE;
     bit<1>  again = 0;
-    bit<2>  sender = REFUSED;
+    bit<2>  sender;             // of a packet that is to be routed
     bool    traffic = false;    // IPv4 from a link, whole
 
     apply {

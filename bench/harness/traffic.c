@@ -23,7 +23,8 @@
 #define QUIET_MS 200 /* what has not come by then is lost */
 
 typedef struct {
-    int fd;
+    int fd;                /* receives */
+    int sender;            /* sends; where both have one UDP port, the same socket */
     uint32_t sends;        /* 0: only receives */
     const uint8_t *packet; /* as written to the socket */
     uint32_t bytes;        /* of one packet, in either direction */
@@ -67,7 +68,7 @@ static int send_messages(host *h, uint8_t *room, uint32_t n) {
         messages[i].msg_hdr = (struct msghdr){.msg_iov = &pieces[i], .msg_iovlen = 1};
         if (h->to.sin_port) messages[i].msg_hdr.msg_name = &h->to, messages[i].msg_hdr.msg_namelen = sizeof h->to;
     }
-    int sent = sendmmsg(h->fd, messages, n, MSG_DONTWAIT);
+    int sent = sendmmsg(h->sender, messages, n, MSG_DONTWAIT);
     if (sent < 0) sent = errno == EAGAIN || errno == ENOBUFS ? 0 : -1;
     h->psn = (before + (sent > 0 ? (uint32_t)sent : 0) * h->segments) & 0xffffff;
     return sent;

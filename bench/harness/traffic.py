@@ -25,8 +25,9 @@ class CHost(ctypes.Structure):
     """`struct host` of traffic.c."""
 
     _fields_ = (
-        ("fd", ctypes.c_int), ("sends", ctypes.c_uint32), ("packet", ctypes.c_char_p), ("bytes", ctypes.c_uint32),
-        ("segments", ctypes.c_uint32), ("psn_at", ctypes.c_uint32), ("psn", ctypes.c_uint32),
+        ("fd", ctypes.c_int), ("sender", ctypes.c_int), ("sends", ctypes.c_uint32), ("packet", ctypes.c_char_p),
+        ("bytes", ctypes.c_uint32), ("segments", ctypes.c_uint32), ("psn_at", ctypes.c_uint32),
+        ("psn", ctypes.c_uint32),
         ("icrc", ctypes.c_uint32 * 64), ("psn_part", ctypes.c_uint32 * 256 * 3), ("to", ctypes.c_uint8 * 16),
     )
 
@@ -91,21 +92,18 @@ class TrafficLoad:
                     macs = bytes.fromhex((gateway + host.mac).replace(":", ""))
                     header = macs + b"\x08\x00" + flow.packet(host.address)[:28]
             else:
-                sock = host.socket(socket.AF_INET, socket.SOCK_DGRAM)
-                # on an unconnected socket that may not fragment, IPv4 IDs are 0, 1, 2... in every super-packet
-                sock.setsockopt(socket.IPPROTO_IP, 10, 2)  # IP_MTU_DISCOVER, IP_PMTUDISC_DO
-                sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, roce.ECN_ECT0)
-                sock.setsockopt(17, 103, size)  # UDP_SEGMENT
-                sock.setsockopt(17, 104, 1)  # UDP_GRO
                 # results come to the port that contributions go to
-                sock.bind((host.address, roce.UDP_PORT))
+                sock = self._udp_socket(host, roce.UDP_PORT, size)
                 if flow:
                     address = struct.pack("=H", socket.AF_INET) + struct.pack("!H", flow.port)
                     c.to[:] = list(address + socket.inet_aton(flow.to) + bytes(8))
-                    flow = TrafficFlow(flow.to, roce.UDP_PORT, flow.port, flow.payload, flow.psn)
-            sock.setblocking(False)
-            self._sockets.append(sock)
-            c.fd, c.segments = sock.fileno(), segments
+            sender = sock
+            if segments > 1 and flow and flow.source_port != roce.UDP_PORT:
+                sender = self._udp_socket(host, flow.source_port, size)
+            for one in {sock, sender}:
+                one.setblocking(False)
+                self._sockets.append(one)
+            c.fd, c.sender, c.segments = sock.fileno(), sender.fileno(), segments
             c.bytes = size + (42 if segments == 1 else 0)
             if flow:
                 c.sends, c.packet = 1, header + flow.payload
@@ -115,6 +113,18 @@ class TrafficLoad:
                     c.icrc[:] = [flow.icrc(host.address, 0, i) for i in range(64)]
                     for k in range(3):
                         c.psn_part[k][:] = [flow.icrc(host.address, v << 8 * k) ^ zero for v in range(256)]
+
+    @staticmethod
+    def _udp_socket(host: VethHost, port: int, size: int) -> socket.socket:
+        """A socket of a host that sends and takes super-packets of segments of so many bytes."""
+        sock = host.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        # on an unconnected socket that may not fragment, IPv4 IDs are 0, 1, 2... in every super-packet
+        sock.setsockopt(socket.IPPROTO_IP, 10, 2)  # IP_MTU_DISCOVER, IP_PMTUDISC_DO
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, roce.ECN_ECT0)
+        sock.setsockopt(17, 103, size)  # UDP_SEGMENT
+        sock.setsockopt(17, 104, 1)  # UDP_GRO
+        sock.bind((host.address, port))
+        return sock
 
     def run(self, seconds: float) -> TrafficOutcome:
         """Send for so many seconds and return what was counted.  Raises RuntimeError where sending fails."""

@@ -367,6 +367,7 @@ class RoceMesh(ConnectedMesh):
     def begin(self, call: Call) -> None:
         super().begin(call)
         self._queue_pairs.warn_if_too_many()
+        self._queue_pairs.warn_of_refused()
         self._text = call.text.encode()[:TEXT_BYTES]
 
     def abort(self, error: BaseException) -> None:

@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """The queue pairs between ranks: one for control, and one for each piece that messages to a peer are split into.
 
-    number   CONNECTION_BIT | 8 bits of the job | 10 bits of the peer's rank | 5 bits of the lane: 0 for control
-    PSN      a checksum of job, epoch, ranks and lane
+    number   CONNECTION_BIT | the place (10 bits of the peer's rank, 5 of the lane: 0 for control) among 2^23 others, in
+             an order that the job's secret gives them
+    PSN      24 bits of a key of the job's secret, ranks and lane
 
-Both follow from the plan, so nothing has to be negotiated.  Those for data are made when two ranks first talk, and are
-*open*, with memory for a window, from their first packet until another one needs their place (native/rc_contexts.c): a
-rank of a ring has those of its two neighbours, and one that talks to 255 peers no more than ``MAX_OPEN`` at a time.
+Both follow from the plan, so nothing has to be negotiated, and nobody else can tell them: a program on a peer's own
+host, whose packets have the peer's address, would have to try 2^23 numbers with some 2^15 windows of PSNs each.
+
+Those for data are made when two ranks first talk, and are *open*, with memory for a window, from their first packet
+until another one needs their place (native/rc_contexts.c): a rank of a ring has those of its two neighbours, and one
+that talks to 255 peers no more than ``MAX_OPEN`` at a time.
 """
 
 from __future__ import annotations
 
 import logging
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 
+from netfold.host.job_secret import derive
 from netfold.host.roce.failover import PathFailover
 from netfold.host.roce.native import Connection, Endpoint
 from netfold.host.roce.sockets import CONNECTION_BIT
@@ -57,8 +61,10 @@ class QueuePairs:
         self._plan, self._endpoint, self._source_ports, self._failover = plan, endpoint, source_ports, failover
         self._lanes, self._ports, self._recycle, self._locked = lanes, ports, recycle, locked
         self._most = most
+        self._refused = 0  # packets, as last logged
         endpoint.limit_open(most)
-        self._job = f"{plan.job}/{plan.epoch}"
+        order = derive(plan.secret, "queue pair numbers", plan.job, plan.epoch)
+        self._factor, self._offset = (int.from_bytes(part) for part in (order[:4], order[4:8]))
         self._addresses = {peer.rank: peer.address for peer in plan.peers if peer.rank != plan.rank}
         self._to: dict[int, list[int]] = {}
         self._rank_of: dict[int, int] = {}
@@ -91,6 +97,16 @@ class QueuePairs:
                         self._plan.job, self._plan.rank, most, self._most)
             self._most = most
 
+    def warn_of_refused(self) -> None:
+        """Logs a warning where packets to these queue pairs came from others than their peers: at the first, and
+        whenever there are ten times as many as in the last such warning."""
+        count, last = self._endpoint.refused()
+        if count >= max(1, 10 * self._refused):
+            self._refused = count
+            log.warning("job %r, rank %d: %d packets so far to this rank's queue pairs were dropped, the last one from "
+                        "%s, which is not the peer's address; see docs/security.md",
+                        self._plan.job, self._plan.rank, count, last)
+
     def rank_of(self, pair: int) -> int:
         """The peer to which a queue pair leads."""
         return self._rank_of[pair]
@@ -113,9 +129,11 @@ class QueuePairs:
         self._failover.add(index, peer, port)
 
     def _number(self, peer: int, lane: int) -> int:
-        """The number of the queue pair that a rank has for this peer.  Part of it comes from the job, so that another
-        job's queue pair is not taken for it."""
-        return CONNECTION_BIT | (zlib.crc32(self._job.encode()) & 0xFF) << 15 | peer << 5 | lane
+        """The number of the queue pair that a rank has for this peer.  An odd factor permutes the numbers modulo a
+        power of two, so that no two places have the same one."""
+        place = peer << 5 | lane
+        return CONNECTION_BIT | (place * (self._factor | 1) + self._offset) % CONNECTION_BIT
 
     def _psn(self, source: int, target: int, lane: int) -> int:
-        return zlib.crc32(f"{self._job}/{source}/{target}/{lane}".encode()) & roce.PSN_MASK
+        key = derive(self._plan.secret, "queue pair PSN", self._plan.job, self._plan.epoch, source, target, lane)
+        return int.from_bytes(key[:4]) & roce.PSN_MASK

@@ -10,7 +10,7 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import msgspec
@@ -26,8 +26,12 @@ from netfold.host.mesh.connection import listen
 from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
+from netfold.host.roce.failover import PathFailover
 from netfold.host.roce.mesh import RoceMesh
+from netfold.host.roce.native import Connection, Endpoint
+from netfold.host.roce.queue_pairs import QueuePairs
 from netfold.host.roce.sockets import CONNECTION_BIT
+from netfold.host.roce.source_ports import SourcePorts
 from netfold.host.selection.peers import Peers
 from netfold.testing import LoopbackSwitch
 from netfold.wire import roce
@@ -262,6 +266,34 @@ def test_a_rank_that_leaves_in_the_middle_is_named() -> None:
     for rank in (0, 2):
         assert isinstance(results[rank], PeerLost), results[rank]
         assert "rank 1 is lost" in str(results[rank])
+
+
+def test_numbers_of_queue_pairs_are_the_jobs_secret() -> None:
+    """Ranks that have another secret, of the same job, epoch and addresses, have other queue pairs and PSNs; within a
+    job no rank has a number twice, whatever the secret."""
+    peers = [Peer(rank, f"127.0.1.{rank + 1}", "x:1") for rank in range(100)]
+    made = []
+    for _ in range(2):
+        connections: list[Connection] = []
+
+        class Recorder(Endpoint):
+            def connect(self, pair: Connection, into: list[Connection] = connections) -> int:
+                into.append(pair)
+                return super().connect(pair)
+
+        plan = Plan("same", 1, 0, len(peers), peers, [], secret=draw())
+        endpoint = Recorder(peers[0].address)
+        ports = SourcePorts([50_000], range(1, len(peers)))
+        failover = PathFailover(endpoint, ports, me="", locked=nullcontext, clock=lambda: 0)
+        pairs = QueuePairs(plan, endpoint, ports, failover, lanes=3, ports=[50_000], most=64, recycle=False,
+                           locked=nullcontext)
+        for peer in range(1, len(peers)):
+            pairs.data(peer)
+        assert len({one.qp for one in connections}) == len(connections) == 4 * 99
+        assert all(one.qp & CONNECTION_BIT for one in connections)
+        made.append(connections)
+    assert len({one.qp for one in made[0]} & {one.qp for one in made[1]}) < 10
+    assert len({one.psn for one in made[0]} & {one.psn for one in made[1]}) < 10
 
 
 def test_an_address_in_use_is_named() -> None:

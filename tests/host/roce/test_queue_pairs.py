@@ -216,6 +216,30 @@ def test_a_write_outside_of_its_region_is_refused_on_both_ends() -> None:
     assert (other.into[:5000] == other.data).all()
 
 
+def test_packets_from_elsewhere_are_no_peers() -> None:
+    """A whole write with the right queue pair, PSN and key, and an acknowledgement, from any address but the peer's:
+    nothing is written or acknowledged, and both are counted with where they came from; from the peer's they are."""
+    endpoint = Endpoint(address(0), window=16)
+    pair = endpoint.connect(Connection(address(1), 2, 1, 50_000, 7, 9))
+    memory, source = np.zeros(64, np.uint8), np.ones(64, np.uint8)
+    key = endpoint.register(memory.ctypes.data, 64)
+    assert endpoint.write(pair, source.ctypes.data, 64, key=0, offset=0, id=1)
+    assert endpoint.send(0) is not None
+    write = roce.BTH.pack(Opcode.WRITE_ONLY, 0, roce.PKEY, 1, 9) + roce.RETH.pack(0, key, 64) + b"\5" * 64 + bytes(4)
+    answer = roce.BTH.pack(Opcode.ACKNOWLEDGE, 0, roce.PKEY, 1, 7) + bytes([0x1F, 0, 0, 0]) + bytes(4)
+    for elsewhere in (address(0), address(2), "127.0.0.1"):
+        for packet in (write, answer):
+            endpoint.receive(packet, 1, Origin.of(elsewhere, 50_000))
+    count, last = endpoint.refused()
+    assert (count, str(last)) == (6, "127.0.0.1:50000")
+    assert not memory.any()
+    assert (endpoint.state(pair).acknowledged, endpoint.state(pair).received) == (0, 0)
+    for packet in (write, answer):
+        endpoint.receive(packet, 1, Origin.of(address(1), 50_001))
+    assert (memory == 5).all()
+    assert (endpoint.state(pair).acknowledged, endpoint.state(pair).received) == (1, 1)
+
+
 def test_a_forgotten_key_never_opens_the_next_region() -> None:
     """Keys carry a generation, so the same place in the table has another key each time."""
     endpoint = Endpoint(address(0))
