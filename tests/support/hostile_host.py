@@ -19,7 +19,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from cbuild import cc
-from netfold.host.innet.native import Core
+from netfold.host.innet.native import Core, result_origin
+from netfold.host.native.library import Origin
 from netfold.host.operation.coding import PLAIN
 from netfold.host.roce.native import Endpoint
 from netfold.wire import roce
@@ -30,6 +31,11 @@ from support.roce import address, connect
 ROOM = 1 << 16
 SUM_QP, MAX_QP, OWN_SUM_QP, OWN_MAX_QP = 0x123450, 0x654320, 0x80, 0x90
 DTYPES = ("float32", "int32")
+
+
+def somewhere(draw: random.Random) -> Origin:
+    """Where no packet should come from."""
+    return Origin(draw.choice([0, 0x0A010001, 0xFFFFFFFF]), draw.randrange(1 << 16), draw.choice([-1, 0, 64, 255]))
 
 
 def result(packet: bytes, *, later: int = 0) -> bytes:
@@ -43,8 +49,10 @@ def fold(draws: Iterator[random.Random]) -> str:
     """One rank's fold: results in any order, twice, cut, spoiled, of other streams; operations that end or fail."""
     tree = RankTree(
         name="t", weight=1.0,
-        data=RankStream(peer="10.1.2.4", peer_qp=SUM_QP, qp=OWN_SUM_QP, source_port=50123, psn=0xFFFFF0, slots=256),
-        agreement=RankStream(peer="10.1.2.4", peer_qp=MAX_QP, qp=OWN_MAX_QP, source_port=50124, psn=5, slots=64),
+        data=RankStream(peer="10.1.2.4", peer_qp=SUM_QP, qp=OWN_SUM_QP, source_port=50123, psn=0xFFFFF0, slots=256,
+                        predecessor="10.1.2.9", predecessor_port=50200),
+        agreement=RankStream(peer="10.1.2.4", peer_qp=MAX_QP, qp=OWN_MAX_QP, source_port=50124, psn=5, slots=64,
+                             predecessor="10.1.2.9", predecessor_port=50201),
     )
     core, now, number, finished, failed = None, 0, 0, 0, 0
     sent: list[bytes] = []
@@ -77,7 +85,11 @@ def fold(draws: Iterator[random.Random]) -> str:
             if draw.random() < hostility:
                 packet += packet
                 segment = draw.choice([0, 1, 12, len(packet) // 2, 65535])
-            core.receive(packet, now, segment=segment, marked=draw.random() < 0.3)
+            agreement = packet[5:8] >= OWN_MAX_QP.to_bytes(3, "big")
+            origin = result_origin(tree.agreement if agreement else tree.data)
+            if draw.random() < hostility:
+                origin = somewhere(draw)
+            core.receive(packet, now, origin, segment=segment, marked=draw.random() < 0.3)
         core.state(0, draw.randrange(2))
         core.deadline()
     return f"{finished} operations finished, {failed} failed"
@@ -127,8 +139,9 @@ def rc(draws: Iterator[random.Random]) -> str:
             elif draw.random() < 0.1 and len(packet) > 28:  # a right header, another place in memory
                 packet = packet[:12] + struct.pack("!QII", draw.choice([0, 1 << 16, 2**64 - 1]), draw.randrange(4),
                                                    draw.choice([0, 1, ROOM, 2**32 - 1])) + packet[28:]
-            ends[to].receive(packet, now, segment=draw.choice([0, 0, 1, 16, 65535]), marked=draw.random() < 0.2,
-                             source_port=draw.choice([0, 50000, 65535]))
+            origin = Origin.of(address(1 - to), draw.choice([0, 50000, 65535]))
+            ends[to].receive(packet, now, somewhere(draw) if draw.random() < 0.05 else origin,
+                             segment=draw.choice([0, 0, 1, 16, 65535]), marked=draw.random() < 0.2)
         ends[side].state(draw.choice(pairs))
     return f"{opened} pairs of endpoints, {broken} queue pairs broken"
 

@@ -228,3 +228,25 @@ def test_finsy_drives_a_switch_from_source(plain: Program, tmp_path: Path) -> No
 
     with serving(builder=Compiler()) as (_, address):
         asyncio.run(asyncio.wait_for(control(address), 2 * TIMEOUT))
+
+
+@pytest.mark.parametrize(("text", "code", "says"), [
+    ("#include \"/etc/hostname\"\n", grpc.StatusCode.INVALID_ARGUMENT, "may include core.p4 and v1model.p4 alone"),
+    ("header h_t { bit<2147483648> x; }", grpc.StatusCode.INVALID_ARGUMENT, "at most 65536 bits"),
+    (" " * (5 << 20) + "x", grpc.StatusCode.RESOURCE_EXHAUSTED, "may have 4194304"),
+])
+def test_a_hostile_program_leaves_the_running_one_as_it_is(
+    bench: tuple[Server, Client, Stream], plain: Program, text: str, code: grpc.StatusCode, says: str
+) -> None:
+    """The error says why, shows nothing of the machine's files, and the process is the one from before."""
+    server, client, _ = bench
+    client.write((INSERT, row(plain, 5, 2)))
+    pid = server.pid
+    with pytest.raises(grpc.RpcError) as refused:
+        client.push(p4r.ForwardingPipelineConfig(p4info=plain.p4info, p4_device_config=text.encode()))
+
+    assert code_of(refused.value) is code
+    assert says in str(refused.value)
+    assert Path("/etc/hostname").read_text().strip() not in str(refused.value)
+    assert server.pid == pid
+    assert client.read(p4r.Entity(table_entry=p4r.TableEntry()))
