@@ -73,12 +73,14 @@ class SwitchError(Exception):
 class NotPrimary(SwitchError):
     """Another client is the switch's primary, or was with a higher election id.
 
-    other  that election id
+    other    that election id
+    present  whether that client is still connected; if not, the switch is free for a higher id
     """
 
-    def __init__(self, message: str, other: int) -> None:
+    def __init__(self, message: str, other: int, *, present: bool = True) -> None:
         super().__init__(message)
         self.other = other
+        self.present = present
 
 
 class Count(NamedTuple):
@@ -220,9 +222,11 @@ class Session:
         if update.status.code != rpc_code.OK:
             other = update.election_id.high << 64 | update.election_id.low
             self._others.add(other)
+            present = update.status.code != rpc_code.NOT_FOUND
             raise NotPrimary(
-                f"{self.name} ({self.address}): another client is primary, with election id {other}; ours is "
-                f"{self._election_number}; the switch says: {update.status.message or 'nothing more'}", other
+                f"{self.name} ({self.address}): another client {'is' if present else 'was'} primary, with election id "
+                f"{other}; ours is {self._election_number}; the switch says: "
+                f"{update.status.message or 'nothing more'}", other, present=present
             )
 
     async def _read_stream(self) -> str:

@@ -304,10 +304,11 @@ class Target:
                 self._on_superseded(str(error))
                 return
             except NotPrimary as error:
-                wait = DISPUTE[min(disputes, len(DISPUTE) - 1)]
-                disputes += 1
+                if error.present:
+                    wait = DISPUTE[min(disputes, len(DISPUTE) - 1)]
+                    disputes += 1
                 self._set_problem(str(error))
-                log.error("%s; claiming it again in %g s", error, wait)
+                log.error("%s; claiming it again", error)
             except SwitchError as error:
                 if str(error) != self.problem:
                     log.warning("%s", error)
