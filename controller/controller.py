@@ -314,9 +314,17 @@ class Controller:
             candidacy.lost(error.other, str(error))
             raise
         candidacy.won()
+        session.on_taken = partial(self._on_taken, candidacy)
         return session
 
+    def _on_taken(self, candidacy: Candidacy, error: NotPrimary) -> None:
+        """Another client has taken a switch.  If it is a later controller of this fabric, it has the jobs, too: this
+        one must not take the switch for down and halt anybody."""
+        if error.other > candidacy.number and candidacy.trusts(error.other):
+            self._on_superseded(str(error))
+
     def _on_superseded(self, why: str) -> None:
+        self.jobs.stand_back()
         self._superseded_by = self._superseded_by or why
         self._superseded.set()
 

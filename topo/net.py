@@ -124,11 +124,11 @@ class Network(Lifecycle):
             self._controller = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
-        self._await_controller()
+        self._await_controller(self._controller)
 
-    def _await_controller(self, *, switches: bool = True) -> None:
-        """Wait until the controller answers.  Raises ControllerFailed, and SwitchFailed where ``switches`` must run."""
-        assert self._controller is not None
+    def _await_controller(self, process: subprocess.Popen[bytes], *, switches: bool = True) -> None:
+        """Wait until the controller answers, which is this process.  Raises ControllerFailed, and SwitchFailed where
+        ``switches`` must run."""
         started = time.monotonic()
         while True:
             with contextlib.suppress(rpc.Unreachable):
@@ -139,7 +139,7 @@ class Network(Lifecycle):
             if seconds > CONTROLLER_SECONDS:
                 raise ControllerFailed(self._controller_failure(f"does not answer after {seconds:.0f} s"))
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._controller.wait(0.1)
+                process.wait(0.1)
 
     def end_controller(self, number: signal.Signals) -> None:
         """Send the controller a signal, and wait until it has ended."""
@@ -171,15 +171,15 @@ class Network(Lifecycle):
         assert self.fabric.standby is not None
         self.end_controller(signal.SIGKILL)
         meanwhile()
-        self._controller, self._standby, self._jobs = self._standby, None, self.fabric.standby
-        self._await_controller(switches=False)
+        self._jobs = self.fabric.standby
+        self._await_controller(self._standby, switches=False)
 
     def check(self, *, switches: bool = True) -> None:
         """Raise SwitchFailed or ControllerFailed where one has ended; the ranks alone would only see a timeout."""
         for switch in self.switches if switches else ():
             switch.check()
-        status = None if self._controller is None else self._controller.poll()
-        if status is not None:
+        ended = [process.poll() for process in (self._controller, self._standby) if process is not None]
+        for status in (status for status in ended if status is not None):
             raise ControllerFailed(self._controller_failure(f"ended with status {status}"))
 
     def _controller_failure(self, what: str) -> str:

@@ -100,7 +100,7 @@ class Jobs:
         self._jobs: dict[str, Job] = {}
         self._ending: list[Job] = []
         self._finished: deque[Job] = deque(maxlen=FINISHED)
-        self._closing = False
+        self._closing = self._stands_back = False
         self.key = fabric_key.draw()
         """The fabric key, from which the secrets of ranks are derived."""
         self.totals = Totals()
@@ -184,7 +184,8 @@ class Jobs:
 
     def notice(self) -> None:
         """Check all jobs after something went down or came up: some may need or get other trees."""
-        self._recovery.notice(self.active())
+        if not self._stands_back:
+            self._recovery.notice(self.active())
 
     async def resume(self, request: Resume) -> Plan:
         """A halted rank waits for its new plan.  Raises Refusal."""
@@ -263,6 +264,10 @@ class Jobs:
         log.info("%s: rank %d has registered, %d to come", job, request.rank, len(job.awaited))
         job.notify()
         self.notice()
+
+    def stand_back(self) -> None:
+        """From now on halt and move nobody: a later controller has the switches."""
+        self._stands_back = True
 
     async def end_grace(self) -> None:
         """Remove what switches hold of jobs that nobody has claimed; ranks of adopted jobs that have not registered are

@@ -121,6 +121,8 @@ class Session:
         self.packets_dropped = 0
         self.ports_down: set[int] = set()
         self.on_ports: Callable[[], None] = lambda: None
+        self.on_taken: Callable[[NotPrimary], None] = lambda error: None
+        """Called when another client has become primary, before the session ends for that."""
         self._device_id = device_id
         self._pipeline = pipeline
         self._codec = Codec(pipeline.p4info)
@@ -241,6 +243,7 @@ class Session:
                 try:
                     self._require_primary(message.arbitration)
                 except NotPrimary as error:
+                    self.on_taken(error)
                     return str(error)
             elif message.HasField("packet"):
                 try:

@@ -37,8 +37,9 @@ def fabric_of(engine: Engine) -> Fabric:
 @pytest.mark.parametrize("engine", ENGINES)
 @in_sandbox(timeout=200)
 def test_jobs_go_on_untouched_while_controllers_are_killed(engine: Engine, tmp_path: Path) -> None:
-    """One is killed, one is asked to end, one dies and its standby takes over: the ranks check every sum, no operation
-    takes longer than a second, no rank halts, and in the end they leave the last controller with nothing held."""
+    """One is killed, one is asked to end, one dies and its standby takes over, which yields to one that is started
+    last: the ranks check every sum, no operation takes longer than a second, no rank halts, and in the end they leave
+    the last controller with nothing held."""
     with Network(fabric_of(engine), logs=tmp_path / "logs") as network, Steady(network, seed=9) as steady:
         for number in (signal.SIGKILL, signal.SIGTERM):
             network.end_controller(number)
@@ -47,6 +48,9 @@ def test_jobs_go_on_untouched_while_controllers_are_killed(engine: Engine, tmp_p
             steady.registered()
         network.start_standby()
         network.take_over()
+        steady.registered()
+        steady.go_on()
+        network.start_controller()
         steady.registered()
         steady.go_on()
         ends = steady.end()

@@ -311,6 +311,22 @@ def test_ranks_that_leave_wait_for_those_that_have_yet_to_register(tmp_path: Pat
     run(story())
 
 
+def test_a_controller_that_stands_back_halts_nobody(tmp_path: Path) -> None:
+    """A later controller has taken a switch from it: that the session is gone says nothing of the switch."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            await r.together(4)
+            r.controller.jobs.stand_back()
+            lose(r, "spine1")
+            await until(lambda: not r.controller._targets["spine1"].is_up)
+            await r.controller.replan()
+            (job,) = r.controller.jobs.all()
+            assert job.round is None
+
+    run(story())
+
+
 def test_a_job_without_trees_is_adopted_as_well(tmp_path: Path) -> None:
     """It holds nothing on switches; its ranks' deaths are seen all the same."""
 

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a standby takes over, and when it does not; and what it hears from a switch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from finsy.proto import p4r, rpc_code
+
+from netfold.controller import standby as module
+from netfold.controller.standby import Standby
+from netfold.controller.switch.observer import Observer, standby_id
+from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import FabricError, Switch
+from support.controller import ScriptedServer, run, until
+
+
+class Scripted(Observer):
+    """An observer that sees what a test says."""
+
+    def __init__(self, switch: Switch, on_change: Callable[[], None]) -> None:
+        super().__init__(switch.name, switch.grpc, switch.device_id, None, on_change)
+
+    async def run(self) -> None:
+        """See nothing by itself."""
+        await asyncio.Event().wait()
+
+    def sees(self, primary: bool | None) -> None:
+        """From now on the switch says this of its primary; None: nothing."""
+        self._set(primary)
+
+
+def standby(folder: Path) -> tuple[Standby, dict[str, Scripted]]:
+    """The standby of a 2x2x4 fabric, and its observers by switch."""
+    fabric = msgspec.structs.replace(leafspine(2, 2, 4, rundir=folder), standby=f"unix:{folder}/standby.sock")
+    observers: dict[str, Scripted] = {}
+
+    def observe(switch: Switch, on_change: Callable[[], None]) -> Observer:
+        return observers.setdefault(switch.name, Scripted(switch, on_change))
+
+    return Standby(fabric, observe=observe), observers
+
+
+async def idle() -> None:
+    """Let everything happen that is due."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A controller is dead at once; one that was never there is waited for."""
+    monkeypatch.setattr(module, "SETTLE", 0.0)
+    monkeypatch.setattr(module, "PATIENCE", 3600.0)
+
+
+def test_it_takes_over_when_no_switch_has_a_primary(tmp_path: Path) -> None:
+    """The last of them decides."""
+
+    async def story() -> None:
+        waiting, observers = standby(tmp_path)
+        gone = asyncio.create_task(waiting.wait())
+        await idle()
+        for observer in observers.values():
+            observer.sees(True)
+        await idle()
+        for name in ("leaf1", "leaf2", "spine1"):
+            observers[name].sees(False)
+        await idle()
+        assert not gone.done()
+        observers["spine2"].sees(False)
+        assert await gone == {"leaf1", "leaf2", "spine1", "spine2"}
+
+    run(story())
+
+
+def test_a_switch_that_is_down_does_not_keep_it_from_that(tmp_path: Path) -> None:
+    """It is not among those that the new controller needs to start."""
+
+    async def story() -> None:
+        waiting, observers = standby(tmp_path)
+        gone = asyncio.create_task(waiting.wait())
+        await idle()
+        for observer in observers.values():
+            observer.sees(True)
+        await idle()
+        observers["spine1"].sees(None)
+        for name in ("leaf1", "leaf2", "spine2"):
+            observers[name].sees(False)
+        assert await gone == {"leaf1", "leaf2", "spine2"}
+
+    run(story())
+
+
+def test_a_standby_that_is_cut_off_takes_nothing(tmp_path: Path) -> None:
+    """It reaches half of the switches, or none: the first controller may well be there."""
+
+    async def story() -> None:
+        waiting, observers = standby(tmp_path)
+        gone = asyncio.create_task(waiting.wait())
+        await idle()
+        for observer in observers.values():
+            observer.sees(True)
+        await idle()
+        for name in ("leaf1", "leaf2"):
+            observers[name].sees(None)
+        for name in ("spine1", "spine2"):
+            observers[name].sees(False)
+        await idle()
+        assert not gone.done()
+        for observer in observers.values():
+            observer.sees(None)
+        await idle()
+        assert not gone.done()
+        gone.cancel()
+
+    run(story())
+
+
+def test_a_first_controller_that_is_still_starting_is_waited_for(tmp_path: Path) -> None:
+    """No switch has had a primary yet: nobody has died."""
+
+    async def story() -> None:
+        waiting, observers = standby(tmp_path)
+        gone = asyncio.create_task(waiting.wait())
+        await idle()
+        for observer in observers.values():
+            observer.sees(False)
+        await idle()
+        assert not gone.done()
+        gone.cancel()
+
+    run(story())
+
+
+def test_it_serves_at_its_own_address_and_knows_the_first_ones(tmp_path: Path) -> None:
+    """Ranks learn both; a fabric without the setting has no standby."""
+    waiting, _ = standby(tmp_path)
+    first = leafspine(2, 2, 4, rundir=tmp_path)
+    assert (waiting.fabric.jobs, waiting.fabric.standby) == (f"unix:{tmp_path}/standby.sock", first.jobs)
+    with pytest.raises(FabricError, match=r"fabric\.standby: expected the address"):
+        Standby(first)
+
+
+def test_its_election_id_is_below_that_of_any_controller() -> None:
+    """A controller's has milliseconds since 1970 in its high half."""
+    assert all(0 < standby_id() < 1 << 64 for _ in range(100))
+
+
+@pytest.mark.parametrize(("code", "seen"), [
+    (rpc_code.ALREADY_EXISTS, True),
+    (rpc_code.NOT_FOUND, False),  # softswitch: nobody is
+    (rpc_code.OK, False),  # BMv2: then this one is
+])
+def test_a_switch_says_at_once_what_has_become_of_its_primary(tmp_path: Path, code: int, seen: bool) -> None:
+    """By an arbitration update on the stream; when the switch goes, nothing is known."""
+
+    async def story() -> None:
+        server = ScriptedServer()
+        server.primary = 2**64 - 1
+        running = await server.serve(f"unix:{tmp_path}/s.sock")
+        changed = asyncio.Event()
+        observer = Observer("leaf1", f"unix:{tmp_path}/s.sock", 1, None, changed.set)
+        task = asyncio.create_task(observer.run())
+        await until(lambda: observer.has_primary is True)
+        update = p4r.StreamMessageResponse()
+        update.arbitration.status.code = code
+        await server.to_send.put(update)
+        await until(lambda: observer.has_primary is seen)
+        assert changed.is_set()
+        await running.stop(None)
+        await until(lambda: observer.has_primary is None)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    run(story())
