@@ -52,10 +52,11 @@ def rank_identity(environment: Mapping[str, str] | None = None) -> RankIdentity:
 
 def address(*towards: str) -> str:
     """This host's IPv4 address on the fabric: $NETFOLD_ADDRESS, else the address of the interface that leads to the
-    first of ``towards`` ("host" or "host:port"; empty ones and unix sockets are skipped).  Raises ValueError."""
+    first of ``towards`` ("host" or "host:port", or several with commas; empty ones and unix sockets are skipped).
+    Raises ValueError."""
     if said := os.environ.get(ADDRESS_VARIABLE):
         return said
-    for target in towards:
+    for target in (part.strip() for several in towards for part in several.split(",")):
         host = target.rpartition(":")[0] or target
         if not host or target.startswith("unix:"):
             continue

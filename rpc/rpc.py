@@ -125,8 +125,22 @@ async def call(
 ) -> Answer:
     """Call ``method``, given as ``service/method``, and return its answer.  Raises Unreachable.
 
-    token  what proves the caller's scope; empty: nothing does; None: that of the environment (tokens.given)
+    address  of the controller; of several with commas, the first that answers
+    token    what proves the caller's scope; empty: nothing does; None: that of the environment (tokens.given)
     """
+    first, _, others = address.partition(",")
+    if others:
+        try:
+            return await call(first.strip(), method, request, answer, timeout, token=token)
+        except CallRefused:
+            raise
+        except Unreachable as error:
+            try:
+                return await call(others.strip(), method, request, answer, timeout, token=token)
+            except CallRefused:
+                raise
+            except Unreachable as other:
+                raise Unreachable(f"{error}\n{other}") from other
     try:
         metadata = tokens.metadata(tokens.given() if token is None else token)
     except tokens.TokenError as error:

@@ -69,11 +69,12 @@ def engine_of(name: str) -> Engine:
 
 
 def address_of(file: Path | None, controller: str | None) -> str:
-    """gRPC address of the controller: the one given, or that of the fabric file, or NETFOLD_CONTROLLER."""
+    """gRPC address of the controller: the one given, or those of the fabric file, with commas, or NETFOLD_CONTROLLER."""
     if controller:
         return controller
     if file is not None:
-        return load(file).jobs
+        fabric = load(file)
+        return ",".join([fabric.jobs, *([fabric.standby] if fabric.standby else [])])
     if address := os.environ.get(CONTROLLER_VARIABLE):
         return address
     fail(CANNOT, "which controller? Give its FABRIC.toml (slots, paths: --fabric FABRIC.toml), --controller ADDRESS, "

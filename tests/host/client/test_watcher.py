@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from netfold.controller import client
+from netfold.controller import client as operator_client
 from netfold.controller.controller import Controller
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Fabric
@@ -34,6 +34,7 @@ from netfold.host.client.jobs import JobClient
 from netfold.host.client.membership import Membership
 from netfold.host.errors import JobEnded, JoinRefused, PeerLost
 from netfold.host.operation.rail import RailStats
+from netfold.rpc.rpc import Unreachable
 from netfold.testing import subnet
 from netfold.wire.jobs import Join, Plan
 from support.controller import MemorySwitch
@@ -126,7 +127,7 @@ def test_a_dropped_job_ends_its_collectives(serving: Serving) -> None:
     with ThreadPoolExecutor(2) as pool:
         comms = list(pool.map(lambda rank: join(fabric, rank), range(2)))
         blocked = pool.submit(comms[0].allreduce, np.ones(1000, np.int32))
-        assert asyncio.run(client.drop(fabric.jobs, "j"))
+        assert asyncio.run(operator_client.drop(fabric.jobs, "j"))
         with pytest.raises(JobEnded, match="dropped by the operator"):
             blocked.result(TIMEOUT / 2)
         for comm in comms:
@@ -248,12 +249,16 @@ def test_ranks_that_stand_still_are_planned_for_by_the_next_controller(tmp_path:
 
 
 def test_a_rank_finds_the_controller_among_several_addresses(tmp_path: Path) -> None:
-    """Nobody is at the first one; and where nobody is at any, the error names all."""
+    """Nobody is at the first one; and where nobody is at any, the error names all.  For commands as well."""
     fabric = loopback(tmp_path)
     with Serving(fabric):
         client = JobClient(f"unix:{tmp_path}/nobody.sock, {fabric.jobs}")
         assert client.join(Join("j", 1, 0, fabric.hosts[0].address, "10.0.0.1:1", 0)).world == 1
         client.close()
+        said = asyncio.run(operator_client.status(f"unix:{tmp_path}/nobody.sock, {fabric.jobs}"))
+        assert said.fabric == fabric.name
+    with pytest.raises(Unreachable, match=r"nobody.sock.*\n.*none.sock"):
+        asyncio.run(operator_client.status(f"unix:{tmp_path}/nobody.sock,unix:{tmp_path}/none.sock"))
     client = JobClient(f"unix:{tmp_path}/nobody.sock,unix:{tmp_path}/none.sock")
     with pytest.raises(JoinRefused, match=r"nobody answers at unix:.*nobody.sock,unix:.*none.sock"):
         client.join(Join("j", 1, 0, fabric.hosts[0].address, "10.0.0.1:1", 0, timeout=0.3))
