@@ -24,7 +24,6 @@ from typing import Any
 import pytest
 
 from cbuild import cc, files
-from support import needs
 from support.namespace import in_own_network, sh
 
 BOUND = 60.0
@@ -188,7 +187,6 @@ def merged_timelines(place: Path) -> None:
 
 def charts(place: Path) -> None:
     """A chart that does not fit leaves the one before it whole."""
-    pytest.importorskip("matplotlib", reason=needs.reason("matplotlib"))
     from netfold.plots import charts
 
     figure = charts._figure(4.0, 3.0, "title")
@@ -293,7 +291,9 @@ CASES: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.needs("matplotlib")] if name == "charts" else []) for name in CASES
+])
 @in_own_network
 def test_a_full_disk_is_named_and_nothing_is_lost(name: str, tmp_path: Path) -> None:
     """Whatever is written there; nothing half-written is left beside the old files."""
