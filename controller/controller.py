@@ -42,7 +42,7 @@ from netfold.controller.switch.pipeline import Pipeline
 from netfold.controller.switch.switch import NotPrimary, Session, SwitchError
 from netfold.controller.switch.target import Client, Target
 from netfold.fabric import slots
-from netfold.fabric.graph import Fabric, FabricError, Switch
+from netfold.fabric.graph import Fabric, Switch
 from netfold.rpc import rpc
 from netfold.rpc.certificates import Certificates, TlsError, is_local
 from netfold.rpc.limits import Shared
@@ -159,12 +159,7 @@ class Controller:
         """Bring all switches to their desired state, then serve.  Raises StartError, PipelineError and FabricError."""
         self._callers.load()
         tls = exposure.certificates(self.fabric)
-        self._refuse_exposure()
-        try:
-            for switch in self.fabric.switches:
-                credentials.of(self.fabric, switch)
-        except TlsError as error:
-            raise FabricError(str(error)) from error
+        exposure.check(self.fabric, token=self._callers.exist, insecure=self._insecure)
         self.jobs.key = fabric_key.load(self.fabric)
         elections = Elections(self.jobs.key)
         self._candidacies = {switch.name: Candidacy(elections) for switch in self.fabric.switches}
@@ -344,15 +339,6 @@ class Controller:
             return
         raise StartError(f"a controller is running at {self.fabric.jobs} already: stop it, or give this fabric another "
                          "address (fabric.jobs)")
-
-    def _refuse_exposure(self) -> None:
-        problems = exposure.unprotected(self.fabric, token=self._callers.exist)
-        if problems and not self._insecure:
-            advice = ("Give what is missing, loopback addresses or unix sockets; or, where everybody who reaches them "
-                      "is trusted: netfold up --insecure")
-            raise StartError("\n".join([*problems, advice]))
-        for problem in problems:
-            log.warning("insecure: %s", problem)
 
     async def _serve(self, tls: Certificates | None) -> None:
         server = grpc.aio.server(options=list(_SERVER_OPTIONS), maximum_concurrent_rpcs=MAX_CALLS)

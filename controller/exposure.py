@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
 
+from netfold.controller.switch import credentials
 from netfold.fabric.graph import Fabric, FabricError
 from netfold.rpc.certificates import Certificates, TlsError, is_local
+
+log = logging.getLogger("netfold.controller")
 
 
 def unprotected(fabric: Fabric, *, token: bool) -> list[str]:
@@ -19,7 +23,7 @@ def unprotected(fabric: Fabric, *, token: bool) -> list[str]:
     """
     lacks = [] if token else ["a token"]
     lacks += [] if fabric.certificate else ["TLS (certificate and key)"]
-    served = {"fabric.jobs": fabric.jobs, "fabric.metrics": fabric.metrics}
+    served = {"fabric.jobs": fabric.jobs, "fabric.standby": fabric.standby, "fabric.metrics": fabric.metrics}
     found = [f"{setting}: other machines may reach {address}, which lacks {' and '.join(lacks)}"
              for setting, address in served.items() if lacks and address is not None and not is_local(address)]
     if token and not fabric.certificate and fabric.metrics is not None and not is_local(fabric.metrics):
@@ -30,6 +34,23 @@ def unprotected(fabric: Fabric, *, token: bool) -> list[str]:
         found.append(f"fabric.p4runtime_ca: P4Runtime of {', '.join(plain)} would go in the clear: it lacks TLS "
                      "(p4runtime_ca, p4runtime_certificate and p4runtime_key)")
     return found
+
+
+def check(fabric: Fabric, *, token: bool, insecure: bool) -> None:
+    """Refuse what `unprotected` finds; with ``insecure`` only log it.  Raises FabricError, also for files of TLS with
+    switches that cannot be used."""
+    problems = unprotected(fabric, token=token)
+    if problems and not insecure:
+        advice = ("Give what is missing, loopback addresses or unix sockets; or, where everybody who reaches them is "
+                  "trusted: netfold up --insecure")
+        raise FabricError("\n".join([*problems, advice]))
+    for problem in problems:
+        log.warning("insecure: %s", problem)
+    try:
+        for switch in fabric.switches:
+            credentials.of(fabric, switch)
+    except TlsError as error:
+        raise FabricError(str(error)) from error
 
 
 def certificates(fabric: Fabric) -> Certificates | None:

@@ -21,8 +21,10 @@ from typing import Final
 
 import msgspec
 
+from netfold.controller import exposure
 from netfold.controller.controller import Controller, StartError
 from netfold.controller.jobs import fabric_key
+from netfold.controller.jobs.callers import Callers
 from netfold.controller.switch import credentials, pipeline
 from netfold.controller.switch.election import Superseded
 from netfold.controller.switch.observer import Observer
@@ -54,6 +56,11 @@ class Standby:
                               '"unix:/run/netfold-standby.sock", got none')
         self.fabric = msgspec.structs.replace(fabric, jobs=fabric.standby, standby=fabric.jobs)
         """The fabric as this controller serves it."""
+        # now, rather than when it is needed
+        exposure.certificates(self.fabric)
+        callers = Callers(self.fabric)
+        callers.load()
+        exposure.check(self.fabric, token=callers.exist, insecure=insecure)
         self._insecure = insecure
         self._changed = asyncio.Event()
         make = observe or self._observer

@@ -18,8 +18,9 @@ import msgspec
 import pytest
 
 from netfold.controller import exposure
-from netfold.controller.controller import Controller, StartError
+from netfold.controller.controller import Controller
 from netfold.controller.jobs.callers import Callers
+from netfold.controller.standby import Standby
 from netfold.controller.web.serve import Web
 from netfold.fabric import file as fabric_file
 from netfold.fabric.generate import leafspine
@@ -100,7 +101,7 @@ def test_an_exposed_controller_does_not_start(tmp_path: Path, caplog: pytest.Log
 
     async def story() -> None:
         refused = controller(fabric)
-        with pytest.raises(StartError, match=r"fabric\.jobs: other machines may reach(.|\n)*netfold up --insecure"):
+        with pytest.raises(FabricError, match=r"fabric\.jobs: other machines may reach(.|\n)*netfold up --insecure"):
             await refused.start()
         await refused.stop()
         with caplog.at_level(logging.WARNING):
@@ -108,6 +109,16 @@ def test_an_exposed_controller_does_not_start(tmp_path: Path, caplog: pytest.Log
                 assert "insecure: fabric.jobs: other machines may reach" in caplog.text
 
     run(story())
+
+
+def test_an_exposed_standby_does_not_wait_for_its_day(tmp_path: Path) -> None:
+    """What would keep it from taking over is told when it starts."""
+    fabric = lab(tmp_path, standby="10.0.0.9:50050")
+    with pytest.raises(FabricError, match=r"fabric\.jobs: other machines may reach 10\.0\.0\.9:50050"):
+        Standby(fabric)
+    (said,) = exposure.unprotected(fabric, token=False)
+    assert said.startswith("fabric.standby: other machines may reach 10.0.0.9:50050")
+    Standby(fabric, insecure=True)
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])

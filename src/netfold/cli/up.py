@@ -125,7 +125,12 @@ async def _stand_by(fabric: Fabric, insecure: bool) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    running = asyncio.create_task(Standby(fabric, insecure=insecure).run(lambda line: print(line, flush=True)))
+
+    def say(line: str) -> None:
+        with contextlib.suppress(OSError):  # a log on a full disk must not end the standby
+            print(line, flush=True)
+
+    running = asyncio.create_task(Standby(fabric, insecure=insecure).run(say))
     stopping = asyncio.create_task(stopped.wait())
     await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
     running.cancel()
