@@ -69,7 +69,7 @@ def engine_of(name: str) -> Engine:
 
 
 def address_of(file: Path | None, controller: str | None) -> str:
-    """gRPC address of the controller: the one given, or those of the fabric file, with commas, or NETFOLD_CONTROLLER."""
+    """gRPC address of the controller: the one given, or those of the fabric file with commas, or NETFOLD_CONTROLLER."""
     if controller:
         return controller
     if file is not None:
