@@ -23,6 +23,7 @@ from netfold.wire.operator import (
     JobStatus,
     LinkStatus,
     Outcomes,
+    Punts,
     RoundStatus,
     Status,
     SwitchStatus,
@@ -110,7 +111,8 @@ def test_status_for_people_names_what_is_down_and_why() -> None:
         fabric="lab",
         engine="softswitch",
         uptime=61.0,
-        switches=[SwitchStatus("leaf1", "leaf", "unix:/a", True, "", 12, 1, 2176, 16384, 3),
+        switches=[SwitchStatus("leaf1", "leaf", "unix:/a", True, "", 12, 1, 2176, 16384, 3,
+                               punts=Punts(177_000, 12, 5)),
                   SwitchStatus("spine1", "spine", "unix:/b", False, "stream broke: UNAVAILABLE", 0, 1, 0, 16384, 0)],
         links=[LinkStatus("leaf1:1", "h1:0", "1gbit", 0.01, Traffic(10, 10_000_000, 1), Traffic(9, 9_000_000, 2)),
                LinkStatus("leaf1:2", "spine1:1", None, 0, Traffic(1, 1, 0), Traffic(1, 1, 0), up=False)],
@@ -123,7 +125,7 @@ def test_status_for_people_names_what_is_down_and_why() -> None:
     show(status, Terminal(file=out, width=160))
     text = out.getvalue()
     for words in ("1 of 2 switches up", "stream broke: UNAVAILABLE", "2176/16384", "leaf1:1 - h1:0", "10.00 MB",
-                      "1 lost / 2 lost",
+                      "1 lost / 2 lost", "177000 refused", "12 over rate", "5 dropped",
                   "job train: active, epoch 77, 2 of 2 ranks joined", "tree leaf1, weight 1.00, 2048 slots",
                   "leaf1 has no 2048 slots", "4 sent again", "0 left, 1 lost"):
         assert words in text, text

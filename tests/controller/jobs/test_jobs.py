@@ -18,6 +18,7 @@ from netfold.wire.jobs import (
     Leave,
     RankReport,
 )
+from netfold.wire.operator import Punts
 from support.controller import BOUND, MemorySwitch, run, until
 from support.jobs import Code, rig
 
@@ -266,7 +267,8 @@ def test_status_shows_switches_links_jobs_and_reports(tmp_path: Path) -> None:
             leaf.counters = {tables.PORT_IN: {1: Count(10, 1000)},
                              tables.PORT_OUT: {1: Count(7, 700), 3: Count(5, 500)},
                              lost_in: {1: Count(2, 0)}, lost_out: {1: Count(3, 0)},
-                             tables.CORRUPT: {0: Count(1, 60)}}
+                             tables.CORRUPT: {0: Count(1, 60)}, tables.OVER_RATE: {3: Count(12, 0)},
+                             tables.REFUSED: {1: Count(170_000, 0), 2: Count(7_000, 0)}}
             spine.counters = {tables.PORT_IN: {1: Count(5, 500)}, lost_in: {1: Count(4, 0)}}
             plans = await r.together(2)
             report = RankReport("j", 0, plans[0].epoch, 3, 4096, 12, 1, {"spine1": 2048}, plans[0].rank_secret)
@@ -280,6 +282,7 @@ def test_status_shows_switches_links_jobs_and_reports(tmp_path: Path) -> None:
             by_name = {s.name: s for s in status.switches}
             assert all(s.up for s in status.switches)
             assert by_name["leaf1"].corrupt == 1
+            assert by_name["leaf1"].punts == Punts(177_000, 12, 0)
             assert by_name["leaf1"].slots_used == 1152
             (job,) = status.jobs
             assert (job.state, job.world, job.joined) == ("active", 2, [0, 1])

@@ -240,6 +240,26 @@ def test_a_switch_tells_which_ports_are_down(tmp_path: Path) -> None:
     run(story())
 
 
+def test_packet_ins_that_were_dropped_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that the switch tells of, and those for which the session's own queue has no room."""
+    monkeypatch.setattr("netfold.controller.switch.switch.PACKETS", 2)
+
+    async def story() -> None:
+        server = ScriptedServer()
+        async with session(tmp_path, server) as s:
+            changed = asyncio.Event()
+            s.on_ports = changed.set
+            for _ in range(5):
+                await server.to_send.put(p4r.StreamMessageResponse(packet=p4r.PacketIn(payload=b"probe")))
+            for message in (notices.packet_ins_lost(100), notices.packet_ins_lost(20),
+                            notices.port_status(3, up=False)):
+                await server.to_send.put(message)
+            await changed.wait()  # all before it has been read
+            assert (s.packets.qsize(), s.packets_dropped) == (2, 3 + 120)
+
+    run(story())
+
+
 def test_packets_come_and_go_with_their_ports(tmp_path: Path) -> None:
     """packet-in carries its ingress port, packet-out its egress port."""
 
