@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from netfold.controller.jobs import jobs
+from netfold.controller.jobs import plans
 from netfold.controller.switch import tables
 from netfold.fabric import slots, trees
 from netfold.fabric.generate import leafspine
@@ -55,7 +55,7 @@ class P4Fabric(Wires):
         self.streams = streams = [agreed(stream) for stream in streams]
         self.write(tables.merge(tables.fold_entries(self.fabric, mine, stream) for stream in streams))
         for rank, place in enumerate(members):
-            self._core[place] = Core(self.hosts[place].address, len(mine), jobs._trees(streams, mine, rank))
+            self._core[place] = Core(self.hosts[place].address, len(mine), plans._trees(streams, mine, rank))
 
     def drain(self, rank: int, source: str) -> None:
         """The frames that the host's kernel would make of a core's runs."""
