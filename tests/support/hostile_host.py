@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hosts' engines under AddressSanitizer and UBSan, fed with packets that no peer of theirs would send.
 
-    LD_PRELOAD=libasan.so PYTHONMALLOC=malloc python tests/support/hostile_host.py fold|rc SEED PACKETS SECONDS
+    LD_PRELOAD=libasan.so PYTHONMALLOC=malloc python tests/support/hostile_host.py fold|rc SEED INPUTS SECONDS
 
 A process of its own, since the sanitizer must be loaded first; ends with status 0 and a line of figures, or with the
 sanitizer's report. PYTHONMALLOC lets each packet be an allocation of its own, so that a byte read too far is seen.
@@ -54,7 +54,7 @@ def fold(draws: Iterator[random.Random]) -> str:
         agreement=RankStream(peer="10.1.2.4", peer_qp=MAX_QP, qp=OWN_MAX_QP, source_port=50124, psn=5, slots=64,
                              predecessor="10.1.2.9", predecessor_port=50201),
     )
-    core, now, number, finished, failed = None, 0, 0, 0, 0
+    core, now, number, finished, failed, packets = None, 0, 0, 0, 0, 0
     sent: list[bytes] = []
     wire: list[bytes] = []
     for draw in draws:
@@ -81,6 +81,7 @@ def fold(draws: Iterator[random.Random]) -> str:
                 packet = result(draw.choice(sent), later=draw.choice([-1, 0, 1, 7, 64, 1 << 15, 1 << 23]))
             if draw.random() < hostility:
                 packet = fuzz.spoil(draw, packet, most=9000)
+            packets += 1
             segment = 0
             if draw.random() < hostility:
                 packet += packet
@@ -92,12 +93,12 @@ def fold(draws: Iterator[random.Random]) -> str:
             core.receive(packet, now, origin, segment=segment, marked=draw.random() < 0.3)
         core.state(0, draw.randrange(2))
         core.deadline()
-    return f"{finished} operations finished, {failed} failed"
+    return f"{packets} packets, {finished} operations finished, {failed} failed"
 
 
 def rc(draws: Iterator[random.Random]) -> str:
     """Queue pairs of two endpoints: writes, acknowledgements and NAKs on the way are lost, repeated and spoiled."""
-    now, broken, opened, ends = 0, 0, 0, []
+    now, broken, opened, packets, ends = 0, 0, 0, 0, []
     for draw in draws:
         if not ends or draw.random() < 0.02:
             for end in ends:
@@ -132,6 +133,7 @@ def rc(draws: Iterator[random.Random]) -> str:
             broken += sum(event.what == 3 for event in end.events())
         for _ in range(min(40, len(wire))):
             to, packet = wire.pop(draw.randrange(len(wire)))
+            packets += 1
             if draw.random() < 0.2:
                 wire.append((to, packet))
             if draw.random() < 0.3:
@@ -143,10 +145,10 @@ def rc(draws: Iterator[random.Random]) -> str:
             ends[to].receive(packet, now, somewhere(draw) if draw.random() < 0.05 else origin,
                              segment=draw.choice([0, 0, 1, 16, 65535]), marked=draw.random() < 0.2)
         ends[side].state(draw.choice(pairs))
-    return f"{opened} pairs of endpoints, {broken} queue pairs broken"
+    return f"{packets} packets, {opened} pairs of endpoints, {broken} queue pairs broken"
 
 
-def main(engine: str, seed: str, packets: str, seconds: str) -> None:
+def main(engine: str, seed: str, inputs: str, seconds: str) -> None:
     """Runs one engine's fuzzer."""
     os.environ.pop("LD_PRELOAD", None)  # not for the C compiler
     build = cc.build
@@ -155,8 +157,8 @@ def main(engine: str, seed: str, packets: str, seconds: str) -> None:
                                                   "optional_flags": ()})
     )
     fuzzing = fuzz.Fuzz(float(seconds), int(seed))
-    figures = {"fold": fold, "rc": rc}[engine](fuzzing.inputs(int(packets) // 40))
-    print(f"hostile: {engine}: {fuzzing.tried * 40} packets, {figures}")
+    figures = {"fold": fold, "rc": rc}[engine](fuzzing.inputs(int(inputs)))
+    print(f"hostile: {engine}: {figures}")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def run(program: Path, *args: str, seed: str = SEED) -> None:
     assert "frames" in done.stdout
 
 
-def host_engine(engine: str, fuzzing: Fuzz, packets: int) -> str:
+def host_engine(engine: str, fuzzing: Fuzz, inputs: int) -> str:
     """Runs a host's engine on hostile packets (hostile_host.py); returns its figures. Fails at a sanitizer's report."""
     needs.require("sanitizers")
     preload = " ".join(
@@ -54,7 +54,7 @@ def host_engine(engine: str, fuzzing: Fuzz, packets: int) -> str:
     # Python itself loses memory at its end; and its own allocator would hide where one packet ends.
     environment = {**os.environ, "LD_PRELOAD": preload, "PYTHONMALLOC": "malloc", "ASAN_OPTIONS": "detect_leaks=0",
                    "UBSAN_OPTIONS": "print_stacktrace=1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    command = [sys.executable, str(PROBE.parents[1] / "hostile_host.py"), engine, str(fuzzing.seed), str(packets),
+    command = [sys.executable, str(PROBE.parents[1] / "hostile_host.py"), engine, str(fuzzing.seed), str(inputs),
                str(fuzzing.seconds)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=fuzzing.seconds + 250, env=environment)
 
