@@ -2,7 +2,9 @@
 """The out-of-band channel: questions between ranks beside the rails (``rank_state``), over TCP on all planes of a rank.
 
 A connection is made when there is something to ask, at first on the plane of another rail than the one in question;
-after a failure the next question to that rank uses the next plane.  It begins with the handshake of ranks
+after a failure the next question to that rank uses the next plane.  Each plane keeps its connection to each rank, since
+questions may be urgent: only the first one on a plane waits for a handshake, and the next one goes on with one that the
+first has not seen the end of.  It begins with the handshake of ranks
 (``mesh.handshake``), so that strangers get no answer and answer nothing.  A thread of its own answers
 (``answering``), whatever the asked rank is doing.
 """
@@ -39,8 +41,7 @@ class _Asked:
 
     def __init__(self, plane: int, where: tuple[str, int], initiator: Initiator, *, attempts: int = 1) -> None:
         """Begins to connect, for the ``attempts``-th time.  Raises OSError."""
-        self.plane = plane
-        self.where = where
+        self.rank, self.plane = initiator.peer, plane
         self.attempts = attempts
         self.socket = socket.socket()
         self.connected = False
@@ -133,8 +134,12 @@ class TcpOutOfBand:
         self._me = me
         self._addresses: Mapping[int, Sequence[tuple[str, int]]] = {}
         self._lock = threading.Lock()
-        self._links: dict[int, _Asked] = {}
+        self._links: dict[tuple[int, int], _Asked] = {}
+        """Connections by rank and plane."""
+        self._used: dict[int, int] = {}
+        """Rank -> the plane of its questions, until that fails."""
         self._turn: dict[int, int] = {}
+        """Rank -> the plane to use next, after a failure."""
         self._refused: dict[int, set[int]] = {}
 
     def ports(self) -> list[int]:
@@ -148,97 +153,106 @@ class TcpOutOfBand:
     # ---- asking ------------------------------------------------------------------------------------------------------
     def ask(self, question: Question, ranks: Collection[int], within: float) -> dict[int, Answer]:
         """Asks all ranks at once, and collects their answers (``OutOfBandChannel.ask``)."""
-        deadline = time.monotonic() + within
         message = QUESTION.pack(question.kind, question.position, question.rail)
         answers = {}
         with self._lock, selectors.DefaultSelector() as selector:
-            until: dict[int, float] = {}
-            """Rank that has not answered yet -> when it has had its time."""
+            deadline = time.monotonic() + within  # not before: another rail's question may have taken all of it
+            until: dict[_Asked, float] = {}
+            """Connection to a rank that has not answered yet -> when it has had its time."""
+
+            def begin(link: _Asked) -> None:
+                link.ask(message)
+                selector.register(link.socket, link.events, link)
+                until[link] = deadline if link.connected else min(deadline, time.monotonic() + CONNECT_SECONDS)
+
+            def end(link: _Asked) -> None:
+                selector.unregister(link.socket)
+                del until[link]
+
             for rank in ranks:
                 if (link := self._link(rank, question.rail)) is not None:
-                    link.ask(message)
-                    selector.register(link.socket, link.events, rank)
-                    until[rank] = deadline if link.connected else min(deadline, time.monotonic() + CONNECT_SECONDS)
+                    begin(link)
             while until:
                 for key, _ in selector.select(max(0.0, max(until.values()) - time.monotonic())):
-                    rank, link = key.data, self._links[key.data]
-                    answer = self._hear(rank, link)
-                    now_linked = self._links.get(rank)
-                    if now_linked is not link:
-                        selector.unregister(link.socket)
-                        link.socket.close()
-                        if now_linked is None:
-                            del until[rank]
-                        else:
-                            now_linked.ask(message)
-                            selector.register(now_linked.socket, now_linked.events, rank)
-                    elif answer is not None:
-                        answers[rank] = answer
-                        selector.unregister(link.socket)
-                        del until[rank]
-                    else:
-                        selector.modify(link.socket, link.events, rank)
-                        # a result may be long and the plane slow: the deadline moves while bytes arrive
-                        idle = time.monotonic() + SEND_SECONDS if link.in_result else 0.0
-                        until[rank] = max(idle, deadline if link.connected else until[rank])
+                    link = key.data
+                    try:
+                        answer = link.on_ready()
+                    except (OSError, ValueError, HandshakeRefused) as error:
+                        end(link)
+                        if (again := self._failed(link, error)) is not None:
+                            begin(again)
+                        continue
+                    if link.proven:
+                        self._refused.pop(link.rank, None)
+                    if answer is not None:
+                        answers[link.rank] = answer
+                        end(link)
+                        continue
+                    selector.modify(link.socket, link.events, link)
+                    # a result may be long and the plane slow: the deadline moves while bytes arrive
+                    idle = time.monotonic() + SEND_SECONDS if link.in_result else 0.0
+                    until[link] = max(idle, deadline if link.connected else until[link])
                 now = time.monotonic()
-                for rank in [rank for rank, last in until.items() if last <= now]:
-                    selector.unregister(self._links[rank].socket)
-                    del until[rank]
-                    self._lose(rank).close()
+                for link in [link for link, last in until.items() if last <= now]:
+                    end(link)
+                    self._leave_plane(link)
+                    if link.proven or not link.connected:  # a late answer must not count for another question
+                        self._close(link)
         return answers
 
-    def _hear(self, rank: int, link: _Asked) -> Answer | None:
-        """What a connection says now: an answer, or None.  Where it is gone, the rank has none any more; or a new one,
-        where the other end closed it before either side refused the other, as it does where it has too many."""
-        try:
-            answer = link.on_ready()
-        except (OSError, ValueError, HandshakeRefused) as error:
-            if isinstance(error, ConnectionResetError) and not link.proven and link.attempts < ATTEMPTS:
-                with contextlib.suppress(OSError):
-                    self._links[rank] = _Asked(
-                        link.plane, link.where, Initiator(self._me, rank), attempts=link.attempts + 1
-                    )
-                    return None
-            if isinstance(error, ConnectionRefusedError):
-                self._refused.setdefault(rank, set()).add(link.plane)
-            if isinstance(error, HandshakeRefused):
-                log.debug("out of band: rank %d on plane %d %s", rank, link.plane, error)
-            self._lose(rank)
-            return None
-        if link.proven:
-            self._refused.pop(rank, None)
-        return answer
+    def _failed(self, link: _Asked, error: Exception) -> _Asked | None:
+        """Closes a connection that is gone.  Returns a new one where the other end closed it before either side refused
+        the other, as it does where it has too many."""
+        self._close(link)
+        if isinstance(error, ConnectionResetError) and not link.proven and link.attempts < ATTEMPTS:
+            with contextlib.suppress(OSError):
+                return self._open(link.rank, link.plane, link.attempts + 1)
+        if isinstance(error, ConnectionRefusedError):
+            self._refused.setdefault(link.rank, set()).add(link.plane)
+        if isinstance(error, HandshakeRefused):
+            log.debug("out of band: rank %d on plane %d %s", link.rank, link.plane, error)
+        self._leave_plane(link)
+        return None
 
     def refused(self) -> Collection[int]:
         """Ranks that refused a connection on some plane and have accepted none on any
         (``OutOfBandChannel.refused``)."""
         with self._lock:
-            return [rank for rank, planes in self._refused.items() if planes and rank not in self._links]
+            proven = {link.rank for link in self._links.values() if link.proven}
+            return [rank for rank, planes in self._refused.items() if planes and rank not in proven]
 
     def _link(self, rank: int, avoid: int) -> _Asked | None:
         """The connection to a rank, on another plane than ``avoid`` where there is one; None where none can be
         begun."""
         planes = len(self._addresses[rank])
-        if rank in self._links and self._links[rank].plane == avoid and planes > 1:
-            self._lose(rank).close()
+        if self._used.get(rank) == avoid and planes > 1:
+            del self._used[rank]
             self._turn.pop(rank, None)
-        if rank not in self._links:
-            plane = self._turn.get(rank, avoid + 1) % planes
-            try:
-                self._links[rank] = _Asked(plane, self._addresses[rank][plane], Initiator(self._me, rank))
-            except OSError as error:
-                if isinstance(error, ConnectionRefusedError):
-                    self._refused.setdefault(rank, set()).add(plane)
-                self._turn[rank] = plane + 1
-                return None
-        return self._links[rank]
+        plane = self._used.setdefault(rank, self._turn.get(rank, avoid + 1) % planes)
+        if (link := self._links.get((rank, plane))) is not None:
+            return link
+        try:
+            return self._open(rank, plane, 1)
+        except OSError as error:
+            if isinstance(error, ConnectionRefusedError):
+                self._refused.setdefault(rank, set()).add(plane)
+            del self._used[rank]
+            self._turn[rank] = plane + 1
+            return None
 
-    def _lose(self, rank: int) -> socket.socket:
-        """Forgets a connection, and takes the next plane next time.  Returns its socket, which is to be closed."""
-        link = self._links.pop(rank)
-        self._turn[rank] = link.plane + 1
-        return link.socket
+    def _open(self, rank: int, plane: int, attempts: int) -> _Asked:
+        link = _Asked(plane, self._addresses[rank][plane], Initiator(self._me, rank), attempts=attempts)
+        self._links[rank, plane] = link
+        return link
+
+    def _leave_plane(self, link: _Asked) -> None:
+        """Takes the next plane for the next question to this rank."""
+        self._used.pop(link.rank, None)
+        self._turn[link.rank] = link.plane + 1
+
+    def _close(self, link: _Asked) -> None:
+        del self._links[link.rank, link.plane]
+        link.socket.close()
 
     def close(self) -> None:
         """Ends the thread and closes all connections; safe to call twice."""

@@ -90,7 +90,41 @@ def test_a_question_takes_another_plane_than_that_of_the_rail_in_question(ranks:
     """The plane that is asked about may be down."""
     for rail, plane in ((0, 1), (1, 0), (0, 1)):
         ranks.channels[0].ask(replace(QUESTION_OF_TEST, rail=rail), [1], PATIENCE)
-        assert ranks.channels[0]._links[1].plane == plane
+        assert ranks.channels[0]._used[1] == plane
+
+
+def test_a_handshake_that_a_question_has_not_seen_the_end_of_goes_on_with_the_next_one(ranks: Channels) -> None:
+    """A rank that answers slowly is reached in the end, however short the time of each question: its connection on a
+    plane is kept, and so is that of the other plane."""
+    with listen("127.0.0.1") as place, ThreadPoolExecutor(1) as pool:
+        place.settimeout(PATIENCE)
+        where = ("127.0.0.1", place.getsockname()[1])
+        ranks.channels[0].set_addresses({**ranks.where, 1: [where]})
+        responder = Responder(ranks.identities[1])
+
+        def slowly(sock: socket.socket) -> None:
+            """One step of the handshake, once the question that it belongs to is over."""
+            message = sock.recv(responder.wanted)
+            assert not ranks.channels[0].ask(QUESTION_OF_TEST, [1], 0.01)
+            say = responder.receive(message)
+            sock.sendall(say or responder.verdict(Outcome.ACCEPTED))
+            assert not ranks.channels[0].ask(QUESTION_OF_TEST, [1], 0.05)
+
+        assert not ranks.channels[0].ask(QUESTION_OF_TEST, [1], 0.05)
+        sock, _ = place.accept()
+        with sock:
+            slowly(sock)
+            message = sock.recv(responder.wanted)
+            assert responder.receive(message) == b""
+
+            def answer() -> None:
+                sock.sendall(responder.verdict(Outcome.ACCEPTED))
+                assert sock.recv(QUESTION.size, socket.MSG_WAITALL) == QUESTION.pack(QuestionKind.AGE, 7, 0)
+                sock.sendall(ANSWER.pack(AgreementOutcome.BEHIND, 0, 0))
+
+            answered = pool.submit(answer)
+            assert ranks.channels[0].ask(QUESTION_OF_TEST, [1], PATIENCE)[1].outcome is AgreementOutcome.BEHIND
+            answered.result()
 
 
 def test_a_rank_whose_machine_refuses_on_a_plane_is_said_to_be_gone(ranks: Channels) -> None:
@@ -108,6 +142,16 @@ def test_a_rank_that_has_stopped_costs_the_others_nothing(ranks: Channels) -> No
         answers = ranks.channels[0].ask(QUESTION_OF_TEST, [1, 2], 1.0)
         assert set(answers) == {2}
         assert not ranks.channels[0].refused()
+
+
+def test_a_question_has_its_time_also_where_it_had_to_wait_for_another_ones(ranks: Channels) -> None:
+    """Several rails ask at once, and one question after the other is under way: while one waits for a rank that has
+    stopped, the time of the next one does not run out."""
+    with listen("127.0.0.1") as deaf, ThreadPoolExecutor(4) as pool:
+        ranks.channels[0].set_addresses({**ranks.where, 1: [("127.0.0.1", deaf.getsockname()[1])] * PLANES})
+        asked = [pool.submit(ranks.channels[0].ask, QUESTION_OF_TEST, [1, 2], 0.5) for _ in range(4)]
+        for one in asked:
+            assert set(one.result()) == {2}
 
 
 @pytest.mark.parametrize("other", ["secret", "purpose"])
