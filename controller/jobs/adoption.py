@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from netfold.controller.jobs import ticket
+from netfold.controller.jobs.callers import CALLER
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.ticket import Record, TicketError
 from netfold.controller.switch import tables
@@ -59,7 +60,8 @@ class Adoption:
             record = ticket.unseal(key, request.ticket)
         except TicketError as error:
             raise Refusal(Code.PERMISSION_DENIED, f"{who}: {error}") from error
-        if (record.job, record.epoch) != (request.job, request.epoch) or not 0 <= request.rank < len(record.joins):
+        mine = (request.job, request.epoch, CALLER.get().tenant.name)
+        if (record.job, record.epoch, record.tenant) != mine or not 0 <= request.rank < len(record.joins):
             raise Refusal(Code.PERMISSION_DENIED, f"{who} of epoch {request.epoch}: ticket: expected one of this job, "
                                                   f"got that of {record.job!r}, epoch {record.epoch}")
         return record

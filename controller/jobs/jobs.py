@@ -241,20 +241,24 @@ class Jobs:
 
     def _adopt(self, request: Watch) -> None:
         """Go on with the job of a rank that registers with a ticket of an earlier controller.  Raises Refusal."""
-        job = next((job for job in self.all() if (job.name, job.epoch) == (request.job, request.epoch)), None)
+        job = next((job for job in self.all() if _is_of(job, request)), None)
         if not request.ticket.value or (job is not None and request.rank not in job.awaited):
             return
         self._proven(request)
         record = self._adoption.record(request, self.key)
         if job is None:
             other = self._jobs.get(request.job)
-            if other is not None and other.state != "gathering":
+            if other is not None and other.state != "gathering" and other.tenant.name == record.tenant:
                 refuse(Code.FAILED_PRECONDITION, f"{other}: its name was joined anew since; give each job its own name")
             job = self._adoption.adopt(record)
-            if other is not None:
-                other.reason = "a job of this name runs already, which the controller has just adopted"
-                other.complete.set()
-            self._jobs[job.name] = job
+            if other is not None and other.state != "gathering":
+                # somebody else has taken the name while no controller knew of this job, which must not end it
+                self._ending.append(job)
+            else:
+                if other is not None:
+                    other.reason = "a job of this name runs already, which the controller has just adopted"
+                    other.complete.set()
+                self._jobs[job.name] = job
             log.warning("%s: epoch %d, %d ranks, adopted", job, job.epoch, job.world)
         job.awaited.discard(request.rank)
         if not self._recovery.register(job, request.rank, record.streams, record.round, request.round):
@@ -307,7 +311,7 @@ class Jobs:
         """The incarnation of a job from whose rank a request comes, which its secret proves.  Raises Refusal."""
         who = self._proven(request)
         for job in (*self._jobs.values(), *self._ending):
-            if job.name == request.job and job.epoch == request.epoch and request.rank in job.joins:
+            if _is_of(job, request) and request.rank in job.joins:
                 limit = job.limits.setdefault(request.rank, RateLimit(RANK_RATE, RANK_BURST))
                 if seconds := limit.wait():
                     refuse(Code.RESOURCE_EXHAUSTED, f"{who}: expected at most {RANK_RATE} requests a second, got more. "
@@ -319,7 +323,8 @@ class Jobs:
     def _proven(self, request: RankRequest) -> str:
         """The rank from which a request comes, in words.  Raises Refusal where its secret does not prove it."""
         who = f"job {request.job!r}, epoch {request.epoch}, rank {request.rank}"
-        if not fabric_key.rank_secret(self.key, request.job, request.epoch, request.rank).matches(request.secret):
+        named = (CALLER.get().tenant.name, request.job, request.epoch, request.rank)
+        if not fabric_key.rank_secret(self.key, *named).matches(request.secret):
             got = "another one" if request.secret.value else "none"
             refuse(Code.PERMISSION_DENIED, f"{who}: secret: expected that of this rank's plan, got {got}. A rank "
                                            "speaks for itself alone; if the fabric key was lost, join anew")
@@ -334,7 +339,7 @@ class Jobs:
         job.hosts = [host.name for host in hosts]
         shared = machines(job.hosts)
         # all ranks have joined the new incarnation, so none is in an old one any more
-        for old in [old for old in self._ending if old.name == job.name]:
+        for old in [old for old in self._ending if (old.name, old.tenant.name) == (job.name, job.tenant.name)]:
             await self._end(old)
         try:
             job.epoch = job.slots_epoch = self._allocator.open()
@@ -474,6 +479,12 @@ class Jobs:
         log.info("%s: epoch %d ended", job, job.epoch)
         if job.slots:
             self.notice()  # other jobs may have room to move now
+
+
+def _is_of(job: Job, request: RankRequest) -> bool:
+    """Whether a request names this incarnation of a job of the caller's tenant."""
+    said = (request.job, request.epoch, CALLER.get().tenant.name)
+    return (job.name, job.epoch, job.tenant.name) == said
 
 
 def _opted_out(ranks: Sequence[int], world: int) -> str:

@@ -36,7 +36,7 @@ def make(fabric: Fabric, key: bytes, job: Job) -> list[Plan]:
     return [
         Plan(job.name, job.epoch, rank, job.world, peers, _trees(job.announced, hosts, rank), job.reason, shared,
              rate, order, fabric.path_mtu, job.rounds, job.secret,
-             fabric_key.rank_secret(key, job.name, job.epoch, rank), sealed, addresses)
+             fabric_key.rank_secret(key, job.tenant.name, job.name, job.epoch, rank), sealed, addresses)
         for rank in range(job.world)
     ]
 

@@ -59,9 +59,10 @@ def test_a_key_that_others_may_know_or_that_is_none_is_refused(
 
 
 def test_secrets_of_ranks_differ_by_all_that_names_the_rank() -> None:
-    """Key, job, epoch and rank all count."""
+    """Key, tenant, job, epoch and rank all count."""
     key = b"k" * 32
-    who = [(key, "j", 1, 0), (key, "j", 1, 1), (key, "j", 2, 0), (key, "i", 1, 0), (b"l" * 32, "j", 1, 0)]
+    who = [(key, "t", "j", 1, 0), (key, "t", "j", 1, 1), (key, "t", "j", 2, 0), (key, "t", "i", 1, 0),
+           (key, "s", "j", 1, 0), (b"l" * 32, "t", "j", 1, 0)]
     assert len({fabric_key.rank_secret(*one).value for one in who}) == len(who)
     assert fabric_key.rank_secret(*who[0]) == fabric_key.rank_secret(*who[0])
 
