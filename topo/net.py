@@ -114,8 +114,9 @@ class Network(Lifecycle):
         if self._wants_controller:
             self.start_controller()
 
-    def start_controller(self) -> None:
-        """Start `netfold up` and wait until it serves jobs.  Raises ControllerFailed, SwitchFailed."""
+    def start_controller(self, *, switches: bool = True) -> None:
+        """Start `netfold up` and wait until it serves jobs.  Raises ControllerFailed, and SwitchFailed where
+        ``switches`` must run."""
         fabric_file.save(self.fabric, self.file)
         command = [sys.executable, "-m", "netfold.cli", "up", str(self.file), "--verbose"]
         log = self.logs / "controller.log"
@@ -124,7 +125,7 @@ class Network(Lifecycle):
             self._controller = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
-        self._await_controller(self._controller)
+        self._await_controller(self._controller, switches=switches)
 
     def _await_controller(self, process: subprocess.Popen[bytes], *, switches: bool = True) -> None:
         """Wait until the controller answers, which is this process.  Raises ControllerFailed, and SwitchFailed where
@@ -206,6 +207,11 @@ class Network(Lifecycle):
         if self.mininet is not None:
             self.mininet.stop()
             self.mininet = None
+
+    @property
+    def jobs(self) -> str:
+        """Address at which the controller serves jobs: that of the standby once it has taken over."""
+        return self._jobs
 
     # ---- what runs in it -------------------------------------------------------------------------------------------
 

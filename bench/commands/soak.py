@@ -2,50 +2,65 @@
 """`netfold bench soak`: sums without a break, each one checked, while faults of all kinds overlap.
 
 Every round has a seed of its own, which draws the number of ranks on a host, what links do to packets, and a list of
-faults that may overlap: switches killed, links down or dropping silently, ranks stopped.  All faults are undone before
-the end, so that every rank must finish; a rank that does not, or a wrong sum, fails the round.
+faults that may overlap (`schedule.FAULTS`): switches killed, links down or dropping silently, ranks stopped,
+controllers killed and replaced by a standby, a host outside the job that spoofs, floods, connects to ranks and to the
+controller, and a full disk.  All faults are undone before the end, so that every rank must finish; a rank that does
+not, a wrong sum, or a stranger that succeeds fails the round.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
 import random
+import secrets
 import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from cbuild import files
+from netfold.bench.harness.schedule import FAULTS, Fault, StepFailed, StepRunner, Victims, schedule
+from netfold.bench.harness.strangers import SmallDisk, Strangers
 from netfold.bench.ranks.soak import STARTED, SoakResult, SoakTask
+from netfold.controller import client
 from netfold.fabric.generate import Faults
-from netfold.fabric.graph import Engine
+from netfold.fabric.graph import Engine, Fabric, Tenant
+from netfold.rpc import rpc, tokens
 from netfold.topo import sandbox
 from netfold.topo.failures import FabricFailed
 
 if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
-    from netfold.topo.faults import FaultInjector
-    from netfold.topo.net import Ranks
+    from netfold.topo.net import Network, Ranks
 
 LEAVES, SPINES, HOSTS = 2, 2, 4
 USUAL: Final[Mapping[Engine, tuple[str, int]]] = {"softswitch": ("1gbit", 200_000), "bmv2": ("50mbit", 8_000)}
 """Rate of links, and elements of the longest tensor."""
-MOST: Final = SPINES + LEAVES + LEAVES * SPINES + HOSTS
-"""Faults in a round at most: each hits a switch, a link or a rank of its own."""
-STOPPED: Final = 3.0
-"""Seconds that a rank is stopped."""
-WITHIN: Final = 120.0
-"""Seconds for all ranks of a round, whose faults take 30 at most."""
+MOST: Final = SPINES + LEAVES + LEAVES * SPINES + HOSTS + 7
+"""Faults in a round at most: each hits a switch, a link or a rank of its own, and the others come once."""
+WITHIN: Final = 240.0
+"""Seconds for all ranks of a round, whose faults take 60 at most, most of them for controllers to start."""
+FLIGHT_SIGNAL: Final = signal.SIGUSR2
+"""Lets a rank write its flight recorder's file."""
 LINKS: Final[tuple[Faults, ...]] = (
     Faults(), Faults(loss=0.01), Faults(loss=0.01, duplicate=0.03, reorder=0.03), Faults(loss=0.03, corrupt=0.01),
 )
+UNITS: Final = {"spoof": "spoofed packets", "flood": "packets of floods", "mesh": "connections to ranks",
+                "service": "requests to the controller", "drain": "drains on a full disk",
+                "flight": "flight files on a full disk", "controller": "controllers killed",
+                "standby": "take-overs of a standby"}
+"""What is counted of each kind of try, in words."""
+NO_SLOTS: Final = 64
+"""Slots of the strangers' tenant: fewer than any job needs, so that none of theirs takes any from the job."""
 
 
 @dataclass(frozen=True)
@@ -56,18 +71,14 @@ class SoakSpec:
     rate: str
     elements: int
     rounds: int
+    seconds: float
+    """No round begins after so many seconds; 0: without a limit."""
+    kinds: tuple[Fault, ...]
+    """Kinds of faults that are drawn."""
     faults_per_round: int
     seed: int
     logs: Path | None
     """Folder in which the logs of failed rounds are kept, each under its seed."""
-
-
-class FaultStep(NamedTuple):
-    """A fault, or the end of one: ``do`` is called ``at`` seconds after the ranks have begun."""
-
-    at: float
-    name: str
-    do: Callable[[], None]
 
 
 class SoakRound(msgspec.Struct, frozen=True):
@@ -78,144 +89,164 @@ class SoakRound(msgspec.Struct, frozen=True):
     faults: Faults
     steps: list[str]
     ranks: list[SoakResult]
+    tried: dict[str, int]
+    """How many packets, connections, requests and so on were tried, by the names of UNITS."""
+    dropped: dict[str, int]
+    """What the switches counted of it at the end of the round; those of a switch that was started again are less."""
     failed: str
 
 
-class StepFailed(RuntimeError):
-    """A fault could not be injected or undone."""
-
-
-class StepRunner(threading.Thread):
-    """A thread that takes each step when its time has come; the last one tells the ranks to end.
-
-    done  receives a line for each step: its time and name
-    """
-
-    def __init__(self, steps: Sequence[FaultStep], done: list[str]) -> None:
-        super().__init__(name="soak", daemon=True)
-        self._steps, self._done = steps, done
-        self._enough = threading.Event()
-        self._failed: Exception | None = None
-
-    def run(self) -> None:
-        began = time.monotonic()
-        for step in self._steps:
-            if self._enough.wait(began + step.at - time.monotonic()):
-                return
-            self._done.append(f"{time.monotonic() - began:.2f} {step.name}")
-            try:
-                step.do()
-            except Exception as error:
-                self._failed = error
-                return
-
-    def stop(self) -> None:
-        """Take no further step, because the ranks have ended or failed.  Raises StepFailed."""
-        self._enough.set()
-        if self.ident:
-            self.join()
-        if self._failed is not None:
-            raise StepFailed(f"{self._done[-1]}: {self._failed!r}") from self._failed
-
-
 def spec(
-    *, engine: Engine, rate: str, elements: int, rounds: int, faults: int, seed: int, logs: Path | None
+    *, engine: Engine, rate: str, elements: int, rounds: int, seconds: float, faults: str, per_round: int, seed: int,
+    logs: Path | None
 ) -> SoakSpec:
     """Check the options of the command line; without a rate or elements, those of USUAL for the engine.
 
     Raises ValueError, which names the option.
     """
-    for option, value, most in (("--rounds", rounds, 10**6), ("--faults", faults, MOST)):
+    kinds = tuple(FAULTS) if not faults else tuple(faults.split(","))
+    for name in kinds:
+        if name not in FAULTS:
+            raise ValueError(f"--faults {name}: expected some of {', '.join(FAULTS)}")
+    for option, value, most in (("--rounds", rounds, 10**6), ("--per-round", per_round, MOST)):
         if not 1 <= value <= most:
             raise ValueError(f"{option} {value}: expected 1 .. {most}")
     if elements < 0:
         raise ValueError(f"--elements {elements}: expected 1 or more")
+    if not 0 <= seconds < 10**7:
+        raise ValueError(f"--seconds {seconds:g}: expected 0 .. {10**7}")
     usual_rate, usual = USUAL[engine]
-    return SoakSpec(engine, rate or usual_rate, elements or usual, rounds, faults, seed, logs)
+    return SoakSpec(engine, rate or usual_rate, elements or usual, rounds, seconds, kinds,  # type: ignore[arg-type]
+                    per_round, seed, logs)
 
 
-def schedule(rng: random.Random, do: FaultInjector, ranks: Ranks, faults_per_round: int, over: Path) -> list[FaultStep]:
-    """Draw ``faults`` faults and the end of each, which may be after the start of the next one.
+class ControllerFaults:
+    """The controller of a network and its standby; every death is counted."""
 
-    No switch, link or rank is hit twice.  A second after the last step the file ``over`` tells the ranks to end.
-    """
-    kinds = ["spine", "leaf", "cut", "silent", "stop"]
-    uplinks = [end for link in do.network.fabric.links for end in link.ends if end.node.startswith("spine")]
-    spines = [f"spine{n + 1}" for n in range(SPINES)]
-    leaves = [f"leaf{n + 1}" for n in range(LEAVES)]
-    stopped = list(range(len(ranks.processes)))
-    for victims in (uplinks, spines, leaves, stopped):
-        rng.shuffle(victims)
-    steps: list[FaultStep] = []
-    now = 0.5
-    for _ in range(faults_per_round):
-        kind = rng.choice(kinds)
-        lasts = rng.uniform(0.1, 3.0)
-        if kind == "leaf":
-            name = leaves.pop()
-            steps += [FaultStep(now, f"{name} killed and started", partial(do.restart, name))]
-        elif kind == "spine":
-            name = spines.pop()
-            steps += [FaultStep(now, f"{name} killed", partial(do.kill, name)),
-                      FaultStep(now + lasts, f"{name} started", partial(do.start, name))]
-        elif kind == "stop":
-            rank = stopped.pop()
-            send = ranks.processes[rank].send_signal
-            steps += [FaultStep(now, f"rank {rank} stopped", partial(send, signal.SIGSTOP)),
-                      FaultStep(now + STOPPED, f"rank {rank} goes on", partial(send, signal.SIGCONT))]
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self.tried: Counter[str] = Counter()
+
+    def kill(self) -> None:
+        """Kill the controller."""
+        self.tried["controller"] += 1
+        self._network.end_controller(signal.SIGKILL)
+
+    def start(self) -> None:
+        """Start a controller; where the standby serves, that one waits again."""
+        self._network.start_controller(switches=False)
+
+    def take_over(self) -> None:
+        """Kill the controller, and wait for the standby."""
+        self.tried["standby"] += 1
+        self._network.take_over()
+
+
+class FullDisk:
+    """The disk of logs, flight files and the controller's state: while it is full, all ranks write their flight files,
+    and an operator asks for a drain, which the controller cannot save."""
+
+    def __init__(self, disk: SmallDisk, network: Network, ranks: Ranks) -> None:
+        self._disk, self._network, self._ranks = disk, network, ranks
+        self.tried: Counter[str] = Counter()
+
+    def fill(self) -> None:
+        """Leave no room, and let everybody write.  Raises StepFailed where a drain is accepted."""
+        self._disk.fill()
+        for process in self._ranks.processes:
+            process.send_signal(FLIGHT_SIGNAL)
+            self.tried["flight"] += 1
+        try:
+            asyncio.run(client.drain(self._network.jobs, "spine1", True))
+        except rpc.CallRefused:  # it names the state file, or what keeps the spine from being drained before that
+            self.tried["drain"] += 1
+        except rpc.Unreachable:
+            return  # there is no controller now
         else:
-            node, port = end = uplinks.pop()
-            begin, undo = ((do.link_down, do.link_up) if kind == "cut" else
-                           (do.blackhole, do.end_blackhole))
-            steps += [FaultStep(now, f"{end} {kind}", partial(begin, node, port)),
-                      FaultStep(now + lasts, f"{end} as before", partial(undo, node, port))]
-        kinds = [kind for kind, left in (("spine", spines), ("leaf", leaves), ("cut", uplinks), ("silent", uplinks),
-                                         ("stop", stopped)) if left]
-        now += rng.choice([0.0, 0.02, 0.3, 2.0])
-    steps.sort(key=lambda step: step.at)
-    return [*steps, FaultStep(steps[-1].at + 1, "over", over.touch)]
+            raise StepFailed("a drain was accepted though the disk of the state file is full")
+
+    def clear(self) -> None:
+        """Make room again."""
+        self._disk.clear()
 
 
 def run(spec: SoakSpec, file: Path | None = None) -> list[SoakRound]:
-    """Run all rounds in a sandbox, print a line for each, and write them to ``file`` as JSON.
+    """Run all rounds in a sandbox, print a line for each, and write those that are done to ``file`` as JSON.
 
     The next rounds run also after one has failed.
     """
     sandbox.enter()
-    results = []
+    results: list[SoakRound] = []
+    began = time.monotonic()
     for number in range(spec.rounds):
+        if spec.seconds and time.monotonic() >= began + spec.seconds:
+            break
         results.append(_round(spec, spec.seed + number))
         print(_line(results[-1]), flush=True)
-    failed = sum(bool(result.failed) for result in results)
-    operations = sum(result.ranks[0].operations for result in results if result.ranks)
-    print(f"{spec.engine}: {len(results)} rounds, {sum(len(r.steps) for r in results)} steps, {operations} sums on "
-          f"every rank; {failed} rounds failed")
-    if file is not None:
-        files.replace(file, msgspec.json.format(msgspec.json.encode(results)))
+        if file is not None:
+            files.replace(file, msgspec.json.format(msgspec.json.encode(results)))
+    print(_table(spec, results))
     return results
 
 
-def _round(spec: SoakSpec, seed: int) -> SoakRound:
+def _fabric(spec: SoakSpec, rng: random.Random, seed: int, folder: Path, faults: Faults) -> Fabric:
+    """The fabric of a round: a host more than the job has, credentials of its own, its state on the small disk."""
     from netfold.fabric.generate import leafspine
+
+    fabric = leafspine(LEAVES, SPINES, HOSTS + 1, rate=spec.rate, engine=spec.engine, rundir=sandbox.rundir(),
+                       seed=seed, **faults)
+    files_of_tokens = {scope: folder / f"{scope}.token" for scope in ("operator", "job", "viewer", "stranger")}
+    for path in files_of_tokens.values():
+        path.touch(0o600)
+        path.write_text(secrets.token_hex(32))
+    return msgspec.structs.replace(
+        fabric, steady=rng.choice([0.3, 2.0]), state=str(folder / "disk" / "fabric.state"),
+        fabric_key_file=str(folder / "fabric.key"), standby=f"unix:{sandbox.rundir()}/standby.sock",
+        tenants=(Tenant("strangers", str(files_of_tokens["stranger"]), slots=NO_SLOTS, jobs=2),),
+        **{f"{scope}_token_file": str(files_of_tokens[scope]) for scope in ("operator", "job", "viewer")},
+    )
+
+
+def _round(spec: SoakSpec, seed: int) -> SoakRound:
     from netfold.topo.faults import FaultInjector
     from netfold.topo.net import Network
 
     rng = random.Random(seed)
     each, faults = rng.choice([1, 1, 2]), rng.choice(LINKS)
-    fabric = leafspine(LEAVES, SPINES, HOSTS, rate=spec.rate, engine=spec.engine, rundir=sandbox.rundir(), seed=seed,
-                       **faults)
-    fabric = msgspec.structs.replace(fabric, steady=rng.choice([0.3, 2.0]))
     done: list[str] = []
     took: list[SoakResult] = []
+    tried: Counter[str] = Counter()
+    dropped: dict[str, int] = {}
     failed = ""
-    with tempfile.TemporaryDirectory(dir=sandbox.rundir()) as folder:
-        over = Path(folder) / "over"
+    with tempfile.TemporaryDirectory(dir=sandbox.rundir()) as name, SmallDisk(Path(name) / "disk") as disk:
+        folder = Path(name)
+        fabric = _fabric(spec, rng, seed, folder, faults)
+        # what this process asks the controller, as an operator
+        os.environ[tokens.TOKEN_FILE_VARIABLE] = str(fabric.operator_token_file)
+        flights = disk.place / "flights"
+        flights.mkdir()
+        env = {tokens.TOKEN_FILE_VARIABLE: str(fabric.job_token_file), "NETFOLD_FLIGHT": str(flights)}
+        over = folder / "over"
         work = SoakTask(seed, spec.elements, str(over))
         command = [sys.executable, "-m", "netfold.bench.ranks.soak", msgspec.json.encode(work).decode()]
         try:
-            with Network(fabric, logs=Path(folder) / "logs") as network:
-                ranks = network.launch(command, job="soak", hosts=[h for h in fabric.hosts for _ in range(each)])
-                steps = schedule(rng, FaultInjector(network), ranks, spec.faults_per_round, over)
+            network = Network(fabric, logs=disk.place / "logs")
+            network.file = folder / "fabric.toml"
+            with network:
+                if "standby" in spec.kinds:
+                    network.start_standby()
+                *hosts, outside = fabric.hosts
+                ranks = network.launch(command, job="soak", hosts=[h for h in hosts for _ in range(each)], env=env)
+                strangers = Strangers(network, ranks, outside,
+                                      [str(fabric.viewer_token_file), str(fabric.tenants[0].token_file)])
+                controllers, full = ControllerFaults(network), FullDisk(disk, network, ranks)
+
+                def end() -> None:
+                    dropped.update(_dropped(network))
+                    over.touch()
+
+                victims = Victims(FaultInjector(network), ranks, controllers, strangers, full)
+                steps = schedule(rng, spec.kinds, victims, spec.faults_per_round, end)
                 runner = StepRunner(steps, done)
                 try:
                     for _, line in ranks.lines(within=WITHIN):
@@ -224,12 +255,26 @@ def _round(spec: SoakSpec, seed: int) -> SoakRound:
                         elif not runner.ident:
                             runner.start()
                 finally:
-                    runner.stop()
+                    try:
+                        runner.stop()
+                    finally:
+                        for counts in (strangers.tried, controllers.tried, full.tried):
+                            tried.update(counts)
         except (FabricFailed, StepFailed) as error:
             failed = str(error)
+            disk.clear()
             if spec.logs is not None:
-                shutil.copytree(Path(folder) / "logs", spec.logs / str(seed), dirs_exist_ok=True)
-    return SoakRound(seed, each, faults, done, took, failed)
+                shutil.copytree(disk.place / "logs", spec.logs / str(seed), dirs_exist_ok=True)
+    return SoakRound(seed, each, faults, done, took, dict(tried), dropped, failed)
+
+
+def _dropped(network: Network) -> dict[str, int]:
+    """What the switches have dropped of strangers' packets, as far as the controller can be asked now."""
+    with contextlib.suppress(rpc.Unreachable):
+        status = network.status()
+        return {"spoofed": sum(link.a_to_b.spoofed + link.b_to_a.spoofed for link in status.links),
+                "punts refused": sum(switch.punts.refused for switch in status.switches)}
+    return {}
 
 
 def _line(result: SoakRound) -> str:
@@ -238,5 +283,23 @@ def _line(result: SoakRound) -> str:
         return f"{what}FAILED: {result.failed}"
     return (f"{what}{result.ranks[0].operations} sums, longest {max(took.longest for took in result.ranks):.2f} s, "
             f"{max(took.rounds for took in result.ranks)} times over other trees, "
-            f"{sum(took.retransmissions for took in result.ranks)} packets again")
+            f"{sum(took.retransmissions for took in result.ranks)} packets again, tried: {_counts([result.tried])}")
 
+
+def _table(spec: SoakSpec, results: list[SoakRound]) -> str:
+    failed = sum(bool(result.failed) for result in results)
+    operations = sum(result.ranks[0].operations for result in results if result.ranks)
+    return "\n".join([
+        f"{spec.engine}: {len(results)} rounds, {sum(len(r.steps) for r in results)} steps, {operations} sums on every "
+        f"rank; {failed} rounds failed",
+        f"tried: {_counts(result.tried for result in results)}",
+        f"dropped by switches: {_counts(result.dropped for result in results)}; by ranks: "
+        f"{sum(took.refused for result in results for took in result.ranks)}",
+    ])
+
+
+def _counts(many: Iterable[Mapping[str, int]]) -> str:
+    total: Counter[str] = Counter()
+    for counts in many:
+        total.update(counts)
+    return ", ".join(f"{count} {UNITS.get(name, name)}" for name, count in total.items()) or "nothing"

@@ -36,6 +36,8 @@ class SoakResult(msgspec.Struct, frozen=True):
     rounds: int
     """How often the controller replanned the trees."""
     retransmissions: int
+    refused: int
+    """Packets to its queue pairs that it dropped: not from where results come from, or not folded."""
 
 
 def rank(work: SoakTask) -> None:
@@ -66,7 +68,9 @@ def rank(work: SoakTask) -> None:
             operation = f"sum {number} of {np.dtype(dtype)}"
             check_data(array[:-1], np.sum(terms, axis=0), rank=comm.rank, operation=operation)
             over = array[-1] > 0
-        took = SoakResult(number, longest, comm.plan.round, comm.stats().retransmissions)
+        stats = comm.stats()
+        took = SoakResult(number, longest, comm.plan.round, stats.retransmissions,
+                          stats.packets_refused + stats.packets_unfolded)
         print(msgspec.json.encode(took).decode(), flush=True)
 
 

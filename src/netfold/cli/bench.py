@@ -225,12 +225,16 @@ def soak(
     rate: Annotated[str, typer.Option(help="Rate of every link, in tc's units; default: 1gbit, of BMv2 50mbit.")] = "",
     elements: Annotated[int, typer.Option(help="Elements of the longest tensor; default: 200000, of BMv2 8000.")] = 0,
     rounds: Annotated[int, typer.Option("-n", "--rounds", help="Each on a fabric and with a seed of its own.")] = 10,
-    faults: Annotated[int, typer.Option(help="Faults in a round.")] = 5,
+    seconds: Annotated[float, typer.Option(help="Begin no round after so many seconds; 0: run all rounds.")] = 0,
+    faults: Annotated[str, typer.Option(help="By commas: spine, leaf, cut, silent, stop, controller, standby, spoof, "
+                                        "flood, mesh, service, disk; default: all.")] = "",
+    per_round: Annotated[int, typer.Option("--per-round", help="Faults in a round.")] = 6,
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all rounds here.")] = None,
     logs: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Keep the logs of failed rounds here.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the first round; the next ones count up.")] = 0,
 ) -> None:
-    """Run checked sums while switches, links and ranks fail, several at a time: no sum may be wrong, and none may hang.
+    """Run checked sums while switches, links, ranks, controllers and disks fail and a stranger attacks, several at a
+    time: no sum may be wrong, and none may hang.
 
     Exit status 1 where a round failed; its seed repeats it.
     """
@@ -238,8 +242,8 @@ def soak(
 
     with _failing("soak"):
         results = bench.run(
-            bench.spec(engine=engine_of(switch), rate=rate, elements=elements, rounds=rounds, faults=faults,
-                       seed=seed, logs=logs), json,
+            bench.spec(engine=engine_of(switch), rate=rate, elements=elements, rounds=rounds, seconds=seconds,
+                       faults=faults, per_round=per_round, seed=seed, logs=logs), json,
         )
     if any(result.failed for result in results):
         fail(FAILED, "bench soak: some rounds failed")

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netfold bench soak`: a short round with strangers, dead controllers and a full disk; and which faults are drawn."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from netfold.bench.commands import soak
+from netfold.bench.harness import schedule
+from netfold.bench.harness.stranger import StrangerTask, said, spoiled
+from netfold.fabric.generate import leafspine
+from support import needs
+from support.topo import in_sandbox
+
+OPTIONS: dict[str, Any] = {"engine": "softswitch", "rate": "", "elements": 0, "rounds": 1, "seconds": 0, "faults": "",
+                           "per_round": 6, "seed": 0, "logs": None}
+HOSTILE = ("controller", "standby", "spoof", "flood", "mesh", "service", "disk")
+
+
+class Recorder:
+    """Stands in for whatever faults happen to: remembers the names of the methods that steps call."""
+
+    def __init__(self, said: list[str]) -> None:
+        self._said = said
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: self._said.append(" ".join([name, *map(str, args[:1])]))
+
+
+def drawn(kinds: tuple[schedule.Fault, ...], seed: int, number: int) -> tuple[list[schedule.FaultStep], list[str]]:
+    """The steps of a round with four ranks, and what they have called once all have been taken."""
+    called: list[str] = []
+    recorder: Any = Recorder(called)
+    recorder.network = SimpleNamespace(fabric=leafspine(2, 2, 5))
+    ranks: Any = SimpleNamespace(processes=[recorder] * 4)
+    victims = schedule.Victims(recorder, ranks, recorder, recorder, recorder)
+    steps = schedule.schedule(random.Random(seed), kinds, victims, number, lambda: called.append("over"))
+    for step in steps:
+        step.do()
+    return steps, called
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_fault_of_a_round_is_undone_before_its_end(seed: int) -> None:
+    """Switches are started, links up, disks have room, attacks end, and a controller runs; then ``over``."""
+    steps, called = drawn(tuple(schedule.FAULTS), seed, soak.MOST)
+    counts = Counter(name.partition(" ")[0] for name in called)
+    assert counts["fill"] == counts["clear"] == 1
+    assert counts["begin"] == counts["end"] == 4
+    assert counts["kill"] - 1 + counts["restart"] == 4, "two spines and two leaves, and the controller"
+    assert counts["start"] == counts["kill"] - 1 + 2, "killed switches, and a controller after each death"
+    assert counts["link_down"] == counts["link_up"]
+    assert counts["blackhole"] == counts["end_blackhole"]
+    assert called[-1] == "over"
+    assert [step.at for step in steps] == sorted(step.at for step in steps)
+    controllers = [step.name for step in steps if "controller" in step.name]
+    assert controllers[1::2] == ["controller started"] * 2, "no controller is killed while there is none"
+
+
+def test_only_faults_that_are_asked_for_are_drawn() -> None:
+    """A seed draws the same steps again; where no victims are left the round has fewer faults."""
+    steps, called = drawn(("disk", "service"), 3, 10)
+    assert sorted(called[:-1]) == ["begin service", "clear", "end service", "fill"]
+    assert [step[:2] for step in steps] == [step[:2] for step in drawn(("disk", "service"), 3, 10)[0]]
+
+
+@pytest.mark.parametrize(("option", "value", "message"), [
+    ("faults", "spine,fire", "--faults fire: expected some of spine"),
+    ("per_round", 100, "--per-round 100: expected 1 .. "),
+    ("rounds", 0, "--rounds 0: expected 1 .. "),
+    ("elements", -1, "--elements -1: expected 1 or more"),
+    ("seconds", -1, "--seconds -1: expected 0 .. "),
+])
+def test_wrong_options_are_named(option: str, value: object, message: str) -> None:
+    """With what was expected."""
+    with pytest.raises(ValueError, match=message):
+        soak.spec(**{**OPTIONS, option: value})
+
+
+def test_a_strangers_requests_follow_from_its_seed() -> None:
+    """So that a failed round's seed repeats them."""
+    task = StrangerTask("service", 5, 1.0, 100, "10.0.1.3", "soak")
+
+    def requests() -> list[bytes]:
+        rng = random.Random(task.seed)
+        return [rng.choice([said, spoiled])(task, rng) for _ in range(200)]
+
+    assert requests() == requests()
+    assert len(set(requests())) > 100
+
+
+@pytest.mark.timeout(200)
+@in_sandbox(timeout=180)
+def test_a_round_with_strangers_dead_controllers_and_a_full_disk(tmp_path: Path) -> None:
+    """Every sum is right on all ranks, all attacks were tried, and the switches have counted what they dropped."""
+    pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
+    spec = soak.spec(**{**OPTIONS, "faults": ",".join(HOSTILE), "per_round": len(HOSTILE), "elements": 20_000,
+                        "seed": 4, "logs": tmp_path / "failed"})
+    (result,) = soak.run(spec, tmp_path / "soak.json")
+    assert result.failed == ""
+    assert min(took.operations for took in result.ranks) > 10
+    assert {"spoof", "flood", "mesh", "service", "controller", "standby", "flight"} <= set(result.tried)
+    assert min(result.tried[attack] for attack in ("spoof", "flood", "mesh", "service")) > 10
+    assert result.dropped["spoofed"] > 0
+    assert result.dropped["punts refused"] > 0
+    assert msgspec.json.decode((tmp_path / "soak.json").read_bytes(), type=list[soak.SoakRound]) == [result]
