@@ -245,7 +245,7 @@ class Slots:
 class Allocator:
     """Allocates slots and numbers of all switches to jobs.
 
-    rng  draws queue pairs, first PSNs and UDP source ports, and where the cycles of the other numbers begin, so that
+    rng  draws epochs, queue pairs, first PSNs and UDP source ports, so that
          nobody can guess the numbers of a job, and a controller that was restarted does not reuse those of packets that
          are still on their way; default: the operating system's random numbers, which cannot be predicted
     """
@@ -258,7 +258,9 @@ class Allocator:
         self._slots = {name: Slots(slots) for name in switches}
         self._groups = {name: Cycle(1, MAX_GROUP, 1) for name in self._slots}
         self._connections = Lottery(MIN_CONNECTION, MAX_CONNECTION, rng)
-        self._epochs = Cycle(1, EPOCHS, rng.randint(1, EPOCHS))
+        self._epochs = Lottery(1, EPOCHS, rng)
+        """Drawn, since slots are never cleared: who could count until an epoch's turn comes would have the next job
+        wait for ever in slots that still hold later packets of that epoch."""
         self._returns: dict[int, list[Callable[[], object]]] = {}
         self._reserved: dict[int, set[tuple[str, int]]] = {}
         """Numbers that were reserved for an epoch, each with the name of its cycle."""

@@ -299,3 +299,19 @@ def test_many_trees_get_smaller_ranges_within_the_quota() -> None:
     assert max(allocator.used().values()) <= 8192
     with pytest.raises(Exhausted, match=r"8 trees through one switch need 256 slots at the least, a job may have 100"):
         admitted(fabric, ["h1", "h3"], allocator_of(fabric, Sizes(data=64, agreement=16, quota=100)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nobody_can_count_until_an_epochs_turn_comes(seed: int) -> None:
+    """A tenant that has used an epoch and starts one job after the other does not have the next job get it; it comes
+    again no sooner than after 32,767 others."""
+    allocator = Allocator(["leaf1"], Sizes(64, 16), random.Random(seed))
+    first = allocator.open()
+    allocator.release(first)
+    drawn = []
+    for _ in range(2**16 - 2):
+        drawn.append(allocator.open())
+        allocator.release(drawn[-1])
+    assert first not in drawn[:32_766]
+    assert len(set(drawn)) < len(drawn), "a circle would have dealt all others once"
+    assert allocator.open() != first
