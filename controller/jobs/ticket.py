@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import dataclasses
 import hmac
 import zlib
 from typing import Final
@@ -20,7 +21,7 @@ from typing import Final
 import msgspec
 
 from netfold.fabric.slots import Stream
-from netfold.fabric.trees import Tree
+from netfold.fabric.trees import Child, Fold, Tree
 from netfold.wire.jobs import Join, Secret
 
 SEAL_BYTES: Final = 32
@@ -60,12 +61,39 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Name of the tenant whose job it is."""
 
 
-_decoder: Final = msgspec.json.Decoder(Record)
+class StoredTree(msgspec.Struct, frozen=True, array_like=True):
+    """A tree whose folds name their children by the place in a list."""
+
+    root: str
+    weight: float
+    folds: list[tuple[str, int, str | None, int]]
+    """Of each fold: switch, place of its children, parent, parent's port."""
+
+
+class StoredRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A record as it is in a ticket: what trees share is there once, since they share most of it."""
+
+    record: Record
+    """Without trees, and with NO_TREE in the streams."""
+    children: list[tuple[Child, ...]]
+    """Each different list of children of a switch: that of a leaf is the same in all trees."""
+    trees: list[StoredTree]
+    """Each different tree."""
+    first: list[int]
+    """Places in ``trees`` of the record's first trees."""
+    now: list[int]
+    """... of its trees."""
+    of_streams: list[int]
+    """... of its streams' trees."""
+
+
+NO_TREE: Final = Tree("", 0.0, ())
+_decoder: Final = msgspec.json.Decoder(StoredRecord)
 
 
 def seal(key: bytes, record: Record) -> Secret:
     """The ticket of a record."""
-    body = zlib.compress(msgspec.json.encode(record), 1)
+    body = zlib.compress(msgspec.json.encode(_stored(record)), 1)
     return Secret(_text(_mac(key, body) + body))
 
 
@@ -81,9 +109,44 @@ def unseal(key: bytes, ticket: Secret) -> Record:
         raise TicketError("ticket: expected the seal of this fabric's controller, got another one. Do all controllers "
                           "of the fabric have the same fabric key?")
     try:
-        return _decoder.decode(zlib.decompress(body))
+        return _restored(_decoder.decode(zlib.decompress(body)))
     except (zlib.error, msgspec.DecodeError, msgspec.ValidationError) as error:
         raise TicketError(f"ticket: sealed by a controller of another version: {error}") from error
+
+
+def _stored(record: Record) -> StoredRecord:
+    children: dict[tuple[Child, ...], int] = {}
+    places: dict[Tree, int] = {}
+    by_identity: dict[int, int] = {}  # streams and lists share their trees, and hashing one walks all of it
+    stored: list[StoredTree] = []
+
+    def place(tree: Tree) -> int:
+        if (known := by_identity.get(id(tree))) is not None:
+            return known
+        found = by_identity[id(tree)] = places.setdefault(tree, len(places))
+        if found == len(stored):
+            stored.append(StoredTree(tree.root, tree.weight, [
+                (fold.switch, children.setdefault(fold.children, len(children)), fold.parent, fold.parent_port)
+                for fold in tree.folds]))
+        return found
+
+    first, now = [place(tree) for tree in record.first_trees], [place(tree) for tree in record.trees]
+    of_streams = [place(stream.tree) for stream in record.streams]
+    streams = [dataclasses.replace(stream, tree=NO_TREE) for stream in record.streams]
+    bare = msgspec.structs.replace(record, first_trees=[], trees=[], streams=streams)
+    return StoredRecord(bare, list(children), stored, first, now, of_streams)
+
+
+def _restored(stored: StoredRecord) -> Record:
+    trees = [Tree(tree.root, tree.weight, tuple(Fold(switch, stored.children[place], parent, port)
+                                                for switch, place, parent, port in tree.folds))
+             for tree in stored.trees]
+    streams = [dataclasses.replace(stream, tree=trees[place])
+               for stream, place in zip(stored.record.streams, stored.of_streams, strict=True)]
+    return msgspec.structs.replace(
+        stored.record, first_trees=[trees[place] for place in stored.first],
+        trees=[trees[place] for place in stored.now], streams=streams,
+    )
 
 
 def _mac(key: bytes, body: bytes) -> bytes:

@@ -7,6 +7,7 @@ import base64
 import random
 import zlib
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,15 +22,15 @@ from netfold.wire.jobs import Join, Secret
 KEY = b"k" * 32
 
 
-def record() -> Record:
-    """A job of four ranks with all that it holds on the switches of a 2x2x4 fabric."""
-    fabric = leafspine(2, 2, 4)
+def record(leaves: int = 2, spines: int = 2, ranks: int = 4) -> Record:
+    """A job of a rank on each host with all that it holds on the switches of a leaf-spine fabric."""
+    fabric = leafspine(leaves, spines, ranks)
     hosts = [host.name for host in fabric.hosts]
     planned = trees.plan(fabric.graph(), hosts)
     allocator = Allocator([s.name for s in fabric.switches], SIZES["softswitch"], random.Random(3))
     epoch = allocator.open()
-    streams = allocator.admit(epoch, planned, [list(range(4))])
-    joins = [Join("j", 4, rank, host.address, "10.0.0.1:1", 1024) for rank, host in enumerate(fabric.hosts)]
+    streams = allocator.admit(epoch, planned, [list(range(ranks))])
+    joins = [Join("j", ranks, rank, host.address, "10.0.0.1:1", 1024) for rank, host in enumerate(fabric.hosts)]
     return Record(fabric.name, "j", epoch, Secret("5ec3e7"), joins, hosts, planned, planned, streams, epoch, 2,
                   "", False, "red")
 
@@ -41,6 +42,20 @@ SEALED = ticket.seal(KEY, RECORD)
 def test_a_ticket_says_what_was_sealed() -> None:
     """Every tree, stream and number comes back equal."""
     assert ticket.unseal(KEY, SEALED) == RECORD
+
+
+def test_what_trees_share_is_in_a_ticket_once() -> None:
+    """It goes to every rank: a tree costs little more than its root where others have the same leaves, and nothing
+    where it is one of the first trees as well as of those of now."""
+    large = record(8, 8, 256)
+    sealed = ticket.seal(KEY, large)
+    assert ticket.unseal(KEY, sealed) == large
+    assert len(large.trees) == 8
+    without_first, one = (len(ticket.seal(KEY, msgspec.structs.replace(large, **less)).value) for less in (
+        {"first_trees": []}, {"first_trees": large.trees[:1], "trees": large.trees[:1], "streams": large.streams[:2]}))
+    assert len(sealed.value) - without_first < 100
+    streams = sum(len(msgspec.json.encode((s.ranks, s.connections, s.source_ports))) for s in large.streams[2:])
+    assert len(sealed.value) - one < streams, "trees are many times as long as the numbers of their streams"
 
 
 @given(st.integers(0, len(base64.urlsafe_b64decode(SEALED.value)) * 8 - 1))
