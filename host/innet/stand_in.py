@@ -29,7 +29,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from netfold.host.innet.slot_switch import Packet, SlotSwitch
+from netfold.host.mesh.connecting import ATTEMPTS
 from netfold.host.mesh.handshake import HandshakeRefused, Identity, Initiator, Outcome, Responder
+from netfold.host.mesh.unproven import UnprovenLimit
 
 log = logging.getLogger("netfold")
 
@@ -43,8 +45,6 @@ RECEIVE: Final = 1 << 18
 """Bytes that are read at once."""
 HANDSHAKE_SECONDS: Final = 2.0
 """Seconds that a stranger may take to prove that it is a rank, if others knock."""
-MAX_STRANGERS: Final = 64
-"""Connections of which none has proven that it is a rank's; a further one takes the place of the oldest."""
 
 
 class Broken(Exception):
@@ -109,7 +109,6 @@ class _Stranger:
         self.sock = sock
         self.address = address
         self.side = Responder(me)
-        self.since = time.monotonic()
 
 
 class StandIn:
@@ -130,7 +129,8 @@ class StandIn:
         self._places = {rank: place for place, rank in enumerate(ranks)}
         self._switches = [SlotSwitch(len(ranks), number, root=True) for number in slots]
         self._members: dict[int, _Member] = {}
-        self._strangers: list[_Stranger] = []
+        self._strangers: set[_Stranger] = set()
+        self._unproven: UnprovenLimit[_Stranger] = UnprovenLimit(me.world, seconds=HANDSHAKE_SECONDS)
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
         self._listener.setblocking(False)
@@ -156,7 +156,8 @@ class StandIn:
                     if key.fileobj is self._listener:
                         self._accept()
                     elif isinstance(key.data, _Stranger):
-                        self._hear(key.data)
+                        if key.data in self._strangers:  # an earlier event may have closed it
+                            self._hear(key.data)
                     else:
                         self._serve_member(key.data, events)
         finally:
@@ -173,11 +174,13 @@ class StandIn:
             return
         sock.setblocking(False)
         stranger = _Stranger(sock, address[0], self._me)
-        late = [one for one in self._strangers if one.since < stranger.since - HANDSHAKE_SECONDS]
-        for one in late or self._strangers[: len(self._strangers) - MAX_STRANGERS + 1]:
-            self._refuse(one, "has not proven in time that it is a rank")
-        self._strangers.append(stranger)
+        self._strangers.add(stranger)
         self._selector.register(sock, selectors.EVENT_READ, stranger)
+        now = time.monotonic()
+        for late in self._unproven.expired(now):
+            self._refuse(late, "has not proven in time that it is a rank", limited=False)
+        if (oldest := self._unproven.add(stranger, address[0], now)) is not None:
+            self._refuse(oldest, "was the oldest of too many that have not proven to be ranks", limited=False)
 
     def _hear(self, stranger: _Stranger) -> None:
         """Goes on with a handshake."""
@@ -199,12 +202,16 @@ class StandIn:
             self._refuse(stranger, str(error))
             return
         self._strangers.remove(stranger)
+        self._unproven.remove(stranger)
         self._selector.unregister(stranger.sock)
         self._admit(stranger.sock, side.peer)
 
-    def _refuse(self, stranger: _Stranger, why: str) -> None:
-        log.warning("rank %d stands in for the switches: %s %s", self._me.rank, stranger.address, why)
+    def _refuse(self, stranger: _Stranger, why: str, *, limited: bool = True) -> None:
+        """Closes a connection; ``limited``: it still counts among the unproven ones."""
+        log.debug("rank %d stands in for the switches: %s %s", self._me.rank, stranger.address, why)
         self._strangers.remove(stranger)
+        if limited:
+            self._unproven.remove(stranger)
         self._selector.unregister(stranger.sock)
         with contextlib.suppress(OSError):
             stranger.sock.send(stranger.side.refusal)
@@ -266,7 +273,15 @@ class StandIn:
 
 
 def connect(address: str, me: Identity, peer: int, timeout: float) -> socket.socket:
-    """A connection to the rank that stands in.  Raises OSError, Broken, HandshakeRefused."""
+    """A connection to the rank that stands in.  One that is closed before either side has refused the other, as happens
+    where strangers knock in great number, is opened again.  Raises OSError, Broken, HandshakeRefused."""
+    for _ in range(ATTEMPTS - 1):
+        with contextlib.suppress(Broken, ConnectionResetError, BrokenPipeError):
+            return _connect_once(address, me, peer, timeout)
+    return _connect_once(address, me, peer, timeout)
+
+
+def _connect_once(address: str, me: Identity, peer: int, timeout: float) -> socket.socket:
     host, _, port = address.rpartition(":")
     sock = socket.create_connection((host, int(port)), timeout=timeout)
     try:

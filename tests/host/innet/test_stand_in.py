@@ -5,6 +5,7 @@ whoever had finished."""
 from __future__ import annotations
 
 import random
+import selectors
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from netfold.host.innet.slot_switch import Packet, SlotSwitch
 from netfold.host.innet.stand_in import Broken, StandIn, connect
 from netfold.host.innet.stand_in_link import StandInLink
 from netfold.host.job_secret import derive, draw
+from netfold.host.mesh import unproven
 from netfold.host.mesh.connection import listen
 from netfold.host.mesh.handshake import HandshakeRefused, Identity
 from netfold.host.native.library import Origin
@@ -219,6 +221,42 @@ def test_a_stranger_does_not_fold() -> None:
     for sock in [*silent, own]:
         sock.close()
     stand_in.close()
+
+
+def test_a_flood_of_strangers_does_not_end_a_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One who is closed for too many others, and says something in the same moment, is not heard any more; a rank that
+    comes then is let in."""
+    me = Identity(0, 2, 1, b"k" * 32)
+    most = me.world + unproven.SPARE
+    full, go_on = threading.Event(), threading.Event()
+
+    class Gated(selectors.DefaultSelector):
+        """Returns what is ready when ``go_on`` is set."""
+
+        def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+            if len(self.get_map()) == most + 3:  # beside the listener, the rank's own end, and what ends the thread
+                full.set()
+                super().select(timeout)
+                assert go_on.wait(10)
+            return super().select(timeout)
+
+    monkeypatch.setattr("netfold.host.innet.stand_in.selectors.DefaultSelector", Gated)
+    listener = listen("127.0.0.1")
+    address = listener.getsockname()
+    own, near = socket.socketpair()
+    stand_in = StandIn(listener, me, [0, 1], [16], near)
+    strangers = [socket.create_connection(address) for _ in range(most)]
+    try:
+        assert full.wait(10)
+        strangers.append(socket.create_connection(address))
+        strangers[0].close()
+        go_on.set()
+        connect("{}:{}".format(*address), Identity(1, 2, 1, b"k" * 32), 0, 10.0).close()
+    finally:
+        go_on.set()
+        for sock in [own, *strangers]:
+            sock.close()
+        stand_in.close()
 
 
 def other_rank(identity: Identity, **changes: Any) -> Identity:
