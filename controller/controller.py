@@ -138,8 +138,6 @@ class Controller:
         )
         self._server: grpc.aio.Server | None = None
         self._web: Web | None = None
-        self.page = ""
-        """URL of the web page; empty if there is none."""
         self._callers = Callers(fabric)
         self._ready = time.monotonic()
         self._status = Shared(self._read_status)
@@ -191,7 +189,12 @@ class Controller:
             from netfold.controller.web.serve import Web
 
             self._web = Web(self.fabric, self.status, self._callers, tls=None if is_local(self.fabric.metrics) else tls)
-            self.page = self._web.start(self.fabric.metrics)
+            self._web.start(self.fabric.metrics)
+
+    @property
+    def page(self) -> str:
+        """URL of the page; empty if there is none, or none yet."""
+        return "" if self._web is None else self._web.url
 
     async def run(self) -> None:
         """Serve until cancelled.  Raises Superseded when a later controller of this fabric has taken over."""

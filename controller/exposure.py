@@ -21,7 +21,7 @@ def unprotected(fabric: Fabric, *, token: bool) -> list[str]:
 
     token  whether callers of the job service and of the page must give one
     """
-    lacks = [] if token else ["a token"]
+    lacks = [] if token else ["a token (operator_token_file)"]
     lacks += [] if fabric.certificate else ["TLS (certificate and key)"]
     served = {"fabric.jobs": fabric.jobs, "fabric.standby": fabric.standby, "fabric.metrics": fabric.metrics}
     found = [f"{setting}: other machines may reach {address}, which lacks {' and '.join(lacks)}"

@@ -226,12 +226,13 @@ class Target:
 
     async def _reconcile(self) -> None:
         """Bring the switch to its desired state if it is connected."""
-        if self._client is not None:
+        client = self._client  # which ends, and is None, where the session does while this waits
+        if client is not None:
             try:
-                await self._apply(self._client)
+                await self._apply(client)
             except SwitchError as error:
                 log.warning("%s", error)
-                await self._retry(self._client)
+                await self._retry(client)
 
     async def _apply(self, client: Client) -> None:
         """Write the difference; after a failed or cancelled write, read the actual state first.  Raises SwitchError."""

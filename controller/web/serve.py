@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import ipaddress
 import logging
 import socket
@@ -44,6 +45,8 @@ TIMEOUT: Final = 10.0
 """Seconds for reading a status, and for a client to send its request."""
 MAX_CONNECTIONS: Final = 64
 """Connections at once, a thread for each; more are closed."""
+RETRY: Final = 1.0
+"""Seconds between two tries to listen, where the address is another controller's."""
 POLL: Final = 0.1
 """Seconds between the server's checks whether it is to stop."""
 
@@ -88,9 +91,31 @@ class Web:
         self._statuses = StatusCache(status)
         self._callers = callers
         self._server: _Server | None = None
+        self._retries: asyncio.Task[None] | None = None
+        self.url = ""
+        """Where it listens; empty while it does not."""
 
     def start(self, address: str) -> str:
-        """Listen at ``host:port`` (port 0: any free one) and return the URL.  Raises FabricError."""
+        """Listen at ``host:port`` (port 0: any free one) and return the URL.  Raises FabricError where that cannot be;
+        but in a fabric with a standby it warns, returns an empty one, and tries again until it can: two controllers
+        share the setting there, so that the address may still be the other one's, or of its machine alone."""
+        try:
+            self._listen(address)
+        except FabricError as error:
+            if self._fabric.standby is None:
+                raise
+            log.warning("%s Serving jobs without it, and trying again each %g s", error, RETRY)
+            self._retries = asyncio.create_task(self._retry(address), name="page")
+        return self.url
+
+    async def _retry(self, address: str) -> None:
+        while not self.url:
+            await asyncio.sleep(RETRY)
+            with contextlib.suppress(FabricError):
+                self._listen(address)
+        log.warning("page and metrics at %s", self.url)
+
+    def _listen(self, address: str) -> None:
         host, _, port = address.rpartition(":")
         loop = asyncio.get_running_loop()
         try:
@@ -102,14 +127,18 @@ class Web:
         self._server.tls = None if self._tls is None else self._tls.context()
         self._server.look = lambda: asyncio.run_coroutine_threadsafe(self._statuses.look(), loop).result(TIMEOUT)
         threading.Thread(target=self._server.serve_forever, args=(POLL,), name="web", daemon=True).start()
-        return f"http{'s' if self._tls else ''}://{host}:{self._server.server_address[1]}"
+        self.url = f"http{'s' if self._tls else ''}://{host}:{self._server.server_address[1]}"
 
     async def stop(self) -> None:
         """Stop listening and end the server's thread."""
+        if self._retries is not None:
+            self._retries.cancel()
+            await asyncio.gather(self._retries, return_exceptions=True)
+            self._retries = None
         if self._server is not None:
             await asyncio.to_thread(self._server.shutdown)
             self._server.server_close()
-            self._server = None
+            self._server, self.url = None, ""
 
     def render(self, path: str, look: Callable[[], StatusPair]) -> tuple[str, bytes] | None:
         """Content type and body of a path; None for an unknown path."""

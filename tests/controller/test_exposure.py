@@ -63,11 +63,12 @@ def test_only_loopback_and_unix_sockets_are_local(address: str, local: bool) -> 
 SETTINGS: dict[str, tuple[dict[str, Any], bool, list[str]]] = {
     "sockets": ({}, False, []),
     "loopback": ({"jobs": "127.0.0.1:1", "metrics": "127.0.0.1:2"}, False, []),
-    "nothing": ({"jobs": "10.0.0.9:1"}, False, ["fabric.jobs: .*10.0.0.9:1, which lacks a token and TLS"]),
+    "nothing": ({"jobs": "10.0.0.9:1"}, False, ["fabric.jobs: .*10.0.0.9:1, which lacks a token .+ and TLS"]),
     "only a token": ({"jobs": "10.0.0.9:1"}, True, ["fabric.jobs: .* lacks TLS"]),
-    "only TLS": ({"jobs": "10.0.0.9:1", "certificate": "c", "key": "k"}, False, ["fabric.jobs: .* lacks a token$"]),
+    "only TLS": ({"jobs": "10.0.0.9:1", "certificate": "c", "key": "k"}, False,
+                 ["fabric.jobs: .* lacks a token .operator_token_file.$"]),
     "both": ({"jobs": "10.0.0.9:1", "certificate": "c", "key": "k"}, True, []),
-    "page": ({"metrics": ":9464"}, False, ["fabric.metrics: .*:9464, which lacks a token and TLS"]),
+    "page": ({"metrics": ":9464"}, False, ["fabric.metrics: .*:9464, which lacks a token .+ and TLS"]),
     "page with a password": ({"metrics": ":9464"}, True, ["fabric.metrics: .*passwords .* over plain HTTP"]),
     "page over TLS": ({"metrics": ":9464", "certificate": "c", "key": "k"}, True, []),
 }

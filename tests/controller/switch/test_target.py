@@ -11,6 +11,7 @@ import pytest
 from netfold.controller.switch import tables
 from netfold.controller.switch.election import Superseded
 from netfold.controller.switch.entities import Entry, Multicast
+from netfold.controller.switch.reconcile import Update
 from netfold.controller.switch.switch import NotPrimary, SwitchError
 from netfold.controller.switch.target import DISPUTE, RETRY, STEADY, Target
 from support.controller import BOUND, MemorySession, MemorySwitch, run, until
@@ -102,6 +103,33 @@ def test_installing_on_a_dead_switch_says_why() -> None:
         switch.unreachable = False
         await target.wait_up(BOUND)
         assert switch.state == {}
+        await target.stop()
+
+    run(story())
+
+
+def test_a_session_that_ends_during_a_failing_write_is_no_error_of_its_own(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody takes the switch in the middle of it: the next session writes what was wanted."""
+
+    async def story() -> None:
+        switch = MemorySwitch("s")
+        target = Target("s", switch.connect, sleep=no_wait)
+        target.start()
+        await target.wait_up(BOUND)
+
+        async def taken(_: list[Update]) -> None:
+            if target.is_up:
+                switch.unreachable = True
+                switch.break_session()
+                await until(lambda: not target.is_up)
+            raise SwitchError("s: Write: the primary is another one")
+
+        monkeypatch.setattr(switch.sessions[-1], "write", taken)
+        await target.replace("routes", [route(1)])
+        switch.unreachable = False
+        await until(lambda: list(switch.state.values()) == [route(1)])
         await target.stop()
 
     run(story())

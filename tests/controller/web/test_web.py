@@ -28,7 +28,7 @@ from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Fabric, FabricError
 from netfold.wire.jobs import Done, RankReport
 from netfold.wire.operator import JobStatus, LinkStatus, Status, SwitchStatus, Traffic
-from support.controller import BOUND, run
+from support.controller import BOUND, run, until
 from support.credentials import scopes
 from support.jobs import rig
 from support.recovery import all_resume, lose
@@ -258,6 +258,28 @@ def test_an_address_that_is_taken_is_an_error_at_the_start(tmp_path: Path) -> No
         fabric = msgspec.structs.replace(leafspine(2, 2, 4), metrics=address)
         with pytest.raises(FabricError, match=f"fabric.metrics: cannot listen at {address}: Address already in use"):
             run(story(fabric))
+
+
+def test_with_a_standby_a_taken_address_does_not_keep_from_serving_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other controller may still have it: the page comes when it is free, and the log says so meanwhile."""
+    monkeypatch.setattr("netfold.controller.web.serve.RETRY", 0.01)
+
+    async def story(taken: socket.socket) -> None:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        async with rig(tmp_path, metrics=address, standby=f"unix:{tmp_path}/standby.sock") as r:
+            assert r.controller.page == ""
+            assert f"fabric.metrics: cannot listen at {address}: Address already in use" in caplog.text
+            assert (await r.controller.status()).fabric
+            taken.close()
+            await until(lambda: r.controller.page == f"http://{address}")
+            assert (await get(r.controller.page + "/metrics"))[0] == 200
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        run(story(taken))
 
 
 def test_what_is_no_address_is_refused() -> None:
