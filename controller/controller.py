@@ -57,6 +57,8 @@ log = logging.getLogger("netfold.controller")
 
 START_TIMEOUT: Final = 60.0
 """Seconds for all switches to come up: connected, pipeline compiled and loaded, entries in place."""
+JOBS_PATIENCE: Final = 1.0
+"""Seconds that a controller which has found running jobs waits for one more switch."""
 CONNECT_TIMEOUT: Final = 10.0
 """Seconds for one attempt to connect to a switch."""
 STOP_GRACE: Final = 1.0
@@ -172,13 +174,7 @@ class Controller:
             target.preset("fabric", fixed[target.name])
             target.preset("routes", routing.get(target.name, ()))
             target.start()
-        outcomes = await asyncio.gather(
-            *(self._targets[name].wait_up(self._start_timeout) for name in sorted(self._needed)), return_exceptions=True
-        )
-        problems = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        if problems:
-            count = f"{len(problems)} of {len(self._needed)} switches of the fabric {self.fabric.name}"
-            raise StartError(f"{count} did not come up:\n" + "\n".join(map(str, problems)))
+        await self._wait_for_switches()
         await self._serve(tls)
         self._tasks.append(asyncio.create_task(self._watch_changes(), name="changes"))
         self._tasks.append(asyncio.create_task(self._update_routes(), name="routes"))
@@ -220,6 +216,30 @@ class Controller:
             await self.jobs.settle()
             self._server = None
         await asyncio.gather(*(target.stop() for target in self._targets.values()))
+
+    async def _wait_for_switches(self) -> None:
+        """Wait until the switches that are needed are up.  Where those that are up hold a running job's entries, its
+        ranks need this controller more than it needs the rest: it then goes on without switches that are not up
+        JOBS_PATIENCE seconds after the last one that came.  Raises StartError."""
+        waiting = {name: asyncio.create_task(self._targets[name].wait_up(self._start_timeout))
+                   for name in sorted(self._needed)}
+        pending = set(waiting.values())
+        while pending:
+            patience = JOBS_PATIENCE if self._adoption.has_found else None
+            came, pending = await asyncio.wait(pending, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            if not came:
+                break
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*waiting.values(), return_exceptions=True)
+        problems = [str(self._targets[name].problem if task.cancelled() else task.exception())
+                    for name, task in waiting.items() if task.cancelled() or task.exception() is not None]
+        if not problems:
+            return
+        count = f"{len(problems)} of {len(self._needed)} switches of the fabric {self.fabric.name}"
+        if not self._adoption.has_found or len(problems) == len(waiting):
+            raise StartError(f"{count} did not come up:\n" + "\n".join(problems))
+        log.warning("going on without %s, since others hold entries of running jobs: %s", count, "; ".join(problems))
 
     # ---- failures ------------------------------------------------------------------------------------------------
 

@@ -44,9 +44,12 @@ class Adoption:
         self._targets = targets
         self.is_open = True
         """Whether ranks may still register with tickets: from the start until the grace is over."""
+        self.has_found = False
+        """Whether any switch held entries of jobs when this controller first connected to it."""
 
     def reserve(self, switch: str, found: Mapping[int, State]) -> None:
         """Keep the numbers that a switch holds for unknown jobs from being handed out."""
+        self.has_found |= bool(found)
         for epoch, entities in found.items():
             if not self._allocator.reserve(epoch, {switch: tables.holding(entities.values())}):
                 log.warning("%s: an earlier controller has left epoch %d there, with numbers that another job has",

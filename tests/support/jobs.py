@@ -135,11 +135,11 @@ class Rig:
 
 
 @asynccontextmanager
-async def restarted(r: Rig, **settings: Any) -> AsyncIterator[Rig]:
+async def restarted(r: Rig, *, start_timeout: float = BOUND, **settings: Any) -> AsyncIterator[Rig]:
     """A controller that is started anew on a rig's switches, after the first one has gone."""
     fabric = msgspec.structs.replace(r.fabric, **settings)
     again = Controller(fabric, connect=lambda switch: r.switches[switch.name].connect(), rng=random.Random(6),
-                       start_timeout=BOUND)
+                       start_timeout=start_timeout)
     async with again, grpc.aio.insecure_channel(fabric.jobs) as channel:
         yield Rig(fabric, again, r.switches, channel)
 

@@ -12,6 +12,7 @@ import grpc
 import msgspec
 import pytest
 
+from netfold.controller.controller import StartError
 from netfold.controller.jobs import ticket
 from netfold.controller.switch.entities import Entry
 from netfold.wire import roce
@@ -86,6 +87,38 @@ def test_numbers_of_unknown_jobs_are_not_handed_out(tmp_path: Path) -> None:
             for plan in old:
                 await r.watch(plan)
             assert sorted(job.name for job in r.controller.jobs.active()) == ["j", "other"]
+
+    run(story())
+
+
+def test_a_switch_that_died_with_the_controller_does_not_keep_the_next_one_from_jobs(tmp_path: Path) -> None:
+    """The next controller serves the jobs that it finds on the other switches, and plans around the dead one."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+        r.switches["spine1"].unreachable = True
+        async with asyncio.timeout(20), restarted(r) as r:
+            assert not r.controller._targets["spine1"].is_up
+            watchers = [await r.watch(plan) for plan in plans]
+            for watcher in watchers:
+                assert isinstance(await watcher.next(), Halt)
+            after = await all_resume(r, plans)
+            assert {tree.name for plan in after for tree in plan.trees} == {"spine2"}
+
+    run(story())
+
+
+def test_without_jobs_a_controller_needs_all_its_switches(tmp_path: Path) -> None:
+    """A switch that does not answer is then more likely a wrong address than a death."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            pass
+        r.switches["spine1"].unreachable = True
+        with pytest.raises(StartError, match="spine1: nobody answers"):
+            async with restarted(r, start_timeout=0.5):
+                pass
 
     run(story())
 

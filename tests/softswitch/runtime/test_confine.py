@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -118,13 +119,15 @@ def test_the_process_has_few_capabilities_and_none_of_our_environment(monkeypatc
         process.close()
 
 
-def test_the_log_says_what_holds(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_what_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """One line at the start of each process, with what the kernel refused."""
-    caplog.set_level("INFO")
+    said: list[str] = []
+    log = SimpleNamespace(info=lambda text, *values: said.append(text % values))
+    monkeypatch.setattr("softswitch.p4runtime.process.log", log)
     process = SwitchProcess(probe_executable(), Settings(cpu_port=510))
     try:
         process.start()
-        assert process.confinement() in caplog.text
-        assert "no new privileges" in caplog.text
+        assert [line for line in said if process.confinement() in line and str(process.pid) in line]
+        assert "no new privileges" in process.confinement()
     finally:
         process.close()

@@ -32,7 +32,7 @@ def main(seed: int) -> None:
     listener = listen(address)
     where = "{}:{}".format(*listener.getsockname())
     plan = client.join(Join(job, world, rank, address, where, roce.PATH_MTU, fold=False))
-    watcher = client.watch(plan)
+    watcher = client.watch(lambda: plan)
     mesh = RoceMesh(plan, listener, timeout=30.0, queue_pairs=2)
     peers = Peers(mesh, algorithm="ring")
     digest = hashlib.sha256()
