@@ -12,6 +12,7 @@ permissions of a unix socket are for.
 from __future__ import annotations
 
 import hmac
+import logging
 from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from netfold.rpc import tokens
 from netfold.rpc.limits import RateLimit
 from netfold.rpc.rpc import Code, Refusal
 
+log = logging.getLogger("netfold.controller")
+
 Scope = Literal["operator", "job", "viewer"]
 OPERATOR: Final[frozenset[Scope]] = frozenset({"operator"})
 JOB: Final[frozenset[Scope]] = frozenset({"operator", "job"})
@@ -33,6 +36,8 @@ ANY: Final[frozenset[Scope]] = JOB | VIEWER
 READ_RATE: Final = 20
 """Requests a second of a viewer, or of a tenant, that read the status and the like; READ_BURST at once."""
 READ_BURST: Final = 100
+WARNING_RATE: Final = 0.1
+"""Warnings a second about refused callers at most; each says how many there were."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,9 @@ class Callers:
         """Callers by token; empty: the fabric has no credentials."""
         self._where: dict[str, str] = {}
         self._limits: dict[Caller, RateLimit] = {}
+        self._warnings = RateLimit(WARNING_RATE, 1)
+        self._refused = 0
+        """Callers that were refused since the last warning."""
 
     def load(self) -> None:
         """Read all files.  Raises FabricError for one that cannot be read, that others may read, or whose token another
@@ -117,10 +125,12 @@ class Callers:
             what = " or ".join(sorted(wanted))
             if caller is None:
                 got = "one that this controller does not know" if token else "none"
+                self._warn(method, what, got)
                 raise Refusal(Code.UNAUTHENTICATED, f"{method}: expected the token of scope {what}, got {got}. Name "
                                                     f"its file in {tokens.TOKEN_FILE_VARIABLE}, or set "
                                                     f"{tokens.TOKEN_VARIABLE}")
             if caller.scope not in wanted:
+                self._warn(method, what, f"that of {caller}")
                 raise Refusal(Code.PERMISSION_DENIED, f"{method}: expected the token of scope {what}, got that of "
                                                       f"{caller}. Ask whoever runs the fabric for the right one")
             if limited and caller.scope != "operator":
@@ -131,3 +141,11 @@ class Callers:
             CALLER.set(caller)
 
         return check
+
+    def _warn(self, method: str, wanted: str, got: str) -> None:
+        """Tell the operator of callers without the right token: a rank set up wrongly, or somebody who guesses."""
+        self._refused += 1
+        if not self._warnings.wait():
+            log.warning("%d requests refused for their token since the last warning; now %s: expected the token of "
+                        "scope %s, got %s", self._refused, method, wanted, got)
+            self._refused = 0

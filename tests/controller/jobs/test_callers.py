@@ -13,13 +13,14 @@ import pytest
 
 from netfold.controller import client
 from netfold.controller.health import wiring
-from netfold.controller.jobs.callers import Callers
+from netfold.controller.jobs.callers import OPERATOR, Callers
 from netfold.controller.operations import differences
 from netfold.controller.paths import path_service
 from netfold.fabric import file as fabric_file
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import FabricError, Tenant
 from netfold.rpc import rpc, tokens
+from netfold.rpc.limits import RateLimit
 from netfold.wire import jobs, operator, paths
 from support.controller import BOUND, run
 from support.credentials import scopes, tenant, token_file
@@ -227,3 +228,22 @@ def test_token_files_are_relative_to_the_fabric_file(tmp_path: Path) -> None:
     assert read.operator_token_file == str(tmp_path / "o.token")
     assert read.tenants == (Tenant("red", str(tmp_path / "r.token"), 64, 2, 7), Tenant("default", None, None, 1))
     assert fabric_file.loads(fabric_file.dumps(fabric)) == fabric
+
+
+def test_refused_callers_are_in_the_log_and_cannot_flood_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning in ten seconds, with what was expected, how many there were, and without what they guessed."""
+    now = [0.0]
+    monkeypatch.setattr("netfold.controller.jobs.callers.RateLimit",
+                        lambda rate, burst: RateLimit(rate, burst, clock=lambda: now[0]))
+    callers = Callers(msgspec.structs.replace(leafspine(1, 0, 1), **scopes(tmp_path)))
+    callers.load()
+    check = callers.admit(OPERATOR)
+    for seconds in (0.0, 1.0, 2.0, 12.0):
+        now[0] = seconds
+        with pytest.raises(rpc.Refusal):
+            check("Drain", "guess")
+    assert [record.getMessage().partition(" requests")[0] for record in caplog.records] == ["1", "3"]
+    assert "Drain: expected the token of scope operator, got one that this controller does not know" in caplog.text
+    assert "guess" not in caplog.text
