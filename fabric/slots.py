@@ -163,7 +163,7 @@ class Cycle:
         return self.low if number == self.high else number + 1
 
 
-class Lottery:
+class RandomPool:
     """Hands out the numbers low..high at random, so that nobody can tell which are in use, and a released one not
     before ``RESTING`` others have been released after it, or half of the numbers."""
 
@@ -257,8 +257,8 @@ class Allocator:
         self._rng = rng = rng or random.SystemRandom()
         self._slots = {name: Slots(slots) for name in switches}
         self._groups = {name: Cycle(1, MAX_GROUP, 1) for name in self._slots}
-        self._connections = Lottery(MIN_CONNECTION, MAX_CONNECTION, rng)
-        self._epochs = Lottery(1, EPOCHS, rng)
+        self._connections = RandomPool(MIN_CONNECTION, MAX_CONNECTION, rng)
+        self._epochs = RandomPool(1, EPOCHS, rng)
         """Drawn, since slots are never cleared: who could count until an epoch's turn comes would have the next job
         wait for ever in slots that still hold later packets of that epoch."""
         self._returns: dict[int, list[Callable[[], object]]] = {}
@@ -318,7 +318,7 @@ class Allocator:
         returns = self._returns.setdefault(epoch, [])
         mine = self._reserved.setdefault(epoch, set())
         free = True
-        wanted: list[tuple[str, Cycle | Lottery, int]] = [("epochs", self._epochs, epoch)]
+        wanted: list[tuple[str, Cycle | RandomPool, int]] = [("epochs", self._epochs, epoch)]
         for switch, holding in found.items():
             wanted += [(f"groups of {switch}", self._groups[switch], group) for group in holding.groups]
             wanted += [("connections", self._connections, connection) for connection in holding.connections]

@@ -7,7 +7,9 @@
 
 A ticket says what a job was, the switches what is true now: a job is adopted only where each switch of its trees holds
 exactly its entries, so that the ticket of a job which has ended adopts nothing.  A switch that was down or empty proves
-neither; the job is adopted, and its trees are planned anew.
+neither; the job is adopted, and its trees are planned anew.  A switch that holds another thing may follow a later plan,
+whose ticket is waited for; where all ranks have shown the same ticket, nobody has a later one: an earlier controller
+died before it could answer with the plan that it had written.  The job is then adopted, and planned anew as well.
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ class Adoption:
         self._targets = targets
         self.is_open = True
         """Whether ranks may still register with tickets: from the start until the grace is over."""
+        self._shown: dict[tuple[str, int, int], set[int]] = {}
+        """Ranks that have shown a ticket that only some switches bear out, by job, epoch and the epoch of its slots."""
         self.has_found = False
         """Whether any switch held entries of jobs when this controller first connected to it."""
 
@@ -69,8 +73,9 @@ class Adoption:
                                                   f"got that of {record.job!r}, epoch {record.epoch}")
         return record
 
-    def adopt(self, record: Record) -> Job:
-        """The job of a record, holding what the switches hold for it.  Raises Refusal where they hold something else.
+    def adopt(self, record: Record, rank: int) -> Job:
+        """The job of a record that a rank has shown, holding what the switches hold for it.  Raises Refusal where they
+        hold something else.
 
         Its ``sessions`` name the switches that hold nothing of it, with NEVER: its trees must be planned anew."""
         who = f"job {record.job!r} of epoch {record.epoch}"
@@ -83,12 +88,13 @@ class Adoption:
                                                     "unknown jobs was removed; join anew")
         job = _job(record, self._fabric.tenant(record.tenant))
         if record.streams:
-            self._claim(job, self._entries(record, who), who)
+            self._claim(job, self._entries(record, who), who, rank)
         return job
 
     async def close(self) -> None:
         """Remove what nobody has claimed, and free its numbers; no job is adopted from now on."""
         self.is_open = False
+        self._shown.clear()
         unclaimed = {epoch for target in self._targets.values() for epoch in target.found or ()}
         for epoch in sorted(unclaimed):
             log.warning("epoch %d, which an earlier controller has left, is removed: no rank has registered", epoch)
@@ -106,13 +112,19 @@ class Adoption:
                                                     "fabric file changed? Join anew") from error
         return {switch: state(those) for switch, those in entities.items()}
 
-    def _claim(self, job: Job, entities: Mapping[str, State], who: str) -> None:
+    def _claim(self, job: Job, entities: Mapping[str, State], who: str, rank: int) -> None:
         epoch = job.slots_epoch
         held = {name for name in entities if (self._targets[name].found or {}).get(epoch) == entities[name]}
         unknown = {name for name in entities if self._targets[name].found is None or self._targets[name].was_empty}
         if without := sorted(entities.keys() - held - unknown):
-            raise Refusal(Code.UNAVAILABLE, f"{who}: {', '.join(without)} does not hold its entries of epoch {epoch}: "
-                                            "the job has ended, or a rank with a later plan must register first")
+            shown = self._shown.setdefault((job.name, job.epoch, epoch), set())
+            shown.add(rank)
+            if not held or shown != job.joins.keys():
+                raise Refusal(Code.UNAVAILABLE, f"{who}: {', '.join(without)} does not hold its entries of epoch "
+                                                f"{epoch}: the job has ended, or a rank with a later plan must "
+                                                "register first")
+            log.warning("%s: %s does not hold its entries of epoch %d, but no rank has a later plan", who,
+                        ", ".join(without), epoch)
         self._allocator.release(epoch)
         if not self._allocator.reserve(epoch, slots.holdings(job.streams)):
             self._allocator.release(epoch)

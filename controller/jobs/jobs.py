@@ -250,7 +250,7 @@ class Jobs:
             other = self._jobs.get(request.job)
             if other is not None and other.state != "gathering" and other.tenant.name == record.tenant:
                 refuse(Code.FAILED_PRECONDITION, f"{other}: its name was joined anew since; give each job its own name")
-            job = self._adoption.adopt(record)
+            job = self._adoption.adopt(record, request.rank)
             if other is not None and other.state != "gathering":
                 # somebody else has taken the name while no controller knew of this job, which must not end it
                 self._ending.append(job)

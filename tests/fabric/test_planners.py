@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from netfold.fabric import routes, trees
 from netfold.fabric.generate import leafspine, threetier
 from netfold.fabric.graph import Fabric, Link
-from netfold.fabric.slots import Allocator, Cycle, Exhausted, Lottery, Sizes, Slots
+from netfold.fabric.slots import Allocator, Cycle, Exhausted, RandomPool, Sizes, Slots
 from netfold.fabric.trees import NoTree
 from support.plans import admitted, allocator_of, fabrics_and_ranks
 
@@ -206,7 +206,7 @@ def test_numbers_come_back_as_late_as_possible(steps: list[bool]) -> None:
 def test_connections_are_drawn_at_random_and_never_early_again(steps: list[tuple[bool, int]], seed: int) -> None:
     """A number in use is never handed out, one that was released not before half of all were, unless no other with its
     remainder is left; and the remainder is the one that was asked for."""
-    pool = Lottery(1, 20, random.Random(seed))
+    pool = RandomPool(1, 20, random.Random(seed))
     held: list[int] = []
     resting: list[int] = []
     for take, remainder in steps:

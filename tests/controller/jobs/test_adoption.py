@@ -14,6 +14,7 @@ import pytest
 
 from netfold.controller.controller import StartError
 from netfold.controller.jobs import ticket
+from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry
 from netfold.wire import roce
 from netfold.wire.jobs import Done, Halt, JobEndedEvent, Leave, Plan, RankLost, Watch
@@ -105,6 +106,35 @@ def test_a_switch_that_died_with_the_controller_does_not_keep_the_next_one_from_
                 assert isinstance(await watcher.next(), Halt)
             after = await all_resume(r, plans)
             assert {tree.name for plan in after for tree in plan.trees} == {"spine2"}
+
+    run(story())
+
+
+def test_a_plan_that_no_rank_was_told_does_not_keep_a_job_from_going_on(tmp_path: Path) -> None:
+    """A leaf was written anew for a plan, but the controller died before it could answer with it: all ranks have the
+    ticket of before, which the leaf no longer bears out.  The last one of them to register has it adopted."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            later = await r.together(4, job="later")
+        leaf = r.switches["leaf1"]
+        gone = tables.by_epoch(leaf.state.values())[plans[0].epoch]
+        leaf.state = {key: entity for key, entity in leaf.state.items() if entity not in gone}
+        async with restarted(r) as r:
+            for plan in plans[:3]:
+                error = await refused(r, watching(plan))
+                assert error.code() is Code.UNAVAILABLE
+                assert "leaf1 does not hold its entries" in (error.details() or "")
+            watchers = [await r.watch(plan) for plan in reversed(plans)]
+            for watcher in watchers:
+                assert isinstance(await watcher.next(), Halt)
+            for plan in await all_resume(r, plans):
+                await r.leave(plan)
+            await r.controller.jobs.end_grace()
+            await until(r.base_only)
+            assert set(r.controller._allocator.used().values()) == {0}
+            assert (await refused(r, watching(later[0]))).code() is Code.FAILED_PRECONDITION
 
     run(story())
 
