@@ -50,6 +50,22 @@ static void write_blocks(const nf_fold *f, uint64_t first, size_t n, uint8_t *pa
     }
 }
 
+nf_header nf_payload_header(const nf_fold *f, const nf_channel *c, uint64_t i) {
+    uint64_t place = i % f->message, message = i - place;
+    uint64_t length = c->packets - message < f->message ? c->packets - message : f->message;
+    bool first = place == 0, last = place + 1 == length;
+    nf_header h = {.opcode = first && last ? NF_WRITE_ONLY
+                             : first       ? NF_WRITE_FIRST
+                             : last        ? NF_WRITE_LAST
+                                           : NF_WRITE_MIDDLE,
+                   .dest_qp = c->lanes}; /* peer and PSN are the stream's, when it leaves */
+    if (first) {
+        h.address = (uint64_t)f->op.number << 32 | (uint32_t)(message * f->path_mtu);
+        h.length = (uint32_t)(length * f->path_mtu);
+    }
+    return h;
+}
+
 void nf_payload_write(const nf_fold *f, const nf_channel *c, uint64_t i, uint8_t *payload) {
     const nf_tree *tr = &f->trees[c->tree];
     if (c->kind == NF_AGREEMENT_STREAM) {

@@ -6,6 +6,9 @@
 #define NF_FOLD_PAYLOAD_H
 #include "fold_state.h"
 
+/* The header of packet `i` of a channel's share of the operation, but for peer and PSN, which are the stream's: its
+ * place in its message, and what the switches do with its lanes. */
+nf_header nf_payload_header(const nf_fold *, const nf_channel *, uint64_t i);
 /* The payload of packet `i` of a channel's share of the operation, as this rank contributes it. */
 void nf_payload_write(const nf_fold *, const nf_channel *, uint64_t i, uint8_t *payload);
 /* Takes in the result of packet `i`: agreed scales, or sums, which go to their place in the output. */

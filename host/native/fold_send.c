@@ -3,22 +3,6 @@
 #include "fold_payload.h"
 #include "fold_state.h"
 
-static nf_header header_of(const nf_fold *f, const nf_channel *c, uint64_t i) {
-    uint64_t place = i % f->message, message = i - place;
-    uint64_t length = c->packets - message < f->message ? c->packets - message : f->message;
-    bool first = place == 0, last = place + 1 == length;
-    nf_header h = {.opcode = first && last ? NF_WRITE_ONLY
-                             : first       ? NF_WRITE_FIRST
-                             : last        ? NF_WRITE_LAST
-                                           : NF_WRITE_MIDDLE,
-                   .dest_qp = c->lanes}; /* peer and PSN are the stream's, when it leaves */
-    if (first) {
-        h.address = (uint64_t)f->op.number << 32 | (uint32_t)(message * f->path_mtu);
-        h.length = (uint32_t)(length * f->path_mtu);
-    }
-    return h;
-}
-
 /* The sequence number below which packets may leave: their contents are known, and credits cover them. */
 static uint64_t limit_of(const nf_fold *f, nf_channel *c) {
     const nf_tree *tr = &f->trees[c->tree];
@@ -65,7 +49,7 @@ static bool send_channel(nf_fold *f, nf_channel *c, int64_t now, nf_run *run) {
     while (run->packets < f->max_run && nf_stream_sendable(&c->stream, limit)) {
         uint64_t seq = nf_stream_peek(&c->stream);
         bool before = seq < c->history.next;
-        nf_header h = before ? nf_history_at(&c->history, seq)->header : header_of(f, c, seq - c->base);
+        nf_header h = before ? nf_history_at(&c->history, seq)->header : nf_payload_header(f, c, seq - c->base);
         size_t bytes = nf_packet_bytes(h.opcode, f->path_mtu);
         if (run->packets && bytes > run->segment) break; /* only the last packet may differ, and be shorter */
         uint8_t *packet = f->run + run->length, *payload = nf_history_payload(&c->history, seq);
