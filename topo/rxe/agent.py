@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Process 1 of a guest: runs commands for the machine that started the guest, and carries connections to its sockets.
+
+    agent '["/tmp/netfold-x/controller.sock", ...]'         # NETFOLD_GUEST names the guest
+
+For each path the guest gets a unix socket of the same name, whose connections go to that socket of the machine outside:
+so a rank reaches its controller in a guest as it does in a namespace.  The agent ends, and with it the guest, when the
+line is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from netfold.topo.rxe.frames import FROM_GUEST, MOST, Kind, Splitter, pack
+from netfold.topo.rxe.image import PORT
+
+
+class Command:
+    """A command that runs."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self.input = process.stdin
+        self.outputs: dict[int, tuple[IO[bytes], Kind]] = {}
+
+
+class Agent:
+    """Serves one line.
+
+    line   file descriptor of the virtio-serial port
+    paths  of sockets of the machine outside
+    """
+
+    def __init__(self, line: int, paths: list[str]) -> None:
+        self._line = line
+        self._selector = selectors.DefaultSelector()
+        self._splitter = Splitter()
+        self._commands: dict[int, Command] = {}
+        self._connections: dict[int, socket.socket] = {}
+        self._next = 0
+        for number, path in enumerate(paths):
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).unlink(missing_ok=True)  # the socket of the machine outside, as the shared file system shows it
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(path)
+            listener.listen(64)
+            self._watch(listener, lambda listener=listener, number=number: self._accept(listener, number))
+        self._woken, wake = socket.socketpair()
+        self._woken.setblocking(False)
+        wake.setblocking(False)
+        self._wake = wake
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        self._watch(self._woken, self._reap)
+        self._watch(line, self._read_line)
+
+    def serve(self) -> None:
+        """Serve until the line is closed."""
+        self._send(0, Kind.READY)
+        while True:
+            for key, _ in self._selector.select():
+                if key.fd in self._selector.get_map():  # not closed by what was served before it
+                    key.data()
+
+    def _watch(self, file: Any, serve: Callable[[], None]) -> None:
+        self._selector.register(file, selectors.EVENT_READ, serve)
+
+    def _send(self, channel: int, kind: Kind, content: bytes = b"") -> None:
+        data = memoryview(pack(channel, kind, content))
+        while data:
+            data = data[os.write(self._line, data) :]
+
+    def _read_line(self) -> None:
+        data = os.read(self._line, 1 << 16)
+        if not data:
+            raise SystemExit("the line is closed")
+        for channel, kind, content in self._splitter.feed(data):
+            self._obey(channel, kind, content)
+
+    def _obey(self, channel: int, kind: Kind, content: bytes) -> None:
+        if kind is Kind.RUN:
+            self._run(channel, json.loads(content))
+        elif kind in (Kind.DATA, Kind.CLOSE):
+            connection = self._connections.get(channel)
+            if connection is not None:
+                with contextlib.suppress(OSError):
+                    connection.sendall(content)
+                if kind is Kind.CLOSE:
+                    self._forget(channel)
+        elif (command := self._commands.get(channel)) is not None:  # otherwise it has ended meanwhile
+            if kind is Kind.SIGNAL:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(command.process.pid, content[0])
+            elif kind is Kind.INPUT and command.input is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    command.input.write(content)
+                    command.input.flush()
+                if not content:
+                    with contextlib.suppress(BrokenPipeError):
+                        command.input.close()
+                    command.input = None
+
+    # ---- commands --------------------------------------------------------------------------------------------------
+
+    def _run(self, channel: int, wanted: dict[str, Any]) -> None:
+        try:
+            process = subprocess.Popen(
+                wanted["argv"], cwd=wanted["cwd"], env=wanted["env"], start_new_session=True, stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )
+        except OSError as error:
+            self._send(channel, Kind.ERRORS, f"cannot run {wanted['argv'][0]}: {error}\n".encode())
+            self._send(channel, Kind.EXIT, struct.pack("!i", 127))
+            return
+        command = self._commands[channel] = Command(process)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for file, kind in ((process.stdout, Kind.OUTPUT), (process.stderr, Kind.ERRORS)):
+            os.set_blocking(file.fileno(), False)
+            command.outputs[file.fileno()] = file, kind
+            self._watch(file, lambda number=file.fileno(): self._copy(channel, number))
+
+    def _copy(self, channel: int, number: int) -> bool:
+        """Send what a command has written; False once there is no more for now."""
+        command = self._commands[channel]
+        file, kind = command.outputs[number]
+        try:
+            data = os.read(number, MOST)
+        except BlockingIOError:
+            return False
+        if data:
+            self._send(channel, kind, data)
+            return True
+        self._selector.unregister(file)
+        del command.outputs[number]
+        file.close()
+        return False
+
+    def _reap(self) -> None:
+        """Collect processes that have ended, also those whose parents ended before them."""
+        with contextlib.suppress(BlockingIOError):
+            self._woken.recv(4096)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    break
+                for channel, command in list(self._commands.items()):
+                    if command.process.pid == pid:
+                        command.process.returncode = os.waitstatus_to_exitcode(status)
+                        self._ended(channel, command)
+
+    def _ended(self, channel: int, command: Command) -> None:
+        for number in list(command.outputs):
+            while self._copy(channel, number):
+                pass
+        for file, _ in command.outputs.values():  # a process that it left behind still holds them
+            self._selector.unregister(file)
+            file.close()
+        if command.input is not None:
+            with contextlib.suppress(BrokenPipeError):
+                command.input.close()
+        del self._commands[channel]
+        self._send(channel, Kind.EXIT, struct.pack("!i", command.process.returncode))
+
+    # ---- connections -----------------------------------------------------------------------------------------------
+
+    def _accept(self, listener: socket.socket, number: int) -> None:
+        connection, _ = listener.accept()
+        self._next = (self._next + 1) % FROM_GUEST
+        channel = FROM_GUEST | self._next
+        self._connections[channel] = connection
+        self._watch(connection, lambda: self._carry(channel))
+        self._send(channel, Kind.OPEN, bytes([number]))
+
+    def _carry(self, channel: int) -> None:
+        try:
+            data = self._connections[channel].recv(MOST)
+        except OSError:
+            data = b""
+        self._send(channel, Kind.DATA if data else Kind.CLOSE, data)
+        if not data:
+            self._forget(channel)
+
+    def _forget(self, channel: int) -> None:
+        connection = self._connections.pop(channel)
+        self._selector.unregister(connection)
+        connection.close()
+
+
+def open_line() -> int:
+    """Open the virtio-serial port of the name PORT.  Raises FileNotFoundError."""
+    for port in Path("/sys/class/virtio-ports").iterdir():
+        if (port / "name").read_text().strip() == PORT:
+            return os.open(f"/dev/{port.name}", os.O_RDWR)
+    raise FileNotFoundError(f"no virtio-serial port is called {PORT}")
+
+
+def main(paths: str) -> None:
+    """Serve the line of this guest."""
+    socket.sethostname(os.environ["NETFOLD_GUEST"])
+    Agent(open_line(), json.loads(paths)).serve()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a command in a guest as if it ran here, as `mnexec -a` does for namespaces.
+
+    python -m netfold.topo.rxe.attach /tmp/netfold-x/h1.vm -- python train.py
+
+Environment, working directory and standard streams of this process become the command's, signals are handed on, and its
+status becomes this one's, signals included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import Final
+
+from netfold.topo.rxe.frames import MOST, Kind, Splitter, pack
+
+HANDED_ON: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGABRT, signal.SIGUSR1, signal.SIGUSR2,
+                    signal.SIGQUIT)
+GUEST_LOST: Final = 126
+"""Status where the guest ended before the command did."""
+
+
+def command(line: str, argv: Sequence[str]) -> list[str]:
+    """The command line that runs ``argv`` in the guest whose socket is ``line``."""
+    return [sys.executable, "-m", "netfold.topo.rxe.attach", line, "--", *argv]
+
+
+def run(line: str, argv: Sequence[str]) -> int:
+    """Run a command in the guest whose socket is ``line``; return its status, negative where a signal ended it."""
+    with socket.socket(socket.AF_UNIX) as guest, selectors.DefaultSelector() as selector:
+        try:
+            guest.connect(line)
+        except OSError as error:
+            print(f"cannot run {argv[0]} in a guest: {line}: {error.strerror}: it has ended, or was not started",
+                  file=sys.stderr)
+            return GUEST_LOST
+        wanted = {"argv": list(argv), "env": dict(os.environ), "cwd": os.getcwd()}
+        guest.sendall(pack(0, Kind.RUN, json.dumps(wanted).encode()))
+
+        def hand_on(number: int, _: FrameType | None) -> None:
+            with contextlib.suppress(OSError):
+                guest.sendall(pack(0, Kind.SIGNAL, bytes([number])))
+
+        for number in HANDED_ON:
+            signal.signal(number, hand_on)
+        selector.register(guest, selectors.EVENT_READ)
+        reading = _watch_input(selector)
+        if not reading:
+            guest.sendall(pack(0, Kind.INPUT))
+        splitter = Splitter()
+        while True:
+            for key, _ in selector.select():
+                if key.fd != guest.fileno():
+                    data = os.read(key.fd, MOST)
+                    guest.sendall(pack(0, Kind.INPUT, data))
+                    if not data:
+                        selector.unregister(key.fileobj)
+                    continue
+                data = guest.recv(1 << 16)
+                if not data:
+                    print(f"the guest of {line} has ended, and {argv[0]} with it", file=sys.stderr)
+                    return GUEST_LOST
+                for _, kind, content in splitter.feed(data):
+                    if kind is Kind.EXIT:
+                        return int(struct.unpack("!i", content)[0])
+                    _write(1 if kind is Kind.OUTPUT else 2, content)
+
+
+def _watch_input(selector: selectors.BaseSelector) -> bool:
+    """Watch standard input; False where it is no file that can be watched, such as /dev/null."""
+    try:
+        selector.register(0, selectors.EVENT_READ)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _write(number: int, data: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError):  # whoever listened has gone; the command goes on, as into a closed pipe
+        while data:
+            data = data[os.write(number, data) :]
+
+
+def main(argv: Sequence[str]) -> int:
+    """The program: LINE -- COMMAND ARG..."""
+    if len(argv) < 3 or argv[1] != "--":
+        print("usage: python -m netfold.topo.rxe.attach SOCKET -- COMMAND ARG...", file=sys.stderr)
+        return 2
+    status = run(argv[0], argv[2:])
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages on the line between a guest and this machine, of many channels at once: a channel is one command that runs
+in the guest, or one connection from it to a socket of this machine.
+
+A frame is its channel, its kind and the length of what follows (9 bytes, network order), and then that.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+HEADER: Final = struct.Struct("!IBI")
+MOST: Final = 1 << 16
+"""Bytes of a frame's content at most, but for RUN."""
+MOST_RUN: Final = 1 << 24
+"""Bytes of a RUN, whose environment may be large."""
+FROM_GUEST: Final = 1 << 31
+"""Set in the numbers of channels that the guest opens."""
+
+
+class Kind(enum.IntEnum):
+    """What a frame says."""
+
+    RUN = 1
+    """To the guest: run a command; JSON {"argv": [...], "env": {...}, "cwd": "..."}."""
+    SIGNAL = 2
+    """To the guest: send the command's process group a signal; one byte."""
+    INPUT = 3
+    """To the guest: standard input; empty: its end."""
+    OUTPUT = 4
+    """From the guest: standard output."""
+    ERRORS = 5
+    """From the guest: standard error."""
+    EXIT = 6
+    """From the guest: the command has ended; its status as four bytes with sign, negative: by that signal."""
+    OPEN = 7
+    """From the guest: somebody has connected to a socket; its number among those of this machine, one byte."""
+    DATA = 8
+    """Both ways: bytes of such a connection."""
+    CLOSE = 9
+    """Both ways: such a connection has ended."""
+    READY = 10
+    """From the guest: the agent runs."""
+
+
+class BadFrame(ValueError):
+    """The other side does not speak this protocol."""
+
+
+def pack(channel: int, kind: Kind, content: bytes = b"") -> bytes:
+    """One frame."""
+    return HEADER.pack(channel, kind, len(content)) + content
+
+
+class Splitter:
+    """Cuts a stream of bytes into frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, Kind, bytes]]:
+        """Yield the frames (channel, kind, content) that are complete now.  Raises BadFrame."""
+        self._buffer += data
+        while len(self._buffer) >= HEADER.size:
+            channel, number, length = HEADER.unpack_from(self._buffer)
+            try:
+                kind = Kind(number)
+            except ValueError:
+                raise BadFrame(f"frame of unknown kind {number} on channel {channel:#x}") from None
+            most = MOST_RUN if kind is Kind.RUN else MOST
+            if length > most:
+                raise BadFrame(f"{kind.name} on channel {channel:#x}: expected at most {most} bytes, got {length}")
+            if len(self._buffer) < HEADER.size + length:
+                return
+            content = bytes(self._buffer[HEADER.size : HEADER.size + length])
+            del self._buffer[: HEADER.size + length]
+            yield channel, kind, content

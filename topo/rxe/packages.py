@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Debian packages that are downloaded and unpacked into a cache, and not installed.
+
+    tree = userland()      a file system tree with libibverbs, its provider for rxe, perftest and busybox
+    kernel = kernel()      the newest kernel of the distribution, with all its modules
+
+apt chooses the versions and verifies what it downloads against the signed lists; root is not needed.  Each package is
+unpacked beside its place and moved there when it is whole, so that an interrupted download leaves nothing half done and
+the next one begins with the package that is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from netfold.topo.failures import FabricFailed
+
+USERLAND: Final = (
+    "busybox-static", "libibverbs1", "ibverbs-providers", "ibverbs-utils", "libibverbs-dev", "perftest", "librdmacm1",
+    "libibumad3", "libnl-3-200", "libnl-route-3-200", "libpci3",
+)
+"""What a guest has beside the file system of this machine, and what the rail "verbs" is built with."""
+KERNEL: Final = "linux-image-amd64"
+"""Depends on the distribution's newest kernel; the kernels for clouds have no rdma_rxe."""
+QEMU: Final = "qemu-system-x86_64"
+PROGRAMS: Final = {QEMU: "qemu-system-x86", "setpriv": "util-linux", "rdma": "iproute2", "dpkg-deb": "dpkg",
+                   "apt-get": "apt", "apt-cache": "apt"}
+"""Programs that have to be installed, and the Debian packages that bring them."""
+DOWNLOAD_SECONDS: Final = 600.0
+
+
+class PackagesMissing(FabricFailed):
+    """Virtual machines cannot be had here; the message says what is missing and how to get it."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel as its package has it."""
+
+    release: str
+    """As `uname -r` says it."""
+    image: Path
+    modules: Path
+    """Folder with all its modules."""
+
+
+def cache() -> Path:
+    """The folder of the cache: $XDG_CACHE_HOME/netfold/debs, or ~/.cache/netfold/debs."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "netfold" / "debs"
+
+
+def lacking() -> str | None:
+    """What this machine lacks to run virtual machines, in words, or None; nothing is downloaded."""
+    if missing := sorted({package for program, package in PROGRAMS.items() if shutil.which(program) is None}):
+        return f"not installed: {' '.join(missing)}; sudo apt-get install --no-install-recommends {' '.join(missing)}"
+    if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
+        return "/dev/net/tun is missing or not ours to open: sudo modprobe tun; this may need root"
+    try:
+        versions((*USERLAND, _kernel_package()))
+    except PackagesMissing as error:
+        return str(error)
+    return None
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """The version of each package that apt would install.  Raises PackagesMissing."""
+    said = _run(["apt-cache", "policy", *packages], "asking apt for versions")
+    found = dict(re.findall(r"^(\S+):\n(?:  .*\n)*?  Candidate: (\S+)$", said, re.MULTILINE))
+    for package in packages:
+        if found.get(package, "(none)") == "(none)":
+            raise PackagesMissing(f"apt knows no package {package}: expected Debian or Ubuntu on x86-64 with its lists "
+                                  "fetched (sudo apt-get update)")
+    return {package: found[package] for package in packages}
+
+
+def kernel() -> Kernel:
+    """The distribution's newest kernel, downloaded where it is not in the cache.  Raises PackagesMissing."""
+    package = _kernel_package()
+    folder = unpacked(package, versions([package])[package])
+    images = sorted((folder / "boot").glob("vmlinuz-*"))
+    if len(images) != 1:
+        raise PackagesMissing(f"{folder}: expected one /boot/vmlinuz-*, found {len(images)}")
+    release = images[0].name.removeprefix("vmlinuz-")
+    return Kernel(release, images[0], folder / "usr/lib/modules" / release)
+
+
+def userland() -> Path:
+    """A folder with all packages of USERLAND merged into one tree.  Raises PackagesMissing."""
+    parts = [unpacked(package, wanted) for package, wanted in versions(USERLAND).items()]
+    name = hashlib.sha256("\n".join(part.name for part in parts).encode()).hexdigest()[:16]
+    place = cache() / f"userland-{name}"
+    with _building(place) as beside:
+        if beside is not None:
+            for part in parts:
+                shutil.copytree(part, beside, symlinks=True, dirs_exist_ok=True)
+    return place
+
+
+def unpacked(package: str, wanted: str) -> Path:
+    """The folder of a package in a version, downloaded where it is not there.  Raises PackagesMissing."""
+    place = cache() / f"{package}_{wanted.replace(':', '%3a')}"
+    with _building(place) as beside:
+        if beside is not None:
+            with tempfile.TemporaryDirectory(dir=cache()) as downloads:
+                _run(["apt-get", "download", "-q", f"{package}={wanted}"], f"downloading {package} {wanted}",
+                     Path(downloads), DOWNLOAD_SECONDS)
+                (file,) = Path(downloads).glob("*.deb")
+                _unpack(file, beside)
+    return place
+
+
+@contextlib.contextmanager
+def _building(place: Path) -> Iterator[Path | None]:
+    """Give a folder that becomes ``place`` at the end of the block, or None where that exists; one process at a time."""
+    cache().mkdir(mode=0o700, parents=True, exist_ok=True)
+    if place.exists():
+        yield None
+        return
+    with (cache() / ".lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if place.exists():
+            yield None
+            return
+        beside = Path(tempfile.mkdtemp(prefix=".new-", dir=cache()))
+        try:
+            yield beside
+            beside.chmod(0o755)
+            beside.rename(place)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+
+
+def _unpack(file: Path, folder: Path) -> None:
+    """Unpack a package with /bin, /lib and /sbin inside /usr, as Debian's merged file system has them."""
+    with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(file)], stdout=subprocess.PIPE) as reader:
+        with tarfile.open(fileobj=reader.stdout, mode="r|") as archive:
+            for member in archive:
+                member.name = _merged(member.name)
+                if member.islnk():
+                    member.linkname = _merged(member.linkname)
+                archive.extract(member, folder, filter=_to_ours)
+    if reader.returncode != 0:
+        raise PackagesMissing(f"unpacking {file.name}: dpkg-deb ended with status {reader.returncode}")
+
+
+def _merged(name: str) -> str:
+    name = name.removeprefix("./")
+    return f"usr/{name}" if name.split("/")[0] in ("bin", "lib", "sbin", "lib64") else name
+
+
+def _to_ours(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+    """A member as tarfile's own filter "tar" lets it pass: nothing outside of the folder, no owners of others.  Absolute
+    symbolic links stay, since the tree is another system's root."""
+    return tarfile.tar_filter(member, folder)
+
+
+def _kernel_package() -> str:
+    said = _run(["apt-cache", "depends", "--important", KERNEL], f"asking apt for {KERNEL}")
+    found = re.search(r"^\s+Depends: (linux-image-\S+)$", said, re.MULTILINE)
+    if found is None:
+        raise PackagesMissing(f"apt knows no kernel by {KERNEL}: expected Debian on x86-64 with its lists fetched (sudo "
+                              "apt-get update)")
+    return found[1]
+
+
+def _run(command: Sequence[str], what: str, folder: Path | None = None, seconds: float = 60.0) -> str:
+    try:
+        done = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              timeout=seconds, check=False, env={**os.environ, "LC_ALL": "C"})
+    except FileNotFoundError as error:
+        raise PackagesMissing(f"{what}: there is no {command[0]}: expected Debian or Ubuntu") from error
+    except subprocess.TimeoutExpired as error:
+        raise PackagesMissing(f"{what}: not done within {seconds:g} s") from error
+    if done.returncode != 0:
+        raise PackagesMissing(f"{what} failed with status {done.returncode}:\n{done.stderr.strip()}")
+    return done.stdout
