@@ -78,6 +78,7 @@ def library() -> C.CDLL:
         "nf_fold_open": (pointer, u32, u32, u32, u32, C.POINTER(TreePlan), u32, C.POINTER(C.c_char_p)),
         "nf_fold_close": (None, pointer),
         "nf_fold_messages": (C.c_bool, pointer, u32, u32),
+        "nf_fold_sends": (C.c_bool, pointer, u32),
         "nf_fold_start": (C.c_bool, pointer, C.POINTER(FoldOperation), i64, C.POINTER(C.c_char_p)),
         "nf_fold_resume": (C.c_bool, pointer, C.POINTER(TreePlan), i64, C.POINTER(C.c_char_p)),
         "nf_fold_missing": (u32, pointer, u32, C.c_int),
@@ -140,7 +141,12 @@ def result_origin(stream: RankStream) -> Origin:
 
 
 class Core:
-    """One rank's fold over a plan's trees, without sockets: times are nanoseconds that the caller passes."""
+    """One rank's fold over a plan's trees, without sockets: times are nanoseconds that the caller passes.
+
+    message  contributions are SENDs, in messages of so many packets, as in all jobs with RC queue pairs; 0: WRITEs
+    kept     how many times the slots' packets are kept for sending them again
+    lib      the library that holds the engine; default: ``library()``
+    """
 
     def __init__(
         self,
@@ -152,8 +158,12 @@ class Core:
         max_run: int = RUN_PACKETS,
         max_window: int = 1 << 19,
         credits: Credits | None = None,
+        message: int = 0,
+        kept: int = 1,
+        lib: C.CDLL | None = None,
     ) -> None:
-        self._lib = library()
+        self._lib = lib or library()
+        self._kept = kept
         self.trees = tuple(trees)
         self._max_window = max_window
         plans = self._plans(trees)
@@ -166,6 +176,9 @@ class Core:
         if credits is not None and not self._lib.nf_fold_messages(self.handle, credits.packets, credits.messages):
             self.close()
             raise ValueError(f"fold engine: messages of {credits.packets} packets: expected 1 .. {MESSAGE_PACKETS}")
+        if message and not self._lib.nf_fold_sends(self.handle, message):
+            self.close()
+            raise ValueError(f"fold engine: messages of {message} packets: expected 1 .. {MESSAGE_PACKETS}")
         self._run = FoldRunStruct()
         self._keep: tuple[Flat, Flat, Flat | None] | None = None
 
@@ -173,7 +186,7 @@ class Core:
         def stream(plan: RankStream) -> StreamPlan:
             window = min(plan.slots // 2, 1 << (self._max_window.bit_length() - 1))
             return StreamPlan(
-                number(plan.peer), plan.peer_qp, plan.qp, plan.source_port, plan.psn, window, plan.slots,
+                number(plan.peer), plan.peer_qp, plan.qp, plan.source_port, plan.psn, window, self._kept * plan.slots,
                 number(plan.predecessor), plan.predecessor_port,
             )
 

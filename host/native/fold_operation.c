@@ -156,7 +156,15 @@ bool nf_fold_start(nf_fold *f, const nf_operation *op, int64_t now, const char *
 /* ---- trees planned anew ------------------------------------------------------------------------------------------ */
 uint32_t nf_fold_missing(const nf_fold *f, uint32_t t, nf_kind kind) {
     const nf_channel *c = &f->trees[t].channels[kind];
-    return nf_stream_psn(&c->stream, c->history.una);
+    const nf_history *h = &c->history;
+    uint64_t seq = h->una;
+    if (!f->sends || seq == 0) return nf_stream_psn(&c->stream, seq);
+    if (seq == h->next) { /* nothing is outstanding: a message begins here, unless only a part of the last one left */
+        if (nf_ends_message(nf_history_at(h, seq - 1)->header.opcode)) return nf_stream_psn(&c->stream, seq);
+        seq--;
+    }
+    while (!nf_begins_message(nf_history_at(h, seq)->header.opcode)) seq--;
+    return nf_stream_psn(&c->stream, seq);
 }
 
 /* How many packets before the lowest one without a result all ranks begin: not more than are kept. */
@@ -183,6 +191,13 @@ bool nf_fold_resume(nf_fold *f, const nf_tree_plan *plans, int64_t now, const ch
                 return false;
         }
     f->progress = now;
+    return true;
+}
+
+bool nf_fold_sends(nf_fold *f, uint32_t packets) {
+    if (packets < 1 || packets > NF_MESSAGE_PACKETS) return false;
+    f->message = packets;
+    f->sends = true;
     return true;
 }
 

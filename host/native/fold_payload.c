@@ -54,11 +54,17 @@ nf_header nf_payload_header(const nf_fold *f, const nf_channel *c, uint64_t i) {
     uint64_t place = i % f->message, message = i - place;
     uint64_t length = c->packets - message < f->message ? c->packets - message : f->message;
     bool first = place == 0, last = place + 1 == length;
+    if (f->sends)
+        return (nf_header){.opcode = first && last ? NF_SEND_ONLY
+                                     : first       ? NF_SEND_FIRST
+                                     : last        ? NF_SEND_LAST
+                                                   : NF_SEND_MIDDLE,
+                           .dest_qp = c->lanes};
     nf_header h = {.opcode = first && last ? NF_WRITE_ONLY
                              : first       ? NF_WRITE_FIRST
                              : last        ? NF_WRITE_LAST
                                            : NF_WRITE_MIDDLE,
-                   .dest_qp = c->lanes}; /* peer and PSN are the stream's, when it leaves */
+                   .dest_qp = c->lanes};
     if (first) {
         h.address = (uint64_t)f->op.number << 32 | (uint32_t)(message * f->path_mtu);
         h.length = (uint32_t)(length * f->path_mtu);

@@ -34,6 +34,7 @@ struct nf_fold {
     unsigned headroom;
     nf_tree *trees;
     uint32_t message, credits; /* packets of a message; messages in flight at most, 0: as the window has it */
+    bool sends;                /* contributions are SENDs, not WRITEs */
     uint32_t turn;             /* which tree may send next */
     /* the operation */
     nf_operation op;

@@ -23,6 +23,10 @@
 #define NF_ECN_CE 3
 #define NF_RESULT_TTL 255 /* p4src/replica.p4 writes it; a packet that was routed has less */
 
+#define NF_SEND_FIRST 0x00
+#define NF_SEND_MIDDLE 0x01
+#define NF_SEND_LAST 0x02
+#define NF_SEND_ONLY 0x04
 #define NF_WRITE_FIRST 0x06
 #define NF_WRITE_MIDDLE 0x07
 #define NF_WRITE_LAST 0x08
@@ -43,6 +47,16 @@
 #define NF_ICRC_BYTES 4
 
 static inline bool nf_has_reth(uint8_t opcode) { return opcode == NF_WRITE_FIRST || opcode == NF_WRITE_ONLY; }
+static inline bool nf_begins_message(uint8_t opcode) {
+    return opcode == NF_SEND_FIRST || opcode == NF_SEND_ONLY || nf_has_reth(opcode);
+}
+static inline bool nf_ends_message(uint8_t opcode) {
+    return opcode == NF_SEND_LAST || opcode == NF_SEND_ONLY || opcode == NF_WRITE_LAST || opcode == NF_WRITE_ONLY;
+}
+static inline bool nf_folds_opcode(uint8_t opcode) {
+    return nf_begins_message(opcode) || nf_ends_message(opcode) || opcode == NF_SEND_MIDDLE ||
+           opcode == NF_WRITE_MIDDLE;
+}
 static inline size_t nf_packet_bytes(uint8_t opcode, uint32_t path_mtu) {
     return NF_BTH_BYTES + (nf_has_reth(opcode) ? NF_RETH_BYTES : 0) + path_mtu + NF_ICRC_BYTES;
 }
@@ -95,7 +109,7 @@ typedef struct { /* where a packet came from, as the kernel says; host byte orde
 
 /* Writes the headers; returns where the payload goes.  rkey is 0: the switches rewrite it. */
 static inline uint8_t *nf_write_header(uint8_t *packet, const nf_header *h) {
-    bool last = h->opcode == NF_WRITE_LAST || h->opcode == NF_WRITE_ONLY;
+    bool last = nf_ends_message(h->opcode);
     packet[0] = h->opcode;
     packet[1] = 0; /* no solicited event, no padding, version 0 */
     nf_put16(packet + 2, NF_PKEY);
@@ -122,9 +136,7 @@ static inline const uint8_t *nf_read_header(const uint8_t *packet, size_t n, uin
     h->psn = nf_get32(packet + 8) & NF_PSN_MASK;
     h->address = 0;
     h->length = 0;
-    if (h->opcode != NF_WRITE_FIRST && h->opcode != NF_WRITE_MIDDLE && h->opcode != NF_WRITE_LAST &&
-        h->opcode != NF_WRITE_ONLY)
-        return NULL;
+    if (!nf_folds_opcode(h->opcode)) return NULL;
     if (n != nf_packet_bytes(h->opcode, path_mtu)) return NULL;
     packet += NF_BTH_BYTES;
     if (nf_has_reth(h->opcode)) {
