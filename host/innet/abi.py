@@ -26,6 +26,7 @@ class StreamPlan(C.Structure):
 
     _fields_ = [(name, C.c_uint32) for name in (
         "peer", "peer_qp", "qp", "source_port", "psn", "window", "slots", "predecessor", "predecessor_port",
+        "message",
     )]
 
 

@@ -78,7 +78,6 @@ def library() -> C.CDLL:
         "nf_fold_open": (pointer, u32, u32, u32, u32, C.POINTER(TreePlan), u32, C.POINTER(C.c_char_p)),
         "nf_fold_close": (None, pointer),
         "nf_fold_messages": (C.c_bool, pointer, u32, u32),
-        "nf_fold_sends": (C.c_bool, pointer, u32),
         "nf_fold_start": (C.c_bool, pointer, C.POINTER(FoldOperation), i64, C.POINTER(C.c_char_p)),
         "nf_fold_resume": (C.c_bool, pointer, C.POINTER(TreePlan), i64, C.POINTER(C.c_char_p)),
         "nf_fold_missing": (u32, pointer, u32, C.c_int),
@@ -143,7 +142,8 @@ def result_origin(stream: RankStream) -> Origin:
 class Core:
     """One rank's fold over a plan's trees, without sockets: times are nanoseconds that the caller passes.
 
-    message  contributions are SENDs, in messages of so many packets, as in all jobs with RC queue pairs; 0: WRITEs
+    message  contributions are SENDs, in messages of so many packets, or of a quarter of a stream's slots where those are
+             fewer, as in all jobs with RC queue pairs; 0: WRITEs
     kept     how many times the slots' packets are kept for sending them again
     lib      the library that holds the engine; default: ``library()``
     """
@@ -163,7 +163,7 @@ class Core:
         lib: C.CDLL | None = None,
     ) -> None:
         self._lib = lib or library()
-        self._kept = kept
+        self._kept, self._message = kept, message
         self.trees = tuple(trees)
         self._max_window = max_window
         plans = self._plans(trees)
@@ -176,9 +176,6 @@ class Core:
         if credits is not None and not self._lib.nf_fold_messages(self.handle, credits.packets, credits.messages):
             self.close()
             raise ValueError(f"fold engine: messages of {credits.packets} packets: expected 1 .. {MESSAGE_PACKETS}")
-        if message and not self._lib.nf_fold_sends(self.handle, message):
-            self.close()
-            raise ValueError(f"fold engine: messages of {message} packets: expected 1 .. {MESSAGE_PACKETS}")
         self._run = FoldRunStruct()
         self._keep: tuple[Flat, Flat, Flat | None] | None = None
 
@@ -187,7 +184,7 @@ class Core:
             window = min(plan.slots // 2, 1 << (self._max_window.bit_length() - 1))
             return StreamPlan(
                 number(plan.peer), plan.peer_qp, plan.qp, plan.source_port, plan.psn, window, self._kept * plan.slots,
-                number(plan.predecessor), plan.predecessor_port,
+                number(plan.predecessor), plan.predecessor_port, min(self._message, plan.slots // 4),
             )
 
         return (TreePlan * len(trees))(

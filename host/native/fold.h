@@ -35,6 +35,10 @@ typedef struct {   /* wire.jobs.Stream */
     uint32_t peer; /* IPv4 address, host byte order */
     uint32_t peer_qp, qp, source_port, psn, window, slots;
     uint32_t predecessor, predecessor_port; /* source address and UDP source port of results */
+    /* Contributions are SENDs in messages of so many packets, a quarter of the slots at most, as the NICs of a job with
+     * RC queue pairs send them; nf_fold_missing then names the beginning of a message, where a NIC can begin again.  0:
+     * WRITEs. */
+    uint32_t message;
 } nf_stream_plan;
 
 typedef struct { /* wire.jobs.Tree */
@@ -106,11 +110,6 @@ void nf_fold_close(nf_fold *);
  * 0 credits: the window alone bounds what is in flight.  False where a message would be too long. */
 bool nf_fold_messages(nf_fold *, uint32_t packets, uint32_t credits);
 
-/* Before the first operation and the same on all ranks: contributions are SENDs, in messages of so many packets, as the
- * NICs of a job with RC queue pairs send them.  nf_fold_missing then names the beginning of a message, where a NIC can
- * begin again.  False where a message would be too long. */
-bool nf_fold_sends(nf_fold *, uint32_t packets);
-
 /* Begins an operation.  The last one must be finished.  False with *why set where memory is short, or where it cannot
  * be. */
 bool nf_fold_start(nf_fold *, const nf_operation *, int64_t now, const char **why);
@@ -121,7 +120,7 @@ bool nf_fold_start(nf_fold *, const nf_operation *, int64_t now, const char **wh
 bool nf_fold_resume(nf_fold *, const nf_tree_plan *trees, int64_t now, const char **why);
 uint32_t nf_fold_missing(
     const nf_fold *, uint32_t tree,
-    nf_kind); /* PSN of the lowest packet without a result, or where its message begins (nf_fold_sends) */
+    nf_kind); /* PSN of the lowest packet without a result, or where its message begins (`message`) */
 
 /* Writes the next run to send now; its bytes are good until the next call.  Returns false where nothing may leave. */
 bool nf_fold_send(nf_fold *, int64_t now, nf_run *);

@@ -39,6 +39,10 @@ nf_fold *nf_fold_open(uint32_t address, uint32_t world, uint32_t path_mtu, uint3
                 *why = "expected slots that are a power of two and hold two windows";
                 goto fail;
             }
+            if (c->plan.message > c->plan.slots / 4) {
+                *why = "expected messages of a quarter of the slots at most";
+                goto fail;
+            }
             if (!nf_stream_open(&c->stream, c->plan.psn, c->plan.window) ||
                 !nf_history_open(&c->history, c->plan.slots, path_mtu))
                 goto fail;
@@ -158,7 +162,7 @@ uint32_t nf_fold_missing(const nf_fold *f, uint32_t t, nf_kind kind) {
     const nf_channel *c = &f->trees[t].channels[kind];
     const nf_history *h = &c->history;
     uint64_t seq = h->una;
-    if (!f->sends || seq == 0) return nf_stream_psn(&c->stream, seq);
+    if (!c->plan.message || seq == 0) return nf_stream_psn(&c->stream, seq);
     if (seq == h->next) { /* nothing is outstanding: a message begins here, unless only a part of the last one left */
         if (nf_ends_message(nf_history_at(h, seq - 1)->header.opcode)) return nf_stream_psn(&c->stream, seq);
         seq--;
@@ -191,13 +195,6 @@ bool nf_fold_resume(nf_fold *f, const nf_tree_plan *plans, int64_t now, const ch
                 return false;
         }
     f->progress = now;
-    return true;
-}
-
-bool nf_fold_sends(nf_fold *f, uint32_t packets) {
-    if (packets < 1 || packets > NF_MESSAGE_PACKETS) return false;
-    f->message = packets;
-    f->sends = true;
     return true;
 }
 

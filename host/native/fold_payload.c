@@ -51,10 +51,10 @@ static void write_blocks(const nf_fold *f, uint64_t first, size_t n, uint8_t *pa
 }
 
 nf_header nf_payload_header(const nf_fold *f, const nf_channel *c, uint64_t i) {
-    uint64_t place = i % f->message, message = i - place;
-    uint64_t length = c->packets - message < f->message ? c->packets - message : f->message;
+    uint64_t most = nf_message_of(f, c), place = i % most, message = i - place;
+    uint64_t length = c->packets - message < most ? c->packets - message : most;
     bool first = place == 0, last = place + 1 == length;
-    if (f->sends)
+    if (c->plan.message)
         return (nf_header){.opcode = first && last ? NF_SEND_ONLY
                                      : first       ? NF_SEND_FIRST
                                      : last        ? NF_SEND_LAST

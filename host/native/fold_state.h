@@ -34,7 +34,6 @@ struct nf_fold {
     unsigned headroom;
     nf_tree *trees;
     uint32_t message, credits; /* packets of a message; messages in flight at most, 0: as the window has it */
-    bool sends;                /* contributions are SENDs, not WRITEs */
     uint32_t turn;             /* which tree may send next */
     /* the operation */
     nf_operation op;
@@ -52,6 +51,11 @@ struct nf_fold {
     nf_origin refused_from; /* the last of `refused` */
     uint8_t run[NF_UDP_MOST];
 };
+
+/* Packets of a stream's longest message. */
+static inline uint32_t nf_message_of(const nf_fold *f, const nf_channel *c) {
+    return c->plan.message ? c->plan.message : f->message;
+}
 
 /* Blocks of a tree's stripe.  A packet's elements are whole blocks, so that a stripe begins with one. */
 static inline uint64_t nf_blocks_of(const nf_fold *f, const nf_tree *tr) { return tr->pieces * f->piece / NF_BLOCK; }
