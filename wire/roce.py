@@ -30,7 +30,10 @@ IPV4_BYTES: Final = 20
 UDP_BYTES: Final = 8
 BTH_BYTES: Final = 12
 RETH_BYTES: Final = 16
+AETH_BYTES: Final = 4
 ICRC_BYTES: Final = 4
+NAK_BYTES: Final = BTH_BYTES + AETH_BYTES + ICRC_BYTES
+"""Length in bytes of the UDP payload of an ACK or NAK."""
 
 PSN_BITS: Final = 24
 PSN_MASK: Final = (1 << PSN_BITS) - 1
@@ -48,7 +51,7 @@ class Opcode(IntEnum):
     WRITE_LAST = 0x08
     WRITE_ONLY = 0x0A
     ACKNOWLEDGE = 0x11
-    """Made and read by host/native alone (NF_RC_ACKNOWLEDGE); named here for whoever reads captured packets."""
+    """ACKs and NAKs, those of folds (``NAK_SEQUENCE_ERROR``) included."""
 
     @property
     def has_reth(self) -> bool:
@@ -84,6 +87,11 @@ BTH: Final = struct.Struct("!BBHII")
 acknowledge request and PSN."""
 RETH: Final = struct.Struct("!QII")
 """Layout of the RDMA extended transport header: address, remote key, length."""
+AETH: Final = struct.Struct("!I")
+"""Layout of the ACK extended transport header: syndrome (8 bits) and message sequence number (24), where NAKs of folds
+have the first PSN that is not missing."""
+NAK_SEQUENCE_ERROR: Final = 0x60
+"""AETH syndrome of a NAK "PSN sequence error": the sender of the NAK lacks the PSN of its BTH."""
 
 
 def data_packet_bytes(opcode: Opcode, path_mtu: int = PATH_MTU) -> int:

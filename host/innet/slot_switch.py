@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One switch's part of the slot protocol (docs/protocol.md) in plain Python: the reference for p4src/verdict.p4, and
-what a rank runs that stands in for switches that are gone (``stand_in``).
+"""One switch's part of the slot protocol (docs/protocol.md) in plain Python: the reference for p4src/, and what a
+rank runs that stands in for switches that are gone (``stand_in``).
 
 It has no sockets and no clock: packets in, packets out.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -31,9 +31,7 @@ class Packet:
     @staticmethod
     def parse(payload: bytes) -> Packet:
         """Returns the packet of a UDP payload, BTH to ICRC; its length must fit its opcode.  Raises ValueError."""
-        opcode, flags, pkey, qp, ack_psn = roce.BTH.unpack_from(payload)
-        if flags != 0 or pkey != roce.PKEY:
-            raise ValueError(f"BTH flags {flags:#x} and partition key {pkey:#x}: expected 0x0 and {roce.PKEY:#x}")
+        opcode, qp, ack_psn = _base_header(payload)
         path_mtu = len(payload) - roce.data_packet_bytes(roce.Opcode(opcode), 0)
         if path_mtu not in roce.PATH_MTUS:
             raise ValueError(f"{path_mtu} bytes of lanes: expected one of {', '.join(map(str, roce.PATH_MTUS))}")
@@ -52,6 +50,44 @@ class Packet:
         return head + self.reth + self.lanes.astype(">u4").tobytes() + bytes(4)
 
 
+@dataclass(frozen=True)
+class Nak:
+    """A NAK (InfiniBand volume 1, section 9.7.5.2.3, "PSN sequence error") between neighbours of which neither is a
+    NIC: who sends it lacks the other's packets from ``psn`` to before ``end``."""
+
+    psn: int
+    end: int
+
+    @staticmethod
+    def parse(payload: bytes) -> Nak:
+        """Returns the NAK of a UDP payload, BTH to ICRC.  Raises ValueError."""
+        opcode, _, ack_psn = _base_header(payload)
+        if opcode != roce.Opcode.ACKNOWLEDGE or len(payload) != roce.NAK_BYTES:
+            raise ValueError(f"{len(payload)} bytes of opcode {opcode:#x}: expected {roce.NAK_BYTES} of ACKNOWLEDGE")
+        (syndrome_end,) = roce.AETH.unpack_from(payload, roce.BTH_BYTES)
+        if syndrome_end >> 24 != roce.NAK_SEQUENCE_ERROR:
+            raise ValueError(f"AETH syndrome {syndrome_end >> 24:#x}: expected {roce.NAK_SEQUENCE_ERROR:#x}")
+        return Nak(ack_psn & roce.PSN_MASK, syndrome_end & roce.PSN_MASK)
+
+    def build(self, connection: int) -> bytes:
+        """Returns the UDP payload for a connection, with an ICRC of zeros."""
+        head = roce.BTH.pack(roce.Opcode.ACKNOWLEDGE, 0, roce.PKEY, connection, self.psn)
+        return head + roce.AETH.pack(roce.NAK_SEQUENCE_ERROR << 24 | self.end) + bytes(roce.ICRC_BYTES)
+
+
+def parse(payload: bytes) -> Packet | Nak:
+    """Returns what a UDP payload holds.  Raises ValueError."""
+    return Nak.parse(payload) if payload[0] == roce.Opcode.ACKNOWLEDGE else Packet.parse(payload)
+
+
+def _base_header(payload: bytes) -> tuple[int, int, int]:
+    """Opcode, queue pair, and acknowledge request with PSN of a packet of a fold.  Raises ValueError."""
+    opcode, flags, pkey, qp, ack_psn = roce.BTH.unpack_from(payload)
+    if flags != 0 or pkey != roce.PKEY:
+        raise ValueError(f"BTH flags {flags:#x} and partition key {pkey:#x}: expected 0x0 and {roce.PKEY:#x}")
+    return opcode, qp, ack_psn
+
+
 @dataclass
 class Slot:
     """What a switch keeps of one PSN of a stream; free until an epoch is in it."""
@@ -59,13 +95,16 @@ class Slot:
     epoch: int = 0
     psn: int = 0
     done: bool = False
-    marked: bool = False
     children: frozenset[int] = frozenset()
-    lanes: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(roce.LANES, np.uint32))
+    packet: Packet = Packet(0, 0, 0, 0, b"", np.zeros(roce.LANES, np.uint32))
+    """The sum so far, or the result: its lanes, headers, and whether any packet in it met congestion."""
 
 
+Parent = Literal["parent"]
+Sender = Parent | int
+"""Whom a packet came from: the parent, or a child by number from 0."""
 Target = Literal["parent", "all"] | int
-"""Where a packet goes on: up, to every child, or to the child that asked."""
+"""Where a packet goes on: up, to every child, or to one child."""
 
 
 def combine(operation: int, a: NDArray[np.uint32], b: NDArray[np.uint32]) -> NDArray[np.uint32]:
@@ -87,10 +126,11 @@ def combine(operation: int, a: NDArray[np.uint32], b: NDArray[np.uint32]) -> NDA
 
 
 class SlotSwitch:
-    """One switch's slots for one stream of one tree; the table of p4src/verdict.p4 as docs/protocol.md states it.
+    """One switch's slots for one stream of one tree; the tables of p4src/ for children that are no NICs, as
+    docs/protocol.md states them.
 
     children  number of hosts or switches below it
-    slots     number of slots, at least the window of the ranks; a PSN's is its remainder
+    slots     number of slots, at least two windows of the ranks; a PSN's is its remainder
     root      whether it is the tree's root, which answers itself; any other one sends sums to its parent
     epoch     of the job; slots of another one are free
     """
@@ -100,38 +140,92 @@ class SlotSwitch:
         self.slots = [Slot() for _ in range(slots)]
         self.root = root
         self.epoch = epoch
+        self.expected: dict[Sender, int] = {}
+        """Sender -> the PSN after the highest that it has sent."""
+
+    def take(self, sender: Sender, packet: Packet | Nak) -> list[tuple[Target, Packet | Nak]]:
+        """Takes a packet.  Returns what leaves, and where to: at most a NAK to its sender and one packet more."""
+        out: list[tuple[Target, Packet | Nak]] = []
+        if isinstance(packet, Nak):
+            answer = self.ask_down(packet) if sender == "parent" else self.ask_up(sender, packet)
+        else:
+            gap = self.gap(sender, packet.psn)
+            if gap is not None:
+                out.append((sender, gap))
+            answer = self.down(packet) if sender == "parent" else self.up(sender, packet)
+        if answer is not None:
+            out.append(answer)
+        return out
+
+    def gap(self, sender: Sender, psn: int) -> Nak | None:
+        """Notes that a data packet came from a neighbour.  Returns the NAK that names what is missing before it."""
+        before = self.expected.get(sender, psn)
+        ahead = roce.psn_age(psn, before)
+        if ahead >= 0:
+            self.expected[sender] = (psn + 1) & roce.PSN_MASK
+        return Nak(before, psn) if ahead > 0 else None
 
     def up(self, child: int, packet: Packet) -> tuple[Target, Packet] | None:
-        """Takes a contribution of a child, by number from 0.  Returns where a packet goes, and the packet: a sum
-        to the parent, a result to all or to the child that repeated its contribution; None where nothing leaves."""
+        """Takes a contribution of a child.  Returns where a packet goes, and the packet: a sum to the parent, a result
+        to all or to the child that repeated its contribution; None where nothing leaves."""
         slot = self.slots[packet.psn % len(self.slots)]
         age = roce.psn_age(packet.psn, slot.psn)
         if slot.epoch != self.epoch or age > 0:
             slot.epoch, slot.psn, slot.done = self.epoch, packet.psn, False
-            slot.marked, slot.children, slot.lanes = packet.marked, frozenset([child]), packet.lanes
-        elif age < 0:
+            slot.children, slot.packet = frozenset([child]), packet
+        elif age < 0 or _shape(packet) != _shape(slot.packet):
             return None
         elif slot.done:
-            return child, replace(packet, lanes=slot.lanes, marked=slot.marked)
+            return child, slot.packet
         elif child in slot.children:
-            if slot.children != self.all:
-                return None
-            return "parent", replace(packet, lanes=slot.lanes, marked=slot.marked)
+            return ("parent", slot.packet) if slot.children == self.all else None
         else:
             slot.children |= {child}
-            slot.marked |= packet.marked
-            slot.lanes = combine(packet.operation, slot.lanes, packet.lanes)
+            slot.packet = replace(
+                packet, ack=packet.ack | slot.packet.ack, marked=packet.marked or slot.packet.marked,
+                lanes=combine(packet.operation, slot.packet.lanes, packet.lanes),
+            )
         if slot.children != self.all:
             return None
         slot.done = self.root
-        return ("all" if self.root else "parent"), replace(packet, lanes=slot.lanes, marked=slot.marked)
+        return ("all" if self.root else "parent"), slot.packet
 
     def down(self, packet: Packet) -> tuple[Target, Packet] | None:
         """Takes a result from the parent.  Returns its target, all children, and the packet; None where the slot has no
         use for it, because it is late, repeated or of another epoch."""
-        slot = self.slots[packet.psn % len(self.slots)]
-        if slot.epoch != self.epoch or slot.psn != packet.psn or slot.done or slot.children != self.all:
+        slot = self._slot_of(packet.psn)
+        if slot is None or slot.done or slot.children != self.all:
             return None
-        slot.done, slot.lanes = True, packet.lanes
-        slot.marked |= packet.marked
-        return "all", replace(packet, marked=slot.marked)
+        slot.done, slot.packet = True, replace(packet, marked=packet.marked or slot.packet.marked)
+        return "all", slot.packet
+
+    def ask_up(self, child: int, nak: Nak) -> tuple[Target, Packet | Nak] | None:
+        """Takes a child's NAK: it lacks the result of a PSN.  Returns the result, or the same NAK, to the parent where
+        the result must come from there and to the child where its own contribution is missing; or None: wait."""
+        one = Nak(nak.psn, (nak.psn + 1) & roce.PSN_MASK)
+        slot = self._slot_of(nak.psn)
+        if slot is None:
+            held = self.slots[nak.psn % len(self.slots)]
+            newer = held.epoch == self.epoch and roce.psn_age(held.psn, nak.psn) > 0
+            return None if newer else (child, one)
+        if slot.done:
+            return child, slot.packet
+        if slot.children == self.all:
+            return "parent", one
+        return None if child in slot.children else (child, one)
+
+    def ask_down(self, nak: Nak) -> tuple[Target, Packet] | None:
+        """Takes the parent's NAK: it lacks this switch's sum of a PSN.  Returns the sum, or None: it is not complete,
+        or went up and came back."""
+        slot = self._slot_of(nak.psn)
+        return ("parent", slot.packet) if slot and slot.children == self.all and not slot.done else None
+
+    def _slot_of(self, psn: int) -> Slot | None:
+        """The slot that holds this PSN, if one does."""
+        slot = self.slots[psn % len(self.slots)]
+        return slot if slot.epoch == self.epoch and slot.psn == psn else None
+
+
+def _shape(packet: Packet) -> tuple[int, int]:
+    """What contributions to one slot have in common: opcode and length."""
+    return packet.opcode, packet.lanes.size
