@@ -375,6 +375,7 @@ class Controller:
                 "Missing": (wire.AskMissing, self.inspection.missing),
                 "Suspect": (wire.AskMissing, self.jobs.suspect),
                 "Resume": (wire.Resume, self.jobs.resume),
+                "Connect": (wire.Connect, self.jobs.connect),
                 "Settled": (wire.Settled, self.jobs.settled),
             }, {
                 "Watch": (wire.Watch, self.jobs.watch),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -24,6 +24,8 @@ MAX_GROUP: Final = 4095
 """BMv2 accepts multicast groups 1..4095."""
 EPOCHS: Final = 2**16 - 1
 """Epochs are 1..65535; 0 marks a slot that was never used."""
+FLOWS: Final = 16384
+"""Flows of one switch, each the state of one sender of one stream: FLOWS of p4src/sizes.p4."""
 MIN_CONNECTION: Final = 1
 """A connection is a run of queue pairs, one for each operation; queue pairs 0 and 1 are reserved by InfiniBand."""
 MAX_CONNECTION: Final = 2 ** (23 - roce.OPERATION_BITS) - 1
@@ -39,6 +41,14 @@ EPHEMERAL: Final = 0xC000
 
 Kind = Literal["data", "agreement"]
 """What a stream carries: the data, or the agreement of the ranks (on block exponents) before it."""
+
+
+def operation_of(kind: Kind, lane_bits: int) -> roce.LaneOperation:
+    """What switches do with the packets of RC ranks on a stream of this kind, in a job with lanes of this width: their
+    queue pairs, which their NICs number, do not say it."""
+    if kind == "agreement":
+        return roce.LaneOperation.MAX32
+    return {32: roce.LaneOperation.SUM32, 16: roce.LaneOperation.SUM16, 8: roce.LaneOperation.SUM8}[lane_bits]
 
 
 class Exhausted(Exception):
@@ -77,6 +87,19 @@ SIZES: Final[Mapping[str, Sizes]] = {
 
 
 @dataclass(frozen=True)
+class RcEnd:
+    """What the NIC of an RC rank has chosen for one stream (`wire.jobs.QueuePairs`)."""
+
+    out_qp: int
+    """Number of the queue pair whose packets are contributions."""
+    in_qp: int
+    """Number of the queue pair that takes results."""
+    address: int
+    """Where offset 0 of the region lies into which results are written; 0 where they are sent."""
+    rkey: int
+
+
+@dataclass(frozen=True)
 class Stream:
     """One range of slots on one tree of one job, and the numbers by which its packets are known.
 
@@ -84,6 +107,10 @@ class Stream:
     ``connections`` and ``source_ports`` have the same order.  ``bases`` (first slots) and ``groups`` (multicast groups)
     are by switch; ``up`` and ``down`` are the connections between a switch and its parent, by the lower switch's name.
     A queue pair is a connection's number with the operation in its OPERATION_BITS lowest bits.
+
+    Windowed ranks send to the next of all ranks: the connection of an RC rank is where the windowed rank before it
+    sends to, and its source port that of the results which the windowed rank after it gets.  RC ranks send to the next
+    RC rank (`successor`).
     """
 
     tree: Tree
@@ -100,6 +127,29 @@ class Stream:
     """Connection of sums on their way to the parent."""
     down: Mapping[str, int]
     """Connection of results on their way to the lower switch."""
+    flows: Mapping[str, int] = field(default_factory=dict)
+    """First flow on each switch: child number k has flow + k, the parent the one after the last child's."""
+    operation: int = roce.LaneOperation.SUM32
+    """Lane operation of RC ranks' packets."""
+    rc_ranks: tuple[int, ...] = ()
+    """Places in ``ranks`` of the RC ranks, in ascending order."""
+    rc: Mapping[int, RcEnd] = field(default_factory=dict)
+    """What RC ranks' NICs have chosen, by place in ``ranks``; empty until all of them have connected."""
+
+    def successor(self, place: int) -> int:
+        """The place of the rank to which the one at ``place`` addresses its contributions."""
+        ring = self.rc_ranks if place in self.rc_ranks else range(len(self.ranks))
+        return ring[(ring.index(place) + 1) % len(ring)]
+
+    def flows_on(self, switch: str) -> range:
+        """The flows that it has on a switch of its tree: one for each child, then the parent's."""
+        first = self.flows[switch]
+        return range(first, first + len(self.tree.fold(switch).children) + 1)
+
+    def predecessor(self, place: int) -> int:
+        """The place of the rank from which the one at ``place`` gets its results, by their addresses."""
+        ring = self.rc_ranks if place in self.rc_ranks else range(len(self.ranks))
+        return ring[ring.index(place) - 1]
 
 
 @dataclass(frozen=True)
@@ -111,6 +161,7 @@ class Holding:
     groups: frozenset[int]
     """Multicast groups."""
     connections: frozenset[int]
+    flows: frozenset[int] = frozenset()
 
 
 def holdings(streams: Iterable[Stream]) -> dict[str, Holding]:
@@ -119,14 +170,25 @@ def holdings(streams: Iterable[Stream]) -> dict[str, Holding]:
     for stream in streams:
         numbers = frozenset((*stream.connections, *stream.up.values(), *stream.down.values()))
         for switch, base in stream.bases.items():
-            found.setdefault(switch, []).append(
-                Holding(frozenset([(base, stream.slots)]), frozenset([stream.groups[switch]]), numbers)
-            )
+            found.setdefault(switch, []).append(Holding(
+                frozenset([(base, stream.slots)]), frozenset([stream.groups[switch]]), numbers
+            ))
     return {
         switch: Holding(*(frozenset().union(*parts) for parts in
-                          zip(*((h.ranges, h.groups, h.connections) for h in held), strict=True)))
+                          zip(*((h.ranges, h.groups, h.connections, h.flows) for h in held), strict=True)))
         for switch, held in found.items()
     }
+
+
+def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Numbers as ranges: first number and length of each run of neighbours, in ascending order."""
+    found: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if found and sum(found[-1]) == number:
+            found[-1] = found[-1][0], found[-1][1] + 1
+        else:
+            found.append((number, 1))
+    return found
 
 
 @dataclass
@@ -213,33 +275,48 @@ class RandomPool:
 
 
 @dataclass
-class Slots:
-    """Allocates the slots of one switch; ranges are aligned powers of two, since a slot is base + (PSN & mask)."""
+class Ranges:
+    """Allocates ranges of the cells of one register of one switch, the lowest free ones first."""
 
-    size: int = SLOTS
+    size: int
+    what: str
+    """What the cells are, for messages."""
     ranges: dict[int, int] = field(default_factory=dict)
-    """Allocated ranges: length by first slot."""
+    """Allocated ranges: length by first cell."""
 
     @property
     def used(self) -> int:
-        """Number of allocated slots."""
+        """Number of allocated cells."""
         return sum(self.ranges.values())
 
-    def allocate(self, length: int) -> int:
-        """Allocate a range and return its first slot.  Raises Exhausted."""
-        if length < 1 or length & (length - 1):
-            raise ValueError(f"slots: expected a power of two, got {length}")
-        for base in range(0, self.size - length + 1, length):
-            if self.take(base, length):
+    def allocate(self, length: int, multiple: int = 1) -> int:
+        """Allocate a range whose first cell is a multiple of a number, and return that.  Raises Exhausted."""
+        after = (-(-(base + taken) // multiple) * multiple for base, taken in self.ranges.items())
+        for base in sorted({0, *after}):
+            if base + length <= self.size and self.take(base, length):
                 return base
-        raise Exhausted(f"no {length} slots in a row, {self.size - self.used} of {self.size} are free in all")
+        raise Exhausted(f"no {length} {self.what} in a row, {self.size - self.used} of {self.size} are free in all")
 
     def take(self, base: int, length: int) -> bool:
-        """Allocate this range.  Returns False, and allocates nothing, if any of its slots is in use."""
+        """Allocate this range.  Returns False, and allocates nothing, if any of its cells is in use."""
         if any(b < base + length and base < b + n for b, n in self.ranges.items()):
             return False
         self.ranges[base] = length
         return True
+
+
+@dataclass
+class Slots(Ranges):
+    """Allocates the slots of one switch; ranges are aligned powers of two, since a slot is base + (PSN & mask)."""
+
+    size: int = SLOTS
+    what: str = "slots"
+
+    def allocate(self, length: int, multiple: int | None = None) -> int:
+        """Allocate a range and return its first slot.  Raises Exhausted."""
+        if length < 1 or length & (length - 1):
+            raise ValueError(f"slots: expected a power of two, got {length}")
+        return super().allocate(length, multiple or length)
 
 
 class Allocator:
@@ -256,6 +333,7 @@ class Allocator:
         self.sizes = sizes
         self._rng = rng = rng or random.SystemRandom()
         self._slots = {name: Slots(slots) for name in switches}
+        self._flows = {name: Ranges(FLOWS, "flows") for name in self._slots}
         self._groups = {name: Cycle(1, MAX_GROUP, 1) for name in self._slots}
         self._connections = RandomPool(MIN_CONNECTION, MAX_CONNECTION, rng)
         self._epochs = RandomPool(1, EPOCHS, rng)
@@ -277,14 +355,17 @@ class Allocator:
 
     def admit(
         self, epoch: int, trees: Sequence[Tree], groups: Sequence[Sequence[int]], *, like: Sequence[Stream] = (),
-        room: int | None = None,
+        room: int | None = None, rc: Collection[int] = (), lane_bits: int = 32,
     ) -> list[Stream]:
         """Allocate a job's streams: for each group of ranks that fold together, tree by tree, data then agreement.
 
         groups  the job's fold groups (``machines.fold_groups``); connections and source ports of group l have the
                 remainder l when divided by the number of groups, by which a machine tells its ranks' packets apart
-        like    streams that these replace: they have the same sizes and source ports, which the ranks have bound
+        like    streams that these replace: they have the same sizes and source ports, which the ranks have bound, and
+                the same RC ranks
         room    most slots of any one switch; None: the quota of a job alone counts
+        rc      the job's RC ranks; there is one group of ranks then
+        lane_bits  the width of the job's lanes
         Raises Exhausted, and OverQuota where it is not for want of free slots; the caller must then `release` what was
         allocated.
         """
@@ -292,7 +373,7 @@ class Allocator:
             placed = [(tree, place) for place in range(len(groups)) for tree in trees for _ in range(2)]
             return [
                 replace(self._stream(epoch, tree, old.kind, old.slots, old.ranks, (len(groups), place)),
-                        source_ports=old.source_ports)
+                        source_ports=old.source_ports, rc_ranks=old.rc_ranks, operation=old.operation)
                 for (tree, place), old in zip(placed, like, strict=True)
             ]
         through = Counter(fold.switch for tree in trees for fold in tree.folds)
@@ -305,7 +386,9 @@ class Allocator:
                           f"{sizes.quota} of a switch")
         kinds: tuple[tuple[Kind, int], ...] = (("data", sizes.data), ("agreement", sizes.agreement))
         return [
-            self._stream(epoch, tree, kind, length, tuple(group), (len(groups), place))
+            replace(self._stream(epoch, tree, kind, length, tuple(group), (len(groups), place)),
+                    rc_ranks=tuple(at for at, rank in enumerate(group) if rank in rc),
+                    operation=operation_of(kind, lane_bits))
             for place, group in enumerate(groups)
             for tree in trees
             for kind, length in kinds
@@ -322,10 +405,11 @@ class Allocator:
         for switch, holding in found.items():
             wanted += [(f"groups of {switch}", self._groups[switch], group) for group in holding.groups]
             wanted += [("connections", self._connections, connection) for connection in holding.connections]
-            for base, length in sorted(holding.ranges):
-                slots = self._slots[switch]
-                if slots.take(base, length):
-                    returns.append(partial(slots.ranges.pop, base))
+            slots, flows = self._slots[switch], self._flows[switch]
+            for cells, base, length in [*((slots, *found) for found in sorted(holding.ranges)),
+                                        *((flows, *found) for found in runs(holding.flows))]:
+                if cells.take(base, length):
+                    returns.append(partial(cells.ranges.pop, base))
                 else:
                     free = False
         for what, pool, number in wanted:
@@ -345,15 +429,10 @@ class Allocator:
     def _stream(
         self, epoch: int, tree: Tree, kind: Kind, length: int, ranks: tuple[int, ...], place: tuple[int, int]
     ) -> Stream:
-        bases, groups = {}, {}
+        bases, flows, groups = {}, {}, {}
         for fold in tree.folds:
-            slots = self._slots[fold.switch]
-            try:
-                base = slots.allocate(length)
-            except Exhausted as refusal:
-                raise Exhausted(f"{fold.switch} has {refusal}") from None
-            self._returns[epoch].append(partial(slots.ranges.pop, base))
-            bases[fold.switch] = base
+            bases[fold.switch] = self._range(epoch, fold.switch, self._slots, length)
+            flows[fold.switch] = self._range(epoch, fold.switch, self._flows, len(fold.children) + 1)
             groups[fold.switch] = self._allocate(epoch, self._groups[fold.switch], f"multicast groups of {fold.switch}")
         lower = [fold.switch for fold in tree.folds if not fold.is_root]
         return Stream(
@@ -365,7 +444,16 @@ class Allocator:
             groups=groups,
             up={switch: self._connection(epoch) for switch in lower},
             down={switch: self._connection(epoch) for switch in lower},
+            flows=flows,
         )
+
+    def _range(self, epoch: int, switch: str, cells: Mapping[str, Ranges], length: int) -> int:
+        try:
+            base = cells[switch].allocate(length)
+        except Exhausted as refusal:
+            raise Exhausted(f"{switch} has {refusal}") from None
+        self._returns[epoch].append(partial(cells[switch].ranges.pop, base))
+        return base
 
     def _connection(self, epoch: int, divisor: int = 1, remainder: int = 0) -> int:
         number = self._connections.allocate("connections", divisor, remainder)

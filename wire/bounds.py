@@ -15,6 +15,12 @@ MAX_TEXT: Final = 4096
 
 Int32 = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 """A number that is looked up or checked further: a rank, an epoch, a port."""
+QueuePair = Annotated[int, Meta(ge=2, lt=2**24)]
+"""The number of a queue pair that a NIC has chosen; InfiniBand reserves 0 and 1."""
+RemoteKey = Annotated[int, Meta(ge=0, lt=2**32)]
+"""The rkey of a NIC's memory region."""
+Address = Annotated[int, Meta(ge=0)]
+"""An address in a NIC's memory region, 64 bits: msgspec can state no bound above 2**63, so who takes one checks it."""
 Count = Annotated[int, Meta(ge=0, lt=2**62)]
 """Packets, bytes, operations: sums of some of them still fit 64 bits."""
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]

@@ -8,24 +8,36 @@ that has timed out calls ``Missing`` to learn which ranks the switches wait for.
 are told to ``Halt``, and call ``Resume`` to go on over other trees.  Meanwhile each may hold a ``Watch`` open: on it
 the controller reports what happens to the others, and takes a broken one for the rank's death.  Every request of a
 rank carries the secret that its plan has given it.
+
+A rank is windowed, or it is an RC rank, which folds with the queue pairs of its NIC (``Join.kind``).  What a NIC
+chooses, RC ranks tell in a second step after each plan with trees:
+
+    RC rank --Join--> Plan --Connect: its queue pairs--> Connected: its neighbours' queue pairs; the switches are ready
+
+The windowed ranks of such a job get their plans when its RC ranks are connected.  After ``Resume`` it is the same: an
+RC rank makes all its queue pairs anew and connects them.
 """
 
 from __future__ import annotations
 
 import hmac
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from netfold.wire.bounds import MAX_STREAMS, Count, Int32, Name, Seconds, Text
+from netfold.wire.bounds import MAX_STREAMS, Address, Count, Int32, Name, QueuePair, RemoteKey, Seconds, Text
 from netfold.wire.roce import PATH_MTU
 
 SERVICE: Final = "netfold.Jobs"
-PROTOCOL: Final = 6
+PROTOCOL: Final = 7
 """Version of packets and messages, raised whenever one changes its meaning: sides with different versions refuse each
 other."""
 LANE_BITS: Final = (32, 16, 8)
 """Widths in bits that the lanes of float32 sums may have."""
+RankKind = Literal["windowed", "rc"]
+"""How a rank takes part where switches fold: by our own windowed end point, or by RC queue pairs of a NIC."""
+Verb = Literal["write", "send"]
+"""The RDMA operation whose packets carry data: WRITE_* or SEND_* of roce.Opcode."""
 
 
 class Secret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,6 +76,7 @@ class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether this rank can use trees; where one rank cannot, the job gets none and takes no slots."""
     lane_bits: Int32 = 32
     """Default width in bits of the lanes of float32 sums."""
+    kind: RankKind = "windowed"
 
 
 class RankStream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,10 +85,16 @@ class RankStream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     A connection has a queue pair for each lane operation (roce.LaneOperation); both fields name that of operation 0, a
     multiple of 8, to which the operation's number is added.
+
+    An RC rank has two queue pairs for a stream, which its NIC numbers: ``peer_qp``, ``qp``, ``source_port`` and
+    ``predecessor_port`` are 0.  *Out* leads from its own address to ``peer`` and carries contributions; *in* leads from
+    its fold address (`Plan.fold_address`) to ``predecessor``, takes results and acknowledges them.  The RC ranks of a
+    job are a ring of their own.
     """
 
     peer: str
-    """IPv4 address of rank + 1, to which contributions are addressed."""
+    """IPv4 address of rank + 1, to which contributions are addressed; of an RC rank: the fold address of the next RC
+    rank."""
     peer_qp: int
     """Destination queue pair of contributions: the ``qp`` of rank + 1."""
     qp: int
@@ -83,11 +102,12 @@ class RankStream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source_port: int
     """UDP source port of contributions, by which switches choose their path."""
     psn: int
-    """First PSN."""
+    """First PSN, of contributions and results."""
     slots: int
-    """Slots that the switches hold for this stream, a power of two; the window is half of it."""
+    """Slots that the switches hold for this stream, a power of two; the window of a windowed rank is half of it, and an
+    RC rank has at most two messages of ``slots // 4`` packets under way."""
     predecessor: str
-    """IPv4 address of rank - 1, which results have as their source."""
+    """IPv4 address of rank - 1, which results have as their source; of an RC rank: that of the RC rank before."""
     predecessor_port: int
     """UDP source port of results: that of rank - 1's contributions."""
 
@@ -155,6 +175,13 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trees are left (``reason`` says why); ``trees`` then are the streams to it.  Empty: the switches fold."""
     folds_until: int = 0
     """With ``stand_in``: the number of the last operation that folds, which some rank has begun."""
+    fold_address: str = ""
+    """Of an RC rank: the fold address of its host, from which its *in* queue pairs lead."""
+    verb: Verb = "write"
+    """How all ranks of the job send data."""
+    message: int = 0
+    """Most packets of a message: all ranks cut what they send on a stream into messages of ``message`` packets, or of a
+    quarter of the stream's slots where those are fewer; 0: each rank as it likes."""
 
 
 class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -208,7 +235,8 @@ class AskMissing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rank: Int32
     epoch: Int32
     waits: Annotated[dict[Int32, Int32], msgspec.Meta(max_length=MAX_STREAMS)]
-    """Queue pair of this rank, as in its plan -> the lowest PSN that was sent on it and has no result."""
+    """Queue pair of this rank, as in its plan -> the lowest PSN that was sent on it and has no result.  An RC rank,
+    whose plan names no queue pairs, names a stream by its place in its plan, as in `Connect.pairs`: 0, 1, 2, ..."""
     secret: Secret = Secret()
 
 
@@ -232,7 +260,8 @@ class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rank: Int32
     epoch: Int32
     missing: Annotated[dict[Int32, Int32], msgspec.Meta(max_length=MAX_STREAMS)]
-    """Queue pair of this rank, as in its present plan -> the PSN of the lowest packet without a result."""
+    """Queue pair of this rank, as in its present plan -> the PSN of the lowest packet without a result.  An RC rank
+    names streams as in `AskMissing`."""
     timeout: Seconds = 10.0
     """Seconds to wait for the other ranks, and for switches to come back."""
     secret: Secret = Secret()
@@ -241,6 +270,61 @@ class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stand_in: str = ""
     """ADDRESS:PORT at which this rank would stand in for the switches over TCP; empty: it goes on over switches
     alone."""
+
+
+class OwnPairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an RC rank's NIC has chosen for one stream."""
+
+    out_qp: QueuePair
+    """Number of the queue pair whose packets are contributions."""
+    in_qp: QueuePair
+    """Number of the queue pair that takes results."""
+    address: Address
+    """Where offset 0 of the stream's region lies, into which results are written; 0 where all are sent."""
+    rkey: RemoteKey
+
+
+class Connect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The second step of an RC rank, after each plan that has trees: the queue pairs that it has made for the plan.
+
+    The answer comes when all RC ranks of the job have connected and the switches are ready to fold.  ABORTED says that
+    the trees have changed meanwhile: a `Halt` comes, or has come, and the rank calls `Resume`.
+    """
+
+    job: Name
+    rank: Int32
+    epoch: Int32
+    round: Int32
+    """That of the plan."""
+    pairs: Annotated[list[OwnPairs], msgspec.Meta(max_length=MAX_STREAMS)]
+    """One for each stream: data of the first tree, agreement of the first tree, data of the second tree, ..."""
+    timeout: Seconds = 30.0
+    """Seconds to wait for the other ranks and for the switches."""
+    secret: Secret = Secret()
+
+
+class NeighbourPairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """To which queue pairs those of an RC rank are connected for one stream."""
+
+    peer_qp: int
+    """Destination queue pair of *out*: the ``in_qp`` of the next RC rank."""
+    predecessor_qp: int
+    """Destination queue pair of *in*: the ``out_qp`` of the RC rank before."""
+    peer_address: int
+    """The next RC rank's ``address``."""
+    peer_rkey: int
+    """The next RC rank's ``rkey``."""
+
+
+class Connected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer to `Connect`: the switches are ready, and the rank may send."""
+
+    pairs: list[NeighbourPairs]
+    """In the order of ``Connect.pairs``; empty: nothing folds after all, and ``reason`` says why.  The rank goes on as
+    by a plan without trees."""
+    ticket: Secret = Secret()
+    """Takes the place of the plan's ticket, which does not know the queue pairs."""
+    reason: str = ""
 
 
 class Watching(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):

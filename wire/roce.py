@@ -30,6 +30,7 @@ IPV4_BYTES: Final = 20
 UDP_BYTES: Final = 8
 BTH_BYTES: Final = 12
 RETH_BYTES: Final = 16
+IMMEDIATE_BYTES: Final = 4
 AETH_BYTES: Final = 4
 ICRC_BYTES: Final = 4
 NAK_BYTES: Final = BTH_BYTES + AETH_BYTES + ICRC_BYTES
@@ -38,6 +39,14 @@ NAK_BYTES: Final = BTH_BYTES + AETH_BYTES + ICRC_BYTES
 PSN_BITS: Final = 24
 PSN_MASK: Final = (1 << PSN_BITS) - 1
 PKEY: Final = 0xFFFF
+"""The default partition key, which NICs put in their packets."""
+PKEY_WINDOWED: Final = 0x8001
+"""Partition key (full member of partition 1) of our own windowed end points and of packets between switches.  The
+lowest bits of the destination queue pair select the lane operation in these packets alone: under any other key the
+queue pair is a NIC's, all 24 bits of it."""
+FOLD_NETWORK: Final = "198.18.0.0/15"
+"""Network of the fold addresses (RFC 2544, which no other network uses), under which NICs address what is to be folded:
+switches forward no packet of a host to it."""
 ECN_ECT0: Final = 0b10
 ECN_CE: Final = 0b11
 
@@ -46,17 +55,31 @@ class Opcode(IntEnum):
     """BTH opcodes of the reliable connection service that NetFold uses (InfiniBand specification volume 1, section
     9.2.1)."""
 
+    SEND_FIRST = 0x00
+    SEND_MIDDLE = 0x01
+    SEND_LAST = 0x02
+    SEND_LAST_IMMEDIATE = 0x03
+    SEND_ONLY = 0x04
+    SEND_ONLY_IMMEDIATE = 0x05
     WRITE_FIRST = 0x06
     WRITE_MIDDLE = 0x07
     WRITE_LAST = 0x08
+    WRITE_LAST_IMMEDIATE = 0x09
     WRITE_ONLY = 0x0A
+    WRITE_ONLY_IMMEDIATE = 0x0B
     ACKNOWLEDGE = 0x11
     """ACKs and NAKs, those of folds (``NAK_SEQUENCE_ERROR``) included."""
 
     @property
     def has_reth(self) -> bool:
-        """Whether packets of this opcode carry the RDMA extended transport header; FIRST and ONLY do."""
-        return self in (Opcode.WRITE_FIRST, Opcode.WRITE_ONLY)
+        """Whether packets of this opcode carry the RDMA extended transport header; FIRST and ONLY of a WRITE do."""
+        return self in (Opcode.WRITE_FIRST, Opcode.WRITE_ONLY, Opcode.WRITE_ONLY_IMMEDIATE)
+
+    @property
+    def has_immediate(self) -> bool:
+        """Whether packets of this opcode carry four bytes for the receiver's completion, after the other headers."""
+        return self in (Opcode.SEND_LAST_IMMEDIATE, Opcode.SEND_ONLY_IMMEDIATE, Opcode.WRITE_LAST_IMMEDIATE,
+                        Opcode.WRITE_ONLY_IMMEDIATE)
 
 
 class LaneOperation(IntEnum):
@@ -90,13 +113,19 @@ RETH: Final = struct.Struct("!QII")
 AETH: Final = struct.Struct("!I")
 """Layout of the ACK extended transport header: syndrome (8 bits) and message sequence number (24), where NAKs of folds
 have the first PSN that is not missing."""
+ACKNOWLEDGED: Final = 0x1F
+"""AETH syndrome of an ACK that says nothing about credits (InfiniBand specification volume 1, section 9.7.5.1).
+0x00..0x1f acknowledge, 0x20..0x3f are RNR NAKs with the code of a delay, 0x60..0x7f other NAKs."""
+RECEIVER_NOT_READY: Final = 0x20 | 14
+"""AETH syndrome of an RNR NAK "try again in 1.28 ms" (code 14 of the specification's table 45)."""
 NAK_SEQUENCE_ERROR: Final = 0x60
 """AETH syndrome of a NAK "PSN sequence error": the sender of the NAK lacks the PSN of its BTH."""
 
 
 def data_packet_bytes(opcode: Opcode, path_mtu: int = PATH_MTU) -> int:
     """Length in bytes of a data packet's UDP payload."""
-    return BTH_BYTES + (RETH_BYTES if opcode.has_reth else 0) + path_mtu + ICRC_BYTES
+    headers = BTH_BYTES + (RETH_BYTES if opcode.has_reth else 0) + (IMMEDIATE_BYTES if opcode.has_immediate else 0)
+    return headers + path_mtu + ICRC_BYTES
 
 
 def ip_packet_bytes(opcode: Opcode, path_mtu: int = PATH_MTU) -> int:

@@ -45,6 +45,9 @@ def check(r: Join, fabric: Fabric, drains: Drains) -> None:
         refuse(Code.INVALID_ARGUMENT, f"{who}: address: no host of the fabric {fabric.name} has "
                                       f"{r.address}; it has {known}{more}. Give the rank the address of its "
                                       "fabric interface")
+    if r.kind == "rc":
+        refuse(Code.FAILED_PRECONDITION, f"{who}: kind: expected \"windowed\", since {host.name} has no fold address, "
+                                         "got \"rc\"")
     if leaf := drains.leaf_of(host.name):
         refuse(Code.FAILED_PRECONDITION, f"{who}: {host.name} is at {leaf}, which is drained. Start the rank "
                                          f"elsewhere; when {leaf} may be used again: `netfold undrain {leaf}`")

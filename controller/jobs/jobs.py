@@ -40,6 +40,8 @@ from netfold.rpc.limits import RateLimit
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.jobs import (
     AskMissing,
+    Connect,
+    Connected,
     Done,
     Event,
     Halt,
@@ -190,6 +192,11 @@ class Jobs:
     async def resume(self, request: Resume) -> Plan:
         """A halted rank waits for its new plan.  Raises Refusal."""
         return await self._recovery.resume(self.find(request), request)
+
+    async def connect(self, request: Connect) -> Connected:
+        """The second step of an RC rank.  Raises Refusal."""
+        job = self.find(request)
+        refuse(Code.FAILED_PRECONDITION, f"{job}, rank {request.rank}: it is no RC rank, and has nothing to connect")
 
     async def leave(self, request: Leave) -> Done:
         """Let a rank leave; with the last one the job ends.  Raises Refusal."""

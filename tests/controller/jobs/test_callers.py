@@ -42,6 +42,7 @@ CALLS: Final[dict[str, tuple[msgspec.Struct, set[str]]]] = {
     f"{jobs.SERVICE}/Report": (jobs.RankReport("j", 0, 1, 0, 0, 0, 0), {"operators", "jobs"}),
     f"{jobs.SERVICE}/Missing": (jobs.AskMissing("j", 0, 1, {}), {"operators", "jobs"}),
     f"{jobs.SERVICE}/Suspect": (jobs.AskMissing("j", 0, 1, {}), {"operators", "jobs"}),
+    f"{jobs.SERVICE}/Connect": (jobs.Connect("j", 0, 1, 0, []), {"operators", "jobs"}),
     f"{jobs.SERVICE}/Resume": (jobs.Resume("j", 0, 1, {}), {"operators", "jobs"}),
     f"{jobs.SERVICE}/Settled": (jobs.Settled("j", 0, 1), {"operators", "jobs"}),
     f"{jobs.SERVICE}/Watch": (jobs.Watch("j", 0, 1), {"operators", "jobs"}),

@@ -12,7 +12,7 @@ import pytest
 
 from netfold.controller import client
 from netfold.wire import jobs, paths
-from netfold.wire.jobs import AskMissing, Leave, Plan, RankReport, Resume, Secret, Settled, Watch
+from netfold.wire.jobs import AskMissing, Connect, Leave, Plan, RankReport, Resume, Secret, Settled, Watch
 from netfold.wire.paths import Follow, Suspect
 from support.controller import BOUND, run
 from support.jobs import Code, Rig, rig
@@ -25,6 +25,7 @@ REQUESTS: Final[dict[str, Any]] = {
     f"{jobs.SERVICE}/Missing": AskMissing("victim", 0, 0, {}),
     f"{jobs.SERVICE}/Suspect": AskMissing("victim", 0, 0, {}),
     f"{jobs.SERVICE}/Resume": Resume("victim", 0, 0, {}),
+    f"{jobs.SERVICE}/Connect": Connect("victim", 0, 0, 0, []),
     f"{jobs.SERVICE}/Watch": Watch("victim", 0, 0),
     f"{paths.SERVICE}/Follow": Follow("victim", 0, 0, collective="ring"),
     f"{paths.SERVICE}/Suspect": Suspect("victim", 0, 0, 1, 50_000),
