@@ -35,7 +35,9 @@ from netfold.fabric import file as fabric_file
 from netfold.fabric.graph import Fabric, Host, Link
 from netfold.rpc import rpc
 from netfold.rpc.certificates import Certificates
+from netfold.topo import sandbox
 from netfold.topo.failures import EXIT_WRONG_DATA, ControllerFailed, RankFailed, WrongData
+from netfold.topo.guests import GuestHosts, Surroundings
 from netfold.topo.lifecycle import Lifecycle, terminate
 from netfold.topo.switches import CLASSES, P4Switch, tail
 from netfold.topo.topology import FabricTopo
@@ -68,6 +70,7 @@ class Network(Lifecycle):
     offload     whether segmentation offloads stay on; None: on where the switch takes super-packets
     controller  whether to start the controller
     tls         see `FabricTopo`
+    guests      hosts that are no namespaces, such as virtual machines (rxe/hosts.py)
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class Network(Lifecycle):
         offload: bool | None = None,
         controller: bool = True,
         tls: Certificates | None = None,
+        guests: GuestHosts | None = None,
     ) -> None:
         self.fabric = fabric
         self.logs = logs
@@ -88,6 +92,7 @@ class Network(Lifecycle):
         self._pcap = pcap
         self._offload = offload
         self._tls = tls
+        self._guests = guests
         self._wants_controller = controller
         self._controller: subprocess.Popen[bytes] | None = None
         self._standby: subprocess.Popen[bytes] | None = None
@@ -97,7 +102,10 @@ class Network(Lifecycle):
     # ---- starting and stopping --------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start hosts, switches and the controller.  Raises SwitchFailed, WiringError, ControllerFailed."""
+        """Start hosts, switches and the controller.
+
+        Raises SwitchFailed, WiringError, ControllerFailed, and FabricFailed for guests.
+        """
         self.logs.mkdir(parents=True, exist_ok=True)
         if self._pcap is not None:
             self._pcap.mkdir(parents=True, exist_ok=True)
@@ -107,12 +115,26 @@ class Network(Lifecycle):
         Mininet.inited = True
         self.mininet = Mininet(switch=kind, controller=None, build=False)
         self.mininet.topo = FabricTopo(
-            self.fabric, logs=self.logs.absolute(), pcap=self._pcap, offload=self._offload, tls=self._tls
+            self.fabric, logs=self.logs.absolute(), pcap=self._pcap, offload=self._offload, tls=self._tls,
+            guests=() if self._guests is None else self._guests.names,
         )
         self.mininet.build()
+        if self._guests is not None:
+            self._start_guests(self._guests)
         self.mininet.start()
         if self._wants_controller:
             self.start_controller()
+        if self._guests is not None:
+            self._guests.wait_ready()
+
+    def _start_guests(self, guests: GuestHosts) -> None:
+        """Start the guests, which boot while the switches and the controller start."""
+        jobs = [address for address in (self.fabric.jobs, self.fabric.standby) if address]
+        guests.start(Surroundings(
+            self.mininet.topo.guest_links, {switch.name: switch for switch in self.switches}, logs=self.logs.absolute(),
+            folder=sandbox.rundir(), share=self.share,
+            sockets=[Path(address.removeprefix("unix:")) for address in jobs if address.startswith("unix:")],
+        ))
 
     def start_controller(self, *, switches: bool = True) -> None:
         """Start `netfold up` and wait until it serves jobs.  Raises ControllerFailed, and SwitchFailed where
@@ -176,7 +198,10 @@ class Network(Lifecycle):
         self._await_controller(self._standby, switches=False)
 
     def check(self, *, switches: bool = True) -> None:
-        """Raise SwitchFailed or ControllerFailed where one has ended; the ranks alone would only see a timeout."""
+        """Raise SwitchFailed or ControllerFailed where one has ended, and FabricFailed for a guest; the ranks alone
+        would only see a timeout."""
+        if self._guests is not None:
+            self._guests.check()
         for switch in self.switches if switches else ():
             switch.check()
         ended = [process.poll() for process in (self._controller, self._standby) if process is not None]
@@ -204,6 +229,8 @@ class Network(Lifecycle):
             if process is not None:
                 terminate(process)
         self._standby = self._controller = None
+        if self._guests is not None:
+            self._guests.stop()
         if self.mininet is not None:
             self.mininet.stop()
             self.mininet = None
@@ -219,6 +246,11 @@ class Network(Lifecycle):
     def switches(self) -> list[P4Switch]:
         """The switch processes."""
         return list(self.mininet.switches)
+
+    @property
+    def share(self) -> Path:
+        """The folder that guests read and write."""
+        return self.logs.absolute() / "share"
 
     def set_link(self, link: Link, *, up: bool) -> None:
         """Take the switch end of a link up or down: a host at the other end loses its carrier and keeps its routes.
@@ -254,15 +286,21 @@ class Network(Lifecycle):
         Its standard error goes to a log file.
         """
         hosts = list(self.fabric.hosts) if hosts is None else list(hosts)
-        pids = [self.mininet.get(host.name).pid for host in hosts]
+        enters = [self._enter(host) for host in hosts]
         ranks = Ranks(job)
         self._running.append(ranks)
-        for rank, (host, pid) in enumerate(zip(hosts, pids, strict=True)):
+        for rank, (host, enter) in enumerate(zip(hosts, enters, strict=True)):
             ours = {**(each[rank] if each else {}), **environment(self.fabric, hosts, rank, job=job)}
             log = self.logs / f"{job}-rank{rank}.log"
             with log.open("wb") as errors:
-                ranks.add(start(command, pid, {**(env or {}), **ours}, errors), host.name, log)
+                ranks.add(start(command, enter, {**(env or {}), **ours}, errors), host.name, log)
         return ranks
+
+    def _enter(self, host: Host) -> list[str]:
+        """The command that runs the one after it in a host."""
+        if self._guests is not None and host.name in self._guests.names:
+            return self._guests.enter(host.name)
+        return in_namespaces(self.mininet.get(host.name).pid)
 
 
 def environment(fabric: Fabric, hosts: Sequence[Host], rank: int, *, job: str) -> dict[str, str]:
@@ -292,10 +330,17 @@ def environment(fabric: Fabric, hosts: Sequence[Host], rank: int, *, job: str) -
     }
 
 
-def start(command: Sequence[str], pid: int, env: Mapping[str, str], errors: IO[bytes] | int) -> subprocess.Popen[bytes]:
-    """Start ``command`` in the namespaces of process ``pid``, in a session of its own, with a pipe for its output."""
+def in_namespaces(pid: int) -> list[str]:
+    """The command that runs the one after it in the namespaces of process ``pid``."""
+    return ["mnexec", "-a", str(pid)]
+
+
+def start(
+    command: Sequence[str], enter: Sequence[str], env: Mapping[str, str], errors: IO[bytes] | int
+) -> subprocess.Popen[bytes]:
+    """Start ``command`` by ``enter``, in a session of its own, with a pipe for its output."""
     return subprocess.Popen(
-        ["mnexec", "-a", str(pid), *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
+        [*enter, *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
         env={**os.environ, **env}, start_new_session=True,
     )
 

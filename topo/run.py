@@ -174,7 +174,7 @@ def started(
     fabrics: Sequence[Fabric], request: RunRequest, hosts: Sequence[Host], pids: Sequence[int]
 ) -> Iterator[Console]:
     """Start the ranks; those that still run at the end of the block are killed."""
-    from netfold.topo.net import environment, start
+    from netfold.topo.net import environment, in_namespaces, start
     from netfold.topo.planes import planes_of
 
     ranks = Console(sys.stdout.buffer, sys.stderr.buffer)
@@ -186,7 +186,7 @@ def started(
                 **path, **environment(fabrics[0], hosts, rank, job=request.job), **planes_of(fabrics, host.name),
                 **rails,
             }
-            ranks.add(host.name, start(request.command, pid, ours, subprocess.PIPE))
+            ranks.add(host.name, start(request.command, in_namespaces(pid), ours, subprocess.PIPE))
         yield ranks
     finally:
         ranks.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Collection
 from pathlib import Path
 from typing import Unpack
 
@@ -16,6 +17,7 @@ from netfold.fabric.generate import FabricOptions, leafspine
 from netfold.fabric.graph import Fabric
 from netfold.rpc.certificates import Certificates
 from netfold.topo.failures import SwitchFailed
+from netfold.topo.guests import GuestLink
 from netfold.topo.switches import CLASSES
 from netfold.topo.wiring import FabricHost, FabricLink, HostInterface, mtu_for
 
@@ -26,6 +28,7 @@ class FabricTopo(Topo):  # type: ignore[misc]
     logs     folder for the switches' logs
     pcap     folder for captures of every switch port, or None
     offload  whether segmentation offloads stay on; None: on where the switch takes super-packets
+    guests   names of hosts that are no namespaces: their leaves' ports are made by `GuestHosts.start`
     tls      what the switches' P4Runtime servers show and whom they trust, where they are at ``host:port``; what the
              controller shows is in the fabric (p4runtime_ca)
     """
@@ -38,12 +41,14 @@ class FabricTopo(Topo):  # type: ignore[misc]
         offload: bool | None = None,
         network: str = "default",
         tls: Certificates | None = None,
+        guests: Collection[str] = (),
     ) -> None:
         """Build the topology; Mininet calls this with the constructor's arguments.
 
         network  addresses that hosts reach by this fabric
         """
         self.fabric = fabric
+        self.guest_links: list[GuestLink] = []
         offload = CLASSES[fabric.engine].offload if offload is None else offload
         gateways: dict[str, tuple[int, str]] = {}
         for link in fabric.links:
@@ -54,7 +59,8 @@ class FabricTopo(Topo):  # type: ignore[misc]
             self.addSwitch(switch.name, grpc=switch.grpc, device_id=switch.device_id, log=log, pcap=pcap, tls=tls,
                            trust=None if tls is None else credentials.of(fabric, switch))
         for host in fabric.hosts:
-            interfaces = [HostInterface(host.address, *gateways[host.name], network)] if host.name in gateways else []
+            wired = host.name in gateways and host.name not in guests
+            interfaces = [HostInterface(host.address, *gateways[host.name], network)] if wired else []
             if host.name in self.hosts():  # it is on another plane already
                 interfaces = [*self.nodeInfo(host.name)["interfaces"], *interfaces]
             self.addHost(host.name, cls=FabricHost, interfaces=interfaces)
@@ -62,10 +68,17 @@ class FabricTopo(Topo):  # type: ignore[misc]
         macs = {host.name: host.mac for host in fabric.hosts}
         for link in fabric.links:
             a, b = link.ends
+            params = {"rate": link.rate, "offload": offload, "mtu": mtu_for(fabric.path_mtu)}
+            if guest := next((end for end in (a, b) if end.node in guests), None):
+                leaf, host = b if guest is a else a, fabric.host(guest.node)
+                self.guest_links.append(GuestLink(
+                    host.name, guest.port, host.mac, host.address, "", leaf.node, leaf.port,
+                    fabric.node(leaf.node).mac, params,
+                ))
+                continue
             addresses = {f"addr{i}": macs[end.node] for i, end in enumerate((a, b), 1) if end.node in macs}
             self.addLink(
-                a.node, b.node, port1=a.port, port2=b.port, **addresses,
-                cls=FabricLink, rate=link.rate, offload=offload, mtu=mtu_for(fabric.path_mtu),
+                a.node, b.node, port1=a.port, port2=b.port, **addresses, cls=FabricLink, **params,
             )
 
 

@@ -86,6 +86,20 @@ def _sanitizers() -> str | None:
     return None if tried.returncode == 0 else "this gcc has no sanitizer libraries"
 
 
+def _rxe() -> str | None:
+    """Tried: packages that are not in the cache are downloaded."""
+    from netfold.topo.rxe import packages
+
+    try:
+        if (lacks := packages.lacking()) is not None:
+            return lacks
+        packages.kernel()
+        packages.userland()
+    except packages.PackagesMissing as error:
+        return str(error)
+    return None
+
+
 def _set(variable: str) -> Callable[[], str | None]:
     return lambda: None if os.environ.get(variable) else f"{variable} is not set"
 
@@ -99,6 +113,8 @@ NEEDS: Final[dict[str, Need]] = {
                        ("unshare", "ip", "ethtool"), check=_namespaces),
     "mininet": Need("apt install mininet", check=_mininet),
     "mn": Need("run the tests with the Python that Mininet was installed for", ("mn",), check=_mn),
+    "rxe": Need("apt install qemu-system-x86 (--no-install-recommends) on Debian, apt's lists fetched, 80 MB to download",
+                ("qemu-system-x86_64",), check=_rxe),
     "tshark": Need("apt install tshark", ("tshark",)),
     "p4runtime-shell": Need("P4RUNTIME_SHELL_PYTHON names the Python of an environment that has it",
                             check=_set("P4RUNTIME_SHELL_PYTHON")),

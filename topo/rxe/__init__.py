@@ -8,7 +8,7 @@ Two machines joined by a plain wire, and a command in each at the same time:
 A machine sees the file system of this one, so the same Python and the same NetFold run in it; what it writes is lost
 with it, except in the folder that it shares.  From the bottom up:
 
-    packages    QEMU's peers from apt: the kernel, its modules, libibverbs, perftest; unpacked into a cache, not installed
+    packages    from apt, unpacked into a cache and not installed: the kernel, its modules, libibverbs, perftest
     image       the initial file system of a guest, from a kernel and the modules that rdma_rxe needs
     frames      messages on the line between a guest and this machine
     agent       process 1 of a guest: runs commands, carries connections to sockets of this machine

@@ -41,7 +41,8 @@ def main(commands: list[str]) -> int:
         seconds = [machine.wait_ready() for machine in machines]
         for number, machine in enumerate(machines, 1):
             machine.execute(
-                f"ip link set dev lo up; ip link set dev eth0 mtu 4200 up; ip address add 10.99.0.{number}/24 dev eth0\n"
+                "ip link set dev lo up; ip link set dev eth0 mtu 4200 up\n"
+                f"ip address add 10.99.0.{number}/24 dev eth0\n"
                 f"ip address add 198.18.0.{number}/15 dev eth0; rdma link add rxe0 type rxe netdev eth0",
                 "configuring the network",
             )

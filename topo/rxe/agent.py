@@ -20,6 +20,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -56,7 +57,7 @@ class Agent:
             listener = socket.socket(socket.AF_UNIX)
             listener.bind(path)
             listener.listen(64)
-            self._watch(listener, lambda listener=listener, number=number: self._accept(listener, number))
+            self._watch(listener, partial(self._accept, listener, number))
         self._woken, wake = socket.socketpair()
         self._woken.setblocking(False)
         wake.setblocking(False)
@@ -74,7 +75,7 @@ class Agent:
                 if key.fd in self._selector.get_map():  # not closed by what was served before it
                     key.data()
 
-    def _watch(self, file: Any, serve: Callable[[], None]) -> None:
+    def _watch(self, file: Any, serve: Callable[[], object]) -> None:
         self._selector.register(file, selectors.EVENT_READ, serve)
 
     def _send(self, channel: int, kind: Kind, content: bytes = b"") -> None:
@@ -130,7 +131,7 @@ class Agent:
         for file, kind in ((process.stdout, Kind.OUTPUT), (process.stderr, Kind.ERRORS)):
             os.set_blocking(file.fileno(), False)
             command.outputs[file.fileno()] = file, kind
-            self._watch(file, lambda number=file.fileno(): self._copy(channel, number))
+            self._watch(file, partial(self._copy, channel, file.fileno()))
 
     def _copy(self, channel: int, number: int) -> bool:
         """Send what a command has written; False once there is no more for now."""
@@ -182,7 +183,7 @@ class Agent:
         self._next = (self._next + 1) % FROM_GUEST
         channel = FROM_GUEST | self._next
         self._connections[channel] = connection
-        self._watch(connection, lambda: self._carry(channel))
+        self._watch(connection, partial(self._carry, channel))
         self._send(channel, Kind.OPEN, bytes([number]))
 
     def _carry(self, channel: int) -> None:

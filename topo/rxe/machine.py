@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import json
 import selectors
 import socket
 import subprocess
@@ -24,8 +25,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
-
-import msgspec
 
 import netfold
 from netfold.topo.failures import FabricFailed
@@ -82,7 +81,8 @@ class System:
         if lacks is not None:
             raise packages.PackagesMissing(f"virtual machines cannot be run here: {lacks}")
         kernel, userland = packages.kernel(), packages.userland()
-        agent = [sys.executable, "-I", "-S", "-c", AGENT.format(path=_import_path()), msgspec.json.encode(sockets).decode()]
+        paths = json.dumps([str(path) for path in sockets])
+        agent = [sys.executable, "-I", "-S", "-c", AGENT.format(path=_import_path()), paths]
         initial = folder / "guest.cpio"
         initial.write_bytes(image.build(kernel, userland / "usr/bin/busybox", share.absolute(), agent))
         return cls(kernel.image, initial, userland, share.absolute())
@@ -134,7 +134,7 @@ class Machine(Lifecycle):
                         "-device", f"virtio-9p-pci,fsdev={tag},mount_tag={tag}"]
         for number, nic in enumerate(self._nics):
             options += ["-netdev", f"{'tap' if nic.tap else 'socket'},id=net{number},fd={nic.backend}",
-                        # offloads only merge and split TCP segments, and leave checksums to the far end of a virtual link
+                        # offloads merge and split TCP segments, and leave checksums to the far end of a virtual link
                         "-device", f"virtio-net-pci,netdev=net{number},mac={nic.mac},romfile=,csum=off,guest_csum=off,"
                                    "gso=off"]
         return ["setpriv", "--pdeathsig", "KILL", "--", packages.QEMU, *options]
@@ -189,7 +189,7 @@ class Machine(Lifecycle):
             done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
                                   timeout=seconds)
         except subprocess.TimeoutExpired as error:
-            raise GuestFailed(self.failure(f"{what}: not done within {seconds:g} s: {error.stderr}")) from error
+            raise GuestFailed(self.failure(f"{what}: not done within {seconds:g} s: {error.stderr!r}")) from error
         if done.returncode != 0:
             raise GuestFailed(self.failure(f"{what} failed with status {done.returncode}:\n{done.stderr.strip()}"))
         return done.stdout

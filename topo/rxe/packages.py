@@ -124,7 +124,7 @@ def unpacked(package: str, wanted: str) -> Path:
 
 @contextlib.contextmanager
 def _building(place: Path) -> Iterator[Path | None]:
-    """Give a folder that becomes ``place`` at the end of the block, or None where that exists; one process at a time."""
+    """Give a folder that becomes ``place`` at the end of the block, or None where that exists; one process at once."""
     cache().mkdir(mode=0o700, parents=True, exist_ok=True)
     if place.exists():
         yield None
@@ -145,13 +145,16 @@ def _building(place: Path) -> Iterator[Path | None]:
 
 def _unpack(file: Path, folder: Path) -> None:
     """Unpack a package with /bin, /lib and /sbin inside /usr, as Debian's merged file system has them."""
-    with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(file)], stdout=subprocess.PIPE) as reader:
-        with tarfile.open(fileobj=reader.stdout, mode="r|") as archive:
-            for member in archive:
-                member.name = _merged(member.name)
-                if member.islnk():
-                    member.linkname = _merged(member.linkname)
-                archive.extract(member, folder, filter=_to_ours)
+    with (
+        subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(file)], stdout=subprocess.PIPE) as reader,
+        tarfile.open(fileobj=reader.stdout, mode="r|") as archive,
+    ):
+        for member in archive:
+            member.name = _merged(member.name)
+            if member.islnk():
+                member.linkname = _merged(member.linkname)
+            # nothing outside of the folder, no owners of others; absolute links stay: it is another system's root
+            archive.extract(member, folder, filter="tar")
     if reader.returncode != 0:
         raise PackagesMissing(f"unpacking {file.name}: dpkg-deb ended with status {reader.returncode}")
 
@@ -161,18 +164,12 @@ def _merged(name: str) -> str:
     return f"usr/{name}" if name.split("/")[0] in ("bin", "lib", "sbin", "lib64") else name
 
 
-def _to_ours(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
-    """A member as tarfile's own filter "tar" lets it pass: nothing outside of the folder, no owners of others.  Absolute
-    symbolic links stay, since the tree is another system's root."""
-    return tarfile.tar_filter(member, folder)
-
-
 def _kernel_package() -> str:
     said = _run(["apt-cache", "depends", "--important", KERNEL], f"asking apt for {KERNEL}")
     found = re.search(r"^\s+Depends: (linux-image-\S+)$", said, re.MULTILINE)
     if found is None:
-        raise PackagesMissing(f"apt knows no kernel by {KERNEL}: expected Debian on x86-64 with its lists fetched (sudo "
-                              "apt-get update)")
+        raise PackagesMissing(f"apt knows no kernel by {KERNEL}: expected Debian on x86-64 with its lists fetched "
+                              "(sudo apt-get update)")
     return found[1]
 
 

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts with an ordinary RDMA stack: virtual machines with Debian's kernel and its rdma_rxe, on leaf-spine fabrics."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import Fabric
+from netfold.topo import sandbox
+from support import needs
+from support.topo import in_sandbox
+
+pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
+
+from netfold.topo.net import Network
+from netfold.topo.rxe.hosts import RDMA_DEVICE, Guests
+from netfold.topo.rxe.machine import Machine
+
+pytestmark = [pytest.mark.timeout(400), pytest.mark.needs("rxe")]
+TOOL_SECONDS = 60.0
+
+
+def pair(guests: Guests, fabric: Fabric, server: str, client: str) -> tuple[str, str]:
+    """Run a tool of verbs between the first and the last host, and return what server and client print.
+
+    server, client  shell commands; the client's gets the server's address
+    """
+    first, last = fabric.hosts[0], fabric.hosts[-1]
+    machines = guests.machines[first.name], guests.machines[last.name]
+    waiting = start(machines[0], server)
+    try:
+        # the tool listens on a TCP port once it is ready
+        machines[0].execute("until ss -Hltn | grep -q :18515; do sleep 0.1; done", "waiting for the tool's server")
+        asking = start(machines[1], f"{client} {first.address}")
+        try:
+            asked = finish(asking)
+        finally:
+            asking.kill()
+        return finish(waiting), asked
+    finally:
+        waiting.kill()
+
+
+def start(machine: Machine, script: str) -> subprocess.Popen[str]:
+    """Start a shell command in a guest."""
+    return subprocess.Popen(machine.attach(["sh", "-c", script]), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """What a program has printed once it has ended with status 0."""
+    output, _ = process.communicate(timeout=TOOL_SECONDS)
+    assert process.returncode == 0, output
+    return output
+
+
+def gid_index(machine: Machine, address: str) -> int:
+    """The index of the GID that the NIC has for an IPv4 address."""
+    script = f"grep -n . /sys/class/infiniband/{RDMA_DEVICE}/ports/1/gids/*"
+    words = [int(byte) for byte in address.split(".")]
+    wanted = "0000:0000:0000:0000:0000:ffff:{:02x}{:02x}:{:02x}{:02x}".format(*words)
+    found = re.search(rf"gids/(\d+):\d+:{wanted}", machine.execute(script, "reading GIDs"))
+    assert found, f"{machine.name} has no GID for {address}"
+    return int(found[1])
+
+
+@in_sandbox(timeout=240)
+def test_the_tools_of_verbs_work_between_virtual_machines_of_a_fabric(tmp_path: Path) -> None:
+    """ibv_rc_pingpong checks its data and ib_write_bw moves some, unfolded, between two leaves; a guest runs this
+    Python, imports NetFold and reaches the controller."""
+    fabric = leafspine(2, 1, 2, engine="softswitch", rundir=sandbox.rundir(), path_mtu=4096)
+    guests = Guests([host.name for host in fabric.hosts])
+    with Network(fabric, logs=tmp_path / "logs", guests=guests):
+        index = {gid_index(guests.machines[host.name], host.address) for host in fabric.hosts}
+        assert len(index) == 1
+        options = f"-d {RDMA_DEVICE} -g {index.pop()} -m 4096 -n 200 -c"
+        for said in pair(guests, fabric, f"ibv_rc_pingpong {options}", f"ibv_rc_pingpong {options}"):
+            assert "200 iters" in said
+            assert "invalid data" not in said
+        options = f"-d {RDMA_DEVICE} -m 4096 -n 200 -s 65536"
+        for said in pair(guests, fabric, f"ib_write_bw {options}", f"ib_write_bw {options}"):
+            assert re.search(r"^ 65536 +200 ", said, re.MULTILINE), said
+        print(said, guests.boot_seconds)
+        status = guests.machines[fabric.hosts[0].name].execute(
+            f"{sys.executable} -m netfold.cli status --controller {fabric.jobs}", "asking the controller"
+        )
+        assert all(switch.name in status for switch in fabric.switches)
