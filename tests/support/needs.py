@@ -113,7 +113,7 @@ NEEDS: Final[dict[str, Need]] = {
                        ("unshare", "ip", "ethtool"), check=_namespaces),
     "mininet": Need("apt install mininet", check=_mininet),
     "mn": Need("run the tests with the Python that Mininet was installed for", ("mn",), check=_mn),
-    "rxe": Need("apt install qemu-system-x86 (--no-install-recommends) on Debian, apt's lists fetched, 80 MB to download",
+    "rxe": Need("on Debian, apt install --no-install-recommends qemu-system-x86; 80 MB are downloaded",
                 ("qemu-system-x86_64",), check=_rxe),
     "tshark": Need("apt install tshark", ("tshark",)),
     "p4runtime-shell": Need("P4RUNTIME_SHELL_PYTHON names the Python of an environment that has it",

@@ -26,7 +26,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import netfold
 from netfold.topo.failures import FabricFailed
 from netfold.topo.lifecycle import Lifecycle
 from netfold.topo.rxe import attach, image, packages
@@ -369,4 +368,4 @@ class _Line(threading.Thread):
 
 def _import_path() -> str:
     """The folder by which `netfold` is imported here."""
-    return str(Path(netfold.__path__[0]).parent)
+    return str(Path(__file__).absolute().parents[3])
