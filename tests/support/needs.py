@@ -115,6 +115,7 @@ NEEDS: Final[dict[str, Need]] = {
     "mn": Need("run the tests with the Python that Mininet was installed for", ("mn",), check=_mn),
     "rxe": Need("on Debian, apt install --no-install-recommends qemu-system-x86; 80 MB are downloaded",
                 ("qemu-system-x86_64",), check=_rxe),
+    "dpkg-deb": Need("a machine with Debian's dpkg", ("dpkg-deb",)),
     "tshark": Need("apt install tshark", ("tshark",)),
     "p4runtime-shell": Need("P4RUNTIME_SHELL_PYTHON names the Python of an environment that has it",
                             check=_set("P4RUNTIME_SHELL_PYTHON")),

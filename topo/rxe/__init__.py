@@ -13,6 +13,7 @@ with it, except in the folder that it shares.  From the bottom up:
     frames      messages on the line between a guest and this machine
     agent       process 1 of a guest: runs commands, carries connections to sockets of this machine
     attach      runs a command in a guest as if it ran here, as mnexec does for namespaces
+    line        carries these messages between a guest's agent and programs here
     machine     one QEMU process, its taps and its line
     hosts       machines as hosts of a Mininet topology
 """

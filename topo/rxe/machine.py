@@ -12,24 +12,20 @@ it, and with `stop`; it opens no port and uses nothing of the network outside it
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import json
-import selectors
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from netfold.topo.failures import FabricFailed
 from netfold.topo.lifecycle import Lifecycle
 from netfold.topo.rxe import attach, image, packages
-from netfold.topo.rxe.frames import FROM_GUEST, Kind, Splitter, pack
+from netfold.topo.rxe.line import Line
 
 BOOT_SECONDS: Final = 180.0
 """Seconds for a guest's agent to answer: 5 to 9 are usual, and many start at once on few cores."""
@@ -104,7 +100,7 @@ class Machine(Lifecycle):
         self.console = (logs or folder) / f"{name}-console.log"
         self._nics, self._sockets, self._memory = nics, sockets, memory
         self._qemu: subprocess.Popen[bytes] | None = None
-        self._line: _Line | None = None
+        self._line: Line | None = None
         self._started = 0.0
 
     @property
@@ -148,7 +144,7 @@ class Machine(Lifecycle):
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                 pass_fds=[theirs.fileno(), *(nic.backend for nic in self._nics)], start_new_session=True,
             )
-        self._line = _Line(ours, self.socket, self._sockets)
+        self._line = Line(ours, self.socket, self._sockets)
 
     def wait_ready(self, seconds: float = BOOT_SECONDS) -> float:
         """Wait until the agent answers, and return the seconds that this took.  Raises GuestFailed."""
@@ -204,166 +200,6 @@ class Machine(Lifecycle):
             self._line.close()
             self._line = None
         self.socket.unlink(missing_ok=True)
-
-
-@dataclass
-class _Peer:
-    """A program here that talks to the guest: `attach`, or a socket that the guest has connected to."""
-
-    socket: socket.socket
-    channel: int
-    splitter: Splitter | None = None
-    """Of what `attach` says; None for a connection's plain bytes."""
-    waiting: collections.deque[bytes] = field(default_factory=collections.deque)
-    """What it has not taken yet."""
-    closing: bool = False
-    """Whether it is closed once it has taken that."""
-
-
-class _Line(threading.Thread):
-    """Carries frames between the agent of a guest and programs here, until either end is closed."""
-
-    def __init__(self, guest: socket.socket, place: Path, sockets: Sequence[Path]) -> None:
-        super().__init__(name=f"line of {place.stem}", daemon=True)
-        self.ready = threading.Event()
-        self.ready_at = 0.0
-        self._sockets = sockets
-        self._guest = _Peer(guest, 0, Splitter())
-        self._peers: dict[int, _Peer] = {}
-        self._next = 0
-        self._selector = selectors.DefaultSelector()
-        place.unlink(missing_ok=True)
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(place))
-        place.chmod(0o600)
-        self._listener.listen(64)
-        self._selector.register(self._listener, selectors.EVENT_READ, None)
-        guest.setblocking(False)
-        self._selector.register(guest, selectors.EVENT_READ, self._guest)
-        self._woken, self._wake = socket.socketpair()
-        self._selector.register(self._woken, selectors.EVENT_READ, None)
-        self._open = True
-        self.start()
-
-    def close(self) -> None:
-        """End the thread and close everything."""
-        with contextlib.suppress(OSError):  # it has ended with the guest
-            self._wake.send(b"x")
-        self.join()
-
-    def run(self) -> None:
-        """Carry frames until the line ends."""
-        try:
-            while self._open:
-                for key, events in self._selector.select():
-                    if key.fileobj is self._woken:
-                        return
-                    if key.fileobj is self._listener:
-                        self._add(self._listener.accept()[0], self._number(), Splitter())
-                    elif key.data.socket.fileno() >= 0:  # not closed by what was served before it
-                        self._serve(key.data, events)
-        finally:
-            for peer in [*self._peers.values(), self._guest]:
-                peer.socket.close()
-            for other in (self._listener, self._woken, self._wake):
-                other.close()
-            self._selector.close()
-
-    def _number(self) -> int:
-        self._next = (self._next + 1) % FROM_GUEST
-        return self._next
-
-    def _add(self, connection: socket.socket, channel: int, splitter: Splitter | None) -> None:
-        connection.setblocking(False)
-        peer = self._peers[channel] = _Peer(connection, channel, splitter)
-        self._selector.register(connection, selectors.EVENT_READ, peer)
-
-    def _serve(self, peer: _Peer, events: int) -> None:
-        if events & selectors.EVENT_WRITE:
-            self._flush(peer)
-        if not events & selectors.EVENT_READ or peer.socket.fileno() < 0:
-            return
-        try:
-            data = peer.socket.recv(1 << 16)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if peer is self._guest:
-            self._open = bool(data)
-            for channel, kind, content in self._guest_frames(data):
-                self._from_guest(channel, kind, content)
-        elif peer.splitter is None:
-            self._send(self._guest, pack(peer.channel, Kind.DATA if data else Kind.CLOSE, data))
-            if not data:
-                self._forget(peer)
-        elif data:
-            for _, kind, content in peer.splitter.feed(data):
-                self._send(self._guest, pack(peer.channel, kind, content))
-        else:  # `attach` was killed, and its command goes the same way
-            self._send(self._guest, pack(peer.channel, Kind.SIGNAL, bytes([9])))
-            self._forget(peer)
-
-    def _guest_frames(self, data: bytes) -> Iterator[tuple[int, Kind, bytes]]:
-        assert self._guest.splitter is not None
-        return self._guest.splitter.feed(data)
-
-    def _from_guest(self, channel: int, kind: Kind, content: bytes) -> None:
-        if kind is Kind.READY:
-            self.ready_at = time.monotonic()
-            self.ready.set()
-        elif kind is Kind.OPEN:
-            self._connect(channel, content[0])
-        elif (peer := self._peers.get(channel)) is None:
-            return  # it has ended meanwhile
-        elif kind is Kind.DATA:
-            self._send(peer, content)
-        elif kind is Kind.CLOSE:
-            self._finish(peer)
-        else:
-            self._send(peer, pack(0, kind, content))
-            if kind is Kind.EXIT:
-                self._finish(peer)
-
-    def _connect(self, channel: int, number: int) -> None:
-        connection = socket.socket(socket.AF_UNIX)
-        try:
-            connection.connect(str(self._sockets[number]))
-        except (OSError, IndexError):
-            connection.close()
-            self._send(self._guest, pack(channel, Kind.CLOSE))
-            return
-        self._add(connection, channel, None)
-
-    def _send(self, peer: _Peer, data: bytes) -> None:
-        peer.waiting.append(data)
-        self._flush(peer)
-
-    def _flush(self, peer: _Peer) -> None:
-        try:
-            while peer.waiting:
-                data = peer.waiting.popleft()
-                sent = peer.socket.send(data)
-                if sent < len(data):
-                    peer.waiting.appendleft(data[sent:])
-        except BlockingIOError:
-            peer.waiting.appendleft(data)
-        except OSError:
-            peer.waiting.clear()  # its reading side tells of the end
-        if peer.closing and not peer.waiting:
-            self._forget(peer)
-            return
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.waiting else 0)
-        self._selector.modify(peer.socket, events, peer)
-
-    def _finish(self, peer: _Peer) -> None:
-        peer.closing = True
-        self._flush(peer)
-
-    def _forget(self, peer: _Peer) -> None:
-        self._peers.pop(peer.channel, None)
-        self._selector.unregister(peer.socket)
-        peer.socket.close()
 
 
 def _import_path() -> str:

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands in a guest and its connections, with the agent in a process of this machine instead of a guest."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from netfold.topo.rxe import attach
+from netfold.topo.rxe.line import Line
+
+SECONDS = 60
+AGENT = "import sys; from netfold.topo.rxe.agent import Agent; Agent(int(sys.argv[1]), sys.argv[2:]).serve()"
+
+
+class Guest:
+    """An agent and the line to it.
+
+    inside, outside  path of a socket as the agent's side sees it, and where its connections go
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.inside, self.outside, self.socket = folder / "in.sock", folder / "out.sock", folder / "h1.vm"
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.agent = subprocess.Popen([sys.executable, "-c", AGENT, str(theirs.fileno()), str(self.inside)],
+                                          pass_fds=[theirs.fileno()])
+        self.line = Line(ours, self.socket, [self.outside])
+        assert self.line.ready.wait(SECONDS)
+
+    def start(self, *argv: str, **options: object) -> subprocess.Popen[bytes]:
+        """Start a command in the guest."""
+        return subprocess.Popen(attach.command(str(self.socket), argv), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                **options)  # type: ignore[call-overload, no-any-return]
+
+    def run(self, *argv: str, data: bytes = b"") -> tuple[int, bytes, bytes]:
+        """The status, output and errors of a command in the guest."""
+        process = self.start(*argv, stdin=subprocess.PIPE)
+        output, errors = process.communicate(data, timeout=SECONDS)
+        return process.returncode, output, errors
+
+
+@pytest.fixture
+def guest() -> Iterator[Guest]:
+    """A guest whose line and agent are ended after the test."""
+    with tempfile.TemporaryDirectory() as folder:  # short: the path of a socket has at most 107 bytes
+        guest = Guest(Path(folder))
+        try:
+            yield guest
+        finally:
+            guest.agent.kill()
+            guest.agent.wait()
+            guest.line.close()
+
+
+def test_a_command_has_this_ones_environment_folder_and_streams(guest: Guest, tmp_path: Path) -> None:
+    """What it reads, writes and returns is as if it ran here."""
+    script = "cd . && pwd && echo $WORD >&2 && cat && exit 7"
+    process = guest.start("sh", "-c", script, stdin=subprocess.PIPE, cwd=tmp_path, env={**os.environ, "WORD": "hello"})
+    output, errors = process.communicate(b"input\n", timeout=SECONDS)
+    assert (process.returncode, output.decode(), errors) == (7, f"{tmp_path}\ninput\n", b"hello\n")
+
+
+def test_much_output_arrives_whole(guest: Guest) -> None:
+    """More than any buffer between holds, from several commands at once."""
+    script = "import sys; sys.stdout.buffer.write(bytes([int(sys.argv[1])]) * 3_000_000)"
+    processes = [guest.start(sys.executable, "-c", script, str(number)) for number in range(3)]
+    for number, process in enumerate(processes):
+        output, _ = process.communicate(timeout=SECONDS)
+        assert (process.returncode, output) == (0, bytes([number]) * 3_000_000)
+
+
+def test_a_signal_to_attach_reaches_the_command(guest: Guest) -> None:
+    """It ends by it, and so does `attach`."""
+    process = guest.start("sh", "-c", "echo ready; sleep 100")
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=SECONDS)
+    assert process.returncode == -signal.SIGTERM
+
+
+def test_a_command_ends_with_attach_when_that_is_killed(guest: Guest, tmp_path: Path) -> None:
+    """Nothing goes on in a guest for nobody: the pipe that the command holds is closed."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    process = guest.start("sh", "-c", f"exec 9>{pipe}; echo ready >&9; sleep 100")
+    with pipe.open("rb") as reader:
+        assert reader.readline() == b"ready\n"
+        process.kill()
+        process.communicate(timeout=SECONDS)
+        assert reader.read() == b""
+
+
+def test_a_command_that_cannot_be_run_says_so(guest: Guest) -> None:
+    """Like a shell's status 127."""
+    status, _, errors = guest.run("no-such-program")
+    assert status == 127
+    assert b"cannot run no-such-program" in errors
+
+
+def test_the_end_of_the_guest_ends_its_commands_by_name(guest: Guest) -> None:
+    """Whoever waits is told, and whoever comes later too."""
+    process = guest.start("sh", "-c", "echo ready; sleep 100")
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    guest.agent.kill()
+    _, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == attach.GUEST_LOST
+    assert b"has ended, and sh with it" in errors
+    guest.line.join(SECONDS)
+    status, _, errors = guest.run("true")
+    assert status == attach.GUEST_LOST
+    assert b"it has ended, or was not started" in errors
+
+
+def test_connections_to_a_guests_socket_reach_this_machine(guest: Guest) -> None:
+    """Bytes go both ways on each of several connections; an end is an end on the other side."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(guest.outside))
+        listener.listen()
+
+        def echo() -> None:
+            for _ in range(3):
+                served, _ = listener.accept()
+                with served:
+                    while data := served.recv(65536):
+                        served.sendall(data.upper())
+
+        server = threading.Thread(target=echo, daemon=True)
+        server.start()
+        for number in range(3):
+            with socket.socket(socket.AF_UNIX) as client:
+                client.settimeout(SECONDS)
+                client.connect(str(guest.inside))
+                word = f"word{number}".encode() * 50_000
+                sender = threading.Thread(target=client.sendall, args=(word,))
+                sender.start()
+                got = b""
+                while len(got) < len(word):
+                    got += client.recv(65536)
+                sender.join()
+                assert got == word.upper()
+        server.join(SECONDS)
+        assert not server.is_alive()
+
+
+def test_a_connection_to_nobody_is_closed(guest: Guest) -> None:
+    """As if it had been refused."""
+    with socket.socket(socket.AF_UNIX) as client, contextlib.suppress(ConnectionResetError):
+        client.settimeout(SECONDS)
+        client.connect(str(guest.inside))
+        assert client.recv(1) == b""
