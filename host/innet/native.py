@@ -12,6 +12,7 @@ import functools
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from netfold.host.innet.abi import (
     AGREEMENT,
@@ -60,11 +61,16 @@ SPAN_ROOM = 1 << 14
 """Spans that fit between two calls of ``Io.spans``; one takes at least a microsecond, mostly a hundred."""
 
 
-@functools.cache
-def library() -> C.CDLL:
-    """The compiled engine, built for this CPU on first use.  Raises cbuild.cc.BuildError."""
+STRUCTURES = (TreePlan, Failure, StreamState, FoldRunStruct, Sender, Span, FoldOperation, Origin)
+"""The structures whose sizes ``nf_abi_size`` says."""
+FLAGS = ("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
+"""Compiler flags: the first two let loops with rintf become vectors; results stay IEEE's."""
+
+
+def functions() -> dict[str, tuple[Any, ...]]:
+    """The engine's functions by name: types of their result and their arguments."""
     pointer, u32, u64, i64 = C.c_void_p, C.c_uint32, C.c_uint64, C.c_int64
-    functions = {
+    return {
         "nf_abi_size": (u32, u32),
         "nf_crc32": (u32, u32, C.c_char_p, C.c_size_t),
         "nf_headroom": (C.c_uint, u32),
@@ -107,12 +113,12 @@ def library() -> C.CDLL:
         "nf_io_traced": (u64, pointer, C.POINTER(u64)),
         "nf_now": (i64,),
     }
-    return load(
-        "netfold-host", SOURCES, functions, sizes="nf_abi_size",
-        structures=(TreePlan, Failure, StreamState, FoldRunStruct, Sender, Span, FoldOperation, Origin),
-        # -fno-math-errno, -fno-trapping-math: let loops with rintf become vectors; results stay IEEE's.
-        flags=("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
-    )
+
+
+@functools.cache
+def library() -> C.CDLL:
+    """The compiled engine, built for this CPU on first use.  Raises cbuild.cc.BuildError."""
+    return load("netfold-host", SOURCES, functions(), sizes="nf_abi_size", structures=STRUCTURES, flags=FLAGS)
 
 
 @dataclass(frozen=True)
@@ -142,8 +148,8 @@ def result_origin(stream: RankStream) -> Origin:
 class Core:
     """One rank's fold over a plan's trees, without sockets: times are nanoseconds that the caller passes.
 
-    message  contributions are SENDs, in messages of so many packets, or of a quarter of a stream's slots where those are
-             fewer, as in all jobs with RC queue pairs; 0: WRITEs
+    message  contributions are SENDs, in messages of so many packets, or of a quarter of a stream's slots where that is
+             less, as in all jobs with RC queue pairs; 0: WRITEs
     kept     how many times the slots' packets are kept for sending them again
     lib      the library that holds the engine; default: ``library()``
     """

@@ -72,6 +72,7 @@ def load(
     sizes: str,
     structures: Sequence[type[C.Structure]],
     flags: Sequence[str] = (),
+    libs: Sequence[str] = (),
 ) -> C.CDLL:
     """Loads an engine, compiled for this CPU on first use.
 
@@ -79,6 +80,7 @@ def load(
     functions   name -> types of its result and its arguments
     sizes       the function that returns the size in bytes that C gives to the i-th of ``structures``
     flags       compiler flags besides -O3
+    libs        linker flags besides -lpthread
     Raises cbuild.cc.BuildError.
     """
     path = cc.build(
@@ -87,20 +89,25 @@ def load(
         name=name,
         flags=["-O3", *flags, "-fvisibility=default"],
         optional_flags=["-march=native"],
-        libs=["-lpthread"],
+        libs=["-lpthread", *libs],
     )
     lib = C.CDLL(str(path))
     for symbol, (result, *arguments) in functions.items():
         function = getattr(lib, symbol)
         function.restype, function.argtypes = result, arguments
+    check_sizes(lib, sizes, structures)
+    return lib
+
+
+def check_sizes(lib: C.CDLL, sizes: str, structures: Sequence[type[C.Structure]]) -> None:
+    """Raises cbuild.cc.BuildError where C and Python lay a structure out differently; the arguments are ``load``'s."""
     size = getattr(lib, sizes)
     for which, kind in enumerate(structures):
         if size(which) != C.sizeof(kind):
             raise cc.BuildError(
-                f"{path}: {kind.__name__} has {size(which)} bytes in C and {C.sizeof(kind)} in Python: "
+                f"{lib._name}: {kind.__name__} has {size(which)} bytes in C and {C.sizeof(kind)} in Python: "
                 f"{kind.__module__} and host/native/*.h are of different versions"
             )
-    return lib
 
 
 def senders_table(senders: Mapping[int, socket.socket]) -> C.Array[Sender]:
