@@ -5,7 +5,7 @@
     name = "lab"                      name = "leaf1"                    name = "h1"
     engine = "softswitch"             role = "leaf"                     address = "10.0.1.1"
     jobs = "unix:/run/netfold.sock"   device_id = 1                     mac = "02:00:0a:00:01:01"
-                                      grpc = "127.0.0.1:50051"
+                                      grpc = "127.0.0.1:50051"            rdma = true  # optional
     [[link]]                          address = "10.255.0.1"
     a = "leaf1:1"                     mac = "02:00:0a:ff:00:01"
     b = "h1:0"
@@ -16,7 +16,8 @@ Optional in [fabric]: operator_token_file, job_token_file and viewer_token_file,
 must know; certificate and key, PEM files, for TLS, with client_ca for certificates of clients; p4runtime_ca,
 p4runtime_certificate and p4runtime_key for TLS with the switches, in [fabric] or in one [[switch]]; fabric_key_file,
 which seals what ranks hold for the controller; state, where the controller keeps what operators have drained; all of
-them relative to the fabric file.  A [[tenant]] has a name, a token_file, and limits of what its jobs may take.
+them relative to the fabric file.  A host with ``rdma`` has a NIC for RDMA, and a fold address.  A [[tenant]] has a
+name, a token_file, and limits of what its jobs may take.
 
 A file is checked as a whole before anything is done with it: `FabricError` names the field, what was expected and
 what was found.

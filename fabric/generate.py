@@ -54,6 +54,8 @@ class FabricOptions(Faults, total=False):
     """Folder in which all gRPC addresses are unix sockets; None: ``base_port``."""
     base_port: int
     """The job service's TCP port on 127.0.0.1; the switches have those after it."""
+    rdma: bool
+    """Whether all hosts have a NIC for RDMA."""
 
 
 def parse_planes(text: str, *, rate: str | None = None, **options: Any) -> list[Fabric]:
@@ -143,6 +145,7 @@ def assemble(
     path_mtu: int = PATH_MTU,
     rundir: Path | None = None,
     base_port: int = 50050,
+    rdma: bool = False,
     **faults: Unpack[Faults],
 ) -> Fabric:
     """A fabric of leaves with hosts, switches above them, and cables between switches.
@@ -173,7 +176,7 @@ def assemble(
     for leaf, attached in enumerate(per_leaf, 1):
         for h in range(1, attached + 1):
             address = f"10.{leaf >> 8}.{leaf & 255}.{h}"
-            hosts.append(Host(f"h{len(hosts) + 1}", address, _mac_of(address)))
+            hosts.append(Host(f"h{len(hosts) + 1}", address, _mac_of(address), rdma))
             links.append(Link(f"leaf{leaf}:{next(ports[f'leaf{leaf}'])}", f"{hosts[-1].name}:0", rate, **faults))
         for upper in above.pop(f"leaf{leaf}"):
             links.append(Link(f"leaf{leaf}:{next(ports[f'leaf{leaf}'])}", f"{upper}:{next(ports[upper])}", rate,

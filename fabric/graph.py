@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterable
 from typing import Final, Literal, NamedTuple, TypeVar
@@ -66,6 +67,8 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     address: str
     mac: str
+    rdma: bool = False
+    """Whether it has a NIC for RDMA, with whose queue pairs a rank may fold, and so a fold address."""
 
 
 class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -196,6 +199,16 @@ class Fabric(Settings, frozen=True, kw_only=True):
     def tenant(self, name: str) -> Tenant:
         """The tenant with this name; the one called DEFAULT_TENANT without limits if the fabric file has no such."""
         return next((tenant for tenant in self.tenants if tenant.name == name), Tenant(DEFAULT_TENANT))
+
+    def fold_address(self, host: Host) -> str:
+        """The address in FOLD_NETWORK under which a host's NIC takes what switches have folded: number 1 + the host's
+        place in the fabric.  Empty for a host without RDMA."""
+        return str(ipaddress.IPv4Network(roce.FOLD_NETWORK)[1 + self.hosts.index(host)]) if host.rdma else ""
+
+    def fold_addresses(self) -> list[str]:
+        """The fold addresses of all hosts, in their order."""
+        network = ipaddress.IPv4Network(roce.FOLD_NETWORK)
+        return [str(network[number]) if host.rdma else "" for number, host in enumerate(self.hosts, 1)]
 
     def host_at(self, address: str) -> Host | None:
         """The host with this IPv4 address; None if there is none."""

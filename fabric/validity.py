@@ -83,6 +83,10 @@ def _p4runtime(where: str, said: Settings | Switch, ca: str | None) -> None:
 
 def _nodes(fabric: Fabric) -> None:
     """Check that names, addresses, MACs and P4Runtime targets are well-formed and unique."""
+    folding = ipaddress.IPv4Network(roce.FOLD_NETWORK)
+    if any(host.rdma for host in fabric.hosts) and len(fabric.hosts) > folding.num_addresses - 2:
+        raise FabricError(f"host: expected at most {folding.num_addresses - 2} where one has rdma, since each host has "
+                          f"a number in {folding}, got {len(fabric.hosts)}")
     if not fabric.switches:
         raise FabricError("switch: expected at least one [[switch]], got none")
     unique: dict[tuple[str, str], str] = {}
@@ -98,7 +102,11 @@ def _nodes(fabric: Fabric) -> None:
         if not re.fullmatch(r"[A-Za-z][\w.-]*", node.name):
             raise FabricError(f"{path}.name: expected a letter, then letters, digits, '_', '.', '-'; got {node.name!r}")
         once("name", node.name, f"{path}.name")
-        once("address", _ipv4(f"{path}.address", node.address), f"{path}.address")
+        address = _ipv4(f"{path}.address", node.address)
+        if ipaddress.IPv4Address(address) in folding:
+            raise FabricError(f"{path}.address: expected one outside of {folding}, whose addresses are for what "
+                              f"switches fold (rdma), got {address}")
+        once("address", address, f"{path}.address")
         once("mac", _mac(f"{path}.mac", node.mac), f"{path}.mac")
         if isinstance(node, Switch):
             if not 0 <= node.device_id < 2**64:

@@ -98,15 +98,16 @@ Pin = tuple[str, str, int]
 
 
 def route_entries(fabric: Fabric, routes: Iterable[Route]) -> BySwitch:
-    """Entries of `route`, and of `uplink` for every group of equally short next hops."""
+    """Entries of `route`, and of `uplink` for every group of equally short next hops.  What goes to a host's fold
+    address takes the host's routes: it comes from switches alone, since `guard` lets no host address one."""
     result: BySwitch = defaultdict(list)
     groups: dict[str, dict[tuple[NextHop, ...], int]] = defaultdict(dict)
-    addresses = {host.name: _ip(host.address) for host in fabric.hosts}
+    addresses = {host.name: [_ip(address) for address in (host.address, fold) if address]
+                 for host, fold in zip(fabric.hosts, fabric.fold_addresses(), strict=True)}
     leaves, leaf_of = leaf_numbers(fabric), fabric.leaf_of()
     for route in sorted(routes, key=lambda r: (r.switch, addresses[r.host])):
-        key = (("dst", (addresses[route.host], 32)),)
         if len(route.hops) == 1:
-            entry = Entry(ROUTE, key, FORWARD, _forward(fabric, route.switch, route.hops[0]))
+            action, params = FORWARD, _forward(fabric, route.switch, route.hops[0])
         else:
             known = groups[route.switch]
             if route.hops not in known:
@@ -115,9 +116,10 @@ def route_entries(fabric: Fabric, routes: Iterable[Route]) -> BySwitch:
                     Entry(UPLINK, (("group", group), ("member", member)), FORWARD, _forward(fabric, route.switch, hop))
                     for member, hop in enumerate(route.hops)
                 ]
-            entry = Entry(ROUTE, key, SPREAD, (("leaf", leaves[leaf_of[route.host]]), ("group", known[route.hops]),
-                                               ("members", len(route.hops))))
-        result[route.switch].append(entry)
+            action, params = SPREAD, (("leaf", leaves[leaf_of[route.host]]), ("group", known[route.hops]),
+                                      ("members", len(route.hops)))
+        result[route.switch] += [Entry(ROUTE, (("dst", (address, 32)),), action, params)
+                                 for address in addresses[route.host]]
     return result
 
 

@@ -17,7 +17,7 @@ from netfold.fabric.graph import MAX_PORT, FabricError, bits_per_second
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 30), st.booleans())
 def test_generated_fabrics_survive_the_file(leaves: int, spines: int, hosts: int, shaped: bool) -> None:
     """A generated fabric written as TOML reads back equal."""
-    made = leafspine(leaves, spines, hosts, rate="2.5gbit" if shaped else None, loss=0.01 * shaped, seed=7)
+    made = leafspine(leaves, spines, hosts, rate="2.5gbit" if shaped else None, loss=0.01 * shaped, seed=7, rdma=shaped)
     assert loads(dumps(made)) == made
 
 
@@ -68,6 +68,9 @@ GOOD = dumps(leafspine(2, 1, 2, loss=0.5, rate="1gbit"))
     ("loss = 0.5", "loss = 1.5", ["link[0].loss", "1.5"]),
     ('rate = "1gbit"', 'rate = "fast"', ["link[0].rate", "fast"]),
     ('name = "h1"', 'name = "h1"\ncolour = "red"', ["host", "colour"]),
+    ('address = "10.0.2.1"', 'address = "198.19.255.254"', ["host[1].address", "outside of 198.18.0.0/15", "rdma"]),
+    ('address = "10.255.0.1"', 'address = "198.18.0.1"', ["switch[0].address", "outside of 198.18.0.0/15"]),
+    ("rdma = false", 'rdma = "yes"', ["host[0].rdma", "`bool`"]),
     ("[fabric]", "[fabric", ["TOML"]),
 ])
 def test_errors_name_field_expectation_and_value(old: str, new: str, says: list[str]) -> None:
@@ -78,6 +81,14 @@ def test_errors_name_field_expectation_and_value(old: str, new: str, says: list[
         loads(text, "lab.toml")
     for word in ("lab.toml", *says):
         assert word in str(caught.value)
+
+
+def test_hosts_with_rdma_have_fold_addresses_by_their_place() -> None:
+    """The number in 198.18.0.0/15 is 1 + the host's place, whichever others have RDMA; the rest have none."""
+    fabric = loads(dumps(leafspine(2, 1, 300, rdma=True)).replace("rdma = true", "rdma = false", 1))
+    assert fabric.fold_addresses()[:3] == ["", "198.18.0.2", "198.18.0.3"]
+    assert fabric.fold_addresses()[255] == "198.18.1.0"
+    assert [fabric.fold_address(host) for host in fabric.hosts] == fabric.fold_addresses()
 
 
 def test_two_switches_need_different_devices() -> None:

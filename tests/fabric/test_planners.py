@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from netfold.fabric import routes, trees
 from netfold.fabric.generate import leafspine, threetier
 from netfold.fabric.graph import Fabric, Link
-from netfold.fabric.slots import Allocator, Cycle, Exhausted, RandomPool, Sizes, Slots
+from netfold.fabric.slots import FLOWS, Allocator, Cycle, Exhausted, RandomPool, Sizes, Slots, runs
 from netfold.fabric.trees import NoTree
+from netfold.wire.roce import LaneOperation
 from support.plans import admitted, allocator_of, fabrics_and_ranks
 
 
@@ -315,3 +316,59 @@ def test_nobody_can_count_until_an_epochs_turn_comes(seed: int) -> None:
     assert first not in drawn[:32_766]
     assert len(set(drawn)) < len(drawn), "a circle would have dealt all others once"
     assert allocator.open() != first
+
+
+@given(fabrics_and_ranks(), st.data())
+def test_rc_ranks_have_a_ring_of_their_own_and_every_sender_has_its_flow(
+    case: tuple[Fabric, list[str]], data: st.DataObject
+) -> None:
+    """Each rank is the predecessor of its successor, of its own kind if it is an RC rank; no two senders of all jobs
+    on a switch share a flow, and what is released comes back."""
+    fabric, ranks = case
+    allocator = allocator_of(fabric)
+    planned = trees.plan(fabric.graph(), ranks)
+    taken: dict[str, list[int]] = {}
+    epochs = []
+    for bits in (32, 8):
+        rc = data.draw(st.sets(st.sampled_from(range(len(ranks)))))
+        epochs.append(allocator.open())
+        for stream in allocator.admit(epochs[-1], planned, [range(len(ranks))], rc=rc, lane_bits=bits):
+            rings: dict[bool, set[int]] = {True: set(), False: set()}
+            assert [stream.ranks[place] for place in stream.rc_ranks] == sorted(rc)
+            for place in range(len(stream.ranks)):
+                ring = rings[place in stream.rc_ranks]
+                ring.add(stream.successor(place))
+                if place in stream.rc_ranks:
+                    assert stream.predecessor(stream.successor(place)) == place
+                else:
+                    assert stream.successor(place) == (place + 1) % len(ranks)
+                    assert stream.predecessor(place) == (place - 1) % len(ranks)
+            assert rings[True] == set(stream.rc_ranks)
+            assert stream.operation == (LaneOperation.MAX32 if stream.kind == "agreement" else
+                                        {32: LaneOperation.SUM32, 8: LaneOperation.SUM8}[bits])
+            for fold in stream.tree.folds:
+                first = stream.flows[fold.switch]
+                taken.setdefault(fold.switch, []).extend(range(first, first + len(fold.children) + 1))
+    for flows in taken.values():
+        assert len(flows) == len(set(flows))
+        assert max(flows) < FLOWS
+    for epoch in epochs:
+        allocator.release(epoch)
+    assert all(not cells.used for cells in allocator._flows.values())
+
+
+def test_a_switch_without_flows_left_refuses_with_figures() -> None:
+    """Flows run out as slots do, by name and with figures."""
+    allocator = Allocator(["leaf1"], Sizes(16, 8), random.Random(1))
+    fabric = leafspine(1, 0, 4)
+    allocator._flows["leaf1"].take(0, FLOWS - 6)
+    with pytest.raises(Exhausted, match=r"leaf1 has no 5 flows in a row, 1 of 16384 are free in all"):
+        admitted(fabric, ["h1", "h2", "h3", "h4"], allocator)
+
+
+@given(st.sets(st.integers(0, 60)))
+def test_runs_are_the_numbers(numbers: set[int]) -> None:
+    """Runs cover the numbers, and no two of them touch."""
+    found = runs(numbers)
+    assert [number for first, length in found for number in range(first, first + length)] == sorted(numbers)
+    assert all(a + length < b for (a, length), (b, _) in itertools.pairwise(found))

@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from ipaddress import IPv4Address
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from netfold.cli import dryrun
 from netfold.controller.switch import entities, reconcile, tables
 from netfold.controller.switch.entities import Entity, Entry, Multicast
-from netfold.fabric import slots
+from netfold.fabric import routes, slots
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Fabric
 from support.plans import admitted, allocator_of, fabrics_and_ranks
@@ -106,6 +109,22 @@ def test_entries_of_a_small_fabric() -> None:
     fabric = leafspine(2, 2, 4, loss=0.01, seed=3)
     text = dryrun.plan(fabric, [host.name for host in fabric.hosts], entries=True, seed=1)
     assert text == GOLDEN.read_text(), f"if this is meant: write the new text to {GOLDEN.name}"
+
+
+def test_fold_addresses_have_the_routes_of_their_hosts() -> None:
+    """On each switch, and only for hosts with RDMA; nothing else changes."""
+    plain = leafspine(2, 2, 4)
+    hosts = [structs.replace(host, rdma=host.name in ("h2", "h3")) for host in plain.hosts]
+    fabric = structs.replace(plain, hosts=tuple(hosts))
+    before, after = (tables.route_entries(f, routes.plan(f.graph())) for f in (plain, fabric))
+    for switch in fabric.switches:
+        new = [entry for entry in after[switch.name] if entry not in before[switch.name]]
+        assert len(new) == len(after[switch.name]) - len(before[switch.name]) == 2
+        of = {dict(entry.key)["dst"]: entry for entry in before[switch.name]
+              if isinstance(entry, Entry) and entry.table == tables.ROUTE}
+        for name, fold in (("h2", 2), ("h3", 3)):
+            own = of[int(IPv4Address(fabric.host(name).address)), 32]
+            assert replace(own, key=(("dst", (int(IPv4Address("198.18.0.0")) + fold, 32)),)) in new
 
 
 def test_losses_stand_where_packets_enter_switches_and_leave_to_hosts() -> None:
