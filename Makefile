@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 NEEDED := mnexec:mininet ip:iproute2 tc:iproute2 ethtool:ethtool ping:iputils-ping
 
 .DEFAULT_GOAL := help
-.PHONY: help setup packages demo test fuzz bench lint clean
+.PHONY: help setup packages machines demo test fuzz bench lint clean
 
 help:  ## Show this list
 	@sed -nE 's/^([a-z]+):[^#]*## */\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -30,6 +30,10 @@ packages:
 	fi; \
 	echo "Not installed: $$missing. As root, on Debian or Ubuntu, type: $$install" >&2; \
 	echo "Going on without: what needs Mininet (demo, netfold up --topo, some tests) will say so." >&2
+
+machines:  ## Install QEMU (87 MB), for hosts that are virtual machines (netfold demo --hosts rxe); needs root
+	@command -v qemu-system-x86_64 >/dev/null || \
+	    $(MAKE) --no-print-directory packages NEEDED=qemu-system-x86_64:qemu-system-x86
 
 $(STAMP): pyproject.toml
 	@$(MAKE) --no-print-directory packages

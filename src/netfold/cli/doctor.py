@@ -109,6 +109,8 @@ def checks() -> list[Check]:
               _program("simple_switch_grpc", "--version")),
         Check("p4runtime-shell", "netfold shell", f"{shell.remedy()} (protobuf < 3.21, so an environment of its own); "
               f"{shell.PYTHON_VARIABLE} names another Python", _p4runtime_shell),
+        Check("QEMU", "netfold demo --hosts rxe: hosts that are virtual machines with Linux's rdma_rxe",
+              "on Debian, make machines", _virtual_machines),
         Check("ping", "mininet> pingall", "sudo apt install iputils-ping", _program("ping")),
         Check("openssl", "certificates for TLS", "sudo apt install openssl", _program("openssl", "version")),
     ]
@@ -212,6 +214,14 @@ def _p4runtime_shell() -> str:
         return str(shell.python())
     except shell.NoShell as error:
         raise Missing(str(error).partition(". ")[0]) from error
+
+
+def _virtual_machines() -> str:
+    from netfold.topo.rxe import packages
+
+    if (lacks := packages.lacking()) is not None:
+        raise Missing(lacks)
+    return f"{shutil.which(packages.QEMU)}, and apt knows what is downloaded on first use (80 MB)"
 
 
 def _namespaces() -> str:
