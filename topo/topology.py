@@ -72,8 +72,8 @@ class FabricTopo(Topo):  # type: ignore[misc]
             if guest := next((end for end in (a, b) if end.node in guests), None):
                 leaf, host = b if guest is a else a, fabric.host(guest.node)
                 self.guest_links.append(GuestLink(
-                    host.name, guest.port, host.mac, host.address, "", leaf.node, leaf.port,
-                    fabric.node(leaf.node).mac, params,
+                    host.name, guest.port, host.mac, host.address, fabric.fold_address(host), leaf.node,
+                    leaf.port, fabric.node(leaf.node).mac, params,
                 ))
                 continue
             addresses = {f"addr{i}": macs[end.node] for i, end in enumerate((a, b), 1) if end.node in macs}

@@ -74,9 +74,11 @@ def gid_index(machine: Machine, address: str) -> int:
 def test_the_tools_of_verbs_work_between_virtual_machines_of_a_fabric(tmp_path: Path) -> None:
     """ibv_rc_pingpong checks its data and ib_write_bw moves some, unfolded, between two leaves; a guest runs this
     Python, imports NetFold and reaches the controller."""
-    fabric = leafspine(2, 1, 2, engine="softswitch", rundir=sandbox.rundir(), path_mtu=4096)
+    fabric = leafspine(2, 1, 2, engine="softswitch", rundir=sandbox.rundir(), path_mtu=4096, rdma=True)
     guests = Guests([host.name for host in fabric.hosts])
     with Network(fabric, logs=tmp_path / "logs", guests=guests):
+        for host in fabric.hosts:
+            assert gid_index(guests.machines[host.name], fabric.fold_address(host)) > 0
         index = {gid_index(guests.machines[host.name], host.address) for host in fabric.hosts}
         assert len(index) == 1
         options = f"-d {RDMA_DEVICE} -g {index.pop()} -m 4096 -n 200 -c"
