@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import HealthCheck, settings
 
-from support import fuzz, needs
+from support import TESTS, fuzz, needs
 from support.processes import switches  # noqa: F401  (a fixture of several rooms)
 from support.topo import SECONDS, SKIPPED
 
@@ -95,7 +95,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     sandbox does, and says where it stood.
 
     Files with tests in namespaces come last: by then, where workers share the tests (`make test`), all that would
-    compute beside them is done, and they run one at a time.
+    compute beside them is done.
     """
     seconds = os.environ.get(SECONDS)
     late = {item.path for item in items if item.get_closest_marker("netns")}
@@ -109,12 +109,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Of several workers one at a time runs a test in namespaces: its ranks and switches have the cores to themselves.
-    The wait is nobody's time: it is over before the test's timeout and durations begin."""
+    """Where several workers share the tests, one that is marked `alone` has the machine without other workers' tests in
+    namespaces; all others in namespaces may run side by side.  The wait is nobody's time: it is over before the test's
+    timeout and durations begin."""
     if not hasattr(item.config, "workerinput") or item.get_closest_marker("netns") is None:
         return (yield)
-    with Path(__file__).open("rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    alone = item.get_closest_marker("alone") is not None
+    with (TESTS / "conftest.py").open("rb") as queue, (TESTS / "support" / "topo.py").open("rb") as machine:
+        # who waits for the machine holds the queue, so that nobody who comes later passes by
+        fcntl.flock(queue, fcntl.LOCK_EX)
+        fcntl.flock(machine, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(queue, fcntl.LOCK_UN)
         return (yield)
 
 

@@ -52,6 +52,7 @@ def test_flows_that_cannot_be_replayed_are_refused() -> None:
         simulator.flows(fabric, topology, COLLECTIVES["all-to-all"](range(4), 1 << 20), SCHEMES["netfold"])
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(200)
 @in_sandbox(timeout=180)
 def test_every_link_of_a_real_fabric_carries_what_the_simulator_says(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ def test_every_collective_is_exact_in_every_mode(engine: Engine, tmp_path: Path)
     assert {(row.collective, row.mode) for row in rows} == {(c, m) for c in SMALL[engine].collectives for m in MODES}
 
 
+@pytest.mark.alone
 @in_sandbox(timeout=150)
 def test_a_planned_all_to_all_loads_the_uplinks_of_each_leaf_alike(tmp_path: Path) -> None:
     """Loads differ by less than a tenth and what had to be sent again."""
@@ -82,6 +83,7 @@ def netfold_paths(fabric: Fabric, *words: str) -> Table:
     return msgspec.json.decode(netfold(fabric, "paths", *words, "--json"), type=Table)
 
 
+@pytest.mark.alone
 @in_sandbox(timeout=200)
 def test_a_communicator_over_queue_pairs_keeps_to_the_plan(tmp_path: Path) -> None:
     """All its RoCE packets between leaves are pinned, both uplinks carry alike; with one drained all take the other,
