@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Internet checksums: IPv4's is checked on the way in and made on the way out; UDP's is made for what was folded.
+// The Internet checksums: IPv4's is checked on the way in and made on the way out; UDP's is made for what was folded and
+// goes to a windowed receiver, if it is a full packet.
 #ifndef CHECKSUMS_P4
 #define CHECKSUMS_P4
 #include "headers.p4"
@@ -29,9 +30,9 @@ control MakeChecksums(inout headers_t hdr, inout meta_t meta) {
         update_checksum(hdr.ipv4.isValid() && hdr.ipv4.ihl == 5,
             { IPV4_FIELDS }, hdr.ipv4.checksum, HashAlgorithm.csum16);
         // RoCEv2 allows a UDP checksum of zero; a right one lets kernels and NICs carry runs as super-packets.
-        update_checksum(meta.folded == 1 && hdr.reth.isValid(),
+        update_checksum(meta.checksummed == 1 && hdr.reth.isValid(),
             { UDP_BEFORE_PAYLOAD, ICRC_RETH, ICRC_PAYLOAD, hdr.icrc.crc }, hdr.udp.checksum, HashAlgorithm.csum16);
-        update_checksum(meta.folded == 1 && !hdr.reth.isValid(),
+        update_checksum(meta.checksummed == 1 && !hdr.reth.isValid(),
             { UDP_BEFORE_PAYLOAD, ICRC_PAYLOAD, hdr.icrc.crc }, hdr.udp.checksum, HashAlgorithm.csum16);
     }
 }

@@ -5,9 +5,10 @@
 //
 //      draw    0 .. lose | .. flip       | .. twice      | .. late               | .. 2^32
 //              lost      | one bit of its | sent, and    | held back until `by`  | unharmed
-//                        | payload flips  | once more    | further packets went  |
+//                        | payload or of  | once more    | further packets went  |
+//                        | its ICRC flips |              |                       |
 //
-// A packet can be held only in registers: those of a port hold one whole data packet.  It leaves in the place of a copy
+// A packet can be held only in registers: those of a port hold one full data packet, and others are not held.  It leaves in the place of a copy
 // of a later packet; until then no other packet of the port is held.
 #ifndef FAULT_P4
 #define FAULT_P4
@@ -32,7 +33,7 @@
 // The headers of a held packet are one number, as a register holds nothing else: hold_packet makes it, and these macros
 // name its fields, which stand in the order of the headers.
 #define HELD_HEADERS_BITS 594
-#define HELD_FOLDED(head)             head[593:593]  // The packet is rewritten on its way out, as meta.folded says.
+#define HELD_CHECKSUMMED(head)        head[593:593]  // The UDP checksum is made, as meta.checksummed says.
 #define HELD_HAS_RETH(head)           head[592:592]  // The packet has a RETH; without one, its fields mean nothing.
 #define HELD_ETHERNET_DST(head)       head[591:544]  // The MAC address that the packet goes to.
 #define HELD_ETHERNET_SRC(head)       head[543:496]  // The MAC address that the packet comes from.
@@ -125,7 +126,7 @@ control Fault(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
         if (hdr.reth.isValid()) {
             has_reth = 1;
         }
-        head = meta.folded ++ has_reth ++ hdr.ethernet.dst ++ hdr.ethernet.src ++ hdr.ethernet.type ++
+        head = meta.checksummed ++ has_reth ++ hdr.ethernet.dst ++ hdr.ethernet.src ++ hdr.ethernet.type ++
             hdr.ipv4.version ++ hdr.ipv4.ihl ++ hdr.ipv4.dscp ++ hdr.ipv4.ecn ++ hdr.ipv4.total_len ++ hdr.ipv4.id ++
             hdr.ipv4.flags ++ hdr.ipv4.frag_offset ++ hdr.ipv4.ttl ++ hdr.ipv4.protocol ++ hdr.ipv4.checksum ++
             hdr.ipv4.src ++ hdr.ipv4.dst ++ hdr.udp.sport ++ hdr.udp.dport ++ hdr.udp.length ++ hdr.udp.checksum ++
@@ -137,7 +138,7 @@ control Fault(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
     }
     action restore_packet() {
         fault_head.read(head, (bit<32>)port);
-        meta.folded = HELD_FOLDED(head);
+        meta.checksummed = HELD_CHECKSUMMED(head);
         has_reth = HELD_HAS_RETH(head);
         hdr.ethernet.dst = HELD_ETHERNET_DST(head);
         hdr.ethernet.src = HELD_ETHERNET_SRC(head);
@@ -194,19 +195,26 @@ control Fault(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
                 lost = 1;
                 fault_lost.count((bit<32>)port);
             } else if (draw < limits.flip) {
-                if (hdr.icrc.isValid()) {
-                    hdr.lanes[1].w = hdr.lanes[1].w ^ (word_t)1;
+                if (hdr.aeth.isValid()) {
+                    hdr.aeth.icrc = hdr.aeth.icrc ^ 1;
+                    fault_corrupted.count((bit<32>)port);
+                } else if (hdr.icrc.isValid()) {
+                    if (meta.full == 1) {
+                        hdr.lanes[1].w = hdr.lanes[1].w ^ (word_t)1;
+                    } else {
+                        hdr.icrc.crc = hdr.icrc.crc ^ 1;
+                    }
                     fault_corrupted.count((bit<32>)port);
                 }
             } else if (draw < limits.twice) {
                 copy = COPY_SAME;
                 fault_duplicated.count((bit<32>)port);
-            } else if (draw < limits.late && free == 1 && hdr.icrc.isValid() && sm.checksum_error == 0) {
+            } else if (draw < limits.late && free == 1 && meta.full == 1 && sm.checksum_error == 0) {
                 lost = 1;
                 hold_packet();
                 fault_due.write((bit<32>)port, release);
                 fault_held.count((bit<32>)port);
-            } else if (due != 0 && DUE_LEAVING(due) == 0 && number >= due && hdr.icrc.isValid()) {
+            } else if (due != 0 && DUE_LEAVING(due) == 0 && number >= due && meta.full == 1) {
                 copy = COPY_HELD;
                 fault_due.write((bit<32>)port, LEAVING + number + LEAVE_TIME);
             }

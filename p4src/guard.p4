@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The guard: a host's port takes packets with that host's IPv4 source address alone, so that no host passes for another
-// one, nor for a switch.  What comes from a port without an entry is dropped: a switch without entries forwards nothing.
+// The guard: a host's port takes packets with that host's IPv4 source addresses alone, its own and its fold address, so that
+// no host passes for another one, nor for a switch.  And it takes none to a fold address: NICs send contributions to these,
+// and one that meets no folding entry must never reach a NIC, which would take it for a result.  That is so by the program
+// alone, whatever tables hold.  What comes from a port without an entry is dropped: a switch without entries forwards nothing.
 //
 // Every packet of a link that is about to be routed passes here.  What is folded need not: the connection table's key
 // (connection.p4) holds the port and the source address, and so says the same of the packets that hit it.
@@ -21,11 +23,14 @@
 control Guard(in headers_t hdr, in port_t port, out bit<2> sender) {
     counter(PORTS, CounterType.packets) spoofed;        // a host's, but not from its address
     counter(PORTS, CounterType.packets) unassigned;     // at a port without an entry
+    counter(PORTS, CounterType.packets) unfolded;       // a host's, to a fold address
     ipv4_addr_t allowed = 0;                            // of a host
+    ipv4_addr_t fold = 0;                               // its fold address, or 0
 
-    action host(ipv4_addr_t address) {
+    action host(ipv4_addr_t address, ipv4_addr_t fold_address) {
         sender = HOST;
         allowed = address;
+        fold = fold_address;
     }
     action neighbour() {
         sender = SWITCH;
@@ -44,9 +49,14 @@ control Guard(in headers_t hdr, in port_t port, out bit<2> sender) {
     }
     apply {
         guard.apply();
-        if (sender == HOST && hdr.ipv4.src != allowed) {
-            sender = REFUSED;
-            spoofed.count((bit<32>)port);
+        if (sender == HOST) {
+            if (hdr.ipv4.src != allowed && (fold == 0 || hdr.ipv4.src != fold)) {
+                sender = REFUSED;
+                spoofed.count((bit<32>)port);
+            } else if (hdr.ipv4.dst & FOLD_NETMASK == FOLD_NETWORK) {
+                sender = REFUSED;
+                unfolded.count((bit<32>)port);
+            }
         }
     }
 }

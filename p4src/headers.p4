@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plain RoCEv2: Ethernet / IPv4 / UDP 4791 / BTH / [RETH] / payload / ICRC.  No header of our own on any link.
+// Plain RoCEv2: Ethernet / IPv4 / UDP 4791 / BTH / [AETH] / [RETH] / [immediate] / payload / ICRC.  No header of our own on any link.
 #ifndef HEADERS_P4
 #define HEADERS_P4
 #include "sizes.p4"
@@ -13,8 +13,10 @@ typedef bit<PSN_BITS>   psn_t;
 typedef bit<(QUEUE_PAIR_BITS - OPERATION_BITS)> connection_t;
 typedef bit<16>         child_t;        // a child's number in its tree, or PARENT
 typedef bit<MAX_CHILDREN>  children_t;  // one bit for each child
-typedef bit<16>         epoch_t;
-typedef bit<128>        slot_state_t;   // slot.p4 names its fields
+typedef bit<32>         epoch_t;
+typedef bit<16>         flow_t;         // a sender's place in flow.p4's register
+typedef bit<128>        slot_state_t;   // slot.p4 names the fields of these two
+typedef bit<128>        slot_headers_t;
 
 header ethernet_t {
     mac_t   dst;
@@ -50,8 +52,8 @@ header bth_t {
     bit<8>  flags;          // solicited event, migration, pad count, transport version
     bit<16> pkey;
     bit<8>  fecn_becn;      // FECN, BECN, reserved: masked in the ICRC
-    // The destination queue pair: which tree, which child; and in its lowest bits, what becomes of the lanes.  So all
-    // operations on one tree share its slots, its PSNs and its table entries.
+    // The destination queue pair.  Windowed packets say with it which tree, which child; and in its lowest bits, what
+    // becomes of the lanes.  So all operations on one tree share its slots, its PSNs and its table entries.
     connection_t            connection;
     bit<OPERATION_BITS>     operation;
     bit<8>  ack_req;
@@ -64,8 +66,39 @@ header reth_t {
     bit<32> length;
 }
 
+// An acknowledgement, positive or negative, and the ICRC that ends its packet
+header aeth_t {
+    bit<8>  syndrome;
+    psn_t   msn;            // in a negative one of ours: the PSN up to which packets are missing
+    bit<32> icrc;
+}
+
+header immediate_t {
+    bit<32> data;
+}
+
 header lanes_t {
     word_t  w;
+}
+
+// What is left of a payload beyond whole words, 4 to 252 bytes, is some of these, the longest one first.
+header lanes32_t {
+    bit<1024> w;
+}
+header lanes16_t {
+    bit<512> w;
+}
+header lanes8_t {
+    bit<256> w;
+}
+header lanes4_t {
+    bit<128> w;
+}
+header lanes2_t {
+    bit<64> w;
+}
+header lanes1_t {
+    bit<32> w;
 }
 
 header icrc_t {
@@ -88,6 +121,7 @@ header packet_in_t {
 header probe_t {
     bit<32>         slot;
     slot_state_t    state;
+    slot_headers_t  headers;
 }
 
 struct headers_t {
@@ -98,17 +132,39 @@ struct headers_t {
     ipv4_t          ipv4;
     udp_t           udp;
     bth_t           bth;
+    aeth_t          aeth;
     reth_t          reth;
+    immediate_t     immediate;
     lanes_t[WORDS]  lanes;
+    lanes32_t       tail32;
+    lanes16_t       tail16;
+    lanes8_t        tail8;
+    lanes4_t        tail4;
+    lanes2_t        tail2;
+    lanes1_t        tail1;
     icrc_t          icrc;
 }
 
 // What is known of a packet; the connection table (connection.p4) says most of it
 struct meta_t {
-    @field_list(COPIES)
     bit<1>      folded;     // this packet leaves rewritten (replica.p4)
-    bit<16>     group;      // multicast group of the tree = its number on this switch
+    bit<1>      full;       // a payload of a whole path MTU, without immediate data
+    bit<16>     rest;       // parser: bytes of the payload that are still to be parsed; then those of its tail
+    bit<1>      onward;     // a NIC's packet goes to its successor by its own addresses, with the slot's lanes
     child_t     child;      // who the packet came from, then who it is for
+    bit<2>      answer;     // what the packet turns into on its way out (answer.p4)
+    @field_list(COPIES)
+    bit<1>      checksummed;    // the UDP checksum is made on the way out
+    @field_list(COPIES)
+    bit<16>     group;      // multicast group of the tree = its number on this switch
+    @field_list(COPIES)
+    bit<2>      clone;      // what its clone turns into, an answer too, or ASK_NEXT
+    @field_list(COPIES)
+    child_t     clone_child;    // whom the clone is for
+    @field_list(COPIES)
+    psn_t       answer_psn; // of the answer
+    @field_list(COPIES)
+    psn_t       answer_msn;
     @field_list(COPIES)
     bit<2>      copy;       // fault.p4: what a copy stands for
     @field_list(COPIES)

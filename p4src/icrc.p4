@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // RoCEv2's invariant CRC: CRC-32 over 8 bytes of ones, the IPv4 header (TOS, TTL and checksum as ones), UDP (checksum
-// as ones), BTH (FECN/BECN byte as ones), [RETH] and payload; sent little endian.
+// as ones), BTH (FECN/BECN byte as ones) and all that follows; sent little endian.
 #ifndef ICRC_P4
 #define ICRC_P4
 #include "headers.p4"
@@ -16,9 +16,12 @@
 #define ICRC_RETH       hdr.reth.address, hdr.reth.rkey, hdr.reth.length
 #define WORD(i)         hdr.lanes[i].w
 #define ICRC_PAYLOAD    ALL_WORDS(WORD)
+#define ICRC_TAIL       hdr.tail32.w, hdr.tail16.w, hdr.tail8.w, hdr.tail4.w, hdr.tail2.w, hdr.tail1.w
 
 // What is this packet's invariant CRC, as it stands on the wire?
-control Icrc(in headers_t hdr, out bit<32> icrc) {
+//
+// full  the packet has a whole path MTU of lanes, without immediate data
+control Icrc(in headers_t hdr, in bit<1> full, out bit<32> icrc) {
     bit<32> crc;
 
     action with_reth() {
@@ -27,11 +30,31 @@ control Icrc(in headers_t hdr, out bit<32> icrc) {
     action without_reth() {
         hash(crc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD, ICRC_PAYLOAD }, CRC32_VALUES);
     }
+    // Fields of headers that the packet does not have are left out, as BMv2 does.
+    action other_with_reth() {
+        hash(crc, HashAlgorithm.crc32, 32w0,
+             { ICRC_BEFORE_PAYLOAD, ICRC_RETH, hdr.immediate.data, ICRC_PAYLOAD, ICRC_TAIL }, CRC32_VALUES);
+    }
+    action other_without_reth() {
+        hash(crc, HashAlgorithm.crc32, 32w0,
+             { ICRC_BEFORE_PAYLOAD, hdr.immediate.data, ICRC_PAYLOAD, ICRC_TAIL }, CRC32_VALUES);
+    }
+    action acknowledgement() {
+        hash(crc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD, hdr.aeth.syndrome, hdr.aeth.msn }, CRC32_VALUES);
+    }
     apply {
-        if (hdr.reth.isValid()) {
-            with_reth();
-        } else {
+        if (hdr.aeth.isValid()) {
+            acknowledgement();
+        } else if (hdr.reth.isValid()) {
+            if (full == 1) {
+                with_reth();
+            } else {
+                other_with_reth();
+            }
+        } else if (full == 1) {
             without_reth();
+        } else {
+            other_without_reth();
         }
         icrc = crc[7:0] ++ crc[15:8] ++ crc[23:16] ++ crc[31:24];
     }

@@ -7,6 +7,8 @@
 //   max       with a's top bit set and b's clear, a - b keeps the bit exactly where a's low bits are no less than b's;
 //             where the signs differ, they decide
 //   saturate  a lane overflows where a and b have one sign and their sum the other; it becomes the end on a's side
+//
+// Where a payload ends between two words, its last lanes stand in the last word: such a payload leaves that one free.
 #ifndef LANES_P4
 #define LANES_P4
 #include "headers.p4"
@@ -62,7 +64,9 @@
         slot_word##i.write(slot, hdr.lanes[i].w);
 
 // What becomes of the lanes, as the verdict (KEEP, STORE, ADD, LOAD) and the packet's operation say?
-control Lanes(inout headers_t hdr, in bit<2> lanes, in bit<32> slot) {
+//
+// tail  the payload has lanes beyond whole words
+control Lanes(inout headers_t hdr, in bool tail, in bit<2> lanes, in bit<OPERATION_BITS> operation, in bit<32> slot) {
     EACH_WORD(SLOT_WORD)
     word_t  w = 0;
     word_t  top = 0;
@@ -77,23 +81,44 @@ control Lanes(inout headers_t hdr, in bit<2> lanes, in bit<32> slot) {
     action sum8()   { EACH_WORD(SUM8) }
     action sat32()  { EACH_WORD(SAT32) }
 
+    action gather_tail() {
+        hdr.lanes[WORDS - 1].setValid();
+        hdr.lanes[WORDS - 1].w = hdr.tail32.w ++ hdr.tail16.w ++ hdr.tail8.w ++ hdr.tail4.w ++ hdr.tail2.w ++ hdr.tail1.w ++
+            32w0;
+    }
+    action spread_tail() {
+        hdr.tail32.w = hdr.lanes[WORDS - 1].w[2047:1024];
+        hdr.tail16.w = hdr.lanes[WORDS - 1].w[1023:512];
+        hdr.tail8.w = hdr.lanes[WORDS - 1].w[511:256];
+        hdr.tail4.w = hdr.lanes[WORDS - 1].w[255:128];
+        hdr.tail2.w = hdr.lanes[WORDS - 1].w[127:64];
+        hdr.tail1.w = hdr.lanes[WORDS - 1].w[63:32];
+        hdr.lanes[WORDS - 1].setInvalid();
+    }
+
     apply {
+        if (tail) {
+            gather_tail();
+        }
         if (lanes == STORE) {
             store();
         } else if (lanes == LOAD) {
             load();
         } else if (lanes == ADD) {
-            if (hdr.bth.operation == OP_SUM32) {
+            if (operation == OP_SUM32) {
                 sum32();
-            } else if (hdr.bth.operation == OP_MAX32) {
+            } else if (operation == OP_MAX32) {
                 max32();
-            } else if (hdr.bth.operation == OP_SUM16) {
+            } else if (operation == OP_SUM16) {
                 sum16();
-            } else if (hdr.bth.operation == OP_SUM8) {
+            } else if (operation == OP_SUM8) {
                 sum8();
             } else {
                 sat32();
             }
+        }
+        if (tail) {
+            spread_tail();
         }
     }
 }

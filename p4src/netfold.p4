@@ -2,9 +2,11 @@
 // NetFold's one program, for every switch of the fabric: leaf or spine is a matter of table entries.
 //
 //   ingress   faults on the way in -> from the CPU? -> folded? -> guarded, routed
-//   egress    marked, where the queue is long -> rewritten for its receiver, if folded -> faults on the way out
+//   egress    marked, where the queue is long -> turned into an answer, if it is one -> rewritten for its receiver, if
+//             folded -> faults on the way out
 //
-// A copy that a fault on the way in makes goes round: clone to egress, from there to ingress again.
+// A copy that a fault on the way in makes goes round: clone to egress, from there to ingress again.  So does a question for
+// several packets, once for each.
 #include <core.p4>
 #include <v1model.p4>
 #include "headers.p4"
@@ -12,6 +14,7 @@
 #include "checksums.p4"
 #include "fault.p4"
 #include "congestion.p4"
+#include "answer.p4"
 #include "fold.p4"
 #include "guard.p4"
 #include "replica.p4"
@@ -27,8 +30,11 @@ control SwitchIngress(inout headers_t hdr, inout meta_t meta, inout standard_met
     bit<1>  lost = 0;
     bit<2>  copy = COPY_NONE;
     bit<1>  again = 0;
+    bit<1>  cloned = 0;
+    bit<1>  next = 0;           // the question for the next one of several packets
     bit<2>  sender;             // of a packet that is to be routed
     bool    traffic = false;    // IPv4 from a link, whole
+    bool    routed = false;
 
     apply {
         mark_to_drop(sm);
@@ -37,27 +43,35 @@ control SwitchIngress(inout headers_t hdr, inout meta_t meta, inout standard_met
         } else {
             if (sm.instance_type == RECIRCULATED) {
                 again = 1;
-                meta.folded = 0;
+                if (meta.clone == ASK_NEXT) {
+                    next = 1;
+                }
+                meta.clone = NO_ANSWER;
+                meta.checksummed = 0;
             } else {
                 meta.port = sm.ingress_port;
                 port_in.count((bit<32>)meta.port);
             }
             fault_in.apply(hdr, meta, sm, meta.port, again, lost, copy);
             if (copy != COPY_NONE) {
+                cloned = 1;
                 clone_preserving_field_list(CloneType.I2E, (bit<32>)meta.port, COPIES);
             }
             if (lost == 0 && hdr.ipv4.isValid() && sm.checksum_error == 0) {
                 traffic = true;
             }
         }
-        if (hdr.probe.isValid() || (traffic && hdr.icrc.isValid())) {
-            fold.apply(hdr, meta, sm);
+        if (hdr.probe.isValid() || (traffic && (hdr.icrc.isValid() || hdr.aeth.isValid()))) {
+            fold.apply(hdr, meta, sm, cloned, next);
         }
-        if (traffic && meta.folded == 0) {
+        if (meta.onward == 1) {
+            routed = true;
+        } else if (traffic && meta.folded == 0) {
             guard.apply(hdr, meta.port, sender);
-            if (sender != REFUSED) {
-                route.apply(hdr, meta, sm);
-            }
+            routed = sender != REFUSED;
+        }
+        if (routed) {
+            route.apply(hdr, meta, sm);
         }
         hdr.packet_out.setInvalid();
     }
@@ -66,15 +80,29 @@ control SwitchIngress(inout headers_t hdr, inout meta_t meta, inout standard_met
 // What does a packet look like that goes out?
 control SwitchEgress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     Congestion() congestion;
+    Answer()     answer;
     Replica()    replica;
     Fault()      fault_out;
     counter(PORTS, CounterType.packets_and_bytes) port_out;
     bit<1>    lost = 0;
     bit<2>    copy = COPY_NONE;
     bit<1>    again = 0;
+    bool      round = false;
 
     apply {
         if (sm.instance_type == INGRESS_CLONE) {
+            if (meta.copy != COPY_NONE) {
+                round = true;
+            } else if (meta.clone == ASK_NEXT) {
+                hdr.bth.psn = hdr.bth.psn + 1;
+                round = true;
+            } else {
+                meta.folded = 1;
+                meta.child = meta.clone_child;
+                meta.answer = meta.clone;
+            }
+        }
+        if (round) {
             recirculate_preserving_field_list(COPIES);
         } else if (sm.egress_port == CPU_PORT) {
             hdr.packet_in.setValid();
@@ -87,9 +115,15 @@ control SwitchEgress(inout headers_t hdr, inout meta_t meta, inout standard_meta
                 again = 1;
             } else {
                 congestion.apply(hdr, sm);
+                if (meta.answer != NO_ANSWER) {
+                    answer.apply(hdr, meta);
+                }
                 if (meta.folded == 1) {
                     replica.apply(hdr, meta, sm);
                 }
+            }
+            if (hdr.aeth.isValid()) {
+                truncate(ANSWER_BYTES);
             }
             fault_out.apply(hdr, meta, sm, sm.egress_port, again, lost, copy);
             if (copy != COPY_NONE) {

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Payload words are taken apart only for full-size RDMA WRITEs: everything else passes as an opaque payload.
+// The payload of RDMA WRITEs and SENDs is taken apart into lanes: at once where it has a whole path MTU, word by word where it
+// is shorter or comes with immediate data.  Acknowledgements are parsed as well; all else passes as an opaque payload.
 #ifndef PARSER_P4
 #define PARSER_P4
 #include "headers.p4"
 
 #define EXTRACT(i)  pkt.extract(hdr.lanes[i]);
+// The bits that the length of a payload less 4 never has set: 4 .. PATH_MTU bytes, a multiple of 4, are folded.
+#define NO_LENGTH   (0xffff - (PATH_MTU - 4))
 
 parser Parse(packet_in pkt, out headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     state start {
@@ -52,7 +55,12 @@ parser Parse(packet_in pkt, out headers_t hdr, inout meta_t meta, inout standard
             (WRITE_ONLY,   UDP_LEN_RETH): reth;
             (WRITE_MIDDLE, UDP_LEN_DATA): lanes;
             (WRITE_LAST,   UDP_LEN_DATA): lanes;
-            default:                      accept;
+            (SEND_FIRST,   UDP_LEN_DATA): lanes;
+            (SEND_MIDDLE,  UDP_LEN_DATA): lanes;
+            (SEND_LAST,    UDP_LEN_DATA): lanes;
+            (SEND_ONLY,    UDP_LEN_DATA): lanes;
+            (ACKNOWLEDGE,  UDP_LEN_ACK):  aeth;
+            default:                      other;
         }
     }
     state reth {
@@ -61,9 +69,84 @@ parser Parse(packet_in pkt, out headers_t hdr, inout meta_t meta, inout standard
     }
     state lanes {
         EACH_WORD(EXTRACT)
+        meta.full = 1;
+        transition icrc;
+    }
+    state icrc {
         pkt.extract(hdr.icrc);
         transition accept;
     }
+    state aeth {
+        pkt.extract(hdr.aeth);
+        transition accept;
+    }
+
+    // Shorter payloads, and those with immediate data
+    state other {
+        meta.rest = hdr.udp.length - UDP_LEN_PLAIN;
+        transition select(hdr.bth.opcode) {
+            SEND_FIRST:     payload;
+            SEND_MIDDLE:    payload;
+            SEND_LAST:      payload;
+            SEND_ONLY:      payload;
+            WRITE_MIDDLE:   payload;
+            WRITE_LAST:     payload;
+            SEND_LAST_IMM:  immediate;
+            SEND_ONLY_IMM:  immediate;
+            WRITE_LAST_IMM: immediate;
+            WRITE_FIRST:    other_reth;
+            WRITE_ONLY:     other_reth;
+            WRITE_ONLY_IMM: other_reth;
+            default:        accept;
+        }
+    }
+    state other_reth {
+        pkt.extract(hdr.reth);
+        meta.rest = meta.rest - RETH_BYTES;
+        transition select(hdr.bth.opcode) {
+            WRITE_ONLY_IMM: immediate;
+            default:        payload;
+        }
+    }
+    state immediate {
+        pkt.extract(hdr.immediate);
+        meta.rest = meta.rest - IMMEDIATE_BYTES;
+        transition payload;
+    }
+    state payload {
+        transition select(meta.rest - LANE_BYTES) {
+            0 &&& NO_LENGTH: words;
+            default:         accept;
+        }
+    }
+    state words {
+        transition select(meta.rest[15:8]) {
+            0:       tail32;
+            default: word;
+        }
+    }
+    state word {
+        pkt.extract(hdr.lanes.next);
+        meta.rest = meta.rest - WORD_BYTES;
+        transition words;
+    }
+#define TAIL(lanes, bit, next)                          \
+    state tail##lanes {                                 \
+        transition select(meta.rest[bit:bit]) {         \
+            1w1:     some##lanes;                       \
+            default: next;                              \
+        }                                               \
+    }                                                   \
+    state some##lanes {                                 \
+        pkt.extract(hdr.tail##lanes);                   \
+        transition next;                                \
+    }
+    TAIL(32, 7, tail16)
+    TAIL(16, 6, tail8)
+    TAIL(8, 5, tail4)
+    TAIL(4, 4, tail2)
+    TAIL(2, 3, tail1)
+    TAIL(1, 2, icrc)
 }
 
 // In which order do headers leave?
@@ -75,8 +158,16 @@ control Deparse(packet_out pkt, in headers_t hdr) {
         pkt.emit(hdr.ipv4);
         pkt.emit(hdr.udp);
         pkt.emit(hdr.bth);
+        pkt.emit(hdr.aeth);
         pkt.emit(hdr.reth);
+        pkt.emit(hdr.immediate);
         pkt.emit(hdr.lanes);
+        pkt.emit(hdr.tail32);
+        pkt.emit(hdr.tail16);
+        pkt.emit(hdr.tail8);
+        pkt.emit(hdr.tail4);
+        pkt.emit(hdr.tail2);
+        pkt.emit(hdr.tail1);
         pkt.emit(hdr.icrc);
     }
 }

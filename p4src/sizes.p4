@@ -11,6 +11,8 @@
 // A word is p4c's widest type: 64 lanes of 32 bits.  A payload is WORDS of them.  Registers and headers are things of
 // their own for each word, so EACH_WORD writes what is done with one word, X(i), for all.
 #define WORD_BITS   2048
+#define WORD_BYTES  256
+#define LANE_BYTES  4
 #if PATH_MTU == 1024
 #define WORDS       4
 #define EACH_WORD(X)    X(0) X(1) X(2) X(3)
@@ -30,9 +32,11 @@
 #define SLOTS           16384
 // Children of a switch in one tree at most: a bit for each in a slot's state, beside 64 bits of everything else.
 #define MAX_CHILDREN    64
-// Children and parents of all trees through a switch, and as many packets rewritten for them: 256 trees of 16.
+// Children and parents of all trees through a switch: 256 trees of 16.  Each is sent rewritten packets, and a NIC has an
+// entry more, for what answers it.  Each has a flow; a tree's are next to each other.
 #define CONNECTIONS     4096
-#define REPLICAS        CONNECTIONS
+#define FLOWS           16384
+#define REPLICAS        (2 * CONNECTIONS)
 // Hosts of a fabric, one route each.
 #define ROUTES          4096
 // Switches that hosts hang on.
@@ -57,6 +61,13 @@
 #define PROTO_UDP       17
 #define ROCE_PORT       4791
 #define ECN_CE          3
+// The partition key of our own end points' packets and of those between switches: a full member of partition 1.  NICs use
+// the default partition's, 0xffff.
+#define PKEY_WINDOWED   0x8001
+#define PKEY_DEFAULT    0xffff
+// 198.18.0.0/15 (RFC 2544): addresses that NICs send contributions to.  A fabric's own addresses lie elsewhere.
+#define FOLD_NETWORK    0xc6120000
+#define FOLD_NETMASK    0xfffe0000
 // Time to live of a packet that comes from the very other end of a link; what was routed even once has less.
 #define ONE_HOP_TTL     255
 // Time to live of what a switch has folded: so nothing that was routed passes for a result, whatever time to live its
@@ -64,15 +75,37 @@
 #define RESULT_TTL      ONE_HOP_TTL
 
 // BTH opcodes, reliable connection (InfiniBand spec, table 38)
+#define SEND_FIRST      0x00
+#define SEND_MIDDLE     0x01
+#define SEND_LAST       0x02
+#define SEND_LAST_IMM   0x03
+#define SEND_ONLY       0x04
+#define SEND_ONLY_IMM   0x05
 #define WRITE_FIRST     0x06
 #define WRITE_MIDDLE    0x07
 #define WRITE_LAST      0x08
+#define WRITE_LAST_IMM  0x09
 #define WRITE_ONLY      0x0a
+#define WRITE_ONLY_IMM  0x0b
+#define ACKNOWLEDGE     0x11
+
+// Syndromes of an acknowledgement (InfiniBand spec, table 45)
+#define SYNDROME_ACK    0x1f            // without a number of credits
+#define SYNDROME_RNR    0x2e            // receiver not ready, again after 1.28 ms (code 14 of table 46)
+#define SYNDROME_NAK    0x60            // PSN sequence error: packets are missing from the PSN on that it carries
 
 #define UDP_BYTES       8
 #define BTH_BYTES       12
 #define RETH_BYTES      16
+#define IMMEDIATE_BYTES 4
+#define AETH_BYTES      4
+#define ETHERNET_BYTES  14
 #define ICRC_BYTES      4
+#define IPV4_BYTES      20
+// UDP length of a packet that carries an acknowledgement
+#define UDP_LEN_ACK     (UDP_BYTES + BTH_BYTES + AETH_BYTES + ICRC_BYTES)
+// UDP lengths of a data packet without its payload: with nothing but BTH and ICRC, with more headers
+#define UDP_LEN_PLAIN   (UDP_BYTES + BTH_BYTES + ICRC_BYTES)
 // UDP lengths of a full data packet, without and with the RDMA extended header
 #define UDP_LEN_DATA    (UDP_BYTES + BTH_BYTES + PATH_MTU + ICRC_BYTES)
 #define UDP_LEN_RETH    (UDP_BYTES + BTH_BYTES + RETH_BYTES + PATH_MTU + ICRC_BYTES)
@@ -82,7 +115,8 @@
 #define PSN_HALF        (1 << (PSN_BITS - 1))
 #define QUEUE_PAIR_BITS 24
 
-// What becomes of a slot's and a packet's lanes where they meet: the lowest bits of the destination queue pair
+// What becomes of a slot's and a packet's lanes where they meet: the lowest bits of a windowed packet's destination queue
+// pair, and for NICs' packets a parameter of their entry
 #define OPERATION_BITS  3
 #define OP_SUM32        0                 // wraps
 #define OP_MAX32        1                 // signed
@@ -97,6 +131,9 @@
 #define CPU_FRAME       0                 // a frame to send, or one for the controller
 #define CPU_PROBE       1                 // what does this slot hold?  (probe_t)
 #define PARENT          0xffff            // in the place of a child's number: the next switch up the tree
+#define ANSWERS         0x4000            // added to a NIC's number: what answers it, not a result
+// Packets of one gap that a switch is asked for at most by one negative acknowledgement; others wait for a timer
+#define ASKED_AT_ONCE   64
 
 // standard_metadata.instance_type, as BMv2 numbers it
 #define INGRESS_CLONE   1

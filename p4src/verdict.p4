@@ -14,63 +14,114 @@
 #define LOAD    2w3         // the slot's lanes into the packet
 
 // Whom the packet goes on to: PARENT (sizes.p4), or one of these, which are no child's number either
+#define ONWARD  0xfffb      // the successor of the NIC that it came from, by its own addresses
 #define NOBODY  0xfffc
-#define ASKER   0xfffe      // the child that it came from
 #define ALL     0xfffd      // every child
+#define ASKER   0xfffe      // the neighbour that it came from
+
+// What the packet turns into; answer.p4 makes answers
+#define ITSELF  3w0
+#define ACK     3w1         // acknowledges what the successor has acknowledged
+#define NAK     3w2         // asks for packets that are missing
+#define RNR     3w3         // asks a NIC to come again later, as often as need be
+#define RETRANSMIT 3w4      // an asker's packet into the one that it asks for (retransmission.p4)
+#define AND_RNR 3w5         // itself, and besides the NIC that it came from gets an RNR
 
 // The outcomes that are counted; controller/operations/status.py shows them
-#define FIRST       3w0     // news: a contribution or result that the slot lacked
-#define ANSWERED    3w1     // a repeat, answered from this slot
-#define ASKED       3w2     // a repeat, passed on to the parent
-#define WAITED      3w3     // a repeat, while contributions of others are missing
-#define LATE        3w4     // a contribution to an older PSN
-#define REPEATED    3w5     // a result that was here already
-#define OUTCOMES    6
+#define FIRST       4w0     // news: a contribution or result that the slot lacked
+#define ANSWERED    4w1     // a repeat or question, answered from this slot
+#define ASKED       4w2     // a repeat or question, passed on to the parent
+#define WAITED      4w3     // a repeat or question, while contributions of others are missing
+#define LATE        4w4     // a contribution or question of an older PSN, or one that the successor has acknowledged
+#define REPEATED    4w5     // a result that was here already
+#define FORWARDED   4w6     // a NIC's repeat, sent on to its successor with the stored result
+#define AHEAD       4w7     // a NIC's packet ahead of one that is missing
+#define MISMATCHED  4w8     // other headers than those of the contributions before
+#define LACKED      4w9     // a question for what the asker itself has not contributed yet: it is asked in turn
+#define OUTCOMES    10
 
 struct verdict_t {
     bit<2>              lanes;
     bit<1>              done;           // the slot then holds the result
     child_t             to;
+    bit<3>              turns;          // what the packet turns into
 }
 
 // What becomes of the packet and its slot?
 control Verdict(in tree_t tree, in slot_t found, inout verdict_t decided) {
     counter(OUTCOMES, CounterType.packets) outcomes;        // what `netfold status` shows
 
-    action then(bit<2> lanes, bit<1> done, child_t to, bit<3> outcome) {
+    action then(bit<2> lanes, bit<1> done, child_t to, bit<3> turns, bit<4> outcome) {
         decided.lanes = lanes;
         decided.done = done;
         decided.to = to;
+        decided.turns = turns;
         outcomes.count((bit<32>)outcome);
     }
 
-    // What happens to a contribution or result that finds its slot like this?
+    // What happens to a packet that finds its slot like this?
     table verdict {
         key = {
-            tree.direction: ternary @name("direction");
+            tree.packet:    ternary @name("packet");
             found.age:      ternary @name("age");
             found.done:     ternary @name("done");
             found.seen:     ternary @name("seen");
             found.complete: ternary @name("complete");
             found.fills:    ternary @name("fills");
+            found.bare:     ternary @name("bare");
             tree.root:      ternary @name("root");
         }
         actions = { then; }
-        const default_action = then(KEEP, NO, NOBODY, LATE);
+        const default_action = then(KEEP, NO, NOBODY, ITSELF, LATE);
         const entries = {
-            //direction age  done seen complete fills root
-            (UP,   NEWER, _,   _,   _,   NO,  _):   then(STORE, NO,  NOBODY, FIRST);        // opens the slot
-            (UP,   NEWER, _,   _,   _,   YES, NO):  then(STORE, NO,  PARENT, FIRST);        // an only child
-            (UP,   NEWER, _,   _,   _,   YES, YES): then(STORE, YES, ALL,    FIRST);
-            (UP,   OLDER, _,   _,   _,   _,   _):   then(KEEP,  NO,  NOBODY, LATE);         // stale
-            (UP,   SAME,  YES, _,   _,   _,   _):   then(LOAD,  YES, ASKER,  ANSWERED);     // its result was lost
-            (UP,   SAME,  NO,  YES, YES, _,   _):   then(LOAD,  NO,  PARENT, ASKED);        // lost above: ask again
-            (UP,   SAME,  NO,  YES, NO,  _,   _):   then(KEEP,  NO,  NOBODY, WAITED);       // for the others
-            (UP,   SAME,  NO,  NO,  _,   NO,  _):   then(ADD,   NO,  NOBODY, FIRST);
-            (UP,   SAME,  NO,  NO,  _,   YES, NO):  then(ADD,   NO,  PARENT, FIRST);
-            (UP,   SAME,  NO,  NO,  _,   YES, YES): then(ADD,   YES, ALL,    FIRST);
-            (DOWN, SAME,  NO,  _,   YES, _,   _):   then(STORE, YES, ALL,    FIRST);
-            (DOWN, _,     _,   _,   _,   _,   _):   then(KEEP,  NO,  NOBODY, REPEATED);     // or another slot's
+            // Contributions of windowed children
+            //packet    age    done seen complete fills bare root
+            (UP,        SAME,  NO,  NO,  _,   NO,  _,  _):   then(ADD,   NO,  NOBODY, ITSELF, FIRST);
+            (UP,        SAME,  NO,  NO,  _,   YES, _,  NO):  then(ADD,   NO,  PARENT, ITSELF, FIRST);
+            (UP,        SAME,  NO,  NO,  _,   YES, _,  YES): then(ADD,   YES, ALL,    ITSELF, FIRST);
+            (UP,        NEWER, _,   _,   _,   NO,  _,  _):   then(STORE, NO,  NOBODY, ITSELF, FIRST);   // opens the slot
+            (UP,        NEWER, _,   _,   _,   YES, _,  NO):  then(STORE, NO,  PARENT, ITSELF, FIRST);   // an only child
+            (UP,        NEWER, _,   _,   _,   YES, _,  YES): then(STORE, YES, ALL,    ITSELF, FIRST);
+            (UP,        SAME,  YES, _,   _,   _,   _,  _):   then(LOAD,  YES, ASKER,  ITSELF, ANSWERED);
+            (UP,        SAME,  NO,  YES, YES, _,   _,  _):   then(LOAD,  NO,  PARENT, ITSELF, ASKED);   // lost above
+            (UP,        SAME,  NO,  YES, NO,  _,   _,  _):   then(KEEP,  NO,  NOBODY, ITSELF, WAITED);  // for the others
+            (UP,        OLDER, _,   _,   _,   _,   _,  _):   then(KEEP,  NO,  NOBODY, ITSELF, LATE);
+            // Results from the parent
+            (DOWN,      SAME,  NO,  _,   YES, _,   _,  _):   then(STORE, YES, ALL,    ITSELF, FIRST);
+            (DOWN,      OTHER, NO,  _,   YES, _,   _,  _):   then(KEEP,  NO,  NOBODY, ITSELF, MISMATCHED);
+            (DOWN,      _,     _,   _,   _,   _,   _,  _):   then(KEEP,  NO,  NOBODY, ITSELF, REPEATED);
+            // Contributions of NICs: each is new once, in order
+            (RC_NEW,    SAME,  NO,  NO,  _,   NO,  _,  _):   then(ADD,   NO,  NOBODY, ITSELF, FIRST);
+            (RC_NEW,    SAME,  NO,  NO,  _,   YES, _,  NO):  then(ADD,   NO,  PARENT, ITSELF, FIRST);
+            (RC_NEW,    SAME,  NO,  NO,  _,   YES, _,  YES): then(ADD,   YES, ALL,    ITSELF, FIRST);
+            (RC_NEW,    NEWER, _,   _,   _,   NO,  _,  _):   then(STORE, NO,  NOBODY, ITSELF, FIRST);
+            (RC_NEW,    NEWER, _,   _,   _,   YES, _,  NO):  then(STORE, NO,  PARENT, ITSELF, FIRST);
+            (RC_NEW,    NEWER, _,   _,   _,   YES, _,  YES): then(STORE, YES, ALL,    ITSELF, FIRST);
+            (RC_GAP,    _,     _,   _,   _,   _,   _,  _):   then(KEEP,  NO,  ASKER,  NAK,    AHEAD);
+            (RC_AHEAD,  _,     _,   _,   _,   _,   _,  _):   then(KEEP,  NO,  NOBODY, ITSELF, AHEAD);
+            (RC_OLD,    _,     _,   _,   _,   _,   _,  _):   then(KEEP,  NO,  ASKER,  ACK,    LATE);
+            (RC_LOWEST, SAME,  YES, _,   _,   _,   _,  _):   then(LOAD,  YES, ONWARD, ITSELF, FORWARDED);
+            (RC_AGAIN,  SAME,  YES, _,   _,   _,   _,  _):   then(LOAD,  YES, ONWARD, ITSELF, FORWARDED);
+            (RC_LOWEST, SAME,  NO,  YES, YES, _,   _,  _):   then(LOAD,  NO,  PARENT, AND_RNR, ASKED);
+            (RC_AGAIN,  SAME,  NO,  YES, YES, _,   _,  _):   then(LOAD,  NO,  PARENT, ITSELF, ASKED);
+            (RC_LOWEST, SAME,  NO,  YES, NO,  _,   _,  _):   then(KEEP,  NO,  ASKER,  RNR,    WAITED);
+            (RC_AGAIN,  SAME,  NO,  YES, NO,  _,   _,  _):   then(KEEP,  NO,  NOBODY, ITSELF, WAITED);
+            // Its slot has moved on, so its successor has said that it has the result, and the acknowledgement was lost
+            (RC_LOWEST, OLDER, _,   _,   _,   _,   _,  _):   then(KEEP,  NO,  ASKER,  ACK,    LATE);
+            (RC_AGAIN,  OLDER, _,   _,   _,   _,   _,  _):   then(KEEP,  NO,  ASKER,  ACK,    LATE);
+            // Questions of windowed children for a result
+            (ASK_UP,    SAME,  YES, _,   _,   _,   YES, _):  then(LOAD,  YES, ASKER,  RETRANSMIT, ANSWERED);
+            (ASK_UP,    SAME,  YES, _,   _,   _,   NO, _):   then(KEEP,  NO,  ASKER,  NAK,    LACKED);
+            (ASK_UP,    SAME,  NO,  _,   YES, _,   _,  _):   then(KEEP,  NO,  PARENT, NAK,    ASKED);
+            (ASK_UP,    SAME,  NO,  YES, NO,  _,   _,  _):   then(KEEP,  NO,  NOBODY, ITSELF, WAITED);
+            (ASK_UP,    SAME,  NO,  NO,  _,   _,   _,  _):   then(KEEP,  NO,  ASKER,  NAK,    LACKED);
+            (ASK_UP,    NEWER, _,   _,   _,   _,   _,  _):   then(KEEP,  NO,  ASKER,  NAK,    LACKED);
+            // and of the parent for a sum
+            (ASK_DOWN,  SAME,  NO,  _,   YES, _,   YES, _):  then(LOAD,  NO,  ASKER,  RETRANSMIT, ANSWERED);
+            (ASK_DOWN,  SAME,  NO,  _,   _,   _,   _,  _):   then(KEEP,  NO,  NOBODY, ITSELF, WAITED);
+            (ASK_DOWN,  NEWER, _,   _,   _,   _,   _,  _):   then(KEEP,  NO,  NOBODY, ITSELF, WAITED);
+            // Contributions that do not go with those before
+            (_,         OTHER, _,   _,   _,   _,   _,  _):   then(KEEP,  NO,  NOBODY, ITSELF, MISMATCHED);
         }
     }
     apply {

@@ -120,7 +120,7 @@ class Bench:
 
     @staticmethod
     def _contributions(stream: RankStream, psn: int) -> TrafficFlow:
-        bth = roce.BTH.pack(roce.Opcode.WRITE_ONLY, 0, roce.PKEY, stream.peer_qp, 0)
+        bth = roce.BTH.pack(roce.Opcode.WRITE_ONLY, 0, roce.PKEY_WINDOWED, stream.peer_qp, 0)
         lanes = struct.pack("!256I", *range(1, 257))
         payload = bth + roce.RETH.pack(1 << 32, 0, roce.PATH_MTU) + lanes + bytes(roce.ICRC_BYTES)
         return TrafficFlow(stream.peer, stream.source_port, roce.UDP_PORT, payload, psn)

@@ -112,7 +112,7 @@ def show(entities: Iterable[Entity]) -> str:
     return "".join(sorted(f"{entity}\n" for entity in entities))
 
 
-_ADDRESSES = frozenset({"src", "dst", "address"})
+_ADDRESSES = frozenset({"src", "dst", "address", "fold_address"})
 _MACS = frozenset({"src_mac", "dst_mac"})
 _HEX = frozenset({"children", "mask", "child", "seed", "lose", "flip", "twice", "late"})
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Probes of slots: a packet-out asks for a slot's state and a packet-in brings it, since BMv2's registers cannot be
-read over P4Runtime.  Layout: probe_t of p4src/headers.p4, and slot_state_t, whose fields p4src/slot.p4 names."""
+read over P4Runtime.  Layout: probe_t of p4src/headers.p4; p4src/slot.p4 names the fields of slot_state_t and
+slot_headers_t."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Final
 PROBE: Final = 1
 """Kind of a packet-out or packet-in that carries a probe of a slot: CPU_PROBE of p4src/sizes.p4; 0 is a frame."""
 
-_PROBE: Final = struct.Struct("!I16s")
+_PROBE: Final = struct.Struct("!I16s16s")
 _PSN: Final = (1 << 24) - 1
 _BITMAP: Final = (1 << 64) - 1
 
@@ -31,24 +32,33 @@ class SlotState:
     """Bit i is set once the contribution of child i has come."""
     operation: int = 0
     """The operation on its lanes, a value of `roce.LaneOperation`."""
+    ack_req: bool = False
+    """Whether a contribution asks for an acknowledgement."""
+    opcode: int = 0
+    """BTH opcode of the contributions."""
+    udp_length: int = 0
+    """Bytes of the contributions' UDP datagrams."""
 
 
 def question(slot: int) -> bytes:
     """Payload of the packet-out that asks for a slot's state."""
-    return _PROBE.pack(slot, bytes(16))
+    return _PROBE.pack(slot, bytes(16), bytes(16))
 
 
 def answer(payload: bytes) -> tuple[int, SlotState]:
     """Slot and state in the payload of a packet-in.  Raises ValueError for a payload that is too short."""
     if len(payload) < _PROBE.size:
         raise ValueError(f"answer to a probe: expected {_PROBE.size} bytes, got {len(payload)}: {payload.hex()}")
-    slot, raw = _PROBE.unpack_from(payload)
-    state = int.from_bytes(raw, "big")
+    slot, *raw = _PROBE.unpack_from(payload)
+    state, headers = (int.from_bytes(number, "big") for number in raw)
     return slot, SlotState(
-        epoch=state >> 112,
-        psn=state >> 88 & _PSN,
-        done=bool(state >> 87 & 1),
-        ecn=bool(state >> 86 & 1),
+        epoch=state >> 96,
+        psn=state >> 72 & _PSN,
+        done=bool(state >> 71 & 1),
+        ecn=bool(state >> 70 & 1),
         bitmap=state & _BITMAP,
-        operation=state >> 83 & 7,
+        operation=state >> 67 & 7,
+        ack_req=bool(state >> 66 & 1),
+        opcode=headers >> 120,
+        udp_length=headers >> 96 & 0xFFFF,
     )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the entries of p4src's tables from plans: the one module that knows the names of the program.
 
-    routes   -> route, uplink           streams -> connection, replica, multicast groups
-    links    -> guard
+    routes   -> route, uplink           streams -> connection, acknowledgement, replica, multicast groups
+    links    -> guard, clone sessions
     steering -> policy, pin, uplink
     faults   -> fault (on the way in and out)       engine  -> congestion
     probes   -> route (to the CPU port), punt
@@ -23,6 +23,7 @@ from netfold.fabric.graph import End, Engine, Fabric, Host, Link
 from netfold.fabric.routes import NextHop, Route
 from netfold.fabric.slots import Holding, Stream
 from netfold.fabric.trees import Child, Fold
+from netfold.wire import roce
 
 ROUTERS: Final = "224.0.0.2"
 """Multicast address of all routers on a link (RFC 1112), such as link probes have: switches send them to the CPU."""
@@ -34,14 +35,20 @@ PUNT_HEADROOM: Final = 4
 probes too, and a switch that was late has several at once."""
 CONNECTION: Final = "SwitchIngress.fold.connection.connection"
 CONTRIBUTION: Final = "SwitchIngress.fold.connection.contribution"
+CONTRIBUTION_RC: Final = "SwitchIngress.fold.connection.contribution_rc"
 RESULT: Final = "SwitchIngress.fold.connection.result"
+ACKNOWLEDGEMENT: Final = "SwitchIngress.fold.connection.acknowledgement"
+ACKNOWLEDGES: Final = "SwitchIngress.fold.connection.acknowledges"
 REPLICA: Final = "SwitchEgress.replica.replica"
 REWRITE: Final = "SwitchEgress.replica.rewrite"
+REWRITE_RC: Final = "SwitchEgress.replica.rewrite_rc"
 GUARD: Final = "SwitchIngress.guard.guard"
 HOST: Final = "SwitchIngress.guard.host"
 NEIGHBOUR: Final = "SwitchIngress.guard.neighbour"
 SPOOFED: Final = "SwitchIngress.guard.spoofed"
 """Counter by port: packets of a host that were dropped, since they did not carry its address."""
+UNFOLDED: Final = "SwitchIngress.guard.unfolded"
+"""Counter by port: packets of a host to a fold address that were dropped, since no entry folds them."""
 UNASSIGNED: Final = "SwitchIngress.guard.unassigned"
 """Counter by port: packets that were dropped, since the fabric has no link at the port where they came in."""
 ROUTE: Final = "SwitchIngress.route.route"
@@ -68,15 +75,17 @@ CORRUPT: Final = "SwitchIngress.fold.corrupt"
 UNPINNED: Final = f"{_PATHS}.unpinned"
 """Counter by destination leaf: packets in mode "pinned" that no pin was for."""
 OUTCOMES: Final = "SwitchIngress.fold.verdict.outcomes"
-"""Counter of contributions and results by outcome: FIRST, ANSWERED, ... of p4src/verdict.p4."""
+"""Counter of packets of trees by outcome: FIRST, ANSWERED, ... of p4src/verdict.p4."""
+GAPS: Final = "SwitchIngress.fold.flow.gaps"
+"""Counter by port: gaps in what a neighbour there sends, of which it was told at once by a NAK."""
 FAULTS: Final = ("lost", "corrupted", "duplicated", "held")
 """Outcomes of injected faults, each with a counter (`fault_counter`) and a field of `wire.operator.Traffic`."""
 REORDER_BY: Final = 8
 """Packets that overtake one that is held back: more than hosts tolerate as reordering (NF_REORDER of host/native)."""
 
 MANAGED: Final = (
-    GUARD, ROUTE, UPLINK, POLICY, PIN, PUNT, CONNECTION, REPLICA, f"{FAULT_IN}.fault", f"{FAULT_OUT}.fault",
-    CONGESTION,
+    GUARD, ROUTE, UPLINK, POLICY, PIN, PUNT, CONNECTION, ACKNOWLEDGEMENT, REPLICA, f"{FAULT_IN}.fault",
+    f"{FAULT_OUT}.fault", CONGESTION,
 )
 """Tables that the controller reconciles: it deletes entries that it does not know."""
 
@@ -88,6 +97,8 @@ MARK_DEPTH: Final[Mapping[Engine, int]] = {
 
 PARENT: Final = 0xFFFF
 """The key ``child`` of the replica entry for the parent: PARENT of p4src/sizes.p4."""
+ANSWERS: Final = 0x4000
+"""Added to a NIC's number: the key ``child`` of the replica entry for what answers it.  ANSWERS of p4src/sizes.p4."""
 
 BySwitch = dict[str, list[Entity]]
 
@@ -155,7 +166,7 @@ def path_entries(
 
 
 def fault_entries(fabric: Fabric) -> BySwitch:
-    """Entries of `fault`, and clone sessions for the copies it makes.
+    """Entries of `fault`.
 
     The faults of a link are injected where it enters a switch; towards a host, where it leaves the switch.  Payloads
     are corrupted on the way from a host alone, where the first switch checks the ICRC."""
@@ -171,9 +182,6 @@ def fault_entries(fabric: Fabric) -> BySwitch:
             params = (("seed", _seed(fabric, sender, receiver)),
                       *zip(("lose", "flip", "twice", "late"), limits, strict=True), ("by", REORDER_BY))
             result[at.node].append(Entry(f"{control}.fault", (("port", at.port),), f"{control}.faulty", params))
-            copies = Clone(at.port, at.port)
-            if (link.duplicate or link.reorder) and copies not in result[at.node]:
-                result[at.node].append(copies)
     return result
 
 
@@ -216,47 +224,64 @@ def _punt_rate(fabric: Fabric) -> MeterRate:
 
 
 def guard_entries(fabric: Fabric) -> BySwitch:
-    """Entries of `guard`: who is at the other end of each port's link.  A port without a link has none, and takes
-    nothing."""
+    """Entries of `guard`: who is at the other end of each port's link, and of a host its addresses.  A port without a
+    link has none, and takes nothing."""
     result: BySwitch = defaultdict(list)
-    addresses = {host.name: _ip(host.address) for host in fabric.hosts}
+    hosts = {host.name: (("address", _ip(host.address)), ("fold_address", _ip(fold) if fold else 0))
+             for host, fold in zip(fabric.hosts, fabric.fold_addresses(), strict=True)}
     for link in fabric.links:
         for here, far in (link.ends, link.ends[::-1]):
-            if here.node in addresses:
+            if here.node in hosts:
                 continue
             key = (("port", here.port),)
-            address = addresses.get(far.node)
-            result[here.node].append(Entry(GUARD, key, NEIGHBOUR) if address is None
-                                     else Entry(GUARD, key, HOST, (("address", address),)))
+            result[here.node].append(Entry(GUARD, key, HOST, hosts[far.node]) if far.node in hosts
+                                     else Entry(GUARD, key, NEIGHBOUR))
+    return result
+
+
+def clone_sessions(fabric: Fabric) -> BySwitch:
+    """A clone session for each port with a link, by the port's number: copies that faults make, and NAKs for gaps."""
+    result: BySwitch = defaultdict(list)
+    switches = {switch.name for switch in fabric.switches}
+    for link in fabric.links:
+        for end in link.ends:
+            if end.node in switches:
+                result[end.node].append(Clone(end.port, end.port))
     return result
 
 
 def fixed_entries(fabric: Fabric) -> BySwitch:
     """All entries that depend on nothing but the fabric's description."""
-    return merge([guard_entries(fabric), fault_entries(fabric), congestion_entries(fabric), probe_entries(fabric)])
+    return merge([guard_entries(fabric), clone_sessions(fabric), fault_entries(fabric), congestion_entries(fabric),
+                  probe_entries(fabric)])
 
 
 def fold_entries(fabric: Fabric, ranks: Sequence[Host], stream: Stream) -> BySwitch:
-    """Entries and multicast groups of one stream on the switches of its tree.  ``ranks``: the job's hosts, by rank."""
+    """Entries and multicast groups of one stream on the switches of its tree.  ``ranks``: the job's hosts, by rank.
+
+    An RC rank has none before ``stream.rc`` says what its NIC and its neighbours' have chosen; until then nothing that
+    it sends passes its switch."""
     result: BySwitch = {}
     ranks = [ranks[rank] for rank in stream.ranks]
     for fold in stream.tree.folds:
-        entities: list[Entity] = [
-            Entry(CONNECTION, _connection_key(fabric, ranks, stream, fold, child), CONTRIBUTION,
-                  _contribution(stream, fold, number))
-            for number, child in enumerate(fold.children)
-        ]
-        entities += [
-            Entry(REPLICA, _replica_key(stream, fold, number), REWRITE, _to_child(fabric, ranks, stream, fold, child))
-            for number, child in enumerate(fold.children)
-        ]
+        entities: list[Entity] = []
+        for number, child in enumerate(fold.children):
+            if child.rank is None or child.rank not in stream.rc_ranks:
+                entities += [
+                    Entry(CONNECTION, _connection_key(fabric, ranks, stream, fold, child), CONTRIBUTION,
+                          _contribution(stream, fold, number)),
+                    Entry(REPLICA, _replica_key(stream, fold, number), REWRITE,
+                          _to_child(fabric, ranks, stream, fold, child)),
+                ]
+            elif stream.rc:
+                entities += _rc_child(fabric, ranks, stream, fold, number)
         entities.append(Multicast(stream.groups[fold.switch],
                                   tuple((child.port, number) for number, child in enumerate(fold.children))))
         if fold.parent is not None:
             here, parent = fabric.switch(fold.switch), fabric.switch(fold.parent)
             down = _arriving(fold.parent_port, parent.address, here.address, stream.source_ports[0],
                              stream.down[fold.switch])
-            entities.append(Entry(CONNECTION, down, RESULT, _slot_range(stream, fold)))
+            entities.append(Entry(CONNECTION, down, RESULT, _tree(stream, fold, len(fold.children))))
             entities.append(Entry(REPLICA, _replica_key(stream, fold, PARENT), REWRITE, _rewrite(
                 here.mac, parent.mac, here.address, parent.address, stream.source_ports[0], stream.up[fold.switch])))
         result[fold.switch] = entities
@@ -264,8 +289,8 @@ def fold_entries(fabric: Fabric, ranks: Sequence[Host], stream: Stream) -> BySwi
 
 
 def by_epoch(state: Iterable[Entity]) -> dict[int, list[Entity]]:
-    """The entities of jobs among those of a switch, by the epoch of their slots: entries of `connection` say it, and a
-    multicast group and its replicas are of the epoch whose entries send to the group."""
+    """The entities of jobs among those of a switch, by the epoch of their slots: entries of `connection` and
+    `acknowledgement` say it; a multicast group and its replicas are of the epoch whose entries send to the group."""
     entities = list(state)
     epoch_of: dict[int, int] = {}
     for entity in entities:
@@ -274,6 +299,9 @@ def by_epoch(state: Iterable[Entity]) -> dict[int, list[Entity]]:
             epoch_of[params["group"]] = params["epoch"]
     found: dict[int, list[Entity]] = defaultdict(list)
     for entity in entities:
+        if isinstance(entity, Entry) and entity.table == ACKNOWLEDGEMENT:
+            found[dict(entity.params)["epoch"]].append(entity)
+            continue
         if isinstance(entity, Entry):
             group = {CONNECTION: dict(entity.params).get("group"), REPLICA: dict(entity.key).get("group")}.get(
                 entity.table)
@@ -285,19 +313,21 @@ def by_epoch(state: Iterable[Entity]) -> dict[int, list[Entity]]:
 
 
 def holding(entities: Iterable[Entity]) -> Holding:
-    """The numbers that a job's entities on one switch stand for."""
-    ranges, groups, connections = set(), set(), set()
+    """The numbers that a job's entities on one switch stand for.  The queue pairs of NICs are not ours to hand out."""
+    ranges, groups, connections, flows = set(), set(), set(), set()
     for entity in entities:
         if isinstance(entity, Multicast):
             groups.add(entity.group)
         elif isinstance(entity, Entry):
             exact = {name: value for name, value in entity.key if isinstance(value, int)}
             values = {**exact, **dict(entity.params)}
-            connections.add(values["connection"])
+            if entity.action in (CONTRIBUTION, RESULT, REWRITE):
+                connections.add(values["queue_pair"] >> roce.OPERATION_BITS)
             if entity.table == CONNECTION:
                 ranges.add((values["base"], values["mask"] + 1))
                 groups.add(values["group"])
-    return Holding(frozenset(ranges), frozenset(groups), frozenset(connections))
+                flows.add(values["flow"])
+    return Holding(frozenset(ranges), frozenset(groups), frozenset(connections), frozenset(flows))
 
 
 def merge(parts: Iterable[Mapping[str, Sequence[Entity]]]) -> BySwitch:
@@ -326,20 +356,51 @@ def _connection_key(
 
 def _arriving(port: int, src: str, dst: str, sport: int, connection: int) -> tuple[tuple[str, int], ...]:
     """The key of packets that come in at a port, from one address and UDP source port to another address's queue
-    pair."""
-    return (("ingress_port", port), ("src", _ip(src)), ("dst", _ip(dst)), ("sport", sport), ("connection", connection))
+    pairs."""
+    return (("ingress_port", port), ("src", _ip(src)), ("dst", _ip(dst)), ("sport", sport),
+            ("queue_pair", connection << roce.OPERATION_BITS))
 
 
 def _contribution(stream: Stream, fold: Fold, number: int) -> tuple[tuple[str, int], ...]:
-    group, *slot_range = _slot_range(stream, fold)
+    group, *tree = _tree(stream, fold, number)
     first_hop = fold.children[number].rank is not None  # between switches the ICRC was made by the switch before
-    return (group, ("child", number), *slot_range, ("root", int(fold.is_root)), ("check", int(first_hop)),
+    return (group, ("child", number), *tree, ("root", int(fold.is_root)), ("check", int(first_hop)),
             ("parent_port", fold.parent_port))
 
 
-def _slot_range(stream: Stream, fold: Fold) -> tuple[tuple[str, int], ...]:
+def _tree(stream: Stream, fold: Fold, sender: int) -> tuple[tuple[str, int], ...]:
+    """Parameters that all contributions and results of a tree have: its slots, and the sender's flow."""
     return (("group", stream.groups[fold.switch]), ("children", (1 << len(fold.children)) - 1),
-            ("epoch", stream.epoch), ("base", stream.bases[fold.switch]), ("mask", stream.slots - 1))
+            ("epoch", stream.epoch), ("base", stream.bases[fold.switch]), ("mask", stream.slots - 1),
+            ("flow", stream.flows[fold.switch] + sender))
+
+
+def _rc_child(fabric: Fabric, ranks: Sequence[Host], stream: Stream, fold: Fold, number: int) -> list[Entity]:
+    """The entries of a rank's NIC: its contributions, which it sends to its successor's fold address, and what its
+    successor acknowledges; its results, which come from its predecessor; and answers to it in its successor's name."""
+    place = fold.children[number].rank
+    assert place is not None
+    successor, predecessor = stream.successor(place), stream.predecessor(place)
+    host, peer = ranks[place], ranks[successor]
+    here, own, other = fabric.switch(fold.switch), stream.rc[place], stream.rc[successor]
+    fold_address, peer_address = fabric.fold_address(host), fabric.fold_address(peer)
+    key = (("ingress_port", fold.children[number].port), ("src", _ip(host.address)), ("dst", _ip(peer_address)),
+           ("sport", 0), ("queue_pair", other.in_qp))
+    group, *tree = _tree(stream, fold, number)
+    contribution = (group, ("child", number), *tree, ("root", int(fold.is_root)), ("parent_port", fold.parent_port),
+                    ("operation", stream.operation), ("region", other.address), ("first_psn", stream.psn))
+    acknowledges = (("flow", stream.flows[fold.switch] + number), ("epoch", stream.epoch))
+    acknowledged = (("src", _ip(peer_address)), ("dst", _ip(host.address)), ("queue_pair", own.out_qp))
+    result = _rewrite_rc(here.mac, host.mac, ranks[predecessor].address, fold_address, stream.source_ports[predecessor],
+                         own.in_qp, own.address, own.rkey)
+    answer = _rewrite_rc(here.mac, host.mac, peer_address, host.address, stream.source_ports[successor], own.out_qp,
+                         0, 0)
+    return [
+        Entry(CONNECTION, key, CONTRIBUTION_RC, contribution),
+        Entry(ACKNOWLEDGEMENT, acknowledged, ACKNOWLEDGES, acknowledges),
+        Entry(REPLICA, _replica_key(stream, fold, number), REWRITE_RC, result),
+        Entry(REPLICA, _replica_key(stream, fold, number + ANSWERS), REWRITE_RC, answer),
+    ]
 
 
 # ---- replica --------------------------------------------------------------------------------------------------------
@@ -365,9 +426,22 @@ def _to_child(
 
 
 def _rewrite(src_mac: str, dst_mac: str, src: str, dst: str, sport: int, to: int) -> tuple[tuple[str, int], ...]:
-    # every rank sends rkey 0: results land where the receiver's own bookkeeping says, not in registered memory
+    """Parameters of `rewrite` towards a connection."""
+    return _addresses(src_mac, dst_mac, src, dst, sport, to << roce.OPERATION_BITS)
+
+
+def _rewrite_rc(
+    src_mac: str, dst_mac: str, src: str, dst: str, sport: int, queue_pair: int, region: int, rkey: int
+) -> tuple[tuple[str, int], ...]:
+    """Parameters of `rewrite_rc` towards a NIC's queue pair."""
+    return (*_addresses(src_mac, dst_mac, src, dst, sport, queue_pair), ("region", region), ("rkey", rkey))
+
+
+def _addresses(
+    src_mac: str, dst_mac: str, src: str, dst: str, sport: int, queue_pair: int
+) -> tuple[tuple[str, int], ...]:
     return (("src_mac", _mac(src_mac)), ("dst_mac", _mac(dst_mac)), ("src", _ip(src)), ("dst", _ip(dst)),
-            ("sport", sport), ("connection", to), ("rkey", 0))
+            ("sport", sport), ("queue_pair", queue_pair))
 
 
 # ---- the rest -------------------------------------------------------------------------------------------------------

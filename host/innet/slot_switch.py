@@ -46,7 +46,7 @@ class Packet:
 
         connection  the queue pair of its operation 0
         """
-        head = roce.BTH.pack(self.opcode, 0, roce.PKEY, connection + self.operation, self.ack << 24 | self.psn)
+        head = roce.BTH.pack(self.opcode, 0, roce.PKEY_WINDOWED, connection + self.operation, self.ack << 24 | self.psn)
         return head + self.reth + self.lanes.astype(">u4").tobytes() + bytes(4)
 
 
@@ -71,7 +71,7 @@ class Nak:
 
     def build(self, connection: int) -> bytes:
         """Returns the UDP payload for a connection, with an ICRC of zeros."""
-        head = roce.BTH.pack(roce.Opcode.ACKNOWLEDGE, 0, roce.PKEY, connection, self.psn)
+        head = roce.BTH.pack(roce.Opcode.ACKNOWLEDGE, 0, roce.PKEY_WINDOWED, connection, self.psn)
         return head + roce.AETH.pack(roce.NAK_SEQUENCE_ERROR << 24 | self.end) + bytes(roce.ICRC_BYTES)
 
 
@@ -83,8 +83,8 @@ def parse(payload: bytes) -> Packet | Nak:
 def _base_header(payload: bytes) -> tuple[int, int, int]:
     """Opcode, queue pair, and acknowledge request with PSN of a packet of a fold.  Raises ValueError."""
     opcode, flags, pkey, qp, ack_psn = roce.BTH.unpack_from(payload)
-    if flags != 0 or pkey != roce.PKEY:
-        raise ValueError(f"BTH flags {flags:#x} and partition key {pkey:#x}: expected 0x0 and {roce.PKEY:#x}")
+    if flags != 0 or pkey != roce.PKEY_WINDOWED:
+        raise ValueError(f"BTH flags {flags:#x} and partition key {pkey:#x}: expected 0x0 and {roce.PKEY_WINDOWED:#x}")
     return opcode, qp, ack_psn
 
 

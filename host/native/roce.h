@@ -18,7 +18,8 @@
 #define NF_MIN_PATH_MTU 1024 /* a fold has one of these two: payload bytes of every packet */
 #define NF_MAX_PATH_MTU 4096
 #define NF_MESSAGE_PACKETS 4096 /* longest message; long, since a FIRST is longer and parts super-packets */
-#define NF_PKEY 0xffff
+#define NF_PKEY 0xffff          /* queue pairs of end points that are not folded, as NICs have it */
+#define NF_PKEY_WINDOWED 0x8001 /* folds: the lowest bits of the queue pair are the operation */
 #define NF_PSN_MASK 0xffffffu
 #define NF_ECN_CE 3
 #define NF_RESULT_TTL 255 /* p4src/replica.p4 writes it; a packet that was routed has less */
@@ -112,7 +113,7 @@ static inline uint8_t *nf_write_header(uint8_t *packet, const nf_header *h) {
     bool last = nf_ends_message(h->opcode);
     packet[0] = h->opcode;
     packet[1] = 0; /* no solicited event, no padding, version 0 */
-    nf_put16(packet + 2, NF_PKEY);
+    nf_put16(packet + 2, NF_PKEY_WINDOWED);
     nf_put32(packet + 4, h->dest_qp & NF_PSN_MASK);                          /* top byte: FECN, BECN, reserved */
     nf_put32(packet + 8, (h->psn & NF_PSN_MASK) | (last ? 0x80000000u : 0)); /* acknowledge requested at the end */
     packet += NF_BTH_BYTES;

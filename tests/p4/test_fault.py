@@ -117,7 +117,7 @@ def entries(engine: Engine, control: str, port: int, seed: int, shares: Shares) 
         return Entry(info, packed, mask, DoAction(found.index, found.pack(params)))
 
     return [
-        entry("guard", IN, "host", [SOURCE]),
+        entry("guard", IN, "host", [SOURCE, 0]),
         entry("route", HOST, "forward", [OUT, 0xA2, 0xB2]),
         entry(f"{control}.fault", port, f"{control}.faulty", [seed, *shares.limits, BY]),
     ]

@@ -50,11 +50,12 @@ class Leaf:
             full = (1 << CHILDREN) - 1
             self.insert(
                 "connection",
-                [child + 1, int.from_bytes(SRC, "big"), int.from_bytes(DST, "big"), 50000, CONNECTION],
+                [child + 1, int.from_bytes(SRC, "big"), int.from_bytes(DST, "big"), 50000,
+                 CONNECTION * roce.QUEUE_PAIRS],
                 "contribution",
-                [GROUP, child, full, 1, 16, 15, 1, 1, 0],
+                [GROUP, child, full, 1, 16, 15, child, 1, 1, 0],
             )
-            self.insert("replica", [GROUP, child], "rewrite", [1, 2, 3, 4, 5, 6, 7])
+            self.insert("replica", [GROUP, child], "rewrite", [1, 2, 3, 4, 5, 6 * roce.QUEUE_PAIRS])
 
     def insert(self, table: str, key: list[int], action: str, params: list[int]) -> None:
         info = self.switch.table(table)
@@ -77,7 +78,7 @@ class Leaf:
 
 
 def frame(qp: int, psn: int, lanes: Lanes) -> bytes:
-    inner = roce.BTH.pack(roce.Opcode.WRITE_MIDDLE, 0, roce.PKEY, qp, psn) + lanes.astype(">u4").tobytes()
+    inner = roce.BTH.pack(roce.Opcode.WRITE_MIDDLE, 0, roce.PKEY_WINDOWED, qp, psn) + lanes.astype(">u4").tobytes()
     udp = struct.pack("!HHHH", 50000, roce.UDP_PORT, 8 + len(inner) + 4, 0)
     ip = struct.pack("!BBHHHBBH4s4s", 0x45, 2, 28 + len(inner) + 4, 0, 0x4000, 64, 17, 0, SRC, DST)
     total = sum(struct.unpack("!10H", ip))

@@ -171,14 +171,14 @@ def fold_entries(engine: Engine) -> tuple[list[Entry], list[Multicast]]:
     for root, connection, group in ((1, ROOT, 1), (0, BRANCH, 11)):
         groups.append(Multicast(group, ((0, 0), (1, 1), (2, 2))))
         for child in range(3):
-            add("connection", [child, SOURCE, HOST, SPORT, connection], "contribution",
-                [group, child, 7, 5, SLOTS * group, SLOTS - 1, root, 1, PARENT_PORT])
-            add("replica", [group, child], "rewrite", [0xA0, 0xB0 + child, 1, 2 + child, 50000, 77 + child, 9])
-    add("connection", [PARENT_PORT, SOURCE, HOST, SPORT, PARENT], "result", [11, 7, 5, SLOTS * 11, SLOTS - 1])
-    add("replica", [11, UP_TO_PARENT], "rewrite", [0xA1, 0xB9, 11, 12, 50001, 99, 0])
+            add("connection", [child, SOURCE, HOST, SPORT, 8 * connection], "contribution",
+                [group, child, 7, 5, SLOTS * group, SLOTS - 1, 4 * group + child, root, 1, PARENT_PORT])
+            add("replica", [group, child], "rewrite", [0xA0, 0xB0 + child, 1, 2 + child, 50000, 8 * (77 + child)])
+    add("connection", [PARENT_PORT, SOURCE, HOST, SPORT, 8 * PARENT], "result", [11, 7, 5, SLOTS * 11, SLOTS - 1, 47])
+    add("replica", [11, UP_TO_PARENT], "rewrite", [0xA1, 0xB9, 11, 12, 50001, 8 * 99])
     add("route", [HOST], "forward", [ROUTED_PORT, 0xA2, 0xB2])
     for port in (0, 1):             # port 2 has no entry: what is not folded there is dropped
-        add("guard", [port], "host", [SOURCE])
+        add("guard", [port], "host", [SOURCE, 0])
     add("guard", [PARENT_PORT], "neighbour", [])
     return entries, groups
 
@@ -193,7 +193,7 @@ def ones_complement(data: bytes) -> int:
 def roce_frame(rng: random.Random, qp: int, psn: int) -> bytes:
     """A full-size WRITE, or now and then one with something wrong with it."""
     opcode = rng.choice([roce.Opcode.WRITE_FIRST, roce.Opcode.WRITE_MIDDLE, roce.Opcode.WRITE_LAST])
-    inner = roce.BTH.pack(opcode, 0, roce.PKEY, qp, psn)
+    inner = roce.BTH.pack(opcode, 0, roce.PKEY_WINDOWED, qp, psn)
     inner += roce.RETH.pack(rng.randrange(1 << 40), 0, 4096) if opcode.has_reth else b""
     inner += rng.randbytes(roce.PATH_MTU if rng.random() < 0.95 else 512)
     udp = struct.pack(">HHHH", SPORT + (rng.random() < 0.05), roce.UDP_PORT, 8 + len(inner) + 4, 0)

@@ -95,7 +95,7 @@ class Wire:
         """Sends one contribution."""
         stream, host = self.stream(rank, kind), self.fabric.hosts[rank]
         operation = USUAL[kind] if operation is None else operation
-        bth = roce.BTH.pack(opcode, 0, roce.PKEY, stream.peer_qp + operation, psn)
+        bth = roce.BTH.pack(opcode, 0, roce.PKEY_WINDOWED, stream.peer_qp + operation, psn)
         payload = (roce.RETH.pack(1 << 32, 0, roce.PATH_MTU) if opcode.has_reth else b"") + struct.pack("!256I", *lanes)
         length = 8 + len(bth) + len(payload) + 4
         ip = struct.pack("!BBHHHBBH4s4s", 0x45, ecn, 20 + length, 0, 0x4000, 64, 17, 0,

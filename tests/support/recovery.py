@@ -47,4 +47,4 @@ def restart(r: Rig, name: str) -> None:
 
 def connections(r: Rig, name: str) -> set[Any]:
     """Keys of what folds on a switch."""
-    return {dict(key[1])["connection"] for key in r.switches[name].state if key[0] == tables.CONNECTION}
+    return {dict(key[1])["queue_pair"] for key in r.switches[name].state if key[0] == tables.CONNECTION}

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from functools import partial
 
-from netfold.controller.switch.entities import Entity, Entry, Multicast
+from netfold.controller.switch.entities import Clone, Entity, Entry, Multicast
 from netfold.fabric.graph import CPU_PORT, End, Fabric
 from netfold.host.native.library import Origin
 from softswitch.engine import entities, local
@@ -23,6 +23,8 @@ def write(switch: local.LocalEngine, entity: Entity) -> None:
     """Writes one of the controller's entries or groups into a switch."""
     if isinstance(entity, Multicast):
         switch.write_multicast("insert", entities.Multicast(entity.group, entity.replicas))
+    elif isinstance(entity, Clone):
+        switch.write_clone_session("insert", entities.CloneSession(entity.session, ((entity.port, 0),)))
     else:
         assert isinstance(entity, Entry)
         switch.insert(native(switch, entity))

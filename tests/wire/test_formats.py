@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from pathlib import Path
 
@@ -30,19 +31,25 @@ def test_p4_sizes_equal_the_python_ones() -> None:
     p4 = p4_defines()
     assert p4["PATH_MTU"] == roce.PATH_MTU
     assert p4["ROCE_PORT"] == roce.UDP_PORT
+    for opcode in roce.Opcode:
+        assert p4[opcode.name.replace("IMMEDIATE", "IMM")] == opcode
     for opcode in (
         roce.Opcode.WRITE_FIRST,
         roce.Opcode.WRITE_MIDDLE,
         roce.Opcode.WRITE_LAST,
         roce.Opcode.WRITE_ONLY,
     ):
-        assert p4[opcode.name] == opcode
         length = p4["UDP_LEN_RETH" if opcode.has_reth else "UDP_LEN_DATA"]
         assert length == roce.UDP_BYTES + roce.data_packet_bytes(opcode)
     headers = {name: p4[name] for name in ("UDP_BYTES", "BTH_BYTES", "RETH_BYTES", "ICRC_BYTES")}
     assert headers == {name: getattr(roce, name) for name in headers}
     assert p4["PSN_HALF"] * 2 == 1 << p4["PSN_BITS"] == roce.PSN_MASK + 1
     assert p4["ECN_CE"] == roce.ECN_CE
+    assert (p4["PKEY_DEFAULT"], p4["PKEY_WINDOWED"]) == (roce.PKEY, roce.PKEY_WINDOWED)
+    network = ipaddress.IPv4Network(roce.FOLD_NETWORK)
+    assert (p4["FOLD_NETWORK"], p4["FOLD_NETMASK"]) == (int(network.network_address), int(network.netmask))
+    assert (p4["SYNDROME_ACK"], p4["SYNDROME_RNR"], p4["SYNDROME_NAK"]) == (
+        roce.ACKNOWLEDGED, roce.RECEIVER_NOT_READY, roce.NAK_SEQUENCE_ERROR)
     assert p4["OPERATION_BITS"] == roce.OPERATION_BITS
     operations = {op.name: op.value for op in roce.LaneOperation}
     assert {name: p4[f"OP_{name}"] for name in operations} == operations

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from netfold.controller.operations import status
@@ -34,9 +36,14 @@ MARKED = "SwitchEgress.congestion.congestion_marked"
 def everything() -> list[Entity]:
     """Entries of every kind that the controller makes."""
     fabric = leafspine(2, 2, 4, loss=0.01, duplicate=0.01)
+    hosts = tuple(msgspec.structs.replace(host, rdma=True) for host in fabric.hosts)
+    fabric = msgspec.structs.replace(fabric, hosts=hosts)
     planned = trees.plan(fabric.graph(), ["h1", "h2", "h3"])
     allocator = slots.Allocator([s.name for s in fabric.switches], slots.SIZES["softswitch"], random.Random(1))
     streams = allocator.admit(allocator.open(), planned, [range(3)])
+    nics = allocator.admit(allocator.open(), planned, [range(3)], rc=(1, 2))
+    ends = {place: slots.RcEnd(17, 18, 1 << 40, 5) for place in (1, 2)}
+    streams += [dataclasses.replace(stream, rc=ends) for stream in nics]
     parts = [Steering(fabric).base(fabric.graph()),
              tables.fixed_entries(fabric),
              *(tables.fold_entries(fabric, fabric.hosts[:3], stream) for stream in streams)]
@@ -67,6 +74,8 @@ def test_numbers_are_the_programs() -> None:
     p4 = p4_defines()
     assert p4["SLOTS"] == slots.SLOTS
     assert p4["PARENT"] == tables.PARENT
+    assert p4["ANSWERS"] == tables.ANSWERS
+    assert p4["FLOWS"] == slots.FLOWS
     assert p4["CPU_PORT"] == CPU_PORT
     assert 1 << p4["PORT_BITS"] > CPU_PORT
     assert p4["CPU_FRAME"] == 0, "packet-outs of frames do not name a kind, which is 0 then"

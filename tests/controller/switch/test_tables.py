@@ -18,9 +18,10 @@ from netfold.controller.switch.entities import Entity, Entry, Multicast
 from netfold.fabric import routes, slots
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Fabric
+from netfold.wire import roce
 from support.plans import admitted, allocator_of, fabrics_and_ranks
 
-KEY = ("ingress_port", "src", "dst", "sport", "connection")
+KEY = ("ingress_port", "src", "dst", "sport", "queue_pair")
 """The fields by which a switch knows a connection."""
 GOLDEN = Path(__file__).parent / "test_tables.golden.txt"
 
@@ -63,8 +64,9 @@ def test_packets_find_their_way_up_and_down_every_tree(case: tuple[Fabric, list[
         for rank, host in enumerate(hosts):
             after = (rank + 1) % len(hosts)
             switch, port = peers[host.name, 0]
+            to = stream.connections[after] << roce.OPERATION_BITS
             packet = {"ingress_port": port, "src": ip(host.address), "dst": ip(hosts[after].address),
-                      "sport": stream.source_ports[rank], "connection": stream.connections[after]}
+                      "sport": stream.source_ports[rank], "queue_pair": to}
             first = True
             while True:
                 at = entry(switch, tables.CONNECTION, tables.CONTRIBUTION, **packet)
@@ -97,7 +99,7 @@ def test_packets_find_their_way_up_and_down_every_tree(case: tuple[Fabric, list[
                 got[there] = got.get(there, 0) + 1
                 before = (rank - 1) % len(hosts)
                 assert packet["dst"] == ip(hosts[rank].address)
-                assert packet["connection"] == stream.connections[rank]
+                assert packet["queue_pair"] == stream.connections[rank] << roce.OPERATION_BITS
                 assert packet["src"] == ip(hosts[before].address)
                 assert packet["sport"] == stream.source_ports[before]
                 assert packet["dst_mac"] == int(hosts[rank].mac.replace(":", ""), 16)

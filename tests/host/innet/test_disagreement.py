@@ -85,7 +85,7 @@ def test_headers_of_another_message_are_reported_field_by_field() -> None:
     run_ = core.send(0)
     assert run_ is not None
     packet = bytearray(run_.packets()[0])
-    roce.BTH.pack_into(packet, 0, roce.Opcode.WRITE_FIRST, 0, roce.PKEY, 24, 10)
+    roce.BTH.pack_into(packet, 0, roce.Opcode.WRITE_FIRST, 0, roce.PKEY_WINDOWED, 24, 10)
     roce.RETH.pack_into(packet, roce.BTH_BYTES, 6 << 32, 99, 4096)
     core.receive(bytes(packet), 1, RESULT)
     failure = core.failure()
@@ -119,7 +119,7 @@ def test_results_of_what_was_never_sent_are_dropped() -> None:
     assert run_ is not None
     for psn in (12, 13, 9, (10 + (1 << 23)) & roce.PSN_MASK):
         packet = bytearray(run_.packets()[-1])
-        roce.BTH.pack_into(packet, 0, roce.Opcode.WRITE_MIDDLE, 0, roce.PKEY, 24, psn)
+        roce.BTH.pack_into(packet, 0, roce.Opcode.WRITE_MIDDLE, 0, roce.PKEY_WINDOWED, 24, psn)
         core.receive(bytes(packet), 1, RESULT)
     assert core.state(0, DATA).counters.duplicates == 4
     assert (out == 77).all()

@@ -36,6 +36,7 @@ def test_c_sizes_equal_the_python_ones() -> None:
     assert c["UDP_PORT"] == roce.UDP_PORT
     assert c["MAX_PATH_MTU"] == roce.PATH_MTUS[-1]
     assert c["PKEY"] == roce.PKEY
+    assert c["PKEY_WINDOWED"] == roce.PKEY_WINDOWED
     assert c["PSN_MASK"] == roce.PSN_MASK
     assert c["ECN_CE"] == roce.ECN_CE
     assert c["RESULT_TTL"] == roce.RESULT_TTL
@@ -87,7 +88,7 @@ def test_messages_are_cut_as_rdma_writes(elements: int, psn: int, max_run: int) 
     data = b""
     for i, packet in enumerate(packets):
         opcode, flags, pkey, qp, ack_psn = roce.BTH.unpack_from(packet)
-        assert (flags, pkey, qp) == (0, roce.PKEY, SUM_QP)
+        assert (flags, pkey, qp) == (0, roce.PKEY_WINDOWED, SUM_QP)
         assert ack_psn & roce.PSN_MASK == (psn + i) & roce.PSN_MASK
         place, message = i % MESSAGE, i // MESSAGE
         length = min(MESSAGE, count - MESSAGE * message)

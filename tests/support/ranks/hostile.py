@@ -52,7 +52,8 @@ def main(role: str, seconds: float, own: str, victim: str, predecessor: str, por
     while time.monotonic() < until:
         for _ in range(50):
             at = (psn + rng.randrange(span)) & roce.PSN_MASK
-            payload = roce.BTH.pack(roce.Opcode.WRITE_MIDDLE, 0, roce.PKEY, qp, at) + lanes + bytes(roce.ICRC_BYTES)
+            head = roce.BTH.pack(roce.Opcode.WRITE_MIDDLE, 0, roce.PKEY_WINDOWED, qp, at)
+            payload = head + lanes + bytes(roce.ICRC_BYTES)
             for sender in senders:
                 sender.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, 255 if role == "user" else sent % 255 + 1)
                 sender.sendto(payload, (victim, roce.UDP_PORT))
