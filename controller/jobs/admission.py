@@ -11,6 +11,7 @@ from netfold.controller.jobs.job import Job
 from netfold.fabric.graph import Fabric, Tenant
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.jobs import LANE_BITS, PROTOCOL, Join
+from netfold.wire.roce import PATH_MTUS
 
 MAX_WORLD: Final = 1023
 """Most ranks of a job: the encoding of Inf and NaN cannot count more."""
@@ -25,9 +26,10 @@ def check(r: Join, fabric: Fabric, drains: Drains) -> None:
     if r.protocol != PROTOCOL:
         refuse(Code.FAILED_PRECONDITION, f"{who}: protocol: expected {PROTOCOL}, got {r.protocol}. Host and "
                                          "controller are of different versions: install the same one")
-    if r.path_mtu not in (0, fabric.path_mtu):
-        refuse(Code.FAILED_PRECONDITION, f"{who}: path_mtu: expected {fabric.path_mtu}, which the switches "
-                                         f"are made for, got {r.path_mtu}")
+    fitting = [mtu for mtu in PATH_MTUS if mtu <= fabric.path_mtu] if r.kind == "rc" else [fabric.path_mtu]
+    if r.path_mtu not in (0, *fitting):
+        refuse(Code.FAILED_PRECONDITION, f"{who}: path_mtu: expected {' or '.join(map(str, fitting))}, which the "
+                                         f"switches are made for, got {r.path_mtu}")
     if not 1 <= r.world <= MAX_WORLD:
         refuse(Code.INVALID_ARGUMENT, f"{who}: world: expected 1..{MAX_WORLD}, got {r.world}")
     if not 0 <= r.rank < r.world:
@@ -45,9 +47,10 @@ def check(r: Join, fabric: Fabric, drains: Drains) -> None:
         refuse(Code.INVALID_ARGUMENT, f"{who}: address: no host of the fabric {fabric.name} has "
                                       f"{r.address}; it has {known}{more}. Give the rank the address of its "
                                       "fabric interface")
-    if r.kind == "rc":
-        refuse(Code.FAILED_PRECONDITION, f"{who}: kind: expected \"windowed\", since {host.name} has no fold address, "
-                                         "got \"rc\"")
+    if r.kind == "rc" and not host.rdma:
+        refuse(Code.FAILED_PRECONDITION, f"{who}: kind: expected \"windowed\", since {host.name} is not marked rdma = "
+                                         "true in the fabric file and has no fold address, got \"rc\". Mark it there "
+                                         "if it has a NIC for RDMA")
     if leaf := drains.leaf_of(host.name):
         refuse(Code.FAILED_PRECONDITION, f"{who}: {host.name} is at {leaf}, which is drained. Start the rank "
                                          f"elsewhere; when {leaf} may be used again: `netfold undrain {leaf}`")
@@ -60,8 +63,9 @@ def check_owner(job: Job, tenant: Tenant) -> None:
                                        "name")
 
 
-def check_against(job: Job, r: Join) -> None:
-    """Check a request against the ranks that have joined the job before.  Raises Refusal."""
+def check_against(job: Job, r: Join, path_mtu: int) -> None:
+    """Check a request against the ranks that have joined the job before; ``path_mtu`` is the fabric's.  Raises
+    Refusal."""
     if r.rank in job.joins:
         refuse(Code.ALREADY_EXISTS, f"{job}: rank {r.rank} has joined already, from {job.joins[r.rank].address}. "
                                     "Give this job another name; if its ranks are dead, "
@@ -74,6 +78,15 @@ def check_against(job: Job, r: Join) -> None:
     if wanted and r.lane_bits not in wanted:
         refuse(Code.FAILED_PRECONDITION, f"{job}, rank {r.rank}: lane_bits: expected {wanted.pop()}, as rank "
                                          f"{min(job.joins)} has said, got {r.lane_bits}. Give all ranks the same")
+    for rank, other in job.joins.items():
+        if (other.path_mtu or path_mtu) != (r.path_mtu or path_mtu):
+            refuse(Code.FAILED_PRECONDITION, f"{job}, rank {r.rank}: path_mtu: expected {other.path_mtu or path_mtu}, "
+                                             f"as rank {rank} has said, got {r.path_mtu or path_mtu}. Give all ranks "
+                                             "the same")
+        if other.address == r.address and "rc" in (r.kind, other.kind):
+            refuse(Code.FAILED_PRECONDITION, f"{job}, rank {r.rank}: address: rank {rank} is at {r.address} already: "
+                                             "expected a machine for each rank where one folds with its NIC (kind "
+                                             "\"rc\")")
 
 
 def refuse(code: Code, message: str) -> NoReturn:

@@ -13,11 +13,14 @@ from netfold.fabric.slots import Stream
 from netfold.fabric.trees import Tree
 from netfold.rpc.limits import RateLimit
 from netfold.wire.jobs import Event, Join, Plan, RankLost, RankReport, Secret
+from netfold.wire.roce import OPERATION_BITS
 
 if TYPE_CHECKING:
+    from netfold.controller.jobs.connecting import ConnectStep
     from netfold.controller.jobs.recovery import Round
 
-JobState = Literal["gathering", "planning", "active", "leaving", "broken", "finished"]
+JobState = Literal["gathering", "planning", "connecting", "active", "leaving", "broken", "finished"]
+"""``connecting``: its RC ranks have their first plans, and the switches wait for their queue pairs."""
 
 
 @dataclass
@@ -79,6 +82,12 @@ class Job:
     """Set when ranks leave or settle, and when rounds end; see `notify`."""
     complete: asyncio.Event = field(default_factory=asyncio.Event)
     planning: asyncio.Task[list[Plan]] | None = None
+    step: ConnectStep | None = None
+    """The last second step of its RC ranks; None if there was none, or if they are no more to fold."""
+    ready: asyncio.Future[list[Plan]] | None = None
+    """The plans of the windowed ranks of a job with RC ranks, once the first step has ended; None: there was none."""
+    ticket: Secret = field(default_factory=Secret)
+    """The ticket that ranks have by now."""
     limits: dict[int, RateLimit] = field(default_factory=dict)
     """How many requests each rank may make."""
     tenant: Tenant = field(default_factory=lambda: Tenant(DEFAULT_TENANT))
@@ -93,6 +102,16 @@ class Job:
         return [rank for rank in range(self.world) if rank not in self.joins]
 
     @property
+    def rc_ranks(self) -> list[int]:
+        """Ranks that fold with queue pairs of their NICs, in ascending order."""
+        return sorted(rank for rank, join in self.joins.items() if join.kind == "rc")
+
+    @property
+    def is_connecting(self) -> bool:
+        """Whether its first plan waits for the queue pairs of RC ranks."""
+        return self.ready is not None and not self.ready.done()
+
+    @property
     def is_empty(self) -> bool:
         """Whether all ranks have left or are lost."""
         return len(self.left | self.lost.keys()) == self.world
@@ -100,6 +119,14 @@ class Job:
     def streams_of(self, rank: int) -> list[Stream]:
         """The streams that a rank knows."""
         return self.known.get(rank, self.announced)
+
+    def stream_names(self, rank: int) -> list[int]:
+        """The numbers by which a rank names its streams, in the order of `streams_of`: windowed ranks by their queue
+        pairs, RC ranks by their places (`wire.jobs.AskMissing`)."""
+        mine = [stream for stream in self.streams_of(rank) if rank in stream.ranks]
+        if self.joins[rank].kind == "rc":
+            return list(range(len(mine)))
+        return [stream.connections[stream.ranks.index(rank)] << OPERATION_BITS for stream in mine]
 
     @property
     def stands_still(self) -> bool:

@@ -2,6 +2,7 @@
 """The job service: ranks join, get their plans together, and leave.
 
     gathering --all ranks joined--> planning --installed, or not folded--> active --last rank has left--> finished
+        |                              '--with RC ranks--> connecting --installed--'
         |  a rank's timeout expires: it alone is refused, with the missing ranks
         '- its parameters contradict the others': it is refused at once
 
@@ -24,10 +25,11 @@ from msgspec import structs
 
 from netfold.controller.health.drains import Drains
 from netfold.controller.health.liveness import Liveness
-from netfold.controller.jobs import fabric_key, leaving, plans, quotas
+from netfold.controller.jobs import connecting, fabric_key, leaving, plans, quotas
 from netfold.controller.jobs.admission import check, check_against, check_owner, refuse
 from netfold.controller.jobs.adoption import Adoption
 from netfold.controller.jobs.callers import CALLER
+from netfold.controller.jobs.connecting import ConnectStep
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.recovery import Installer, Recovery
 from netfold.controller.switch import tables
@@ -106,7 +108,8 @@ class Jobs:
         self.key = fabric_key.draw()
         """The fabric key, from which the secrets of ranks are derived."""
         self.totals = Totals()
-        self._recovery = Recovery(fabric, allocator, installer, liveness, drains, self.totals, self._plans)
+        self._recovery = Recovery(fabric, allocator, installer, liveness, drains, self.totals, self._plans,
+                                  self._plans_to_connect, self._lose)
         self._cleaning: set[asyncio.Task[None]] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jobs")
 
@@ -140,7 +143,7 @@ class Jobs:
             job = None
         if job is None:
             job = self._jobs[request.job] = Job(request.job, request.world, tenant=tenant)
-        check_against(job, request)
+        check_against(job, request, self._fabric.path_mtu)
         job.joins[request.rank] = request
         log.info("%s: rank %d of %d joined from %s", job, request.rank, job.world, request.address)
         if not job.missing:
@@ -162,7 +165,10 @@ class Jobs:
             refuse(Code.ABORTED, f"{job}: {job.reason}")
         try:
             # a rank that goes away must not cancel the plan of all
-            return (await asyncio.shield(job.planning))[request.rank]
+            made = await asyncio.shield(job.planning)
+            if job.ready is not None and request.kind == "windowed":
+                made = await asyncio.shield(job.ready)
+            return made[request.rank]
         except asyncio.CancelledError:
             if job.planning.cancelled():
                 refuse(Code.ABORTED, f"{job}: {job.reason}")
@@ -194,9 +200,8 @@ class Jobs:
         return await self._recovery.resume(self.find(request), request)
 
     async def connect(self, request: Connect) -> Connected:
-        """The second step of an RC rank.  Raises Refusal."""
-        job = self.find(request)
-        refuse(Code.FAILED_PRECONDITION, f"{job}, rank {request.rank}: it is no RC rank, and has nothing to connect")
+        """The second step of an RC rank: its queue pairs, for entries.  Raises Refusal."""
+        return await connecting.connect(self.find(request), request, [*self._jobs.values(), *self._ending])
 
     async def leave(self, request: Leave) -> Done:
         """Let a rank leave; with the last one the job ends.  Raises Refusal."""
@@ -213,7 +218,9 @@ class Jobs:
         self._recovery.abort_if_ranks_gone(job)
         if request.rank in job.watchers:
             job.watchers[request.rank].put_nowait(None)
-        if job.is_empty:
+        if job.is_connecting:
+            job.reason = job.reason or f"rank {request.rank} left before all ranks had their plans"
+        if job.is_empty or job.is_connecting:
             await self._end(job)
         return Done()
 
@@ -267,6 +274,7 @@ class Jobs:
                     other.complete.set()
                 self._jobs[job.name] = job
             log.warning("%s: epoch %d, %d ranks, adopted", job, job.epoch, job.world)
+            job.ticket = request.ticket
         job.awaited.discard(request.rank)
         if not self._recovery.register(job, request.rank, record.streams, record.round, request.round):
             job.reason = "the controller died while its ranks went over to TCP"
@@ -349,7 +357,12 @@ class Jobs:
         for old in [old for old in self._ending if (old.name, old.tenant.name) == (job.name, job.tenant.name)]:
             await self._end(old)
         try:
+            connecting.check_ranks(job)
             job.epoch = job.slots_epoch = self._allocator.open()
+        except Refusal as refusal:
+            job.reason = str(refusal)
+            await self._end(job)
+            raise
         except slots.Exhausted as error:
             job.reason = f"{error}: no job more can run at once"
             await self._end(job)
@@ -366,27 +379,84 @@ class Jobs:
             )
             job.sessions = self._recovery.sessions(job.trees)
             job.streams = job.announced = await self._admit(job, groups)
-            await self._installer.install(job.part, await self._on_thread(self._entries, hosts, job.streams))
+            if not job.rc_ranks:
+                await self._installer.install(job.part, await self._on_thread(self._entries, hosts, job.streams))
             job.slots = job.streams[0].slots
         except (trees.NoTree, slots.Exhausted, SwitchError) as error:
-            job.reason, job.trees, job.streams, job.announced = str(error), [], [], []
-            self._allocator.release(job.epoch)
-            job.slots_epoch = 0  # it holds none, and this one will be another job's
-            wanted = job.world > 1 and all(join.fold for join in job.joins.values())
-            log.log(logging.WARNING if wanted else logging.INFO, "%s: not folded: %s", job, error)
+            self._unfold(job, error)
         except BaseException:  # dropped meanwhile, or a bug: the job must not hold anything then
             await self._end(job)
             raise
         self.totals.jobs += 1
-        if job.state == "planning":
-            job.state = "active"
+        asyncio.get_running_loop().call_later(self._fabric.lease, self._expire, job)
+        if job.rc_ranks and job.streams:
+            return await self._begin_connecting(job)
+        self._activate(job)
         if job.is_empty:  # all ranks went away meanwhile
             await self._end(job)
+        return await self._on_thread(self._plans, job)
+
+    def _unfold(self, job: Job, why: Exception) -> None:
+        """Let a job begin without trees, whose switches hold nothing of it."""
+        job.reason, job.trees, job.streams, job.announced, job.slots = str(why), [], [], [], 0
+        self._allocator.release(job.epoch)
+        job.slots_epoch = 0  # it holds none, and this one will be another job's
+        wanted = job.world > 1 and all(join.fold for join in job.joins.values())
+        log.log(logging.WARNING if wanted else logging.INFO, "%s: not folded: %s", job, why)
+
+    def _activate(self, job: Job) -> None:
+        if job.state in ("planning", "connecting"):
+            job.state = "active"
         where = ", ".join(f"{tree.root} ({tree.weight:.0%})" for tree in job.trees) or "nowhere"
         log.info("%s: epoch %d, %d ranks, folded at %s", job, job.epoch, job.world, where)
         self._recovery.notice([job])  # something may have gone down since the trees were planned
+
+    async def _begin_connecting(self, job: Job) -> list[Plan]:
+        """Let RC ranks have their first plans, by which they make their queue pairs; windowed ranks wait.  Returns the
+        plans."""
+        if job.lost or job.state != "planning":  # ranks went away meanwhile
+            job.reason = job.reason or "ranks went away before it was planned"
+            await self._end(job)
+            raise Refusal(Code.ABORTED, f"{job}: {job.reason}")
+        changed = asyncio.Event()
+        job.step = ConnectStep(0, job.streams, changed.set)
+        job.ready = asyncio.get_running_loop().create_future()
+        job.state = "connecting"
+        made = await self._on_thread(self._plans_to_connect, job, job.step)
+        self._background(self._connect_first(job, job.step, job.ready, changed), f"connecting {job}")
+        log.info("%s: epoch %d, waits for the queue pairs of the ranks %s", job, job.epoch,
+                 ", ".join(map(str, job.step.ranks)))
+        return made
+
+    async def _connect_first(
+        self, job: Job, step: ConnectStep, ready: asyncio.Future[list[Plan]], changed: asyncio.Event
+    ) -> None:
+        """Wait for the queue pairs of a job's RC ranks, write the entries, and let all ranks begin."""
+        while step.is_open and step.missing:
+            changed.clear()
+            await changed.wait()
+        if not step.is_open:  # the job has ended
+            return
+        streams = step.streams()
+        try:
+            try:
+                job.sessions = self._recovery.sessions(job.trees)
+                entries = await self._on_thread(self._entries, plans.hosts_of(self._fabric, job), streams)
+                await self._installer.install(job.part, entries)
+                job.streams = job.announced = streams
+            except SwitchError as error:
+                self._unfold(job, error)
+            made = await self._on_thread(self._plans, job)
+        except BaseException:  # a bug: the job must not hold anything then
+            await self._end(job)
+            raise
+        if job.state == "finished" or ready.done():  # it ended meanwhile, and is to hold nothing
+            await self._installer.uninstall(job.part)
+            return
+        ready.set_result(made)
+        step.finish(job.streams, job.ticket, job.reason)
         asyncio.get_running_loop().call_later(self._fabric.lease, self._expire, job)
-        return await self._on_thread(self._plans, job)
+        self._activate(job)
 
     async def _admit(self, job: Job, groups: Sequence[Sequence[int]]) -> list[slots.Stream]:
         """Allocate the streams of a job's trees, within its tenant's quota, from jobs of a lower priority where too few
@@ -396,7 +466,8 @@ class Jobs:
             others = [other for other in self.active() if other is not job]
             room = quotas.room(job.tenant, job.trees, others)
             try:
-                return self._allocator.admit(job.epoch, job.trees, groups, room=room)
+                return self._allocator.admit(job.epoch, job.trees, groups, room=room, rc=job.rc_ranks,
+                                             lane_bits=job.joins[0].lane_bits)
             except slots.OverQuota as error:
                 if room is None:
                     raise
@@ -422,12 +493,21 @@ class Jobs:
 
     def _expire(self, job: Job) -> None:
         """The lease of a job's ranks is over: those that have not registered are lost."""
-        if not self._closing:
-            for rank in sorted(set(range(job.world)) - job.watchers.keys() - job.awaited):
-                self._lose(job, rank, f"it has not registered within {self._fabric.lease:g} s after its plan (Watch)")
+        if self._closing:
+            return
+        planned = set(job.rc_ranks if job.is_connecting else range(job.world))
+        for rank in sorted(planned - job.watchers.keys() - job.awaited):
+            self._lose(job, rank, f"it has not registered within {self._fabric.lease:g} s after its plan (Watch)")
+        if job.is_connecting and job.step is not None:
+            for rank in job.step.missing:
+                self._lose(job, rank, f"it has not connected its queue pairs within {self._fabric.lease:g} s after its "
+                                      "plan (Connect)")
 
     def _plans(self, job: Job) -> list[Plan]:
         return plans.make(self._fabric, self.key, job)
+
+    def _plans_to_connect(self, job: Job, step: ConnectStep) -> list[Plan]:
+        return plans.before_connecting(self._fabric, self.key, job, step.planned, step.number)
 
     def _lose(self, job: Job, rank: int, why: str) -> None:
         """Record that a rank is lost and tell the others; with the last one the job ends."""
@@ -441,7 +521,7 @@ class Jobs:
         job.broadcast(lost)
         job.notify()
         self._recovery.abort_if_ranks_gone(job)
-        if job.is_empty and (job.planning is None or job.planning.done()):
+        if job.is_connecting or (job.is_empty and (job.planning is None or job.planning.done())):
             # in the background, since the task that noticed is being cancelled itself
             self._background(self._end(job), f"end of {job}")
 
@@ -473,6 +553,12 @@ class Jobs:
             job.broadcast(JobEndedEvent(job.reason or "its ranks have joined anew"))
         job.broadcast(None)
         self._recovery.abort_if_ranks_gone(job)
+        why = f"{job} has ended: {job.reason or 'its ranks have left'}; join anew"
+        if job.step is not None:
+            job.step.abort(Refusal(Code.FAILED_PRECONDITION, why))
+        if job.ready is not None and not job.ready.done():
+            job.ready.set_exception(Refusal(Code.ABORTED, why))
+            job.ready.exception()  # asyncio would complain about an exception that nobody retrieved
         job.notify()
         # the caller may stop waiting (a rank's call has a deadline): entries and slots are freed all the same
         await asyncio.shield(self._background(self._clear(job), f"end of {job}"))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from netfold.controller.jobs import fabric_key, ticket
 from netfold.controller.jobs.adoption import record_of
@@ -15,6 +16,10 @@ from netfold.fabric.ring import ring_order
 from netfold.wire.jobs import Peer, Plan, RankStream, RankTree
 from netfold.wire.roce import OPERATION_BITS
 
+MESSAGES: Final = 4
+"""Messages for which a stream has slots in a job with RC ranks: two may be under way, and what is behind them, in the
+switches and on links, may be as many (docs/protocol.md)."""
+
 
 def hosts_of(fabric: Fabric, job: Job) -> list[Host]:
     """The hosts of the ranks, in order of ranks."""
@@ -23,31 +28,55 @@ def hosts_of(fabric: Fabric, job: Job) -> list[Host]:
 
 
 def make(fabric: Fabric, key: bytes, job: Job) -> list[Plan]:
-    """A plan for each rank, with the streams that the ranks are to know.
+    """A plan for each rank, with the streams that the ranks are to know, and with a new ticket (``job.ticket``).
 
     key  the fabric key, by which rank secrets are derived and the ticket is sealed
+    """
+    job.ticket = ticket.seal(key, record_of(job, fabric.name))
+    return before_connecting(fabric, key, job, job.announced, job.rounds)
+
+
+def before_connecting(
+    fabric: Fabric, key: bytes, job: Job, streams: Sequence[slots.Stream], number: int
+) -> list[Plan]:
+    """A plan for each rank, which is for RC ranks alone until they have connected their queue pairs.  The ticket is the
+    one before, which the switches still bear out: there is none at first.
+
+    key      as above
+    streams  what the ranks are to know
+    number   of the recovery round
     """
     hosts, shared = hosts_of(fabric, job), machines(job.hosts)
     rate = slowest(fabric.graph(), job.hosts)
     peers = [Peer(rank, join.address, join.tcp) for rank, join in sorted(job.joins.items())]
-    sealed = ticket.seal(key, record_of(job, fabric.name))
     addresses = [fabric.jobs, *([fabric.standby] if fabric.standby else [])]
     order = ring_order(((a.node, b.node) for a, b in (link.ends for link in fabric.links)), job.hosts)
+    message = streams[0].slots // MESSAGES if streams and job.rc_ranks else 0
     return [
-        Plan(job.name, job.epoch, rank, job.world, peers, _trees(job.announced, hosts, rank), job.reason, shared,
-             rate, order, fabric.path_mtu, job.rounds, job.secret,
-             fabric_key.rank_secret(key, job.tenant.name, job.name, job.epoch, rank), sealed, addresses)
+        Plan(job.name, job.epoch, rank, job.world, peers, _trees(fabric, streams, hosts, rank), job.reason, shared,
+             rate, order, _path_mtu(fabric, job), number, job.secret,
+             fabric_key.rank_secret(key, job.tenant.name, job.name, job.epoch, rank), job.ticket, addresses,
+             fold_address=fabric.fold_address(hosts[rank]) if job.joins[rank].kind == "rc" else "",
+             verb="send" if message else "write", message=message)
         for rank in range(job.world)
     ]
 
 
-def _trees(streams: Sequence[slots.Stream], hosts: Sequence[Host], rank: int) -> list[RankTree]:
+def _path_mtu(fabric: Fabric, job: Job) -> int:
+    """That of all ranks, who have agreed on it (admission.py)."""
+    return next((join.path_mtu for join in job.joins.values() if join.path_mtu), fabric.path_mtu)
+
+
+def _trees(fabric: Fabric, streams: Sequence[slots.Stream], hosts: Sequence[Host], rank: int) -> list[RankTree]:
     """The trees as one rank sees them: it sends contributions to the next rank that folds with it, and receives
     results at its own queue pair as if from the rank before.  It learns of no other rank's numbers."""
 
     def view(stream: slots.Stream) -> RankStream:
         here = stream.ranks.index(rank)
-        after, before = (here + 1) % len(stream.ranks), here - 1
+        after, before = stream.successor(here), stream.predecessor(here)
+        if here in stream.rc_ranks:
+            return RankStream(fabric.fold_address(hosts[stream.ranks[after]]), 0, 0, 0, stream.psn, stream.slots,
+                              hosts[stream.ranks[before]].address, 0)
         to, own = (stream.connections[place] << OPERATION_BITS for place in (after, here))
         return RankStream(
             hosts[stream.ranks[after]].address, to, own, stream.source_ports[here], stream.psn, stream.slots,

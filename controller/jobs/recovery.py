@@ -20,7 +20,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -30,6 +30,7 @@ from msgspec import structs
 
 from netfold.controller.health.drains import Drains
 from netfold.controller.health.liveness import Liveness
+from netfold.controller.jobs.connecting import ConnectStep, reused
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entity
 from netfold.controller.switch.switch import SwitchError
@@ -40,7 +41,7 @@ from netfold.fabric.slots import Allocator
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.jobs import Halt, Plan, Resume
 from netfold.wire.operator import Totals
-from netfold.wire.roce import OPERATION_BITS, psn_age
+from netfold.wire.roce import psn_age
 
 if TYPE_CHECKING:
     from netfold.controller.jobs.job import Job
@@ -80,6 +81,8 @@ class Round:
     began: float
     plans: asyncio.Future[list[Plan]]
     """The ranks' plans; set once all ranks have stopped and the switches are ready."""
+    plans_to_connect: asyncio.Future[list[Plan]]
+    """The plans of RC ranks, by which they connect queue pairs (connecting.py): set once all ranks have stopped."""
     resumes: dict[int, Resume] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     yields: bool = False
@@ -101,6 +104,8 @@ class Recovery:
 
     totals  counters that rounds are added to
     plans   makes a job's plans, one for each rank
+    plans_to_connect  makes the plans by which the RC ranks of a job connect queue pairs
+    lose    called with a job, a rank and the reason why that is to count as lost
     """
 
     def __init__(
@@ -112,6 +117,8 @@ class Recovery:
         drains: Drains,
         totals: Totals,
         plans: Callable[[Job], list[Plan]],
+        plans_to_connect: Callable[[Job, ConnectStep], list[Plan]],
+        lose: Callable[[Job, int, str], None],
     ) -> None:
         self._fabric = fabric
         self._allocator = allocator
@@ -120,6 +127,8 @@ class Recovery:
         self._drains = drains
         self._totals = totals
         self._plans = plans
+        self._plans_to_connect = plans_to_connect
+        self._lose = lose
         self._tasks: set[asyncio.Task[None]] = set()
 
     def sessions(self, planned: Sequence[trees.Tree]) -> dict[str, int]:
@@ -157,20 +166,18 @@ class Recovery:
         here = job.round
         if here is None or here.plans.cancelled():
             raise Refusal(Code.FAILED_PRECONDITION, f"{who}: the ranks of this job are not halted")
-        own = [
-            connection << OPERATION_BITS
-            for stream in job.streams_of(request.rank)
-            for rank, connection in zip(stream.ranks, stream.connections, strict=True) if rank == request.rank
-        ]
+        is_rc = job.joins[request.rank].kind == "rc"
+        own, what = job.stream_names(request.rank), "places of streams" if is_rc else "queue pairs"
         if sorted(request.missing) != sorted(own):
-            raise Refusal(Code.INVALID_ARGUMENT, f"{who}: missing: expected the queue pairs {sorted(own)} of its plan, "
-                                                 f"got {sorted(request.missing)}")
+            raise Refusal(Code.INVALID_ARGUMENT, f"{who}: missing: expected the {what} {sorted(own)} of its plan, got "
+                                                 f"{sorted(request.missing)}")
         here.resumes[request.rank] = request
         here.changed.set()
         self.abort_if_ranks_gone(job)
+        mine = here.plans_to_connect if is_rc else here.plans
         try:
             async with asyncio.timeout(request.timeout):
-                return (await asyncio.shield(here.plans))[request.rank]
+                return (await asyncio.shield(mine))[request.rank]
         except TimeoutError:
             here.resumes.pop(request.rank, None)  # it is not halted any more
             waits = [rank for rank in range(job.world) if rank not in here.resumes and rank != request.rank]
@@ -183,6 +190,8 @@ class Recovery:
         All halt where it waits for a plan, or where not all ranks have the same one: the controller before was cut off
         in the middle of a round.  Returns False where it cannot go on: some ranks fold, others went over to TCP."""
         wanted = heard if heard > number else 0
+        if wanted and job.rc_ranks:
+            wanted += 1  # RC ranks may have their plans of that round, and stand still all the same
         if number != job.rounds or known != job.announced:
             wanted = max(wanted, number + 1, job.rounds + 1)
             job.known[rank] = list(known)
@@ -222,12 +231,24 @@ class Recovery:
         here = job.round
         if here is None or here.plans.done() or not (gone := sorted(job.left | job.lost.keys())):
             return
-        here.plans.set_exception(Refusal(
+        refusal = Refusal(
             Code.FAILED_PRECONDITION, f"{job}: {here.why}, and rank {', '.join(map(str, gone))} is not there any more "
-                                      "to repeat its part; join anew"))
-        here.plans.exception()  # asyncio would complain about an exception that nobody retrieved
+                                      "to repeat its part; join anew")
+        for plans in (here.plans, here.plans_to_connect):
+            if not plans.done():
+                plans.set_exception(refusal)
+                plans.exception()  # asyncio would complain about an exception that nobody retrieved
+        if job.step is not None:
+            job.step.abort(refusal)
         here.ended = time.monotonic()
         here.changed.set()
+
+    def _expire(self, job: Job, step: ConnectStep) -> None:
+        """RC ranks that have not connected in time after their plans are lost."""
+        if step.is_open:
+            for rank in step.missing:
+                self._lose(job, rank, f"it has not connected its queue pairs within {self._fabric.lease:g} s after its "
+                                      "plan (Connect)")
 
     async def clear(self, job: Job) -> None:
         """Remove what an unfinished round of a job that has ended left on switches."""
@@ -287,7 +308,8 @@ class Recovery:
 
     def _round(self, job: Job, why: str) -> Round:
         number = max(job.rounds, 0 if job.round is None else job.round.number) + 1
-        return Round(number, why, time.monotonic(), asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        return Round(number, why, time.monotonic(), loop.create_future(), loop.create_future())
 
     def _begin(self, job: Job, why: str) -> None:
         job.round = self._round(job, why)
@@ -319,7 +341,7 @@ class Recovery:
         here.halt_sent = True
         job.broadcast(Halt(here.number, here.why))
         self.abort_if_ranks_gone(job)
-        while not here.plans.done():
+        while not here.plans.done() and job.state != "finished":
             here.changed.clear()
             if not here.yields and (not moved or self._broken_part(job)):
                 try:
@@ -331,13 +353,16 @@ class Recovery:
             wait = None
             if len(here.resumes) == job.world:
                 if here.yields:
-                    if all(resume.stand_in for resume in here.resumes.values()):
+                    if not job.rc_ranks and all(resume.stand_in for resume in here.resumes.values()):
                         self._fall_back(job, here)
                         return
                     self._insist(job, here, "one of its ranks folds over switches alone")
                     continue
                 if moved and not self._broken_part(job):
-                    break
+                    if not job.rc_ranks or await self._connect(job, here):
+                        break
+                    moved = False
+                    continue
                 wait = None if moved else self._until_fallback(job, here)
                 if wait is not None and wait <= 0:
                     self._fall_back(job, here)
@@ -347,11 +372,69 @@ class Recovery:
                     await here.changed.wait()
         if here.plans.done() or job.state == "finished":
             return
-        job.streams = job.announced = _rewound(job.streams_of, job.streams, here.resumes)
+        if not job.rc_ranks:
+            job.streams = _rewound(job, here.resumes)
+        job.announced = job.streams
         self._end_round(job, here, self._plans)
+        if job.step is not None:
+            job.step.finish(job.streams, job.ticket, job.reason)
         where = ", ".join(tree.root for tree in job.trees)
         log.warning("%s: goes on at %s after %.0f ms", job, where, 1000 * (here.ended - here.began))
         self.notice([job])  # something may have come up or been drained meanwhile
+
+    async def _connect(self, job: Job, here: Round) -> bool:
+        """Let RC ranks connect queue pairs for the new trees, and write the entries.  Returns False where that failed:
+        the trees must be planned once more, and RC ranks have been told to resume anew."""
+        step = job.step = ConnectStep(here.number, _rewound(job, here.resumes), here.changed.set)
+        here.plans_to_connect.set_result(self._plans_to_connect(job, step))
+        loop = asyncio.get_running_loop()
+        expiry = loop.call_later(self._fabric.lease, self._expire, job, step)
+        try:
+            while step.missing:
+                here.changed.clear()
+                if here.plans.done() or not step.is_open:
+                    return False
+                if why := self._broken_part(job):
+                    break
+                await here.changed.wait()
+            else:
+                why = await self._write(job, here, step.streams())
+        finally:
+            expiry.cancel()
+        if here.plans.done() or not step.is_open:
+            return False
+        if not (why := why or self._broken_part(job)):
+            return True
+        here.problem = why
+        here.number += 1
+        here.plans_to_connect = loop.create_future()
+        for rank in step.ranks:
+            here.resumes.pop(rank, None)
+        log.warning("%s: %s before its trees were ready: round %d", job, why, here.number)
+        step.abort(Refusal(Code.ABORTED, f"{job}: {why}, before its trees were ready. Call Resume, for round "
+                                         f"{here.number}"))
+        job.broadcast(Halt(here.number, here.why))
+        return False
+
+    async def _write(self, job: Job, here: Round, streams: Sequence[slots.Stream]) -> str:
+        """Write the entries of a job whose RC ranks have connected.  Returns what went wrong; empty: nothing."""
+        hosts = [self._fabric.host(name) for name in job.hosts]
+        job.sessions = self.sessions(job.trees)
+        if reused(job.announced, streams):  # what entries name can be there once, and all ranks have stopped
+            leftovers, here.leftovers = here.leftovers, []
+            for leftover in leftovers:
+                await self._clean(*leftover)
+        try:
+            await self._installer.install(
+                job.part, tables.merge(tables.fold_entries(self._fabric, hosts, stream) for stream in streams)
+            )
+        except SwitchError as error:
+            return str(error)
+        if job.state == "finished":  # it ended meanwhile
+            await self._installer.uninstall(job.part)
+        else:
+            job.streams = list(streams)
+        return ""
 
     def _end_round(self, job: Job, here: Round, plans: Callable[[Job], list[Plan]]) -> None:
         """Give the ranks their plans, and remove what the trees before left on switches."""
@@ -369,8 +452,9 @@ class Recovery:
     # ---- without trees -------------------------------------------------------------------------------------------
 
     def _until_fallback(self, job: Job, here: Round) -> float | None:
-        """Seconds until ranks that have all stopped go on over TCP; None where one of them cannot."""
-        if not all(resume.stand_in for resume in here.resumes.values()):
+        """Seconds until ranks that have all stopped go on over TCP; None where one of them cannot, as RC ranks, whose
+        messages only switches can fold."""
+        if job.rc_ranks or not all(resume.stand_in for resume in here.resumes.values()):
             return None
         waited = time.monotonic() - here.began
         patience = FALLBACK_SHARE * min(resume.timeout for resume in here.resumes.values())
@@ -381,7 +465,7 @@ class Recovery:
     def _fall_back(self, job: Job, here: Round) -> None:
         """Let the job go on over TCP: the first rank of each group folds, in the place of the switches, up to the last
         operation that any rank has begun.  Its entries and slots go."""
-        streams = _rewound(job.streams_of, job.streams, here.resumes)
+        streams = _rewound(job, here.resumes)
         waited = time.monotonic() - here.began
         job.reason = here.why
         if not here.yields:
@@ -401,7 +485,8 @@ class Recovery:
         log.warning("%s: goes on over TCP after operation %d: %s", job, folds_until, job.reason)
 
     async def _move(self, job: Job, here: Round, *, by_choice: bool = False) -> None:
-        """Plan trees, allocate their slots and write their entries.
+        """Plan trees, allocate their slots and write their entries; those of a job with RC ranks are written once
+        they have connected.
 
         Trees use what flap damping suppresses only where there are no others.  With ``by_choice``, they must fit beside
         the old ones.  Raises NoTree, Exhausted and SwitchError."""
@@ -424,9 +509,10 @@ class Recovery:
                 epoch = self._allocator.open()
                 streams = self._allocator.admit(epoch, planned, groups, like=job.streams)
             part = job.part_of(epoch)
-            await self._installer.install(
-                part, tables.merge(tables.fold_entries(self._fabric, hosts, stream) for stream in streams)
-            )
+            if not job.rc_ranks:
+                await self._installer.install(
+                    part, tables.merge(tables.fold_entries(self._fabric, hosts, stream) for stream in streams)
+                )
         except BaseException:
             self._allocator.release(epoch)
             raise
@@ -458,17 +544,14 @@ def _linked(graph: nx.MultiGraph[str], here: str, port: int, there: str) -> bool
     return graph.has_edge(here, there) and any(edge["ports"][here] == port for edge in graph.adj[here][there].values())
 
 
-def _rewound(
-    known: Callable[[int], Sequence[slots.Stream]], new: Sequence[slots.Stream], resumes: Mapping[int, Resume]
-) -> list[slots.Stream]:
-    """The new streams, each starting at the lowest PSN whose result one of its ranks lacks; ``known`` are those that a
-    rank has known so far."""
+def _rewound(job: Job, resumes: Mapping[int, Resume]) -> list[slots.Stream]:
+    """A job's new streams, each starting at the lowest PSN whose result one of its ranks lacks."""
+    lacking: dict[int, Iterator[int]] = {  # by rank, stream after stream
+        rank: iter([resumes[rank].missing[name] for name in job.stream_names(rank)]) for rank in range(job.world)
+    }
 
-    def start(number: int, stream: slots.Stream) -> int:
-        lacking = [
-            resumes[rank].missing[known(rank)[number].connections[place] << OPERATION_BITS]
-            for place, rank in enumerate(stream.ranks)
-        ]
-        return min(lacking, key=lambda psn: psn_age(psn, lacking[0]))
+    def start(stream: slots.Stream) -> int:
+        psns = [next(lacking[rank]) for rank in stream.ranks]
+        return min(psns, key=lambda psn: psn_age(psn, psns[0]))
 
-    return [replace(stream, psn=start(number, stream)) for number, stream in enumerate(new)]
+    return [replace(stream, psn=start(stream)) for stream in job.streams]

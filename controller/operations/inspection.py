@@ -26,7 +26,6 @@ from netfold.rpc.rpc import Code, Refusal
 from netfold.wire import jobs as wire
 from netfold.wire import operator
 from netfold.wire.operator import JobSlots, Stall, Status
-from netfold.wire.roce import OPERATION_BITS
 
 log = logging.getLogger("netfold.controller")
 
@@ -116,12 +115,9 @@ class Inspection:
     async def missing(self, request: wire.AskMissing) -> wire.MissingContributions:
         """Which ranks a rank waits for: reads the slots of the PSNs that it names, on all switches.  Raises Refusal."""
         job = self._jobs.find(request)
-        waits = [
-            (stream, request.waits[qp])
-            for stream in job.announced
-            for rank, connection in zip(stream.ranks, stream.connections, strict=True)
-            if rank == request.rank and (qp := connection << OPERATION_BITS) in request.waits
-        ]
+        mine = [stream for stream in job.streams_of(request.rank) if request.rank in stream.ranks]
+        waits = [(stream, request.waits[name]) for stream, name in
+                 zip(mine, job.stream_names(request.rank), strict=True) if name in request.waits]
         wanted: dict[str, list[int]] = {}
         for stream, psn in waits:
             for switch, base in stream.bases.items():
