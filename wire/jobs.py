@@ -238,6 +238,8 @@ class AskMissing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Queue pair of this rank, as in its plan -> the lowest PSN that was sent on it and has no result.  An RC rank,
     whose plan names no queue pairs, names a stream by its place in its plan, as in `Connect.pairs`: 0, 1, 2, ..."""
     secret: Secret = Secret()
+    broken: Text = ""
+    """Why queue pairs of this RC rank are in error: all ranks are to halt, and it makes them anew.  Empty: none is."""
 
 
 class MissingContributions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

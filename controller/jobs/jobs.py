@@ -186,8 +186,13 @@ class Jobs:
         return Done()
 
     async def suspect(self, request: AskMissing) -> Done:
-        """Probe the links of a rank's trees, since its retransmissions bring no results.  Raises Refusal."""
-        self._recovery.suspect(self.find(request))
+        """Probe the links of a rank's trees, since its retransmissions bring no results; or halt all ranks of its job,
+        since its queue pairs are in error.  Raises Refusal."""
+        job = self.find(request)
+        if request.broken:
+            self._recovery.broken(job, request.rank, request.broken)
+        else:
+            self._recovery.suspect(job)
         return Done()
 
     def notice(self) -> None:

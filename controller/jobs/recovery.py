@@ -159,6 +159,11 @@ class Recovery:
                 if frozenset(end.node for end in link.ends) in used
             ])
 
+    def broken(self, job: Job, rank: int, why: str) -> None:
+        """Halt the ranks of a job, since queue pairs of an RC rank are in error and have to be made anew."""
+        if not job.stands_still and job.streams and job.state in ("active", "broken"):
+            self._begin(job, f"queue pairs of rank {rank} are in error ({why})")
+
     async def resume(self, job: Job, request: Resume) -> Plan:
         """Record that a rank has stopped, wait for the others and the switches, and return its new plan.  Raises
         Refusal."""

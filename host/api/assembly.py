@@ -14,7 +14,7 @@ import warnings
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 from netfold.host.api.open_mesh import open_mesh
 from netfold.host.api.work import OperationSequencer
@@ -38,7 +38,10 @@ from netfold.host.tracing.timeline import Timeline, timeline_from_environment
 from netfold.rpc.channel import CONTROLLER_VARIABLE
 from netfold.wire.jobs import Join, Plan
 
-RailName = Literal["auto", "innet", "tcp", "roce"]
+RailName = Literal["auto", "innet", "verbs", "tcp", "roce"]
+
+FOLDING: Final = (INNET, "verbs")
+"""Rails that stand for folding whatever can be folded: by windowed end points, or by an RDMA NIC's queue pairs."""
 
 log = logging.getLogger("netfold")
 
@@ -83,17 +86,20 @@ class JoinSettings:
             raise ValueError(f"rail={self.rail!r}: expected one of {', '.join(get_args(RailName))}")
         if not self.timeout > 0:
             raise ValueError(f"timeout={self.timeout!r}: expected seconds above 0")
-        if self._algorithm_is_innet() and self.rail not in ("auto", INNET):
+        if self._algorithm_is_innet() and self.rail not in ("auto", *FOLDING):
             raise ValueError(f"algorithm='innet' (argument or {ALGORITHM_VARIABLE}), rail={self.rail!r}: give either")
-        if self.resolved().rail == INNET and self.helpers:
+        if self.resolved().rail in FOLDING and self.helpers:
             raise ValueError(
-                f"rail='innet', helpers={list(self.helpers)}: switches fold what every rank sends; use 'tcp'"
+                f"rail={self.resolved().rail!r}, helpers={list(self.helpers)}: switches fold what every rank sends; "
+                "use 'tcp'"
             )
 
     def resolved(self) -> JoinSettings:
         """The same settings, with algorithm="innet" replaced by the rail that it stands for."""
-        if self.rail == INNET or not self._algorithm_is_innet():
+        if not self._algorithm_is_innet():
             return self
+        if self.rail in FOLDING:
+            return replace(self, algorithm=AUTO)
         return replace(self, rail="innet", algorithm=AUTO)
 
     def _algorithm_is_innet(self) -> bool:
@@ -138,6 +144,11 @@ def join(
             f"job {job!r}, rank {rank}: no controller named; give controller='host:port' or set "
             f"{CONTROLLER_VARIABLE} (`netfold up` prints the address)"
         )
+    rail = settings.resolved().rail
+    if rail == "verbs" and world > 1:
+        from netfold.host.verbs.rail import check_host
+
+        check_host(settings.address)
     listener = listen(settings.address)
     client = membership = None
     try:
@@ -151,8 +162,9 @@ def join(
                 tcp="{}:{}".format(*listener.getsockname()),
                 path_mtu=path_mtu or 0,
                 timeout=join_timeout,
-                fold=settings.rail in ("auto", INNET) and not settings.helpers,
+                fold=rail in ("auto", *FOLDING) and not settings.helpers,
                 lane_bits=settings.lane_bits or lane_bits_from_environment(),
+                kind="rc" if rail == "verbs" and world > 1 else "windowed",
             )
         )
         if (plan.job, plan.rank, plan.world) != (job, rank, world):
@@ -186,13 +198,13 @@ def _of_membership(membership: Membership, settings: JoinSettings, listener: soc
     coding = _coding(plan, settings.lane_bits)
     me = f"job {plan.job!r}, rank {plan.rank} of {plan.world}"
     shared = any(len(ranks) > 1 for ranks in plan.machines)
-    if rail == "innet" and plan.world > 1 and not plan.trees:
+    if rail in FOLDING and plan.world > 1 and not plan.trees:
         raise PlanError(
-            f"{me}: rail='innet' asked for, but the plan has no tree: "
+            f"{me}: rail={rail!r} asked for, but the plan has no tree: "
             f"{plan.reason or 'the controller gave no reason'}; use rail='auto' to fall back to TCP"
         )
-    if rail == "roce" and shared:
-        raise PlanError(f"{me}: rail='roce' needs an address for each rank, and {sharing(plan)}; use rail='tcp'")
+    if rail in ("roce", "verbs") and shared:
+        raise PlanError(f"{me}: rail={rail!r} needs an address for each rank, and {sharing(plan)}; use rail='tcp'")
     timeline = timeline_from_environment(plan.job, plan.rank, plan.world)
     flight = Flight(plan.job, plan.rank, plan.world, timeline=timeline)
     mesh = open_mesh(plan, listener, settings.timeout, rail, membership.client, timeline)
@@ -207,9 +219,11 @@ def _of_membership(membership: Membership, settings: JoinSettings, listener: soc
             note=flight.note,
         )
         switches: FoldingRail | None = None
-        if plan.world > 1 and rail in ("auto", INNET) and not helpers:
+        if plan.world > 1 and rail in ("auto", *FOLDING) and not helpers:
             if plan.trees:
-                switches = _open_fold(membership, peers, settings, timeline, shared=shared)
+                switches = _open_fold(
+                    membership, peers, settings, timeline, shared=shared, lane_bits=coding.lane_bits
+                )
             else:
                 warnings.warn(
                     f"{me}: no aggregation tree, every allreduce goes over TCP between the hosts. "
@@ -221,25 +235,38 @@ def _of_membership(membership: Membership, settings: JoinSettings, listener: soc
         mesh.close()
         raise
     dispatch = Dispatch(
-        peers, switches=switches, always=rail == INNET, why=path_reason(plan, rail, helpers), flight=flight, me=me
+        peers, switches=switches, always=rail in FOLDING, why=path_reason(plan, rail, helpers), flight=flight, me=me
     )
     log.info("%s: %s (%s)", me, dispatch.rail, dispatch.why)
     return _checked(Parts(membership, dispatch, OperationSequencer(me, flight), coding))
 
 
 def _open_fold(
-    membership: Membership, peers: Peers, settings: JoinSettings, timeline: Timeline | None, *, shared: bool
+    membership: Membership, peers: Peers, settings: JoinSettings, timeline: Timeline | None, *, shared: bool,
+    lane_bits: LaneBits,
 ) -> FoldingRail:
-    """Opens the rail over the plan's trees; ``shared``: some machines have several ranks."""
+    """Opens the rail over the plan's trees; ``shared``: some machines have several ranks;
+    ``lane_bits``: of the job."""
     plan, timeout, control = membership.plan, settings.timeout, membership.fold_control(settings.timeout)
     auto = settings.rail == "auto"
     rail: FoldingRail
-    if shared:
+    if settings.rail == "verbs":
+        from netfold.host.verbs.devices import port_of
+        from netfold.host.verbs.rail import VerbsRail
+
+        rail = VerbsRail(
+            plan, settings.address, port_of(settings.address), timeout=timeout, control=control, timeline=timeline,
+            lane_bits=lane_bits,
+        )
+    elif shared:
         rail = ParallelFold(
             plan, peers, settings.address, timeout=timeout, control=control, timeline=timeline, falls_back=auto
         )
     else:
-        rail = FoldRail(plan, settings.address, timeout=timeout, control=control, timeline=timeline, falls_back=auto)
+        rail = FoldRail(
+            plan, settings.address, timeout=timeout, control=control, timeline=timeline, falls_back=auto,
+            lane_bits=lane_bits,
+        )
     membership.steer(rail)
     return rail
 

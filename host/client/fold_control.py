@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from netfold.host.errors import NetFoldError
-from netfold.wire.jobs import MissingContributions, Plan
+from netfold.wire.jobs import Connected, MissingContributions, OwnPairs, Plan
 
 Waits = dict[int, int]
-"""Queue pair of this rank -> the lowest PSN sent on it that has no result."""
+"""Queue pair of this rank, or place of an RC rank's stream -> the lowest PSN sent on it that has no result."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,19 @@ class FoldControl:
     resume     waits until all ranks have halted and new trees are planned, and returns the new plan, by what this rank
                lacks, the last operation that it has begun, and where it would stand in for the switches
                (`wire.jobs.Resume`); None: nobody halts it
+    connect    tells the queue pairs that an RC rank has made for a plan (`wire.jobs.Connect`), and waits until the
+               switches know them; None in its answer's place: the trees have changed, and the rank is halted.  None:
+               there is no controller
+    broken     reports that queue pairs of an RC rank are in error, and which error, so that all ranks are halted and
+               make them anew; returns at once
     """
 
     job_error: Callable[[], NetFoldError | None] = lambda: None
     suspect: Callable[[Waits], None] = lambda waits: None
     missing: Callable[[Waits], MissingContributions] = lambda waits: MissingContributions([], [])
     resume: Callable[[Waits, int, str], Plan] | None = None
+    connect: Callable[[Plan, list[OwnPairs]], Connected | None] | None = None
+    broken: Callable[[Waits, str], None] = lambda waits, why: None
 
 
 NO_CONTROLLER: Final = FoldControl()

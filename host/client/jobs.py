@@ -23,11 +23,14 @@ from netfold.wire.bounds import MAX_TEXT
 from netfold.wire.jobs import (
     SERVICE,
     AskMissing,
+    Connect,
+    Connected,
     Done,
     Event,
     Join,
     Leave,
     MissingContributions,
+    OwnPairs,
     Plan,
     RankReport,
     Resume,
@@ -42,6 +45,8 @@ MISSING_TIMEOUT = 3.0
 """Seconds that an operation which has timed out spends on asking for the reason."""
 MAX_RESUME = 600.0
 """Longest time in seconds that ranks wait for new trees."""
+CONNECT_TIMEOUT = 30.0
+"""Seconds that an RC rank waits at least for the others to connect: they may have joined much later than it."""
 REPORT_TIMEOUT = 2.0
 """Timeout in seconds of requests whose answer is not needed, so that a finished rank does not wait for a controller
 that hangs."""
@@ -83,6 +88,7 @@ class JobClient:
         self._suspect = self.unary(f"{SERVICE}/Suspect", Done)
         self._settled = self.unary(f"{SERVICE}/Settled", Done)
         self._resume = self.unary(f"{SERVICE}/Resume", Plan)
+        self._connect = self.unary(f"{SERVICE}/Connect", Connected)
         self._watch = self.stream(f"{SERVICE}/Watch", Event)
 
     def join(self, request: Join) -> Plan:
@@ -215,6 +221,47 @@ class JobClient:
         """
         self._notify(self._suspect, AskMissing(plan.job, plan.rank, plan.epoch, waits, plan.rank_secret))
 
+    def broken(self, plan: Plan, waits: dict[int, int], why: str) -> None:
+        """Reports that queue pairs of this RC rank are in error, so that all ranks are halted.  Returns at once.
+
+        waits, why  as in AskMissing
+        """
+        request = AskMissing(plan.job, plan.rank, plan.epoch, waits, plan.rank_secret, why[:MAX_TEXT])
+        self.notify(
+            self._suspect, request,
+            lambda said: log.warning("%s did not hear that a queue pair is in error: %s", self.controller, said),
+        )
+
+    def connect(
+        self, plan: Plan, pairs: list[OwnPairs], timeout: float, follow: Callable[[Plan], None] = lambda plan: None
+    ) -> Connected | None:
+        """Tells the queue pairs that this RC rank has made for a plan, and waits until the switches know those of all
+        ranks.  Returns those of its neighbours, or None where the trees have changed meanwhile, and the ranks are
+        halted.  Raises TreesLost.
+
+        timeout  seconds
+        follow   called with the plan, once it has the ticket that knows the queue pairs
+        """
+        until = time.monotonic() + min(timeout, MAX_RESUME)
+        while True:
+            times = self._registered(until)
+            left = max(until - time.monotonic(), 0.01)
+            request = Connect(plan.job, plan.rank, plan.epoch, plan.round, pairs, left, plan.rank_secret)
+            try:
+                answer: Connected = self._connect(request, timeout=left + ANSWER_MARGIN)
+            except grpc.RpcError as error:
+                if error.code() in AWAY and self._registers_again(times, until - time.monotonic()):
+                    continue
+                if error.code() is grpc.StatusCode.ABORTED:
+                    log.info("job %r, rank %d: %s", plan.job, plan.rank, error.details())
+                    return None
+                said = f"{error.code().name}: {error.details() or 'no details'}"
+                raise TreesLost(f"job {plan.job!r}, rank {plan.rank}: connecting its queue pairs: {self.controller} "
+                                f"says {said}") from error
+            if answer.ticket.value:
+                follow(msgspec.structs.replace(plan, ticket=answer.ticket))
+            return answer
+
     def notify(self, method: Any, request: msgspec.Struct, on_failure: Callable[[str], None]) -> None:
         """Sends a request without waiting for the answer; ``on_failure`` is called with the reason where there was
         none.
@@ -285,8 +332,12 @@ class JobClient:
             now = self.resume(plan, missing, timeout, begun, stand_in, follow)
             return now
 
+        def connect(planned: Plan, pairs: list[OwnPairs]) -> Connected | None:
+            return self.connect(planned, pairs, max(timeout, CONNECT_TIMEOUT), follow)
+
         return FoldControl(
-            job_error, lambda waits: self.suspect(now, waits), lambda waits: self.missing(now, waits), resume
+            job_error, lambda waits: self.suspect(now, waits), lambda waits: self.missing(now, waits), resume, connect,
+            lambda waits, why: self.broken(now, waits, why),
         )
 
     def close(self) -> None:

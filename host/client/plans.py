@@ -68,6 +68,14 @@ def check_plan(plan: Plan) -> None:
                 raise refuse(f"{name}: {stream.slots} slots: expected a power of two, 2 .. 2^20")
             if not 0 <= stream.psn <= roce.PSN_MASK:
                 raise refuse(f"{name}: first PSN {stream.psn}: expected 24 bits")
+            if plan.fold_address:  # an RC rank's queue pairs are its NIC's (`Connect`)
+                numbers = (stream.qp, stream.peer_qp, stream.source_port, stream.predecessor_port)
+                if any(numbers) or plan.verb != "send" or plan.message < 1:
+                    raise refuse(
+                        f"{name}: queue pairs and ports {numbers}, verb {plan.verb!r}, messages of {plan.message} "
+                        "packets: expected zeros, 'send' and 1 or more of an RC rank"
+                    )
+                continue
             for qp in (stream.qp, stream.peer_qp):
                 if not 0 < qp <= 0xFFFFFF or qp % roce.QUEUE_PAIRS:
                     raise refuse(f"{name}: queue pair {qp}: expected a multiple of {roce.QUEUE_PAIRS} below 2^24")

@@ -20,7 +20,7 @@ from netfold.host.errors import CollectiveTimeout, NetFoldError, PlanError, Rank
 from netfold.host.innet import abi, native
 from netfold.host.innet.abi import AGREEMENT, DATA, StreamState
 from netfold.host.innet.fallback import Fallback
-from netfold.host.innet.native import Core, Io
+from netfold.host.innet.native import Core, Io, PacketLink
 from netfold.host.innet.recovery_rounds import RecoveryRounds
 from netfold.host.innet.stall_detector import StallDetector
 from netfold.host.mesh.mesh import WATCHED_SLICE_SECONDS, ranks
@@ -61,6 +61,7 @@ class FoldRail:
     shared   other sockets are open on the same address and port (``reuseport``)
     members  number of ranks that fold together; default: all of the plan
     falls_back  where no trees are left, what is under way ends over TCP (``fallback``), instead of with TreesLost
+    lane_bits   of the job: in one with RC queue pairs sums have lanes of this width alone
     """
 
     name = "innet"
@@ -77,8 +78,11 @@ class FoldRail:
         shared: bool = False,
         members: int | None = None,
         falls_back: bool = False,
+        lane_bits: LaneBits = 32,
     ) -> None:
+        self._lane_bits = lane_bits
         self._watch: Callable[[float], None] | None = None
+        self._receiver: socket.socket | None = None
         self._plan = plan
         self._first_trees = plan.trees  # statistics are told by these: later ones may share a root
         self._control = control
@@ -97,6 +101,18 @@ class FoldRail:
         self._refused = 0  # packets, as last logged
         said = os.environ.get(native.CREDITS_VARIABLE, "")
         self._credits = native.Credits.parse(said) if said else None
+        self.members = members or plan.world
+        self._core, self._io = self._open(address, shared)
+        self._windows = [self._core.state(index, DATA).window for index in range(len(plan.trees))]
+        self._rounds = RecoveryRounds(self._serve)
+        self._io.interrupt_by(self._rounds.fd)
+        self._timeline = timeline
+        if timeline is not None:
+            self._io.trace()
+
+    def _open(self, address: str, shared: bool) -> tuple[Core, PacketLink]:
+        """The core over the plan's trees, and what carries its packets.  Raises TransportError, ValueError."""
+        plan = self._plan
         streams = [stream for tree in plan.trees for stream in (tree.agreement, tree.data)]
         charge = SKB_BYTES[plan.path_mtu]
         wanted = sum(stream.slots // 2 for stream in streams) * charge
@@ -106,10 +122,9 @@ class FoldRail:
             # A window that the receive buffer cannot hold would turn every burst into loss.
             most = max(2, sockets.room // charge // len(streams))
             run = RUN_PACKETS if sockets.super_packets else 1
-            self.members = members or plan.world
-            self._core = Core(
+            core = Core(
                 address, self.members, plan.trees, path_mtu=plan.path_mtu, max_run=run, max_window=most,
-                credits=self._credits,
+                credits=self._credits, message=plan.message if plan.verb == "send" else 0,
             )
             planned = max(stream.slots // 2 for stream in streams)
             if most < planned:
@@ -118,25 +133,28 @@ class FoldRail:
                     "%d; for full speed: sysctl -w net.core.rmem_max=%d, or CAP_NET_ADMIN",
                     plan.job, plan.rank, sockets.room, 1 << (most.bit_length() - 1), planned, wanted,
                 )
-            self._windows = [self._core.state(index, DATA).window for index in range(len(plan.trees))]
-            self._io = Io(self._core, sockets.receiver, sockets.senders)
+            link = Io(core, sockets.receiver, sockets.senders)
         except BaseException:
             sockets.close()
             raise
         self._receiver = sockets.receiver
-        self._rounds = RecoveryRounds(self._serve)
-        self._io.interrupt_by(self._rounds.fd)
-        self._timeline = timeline
-        if timeline is not None:
-            self._io.trace()
+        return core, link
 
     @property
     def receiver(self) -> socket.socket:
         """The socket at which results arrive."""
+        assert self._receiver is not None
         return self._receiver
 
     def takes(self, reduction: Reduction, coding: Coding) -> bool:
-        """Whether the switches can make this reduction, with narrow lanes and saturating sums of int32 included."""
+        """Whether the switches can make this reduction, with narrow lanes and saturating sums of int32 included.
+
+        In a job with RC queue pairs, whose numbers say nothing of the lanes, a queue pair has one operation: sums in
+        lanes of the job's width, and maxima, which minima are as well.  All ranks answer alike, the windowed too."""
+        if self._plan.verb == "send" and reduction.op in ("sum", "average") and (
+            coding.saturate or coding.lane_bits != self._lane_bits
+        ):
+            return False
         return folds(reduction.op, reduction.element)
 
     @property
@@ -227,11 +245,14 @@ class FoldRail:
             if status == native.FAILED:
                 raise self._failed(request)
             if status == native.OS_ERROR:
-                mtu = roce.ip_packet_bytes(roce.Opcode.WRITE_FIRST, self._plan.path_mtu)
-                hint = f"; every link needs an MTU of {mtu} or more (`ip link`)" if error == errno.EMSGSIZE else ""
-                raise TransportError(
-                    error, f"{self._who(request)}: the kernel refused a packet: {os.strerror(error)}{hint}"
-                )
+                self._broken(request, error)
+
+    def _broken(self, request: AllreduceRequest, error: int) -> None:
+        """What carries the packets cannot go on, with this errno: raises TransportError, or returns where there is
+        another way."""
+        mtu = roce.ip_packet_bytes(roce.Opcode.WRITE_FIRST, self._plan.path_mtu)
+        hint = f"; every link needs an MTU of {mtu} or more (`ip link`)" if error == errno.EMSGSIZE else ""
+        raise TransportError(error, f"{self._who(request)}: the kernel refused a packet: {os.strerror(error)}{hint}")
 
     def _warn_of_refused(self) -> None:
         """Logs a warning where somebody sends to this rank's queue pairs who may not: at the first packet, and whenever
@@ -255,7 +276,8 @@ class FoldRail:
         """Goes on over other trees, from what the slowest rank lacks.  Raises TreesLost, PlanError."""
         assert self._control.resume is not None
         offer = self._fallback.offer() if self._falls_back else ""
-        plan = self._control.resume(self._core.missing(), self._begun, offer)
+        missing = {key: self._core.lowest(tree, kind) for key, tree, kind in self._streams()}
+        plan = self._control.resume(missing, self._begun, offer)
         try:
             self._core.resume(plan.trees, native.library().nf_now())
         except ValueError as error:
@@ -267,7 +289,19 @@ class FoldRail:
             self._fallback.begin(plan, self._core)
             return
         self._fallback.decline()
+        self._connect()
         log.warning("job %r, rank %d: goes on over %s", plan.job, plan.rank, ", ".join(t.name for t in plan.trees))
+
+    def _connect(self) -> None:
+        """Connects what carries the packets to the other ranks of a plan that is new.  Raises TransportError."""
+
+    def _streams(self) -> list[tuple[int, int, int]]:
+        """What the controller calls each stream, its tree and its kind."""
+        return [
+            (stream.qp, index, kind)
+            for index, tree in enumerate(self._plan.trees)
+            for kind, stream in ((AGREEMENT, tree.agreement), (DATA, tree.data))
+        ]
 
     def settle(self, done: Callable[[], None]) -> None:
         """Calls ``done``, on a thread of its own, once every operation that has begun is finished.  Returns at once."""
@@ -376,13 +410,12 @@ class FoldRail:
         return CollectiveTimeout("\n".join(lines))
 
     def _waits(self) -> Waits:
-        """Queue pair -> the lowest PSN that was sent on it and has no result."""
+        """Stream, as the controller calls it -> the lowest PSN that was sent on it and has no result."""
         waits = {}
-        for index, tree in enumerate(self._plan.trees):
-            for kind, stream in ((AGREEMENT, tree.agreement), (DATA, tree.data)):
-                state = self._core.state(index, kind)
-                if state.sent_ahead > state.results:
-                    waits[stream.qp] = state.una_psn
+        for key, tree, kind in self._streams():
+            state = self._core.state(tree, kind)
+            if state.sent_ahead > state.results:
+                waits[key] = state.una_psn
         return waits
 
     def _failed(self, request: AllreduceRequest) -> NetFoldError:

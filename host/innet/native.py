@@ -12,7 +12,7 @@ import functools
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from netfold.host.innet.abi import (
     AGREEMENT,
@@ -197,10 +197,14 @@ class Core:
             *(TreePlan(tree.weight, (StreamPlan * 2)(stream(tree.agreement), stream(tree.data))) for tree in trees)
         )
 
+    def lowest(self, tree: int, kind: int) -> int:
+        """The PSN of the lowest packet without a result of a stream; with messages, where its message begins."""
+        return int(self._lib.nf_fold_missing(self.handle, tree, kind))
+
     def missing(self) -> dict[int, int]:
-        """For each stream of this rank: its queue pair -> the PSN of the lowest packet without a result."""
+        """For each stream of this rank: its queue pair -> ``lowest``."""
         return {
-            stream.qp: int(self._lib.nf_fold_missing(self.handle, index, kind))
+            stream.qp: self.lowest(index, kind)
             for index, tree in enumerate(self.trees)
             for kind, stream in ((AGREEMENT, tree.agreement), (DATA, tree.data))
         }
@@ -327,6 +331,32 @@ class Core:
     def __del__(self) -> None:
         if getattr(self, "handle", None):
             self.close()
+
+
+class PacketLink(Protocol):
+    """What carries the packets of a core."""
+
+    def interrupt_by(self, fd: int) -> None:
+        """Lets ``run`` return AGAIN whenever ``fd`` is readable."""
+
+    def discard(self) -> None:
+        """Discards what was ready to be sent, since it is for trees that are gone."""
+
+    def run(self, until: int) -> tuple[int, int]:
+        """Runs until done, failed, interrupted or CLOCK_MONOTONIC ``until`` (ns).  Returns the status (DONE ..) and an
+        errno."""
+
+    def trace(self) -> None:
+        """Starts recording ``spans``."""
+
+    def spans(self) -> tuple[list[Span], int]:
+        """The spans since the last call, oldest first, and how many more were not recorded."""
+
+    def transient_errors(self) -> tuple[int, int]:
+        """Number of packets that were refused for a passing reason, and the last errno."""
+
+    def close(self) -> None:
+        """Releases everything; safe to call twice."""
 
 
 class Io:

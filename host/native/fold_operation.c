@@ -149,6 +149,10 @@ bool nf_fold_start(nf_fold *f, const nf_operation *op, int64_t now, const char *
         data->lanes = lanes_of(op);
         data->base = data->history.next;
         data->packets = tr->pieces;
+        if (data->plan.message && data->lanes == NF_MAX32) { /* a NIC's queue pair has one operation: here are maxima */
+            agreement->packets += data->packets;
+            data->packets = 0;
+        }
         for (uint32_t other = 0; other < f->n_trees; other++) { /* paths of one fabric are much alike */
             nf_stream_seed_rtt(&agreement->stream, &f->trees[other].channels[NF_DATA_STREAM].stream);
             nf_stream_seed_rtt(&data->stream, &f->trees[other].channels[NF_DATA_STREAM].stream);

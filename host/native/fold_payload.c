@@ -50,10 +50,16 @@ static void write_blocks(const nf_fold *f, uint64_t first, size_t n, uint8_t *pa
     }
 }
 
+nf_message nf_payload_message(const nf_fold *f, const nf_channel *c, uint64_t i) {
+    uint64_t alone = c->kind == NF_AGREEMENT_STREAM ? f->trees[c->tree].signature : 0, most = nf_message_of(f, c);
+    if (i < alone) return (nf_message){.first = i, .packets = 1};
+    uint64_t first = i - (i - alone) % most, left = c->packets - first;
+    return (nf_message){.first = first, .packets = (uint32_t)(left < most ? left : most)};
+}
+
 nf_header nf_payload_header(const nf_fold *f, const nf_channel *c, uint64_t i) {
-    uint64_t most = nf_message_of(f, c), place = i % most, message = i - place;
-    uint64_t length = c->packets - message < most ? c->packets - message : most;
-    bool first = place == 0, last = place + 1 == length;
+    nf_message m = nf_payload_message(f, c, i);
+    bool first = i == m.first, last = i + 1 == m.first + m.packets;
     if (c->plan.message)
         return (nf_header){.opcode = first && last ? NF_SEND_ONLY
                                      : first       ? NF_SEND_FIRST
@@ -66,8 +72,8 @@ nf_header nf_payload_header(const nf_fold *f, const nf_channel *c, uint64_t i) {
                                            : NF_WRITE_MIDDLE,
                    .dest_qp = c->lanes};
     if (first) {
-        h.address = (uint64_t)f->op.number << 32 | (uint32_t)(message * f->path_mtu);
-        h.length = (uint32_t)(length * f->path_mtu);
+        h.address = (uint64_t)f->op.number << 32 | (uint32_t)(m.first * f->path_mtu);
+        h.length = m.packets * f->path_mtu;
     }
     return h;
 }
@@ -75,11 +81,14 @@ nf_header nf_payload_header(const nf_fold *f, const nf_channel *c, uint64_t i) {
 void nf_payload_write(const nf_fold *f, const nf_channel *c, uint64_t i, uint8_t *payload) {
     const nf_tree *tr = &f->trees[c->tree];
     if (c->kind == NF_AGREEMENT_STREAM) {
-        if (i < tr->signature)
-            write_signature(f, payload);
-        else
-            write_scales(f, tr, i - tr->signature, payload);
-        return;
+        if (i < tr->signature || f->scaled) {
+            if (i < tr->signature)
+                write_signature(f, payload);
+            else
+                write_scales(f, tr, i - tr->signature, payload);
+            return;
+        }
+        i -= tr->signature; /* maxima of a job with RC queue pairs (nf_fold_start) */
     }
     uint64_t first = (tr->first + i) * f->piece;
     size_t n = elements_from(f, first, f->piece);
@@ -134,8 +143,12 @@ static void read_blocks(nf_fold *f, uint64_t first, size_t n, const uint8_t *pay
 void nf_payload_read(nf_fold *f, const nf_channel *c, uint64_t i, const uint8_t *payload) {
     const nf_tree *tr = &f->trees[c->tree];
     if (c->kind == NF_AGREEMENT_STREAM) {
-        if (i >= tr->signature) read_scales(f, tr, i - tr->signature, payload);
-        return;
+        if (i < tr->signature) return;
+        i -= tr->signature;
+        if (f->scaled) {
+            read_scales(f, tr, i, payload);
+            return;
+        } /* otherwise maxima of a job with RC queue pairs (nf_fold_start) */
     }
     uint64_t first = (tr->first + i) * f->piece;
     size_t n = elements_from(f, first, f->piece);

@@ -6,6 +6,14 @@
 #define NF_FOLD_PAYLOAD_H
 #include "fold_state.h"
 
+typedef struct { /* a run of packets that one RDMA operation carries */
+    uint64_t first;
+    uint32_t packets;
+} nf_message;
+
+/* The message that packet `i` of a channel's share of the operation is in.  The signature is one by itself: ranks that
+ * are in different operations send it with the same opcode, as switches want of what they put into one slot. */
+nf_message nf_payload_message(const nf_fold *, const nf_channel *, uint64_t i);
 /* The header of packet `i` of a channel's share of the operation, but for peer and PSN, which are the stream's: its
  * place in its message, and what the switches do with its lanes. */
 nf_header nf_payload_header(const nf_fold *, const nf_channel *, uint64_t i);

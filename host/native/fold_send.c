@@ -13,7 +13,7 @@ static uint64_t limit_of(const nf_fold *f, nf_channel *c) {
         uint64_t known = agreement->history.una - agreement->base;
         known = known > tr->signature ? (known - tr->signature) * each : 0;
         ready = known < ready ? known : ready;
-    } else if (c->kind == NF_AGREEMENT_STREAM) {
+    } else if (c->kind == NF_AGREEMENT_STREAM && f->scaled) {
         /* far enough ahead to hide a round trip, near enough that the blocks are still in the cache when they leave */
         uint64_t lead = 4 + data->stream.window / each;
         uint64_t wanted = tr->signature + (data->history.next - data->base) / each + lead;

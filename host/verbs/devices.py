@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RDMA devices as Linux lists them under /sys/class/infiniband: their GIDs and their counters.
+
+A GID (global identifier) is the address of an RDMA port.  RoCE v2 has one for each address of the port's Ethernet
+interface; that of an IPv4 address is ::ffff:a.b.c.d.  A queue pair sends from the GID whose place in the port's table
+it is given.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from netfold.host.errors import TransportError
+
+SYSFS: Final = Path("/sys/class/infiniband")
+ROCE_V2: Final = "RoCE v2"
+RETRANSMISSIONS: Final = ("completer_retry_err", "retry_exceeded_err", "packet_seq_err", "local_ack_timeout_err")
+"""Counters of sending again, as rdma_rxe and mlx5 name them."""
+ANSWERS: Final = (
+    "sent_pkts", "rcvd_pkts", "duplicate_request", "out_of_seq_request", "rcvd_rnr_err", "send_rnr_err", "rcvd_seq_err",
+    "ack_deferred", "retry_rnr_exceeded_err", "out_of_sequence", "implied_nak_seq_err", "rnr_nak_retry_err",
+    *RETRANSMISSIONS,
+)
+"""Counters of a port that say what became of packets, as rdma_rxe and mlx5 name them."""
+
+
+@dataclass(frozen=True)
+class RoceGid:
+    """A GID of the kind RoCE v2 that stands for an IPv4 address.
+
+    index   its place in the port's table
+    netdev  the Ethernet interface that has the address
+    """
+
+    address: str
+    index: int
+    netdev: str
+
+
+@dataclass(frozen=True)
+class RocePort:
+    """A port of an RDMA device on Ethernet, and its GIDs by IPv4 address.
+
+    hw_counters  the folder with the port's counters
+    """
+
+    device: str
+    port: int
+    gids: Mapping[str, RoceGid] = field(default_factory=dict)
+    hw_counters: Path = SYSFS
+
+    def __str__(self) -> str:
+        gids = ", ".join(f"{gid.address} on {gid.netdev or '?'}" for gid in self.gids.values())
+        return f"{self.device} port {self.port} ({gids or 'no IPv4 address'})"
+
+    def counters(self) -> dict[str, int]:
+        """The port's counters of packets, as far as its driver has them; they count all queue pairs of the machine."""
+        found = {}
+        for name in ANSWERS:
+            try:
+                found[name] = int((self.hw_counters / name).read_text())
+            except (OSError, ValueError):
+                continue
+        return found
+
+
+def ports(root: Path = SYSFS) -> list[RocePort]:
+    """All ports of RDMA devices on Ethernet, by the name of the device."""
+    found = []
+    for folder in sorted(root.glob("*/ports/*")):
+        if _text(folder / "link_layer") == "Ethernet" and folder.name.isdigit():
+            gids = {gid.address: gid for gid in _gids(folder)}
+            found.append(RocePort(folder.parent.parent.name, int(folder.name), gids, folder / "hw_counters"))
+    return found
+
+
+def port_of(address: str, root: Path = SYSFS) -> RocePort:
+    """The port that has this IPv4 address.  Raises TransportError where there is none."""
+    known = ports(root)
+    for port in known:
+        if address in port.gids:
+            return port
+    if not known:
+        raise TransportError(
+            f"rail='verbs', address {address}: this machine has no RDMA device; an Ethernet interface gets one in "
+            "software by `modprobe rdma_rxe` and `rdma link add rxe0 type rxe netdev eth0` (package iproute2); "
+            "rail='auto' needs none"
+        )
+    raise TransportError(
+        f"rail='verbs': no RDMA device has a RoCE v2 GID for the address {address}; there are "
+        f"{'; '.join(map(str, known))}; see docs/verbs.md"
+    )
+
+
+def fold_gid(port: RocePort, own: str, fold_address: str) -> RoceGid:
+    """The GID of a port for its host's fold address.  Raises TransportError where it has none."""
+    found = port.gids.get(fold_address)
+    if found is None:
+        netdev = port.gids[own].netdev or "DEVICE"
+        raise TransportError(
+            f"rail='verbs': this host's fold address {fold_address} is no address of {port.device}, whose interface is "
+            f"{netdev}; give it to it: ip addr add {fold_address}/32 dev {netdev} (docs/verbs.md)"
+        )
+    return found
+
+
+def _gids(port: Path) -> list[RoceGid]:
+    found = []
+    for file in sorted((port / "gids").glob("*"), key=lambda file: int(file.name)):
+        index = file.name
+        if _text(port / "gid_attrs" / "types" / index) != ROCE_V2:  # an empty place cannot be read
+            continue
+        try:
+            address = ipaddress.IPv6Address(_text(file)).ipv4_mapped
+        except ValueError:
+            continue
+        if address is not None:
+            found.append(RoceGid(str(address), int(index), _text(port / "gid_attrs" / "ndevs" / index)))
+    return found
+
+
+def _text(file: Path) -> str:
+    """The text of a file of the kernel; empty where it cannot be read."""
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
