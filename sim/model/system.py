@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What switches and ranks do with one packet, and with all that follows from it.
+
+**The network.**  Loss, duplication, reordering and delay are one thing here: every packet that was ever sent may arrive
+at any later moment, any number of times, or never.  So the network is no more than the sets of what was sent.  Most of
+these sets follow from the rest of the state; where they do not, a larger set is taken, which only makes the worst
+network worse:
+
+* contributions: all that the rank's credits allow by now, in any order, those of RC ranks, too;
+* ACKs of an RC successor: one for each PSN that it has received, any of which may still reach the leaf of the sender,
+  and any that did may reach the sender.  A NAK or RNR NAK acknowledges all below its PSN and makes the sender go back,
+  which it may do at any time anyhow, since its timer fires when it likes: so each of them is an ACK here;
+* asks of windowed ranks, and NAKs for gaps that a switch sees in the PSNs of a windowed rank, a leaf or its parent: for
+  any PSN, at any time.  All that they bring about is that something is sent again, which the first point allows
+  anyhow, or a further ask.  Hence no state needs the expected PSNs of windowed senders, and the proof of liveness
+  does without NAKs for gaps: the timers of ranks are enough;
+* sums of leaves and results of switches are kept (``State.sums``, ``State.results``); repeats add nothing to them.
+
+**At once.**  ``System(..., at_once=True)`` has a network without loss or delay: what a packet brings about is
+delivered, too, and so on until all is quiet.  Otherwise what is sent may arrive in a later step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import or_
+
+from netfold.sim.model.fabric import WINDOWED, ModelFabric, Rules
+from netfold.sim.model.state import FREE, ModelSlot, State, bits, lowest_missing
+
+
+class WrongSum(Exception):
+    """Words that do not hold the contribution of each child exactly once were sent, or would be taken for a result."""
+
+
+class WrongAcknowledgement(Exception):
+    """An RC sender believes that its successor has what it lacks: nobody would ever repeat it."""
+
+
+class System:
+    """A state that is being changed."""
+
+    def __init__(self, fabric: ModelFabric, rules: Rules, state: State, *, at_once: bool = False) -> None:
+        self.fabric, self.rules, self.at_once = fabric, rules, at_once
+        self.state = state
+        self.receivers = fabric.neighbourhood if rules.repeat == "onward" else fabric.ranks_of
+        self.changed = False
+        self.received = list(state.received)
+        self.acknowledged = list(state.acknowledged)
+        self.flow_expected = list(state.flow_expected)
+        self.flow_acknowledged = list(state.flow_acknowledged)
+        self.slots = [list(slots) for slots in state.slots]
+        self.sums = list(state.sums)
+        self.results = list(state.results)
+
+    def freeze(self) -> State:
+        """The state, without packets that change nothing any more, so that equal states are one.
+
+        Slots and ranks only move forward within an epoch: a result that its receivers have, and a sum or result whose
+        slot is past it, never matters again.
+        """
+        state, received = self.state, tuple(self.received)
+        return state._replace(
+            received=received,
+            had=tuple(map(or_, state.had, received)),
+            acknowledged=tuple(self.acknowledged),
+            confirmed=tuple(map(max, state.confirmed, self.acknowledged)),
+            flow_expected=tuple(self.flow_expected),
+            flow_acknowledged=tuple(self.flow_acknowledged),
+            slots=tuple(map(tuple, self.slots)),
+            sums=tuple([self._kept(sums, leaf, self._sum_matters) for leaf, sums in enumerate(self.sums)]),
+            results=tuple([self._kept(sent, switch, self._result_matters) for switch, sent in enumerate(self.results)]),
+        )
+
+    def _kept(self, sent: int, sender: int, matters: Callable[[int, int], bool]) -> int:
+        kept = sent
+        for psn in bits(sent):
+            if not matters(sender, psn):
+                kept ^= 1 << psn
+        return kept
+
+    def _sum_matters(self, leaf: int, psn: int) -> bool:
+        """May a leaf's sum still change anything?  Not once its slot at the spine has it, or is past it."""
+        slot = self._slot(self.fabric.spine, psn)
+        return slot.psn < psn or (slot.psn == psn and not slot.bitmap >> leaf & 1) or self.state.restarts > 0
+
+    def _result_matters(self, switch: int, psn: int) -> bool:
+        """May a switch's result still change anything?  Not once its receivers have it, or are past it."""
+        if switch != self.fabric.spine:
+            return any(not self.received[rank] >> psn & 1 for rank in self.receivers[switch])
+        slots = [self._slot(leaf, psn) for leaf in range(switch)]
+        return any(slot.psn < psn or (slot.psn == psn and not slot.done) for slot in slots) or self.state.restarts > 0
+
+    # ---- ranks -------------------------------------------------------------------------------------------------------
+    def limit(self, rank: int) -> int:
+        """The PSN before which a rank sends."""
+        fabric, state = self.fabric, self.state
+        if rank in fabric.unbounded:
+            return fabric.psns
+        lowest = lowest_missing(self.received[rank])
+        if fabric.kinds[rank] == WINDOWED:
+            return min(lowest + fabric.window, state.begun[rank])
+        through = min(lowest, self.acknowledged[rank]) if self.rules.waits_for_acknowledgement else lowest
+        return min(fabric.credit[state.starts[rank]][through], state.begun[rank])
+
+    def receive(self, rank: int, psn: int) -> None:
+        """A result, whose words were checked where it was sent, reaches a rank."""
+        if self.fabric.kinds[rank] == WINDOWED:
+            self.received[rank] |= 1 << psn
+            self.changed = True
+            return
+        expected = lowest_missing(self.received[rank])
+        if psn > expected:
+            return  # a NAK may follow, which acknowledges no more than the ACK before it
+        if psn == expected:
+            self.received[rank] |= 1 << psn
+            self.changed = True
+        if self.at_once and not self.state.left >> rank & 1:
+            self.pass_acknowledgement(rank, lowest_missing(self.received[rank]))
+
+    def pass_acknowledgement(self, successor: int, psn: int) -> None:
+        """An ACK that says "all below psn" passes the leaf of the rank before on its way there."""
+        rank = self.fabric.predecessor[successor]
+        self.watch(rank, psn)
+        self.acknowledge(rank, psn)
+
+    def watch(self, rank: int, psn: int) -> None:
+        """The leaf of an RC sender sees its successor's ACK on its way."""
+        if psn > self.flow_acknowledged[rank]:
+            self.flow_acknowledged[rank] = psn
+            self.changed = True
+
+    def acknowledge(self, rank: int, psn: int) -> None:
+        """An ACK, NAK or RNR NAK reaches an RC sender: its successor has all below psn."""
+        if psn > self.acknowledged[rank]:
+            self.acknowledged[rank] = psn
+            self.changed = True
+            successor = self.fabric.successor[rank]
+            if psn > lowest_missing(self.received[successor]):
+                raise WrongAcknowledgement(f"rank {rank} believes that {successor} has all below {psn}")
+
+    def go_back(self, rank: int) -> None:
+        """The timer of an RC sender fires: it sends the first packet again that is not acknowledged.
+
+        Others follow, but no proof here needs them: what holds for a NIC that repeats one packet until it is
+        acknowledged holds for one that repeats more."""
+        if self.acknowledged[rank] < self.limit(rank):
+            self.contribute(rank, self.acknowledged[rank])
+
+    # ---- leaves ------------------------------------------------------------------------------------------------------
+    def contribute(self, rank: int, psn: int) -> None:
+        """A rank's contribution reaches its leaf."""
+        fabric = self.fabric
+        leaf = fabric.leaf_of[rank]
+        if fabric.kinds[rank] != WINDOWED:
+            ahead = fabric.age(psn, self.flow_expected[rank])
+            if ahead > 0:
+                first = self.flow_acknowledged[rank] if self.rules.nak == "acknowledged" else self.flow_expected[rank]
+                self.acknowledge(rank, first)
+                return
+            if ahead < 0:
+                self._repeated(leaf, rank, psn)
+                return
+            self.flow_expected[rank] = psn + 1
+            self.changed = True
+        who = self._add(leaf, rank - fabric.ranks_of[leaf].start, psn, 1 << rank)
+        if who == "late" and fabric.kinds[rank] != WINDOWED:
+            self._repeated(leaf, rank, psn)
+        elif who == "all":
+            self._send_results(leaf, psn, fabric.ranks_of[leaf])
+        elif who == "asker":
+            self._send_results(leaf, psn, [rank])
+        elif who == "parent":
+            self._send_up(leaf, psn)
+
+    def _repeated(self, leaf: int, rank: int, psn: int) -> None:
+        """An RC child's contribution that the leaf has taken before."""
+        slot = self._slot(leaf, psn)
+        age = self._age(psn, slot)
+        acknowledged = self.flow_acknowledged[rank]
+        if self.rules.late == "acknowledge" and (self.fabric.age(psn, acknowledged) < 0 or age < 0):
+            self.acknowledge(rank, acknowledged)
+        elif age < 0:
+            if self.rules.late == "pass on":
+                self._route(rank, psn)
+        elif age == 0 and slot.done:
+            successor = self.fabric.successor[rank]
+            self._send_results(leaf, psn, [successor if self.rules.repeat == "onward" else rank])
+        elif age == 0 and slot.bitmap == self.fabric.full[leaf]:
+            self._send_up(leaf, psn)
+        elif psn == acknowledged:
+            self.acknowledge(rank, acknowledged)  # an RNR NAK
+
+    def _route(self, rank: int, psn: int) -> None:
+        """An RC rank's contribution reaches its successor as it is."""
+        successor = self.fabric.successor[rank]
+        if psn >= lowest_missing(self.received[successor]):
+            raise WrongSum(f"rank {successor} takes rank {rank}'s contribution to PSN {psn} for the result")
+
+    def ask(self, rank: int, psn: int) -> None:
+        """A windowed rank tells its leaf that it lacks a result."""
+        leaf = self.fabric.leaf_of[rank]
+        slot = self._slot(leaf, psn)
+        age = self._age(psn, slot)
+        child = rank - self.fabric.ranks_of[leaf].start
+        if age > 0 or (age == 0 and not slot.bitmap >> child & 1):
+            if self.rules.tells_what_is_missing and self.at_once and psn < self.limit(rank):
+                self.contribute(rank, psn)  # the NAK makes the rank repeat it; it may at any time, if not at once
+        elif age == 0 and slot.done:
+            self._send_results(leaf, psn, [rank])
+        elif age == 0 and slot.bitmap == self.fabric.full[leaf] and self.rules.passes_asks_on:
+            self._ask_spine(leaf, psn)
+
+    def result_from_parent(self, leaf: int, psn: int) -> None:
+        """A result reaches a leaf."""
+        slot = self._slot(leaf, psn)
+        if slot.psn >= 0 and self._age(psn, slot) == 0 and slot.bitmap == self.fabric.full[leaf] and not slot.done:
+            self._put(leaf, ModelSlot(psn, slot.bitmap, True, self.fabric.everyone))
+            self._send_results(leaf, psn, self.fabric.ranks_of[leaf])
+
+    def asked_by_parent(self, leaf: int, psn: int) -> None:
+        """The spine tells a leaf that it lacks its sum."""
+        slot = self._slot(leaf, psn)
+        complete = self._age(psn, slot) == 0 and slot.bitmap == self.fabric.full[leaf]
+        if complete and not (slot.done and self.rules.sum_only_until_done):
+            self._send_up(leaf, psn)
+
+    # ---- the spine ---------------------------------------------------------------------------------------------------
+    def sum_from_leaf(self, leaf: int, psn: int) -> None:
+        """A leaf's sum reaches the spine."""
+        spine = self.fabric.spine
+        who = self._add(spine, leaf, psn, self.fabric.part[leaf])
+        if who == "all":
+            self._send_results(spine, psn, range(len(self.fabric.leaves)))
+        elif who == "asker":
+            self._send_results(spine, psn, [leaf])
+
+    def _ask_spine(self, leaf: int, psn: int) -> None:
+        slot = self._slot(self.fabric.spine, psn)
+        age = self._age(psn, slot)
+        if age > 0 or (age == 0 and not slot.bitmap >> leaf & 1):
+            if self.rules.tells_what_is_missing:
+                self.asked_by_parent(leaf, psn)
+        elif age == 0 and slot.done:
+            self._send_results(self.fabric.spine, psn, [leaf])
+
+    # ---- any switch --------------------------------------------------------------------------------------------------
+    def _add(self, switch: int, child: int, psn: int, words: int) -> str:
+        """Takes a contribution, and says who gets a packet: nobody, parent, asker or all; or that it is late."""
+        slot = self._slot(switch, psn)
+        age = self._age(psn, slot)
+        root = switch == self.fabric.spine or self.fabric.spine < 0
+        full = self.fabric.full[switch]
+        if age < 0 and self.rules.checks_age:
+            return "late"
+        if age != 0:
+            slot = ModelSlot(psn, 1 << child, False, words)
+        elif slot.done:
+            return "asker"
+        elif slot.bitmap >> child & 1:
+            return "parent" if slot.bitmap == full else "nobody"
+        else:
+            if slot.words & words:
+                raise WrongSum(f"switch {switch}, PSN {psn}: child {child} added twice")
+            slot = ModelSlot(psn, slot.bitmap | 1 << child, False, slot.words | words)
+        complete = slot.bitmap == full
+        if complete and root:
+            slot = slot._replace(done=True)
+        self._put(switch, slot)
+        return "nobody" if not complete else "all" if root else "parent"
+
+    def _send_up(self, leaf: int, psn: int) -> None:
+        words = self._slot(leaf, psn).words
+        if words != self.fabric.part[leaf]:
+            raise WrongSum(f"leaf {leaf} sends the words of ranks {bits(words)} up as its sum of PSN {psn}")
+        if not self.sums[leaf] >> psn & 1 and self._sum_matters(leaf, psn):
+            self.sums[leaf] |= 1 << psn
+            self.changed = True
+        if self.at_once:
+            self.sum_from_leaf(leaf, psn)
+
+    def _send_results(self, switch: int, psn: int, to: range | list[int]) -> None:
+        """Sends a slot's words as a result: to leaves, or to ranks."""
+        words = self._slot(switch, psn).words
+        if words != self.fabric.everyone:
+            raise WrongSum(f"switch {switch} sends the words of ranks {bits(words)} as the result of PSN {psn}")
+        if not self.results[switch] >> psn & 1 and self._result_matters(switch, psn):
+            self.results[switch] |= 1 << psn
+            self.changed = True
+        if self.at_once:
+            for receiver in to:
+                if switch == self.fabric.spine:
+                    self.result_from_parent(receiver, psn)
+                else:
+                    self.receive(receiver, psn)
+
+    def results_for(self, rank: int) -> int:
+        """PSNs of the results that may reach a rank."""
+        sent = 0
+        for leaf in range(len(self.fabric.leaves)):
+            if rank in self.receivers[leaf]:
+                sent |= self.results[leaf]
+        return sent & ~self.received[rank]
+
+    def _age(self, psn: int, slot: ModelSlot) -> int:
+        return 1 if slot.psn < 0 else self.fabric.age(psn, slot.psn)
+
+    def _slot(self, switch: int, psn: int) -> ModelSlot:
+        return self.slots[switch][psn % self.fabric.slots]
+
+    def _put(self, switch: int, slot: ModelSlot) -> None:
+        self.changed = True
+        self.slots[switch][slot.psn % self.fabric.slots] = slot
+
+    def restart(self, switch: int) -> None:
+        """A switch loses its slots and flows."""
+        self.changed = True
+        self.slots[switch] = [FREE] * self.fabric.slots
+        if switch != self.fabric.spine:
+            for rank in self.fabric.ranks_of[switch]:
+                self.flow_expected[rank] = self.flow_acknowledged[rank] = self.state.starts[rank]
+                if not self.rules.guarded and self.fabric.successor[rank] >= 0:
+                    for psn in range(self.state.starts[rank], self.limit(rank)):
+                        self._route(rank, psn)
