@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from netfold.sim.model.fabric import RC, WINDOWED, ModelFabric, Rules
 from netfold.sim.model.state import FREE, State, bits, lowest_missing
-from netfold.sim.model.system import System, WrongAcknowledgement, WrongSum
+from netfold.sim.model.system import ModelSystem, WrongAcknowledgement, WrongSum
 
 PROTOCOL = Rules()
 
@@ -56,22 +56,22 @@ class Exploration:
         Packets that change nothing are left out.
         """
         fabric = self.fabric
-        fresh = System(fabric, self.rules, state)
+        fresh = ModelSystem(fabric, self.rules, state)
         for label, action, who, psn in self._arrivals(state, fresh):
             getattr(fresh, action)(who, psn)
             if fresh.changed:
                 yield f"{label} {who}, PSN {psn}", fresh.freeze()
-                fresh = System(fabric, self.rules, state)
+                fresh = ModelSystem(fabric, self.rules, state)
         if state.replans:
             yield "all switches restart", self._replanned(state, state.replans - 1)
         if state.restarts:
             for switch in range(self.switches):
-                system = System(fabric, self.rules, state._replace(restarts=state.restarts - 1, lost=True))
+                system = ModelSystem(fabric, self.rules, state._replace(restarts=state.restarts - 1, lost=True))
                 system.restart(switch)
                 yield f"switch {switch} restarts", system.freeze()
 
-    def _arrivals(self, state: State, system: System) -> list[tuple[str, str, int, int]]:
-        """What may arrive: in words, the method of System that takes it, and its arguments."""
+    def _arrivals(self, state: State, system: ModelSystem) -> list[tuple[str, str, int, int]]:
+        """What may arrive: in words, the method of ModelSystem that takes it, and its arguments."""
         fabric = self.fabric
         limits = [max(system.limit(rank), state.old_limits[rank]) for rank in range(fabric.ranks)]
         alive = self._alive(max(limits))
@@ -112,14 +112,14 @@ class Exploration:
         fabric = self.fabric
         for rank, kind in enumerate(fabric.kinds):
             if not state.left >> rank & 1:
-                system = System(fabric, self.rules, state, at_once=True)
+                system = ModelSystem(fabric, self.rules, state, at_once=True)
                 if kind == RC:
                     system.go_back(rank)
                     yield f"rank {rank} repeats PSN {state.acknowledged[rank]}, nothing is lost", system.freeze()
                 else:
                     for psn in range(state.starts[rank], system.limit(rank)):
                         if not state.received[rank] >> psn & 1:
-                            system = System(fabric, self.rules, state, at_once=True)
+                            system = ModelSystem(fabric, self.rules, state, at_once=True)
                             system.ask(rank, psn)
                             yield f"rank {rank} asks for PSN {psn}, nothing is lost", system.freeze()
             if fabric.each:
@@ -157,7 +157,7 @@ class Exploration:
         )
         if self.rules.new_queue_pairs:
             return fresh
-        system = System(self.fabric, self.rules, state)
+        system = ModelSystem(self.fabric, self.rules, state)
         return fresh._replace(
             sums=state.sums, results=state.results,
             old_limits=tuple(map(max, state.old_limits, map(system.limit, range(self.fabric.ranks)))),

@@ -38,6 +38,9 @@ class Rules:
     """A switch that has sent its sum up, and is asked for the result, asks its parent."""
     tells_what_is_missing: bool = True
     """A switch that is asked by a child whose contribution it lacks tells that child so (NAK)."""
+    asks_the_child_for_what_cannot_be_made: bool = True
+    """A switch cannot make a packet with immediate data from its slot: who asks for it is told to repeat its
+    contribution, which then is answered or passed on; False: asks pass on to a parent that can do nothing with them."""
     sum_only_until_done: bool = True
     """A leaf asked by its parent sends the stored words up only while they are its own sum; False: also the result."""
     one_start: bool = True
@@ -73,6 +76,8 @@ class ModelFabric:
     """How many times the switches may lose their state, all at once, and the ranks begin again in a new epoch."""
     restarts: int = 0
     """How many times a single switch may lose its state and have its old entries again before the ranks are told."""
+    immediate: frozenset[int] = frozenset()
+    """PSNs whose packets have immediate data, which slots do not hold."""
     each: int = 0
     """PSNs of an operation; 0: all PSNs are one operation, and no rank leaves."""
     unbounded: frozenset[int] = frozenset()

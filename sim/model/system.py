@@ -16,7 +16,7 @@ network worse:
   does without NAKs for gaps: the timers of ranks are enough;
 * sums of leaves and results of switches are kept (``State.sums``, ``State.results``); repeats add nothing to them.
 
-**At once.**  ``System(..., at_once=True)`` has a network without loss or delay: what a packet brings about is
+**At once.**  ``ModelSystem(..., at_once=True)`` has a network without loss or delay: what a packet brings about is
 delivered, too, and so on until all is quiet.  Otherwise what is sent may arrive in a later step.
 """
 
@@ -37,7 +37,7 @@ class WrongAcknowledgement(Exception):
     """An RC sender believes that its successor has what it lacks: nobody would ever repeat it."""
 
 
-class System:
+class ModelSystem:
     """A state that is being changed."""
 
     def __init__(self, fabric: ModelFabric, rules: Rules, state: State, *, at_once: bool = False) -> None:
@@ -203,12 +203,16 @@ class System:
         slot = self._slot(leaf, psn)
         age = self._age(psn, slot)
         child = rank - self.fabric.ranks_of[leaf].start
-        if age > 0 or (age == 0 and not slot.bitmap >> child & 1):
+        complete = age == 0 and slot.bitmap == self.fabric.full[leaf]
+        cannot_be_made = psn in self.fabric.immediate and complete and (
+            slot.done or self.rules.asks_the_child_for_what_cannot_be_made
+        )
+        if age > 0 or (age == 0 and not slot.bitmap >> child & 1) or cannot_be_made:
             if self.rules.tells_what_is_missing and self.at_once and psn < self.limit(rank):
                 self.contribute(rank, psn)  # the NAK makes the rank repeat it; it may at any time, if not at once
         elif age == 0 and slot.done:
             self._send_results(leaf, psn, [rank])
-        elif age == 0 and slot.bitmap == self.fabric.full[leaf] and self.rules.passes_asks_on:
+        elif complete and self.rules.passes_asks_on:
             self._ask_spine(leaf, psn)
 
     def result_from_parent(self, leaf: int, psn: int) -> None:
@@ -222,7 +226,7 @@ class System:
         """The spine tells a leaf that it lacks its sum."""
         slot = self._slot(leaf, psn)
         complete = self._age(psn, slot) == 0 and slot.bitmap == self.fabric.full[leaf]
-        if complete and not (slot.done and self.rules.sum_only_until_done):
+        if complete and psn not in self.fabric.immediate and not (slot.done and self.rules.sum_only_until_done):
             self._send_up(leaf, psn)
 
     # ---- the spine ---------------------------------------------------------------------------------------------------
@@ -238,7 +242,8 @@ class System:
     def _ask_spine(self, leaf: int, psn: int) -> None:
         slot = self._slot(self.fabric.spine, psn)
         age = self._age(psn, slot)
-        if age > 0 or (age == 0 and not slot.bitmap >> leaf & 1):
+        cannot_be_made = age == 0 and slot.done and psn in self.fabric.immediate
+        if age > 0 or (age == 0 and not slot.bitmap >> leaf & 1) or cannot_be_made:
             if self.rules.tells_what_is_missing:
                 self.asked_by_parent(leaf, psn)
         elif age == 0 and slot.done:

@@ -31,6 +31,7 @@ MIXED = [
     ModelFabric(("rrw",), message=1, window=2, slots=4, psns=5),
     ModelFabric(("rr", "w"), message=1, window=2, slots=4, psns=2),
     ModelFabric(("rw", "r"), message=1, window=2, slots=4, psns=2),
+    ModelFabric(("rr", "w"), message=1, window=2, slots=4, psns=2, immediate=frozenset({0, 1})),
 ]
 CHEAT = ModelFabric(("rrw",), message=1, window=2, slots=4, psns=5, unbounded=frozenset({2}))
 
@@ -97,6 +98,10 @@ STUCK = [
     (ModelFabric(("rrw",), message=1, window=2, slots=4, psns=2), Rules(tells_what_is_missing=False)),
     (ModelFabric(("w", "w"), window=1, slots=2, psns=2), Rules(passes_asks_on=False)),
     (ModelFabric(("rr", "w"), message=1, window=2, slots=4, psns=2), Rules(passes_asks_on=False)),
+    (
+        ModelFabric(("w", "w"), window=1, slots=2, psns=2, immediate=frozenset({1})),
+        Rules(asks_the_child_for_what_cannot_be_made=False),
+    ),
     (ModelFabric(("rr",), message=1, slots=4, psns=2), Rules(repeat="asker")),
     (ModelFabric(("r", "r"), message=1, slots=4, psns=2), Rules(repeat="asker")),
     (ModelFabric(("rr",), message=1, slots=4, psns=5), Rules(waits_for_acknowledgement=False)),
