@@ -328,7 +328,8 @@ class QueuePair:
     timeout: int = 14
     """4.096 microseconds times 2 to its power are the retransmission timer."""
     retries: int = FOREVER
-    """Time-outs in a row that it survives; FOREVER: all, as with rdma_rxe."""
+    """Time-outs in a row that it survives, and then an RNR NAK stops the timer until its own is over; FOREVER: all, as
+    with rdma_rxe, whose timer goes on."""
     rnr_code: int = 12
     """Code of the RNR NAKs that it sends: see RNR_TIMES."""
     tos: int = 0
@@ -451,7 +452,7 @@ class QueuePair:
             else:
                 self._break({INVALID: "remote invalid request", ACCESS: "remote access"}.get(syndrome, "remote"))
             break
-        if not rnr and not self.error:
+        if not self.error and not (rnr and self.retries == FOREVER):
             self._armed = False
         self.send()
 

@@ -49,8 +49,9 @@ class Wires(abc.ABC):
 
     def __init__(self, fabric: Fabric, network: TerribleNetwork) -> None:
         self.fabric, self.network = fabric, network
+        self.library = library(fabric.path_mtu)
         self.hosts = list(fabric.hosts)
-        self.engines = {s.name: local.LocalEngine.open(library(), cpu_port=CPU_PORT) for s in fabric.switches}
+        self.engines = {s.name: local.LocalEngine.open(self.library, cpu_port=CPU_PORT) for s in fabric.switches}
         self.ends = {end: far for link in fabric.links for end, far in (link.ends, link.ends[::-1])}
         self._arrive = {end: partial(self._deliver, end) for end in self.ends}
         self.seen: list[tuple[str, bytes]] = []
