@@ -72,20 +72,41 @@ class AskStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Outcomes(msgspec.Struct, frozen=True):
-    """How a switch handled contributions and results, in packets; all but ``first`` were retransmissions."""
+    """What became of contributions, results and NAKs at a switch, in packets, in the order of p4src/verdict.p4.
+
+    All but ``first`` are repeats, what should have come later, or NAKs.
+    """
 
     first: int = 0
+    """News: contributions and results that the slot lacked."""
     answered: int = 0
-    """Retransmitted contributions answered with the result in this switch's slot: the result had been lost below it."""
+    """Repeats and NAKs of windowed children answered with the result in this switch's slot, and NAKs of the parent with
+    its sum: what was lost had been lost on that link."""
     asked: int = 0
-    """Retransmitted contributions for which this switch sent its sum to its parent again: something had been lost above
-    it."""
+    """Repeats for which this switch sent its sum to its parent again, and NAKs that it passed on to its parent:
+    something had been lost above it."""
     waited: int = 0
-    """Retransmitted contributions that changed nothing, since contributions of other children are missing."""
+    """Repeats and NAKs that changed nothing, since contributions of other children are missing.  An RC child is told to
+    come again (RNR NAK)."""
     late: int = 0
-    """Contributions with a PSN whose slot is already in use for a later one."""
+    """Contributions with a PSN whose slot is already in use for a later one, or that the successor of an RC child has
+    acknowledged: an RC child gets the ACK that was lost."""
     repeated: int = 0
     """Results that this switch already had."""
+    forwarded: int = 0
+    """Repeats of RC children that went onward to their successors with the stored result."""
+    ahead: int = 0
+    """Packets of RC children ahead of one that is missing, which a NIC sends again after it."""
+    mismatched: int = 0
+    """Contributions whose opcode or length is not that of those before them."""
+    lacked: int = 0
+    """NAKs for what this switch lacks the asker's own contribution of: it is asked in turn."""
+
+    @property
+    def repeats(self) -> int:
+        """All but ``first``."""
+        counts: dict[str, int] = msgspec.structs.asdict(self)
+        return sum(counts.values()) - self.first
 
 
 class Punts(msgspec.Struct, frozen=True):
@@ -125,6 +146,10 @@ class SwitchStatus(msgspec.Struct, frozen=True):
     """Packets from hosts that it dropped because their IPv4 source address was not the host's."""
     unassigned: int = 0
     """IPv4 packets that it dropped because the fabric has no link at the port where they came in."""
+    unfolded: int = 0
+    """Packets from hosts to fold addresses that it dropped because they met no entry that folds them."""
+    gaps: int = 0
+    """Gaps in the PSNs of its children and parents that it noticed, for each of which it sent a NAK."""
 
 
 class Traffic(msgspec.Struct, frozen=True):
@@ -140,6 +165,8 @@ class Traffic(msgspec.Struct, frozen=True):
     """Packets held back by fault injection so that others overtake them."""
     spoofed: int = 0
     """Packets of a host that its switch dropped because their IPv4 source address was not the host's."""
+    gaps: int = 0
+    """Gaps in the PSNs of contributions or results that the switch which receives noticed: what was lost on the way."""
 
 
 class LinkStatus(msgspec.Struct, frozen=True):

@@ -31,7 +31,7 @@ from netfold.wire.operator import (
 
 COUNTERS: Final = (
     tables.PORT_IN, tables.PORT_OUT, tables.CORRUPT, tables.OUTCOMES, tables.SPOOFED, tables.UNASSIGNED,
-    tables.REFUSED, tables.OVER_RATE,
+    tables.UNFOLDED, tables.GAPS, tables.REFUSED, tables.OVER_RATE,
     *(tables.fault_counter(control, fault) for control in (tables.FAULT_IN, tables.FAULT_OUT)
       for fault in tables.FAULTS),
 )
@@ -49,7 +49,7 @@ def of_switch(switch: Switch, target: Target, used: int, counters: Counters, *, 
         switch.name, switch.role, switch.grpc, target.is_up, target.problem, target.entries, target.pushes, used,
         slots.SLOTS, counters[tables.CORRUPT].get(0, _NOTHING).packets, _outcomes(counters), drained,
         switch.device_id, _punts(target, counters), _total(counters, tables.SPOOFED),
-        _total(counters, tables.UNASSIGNED),
+        _total(counters, tables.UNASSIGNED), _total(counters, tables.UNFOLDED), _total(counters, tables.GAPS),
     )
 
 
@@ -81,9 +81,9 @@ def _traffic(counters: Mapping[str, Counters], sender: End, receiver: End) -> Tr
     else:
         count = counters[receiver.node].get(tables.PORT_IN, {}).get(receiver.port, _NOTHING)
     at, control = (receiver, tables.FAULT_IN) if receiver.node in counters else (sender, tables.FAULT_OUT)
-    names = (*(tables.fault_counter(control, fault) for fault in tables.FAULTS), tables.SPOOFED)
+    names = (*(tables.fault_counter(control, fault) for fault in tables.FAULTS), tables.SPOOFED, tables.GAPS)
     if at == sender:
-        names = names[:-1]  # a switch refuses what arrives
+        names = names[:-2]  # a switch refuses, and misses, what arrives
     done = (counters[at.node].get(name, {}) for name in names)
     return Traffic(count.packets, count.bytes, *(cells.get(at.port, _NOTHING).packets for cells in done))
 

@@ -63,10 +63,12 @@ def _switches(switches: list[SwitchStatus]) -> Iterator[Metric]:
                                   labels=["switch"])
     refused = CounterMetricFamily(
         "netfold_switch_refused_packets", "Dropped where they came in: a host's, but not from its address (spoofed), "
-        "or at a port where the fabric has no link (unassigned)", labels=["switch", "reason"])
+        "at a port where the fabric has no link (unassigned), or a host's to a fold address, without an entry that "
+        "folds it (unfolded)", labels=["switch", "reason"])
     folded = CounterMetricFamily(
         "netfold_switch_folded_packets", "Contributions and results by what became of them: first, or repeats that "
-        "were answered here, asked of the level above, waiting for others, late, here already",
+        "were answered here, asked of the level above, waiting for others, late, here already, sent onward to a NIC's "
+        "successor; a NIC's packets ahead of a gap; packets unlike those before them; NAKs answered by another",
         labels=["switch", "outcome"])
     punts = CounterMetricFamily(
         "netfold_switch_punts_dropped_packets", "For the CPU port, by why they did not reach the controller: from a "
@@ -75,7 +77,7 @@ def _switches(switches: list[SwitchStatus]) -> Iterator[Metric]:
         for why in Punts.__struct_fields__:
             punts.add_metric([switch.name, why], getattr(switch.punts, why))
         corrupt.add_metric([switch.name], switch.corrupt)
-        for reason in ("spoofed", "unassigned"):
+        for reason in ("spoofed", "unassigned", "unfolded"):
             refused.add_metric([switch.name, reason], getattr(switch, reason))
         for outcome in Outcomes.__struct_fields__:
             folded.add_metric([switch.name, outcome], getattr(switch.folded, outcome))
@@ -92,6 +94,8 @@ def _links(links: list[LinkStatus], switches: set[str]) -> Iterator[Metric]:
     packets = CounterMetricFamily("netfold_link_packets", "Frames, each direction", labels=way)
     spoofed = CounterMetricFamily("netfold_link_spoofed_packets", "Of a host, dropped since they did not come from its "
                                   "address", labels=["sender", "receiver"])
+    gaps = CounterMetricFamily("netfold_link_gaps", "In the PSNs of folding, noticed by the switch that receives: each "
+                               "is a NAK", labels=["sender", "receiver"])
     faults = CounterMetricFamily("netfold_link_faults", "Packets that faults on purpose have hit",
                                  labels=["sender", "receiver", "fault"])
     for link in links:
@@ -105,8 +109,9 @@ def _links(links: list[LinkStatus], switches: set[str]) -> Iterator[Metric]:
             packets.add_metric([sender, receiver, kind], traffic.packets)
             if kind == "host":
                 spoofed.add_metric([sender, receiver], traffic.spoofed)
+            gaps.add_metric([sender, receiver], traffic.gaps)
             _faults(faults, sender, receiver, traffic)
-    yield from (up, drained, rate, count, packets, spoofed, faults)
+    yield from (up, drained, rate, count, packets, spoofed, gaps, faults)
 
 
 def _faults(family: CounterMetricFamily, sender: str, receiver: str, traffic: Traffic) -> None:

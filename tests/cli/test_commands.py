@@ -167,7 +167,7 @@ def test_top_shows_what_changed_between_two_looks() -> None:
     def look(times: int, folded: int) -> Status:
         there, back = Traffic(1000 * times, 1_000_000 * times, 5 * times), Traffic(500 * times, 125_000 * times, 0)
         switch = SwitchStatus("leaf1", "leaf", "unix:/a", True, "", 12, 1, 2176, 16384, 3, Outcomes(folded, 10 * times),
-                              spoofed=4 * times, unassigned=2 * times)
+                              spoofed=4 * times, unassigned=2 * times, unfolded=times, gaps=7 * times)
         return Status("lab", "softswitch", 61.0, [switch], [LinkStatus("leaf1:1", "h1:0", "1gbit", 0, there, back)],
                       [JobStatus("train", "active", 77, 2, [0, 1], [1], [], 2048, [TreeStatus("leaf1", 1.0, {})], "",
                                  []),
@@ -178,7 +178,7 @@ def test_top_shows_what_changed_between_two_looks() -> None:
     text = out.getvalue()
     switch, link, job = (next(line for line in text.splitlines() if line.strip().startswith(name))
                          for name in ("leaf1 ", "leaf1:1 - h1:0", "train"))
-    assert switch.split()[-5:] == ["2176/16384", "0", "10", "0", "6"]
+    assert switch.split()[-6:] == ["2176/16384", "0", "10", "7", "0", "7"]
     assert link.split()[-5:] == ["1gbit", "8.0", "1.0", "1500", "5"]
     assert job.split() == ["train", "active", "1", "of", "2", "leaf1", "-"]
     assert "over-and-done" not in text

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -16,7 +17,6 @@ from netfold.wire.operator import (
     JobSlots,
     JobStatus,
     LinkStatus,
-    Outcomes,
     Punts,
     RoundStatus,
     Status,
@@ -36,13 +36,13 @@ def show(status: Status, console: Console | None = None) -> None:
     for s in status.switches:
         state = words(s.up, s.drained, s.problem)
         switches.add_row(s.name, s.role, s.grpc, state, str(s.entries), f"{s.slots_used}/{s.slots}", str(s.corrupt),
-                         _refused(s), _repeats(s.folded), _punts(s.punts))
+                         _refused(s), _repeats(s), _punts(s.punts))
     console.print(switches)
-    links = Table("link", "state", "rate", "faults", "there", "back", "done there/back", box=None)
+    links = Table("link", "state", "rate", "faults", "there", "back", "done there/back", "gaps there/back", box=None)
     for link in status.links:
         there, back = link.a_to_b, link.b_to_a
         links.add_row(f"{link.a} - {link.b}", words(link.up, link.drained), link.rate or "-", _faults(link),
-                      _traffic(there), _traffic(back), f"{_done(there)} / {_done(back)}")
+                      _traffic(there), _traffic(back), f"{_done(there)} / {_done(back)}", f"{there.gaps} / {back.gaps}")
     console.print(links)
     for job in status.jobs:
         _job(console, job)
@@ -110,10 +110,10 @@ _FAULTS: Final = (("loss", "lost"), ("corrupt", "corrupted"), ("duplicate", "dup
 """A link's faults, each with the field of Traffic that counts it."""
 
 
-def _repeats(folded: Outcomes) -> str:
-    """Counts of retransmissions by the level that answered: this switch, one above it, or none yet."""
-    names = ("answered", "asked", "waited", "late")
-    return ", ".join(f"{count} {name}" for name in names if (count := getattr(folded, name))) or "-"
+def _repeats(switch: SwitchStatus) -> str:
+    """Counts of repeats and NAKs by what became of them, and of gaps: answered here, asked of the level above, ..."""
+    counts = {**msgspec.structs.asdict(switch.folded), "gaps": switch.gaps}
+    return ", ".join(f"{count} {name}" for name, count in counts.items() if count and name != "first") or "-"
 
 
 def _punts(punts: Punts) -> str:
@@ -124,7 +124,8 @@ def _punts(punts: Punts) -> str:
 
 def _refused(switch: SwitchStatus) -> str:
     """Counts of packets that a switch did not let in, by reason."""
-    return ", ".join(f"{count} {name}" for name in ("spoofed", "unassigned") if (count := getattr(switch, name))) or "-"
+    return ", ".join(f"{count} {name}" for name in ("spoofed", "unassigned", "unfolded")
+                     if (count := getattr(switch, name))) or "-"
 
 
 def _faults(link: LinkStatus) -> str:

@@ -63,12 +63,13 @@ def screen(before: Status, now: Status, seconds: float) -> Group:
 
     from netfold.cli.show import round_words, words
 
-    switches = Table("switch", "state", "slots", "folded/s", "repeats/s", "corrupt/s", "refused/s", box=None)
+    switches = Table("switch", "state", "slots", "folded/s", "repeats/s", "gaps/s", "corrupt/s", "refused/s", box=None)
     for old, new in zip(before.switches, now.switches, strict=True):
-        folded, repeats = (new.folded.first - old.folded.first, _repeats(new.folded) - _repeats(old.folded))
+        folded, repeats = (new.folded.first - old.folded.first, new.folded.repeats - old.folded.repeats)
         switches.add_row(new.name, words(new.up, new.drained, new.problem),
                          f"{new.slots_used}/{new.slots}", _rate(folded, seconds), _rate(repeats, seconds),
-                         _rate(new.corrupt - old.corrupt, seconds), _rate(_refused(new) - _refused(old), seconds))
+                         _rate(new.gaps - old.gaps, seconds), _rate(new.corrupt - old.corrupt, seconds),
+                         _rate(_refused(new) - _refused(old), seconds))
     links = Table("link", "state", "rate", "there Mb/s", "back Mb/s", "packets/s", "lost/s", box=None)
     for a, b in zip(before.links, now.links, strict=True):
         directions = ((a.a_to_b, b.a_to_b), (a.b_to_a, b.b_to_a))
@@ -88,12 +89,8 @@ def screen(before: Status, now: Status, seconds: float) -> Group:
     return Group(head, switches, links, jobs)
 
 
-def _repeats(folded: object) -> int:
-    return sum(getattr(folded, name) for name in ("answered", "asked", "waited", "late", "repeated"))
-
-
 def _refused(switch: SwitchStatus) -> int:
-    return switch.spoofed + switch.unassigned
+    return switch.spoofed + switch.unassigned + switch.unfolded
 
 
 def _megabits(old: Traffic, new: Traffic, seconds: float) -> str:
