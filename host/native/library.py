@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes as C
 import ipaddress
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from cbuild import cc
 HOME = Path(__file__).parent
 NEVER = (1 << 63) - 1
 """A deadline, in nanoseconds, that never comes."""
+PROCESSOR_VARIABLE = "NETFOLD_PROCESSOR"
+"""Environment variable with the processors that engines are compiled for, as gcc's -march names them ("x86-64-v2"):
+machines of several kinds then share what one has compiled.  Default: this machine's own."""
 RUN_PACKETS = 60
 """Packets of a super-packet at most: NF_RUN_PACKETS and NF_RC_RUN."""
 
@@ -83,12 +87,13 @@ def load(
     libs        linker flags besides -lpthread
     Raises cbuild.cc.BuildError.
     """
+    processor = os.environ.get(PROCESSOR_VARIABLE, "")
     path = cc.build(
         [HOME / source for source in sources],
         kind="shared",
         name=name,
-        flags=["-O3", *flags, "-fvisibility=default"],
-        optional_flags=["-march=native"],
+        flags=["-O3", *flags, "-fvisibility=default", *([f"-march={processor}"] if processor else [])],
+        optional_flags=[] if processor else ["-march=native"],
         libs=["-lpthread", *libs],
     )
     lib = C.CDLL(str(path))
