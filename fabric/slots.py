@@ -15,15 +15,16 @@ from functools import partial
 from itertools import chain
 from typing import Final, Literal
 
-from netfold.fabric.trees import Tree
+from netfold.fabric.trees import Fold, Tree
 from netfold.wire import roce
 
 SLOTS: Final = 16384
 """Slots of one switch: SLOTS of p4src/sizes.p4."""
 MAX_GROUP: Final = 4095
 """BMv2 accepts multicast groups 1..4095."""
-EPOCHS: Final = 2**16 - 1
-"""Epochs are 1..65535; 0 marks a slot that was never used."""
+EPOCHS: Final = 2**31 - 1
+"""Epochs are 1..2**31-1, of the program's 32 bits, so that one fits an int32 of a message between ranks; 0 marks a slot
+that was never used."""
 FLOWS: Final = 16384
 """Flows of one switch, each the state of one sender of one stream: FLOWS of p4src/sizes.p4."""
 MIN_CONNECTION: Final = 1
@@ -128,7 +129,7 @@ class Stream:
     down: Mapping[str, int]
     """Connection of results on their way to the lower switch."""
     flows: Mapping[str, int] = field(default_factory=dict)
-    """First flow on each switch: child number k has flow + k, the parent the one after the last child's."""
+    """First flow on each switch: child number k has flow + k, the parent, if any, the one after the last child's."""
     operation: int = roce.LaneOperation.SUM32
     """Lane operation of RC ranks' packets."""
     rc_ranks: tuple[int, ...] = ()
@@ -142,9 +143,14 @@ class Stream:
         return ring[(ring.index(place) + 1) % len(ring)]
 
     def flows_on(self, switch: str) -> range:
-        """The flows that it has on a switch of its tree: one for each child, then the parent's."""
+        """The flows that it has on a switch of its tree: one for each child, then the parent's if there is one."""
         first = self.flows[switch]
-        return range(first, first + len(self.tree.fold(switch).children) + 1)
+        return range(first, first + _senders(self.tree.fold(switch)))
+
+    def used_connections(self) -> list[int]:
+        """The ranks' connections but for those that no windowed rank sends to or receives on."""
+        return [connection for place, connection in enumerate(self.connections)
+                if place not in self.rc_ranks or (place - 1) % len(self.ranks) not in self.rc_ranks]
 
     def predecessor(self, place: int) -> int:
         """The place of the rank from which the one at ``place`` gets its results, by their addresses."""
@@ -168,16 +174,22 @@ def holdings(streams: Iterable[Stream]) -> dict[str, Holding]:
     """What these streams hold on each switch of their trees, with the connections of all that fold there."""
     found: dict[str, list[Holding]] = {}
     for stream in streams:
-        numbers = frozenset((*stream.connections, *stream.up.values(), *stream.down.values()))
+        numbers = frozenset((*stream.used_connections(), *stream.up.values(), *stream.down.values()))
         for switch, base in stream.bases.items():
             found.setdefault(switch, []).append(Holding(
-                frozenset([(base, stream.slots)]), frozenset([stream.groups[switch]]), numbers
+                frozenset([(base, stream.slots)]), frozenset([stream.groups[switch]]), numbers,
+                frozenset(stream.flows_on(switch)),
             ))
     return {
         switch: Holding(*(frozenset().union(*parts) for parts in
                           zip(*((h.ranges, h.groups, h.connections, h.flows) for h in held), strict=True)))
         for switch, held in found.items()
     }
+
+
+def _senders(fold: Fold) -> int:
+    """How many neighbours send a switch packets of a tree."""
+    return len(fold.children) + (not fold.is_root)
 
 
 def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
@@ -432,7 +444,7 @@ class Allocator:
         bases, flows, groups = {}, {}, {}
         for fold in tree.folds:
             bases[fold.switch] = self._range(epoch, fold.switch, self._slots, length)
-            flows[fold.switch] = self._range(epoch, fold.switch, self._flows, len(fold.children) + 1)
+            flows[fold.switch] = self._range(epoch, fold.switch, self._flows, _senders(fold))
             groups[fold.switch] = self._allocate(epoch, self._groups[fold.switch], f"multicast groups of {fold.switch}")
         lower = [fold.switch for fold in tree.folds if not fold.is_root]
         return Stream(

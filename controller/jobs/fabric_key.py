@@ -30,8 +30,8 @@ def rank_secret(key: bytes, tenant: str, job: str, epoch: int, rank: int) -> Sec
     """The secret of one rank: HMAC-SHA256 of who it is.  Names of tenants and jobs have no zero byte
     (fabric/validity.py, admission.py).
 
-    The tenant is part of it because names and epochs come again: after some 65,535 jobs, which take it minutes, a
-    tenant would know the secrets of every job that another one starts later under the same name."""
+    The tenant is part of it because names and epochs come again: a tenant that starts jobs by the thousand million
+    would know the secrets of jobs that another one starts later under the same names."""
     return Secret(hmac.digest(key, f"rank\0{tenant}\0{job}\0{epoch}\0{rank}".encode(), "sha256").hex())
 
 

@@ -33,8 +33,8 @@ async def watch_refused(r: Rig, plan: Plan) -> grpc.aio.AioRpcError:
 def test_secrets_of_ended_jobs_open_nothing_of_another_tenants_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Epochs come again, of which there are 65,535, and names are free once a job has ended: a tenant that has had both
-    then neither makes a rank leave, nor gets its plan with the job's secret, nor registers in its place."""
+    """Epochs come again, of which there are 2**31-1, and names are free once a job has ended: a tenant that has had
+    both then neither makes a rank leave, nor gets its plan with the job's secret, nor registers in its place."""
 
     async def story() -> None:
         tenants = (tenant(tmp_path, "red"), tenant(tmp_path, "blue"))
