@@ -133,11 +133,10 @@ class Exploration:
         if state.left & bit or lowest_missing(state.had[rank]) < begun:
             return
         acknowledged = self.fabric.kinds[rank] == WINDOWED or state.confirmed[rank] >= begun
-        if (state.leaving & others or self.rules.departure == "unasked") and (
-            acknowledged or not self.rules.settles_acknowledged
-        ):
+        asked = state.leaving & others or self.rules.departure == "unasked"
+        if asked and (acknowledged or not self.rules.settles_acknowledged):
             yield f"rank {rank} says that it lacks nothing", state._replace(settled=state.settled | bit)
-        if not acknowledged:
+        if not acknowledged and self.rules.ends_acknowledged:
             return
         if begun < self.fabric.psns:
             yield f"rank {rank} begins", state._replace(begun=_put(state.begun, rank, begun + self.fabric.each))

@@ -49,9 +49,11 @@ class Rules:
     """A new epoch has queue pairs and connections of its own; False: packets of the old one still count."""
     guarded: bool = True
     """A contribution that finds no entry is dropped; False: it is routed to the address that it carries."""
-    settles_acknowledged: bool = True
-    """An RC rank says that it lacks nothing when it has all results and its own sends are acknowledged, without which
-    no operation ends; False: when it has all results."""
+    ends_acknowledged: bool = False
+    """An RC rank's operation ends when it has all results; True: and its sends are acknowledged."""
+    settles_acknowledged: bool = False
+    """An RC rank says that it lacks nothing when it has all results; True: and its sends are acknowledged.  Where
+    operations end only then, so must this, or it breaks the protocol."""
     departure: Departure = "asked"
 
 
