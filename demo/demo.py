@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Unpack
 
 from cbuild import files
 from netfold.fabric.generate import FabricOptions, leafspine
@@ -18,15 +18,17 @@ from netfold.fabric.graph import Engine, Fabric
 from netfold.topo import sandbox
 from netfold.topo.failures import FabricFailed, RankFailed
 from netfold.topo.mininet_path import MininetMissing
+from netfold.topo.rxe import packages
 
 if TYPE_CHECKING:
     import numpy as np
     from rich.console import Console
 
     from netfold.demo import train
-    from netfold.demo.report import AllreduceTime, DemoReport, Traffic, TreeTotals
-    from netfold.demo.train import LaneBits
+    from netfold.demo.report import AllreduceTime, DemoReport, NicTotals, Traffic, TreeTotals
+    from netfold.demo.train import LaneBits, Rail
     from netfold.topo.net import Network
+    from netfold.topo.rxe.counts import NicCounts
 
 
 class Scale(NamedTuple):
@@ -41,6 +43,17 @@ SCALES: Final[dict[Engine, Scale]] = {
     "softswitch": Scale("200mbit", (512, 512), 120),
     "bmv2": Scale("20mbit", (128,), 60),
 }
+MACHINE_SCALES: Final[dict[Engine, Scale]] = {
+    "softswitch": Scale("200mbit", (128,), 10),
+    "bmv2": Scale("10mbit", (32,), 5),
+}
+"""The same for virtual machines, whose processors are emulated."""
+
+Hosts = Literal["namespaces", "rxe"]
+RAILS: Final[dict[Hosts, Rail]] = {"namespaces": "innet", "rxe": "verbs"}
+"""What carries the gradients."""
+TIMEOUTS: Final[dict[Hosts, float]] = {"namespaces": 10.0, "rxe": 60.0}
+"""Seconds that a rank waits for the others."""
 
 TRAIN_SECONDS: Final = 300.0
 TIMING_SECONDS: Final = 60.0
@@ -50,6 +63,7 @@ TIMING_WARMUP: Final = 2
 
 def demo(
     *,
+    hosts: Hosts = "namespaces",
     ranks: int = 8,
     leaves: int = 2,
     spines: int = 2,
@@ -62,13 +76,15 @@ def demo(
 
     Raises FabricError for a fabric that cannot be.
 
+    hosts      what the workers run in; "rxe": virtual machines, whose kernels' RDMA stack carries the gradients
     steps      of training; by default, like the rate in ``options``, those of SCALES for the switch
     lane_bits  bits of an element in a packet; below 32 with error feedback
     out        folder for report.json, fabric.svg and logs
     options    options of the fabric (`FabricOptions`)
     """
-    scale = SCALES[options.get("engine", "softswitch")]
+    scale = (MACHINE_SCALES if hosts == "rxe" else SCALES)[options.get("engine", "softswitch")]
     options["rate"] = options.get("rate") or scale.rate
+    options["rdma"] = hosts == "rxe"
     leafspine(leaves, spines, ranks, **options)
     for option, given, least in (("--steps", steps, 1), ("--ranks", ranks, 2)):
         if given is not None and given < least:
@@ -78,6 +94,9 @@ def demo(
         if not _installed(package):
             print(f"netfold: demo needs {package}, which is not installed: {remedy}", file=sys.stderr)
             return 1
+    if hosts == "rxe" and (lacks := packages.lacking()) is not None:
+        print(f"netfold: demo --hosts rxe needs virtual machines: {lacks}", file=sys.stderr)
+        return 1
     sandbox.enter()
     # imported inside the sandbox, so that the program that starts it stays quick
     from netfold import terminal
@@ -86,14 +105,14 @@ def demo(
     options["rundir"] = sandbox.rundir()
     fabric = leafspine(leaves, spines, ranks, **options)
     try:
-        report = _run(fabric, scale, steps or scale.steps, lane_bits, out, terminal.console())
+        report = _run(fabric, hosts, scale, steps or scale.steps, lane_bits, out, terminal.console())
     except (FabricFailed, Unreachable, OSError) as error:
         print(f"netfold: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\ninterrupted; everything is torn down", file=sys.stderr)
         return 130
-    if report.rail != "innet":
+    if report.rail != RAILS[hosts]:
         print(f"netfold: the switches did not fold: {report.explain}", file=sys.stderr)
         return 1
     if not report.final_weights_equal:
@@ -109,17 +128,23 @@ def _installed(package: str) -> bool:
         return False
 
 
-def _run(fabric: Fabric, scale: Scale, steps: int, lane_bits: LaneBits, out: Path, console: Console) -> DemoReport:
+def _run(
+    fabric: Fabric, hosts: Hosts, scale: Scale, steps: int, lane_bits: LaneBits, out: Path, console: Console
+) -> DemoReport:
     from netfold.controller.web.picture import draw
     from netfold.demo import report as reports
     from netfold.demo import train
     from netfold.topo.net import Network
+    from netfold.topo.rxe.hosts import Guests
 
     out.mkdir(parents=True, exist_ok=True)
-    data, weights = sandbox.rundir() / "digits.npz", sandbox.rundir() / "weights.npy"
+    guests = Guests([host.name for host in fabric.hosts]) if hosts == "rxe" else None
+    network = Network(fabric, logs=out / "logs", guests=guests)
+    network.share.mkdir(parents=True, exist_ok=True)
+    data, weights = network.share / "digits.npz", network.share / "weights.npy"
     train.save_digits(data)
     spec = train.TrainingSpec(str(data), steps, scale.hidden, seed=fabric.seed, weights=str(weights),
-                              lane_bits=lane_bits, feedback=lane_bits != 32)
+                              rail=RAILS[hosts], timeout=TIMEOUTS[hosts], lane_bits=lane_bits, feedback=lane_bits != 32)
     losses = max(link.loss for link in fabric.links)
     console.print(
         f"{fabric.name}: {len(fabric.switches)} P4 switches ({fabric.engine}), "
@@ -127,8 +152,13 @@ def _run(fabric: Fabric, scale: Scale, steps: int, lane_bits: LaneBits, out: Pat
         + (f", lanes of {lane_bits} bits" if lane_bits != 32 else "")
         + (f", each losing {losses:.1%} of its packets" if losses else "")
     )
-    with Network(fabric, logs=out / "logs") as network:
+    with network:
         console.print("fabric, controller and switches are up")
+        if guests is not None:
+            seconds = max(guests.boot_seconds.values())
+            console.print(f"{len(guests.names)} virtual machines with Debian's kernel and rdma_rxe, in {seconds:.0f} s")
+        nics = {} if guests is None else guests.nic_counts()
+        folded = _folded(network)
         start = reports.traffic(network.status().links)
         try:
             results = _train(network, spec, console)
@@ -136,16 +166,22 @@ def _run(fabric: Fabric, scale: Scale, steps: int, lane_bits: LaneBits, out: Pat
             network.check()  # a switch that has ended explains more than the time-out of a rank
             raise
         trained = reports.difference(start, reports.traffic(network.status().links))
+        folded = _folded(network) - folded
+        used = [] if guests is None else [
+            _nic_totals(host, counts.since(nics[host]), result.packets_sent)
+            for (host, counts), result in zip(guests.nic_counts().items(), results, strict=True)
+        ]
         elements = results[0].gradient_bytes // 4
-        times, ring = _time_allreduces(network, elements, lane_bits, console)
+        times, ring = _time_allreduces(network, hosts, elements, lane_bits, console)
     console.print("the fabric is down; now the same training in a single process")
     single_weights, single_loss, single_accuracy = train.train_single_process(spec)
     final = _load_weights(weights)
-    hosts = {host.name for host in fabric.hosts}
+    names = {host.name for host in fabric.hosts}
     # an operation of a timing is the allreduce of one gradient, as in a step of training
     ring_scale = steps / (TIMING_REPEATS + TIMING_WARMUP)
     report = reports.DemoReport(
         engine=fabric.engine,
+        hosts=hosts,
         ranks=len(fabric.hosts),
         leaves=sum(switch.role == "leaf" for switch in fabric.switches),
         spines=sum(switch.role == "spine" for switch in fabric.switches),
@@ -166,11 +202,14 @@ def _run(fabric: Fabric, scale: Scale, steps: int, lane_bits: LaneBits, out: Pat
         accuracy_single=single_accuracy,
         gradient_bytes=results[0].gradient_bytes,
         lane_bits=lane_bits,
-        bytes_per_host_link=reports.host_link_bytes(trained, hosts),
-        ring_bytes_per_host_link=None if ring is None else reports.host_link_bytes(ring, hosts) * ring_scale,
+        bytes_per_host_link=reports.host_link_bytes(trained, names),
+        ring_bytes_per_host_link=None if ring is None else reports.host_link_bytes(ring, names) * ring_scale,
         retransmissions=sum(result.retransmissions for result in results),
         packets_sent=sum(result.packets_sent for result in results),
         packets_lost=sum(lost for _, _, lost in trained.values()),
+        packets_folded=folded,
+        nic_retransmissions=sum(nic.data_sent - nic.needed for nic in used) if used else None,
+        nics=used,
         trees=_trees(results),
         times=times,
         links=reports.link_bytes(trained, ring, ring_scale),
@@ -213,15 +252,18 @@ def _train(network: Network, spec: train.TrainingSpec, console: Console) -> list
 
 
 def _time_allreduces(
-    network: Network, elements: int, lane_bits: LaneBits, console: Console
+    network: Network, hosts: Hosts, elements: int, lane_bits: LaneBits, console: Console
 ) -> tuple[list[AllreduceTime], Traffic | None]:
     """Time the gradient's allreduce by each algorithm; also return the ring's bytes on all links, or None."""
     from netfold.demo import report as reports
 
     times: list[AllreduceTime] = []
     ring: Traffic | None = None
-    ways = (("innet", "in the network"), ("ring", "ring over TCP"), ("gloo", "gloo"))
+    ways = (("verbs" if hosts == "rxe" else "innet", "in the network"), ("ring", "ring over TCP"), ("gloo", "gloo"))
     for way, name in ways:
+        if way == "gloo" and hosts == "rxe":
+            times.append(reports.AllreduceTime(name, None, "not in virtual machines, where torch starts slowly"))
+            continue
         if way == "gloo" and find_spec("torch") is None:
             times.append(reports.AllreduceTime(name, None, "torch is not installed"))
             continue
@@ -248,6 +290,21 @@ def _time_allreduce(network: Network, way: str, elements: int, lane_bits: LaneBi
     words = [msgspec.json.encode(word).decode() for word in (setup, turn)]
     ranks = network.launch([sys.executable, "-m", "netfold.topo.allreduce_rank", *words], job=f"timing-{way}")
     return max(msgspec.json.decode(lines[-1], type=Timing).seconds for lines in ranks.wait(TIMING_SECONDS))
+
+
+def _folded(network: Network) -> int:
+    """Contributions of workers that their own switches have taken so far."""
+    leaves = {switch.name for switch in network.fabric.switches if switch.role == "leaf"}
+    return sum(switch.folded.first for switch in network.status().switches if switch.name in leaves)
+
+
+def _nic_totals(host: str, counts: NicCounts, needed: int) -> NicTotals:
+    from netfold.demo.report import NicTotals
+
+    return NicTotals(
+        host, counts.data_sent, needed, counts.acknowledgements_sent, counts.acknowledgements_received,
+        counts.naks_received, counts.rnr_received, counts.duplicates_received, counts.errors,
+    )
 
 
 def _trees(results: list[train.TrainingResult]) -> list[TreeTotals]:

@@ -38,6 +38,23 @@ class TreeTotals(msgspec.Struct, frozen=True):
     retransmissions: int
 
 
+class NicTotals(msgspec.Struct, frozen=True):
+    """What the RDMA device of one virtual machine sent, repeated and acknowledged during training, in packets."""
+
+    host: str
+    data_sent: int
+    needed: int
+    """Data packets that the gradients take; what was sent beyond them was sent again."""
+    acknowledgements_sent: int
+    """ACKs, NAKs and RNR NAKs."""
+    acknowledgements_received: int
+    naks_received: int
+    rnr_received: int
+    duplicates_received: int
+    errors: int
+    """Retries that were used up, and packets that could not be sent."""
+
+
 class AllreduceTime(msgspec.Struct, frozen=True):
     """Seconds of one allreduce of one gradient by one algorithm over these links, on the slowest rank."""
 
@@ -51,6 +68,8 @@ class DemoReport(msgspec.Struct, frozen=True):
     """Everything that a run of the demo measured; sizes in bytes, times in seconds."""
 
     engine: str
+    hosts: str
+    """What the workers ran in: "namespaces", with our end points, or "rxe", machines with Linux's RDMA stack."""
     ranks: int
     leaves: int
     spines: int
@@ -85,6 +104,11 @@ class DemoReport(msgspec.Struct, frozen=True):
     packets_sent: int
     packets_lost: int
     """Packets that the switches dropped on purpose, on all links."""
+    packets_folded: int
+    """Packets that the workers' own switches took into slots, each once, during training."""
+    nic_retransmissions: int | None
+    """Data packets that the workers' RDMA devices sent again; None where there are none."""
+    nics: list[NicTotals]
     trees: list[TreeTotals]
     times: list[AllreduceTime]
     links: list[LinkBytes]
@@ -153,11 +177,15 @@ def show(report: DemoReport, console: Console) -> None:
     lanes = "" if report.lane_bits == 32 else f", in lanes of {report.lane_bits} bits"
     main.add_row(f"allreduce of {size(report.gradient_bytes)}", f"{_seconds(innet)}{lanes}", compared)
     main.add_row("lost on purpose", f"{report.packets_lost} packets", f"{report.retransmissions} sent again")
+    folded = f"{report.packets_folded} packets"
+    main.add_row("folded", folded, "contributions and results, at the leaves, each once")
     for tree in report.trees:
         sent = f"{tree.packets_sent} packets, {tree.retransmissions} again"
         main.add_row(f"tree {tree.root}", f"{size(tree.gradient_bytes)} of gradients", sent)
     console.print(main)
     console.print()
+    if report.nics:
+        _show_nics(report, console)
     links = Table(title="Bytes on every link", title_justify="left", show_edge=False)
     for heading in ("link", "there", "back", "ring there", "ring back", "lost"):
         links.add_column(heading, justify="left" if heading == "link" else "right")
@@ -165,6 +193,21 @@ def show(report: DemoReport, console: Console) -> None:
         ring_columns = (size(load.ring_there), size(load.ring_back)) if ring else ("-", "-")
         links.add_row(f"{load.a} - {load.b}", size(load.there), size(load.back), *ring_columns, str(load.lost))
     console.print(links)
+
+
+def _show_nics(report: DemoReport, console: Console) -> None:
+    nics = Table(title="Packets of the kernels' RDMA devices (rdma_rxe)", title_justify="left", show_edge=False)
+    headings = ("host", "data sent", "of these again", "ACKs sent", "ACKs received", "NAKs received", "RNR received",
+                "data twice", "errors")
+    for heading in headings:
+        nics.add_column(heading, justify="left" if heading == "host" else "right")
+    for nic in report.nics:
+        nics.add_row(nic.host, *map(str, (
+            nic.data_sent, nic.data_sent - nic.needed, nic.acknowledgements_sent, nic.acknowledgements_received,
+            nic.naks_received, nic.rnr_received, nic.duplicates_received, nic.errors,
+        )))
+    console.print(nics)
+    console.print()
 
 
 def size(count: float) -> str:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float32]
 Labels = NDArray[np.int64]
 LaneBits = Literal[32, 16, 8]
+Rail = Literal["innet", "verbs"]
 
 TEST_SHARE: Final = 0.2
 CLASSES: Final = 10
@@ -49,6 +50,10 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 0
     weights: str = ""
     """File for the final weights of rank 0."""
+    rail: Rail = "innet"
+    """What is to carry the gradients."""
+    timeout: float = 10.0
+    """Seconds that a rank waits for the others."""
     lane_bits: LaneBits = 32
     """Bits of an element of the gradient in a packet."""
     feedback: bool = False
@@ -237,7 +242,7 @@ def main(spec: TrainingSpec) -> None:
     from netfold.host.api import verbs
 
     digits = load_digits(Path(spec.data))
-    with verbs.init(rail="innet", lane_bits=spec.lane_bits) as comm:
+    with verbs.init(rail=spec.rail, timeout=spec.timeout, lane_bits=spec.lane_bits) as comm:
         trainer = Trainer(spec, digits, comm.rank, comm.size, comm)
         start = time.perf_counter()
         loss = float("nan")

@@ -273,12 +273,12 @@ def _kind(algorithm: str, setup: RankSetup) -> str:
         return "plain"
     if algorithm in ("innet", "auto"):  # an address has one UDP port 4791, and both fold
         return "auto"
-    return algorithm if algorithm == "roce" else "tcp"
+    return algorithm if algorithm in ("roce", "verbs") else "tcp"
 
 
 def _own(algorithm: str) -> str | None:
     """The algorithm to ask NetFold for; None leaves the choice to it, or to the rail."""
-    return {"auto": None, "roce": "ring"}.get(algorithm, algorithm)
+    return {"auto": None, "verbs": None, "roce": "ring"}.get(algorithm, algorithm)
 
 
 

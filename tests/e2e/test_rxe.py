@@ -19,7 +19,8 @@ from support.topo import in_sandbox
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
 from netfold.topo.net import Network
-from netfold.topo.rxe.hosts import RDMA_DEVICE, Guests
+from netfold.topo.rxe.counts import RDMA_DEVICE
+from netfold.topo.rxe.hosts import Guests
 from netfold.topo.rxe.machine import Machine
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.needs("rxe")]

@@ -15,5 +15,6 @@ with it, except in the folder that it shares.  From the bottom up:
     attach      runs a command in a guest as if it ran here, as mnexec does for namespaces
     line        carries these messages between a guest's agent and programs here
     machine     one QEMU process, its taps and its line
+    counts      what a guest's RDMA device has sent, repeated and acknowledged
     hosts       machines as hosts of a Mininet topology
 """

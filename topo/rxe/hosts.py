@@ -12,14 +12,13 @@ import fcntl
 import os
 import struct
 from collections.abc import Collection, Sequence
-from typing import Final
 
 from netfold.topo.failures import WiringError
 from netfold.topo.guests import GuestLink, Surroundings
+from netfold.topo.rxe import counts
 from netfold.topo.rxe.machine import MEMORY, Machine, Nic, System
 from netfold.topo.wiring import GATEWAY, FabricIntf, shaper
 
-RDMA_DEVICE: Final = "rxe0"
 _TUNSETIFF, _IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR = 0x400454CA, 0x0002, 0x1000, 0x4000
 
 
@@ -69,6 +68,10 @@ class Guests:
             self.boot_seconds[link.guest] = machine.wait_ready()
             machine.execute(configuration(link), f"configuring the network of {link.guest}")
 
+    def nic_counts(self) -> dict[str, counts.NicCounts]:
+        """What the RDMA device of each machine has counted since its start.  Raises GuestFailed."""
+        return {link.guest: counts.read(self.machines[link.guest], interface_name(link)) for link in self._links}
+
     def check(self) -> None:
         """Raise GuestFailed where a machine has ended."""
         for machine in self.machines.values():
@@ -90,7 +93,7 @@ class Guests:
 
 def configuration(link: GuestLink) -> str:
     """The shell script that configures the network of a guest."""
-    name = f"{link.guest}-eth{link.guest_port}"
+    name = interface_name(link)
     script = [
         "for what in all default; do echo 1 > /proc/sys/net/ipv6/conf/$what/disable_ipv6; done",
         "ip link set dev lo up",
@@ -104,7 +107,13 @@ def configuration(link: GuestLink) -> str:
         script.append(f"ip address add {link.fold_address}/32 dev {name}")
     if link.params["rate"] is not None:
         script += shaper(name, link.params["rate"])
-    return "\n".join([*script, f"rdma link add {RDMA_DEVICE} type rxe netdev {name}"])
+    script += counts.filters(name)
+    return "\n".join([*script, f"rdma link add {counts.RDMA_DEVICE} type rxe netdev {name}"])
+
+
+def interface_name(link: GuestLink) -> str:
+    """The name of a guest's interface: that of a host in a namespace."""
+    return f"{link.guest}-eth{link.guest_port}"
 
 
 def make_tap(name: str) -> int:

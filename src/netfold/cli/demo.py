@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,9 +14,12 @@ from netfold.cli.generated import DEFAULTS, Generated, with_groups
 
 @with_groups
 def demo(
-    ranks: Annotated[int, typer.Option(help="Workers.")] = 8,
+    hosts: Annotated[Literal["namespaces", "rxe"], typer.Option(
+        help="What workers run in: namespaces, or rxe: virtual machines whose kernels' RDMA stack carries the gradients."
+    )] = "namespaces",
+    ranks: Annotated[int | None, typer.Option(help="Workers; default: 8, or 4 virtual machines.")] = None,
     leaves: Annotated[int, typer.Option(help="Leaf switches.")] = 2,
-    spines: Annotated[int, typer.Option(help="Spine switches.")] = 2,
+    spines: Annotated[int | None, typer.Option(help="Spine switches; default: 2, or 1 over virtual machines.")] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps; default: what fits in a minute or so.")] = None,
     generated: Generated = DEFAULTS,
     lane_bits: Annotated[int, typer.Option(help="Of gradients on their way: 32, or 16 or 8, with feedback.")] = 32,
@@ -26,9 +29,12 @@ def demo(
     from netfold.demo.demo import demo as run_demo
 
     log_to_stderr(False)
+    few = hosts == "rxe"
+    ranks = ranks if ranks is not None else 4 if few else 8
+    spines = spines if spines is not None else 1 if few else 2
     generated.fabric(f"leafspine,{leaves},{spines},{ranks}")  # refused early, in the same words
     match lane_bits:
         case 32 | 16 | 8:
-            raise typer.Exit(run_demo(ranks=ranks, leaves=leaves, spines=spines, steps=steps, lane_bits=lane_bits,
-                                      out=out, **generated.options()))
+            raise typer.Exit(run_demo(hosts=hosts, ranks=ranks, leaves=leaves, spines=spines, steps=steps,
+                                      lane_bits=lane_bits, out=out, **generated.options()))
     fail(CANNOT, f"--lane-bits: expected 32, 16 or 8, got {lane_bits}")
