@@ -125,6 +125,10 @@ class FabricHost(Host):  # type: ignore[misc]
         self.interfaces = interfaces
         super().__init__(name, **params)
 
+    def defaultIntf(self) -> Intf | None:
+        """Its first interface; None, without Mininet's warning, where it has none, since it is a guest (guests.py)."""
+        return super().defaultIntf() if self.interfaces else None
+
     def config(self, **_: Any) -> dict[str, Any]:
         """Configure the host's addresses and routes.  Raises WiringError."""
         ipv6 = "/proc/sys/net/ipv6/conf/default/disable_ipv6"

@@ -64,9 +64,10 @@ def read(machine: Machine, interface: str) -> NicCounts:
     script = [f"tc -s -j filter show dev {interface} {direction}; echo" for direction in DIRECTIONS]
     script.append(f"grep -H . /sys/class/infiniband/{RDMA_DEVICE}/ports/1/hw_counters/*")
     output = machine.execute("\n".join(script), "reading the RDMA device's counters")
-    *shown, rest = output.split("\n", len(DIRECTIONS))
-    sent, received = (_packets(msgspec.json.decode(text)) for text in shown)
-    device = {line.rpartition("/")[2].partition(":")[0]: int(line.rpartition(":")[2]) for line in rest.split()}
+    lines = output.split("\n")
+    sent, received = (_packets(msgspec.json.decode(line)) for line in lines if line.startswith("["))
+    device = {path.rpartition("/")[2]: int(value) for path, _, value in (line.partition(":") for line in lines if
+                                                                         line.startswith("/"))}
     return NicCounts(
         sent[_DATA], sent[_ACKNOWLEDGE], received[_DATA], received[_ACKNOWLEDGE], device["rcvd_seq_err"],
         device["rcvd_rnr_err"], device["duplicate_request"],

@@ -15,7 +15,7 @@ from netfold.cli.generated import DEFAULTS, Generated, with_groups
 @with_groups
 def demo(
     hosts: Annotated[Literal["namespaces", "rxe"], typer.Option(
-        help="What workers run in: namespaces, or rxe: virtual machines whose kernels' RDMA stack carries the gradients."
+        help="What workers run in: namespaces, or rxe: virtual machines, whose kernels' RDMA carries the gradients."
     )] = "namespaces",
     ranks: Annotated[int | None, typer.Option(help="Workers; default: 8, or 4 virtual machines.")] = None,
     leaves: Annotated[int, typer.Option(help="Leaf switches.")] = 2,
