@@ -33,8 +33,8 @@ if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
 SECONDS: Final = 120.0
 """Seconds for all ranks of one round at one loss rate."""
 LANES_BYTES: Final = 4 * roce.LANES
-STATE_BYTES: Final = 16
-"""Bytes of a slot beside its words: slot_state in p4src/fold.p4."""
+STATE_BYTES: Final = 32
+"""Bytes of a slot beside its words: slot_state and slot_headers in p4src/fold.p4."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,18 @@ class LossRow(msgspec.Struct, frozen=True):
     """Part of the packets sent by ranks that was a retransmission."""
     timeouts: float
     """Time-outs of all ranks in an operation."""
+    lost: float
+    """Packets lost on purpose in an operation, on all links and of all kinds."""
+    repeats_per_loss: float
+    """Packets with data that ranks and switches sent again, over those that were lost; 0 where none was."""
     host_up: float
     """Bytes over a host's link to its leaf, the mean over hosts."""
     host_down: float
     leaf_up: float
     """Bytes from a leaf to all spines, the mean over leaves; 0 without spines."""
     levels: dict[str, float]
-    """Repeats in an operation by role of the switch and what became of them: "leaf answered", "spine waited"..."""
+    """Repeats, NAKs and gaps in an operation by role of the switch and what became of them: "leaf answered", "spine
+    gaps"... (`wire.operator.Outcomes`)."""
     slot_bytes: int
     """Bytes of the job's slots on the switch where it has most."""
 
@@ -169,9 +174,13 @@ def _row(loss: float, credits: str, rounds: Sequence[_Round], clean: Sequence[_R
                 ups.append(link.b_to_a.bytes / tensors)
         uplinks += leaf_up.values()
         for switch in one.status.switches:
-            for what in ("answered", "asked", "waited", "late", "repeated"):
-                count = getattr(switch.folded, what) / ((spec.operations + 1) * len(rounds))
+            counts = {**msgspec.structs.asdict(switch.folded), "gaps": switch.gaps}
+            for what in (name for name in counts if name != "first"):
+                count = counts[what] / ((spec.operations + 1) * len(rounds))
                 levels[f"{switch.role} {what}"] = levels.get(f"{switch.role} {what}", 0.0) + count
+    lost = sum(way.lost for one in rounds for link in one.status.links for way in (link.a_to_b, link.b_to_a))
+    again = sum(t.retransmissions_ever for one in rounds for t in one.took)
+    again += sum(switch.folded.answered + switch.folded.forwarded for one in rounds for switch in one.status.switches)
     job = rounds[0].status.jobs[0]
     held = max((sum(switch in tree.switches for tree in job.trees) for switch in
                 {switch for tree in job.trees for switch in tree.switches}), default=0)
@@ -180,6 +189,7 @@ def _row(loss: float, credits: str, rounds: Sequence[_Round], clean: Sequence[_R
         statistics.median(ratios), min(ratios), max(ratios),
         again=sum(t.retransmissions for s in rounds for t in s.took) / sum(t.packets for s in rounds for t in s.took),
         timeouts=sum(t.timeouts for s in rounds for t in s.took) / (spec.operations * len(rounds)),
+        lost=lost / ((spec.operations + 1) * len(rounds)), repeats_per_loss=again / lost if lost else 0.0,
         host_up=mean(ups), host_down=mean(downs), leaf_up=mean(uplinks),
         levels={name: count for name, count in levels.items() if count},
         slot_bytes=held * job.slots * (LANES_BYTES + STATE_BYTES),
@@ -207,14 +217,14 @@ def _show(rows: Sequence[LossRow], spec: LossSpec) -> None:
         f"of {spec.operations} operations. The job's slots take {rows[0].slot_bytes / 2**20:.2f} MiB of a switch. "
         f"Theory without loss: {theory(spec.nbytes):.3f} of the tensor over a host's link each way, and up from a leaf."
     )
-    table = Table("loss", "credits", "ms", "times (least..most)", "sent again", "time-outs", "host up", "host down",
+    table = Table("loss", "credits", "ms", "times (least..most)", "sent again", "lost", "repeats per loss", "time-outs", "host up", "host down",
                   "leaf up", box=None)
     for row in rows:
         table.add_row(f"{row.loss:g}", row.credits or "-", f"{row.seconds * 1e3:.1f}",
-                      f"{row.ratio:.2f} ({row.ratio_least:.2f}..{row.ratio_most:.2f})", f"{row.again:.1%}",
-                      f"{row.timeouts:.1f}", f"{row.host_up:.3f}", f"{row.host_down:.3f}", f"{row.leaf_up:.3f}")
+                      f"{row.ratio:.2f} ({row.ratio_least:.2f}..{row.ratio_most:.2f})", f"{row.again:.2%}",
+                      f"{row.lost:.0f}", f"{row.repeats_per_loss:.2f}" if row.lost else "-", f"{row.timeouts:.1f}", f"{row.host_up:.3f}", f"{row.host_down:.3f}", f"{row.leaf_up:.3f}")
     console.print(table)
-    console.print("Repeats in an operation, by who saw them and what became of them:")
+    console.print("Repeats, NAKs and gaps in an operation, by who saw them and what became of them:")
     for row in rows:
         levels = ", ".join(f"{name} {count:.0f}" for name, count in row.levels.items() if count >= 0.5)
         console.print(f"  {row.loss:g}{f', {row.credits}' if row.credits else ''}: {levels or 'none'}")

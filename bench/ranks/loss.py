@@ -27,6 +27,8 @@ class LossResult(msgspec.Struct, frozen=True):
 
     seconds: list[float]
     retransmissions: int
+    retransmissions_ever: int
+    """The same with the sum that warms up, as switches count."""
     packets: int
     timeouts: int
 
@@ -46,7 +48,7 @@ def rank(work: LossTask) -> None:
             check_data(out, comm.size * (comm.size + 1) // 2, rank=comm.rank, operation=f"sum {number + 1}")
         after = comm.stats()
         timeouts = sum(tree.timeouts - before.by_tree[name].timeouts for name, tree in after.by_tree.items())
-        result = LossResult(seconds, after.retransmissions - before.retransmissions,
+        result = LossResult(seconds, after.retransmissions - before.retransmissions, after.retransmissions,
                             after.packets_sent - before.packets_sent, timeouts)
         print(msgspec.json.encode(result).decode(), flush=True)
 

@@ -16,12 +16,11 @@ from support import needs
 from support.steady import PATIENCE
 from support.topo import ENGINES, in_sandbox
 
-pytest.importorskip("torch", reason=needs.reason("torch"))
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
 from netfold.topo.net import Network
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = [pytest.mark.timeout(200), pytest.mark.needs("torch")]  # the ranks import it, and nobody else
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "torch_cnn.py"
 STEPS = {"softswitch": 20, "bmv2": 8}
 RATES = {"softswitch": "200mbit", "bmv2": "20mbit"}
