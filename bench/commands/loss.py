@@ -217,12 +217,13 @@ def _show(rows: Sequence[LossRow], spec: LossSpec) -> None:
         f"of {spec.operations} operations. The job's slots take {rows[0].slot_bytes / 2**20:.2f} MiB of a switch. "
         f"Theory without loss: {theory(spec.nbytes):.3f} of the tensor over a host's link each way, and up from a leaf."
     )
-    table = Table("loss", "credits", "ms", "times (least..most)", "sent again", "lost", "repeats per loss", "time-outs", "host up", "host down",
-                  "leaf up", box=None)
+    table = Table("loss", "credits", "ms", "times (least..most)", "sent again", "lost", "repeats per loss", "time-outs",
+                  "host up", "host down", "leaf up", box=None)
     for row in rows:
         table.add_row(f"{row.loss:g}", row.credits or "-", f"{row.seconds * 1e3:.1f}",
                       f"{row.ratio:.2f} ({row.ratio_least:.2f}..{row.ratio_most:.2f})", f"{row.again:.2%}",
-                      f"{row.lost:.0f}", f"{row.repeats_per_loss:.2f}" if row.lost else "-", f"{row.timeouts:.1f}", f"{row.host_up:.3f}", f"{row.host_down:.3f}", f"{row.leaf_up:.3f}")
+                      f"{row.lost:.0f}", f"{row.repeats_per_loss:.2f}" if row.lost else "-", f"{row.timeouts:.1f}",
+                      f"{row.host_up:.3f}", f"{row.host_down:.3f}", f"{row.leaf_up:.3f}")
     console.print(table)
     console.print("Repeats, NAKs and gaps in an operation, by who saw them and what became of them:")
     for row in rows:
