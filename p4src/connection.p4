@@ -119,9 +119,11 @@ control Connection(in headers_t hdr, inout meta_t meta, inout tree_t tree) {
     }
 
     // Does this acknowledgement tell what a NIC's successor has?  It passes the NIC's switch on its way to the NIC.  An
-    // entry for each NIC that hangs on this switch.
+    // entry for each NIC that hangs on this switch, for the port of its successor, or for each port that leads to another
+    // switch: what a host sends in the successor's name moves nothing.
     table acknowledgement {
         key = {
+            meta.port:          exact @name("ingress_port");
             hdr.ipv4.src:       exact @name("src");
             hdr.ipv4.dst:       exact @name("dst");
             queue_pair:         exact @name("queue_pair");

@@ -391,16 +391,26 @@ def _rc_child(fabric: Fabric, ranks: Sequence[Host], stream: Stream, fold: Fold,
                     ("operation", stream.operation), ("region", other.address), ("first_psn", stream.psn))
     acknowledges = (("flow", stream.flows[fold.switch] + number), ("epoch", stream.epoch))
     acknowledged = (("src", _ip(peer_address)), ("dst", _ip(host.address)), ("queue_pair", own.out_qp))
+    ports = _ports_towards(fabric, fold.switch, peer)
     result = _rewrite_rc(here.mac, host.mac, ranks[predecessor].address, fold_address, stream.source_ports[predecessor],
                          own.in_qp, own.address, own.rkey)
     answer = _rewrite_rc(here.mac, host.mac, peer_address, host.address, stream.source_ports[successor], own.out_qp,
                          0, 0)
     return [
         Entry(CONNECTION, key, CONTRIBUTION_RC, contribution),
-        Entry(ACKNOWLEDGEMENT, acknowledged, ACKNOWLEDGES, acknowledges),
+        *(Entry(ACKNOWLEDGEMENT, (("ingress_port", port), *acknowledged), ACKNOWLEDGES, acknowledges)
+          for port in ports),
         Entry(REPLICA, _replica_key(stream, fold, number), REWRITE_RC, result),
         Entry(REPLICA, _replica_key(stream, fold, number + ANSWERS), REWRITE_RC, answer),
     ]
+
+
+def _ports_towards(fabric: Fabric, switch: str, host: Host) -> list[int]:
+    """The ports of a switch at which packets of a host can come in: the host's own, or all that lead to switches."""
+    far = {end.port: other.node for link in fabric.links for end, other in (link.ends, link.ends[::-1])
+           if end.node == switch}
+    direct = [port for port, node in far.items() if node == host.name]
+    return direct or sorted(port for port, node in far.items() if node not in {one.name for one in fabric.hosts})
 
 
 # ---- replica --------------------------------------------------------------------------------------------------------

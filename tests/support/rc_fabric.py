@@ -8,6 +8,7 @@ is acknowledged.  Everything that a NIC takes into memory is compared at once wi
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -24,11 +25,11 @@ from netfold.fabric.graph import CPU_PORT, End
 from netfold.fabric.slots import RcEnd, Stream
 from netfold.host.native.library import Origin
 from netfold.wire import roce
-from softswitch.engine import local
+from softswitch.engine import errors, local
 from support.nic import ETHERTYPE, Nic, QueuePair, Rc, Region, Work
 from support.program import mac
 from support.slot_model import SECOND, TerribleNetwork
-from support.wires import Wires, write
+from support.wires import Wires, remove, write
 
 OUTSTANDING: Final = 2
 """Messages that a rank has outstanding."""
@@ -63,6 +64,8 @@ class RcFabric(Wires):
         retries: int = 7, timeout: int = 12, corrupt: float = 0.0,
     ) -> None:
         self.corrupt = corrupt
+        self.sent: list[tuple[End, bytes]] = []
+        """(end of a link, frame) of every frame that was sent."""
         super().__init__(leafspine(leaves, spines, hosts, path_mtu=path_mtu, rdma=True), network)
         self.path_mtu, self.shared, self.region, self.seed = path_mtu, shared, region, seed
         self.retries, self.timeout = retries, timeout
@@ -123,6 +126,17 @@ class RcFabric(Wires):
             mine.out.connect(self.fabric.fold_address(self.hosts[after]), self.ranks[after].into.number, stream.psn, 0)
             mine.into.connect(self.hosts[before].address, self.ranks[before].out.number, 0, stream.psn)
 
+    def withdraw(self) -> None:
+        """The job's entries and groups go from all switches that have them, as when its epoch ends."""
+        for switch, made in self.entries().items():
+            for entity in made:
+                with contextlib.suppress(errors.NotFound):
+                    remove(self.engines[switch], entity)
+
+    def fold_address_of(self, rank: int) -> str:
+        """The fold address of a rank's host."""
+        return self.fabric.fold_address(self.hosts[rank])
+
     def successor(self, rank: int) -> RcRank:
         """The RC rank to which an RC rank sends."""
         return self.ranks[self.stream.successor(rank)]
@@ -139,6 +153,7 @@ class RcFabric(Wires):
 
     def transmit(self, end: End, data: bytes) -> None:
         """Sends a frame to the other end of a link, if ``bend`` leaves anything of it."""
+        self.sent.append((end, data))
         bent = self.bend(end, data)
         if bent is not None:
             super().transmit(end, bent)

@@ -30,6 +30,14 @@ def write(switch: local.LocalEngine, entity: Entity) -> None:
         switch.insert(native(switch, entity))
 
 
+def remove(switch: local.LocalEngine, entity: Entity) -> None:
+    """Takes one of the controller's entries or groups from a switch.  Raises NotFound."""
+    if isinstance(entity, Multicast):
+        switch.write_multicast("delete", entities.Multicast(entity.group, entity.replicas))
+    elif isinstance(entity, Entry):
+        switch.delete(native(switch, entity))
+
+
 def as_sent(mac_address: str, address: str, ip_id: int, payload: bytes, source_port: int, destination: str) -> bytes:
     """A UDP datagram as a host's kernel sends it."""
     packet = bytearray(ip_packet(payload, ip_id, address, source_port, destination))
