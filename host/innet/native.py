@@ -169,7 +169,8 @@ class Core:
         lib: C.CDLL | None = None,
     ) -> None:
         self._lib = lib or library()
-        self._kept, self._message = kept, message
+        # A new epoch begins where a message does, up to a message below what the slowest rank lacks (docs/protocol.md).
+        self._kept, self._message = max(kept, 2 if message else 1), message
         self.trees = tuple(trees)
         self._max_window = max_window
         plans = self._plans(trees)

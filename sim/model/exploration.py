@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from netfold.sim.model.fabric import RC, WINDOWED, ModelFabric, Rules
 from netfold.sim.model.state import FREE, State, bits, lowest_missing
-from netfold.sim.model.system import ModelSystem, WrongAcknowledgement, WrongSum
+from netfold.sim.model.system import ModelSystem, NotKept, WrongAcknowledgement, WrongSum
 
 PROTOCOL = Rules()
 
@@ -23,7 +23,7 @@ class ExplorationReport:
     stuck: list[State] = field(default_factory=list)
     """States from which not even a network without losses leads to the end."""
     path: list[str] = field(default_factory=list)
-    """What leads to the first of the stuck states, or to the wrong sum or acknowledgement."""
+    """What leads to the first of the stuck states, or to what is wrong."""
     wrong: Exception | None = None
 
     @property
@@ -147,16 +147,19 @@ class Exploration:
 
     def _replanned(self, state: State, replans: int) -> State:
         """The state with empty slots in a new epoch, which no packet in flight belongs to."""
-        lacking = [lowest_missing(had) for had in state.had]
+        lacking = [self.fabric.message_start(lowest_missing(had)) for had in state.had]
         starts = (min(lacking),) * len(lacking) if self.rules.one_start else tuple(lacking)
         fresh = self.start()._replace(
             received=tuple((1 << start) - 1 for start in starts), had=state.had, acknowledged=starts,
             confirmed=state.confirmed, flow_expected=starts, flow_acknowledged=starts, starts=starts, begun=state.begun,
             leaving=state.leaving, settled=state.settled, left=state.left, replans=replans, restarts=state.restarts,
         )
+        system = ModelSystem(self.fabric, self.rules, state)
+        for rank, start in enumerate(starts):
+            if self.fabric.kept and system.limit(rank) - start > self.fabric.kept:
+                raise NotKept(f"rank {rank} may have sent all below {system.limit(rank)}, and is to begin at {start}")
         if self.rules.new_queue_pairs:
             return fresh
-        system = ModelSystem(self.fabric, self.rules, state)
         return fresh._replace(
             sums=state.sums, results=state.results,
             old_limits=tuple(map(max, state.old_limits, map(system.limit, range(self.fabric.ranks)))),
@@ -172,7 +175,7 @@ class Exploration:
 
     # ---- the search --------------------------------------------------------------------------------------------------
     def run(self, *, limit: int = 5_000_000, live: bool = True) -> ExplorationReport:
-        """Explore all states.  ``live=False`` looks for wrong sums and acknowledgements alone.
+        """Explore all states.  ``live=False`` looks for what is wrong alone, not for who is stuck.
 
         Raises OverflowError beyond ``limit`` states.
         """
@@ -208,7 +211,7 @@ class Exploration:
                 else:
                     for _, then in self.progress(state):
                         before[reach(then, here)].append(here)
-        except (WrongSum, WrongAcknowledgement) as error:
+        except (WrongSum, WrongAcknowledgement, NotKept) as error:
             return ExplorationReport(len(states), path=self._path(states, parent, here), wrong=error)
         if not live:
             return ExplorationReport(len(states))

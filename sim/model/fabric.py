@@ -71,7 +71,9 @@ class ModelFabric:
     window: int = 0
     """Packets that a windowed rank may have without a result."""
     message: int = 0
-    """Packets of an RC rank's message, of which two may be outstanding."""
+    """Packets of a message.  RC ranks may have two outstanding; a new epoch begins where a message of any rank does."""
+    kept: int = 0
+    """How many of its last packets a rank keeps, to send them again in a new epoch; 0: all."""
     psn_bits: int = 24
     """Bits of a PSN: in the model they count on, but switches compare them in serial arithmetic."""
     replans: int = 0
@@ -90,6 +92,8 @@ class ModelFabric:
             raise ValueError("one RC rank has no ring: give it company, or make it windowed")
         if (self.windowed and not self.window) or (self.rc and not self.message):
             raise ValueError("windowed ranks need a window, RC ranks a message length")
+        if self.each and self.psns % self.each:
+            raise ValueError(f"{self.psns} PSNs are no whole number of operations of {self.each}")
 
     @cached_property
     def kinds(self) -> str:
@@ -173,6 +177,13 @@ class ModelFabric:
             ends.append(psn)
         open_messages = [end for end in ends if end > through]
         return open_messages[:2][-1] if open_messages else self.psns
+
+    def message_start(self, psn: int) -> int:
+        """The PSN where the message begins that holds a PSN; the PSN itself without messages."""
+        if not self.message or psn == self.psns:
+            return psn
+        first = psn // self.each * self.each if self.each else 0
+        return psn - (psn - first) % self.message
 
     def age(self, psn: int, other: int) -> int:
         """How far ``psn`` is ahead of ``other`` in serial arithmetic on wire PSNs, as in the P4 program."""

@@ -37,6 +37,10 @@ class WrongAcknowledgement(Exception):
     """An RC sender believes that its successor has what it lacks: nobody would ever repeat it."""
 
 
+class NotKept(Exception):
+    """A rank is to begin with a packet that it does not have any more."""
+
+
 class ModelSystem:
     """A state that is being changed."""
 

@@ -7,13 +7,15 @@ import re
 import struct
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from netfold.host.innet.abi import DATA
 from netfold.host.innet.native import Core
-from netfold.host.native.library import Run
+from netfold.host.native.library import Origin, Run
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream, RankTree
 from support import needs
@@ -154,3 +156,36 @@ def test_scapy_builds_the_same_packet() -> None:
         assert built[28:] == packet
         kernel = ip_packet(packet, ip_id, SOURCE, run.source_port, run.destination)
         assert struct.unpack_from("!H", kernel, 4) == struct.unpack_from("!H", built, 4)
+
+
+def test_a_rank_can_begin_again_where_the_message_of_the_slowest_begins() -> None:
+    """In jobs that cut messages, a new epoch begins up to a message below what the slowest rank lacks, while the
+    fastest has sent two windows beyond that: all of it is kept (docs/protocol.md, "Trees planned anew")."""
+    slots, message, slowest = 16, 4, 3
+    window = slots // 2
+    stream = RankStream(peer="10.1.2.4", peer_qp=SUM_QP, qp=8, source_port=50123, psn=0, slots=slots,
+                        predecessor="10.1.2.2", predecessor_port=50123)
+    agreement = msgspec.structs.replace(stream, peer_qp=MAX_QP, qp=16, source_port=50124, predecessor_port=50124)
+    tree = RankTree(name="t", weight=1.0, data=stream, agreement=agreement)
+    core = Core(SOURCE, 4, [tree], message=message)
+    source = np.arange(256 * 100, dtype=np.int32)
+    core.start(3, source, np.empty_like(source), 1.0, 0)
+    origin = Origin.of(stream.predecessor, stream.predecessor_port, roce.RESULT_TTL)
+
+    def sent() -> list[bytes]:
+        packets: list[bytes] = []
+        while run := core.send(0):
+            packets += run.packets() if run.source_port == stream.source_port else []
+        return packets
+
+    packets = sent()
+    while len(packets) < slowest + 2 * window:
+        now_through = packets[: slowest + window]
+        for packet in now_through:
+            opcode, flags, pkey, _, psn = roce.BTH.unpack_from(packet)
+            head = roce.BTH.pack(opcode, flags, pkey, stream.qp, psn)
+            core.receive(head + packet[roce.BTH_BYTES :], 0, origin)
+        packets += sent()
+    assert len(packets) == slowest + 2 * window
+    core.resume([tree], 0)
+    assert core.state(0, DATA).una_psn == 0

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
 from netfold.sim.model.exploration import ExplorationReport, explore
 from netfold.sim.model.fabric import Departure, ModelFabric, Rules
-from netfold.sim.model.system import WrongAcknowledgement, WrongSum
+from netfold.sim.model.system import NotKept, WrongAcknowledgement, WrongSum
 
 WINDOWED = [
     ModelFabric(("ww",), window=1, slots=2, psns=4),
@@ -171,6 +171,15 @@ def test_switches_may_lose_all_they_hold(fabric: ModelFabric) -> None:
     assert report.live, explained(report)
 
 
+@pytest.mark.parametrize("message", [1, 2])
+def test_ranks_keep_two_windows_and_the_rest_of_a_message(message: int) -> None:
+    """A new epoch begins where a message does, up to L - 1 packets below what any rank lacks: so much more is kept."""
+    enough = ModelFabric(("ww",), window=2, message=message, slots=4, psns=6, replans=1, kept=4 + message - 1)
+    report = explore(enough)
+    assert report.live, explained(report)
+    assert isinstance(explore(replace(enough, kept=enough.kept - 1)).wrong, NotKept)
+
+
 @pytest.mark.parametrize("fabric", LOSING, ids=named)
 def test_each_from_its_own_place_is_not_enough(fabric: ModelFabric) -> None:
     """A rank that has a result must repeat its part for one that lacks it: else the explorer finds that one stuck."""
@@ -238,6 +247,8 @@ def test_a_fabric_that_makes_no_sense_is_refused() -> None:
         ModelFabric(("ww",), slots=4, psns=2)
     with pytest.raises(ValueError, match="message"):
         ModelFabric(("rr",), slots=4, psns=2)
+    with pytest.raises(ValueError, match="whole number"):
+        ModelFabric(("rr",), slots=4, psns=3, message=1, each=2)
 
 
 def test_too_many_states_are_an_error() -> None:
