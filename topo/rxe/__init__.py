@@ -10,6 +10,7 @@ with it, except in the folder that it shares.  From the bottom up:
 
     packages    from apt, unpacked into a cache and not installed: the kernel, its modules, libibverbs, perftest
     image       the initial file system of a guest, from a kernel and the modules that rdma_rxe needs
+    engines     the C engines of ranks, compiled here for the processors of guests
     frames      messages on the line between a guest and this machine
     agent       process 1 of a guest: runs commands, carries connections to sockets of this machine
     attach      runs a command in a guest as if it ran here, as mnexec does for namespaces

@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 
 from netfold.topo.failures import WiringError
 from netfold.topo.guests import GuestLink, Surroundings
-from netfold.topo.rxe import counts
+from netfold.topo.rxe import counts, engines, packages
 from netfold.topo.rxe.machine import MEMORY, Machine, Nic, System
 from netfold.topo.wiring import GATEWAY, FabricIntf, shaper
 
@@ -45,9 +45,10 @@ class Guests:
     def start(self, around: Surroundings) -> None:
         """Make the taps and start the machines; `wait_ready` waits until they can be used.
 
-        Raises PackagesMissing, WiringError, OSError.
+        Raises PackagesMissing, EnginesFailed, WiringError, OSError.
         """
         around.share.mkdir(parents=True, exist_ok=True)
+        engines.compile_for_guests(packages.userland())
         system = System.prepare(around.folder, share=around.share, sockets=around.sockets)
         self._links = around.links
         for link in self._links:
@@ -78,8 +79,8 @@ class Guests:
             machine.check()
 
     def enter(self, name: str) -> list[str]:
-        """The command that runs the one after it in the machine ``name``."""
-        return self.machines[name].attach([])
+        """The command that runs the one after it, a rank, in the machine ``name``."""
+        return self.machines[name].attach(["env", *(f"{key}={value}" for key, value in engines.ENVIRONMENT.items())])
 
     def stop(self) -> None:
         """End the machines and remove the taps."""
