@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C engines of ranks in guests, compiled on this machine: in a guest, whose processor is emulated, it takes minutes.
+"""The C engines of ranks in guests, compiled on this machine: in a guest, whose processor is emulated, it takes long.
 
 They are compiled for a processor that both are, into the cache of this user, which guests see.
 """
