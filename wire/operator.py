@@ -238,6 +238,10 @@ class JobStatus(msgspec.Struct, frozen=True):
     """Whose job it is."""
     awaited: list[int] = []
     """Ranks that have not registered with this controller, which has the job from an earlier one."""
+    rc: list[int] = []
+    """Ranks that fold with queue pairs of their NICs (kind "rc"); all others have windowed end points."""
+    unconnected: list[int] = []
+    """Those of them whose queue pairs the controller waits for, before it can write entries for a plan."""
 
 
 class Totals(msgspec.Struct):

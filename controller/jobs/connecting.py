@@ -141,9 +141,8 @@ async def connect(job: Job, request: Connect, others: Iterable[Job]) -> Connecte
         async with asyncio.timeout(request.timeout):
             return await step.answer(request.rank)
     except TimeoutError:
+        waits = f"the ranks {_listed(step.missing)} have not connected" if step.missing else "switches are not ready"
         _withdraw(step, request)
-        waits = f"the ranks {', '.join(map(str, step.missing))} have not connected" if step.missing else \
-            "the switches are not ready"
         raise Refusal(Code.DEADLINE_EXCEEDED, f"{who}: it waited {request.timeout:g} s, and {waits}") from None
     except asyncio.CancelledError:
         _withdraw(step, request)

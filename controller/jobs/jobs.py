@@ -307,6 +307,8 @@ class Jobs:
         self._closing = True
         for job in self.all():
             job.broadcast(None)
+            if job.step is not None:
+                job.step.abort(Refusal(Code.UNAVAILABLE, f"{job}: the controller ends before its ranks connected"))
 
     async def settle(self) -> None:
         """Wait for background work to end."""

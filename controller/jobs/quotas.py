@@ -37,7 +37,8 @@ def check_join(name: str, tenant: Tenant, jobs: Sequence[Job]) -> None:
 
 def to_preempt(job: Job, others: Sequence[Job]) -> Job | None:
     """Whose slots a job may take that finds too few on the switches of its trees: the latest job of the lowest priority
-    below its own; None: nobody's.
+    below its own; None: nobody's.  Jobs with RC ranks keep theirs, since NICs cannot go on over TCP with what they have
+    under way.
 
     others  jobs that hold slots, the oldest first
     """
@@ -45,7 +46,8 @@ def to_preempt(job: Job, others: Sequence[Job]) -> Job | None:
     lower = [
         other for other in reversed(others)
         if other.tenant.priority < job.tenant.priority and other.state == "active" and not other.stands_still
-        and not other.awaited and not other.leaving and any(wanted & stream.bases.keys() for stream in other.streams)
+        and not other.awaited and not other.leaving and not other.rc_ranks
+        and any(wanted & stream.bases.keys() for stream in other.streams)
     ]
     return min(lower, key=lambda other: other.tenant.priority, default=None)
 

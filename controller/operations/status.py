@@ -112,6 +112,8 @@ def of_job(job: Job) -> JobStatus:
         round=None if job.round is None else _of_round(job.round),
         stays=job.stay_reason,
         tenant=job.tenant.name,
+        rc=job.rc_ranks,
+        unconnected=job.step.missing if job.step is not None and job.step.is_open else [],
     )
 
 

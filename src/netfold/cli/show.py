@@ -24,6 +24,9 @@ from netfold.wire.operator import (
     Traffic,
 )
 
+SHOWN: Final = 16
+"""Ranks that are listed one by one."""
+
 
 def show(status: Status, console: Console | None = None) -> None:
     """Print a status."""
@@ -79,6 +82,10 @@ def _job(console: Console, job: JobStatus) -> None:
                        f"joined, {len(job.left)} left", (f", {len(job.lost)} lost" if job.lost else "", "red")))
     if job.reason:
         console.print(f"  {job.reason}", style="yellow")
+    if job.rc:
+        waits = f"; waits for the queue pairs of {_ranks(job.unconnected)}" if job.unconnected else ""
+        windowed = len(job.joined) - len(job.rc)
+        console.print(f"  {_ranks(job.rc)} by queue pairs of their NICs, {windowed} windowed{waits}")
     for tree in job.trees:
         ways = "; ".join(f"{switch} <- {' '.join(children)}" for switch, children in tree.switches.items())
         console.print(f"  tree {tree.root}, weight {tree.weight:.2f}, {job.slots} slots: {ways}")
@@ -92,6 +99,11 @@ def _job(console: Console, job: JobStatus) -> None:
         console.print(f"  {sum(r.bytes_reduced for r in job.reports) / 1e6:.1f} MB reduced over all ranks, "
                       f"{sum(r.packets_sent for r in job.reports)} packets sent, "
                       f"{sum(r.retransmissions for r in job.reports)} sent again")
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    some = ", ".join(map(str, ranks[:SHOWN])) + (f" and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {some}"
 
 
 def round_words(last: RoundStatus) -> str:
