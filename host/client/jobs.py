@@ -160,7 +160,9 @@ class JobClient:
         self._watcher = Watcher(
             call, f"job {first.job!r}, rank {first.rank} of {first.world}",
             lambda: self._notify(self._settled, settled),
-            (lambda: self._connection.go_on(channel)) if first.ticket.value else None, folds=bool(first.trees),
+            # an RC rank gets its first ticket once it has connected; until then the next controller refuses it
+            (lambda: self._connection.go_on(channel)) if first.ticket.value or first.fold_address else None,
+            folds=bool(first.trees),
         )
         return self._watcher
 

@@ -36,15 +36,17 @@ EMPTY = SlotState(0, 0, False, False, 0)
 
 
 def packed(slot: int, state: SlotState) -> bytes:
-    """A probe as the switch answers it, field by field: epoch 16 | PSN 24 | done 1 | ECN 1 | operation 3 | 0 19 |
-    bitmap 64."""
-    bits = f"{state.epoch:016b}{state.psn:024b}{state.done:b}{state.ecn:b}{state.operation:03b}{0:019b}"
-    bits += f"{state.bitmap:064b}"
-    return slot.to_bytes(4, "big") + int(bits, 2).to_bytes(16, "big")
+    """A probe as the switch answers it, field by field: epoch 32 | PSN 24 | done 1 | ECN 1 | operation 3 |
+    acknowledgement asked for 1 | 0 2 | bitmap 64, then opcode 8 | 0 8 | UDP length 16 | RETH 96."""
+    bits = f"{state.epoch:032b}{state.psn:024b}{state.done:b}{state.ecn:b}{state.operation:03b}{state.ack_req:b}{0:02b}"
+    bits += f"{state.bitmap:064b}{state.opcode:08b}{0:08b}{state.udp_length:016b}{0:096b}"
+    return slot.to_bytes(4, "big") + int(bits, 2).to_bytes(32, "big")
 
 
-@given(st.integers(0, 2**32 - 1), st.builds(SlotState, st.integers(0, 2**16 - 1), st.integers(0, 2**24 - 1),
-                                            st.booleans(), st.booleans(), st.integers(0, 2**64 - 1), st.integers(0, 7)))
+@given(st.integers(0, 2**32 - 1), st.builds(
+    SlotState, st.integers(0, 2**32 - 1), st.integers(0, 2**24 - 1), st.booleans(), st.booleans(),
+    st.integers(0, 2**64 - 1), st.integers(0, 7), st.booleans(), st.integers(0, 255), st.integers(0, 2**16 - 1),
+))
 def test_states_are_read_as_the_program_lays_them_out(slot: int, state: SlotState) -> None:
     """Every field of an answer comes from its own bits, whatever follows the probe."""
     assert probe.answer(packed(slot, state) + b"padding") == (slot, state)
@@ -53,7 +55,7 @@ def test_states_are_read_as_the_program_lays_them_out(slot: int, state: SlotStat
 
 def test_an_answer_that_is_cut_short_is_an_error() -> None:
     """The error says how many bytes came."""
-    with pytest.raises(ValueError, match="expected 20 bytes, got 19"):
+    with pytest.raises(ValueError, match="expected 36 bytes, got 19"):
         probe.answer(bytes(19))
 
 
