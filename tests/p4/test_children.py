@@ -1,0 +1,550 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fold's rules for both kinds of children (docs/protocol.md), packet by packet: the compiled program with the
+controller's own entries, and BMv2 beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from netfold.controller.switch import tables
+from netfold.controller.switch.entities import Clone, Entity, Entry, Multicast
+from netfold.fabric import routes, slots, trees
+from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import CPU_PORT
+from netfold.wire import roce
+from softswitch.engine import entities, local
+from support.bmv2 import Bmv2, by_port
+from support.nic import ACK, RNR, SEQUENCE, Packet, Rc, Reth, icrc_holds
+from support.program import PROGRAM, library, native
+from support.wires import write
+
+RNR_128 = RNR | 14
+"""Come again after 1.28 ms."""
+FULL = roce.PATH_MTU
+REGION = {0: 1 << 40, 1: 1 << 41}
+"""Where the NICs' memory regions begin, by place."""
+Out = list[tuple[int, Packet]]
+
+
+def lanes(value: int, size: int = FULL) -> bytes:
+    """Lanes that all hold this number."""
+    return value.to_bytes(4, "big") * (size // 4)
+
+
+TOTAL = lanes(0x010101)
+
+
+class Scene:
+    """One switch of a tree: the NICs of ranks 0 and 1 hang on it, and rank 2's windowed end point.
+
+    root  whether it is the tree's root; otherwise rank 3 hangs on another leaf, and a spine folds both
+    """
+
+    def __init__(self, *, root: bool) -> None:
+        self.root = root
+        fabric = leafspine(1, 0, 3) if root else leafspine(2, 1, 6)
+        names = ["h1", "h2", "h3"] if root else ["h1", "h2", "h3", "h4"]
+        hosts = tuple(msgspec.structs.replace(host, rdma=True) for host in fabric.hosts)
+        self.fabric = fabric = msgspec.structs.replace(fabric, hosts=hosts)
+        graph = fabric.graph()
+        allocator = slots.Allocator([s.name for s in fabric.switches], slots.Sizes(64, 8), random.Random(3))
+        stream = allocator.admit(allocator.open(), trees.plan(graph, names)[:1], [range(len(names))], rc=(0, 1))[0]
+        self.stream = stream = dataclasses.replace(
+            stream, psn=roce.PSN_MASK - 20,
+            rc={place: slots.RcEnd(17 + place, 33 + place, region, 5 + place) for place, region in REGION.items()})
+        self.hosts = [fabric.host(name) for name in names]
+        leaf = fabric.leaf_of()["h1"]
+        fold = self.fold = stream.tree.fold(leaf)
+        assert fold.is_root == root
+        ports = {child.rank: child.port for child in fold.children}
+        self.ports = [ports[place] for place in range(3)]
+        self.here = fabric.switch(leaf)
+        wanted = tables.merge([tables.fixed_entries(fabric), tables.route_entries(fabric, routes.plan(graph)),
+                               tables.fold_entries(fabric, self.hosts, stream)])
+        self.entities: list[Entity] = [e for e in wanted[leaf] if not (isinstance(e, Entry) and e.is_default)]
+        self.entities = [e for e in self.entities if not (isinstance(e, Entry) and e.rate)]
+        self.engine = local.LocalEngine.open(library(), cpu_port=CPU_PORT)
+        for entity in self.entities:
+            write(self.engine, entity)
+        self.at = stream.psn
+        self.frames: list[tuple[int, bytes]] = []
+        self.sent: list[list[tuple[int, bytes]]] = []
+
+    def close(self) -> None:
+        """Closes the engine."""
+        self.engine.close()
+
+    def take(self, count: int = 1) -> int:
+        """The next PSN that no packet had; ``count`` of them are taken."""
+        at, self.at = self.at, (self.at + count) & roce.PSN_MASK
+        return at
+
+    def fold_address(self, place: int) -> str:
+        """The fold address of a rank's host."""
+        return self.fabric.fold_address(self.hosts[place])
+
+    def inject(self, port: int, frame: bytes) -> Out:
+        """What a frame makes leave, parsed, by port."""
+        out = self.engine.inject(port, frame)
+        self.frames.append((port, frame))
+        self.sent.append(out)
+        assert all(icrc_holds(data) for _, data in out)
+        packets = [(to, Packet.parse(data)) for to, data in out]
+        return sorted([(to, packet) for to, packet in packets if packet is not None], key=lambda pair: pair[0])
+
+    def contribution(self, place: int, psn: int, payload: bytes | None = None, **fields: object) -> Packet:
+        """A rank's contribution, a full SEND unless told otherwise; without a payload its lanes hold the place."""
+        payload = lanes(1 << 8 * place) if payload is None else payload
+        psn &= roce.PSN_MASK
+        if place in self.stream.rc:
+            successor = self.stream.successor(place)
+            packet = Packet(self.hosts[place].address, self.fold_address(successor), Rc.SEND_ONLY,
+                            self.stream.rc[successor].in_qp, psn, payload, ip_id=7)
+        else:
+            successor = self.stream.successor(place)
+            packet = Packet(self.hosts[place].address, self.hosts[successor].address, Rc.SEND_ONLY,
+                            self.stream.connections[successor] << roce.OPERATION_BITS, psn, payload,
+                            pkey=roce.PKEY_WINDOWED, source_port=self.stream.source_ports[place])
+        return dataclasses.replace(packet, **fields)  # type: ignore[arg-type]
+
+    def send(self, place: int, psn: int, payload: bytes | None = None, **fields: object) -> Out:
+        """Sends a contribution."""
+        return self.inject(self.ports[place], self.contribution(place, psn, payload, **fields).frame())
+
+    def ask(self, place: int, psn: int, end: int | None = None) -> Out:
+        """A windowed rank lacks results from this PSN on, up to ``end``."""
+        end = psn + 1 if end is None else end
+        return self.send(place, psn, b"", opcode=roce.Opcode.ACKNOWLEDGE, syndrome=SEQUENCE, msn=end & roce.PSN_MASK)
+
+    def acknowledge(self, place: int, psn: int, syndrome: int = ACK, *, corrupt: bool = False) -> Out:
+        """A NIC's successor, whose host hangs on the same switch, answers the NIC."""
+        successor = self.stream.successor(place)
+        packet = Packet(self.fold_address(successor), self.hosts[place].address, roce.Opcode.ACKNOWLEDGE,
+                        self.stream.rc[place].out_qp, psn & roce.PSN_MASK, syndrome=syndrome, msn=3)
+        frame = bytearray(packet.frame())
+        if corrupt:
+            frame[-1] ^= 1
+            self.frames.append((self.ports[successor], bytes(frame)))
+            self.sent.append(self.engine.inject(self.ports[successor], bytes(frame)))
+            return []
+        return self.inject(self.ports[successor], bytes(frame))
+
+    def parent(self, psn: int, payload: bytes = TOTAL, **fields: object) -> Out:
+        """What the switch above sends: a result, unless told otherwise."""
+        parent = self.fabric.switch(self.fold.parent or "")
+        packet = Packet(parent.address, self.here.address, Rc.SEND_ONLY,
+                        self.stream.down[self.here.name] << roce.OPERATION_BITS, psn & roce.PSN_MASK,
+                        payload, pkey=roce.PKEY_WINDOWED, source_port=self.stream.source_ports[0], ttl=255)
+        frame = dataclasses.replace(packet, **fields).frame()  # type: ignore[arg-type]
+        return self.inject(self.fold.parent_port, frame)
+
+    def everybody(self, psn: int, **fields: object) -> Out:
+        """All ranks contribute, in order; the NICs' successors acknowledge the result, at the root."""
+        out: Out = []
+        for place in range(3):
+            out = self.send(place, psn, **fields)
+        return out
+
+    def acknowledged(self, psn: int) -> None:
+        """Both NICs' successors have the result of this PSN."""
+        for place in self.stream.rc:
+            self.acknowledge(place, psn)
+
+    def answer(self, place: int, syndrome: int, psn: int, end: int = 0) -> Out:
+        """The one packet that leaves where a rank is answered."""
+        successor, predecessor = self.stream.successor(place), self.stream.predecessor(place)
+        common: dict[str, object] = {"syndrome": syndrome, "msn": end & roce.PSN_MASK, "ttl": 255,
+                                     "ip_id": psn & 0xFFFF}
+        if place in self.stream.rc:
+            packet = Packet(self.fold_address(successor), self.hosts[place].address, roce.Opcode.ACKNOWLEDGE,
+                            self.stream.rc[place].out_qp, psn & roce.PSN_MASK,
+                            source_port=self.stream.source_ports[successor])
+        else:
+            packet = Packet(self.hosts[predecessor].address, self.hosts[place].address, roce.Opcode.ACKNOWLEDGE,
+                            self.stream.connections[place] << roce.OPERATION_BITS, psn & roce.PSN_MASK,
+                            pkey=roce.PKEY_WINDOWED, source_port=self.stream.source_ports[predecessor])
+        return [(self.ports[place], dataclasses.replace(packet, **common))]  # type: ignore[arg-type]
+
+    def up(self, psn: int, payload: bytes = b"", **fields: object) -> Out:
+        """The one packet that leaves where the parent is sent something: the sum, unless told otherwise."""
+        parent = self.fabric.switch(self.fold.parent or "")
+        packet = Packet(self.here.address, parent.address, Rc.SEND_ONLY,
+                        self.stream.up[self.here.name] << roce.OPERATION_BITS, psn & roce.PSN_MASK, payload,
+                        pkey=roce.PKEY_WINDOWED, source_port=self.stream.source_ports[0], ttl=255,
+                        ip_id=psn & 0xFFFF)
+        return [(self.fold.parent_port, dataclasses.replace(packet, **fields))]  # type: ignore[arg-type]
+
+    def outcomes(self) -> list[int]:
+        """The counter of outcomes."""
+        return [cell.packets for cell in self.engine.read_counter(self.engine.counter(tables.OUTCOMES))]
+
+
+def fold_all(s: Scene, psn: int) -> Out:
+    """All ranks contribute a full packet; at a leaf below another switch the result comes back down."""
+    out = s.everybody(psn)
+    if s.root:
+        return out
+    assert out == s.up(psn, TOTAL)
+    return s.parent(psn)
+
+
+def payloads(out: Out) -> list[bytes]:
+    """The payloads of what left."""
+    return [packet.payload for _, packet in out]
+
+
+# ---- rules: each takes PSNs of its own, and leaves nothing open ---------------------------------------------------
+
+
+def results_have_each_receivers_addresses(s: Scene) -> None:
+    """A NIC gets the sum from its predecessor at its fold address and queue pair, a windowed rank at its connection; an
+    acknowledgement is asked for where one contribution does."""
+    psn = s.take()
+    s.send(0, psn, ack_req=True)
+    s.send(1, psn)
+    out = s.send(2, psn)
+    if not s.root:
+        assert out == s.up(psn, TOTAL, ack_req=True)
+        out = s.parent(psn, TOTAL, ack_req=True)
+    expected = [
+        Packet(s.hosts[1].address, s.fold_address(0), Rc.SEND_ONLY, 33, psn, TOTAL, ack_req=True, ttl=255,
+               ip_id=psn & 0xFFFF, source_port=s.stream.source_ports[1]),
+        Packet(s.hosts[0].address, s.fold_address(1), Rc.SEND_ONLY, 34, psn, TOTAL, ack_req=True, ttl=255,
+               ip_id=psn & 0xFFFF, source_port=s.stream.source_ports[0]),
+        Packet(s.hosts[1].address, s.hosts[2].address, Rc.SEND_ONLY, s.stream.connections[2] << 3, psn, TOTAL,
+               ack_req=True, ttl=255, ip_id=psn & 0xFFFF, pkey=roce.PKEY_WINDOWED,
+               source_port=s.stream.source_ports[1]),
+    ]
+    assert out == sorted(zip(s.ports, expected, strict=True), key=lambda pair: pair[0])
+    s.acknowledged(psn)
+
+
+def writes_land_in_each_receivers_region(s: Scene) -> None:
+    """RETH addresses are offsets in the successor's region on the way in, and in the receiver's on the way out."""
+    psn = s.take()
+    for place, base in ((0, REGION[1]), (1, REGION[0]), (2, 0)):
+        out = s.send(place, psn, opcode=Rc.WRITE_ONLY, reth=Reth(base + 0x1230, 77, FULL))
+    if not s.root:
+        assert out == s.up(psn, TOTAL, opcode=Rc.WRITE_ONLY, reth=Reth(0x1230, 0, FULL))
+        out = s.parent(psn, TOTAL, opcode=Rc.WRITE_ONLY, reth=Reth(0x1230, 0, FULL))
+    assert {to: packet.reth for to, packet in out} == dict(zip(s.ports, (
+        Reth(REGION[0] + 0x1230, 5, FULL), Reth(REGION[1] + 0x1230, 6, FULL), Reth(0x1230, 0, FULL)), strict=True))
+    s.acknowledged(psn)
+
+
+def payloads_of_every_length_fold(s: Scene) -> None:
+    """Multiples of four bytes, with every header after the last whole word, pad and immediate data."""
+    rng = np.random.default_rng(4)
+    for size in (4, 8, 12, 60, 124, 252, 256, 260, 508, 764, 1000, 1020, FULL):
+        for immediate in (None, 0xDEADBEEF):
+            psn = s.take()
+            rows = [rng.integers(0, 2**32, size // 4, dtype=np.uint32) for _ in range(3)]
+            fields = {"opcode": Rc.SEND_ONLY if immediate is None else Rc.SEND_ONLY_IMMEDIATE, "immediate": immediate,
+                      "pad": size % 3}
+            for place, row in enumerate(rows):
+                out = s.send(place, psn, row.astype(">u4").tobytes(), **fields)
+            total = np.add.reduce(rows, dtype=np.uint32).astype(">u4").tobytes()
+            if not s.root:
+                assert out == s.up(psn, total, **fields)
+                out = s.parent(psn, total, **fields)
+            assert payloads(out) == [total] * 3, f"{size} bytes, immediate {immediate}"
+            assert {packet.immediate for _, packet in out} == {immediate}
+            assert {packet.pad for _, packet in out} == {size % 3}
+            repeat = s.send(0, psn, rows[0].astype(">u4").tobytes(), **fields)
+            assert payloads(repeat) == [total]
+            s.acknowledged(psn)
+
+
+def a_nic_that_skips_a_packet_is_told_once(s: Scene) -> None:
+    """NAK with a PSN that acknowledges nothing; nothing ahead is taken; the gap closed, the next one is told anew."""
+    psn = s.take(3)
+    assert s.send(0, psn + 1) == s.answer(0, SEQUENCE, psn)
+    assert s.send(0, psn + 2) == []
+    assert s.send(0, psn) == []
+    assert s.send(0, psn + 2) == s.answer(0, SEQUENCE, psn)
+    assert s.send(0, psn + 1) == []
+    assert s.send(0, psn + 2) == []
+    for place in (1, 2):
+        for step in range(3):
+            out = s.send(place, psn + step)
+            if place == 2 and not s.root:
+                out = s.parent(psn + step)
+    assert payloads(out) == [TOTAL] * 3
+    s.acknowledged(psn + 2)
+
+
+def a_nic_that_repeats_too_early_is_put_off(s: Scene) -> None:
+    """RNR NAK for the lowest PSN that its successor lacks; silence above."""
+    psn = s.take(2)
+    assert s.send(0, psn) == s.send(0, psn + 1) == []
+    assert s.send(0, psn) == s.answer(0, RNR_128, psn)
+    assert s.send(0, psn + 1) == []
+    for step in range(2):
+        for place in (1, 2):
+            out = s.send(place, psn + step)
+        if not s.root:
+            s.parent(psn + step)
+        else:
+            assert payloads(out) == [TOTAL] * 3
+    s.acknowledged(psn + 1)
+
+
+def a_nics_repeat_goes_onward_with_the_result(s: Scene) -> None:
+    """With its own addresses, queue pair, PSN, RETH and request for an acknowledgement, to its successor alone."""
+    psn = s.take(2)
+    for step in range(2):
+        fold_all(s, psn + step)
+    again = s.contribution(0, psn + 1, ack_req=True)
+    assert s.inject(s.ports[0], again.frame()) == [(s.ports[1], dataclasses.replace(again, payload=TOTAL, ttl=63))]
+    s.acknowledged(psn + 1)
+
+
+def a_writes_repeat_goes_onward_as_it_is(s: Scene) -> None:
+    """Address and rkey of its successor's region, the operation's bits of the queue pair too."""
+    psn = s.take()
+    for place, base in ((0, REGION[1]), (1, REGION[0]), (2, 0)):
+        s.send(place, psn, opcode=Rc.WRITE_ONLY, reth=Reth(base + 64, 77, FULL))
+    if not s.root:
+        s.parent(psn, TOTAL, opcode=Rc.WRITE_ONLY, reth=Reth(64, 0, FULL))
+    again = s.contribution(1, psn, opcode=Rc.WRITE_ONLY, reth=Reth(REGION[0] + 64, 77, FULL))
+    assert s.inject(s.ports[1], again.frame()) == [(s.ports[0], dataclasses.replace(again, payload=TOTAL, ttl=63))]
+    s.acknowledged(psn)
+
+
+def what_the_successor_has_is_acknowledged_for_it(s: Scene) -> None:
+    """Its acknowledgements pass unchanged; a repeat of what they name is acknowledged, and no data leaves.  A NAK
+    acknowledges what is below it; one with a wrong ICRC, nothing; nor does one of a PSN that was never sent."""
+    psn = s.take(3)
+    for step in range(3):
+        fold_all(s, psn + step)
+    (passed,) = s.acknowledge(0, psn, corrupt=False)
+    assert passed[0] == s.ports[0]
+    assert (passed[1].syndrome, passed[1].psn, passed[1].msn, passed[1].ttl) == (ACK, psn & roce.PSN_MASK, 3, 63)
+    assert s.send(0, psn) == s.answer(0, ACK, psn)
+    s.acknowledge(0, psn + 2, corrupt=True)
+    s.acknowledge(0, psn + 40)
+    assert payloads(s.send(0, psn + 1)) == [TOTAL]
+    s.acknowledge(0, psn + 2, SEQUENCE)
+    assert s.send(0, psn + 1) == s.answer(0, ACK, psn + 1)
+    s.acknowledge(0, psn)
+    assert s.send(0, psn + 1) == s.answer(0, ACK, psn + 1), "acknowledgements move forward alone"
+    assert payloads(s.send(0, psn + 2)) == [TOTAL]
+    s.acknowledged(psn + 2)
+
+
+def a_windowed_rank_is_asked_for_what_it_skipped(s: Scene) -> None:
+    """At once, for the gap alone; the packet itself counts, and a late one shows no gap."""
+    psn = s.take(4)
+    s.send(2, psn)
+    assert s.send(2, psn + 3) == s.answer(2, SEQUENCE, psn + 1, psn + 3)
+    assert s.send(2, psn + 1) == s.send(2, psn + 2) == []
+    for place in (0, 1):
+        for step in range(4):
+            out = s.send(place, psn + step)
+            if place == 1 and not s.root:
+                out = s.parent(psn + step)
+            assert place == 0 or payloads(out) == [TOTAL] * 3
+    s.acknowledged(psn + 3)
+
+
+def a_windowed_rank_asks_for_results(s: Scene) -> None:
+    """It gets what is there, is asked for its own contribution where that is missing, and waits for others."""
+    psn = s.take(4)
+    for step in range(2):
+        fold_all(s, psn + step)
+    out = s.ask(2, psn, psn + 2)
+    assert [(to, packet.psn, packet.payload, packet.opcode) for to, packet in out] == [
+        (s.ports[2], at & roce.PSN_MASK, TOTAL, Rc.SEND_ONLY) for at in (psn, psn + 1)]
+    assert out[0][1].pkey == roce.PKEY_WINDOWED
+    assert s.ask(2, psn + 2) == s.answer(2, SEQUENCE, psn + 2, psn + 3)
+    s.send(0, psn + 2)
+    assert s.ask(2, psn + 2) == s.answer(2, SEQUENCE, psn + 2, psn + 3)
+    s.send(2, psn + 2)
+    assert s.ask(2, psn + 2) == []
+    s.send(1, psn + 2)
+    if not s.root:
+        assert s.ask(2, psn + 2) == s.up(psn + 2, opcode=roce.Opcode.ACKNOWLEDGE, syndrome=SEQUENCE,
+                                         msn=(psn + 3) & roce.PSN_MASK)
+        s.parent(psn + 2)
+    fold_all(s, psn + 3)
+    s.acknowledged(psn + 3)
+
+
+def short_and_written_results_are_made_anew_too(s: Scene) -> None:
+    """With their length, RETH and pad; those with immediate data are asked for, as the slot does not hold it."""
+    for size in (4, 260, 1020, FULL):
+        psn = s.take()
+        for place, base in ((0, REGION[1]), (1, REGION[0]), (2, 0)):
+            s.send(place, psn, lanes(1 << 8 * place, size), opcode=Rc.WRITE_ONLY, reth=Reth(base + 64, 77, size), pad=1)
+        if not s.root:
+            s.parent(psn, lanes(0x010101, size), opcode=Rc.WRITE_ONLY, reth=Reth(64, 0, size), pad=1)
+        ((_, packet),) = s.ask(2, psn)
+        assert (packet.payload, packet.reth, packet.pad) == (lanes(0x010101, size), Reth(64, 0, size), 1)
+        s.acknowledged(psn)
+    psn = s.take()
+    out = s.everybody(psn, opcode=Rc.SEND_ONLY_IMMEDIATE, immediate=5)
+    if not s.root:
+        s.parent(psn, TOTAL, opcode=Rc.SEND_ONLY_IMMEDIATE, immediate=5)
+    assert s.ask(2, psn) == s.answer(2, SEQUENCE, psn, psn + 1)
+    ((_, packet),) = s.send(2, psn, opcode=Rc.SEND_ONLY_IMMEDIATE, immediate=5)
+    assert (packet.payload, packet.immediate) == (TOTAL, 5)
+    s.acknowledged(psn)
+    assert out
+
+
+def contributions_that_do_not_fit_are_dropped(s: Scene) -> None:
+    """Another opcode, length or pad than the first one's; of a NIC, another address."""
+    psn = s.take()
+    before = s.outcomes()[8]
+    s.send(0, psn, opcode=Rc.WRITE_ONLY, reth=Reth(REGION[1] + 64, 77, FULL))
+    assert s.send(2, psn) == []
+    assert s.send(2, psn, opcode=Rc.WRITE_ONLY, reth=Reth(64, 77, 512), payload=lanes(1, 512)) == []
+    assert s.send(2, psn, opcode=Rc.WRITE_ONLY, reth=Reth(64, 77, FULL), pad=2) == []
+    assert s.send(2, psn, opcode=Rc.WRITE_ONLY, reth=Reth(64, 77, FULL)) == []
+    assert s.send(1, psn, opcode=Rc.WRITE_ONLY, reth=Reth(REGION[0] + 65, 77, FULL)) == []
+    assert s.outcomes()[8] == before + 4
+
+
+def what_meets_no_entry_never_reaches_a_fold_address(s: Scene) -> None:
+    """Contributions to another queue pair, or with the windowed key, die at their first switch, and are counted."""
+    counter = s.engine.counter(tables.UNFOLDED)
+    before = s.engine.read_counter(counter)[s.ports[0]].packets
+    psn = s.take(0)
+    assert s.send(0, psn, queue_pair=99) == []
+    assert s.send(0, psn, pkey=roce.PKEY_WINDOWED) == []
+    assert s.send(0, psn, payload=bytes(6)) == []
+    assert s.engine.read_counter(counter)[s.ports[0]].packets == before + 3
+
+
+def a_corrupt_contribution_of_a_nic_is_dropped(s: Scene) -> None:
+    """Short or not, and it does not move the flow on."""
+    psn = s.take()
+    for payload in (lanes(5), lanes(5, 260), lanes(5, 4)):
+        frame = bytearray(s.contribution(0, psn, payload).frame())
+        frame[-9] ^= 4
+        s.frames.append((s.ports[0], bytes(frame)))
+        s.sent.append(s.engine.inject(s.ports[0], bytes(frame)))
+        assert s.sent[-1] == []
+    assert payloads(fold_all(s, psn)) == [TOTAL] * 3
+    s.acknowledged(psn)
+
+
+BOTH: list[Callable[[Scene], None]] = [
+    results_have_each_receivers_addresses,
+    writes_land_in_each_receivers_region,
+    payloads_of_every_length_fold,
+    a_nic_that_skips_a_packet_is_told_once,
+    a_nic_that_repeats_too_early_is_put_off,
+    a_nics_repeat_goes_onward_with_the_result,
+    a_writes_repeat_goes_onward_as_it_is,
+    what_the_successor_has_is_acknowledged_for_it,
+    a_windowed_rank_is_asked_for_what_it_skipped,
+    a_windowed_rank_asks_for_results,
+    short_and_written_results_are_made_anew_too,
+    what_meets_no_entry_never_reaches_a_fold_address,
+    a_corrupt_contribution_of_a_nic_is_dropped,
+]
+
+
+# ---- below another switch -------------------------------------------------------------------------------------------
+
+
+def a_gap_in_the_parents_results_is_asked_for(s: Scene) -> None:
+    """The leaf asks, its children get what came."""
+    psn = s.take(3)
+    for step in range(3):
+        s.everybody(psn + step)
+    s.parent(psn)
+    out = s.parent(psn + 2)
+    nak = s.up(psn + 1, opcode=roce.Opcode.ACKNOWLEDGE, syndrome=SEQUENCE, msn=(psn + 2) & roce.PSN_MASK)
+    assert [pair for pair in out if pair[0] == s.fold.parent_port] == nak
+    assert payloads([pair for pair in out if pair not in nak]) == [TOTAL] * 3
+    assert payloads(s.parent(psn + 1)) == [TOTAL] * 3
+    s.acknowledged(psn + 2)
+
+
+def the_parent_asks_for_sums(s: Scene) -> None:
+    """It gets those that are complete, from one question for several; none that is open, and none that is done."""
+    psn = s.take(4)
+
+    def asked(first: int, end: int) -> Out:
+        return s.parent(first, b"", opcode=roce.Opcode.ACKNOWLEDGE, syndrome=SEQUENCE, msn=end & roce.PSN_MASK)
+
+    for step in range(3):
+        s.everybody(psn + step)
+    s.send(0, psn + 3)
+    assert asked(psn, psn + 4) == [pair for step in range(3) for pair in s.up(psn + step, TOTAL)]
+    for step in range(3):
+        s.parent(psn + step)
+    assert asked(psn, psn + 3) == []
+    for place in (1, 2):
+        s.send(place, psn + 3)
+    s.parent(psn + 3)
+    s.acknowledged(psn + 3)
+
+
+def a_nic_that_waits_for_another_leaf_is_put_off(s: Scene) -> None:
+    """Its repeat sends the sum up again, in case it was lost, and it is told to come again: a straggler costs no retry."""
+    psn = s.take(2)
+    for step in range(2):
+        s.everybody(psn + step)
+    assert s.send(0, psn) == sorted(s.answer(0, RNR_128, psn) + s.up(psn, TOTAL), key=lambda pair: pair[0])
+    assert s.send(0, psn + 1) == s.up(psn + 1, TOTAL)
+    for step in range(2):
+        s.parent(psn + step)
+    s.acknowledged(psn + 1)
+
+
+BELOW = [a_gap_in_the_parents_results_is_asked_for, the_parent_asks_for_sums, a_nic_that_waits_for_another_leaf_is_put_off]
+
+
+@pytest.fixture
+def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
+    """Parameter: whether the switch is the tree's root."""
+    made = Scene(root=request.param)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("scene", [True, False], ids=["root", "leaf"], indirect=True)
+@pytest.mark.parametrize("rule", [*BOTH, contributions_that_do_not_fit_are_dropped], ids=lambda rule: rule.__name__)
+def test_a_switch_keeps_its_rules(scene: Scene, rule: Callable[[Scene], None]) -> None:
+    """The rule's docstring says which."""
+    rule(scene)
+
+
+@pytest.mark.parametrize("scene", [False], ids=["leaf"], indirect=True)
+@pytest.mark.parametrize("rule", BELOW, ids=lambda rule: rule.__name__)
+def test_a_leaf_keeps_its_rules_towards_its_parent(scene: Scene, rule: Callable[[Scene], None]) -> None:
+    """The rule's docstring says which."""
+    rule(scene)
+
+
+@pytest.mark.needs("bmv2")
+@pytest.mark.parametrize("scene", [True, False], ids=["root", "leaf"], indirect=True)
+def test_bmv2_keeps_the_same_rules_byte_for_byte(scene: Scene, tmp_path: Path) -> None:
+    """All rules one after another on one switch; the same frames leave BMv2's ports."""
+    for rule in [*BOTH, *([] if scene.root else BELOW), contributions_that_do_not_fit_are_dropped]:
+        rule(scene)
+    ports = max([*scene.ports, scene.fold.parent_port if not scene.root else 0]) + 1
+    ours = by_port(scene.sent)
+    groups = [entities.Multicast(e.group, e.replicas) for e in scene.entities if isinstance(e, Multicast)]
+    sessions = [entities.CloneSession(e.session, ((e.port, 0),)) for e in scene.entities
+                if isinstance(e, Clone) and e.port < ports]
+    with Bmv2(PROGRAM, tmp_path, ports=ports) as bmv2:
+        bmv2.replicate(groups, sessions)
+        for entity in scene.entities:
+            if isinstance(entity, Entry):
+                assert bmv2.write_entry("insert", native(scene.engine, entity))
+        bmv2.inject(scene.frames, scene.sent)
+        theirs = bmv2.outputs({port: len(left) for port, left in ours.items()})
+    for port in range(ports):
+        same = sorted(ours[port]) == sorted(theirs.get(port, []))
+        assert same, f"port {port}: {len(ours[port])} frames here, {len(theirs.get(port, []))} on BMv2"
