@@ -75,7 +75,7 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
                     mark_to_drop(sm);
                 }
                 if (tree.check == YES && again == 0) {
-                    icrc_check.apply(hdr, meta.full, icrc);
+                    icrc_check.apply(hdr, meta, icrc);
                     carried = hdr.icrc.crc;
                     if (hdr.aeth.isValid()) {
                         carried = hdr.aeth.icrc;

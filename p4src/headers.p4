@@ -149,6 +149,8 @@ struct headers_t {
 struct meta_t {
     bit<1>      folded;     // this packet leaves rewritten (replica.p4)
     bit<1>      full;       // a payload of a whole path MTU, without immediate data
+    bit<1>      immediate;  // there is immediate data
+    bit<16>     payload;    // bytes of the payload, of a packet that is not full
     bit<16>     rest;       // parser: bytes of the payload that are still to be parsed; then those of its tail
     bit<1>      onward;     // a NIC's packet goes to its successor by its own addresses, with the slot's lanes
     child_t     child;      // who the packet came from, then who it is for

@@ -16,47 +16,86 @@
 #define ICRC_RETH       hdr.reth.address, hdr.reth.rkey, hdr.reth.length
 #define WORD(i)         hdr.lanes[i].w
 #define ICRC_PAYLOAD    ALL_WORDS(WORD)
-#define ICRC_TAIL       hdr.tail32.w, hdr.tail16.w, hdr.tail8.w, hdr.tail4.w, hdr.tail2.w, hdr.tail1.w
 
-// What is this packet's invariant CRC, as it stands on the wire?
-//
-// full  the packet has a whole path MTU of lanes, without immediate data
-control Icrc(in headers_t hdr, in bit<1> full, out bit<32> icrc) {
-    bit<32> crc;
+// What is this packet's invariant CRC, as it stands on the wire?  That of a full packet is made at once, that of others piece
+// by piece: a CRC goes on behind what it covers as a new one does whose first four bytes it has been added to, without carry.
+control Icrc(in headers_t hdr, in meta_t meta, out bit<32> icrc) {
+    bit<32> crc = 0;
 
-    action with_reth() {
+    action full_with_reth() {
         hash(crc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD, ICRC_RETH, ICRC_PAYLOAD }, CRC32_VALUES);
     }
-    action without_reth() {
+    action full() {
         hash(crc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD, ICRC_PAYLOAD }, CRC32_VALUES);
-    }
-    // Fields of headers that the packet does not have are left out, as BMv2 does.
-    action other_with_reth() {
-        hash(crc, HashAlgorithm.crc32, 32w0,
-             { ICRC_BEFORE_PAYLOAD, ICRC_RETH, hdr.immediate.data, ICRC_PAYLOAD, ICRC_TAIL }, CRC32_VALUES);
-    }
-    action other_without_reth() {
-        hash(crc, HashAlgorithm.crc32, 32w0,
-             { ICRC_BEFORE_PAYLOAD, hdr.immediate.data, ICRC_PAYLOAD, ICRC_TAIL }, CRC32_VALUES);
     }
     action acknowledgement() {
         hash(crc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD, hdr.aeth.syndrome, hdr.aeth.msn }, CRC32_VALUES);
     }
+    action headers_with_reth() {
+        hash(crc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD, ICRC_RETH }, CRC32_VALUES);
+    }
+    action headers() {
+        hash(crc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD }, CRC32_VALUES);
+    }
+#define ON_WIRE(crc)    crc[7:0] ++ crc[15:8] ++ crc[23:16] ++ crc[31:24]
+#define GO_ON(name, w, bits)                                                                                \
+    action name() {                                                                                         \
+        hash(crc, HashAlgorithm.crc32, 32w0, { w[bits - 1:bits - 32] ^ (ON_WIRE(crc)), w[bits - 33:0] },    \
+             CRC32_VALUES);                                                                                 \
+    }
+#define GO_ON_WORD(i)   GO_ON(word##i, hdr.lanes[i].w, WORD_BITS)
+#define IF_WORD(i)      if (meta.payload[15:8] > i) { word##i(); }
+    EACH_WORD(GO_ON_WORD)
+    GO_ON(tail32, hdr.tail32.w, 1024)
+    GO_ON(tail16, hdr.tail16.w, 512)
+    GO_ON(tail8, hdr.tail8.w, 256)
+    GO_ON(tail4, hdr.tail4.w, 128)
+    GO_ON(tail2, hdr.tail2.w, 64)
+    action tail1() {
+        hash(crc, HashAlgorithm.crc32, 32w0, { hdr.tail1.w ^ (ON_WIRE(crc)) }, CRC32_VALUES);
+    }
+    action immediate() {
+        hash(crc, HashAlgorithm.crc32, 32w0, { hdr.immediate.data ^ (ON_WIRE(crc)) }, CRC32_VALUES);
+    }
     apply {
         if (hdr.aeth.isValid()) {
             acknowledgement();
-        } else if (hdr.reth.isValid()) {
-            if (full == 1) {
-                with_reth();
+        } else if (meta.full == 1) {
+            if (hdr.reth.isValid()) {
+                full_with_reth();
             } else {
-                other_with_reth();
+                full();
             }
-        } else if (full == 1) {
-            without_reth();
         } else {
-            other_without_reth();
+            if (hdr.reth.isValid()) {
+                headers_with_reth();
+            } else {
+                headers();
+            }
+            if (meta.immediate == 1) {
+                immediate();
+            }
+            EACH_WORD(IF_WORD)
+            if (meta.payload[7:7] == 1) {
+                tail32();
+            }
+            if (meta.payload[6:6] == 1) {
+                tail16();
+            }
+            if (meta.payload[5:5] == 1) {
+                tail8();
+            }
+            if (meta.payload[4:4] == 1) {
+                tail4();
+            }
+            if (meta.payload[3:3] == 1) {
+                tail2();
+            }
+            if (meta.payload[2:2] == 1) {
+                tail1();
+            }
         }
-        icrc = crc[7:0] ++ crc[15:8] ++ crc[23:16] ++ crc[31:24];
+        icrc = ON_WIRE(crc);
     }
 }
 #endif

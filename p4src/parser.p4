@@ -111,9 +111,11 @@ parser Parse(packet_in pkt, out headers_t hdr, inout meta_t meta, inout standard
     state immediate {
         pkt.extract(hdr.immediate);
         meta.rest = meta.rest - IMMEDIATE_BYTES;
+        meta.immediate = 1;
         transition payload;
     }
     state payload {
+        meta.payload = meta.rest;
         transition select(meta.rest - LANE_BYTES) {
             0 &&& NO_LENGTH: words;
             default:         accept;

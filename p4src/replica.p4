@@ -83,7 +83,7 @@ control Replica(inout headers_t hdr, inout meta_t meta, inout standard_metadata_
                 hdr.reth.rkey = region_key;
             }
             // not into hdr.icrc.crc at once: p4c would copy all headers first, since the call reads and writes `hdr`
-            icrc_new.apply(hdr, meta.full, icrc);
+            icrc_new.apply(hdr, meta, icrc);
             if (hdr.aeth.isValid()) {
                 hdr.aeth.icrc = icrc;
             } else {

@@ -31,6 +31,7 @@ control Retransmission(inout headers_t hdr, inout meta_t meta, in slot_state_t s
             meta.full = 1;
         }
         EACH_WORD(WITH_WORD)
+        meta.payload = rest;
         meta.rest = 8w0 ++ rest[7:0];
         if (rest[7:7] == 1) {
             hdr.tail32.setValid();

@@ -46,7 +46,7 @@ struct slot_t {
     bit<1>              seen;           // this child is in the bitmap already
     bit<1>              complete;       // all children are in the bitmap
     bit<1>              fills;          // all children are in it with this packet
-    bit<1>              bare;           // the slot's packets have no immediate data: they can be made from what it holds
+    bit<1>              bare;           // the slot's packets can be made from what it holds: they have no immediate data
     bit<1>              marked;         // by congestion: this packet, or a contribution before it
     bit<1>              ack_req;        // this packet asks for an acknowledgement, or a contribution before it
     children_t          bitmap;         // with this packet's child
@@ -73,10 +73,12 @@ control Slot(in headers_t hdr, in meta_t meta, in tree_t tree, in slot_state_t s
             found.ack_req = found.ack_req | STATE_ACK_REQ(state);
             found.bitmap = STATE_BITMAP(state);
             if (hdr.aeth.isValid()) {
+#if ROOM_TO_GROW
                 if (HEADERS_OPCODE(headers) != SEND_LAST_IMM && HEADERS_OPCODE(headers) != SEND_ONLY_IMM &&
                     HEADERS_OPCODE(headers) != WRITE_LAST_IMM && HEADERS_OPCODE(headers) != WRITE_ONLY_IMM) {
                     found.bare = YES;
                 }
+#endif
             } else if (HEADERS_OPCODE(headers) != hdr.bth.opcode || HEADERS_UDP_LENGTH(headers) != hdr.udp.length ||
                        HEADERS_PAD(headers) != PAD_OF(hdr.bth.flags)) {
                 found.age = OTHER;

@@ -27,6 +27,8 @@ from netfold.wire.roce import PATH_MTU
 Defines = Mapping[str, str]
 
 P4C: Final = "p4c-bm2-ss"
+BMV2_DEFINES: Final[Defines] = {"ROOM_TO_GROW": "0"}
+"""What p4src/sizes.p4 is told about BMv2."""
 P4C_TIMEOUT: Final = 120.0
 """Seconds that p4c may take; it usually takes 2."""
 
@@ -74,7 +76,7 @@ def _bmv2(source: Path, defines: Defines) -> Pipeline:
     if shutil.which(P4C) is None:
         raise PipelineError(f"{P4C} is not on PATH: install p4c (https://github.com/p4lang/p4c), or use the engine "
                             "softswitch, which needs no compiler of its own")
-    flags = [f"-D{name}={value}" for name, value in defines.items()]
+    flags = [f"-D{name}={value}" for name, value in {**defines, **BMV2_DEFINES}.items()]
     key = _digest(sorted(source.parent.glob("*.p4")), flags)
     cache = _cache_dir()
     json, p4info = cache / f"{source.stem}-{key}.json", cache / f"{source.stem}-{key}.p4info.txtpb"

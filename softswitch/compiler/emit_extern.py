@@ -74,22 +74,10 @@ class ExternEmitter(PacketEmitter):
         self.line(f"{self.lv(s.out)} = ss_random(sw, {self.x(s.args[0])}, {self.x(s.args[1])});")
 
     def op_hash(self, s: ir.Extern) -> None:
-        """As on BMv2, fields of headers that are not valid are left out."""
         assert s.out is not None
         base, limit, *data = s.args
-        headers = [header_of(v) for v in data]
-        present = list(dict.fromkeys(f"{self.lv(h)}._valid" for h in headers if h is not None))
-        if present and not any(isinstance(v.type, Varbit) for v in data):
-            value = self.fresh("hash")
-            self.line(f"uint64_t {value};")
-            with self.braces(f"if ({' && '.join(present)})"):
-                self.line(f"{value} = ss_hash(sw, {s.info}, {', '.join(self.field_list(data))});")
-            with self.braces("else"):
-                buffer, n = self.valid_fields(data, headers)
-                self.line(f"{value} = ss_hash(sw, {s.info}, {buffer}, {n});")
-        else:
-            buffer, n = self.field_list(data)
-            value = f"ss_hash(sw, {s.info}, {buffer}, {n})"
+        buffer, n = self.field_list(data)
+        value = f"ss_hash(sw, {s.info}, {buffer}, {n})"
         if isinstance(limit, ir.Const):
             value = f"({value} % {self.x(ir.const(limit.value or 1, limit.type))})"  # BMv2: max 0 counts as 1
         else:
@@ -200,16 +188,6 @@ class ExternEmitter(PacketEmitter):
             self.line(f'{at} += snprintf({room}, "varbit");')
         else:
             self.line(f'{at} += snprintf({room}, "%llu", (unsigned long long){self.x(e)});')
-
-
-def header_of(v: ir.Value) -> ir.LValue | None:
-    """The header that a field is of; None for what is always there: constants, metadata, results of expressions."""
-    while isinstance(v, ir.Field):
-        base = v.base
-        if isinstance(base.type, ir.RecordType) and base.type.kind == "header":
-            return base if isinstance(base, ir.LValue) else None
-        v = base
-    return None
 
 
 def cell_type(t: ir.Type) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from softswitch.compiler import ir
 from softswitch.compiler.c_text import c_name, is_wide, limbs, u64, width
@@ -218,38 +217,6 @@ class PacketEmitter(WideEmitter):
                 run.append(v)
         flush()
         return buffer, at
-
-    def valid_fields(self, values: Sequence[ir.Value], headers: Sequence[ir.LValue | None]) -> tuple[str, str]:
-        """Packs those fields of a list into a new buffer that are of no header, or of one that is valid: (pointer, size
-        in bytes).  Bit by bit where need be: what is left out may move the rest within its bytes."""
-        total = sum(width(v.type) for v in values)
-        buffer, at = self.fresh("b"), self.fresh("n")
-        self.line(f"uint8_t {buffer}[{(total + 7) // 8 + 16}];")
-        self.line(f"memset({buffer}, 0, sizeof {buffer});")
-        self.line(f"uint32_t {at} = 0;")
-        conditions = ["" if h is None else f"if ({self.lv(h)}._valid)" for h in headers]
-        for condition, run in groupby(zip(conditions, values, strict=True), lambda pair: pair[0]):
-            with self.braces(condition):
-                for _, v in run:
-                    self.pack_at(buffer, at, v)
-        return buffer, f"({at} + 7) / 8"
-
-    def pack_at(self, buffer: str, at: str, v: ir.Value) -> None:
-        """Writes a field to the bit that the C variable `at` names, and moves that on."""
-        w = width(v.type)
-        if w > 64:
-            temp = self.pointer(v) if w > 128 else self.fresh("w")
-            if w <= 128:
-                self.line(f"uint64_t {temp}[2]; ss_w_set128({temp}, 2, {self.x(v)});")
-            if w % 8 == 0:
-                store = f"ss_w_store({buffer} + {at} / 8, {w // 8}, {temp}, {limbs(w)})"
-                self.line(f"if ({at} % 8 == 0) {store};")
-                self.line(f"else ss_w_bits_put({buffer}, {at}, {w}, {temp});")
-            else:
-                self.line(f"ss_w_bits_put({buffer}, {at}, {w}, {temp});")
-        elif w:
-            self.line(f"ss_bits_put({buffer}, {at}, {w}, {self.x(v)});")
-        self.line(f"{at} += {w};")
 
     # ---- headers ------------------------------------------------------------------------------------------------
 

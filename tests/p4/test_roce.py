@@ -166,8 +166,8 @@ def test_a_ring_allreduce_needs_nothing_of_the_switches_but_routes(fabric: Route
 @pytest.mark.parametrize("folding", [False, True])
 @pytest.mark.parametrize("loss", [0.0, 0.02])
 def test_the_numbers_of_a_tree_fold_under_its_partition_key_alone(loss: float, folding: bool) -> None:
-    """Addresses, source ports, queue pairs and first PSNs are those of contributions to a tree, but the partition key is
-    a NIC's: with and without the tree's entries the connections carry a ring allreduce."""
+    """Addresses, source ports, queue pairs and first PSNs are those of contributions to a tree, but the partition key
+    is a NIC's: with and without the tree's entries the connections carry a ring allreduce."""
     arrays = [np.arange(4 * 256 * 20, dtype=np.int32) * (rank + 1) for rank in range(4)]
     expected = np.sum(arrays, axis=0, dtype=np.int32)
     network = TerribleNetwork(random.Random(18), loss=loss, packet_time=2 * MICROSECOND)

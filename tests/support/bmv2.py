@@ -15,7 +15,7 @@ import subprocess
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -37,12 +37,13 @@ _WINDOW = 32
 class Bmv2:
     """One simple_switch_grpc with ports 0..n-1."""
 
-    def __init__(self, program: Path, folder: Path, *, ports: int) -> None:
+    def __init__(self, program: Path, folder: Path, *, ports: int, defines: Mapping[str, str] | None = None) -> None:
         self._folder, self._ports = folder, ports
         self._closing = threading.Event()
         self._json, info = folder / "program.json", folder / "program.txtpb"
-        subprocess.run(["p4c-bm2-ss", program, "-o", self._json, "--p4runtime-files", info], check=True, timeout=60,
-                       capture_output=True, text=True)
+        flags = [f"-D{name}={value}" for name, value in (defines or {}).items()]
+        subprocess.run(["p4c-bm2-ss", *flags, program, "-o", self._json, "--p4runtime-files", info], check=True,
+                       timeout=120, capture_output=True, text=True)
         self._info = text_format.Parse(info.read_text(), p4r.ForwardingPipelineConfig().p4info)
         self._inputs: list[IO[bytes]] = []
         for port in range(ports):
