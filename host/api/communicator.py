@@ -62,7 +62,8 @@ class Communicator(Group):
         controller   address of the job service, "host:port" or "unix:/path"; default: $NETFOLD_CONTROLLER
         timeout      seconds without any progress after which a collective gives up with CollectiveTimeout
         join_timeout seconds to wait for the other ranks
-        rail         "innet": fold in the switches what they can fold, sums, averages, maxima and minima of float32 and
+        rail         "verbs": as "innet", by the queue pairs of the host's RDMA device (docs/verbs.md);
+                     "innet": fold in the switches what they can fold, sums, averages, maxima and minima of float32 and
                      int32, and as float32 those of float16 and bfloat16;
                      "tcp": all over TCP between the hosts; "roce": all over queue pairs between the hosts
                      (docs/roce.md);
@@ -118,7 +119,7 @@ class Communicator(Group):
 
     @property
     def rail(self) -> str:
-        """Name of the rail that folds: "innet"; else "tcp" or "roce", or "self" for a job of one rank."""
+        """Name of the rail that folds: "innet" or "verbs"; else "tcp" or "roce", or "self" for a job of one rank."""
         return self._parts.dispatch.rail
 
     @property

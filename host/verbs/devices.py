@@ -8,13 +8,14 @@ it is given.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv4Network, IPv6Address
 from pathlib import Path
 from typing import Final
 
 from netfold.host.errors import TransportError
+from netfold.wire.roce import FOLD_NETWORK
 
 SYSFS: Final = Path("/sys/class/infiniband")
 ROCE_V2: Final = "RoCE v2"
@@ -78,6 +79,23 @@ def ports(root: Path = SYSFS) -> list[RocePort]:
     return found
 
 
+def described(root: Path = SYSFS, interfaces: Path = Path("/sys/class/net")) -> str:
+    """All ports, a line each: their IPv4 addresses, which of these are fold addresses, and the MTU of the interfaces.
+    Raises TransportError where there is none that a rank could use."""
+    lines, usable = [], False
+    for port in ports(root):
+        addresses = []
+        for gid in port.gids.values():
+            fold = " (fold address)" if IPv4Address(gid.address) in IPv4Network(FOLD_NETWORK) else ""
+            usable = usable or not fold
+            mtu = _text(interfaces / gid.netdev / "mtu") or "unknown"
+            addresses.append(f"{gid.address}{fold} on {gid.netdev or '?'}, MTU {mtu}")
+        lines.append(f"{port.device} port {port.port}: {'; '.join(addresses) or 'no IPv4 address'}")
+    if not usable:
+        raise TransportError("; ".join(lines) or f"{root} names no RDMA device on Ethernet")
+    return "\n".join(lines)
+
+
 def port_of(address: str, root: Path = SYSFS) -> RocePort:
     """The port that has this IPv4 address.  Raises TransportError where there is none."""
     known = ports(root)
@@ -115,7 +133,7 @@ def _gids(port: Path) -> list[RoceGid]:
         if _text(port / "gid_attrs" / "types" / index) != ROCE_V2:  # an empty place cannot be read
             continue
         try:
-            address = ipaddress.IPv6Address(_text(file)).ipv4_mapped
+            address = IPv6Address(_text(file)).ipv4_mapped
         except ValueError:
             continue
         if address is not None:

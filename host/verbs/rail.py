@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import select
 import time
+from dataclasses import replace
 from typing import Final
 
 from netfold.host.client.fold_control import FoldControl
@@ -19,6 +20,7 @@ from netfold.host.innet.abi import AGREEMENT, DATA
 from netfold.host.innet.fold import SLICE_SECONDS, FoldRail
 from netfold.host.innet.native import Core, PacketLink
 from netfold.host.operation.coding import LaneBits
+from netfold.host.operation.rail import RailStats
 from netfold.host.operation.request import AllreduceRequest
 from netfold.host.tracing.timeline import Timeline
 from netfold.host.verbs import native
@@ -150,6 +152,10 @@ class VerbsRail(FoldRail):
         since the rail was made."""
         now = self._port.counters()
         return sum(now.get(name, 0) - self._first_counters.get(name, 0) for name in RETRANSMISSIONS)
+
+    def stats(self) -> RailStats:
+        """Totals as every rail has them, and ``retransmissions`` as above."""
+        return replace(super().stats(), retransmissions=self.retransmissions)
 
     def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
         longest = max(min(self._plan.message, stream.slots // 4) for tree in self._plan.trees

@@ -100,6 +100,14 @@ def _rxe() -> str | None:
     return None
 
 
+def _verbs() -> str | None:
+    """Tried: headers may lie where CPATH says."""
+    command = ["gcc", "-x", "c", "-fsyntax-only", "-"]
+    source = "#include <infiniband/verbs.h>\n"
+    tried = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
+    return None if tried.returncode == 0 else "no infiniband/verbs.h"
+
+
 def _set(variable: str) -> Callable[[], str | None]:
     return lambda: None if os.environ.get(variable) else f"{variable} is not set"
 
@@ -121,6 +129,7 @@ NEEDS: Final[dict[str, Need]] = {
                             check=_set("P4RUNTIME_SHELL_PYTHON")),
     "p4c-samples": Need("P4C_SAMPLES names p4c's testdata/p4_16_samples", check=_set("P4C_SAMPLES")),
     "sanitizers": Need("apt install gcc libasan8 libubsan1", ("gcc",), check=_sanitizers),
+    "verbs": Need("apt install libibverbs-dev", ("gcc",), check=_verbs),
     "openssl": Need("apt install openssl", ("openssl",)),
     "scapy": Need("pip install 'netfold[scapy]'", modules=("scapy",)),
     "scikit-learn": Need("pip install 'netfold[demo]'", modules=("sklearn",)),

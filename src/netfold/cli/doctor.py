@@ -32,6 +32,8 @@ from netfold.cli.extras import Extra
 PYTHON: Final = (3, 11)
 SANDBOX_TIMEOUT: Final = 30.0
 COMMAND_TIMEOUT: Final = 20.0
+VERBS_TIMEOUT: Final = 300.0
+"""Seconds for the engine of the rail verbs, which may have to be compiled."""
 UDP_SEGMENT: Final = 103
 """Socket option of <linux/udp.h>, which Python's socket module does not have."""
 RECEIVE_BYTES: Final = 2 * (1024 + 64) * 2304
@@ -102,6 +104,13 @@ def checks() -> list[Check]:
               _udp_segment),
         Check("net.core.rmem_max", "full windows for ranks that are not root",
               f"sudo sysctl net.core.rmem_max={RECEIVE_BYTES}", _receive_memory),
+        Check("libibverbs", "the rail verbs: folding by the queue pairs of an RDMA NIC",
+              "sudo apt install libibverbs-dev ibverbs-providers; where they lie elsewhere: CPATH, LIBRARY_PATH",
+              _verbs("library")),
+        Check("RDMA device", "the rail verbs",
+              "a NIC with RoCE v2, or in software: sudo modprobe rdma_rxe && sudo rdma link add rxe0 type rxe netdev "
+              "DEVICE; the host's fold address belongs to its interface, which needs an MTU of 4200 for a path MTU of "
+              "4096 (docs/verbs.md)", _verbs("devices")),
         Check("p4c-bm2-ss", "the engine bmv2", "https://github.com/p4lang/p4c, or use the engine softswitch",
               _program("p4c-bm2-ss", "--version")),
         Check("simple_switch_grpc", "the engine bmv2",
@@ -205,6 +214,22 @@ def _program(name: str, *version: str) -> Callable[[], str]:
         if path is None:
             raise Missing("not on PATH")
         return f"{path}: {_version([path, *version])}" if version else path
+
+    return look
+
+
+def _verbs(part: str) -> Callable[[], str]:
+    """Asks the host library, as a training host without this command can: python -m netfold.host.verbs."""
+
+    def look() -> str:
+        command = [sys.executable, "-m", "netfold.host.verbs", part]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=VERBS_TIMEOUT, check=False)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise Missing(str(error)) from error
+        if done.returncode != 0:
+            raise Missing((done.stdout or done.stderr).strip())
+        return done.stdout.strip()
 
     return look
 
