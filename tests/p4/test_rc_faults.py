@@ -191,26 +191,23 @@ def flood(fabric: RcFabric, place: int, make: Callable[[], Packet], times: int =
         fabric.network.at(fabric.network.now + number * every, one)
 
 
-@pytest.mark.parametrize("attacker", [1, 2, 3])
+@pytest.mark.parametrize("attacker", [2, 4])
 def test_acknowledgements_and_naks_that_a_host_forges_move_nothing(attacker: int) -> None:
-    """A host claims to be the successor of rank 0 and acknowledges or denies what it likes, with a right ICRC: its
-    switch drops it, and no switch takes note of it, so no queue pair of others repeats, waits or completes by it."""
-    with fabric_of(2, 1, 4) as fabric:
+    """A host under the victim's leaf, or another one, claims to be rank 0's successor and acknowledges what it likes,
+    with a right ICRC, while packets are lost: no switch takes note of it, else rank 0 would be told that its successor
+    has what it lacks, and the job would stand still."""
+    with fabric_of(2, 1, 6, loss=0.02) as fabric:
         rng = random.Random(attacker)
         victim = fabric.ranks[0]
-        others = [place for place in range(4) if place != attacker]
 
         def forged() -> Packet:
-            psn = fabric.stream.psn + victim.out.comp + rng.randrange(-5, 60) & roce.PSN_MASK
-            return Packet(fabric.fold_address_of(rng.choice(others)), fabric.hosts[0].address, ACKNOWLEDGE,
-                          victim.out.number, psn, syndrome=rng.choice([ACK, SEQUENCE, RNR | 14]))
+            psn = fabric.stream.psn + victim.out.req - rng.randrange(1, 4) & roce.PSN_MASK
+            return Packet(fabric.fold_address_of(1), fabric.hosts[0].address, ACKNOWLEDGE, victim.out.number, psn,
+                          syndrome=rng.choice([ACK, SEQUENCE, RNR | 14]))
 
-        flood(fabric, attacker, forged)
-        senders = allreduce(fabric, sources(fabric, rng, 8))
-        assert all(sender.done for sender in senders)
-        assert sum(mine.out.counts["repeated"] for mine in fabric.ranks.values()) == 0
-        leaf = "leaf1" if attacker == 1 else "leaf2"
-        assert counter(fabric, leaf, tables.SPOOFED) > 50
+        flood(fabric, attacker, forged, times=3000, every=50 * MICROSECOND)
+        allreduce(fabric, sources(fabric, rng, 12))
+        assert counter(fabric, "leaf1" if attacker == 2 else "leaf2", tables.SPOOFED) > 50
 
 
 def test_an_acknowledgement_with_a_wrong_icrc_moves_nothing() -> None:
