@@ -10,15 +10,18 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 from netfold.fabric.graph import End
 from netfold.wire import roce
-from support.nic import ACKNOWLEDGE, FOREVER, Packet, icrc_holds
+from support import needs
+from support.nic import ACK, ACKNOWLEDGE, FOREVER, RNR, SEQUENCE, Packet, icrc_holds
 from support.rc_fabric import RcFabric, allreduce, total
 from support.slot_model import MICROSECOND, MILLISECOND, SECOND, TerribleNetwork
+from support.tshark import dissect
 
 LIMIT = 20 * SECOND
 """Simulated time by which everything must be done."""
@@ -142,3 +145,37 @@ def test_every_packet_on_every_link_is_valid_roce() -> None:
             assert icrc_holds(frame)
             kinds.add((packet.opcode, packet.syndrome))
         assert {opcode for opcode, _ in kinds} >= {0x06, 0x07, 0x09, 0x0B, ACKNOWLEDGE}
+
+
+@pytest.mark.needs("tshark")
+def test_tshark_and_scapy_agree_with_every_packet(tmp_path: Path) -> None:
+    """Two implementations that know nothing of us dissect what is on the links of a run with losses: opcodes, queue
+    pairs, PSNs, RETH and AETH are what our own parser says, and scapy makes the same ICRC anew."""
+    scapy = pytest.importorskip("scapy.all", reason=needs.reason("scapy"))
+    from scapy.contrib.roce import BTH
+
+    rng = random.Random(6)
+    network = TerribleNetwork(rng, loss=0.05, duplicate=0.02, packet_time=2 * MICROSECOND)
+    with fabric_of(2, 1, 4, network) as fabric:
+        allreduce(fabric, messages(fabric, rng, whole=2, short=6), verb="write", immediate=True,
+                  late={1: 3 * MILLISECOND}, limit=LIMIT)
+        frames = [frame for _, frame in fabric.seen]
+    fields = ["opcode", "destqp", "psn", "a"]
+    names = [f"infiniband.bth.{field}" for field in fields] + [
+        "infiniband.reth.dmalen", "infiniband.aeth.syndrome", "infiniband.aeth.msn"]
+    syndromes = set()
+    for frame, row in zip(frames, dissect(frames, names, tmp_path), strict=True):
+        packet = Packet.parse(frame)
+        assert packet is not None
+        values = [int(field, 0) if field not in ("", "True", "False") else field for field in row]
+        assert values[:3] == [packet.opcode, packet.queue_pair, packet.psn]
+        assert row[3] in (("1", "True") if packet.ack_req else ("0", "False"))
+        assert values[4] == (packet.reth.length if packet.reth else "")
+        assert values[5:] == ([packet.syndrome, packet.msn] if packet.syndrome is not None else ["", ""])
+        syndromes.add(packet.syndrome)
+        seen = scapy.Ether(frame)
+        assert (seen[BTH].opcode, seen[BTH].psn, seen[BTH].dqpn) == (packet.opcode, packet.psn, packet.queue_pair)
+        wire = seen[BTH].icrc
+        seen[BTH].icrc = None
+        assert scapy.Ether(bytes(seen))[BTH].icrc == wire
+    assert syndromes == {None, ACK, SEQUENCE, RNR | 14}

@@ -19,6 +19,8 @@ from support.nic import ACK, ACKNOWLEDGE, RNR, SEQUENCE, Packet, Rc
 
 PARENT: Final = -1
 """Stands for the parent where else a child's place stands."""
+ASKED_AT_ONCE: Final = 64
+"""The most PSNs of one question that are answered; of a longer one the first is."""
 RNR_CODE: Final = 14
 """1.28 ms."""
 Form = Literal["sum", "result", "onward", "ack", "nak", "rnr", "ask"]
@@ -171,7 +173,7 @@ class ModelSwitch:
         slot, age, shape = self._find(packet, child.base)
         if age < 0:
             return acknowledgement
-        if age > 0 or not self._alike(slot, shape):
+        if age > 0 or not self._alike(slot, shape, address=packet.reth is not None):
             return []
         if slot.done:
             return [self._leaves(place, "onward", slot, ack_req=packet.ack_req)]
@@ -198,7 +200,9 @@ class ModelSwitch:
 
     def _add(self, place: int, packet: Packet, base: int) -> list[Out]:
         slot, age, shape = self._find(packet, base)
-        if age < 0 or (age == 0 and (slot.done or place in slot.children or not self._alike(slot, shape))):
+        nic = self.children[place].kind is Kind.RC and packet.reth is not None
+        alike = age or self._alike(slot, shape, address=nic)
+        if age < 0 or not alike or (age == 0 and (slot.done or place in slot.children)):
             return []
         if age > 0:
             slot.epoch, slot.psn, slot.done, slot.shape = self.epoch, packet.psn, False, shape
@@ -224,14 +228,15 @@ class ModelSwitch:
         slot.ack_req |= packet.ack_req
         return self._to_all(slot)
 
-    def _alike(self, slot: Slot, shape: tuple[int, int, int, int]) -> bool:
-        return slot.shape == shape
+    def _alike(self, slot: Slot, shape: tuple[int, int, int, int], *, address: bool = False) -> bool:
+        return slot.shape == shape if address else slot.shape[:3] == shape[:3]
 
     # ---- questions -------------------------------------------------------------------------------------------------
 
     def _asked(self, sender: int, packet: Packet) -> list[Out]:
         out: list[Out] = []
-        for ahead in range(max(1, roce.psn_age(packet.msn, packet.psn))):
+        missing = packet.msn - packet.psn & roce.PSN_MASK
+        for ahead in range(missing if missing <= ASKED_AT_ONCE else 1):
             out += self._ask(sender, following(packet.psn, ahead))
         return out
 

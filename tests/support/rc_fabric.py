@@ -56,14 +56,16 @@ class RcFabric(Wires):
     rc      the ranks whose NICs fold; the others are windowed
     shared  all regions begin at address 0, else each where its NIC put it
     region  bytes of each NIC's region
+    psn     the first PSN of the stream; by default the allocator draws it
     """
 
     def __init__(
         self, leaves: int, spines: int, hosts: int, network: TerribleNetwork, *, rc: Sequence[int] | None = None,
         size: int = 64, path_mtu: int = roce.PATH_MTU, shared: bool = False, region: int = 1 << 20, seed: int = 5,
         retries: int = 7, timeout: int = 12, corrupt: float = 0.0,
+        psn: int | None = None,
     ) -> None:
-        self.corrupt = corrupt
+        self.corrupt, self.first_psn = corrupt, psn
         self.sent: list[tuple[End, bytes]] = []
         """(end of a link, frame) of every frame that was sent."""
         super().__init__(leafspine(leaves, spines, hosts, path_mtu=path_mtu, rdma=True), network)
@@ -109,6 +111,8 @@ class RcFabric(Wires):
     def _connected(self, stream: Stream) -> Stream:
         if stream.kind != "data":
             return stream
+        if self.first_psn is not None:
+            stream = replace(stream, psn=self.first_psn)
         ends = {}
         for rank in self.rc_ranks:
             host, nic = self.hosts[rank], self.nics[rank]

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled program with NICs and windowed ranks as children, beside plain rules in Python, on drawn schedules.
+
+Hypothesis draws which packet arrives, is lost or comes twice, and which timer fires, for as long as it likes.  After
+every packet that a switch gets it must have sent what the rules of tests/support/fold_model.py say, headers and lanes;
+whatever a rank takes must be the sum; and in the end timers and repeats alone must bring every rank all results.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import ClassVar
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from netfold.wire import roce
+from support import fold_model
+from support.modelled import ModelledFabric, Schedule
+from support.nic import Rc, opcode_of
+from support.rc_fabric import Exact, Sender, allreduce
+from support.slot_model import MICROSECOND, SECOND, TerribleNetwork
+
+FLYING = 60
+"""Packets in flight that the network keeps at most."""
+
+
+class Machine(RuleBasedStateMachine):
+    """NICs and windowed ranks on a tree of P4 switches."""
+
+    shape: ClassVar[tuple[int, int, int]]
+    rc: ClassVar[tuple[int, ...]]
+
+    @initialize(psn=st.sampled_from([5, roce.PSN_MASK - 3, roce.PSN_MASK]), seed=st.integers(0, 3))
+    def build(self, psn: int, seed: int) -> None:
+        """A fresh fabric with 8 slots: messages of two packets; PSNs begin anywhere, also shortly before their wrap."""
+        rng = random.Random(seed)
+        self.network = Schedule(rng)
+        self.fabric = ModelledFabric(*self.shape, self.network, rc=self.rc, size=8, psn=psn)
+        payloads = [[rng.randbytes(size) for size in self.sizes()] for _ in range(self.shape[2])]
+        self.fabric.give(payloads, 1)
+        for rank in self.fabric.windowed.values():
+            rank.opcodes = self.opcodes()
+        whole = {rank: [b"".join(payloads[rank][first:end]) for first, end in self.messages()] for rank in self.rc}
+        exact = Exact(self.fabric, whole)
+        exact.expected = self.fabric.sums
+        self.senders = [Sender(self.fabric, rank, own) for rank, own in whole.items()]
+
+    def messages(self) -> list[tuple[int, int]]:
+        """Messages end where a packet is short, and after two packets."""
+        return [(0, 2), (2, 4), (4, 5), (5, 7), (7, 8), (8, 10)]
+
+    def sizes(self) -> list[int]:
+        """Bytes of each packet: full-size but for the last of a message."""
+        return [1024, 700, 1024, 1024, 3, 1024, 1024, 256, 1024, 8]
+
+    def opcodes(self) -> list[Rc]:
+        """The opcodes that these messages have."""
+        found = []
+        for first, end in self.messages():
+            for number in range(first, end):
+                found.append(opcode_of("send", first=number == first, last=number == end - 1,
+                                                  immediate=False))
+        return found
+
+    def teardown(self) -> None:
+        """Whatever happened, it must end well; then the engines go."""
+        if not hasattr(self, "senders"):
+            return
+        try:
+            self.finish()
+        finally:
+            self.fabric.close()
+
+    # ---- what may happen -------------------------------------------------------------------------------------------
+
+    @rule(which=st.integers(0, 7))
+    def act(self, which: int) -> None:
+        """A rank sends what its credits or its window let it."""
+        if self.fabric.windowed and which % 2:
+            list(self.fabric.windowed.values())[which % len(self.fabric.windowed)].send()
+        else:
+            self.senders[which % len(self.senders)].step()
+
+    @precondition(lambda self: self.fabric.windowed)
+    @rule(which=st.integers(0, 7))
+    def ask(self, which: int) -> None:
+        """A windowed rank asks for what it misses."""
+        list(self.fabric.windowed.values())[which % len(self.fabric.windowed)].ask()
+
+    @precondition(lambda self: self.network.flying)
+    @rule(which=st.integers(0, FLYING), keep=st.booleans())
+    def arrive(self, which: int, keep: bool) -> None:
+        """Any packet in flight arrives; a copy of it may stay in flight."""
+        self.network.arrive(which, keep=keep)
+
+    @precondition(lambda self: self.network.flying)
+    @rule()
+    def all_arrive(self) -> None:
+        """All that is in flight arrives, but not what that sets off."""
+        for _ in range(len(self.network.flying)):
+            self.network.arrive(0)
+
+    @precondition(lambda self: self.network.flying)
+    @rule(which=st.integers(0, FLYING))
+    def lose(self, which: int) -> None:
+        """Any packet in flight is lost."""
+        self.network.flying.pop(which % len(self.network.flying))
+
+    @precondition(lambda self: self.network.timers)
+    @rule()
+    def fire(self) -> None:
+        """The next timer fires."""
+        self.network.fire()
+
+    @invariant()
+    def the_network_forgets(self) -> None:
+        """What is in flight for too long is lost, so that schedules stay small; and no queue pair breaks."""
+        if hasattr(self, "senders"):
+            del self.network.flying[:-FLYING]
+            assert not any(sender.mine.out.error or sender.mine.into.error for sender in self.senders)
+
+    def finish(self) -> None:
+        """No more losses: every rank gets every result."""
+        for _ in range(400):
+            for sender in self.senders:
+                sender.step()
+            for rank in self.fabric.windowed.values():
+                rank.send()
+                rank.ask()
+            while self.network.flying:
+                self.network.arrive(0)
+            done = all(rank.missing() == len(rank.payloads) for rank in self.fabric.windowed.values())
+            if done and all(sender.done for sender in self.senders):
+                return
+            if self.network.timers:
+                self.network.fire()
+        raise AssertionError(f"stuck: {self.fabric.states()}; {[r.has for r in self.fabric.windowed.values()]}")
+
+
+def explore(shape: tuple[int, int, int], rc: tuple[int, ...], examples: int, *, shrink: bool = True) -> None:
+    """Run schedules; the same ones each time."""
+    kind = type(f"{shape} with NICs {rc}", (Machine,), {"shape": shape, "rc": rc})
+    phases = (Phase.generate, Phase.shrink) if shrink else (Phase.generate,)
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        kind,
+        settings=settings(max_examples=examples, stateful_step_count=50, deadline=None, database=None, phases=phases,
+                          derandomize=True, report_multiple_bugs=False, suppress_health_check=list(HealthCheck)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "rc", "examples"),
+    [
+        ((1, 0, 2), (0, 1), 25),
+        ((1, 0, 3), (0, 2), 25),
+        ((2, 1, 4), (0, 1, 2, 3), 25),
+        ((2, 1, 4), (1, 2), 25),
+    ],
+    ids=str,
+)
+def test_the_program_does_what_the_rules_say(shape: tuple[int, int, int], rc: tuple[int, ...], examples: int) -> None:
+    """NICs alone and beside windowed ranks, one and two levels: the same packets, exact sums, nobody stuck."""
+    explore(shape, rc, examples)
+
+
+def test_an_answer_to_the_asker_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison itself: against rules by which a NIC's repeat is answered to the NIC, the program differs."""
+    honest = fold_model.ModelSwitch._leaves
+
+    def to_the_asker(self: fold_model.ModelSwitch, to: int, form: fold_model.Form, slot: fold_model.Slot, *,
+                     ack_req: bool | None = None) -> fold_model.Out:
+        return honest(self, to, "result" if form == "onward" else form, slot, ack_req=ack_req)
+
+    monkeypatch.setattr(fold_model.ModelSwitch, "_leaves", to_the_asker)
+    with pytest.raises(AssertionError, match="expected"):
+        explore((1, 0, 2), (0, 1), 200, shrink=False)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("shape", [(1, 0, 4), (2, 1, 5)], ids=str)
+def test_long_runs_beside_the_rules(shape: tuple[int, int, int], seed: int) -> None:
+    """Thousands of packets over a network of its own will, slots used again many times, WRITE and immediate data."""
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    network = TerribleNetwork(rng, loss=0.03, duplicate=0.03, reorder=0.03, packet_time=2 * MICROSECOND)
+    fabric = ModelledFabric(*shape, network, size=32, psn=roce.PSN_MASK - 20)
+    try:
+        sizes = [8 * 1024] * 6 + [rng.randrange(1, 8 * 1024) for _ in range(8)]
+        allreduce(fabric, {rank: [rng.randbytes(size) for size in sizes] for rank in range(shape[2])}, verb="write",
+                  immediate=seed == 1, limit=20 * SECOND)
+        assert {"result", "onward", "nak", "ack", "routed"} <= set(fabric.compared)
+    finally:
+        fabric.close()
