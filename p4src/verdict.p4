@@ -112,6 +112,8 @@ control Verdict(in tree_t tree, in slot_t found, inout verdict_t decided) {
             // Questions of windowed children for a result
             (ASK_UP,    SAME,  YES, _,   _,   _,   YES, _):  then(LOAD,  YES, ASKER,  RETRANSMIT, ANSWERED);
             (ASK_UP,    SAME,  YES, _,   _,   _,   NO, _):   then(KEEP,  NO,  ASKER,  NAK,    LACKED);
+            // the parent may lack the sum, which cannot be made of this slot: the child's repeat brings it there again
+            (ASK_UP,    SAME,  NO,  _,   YES, _,   NO, _):   then(KEEP,  NO,  ASKER,  NAK,    LACKED);
             (ASK_UP,    SAME,  NO,  _,   YES, _,   _,  _):   then(KEEP,  NO,  PARENT, NAK,    ASKED);
             (ASK_UP,    SAME,  NO,  YES, NO,  _,   _,  _):   then(KEEP,  NO,  NOBODY, ITSELF, WAITED);
             (ASK_UP,    SAME,  NO,  NO,  _,   _,   _,  _):   then(KEEP,  NO,  ASKER,  NAK,    LACKED);
