@@ -191,8 +191,9 @@ def ones_complement(data: bytes) -> int:
 
 
 def roce_frame(rng: random.Random, qp: int, psn: int) -> bytes:
-    """A full-size WRITE, or now and then one with something wrong with it."""
-    opcode = rng.choice([roce.Opcode.WRITE_FIRST, roce.Opcode.WRITE_MIDDLE, roce.Opcode.WRITE_LAST])
+    """A full-size WRITE, of the opcode that goes with its PSN, or now and then one with something wrong with it."""
+    opcodes = [roce.Opcode.WRITE_FIRST, roce.Opcode.WRITE_MIDDLE, roce.Opcode.WRITE_LAST]
+    opcode = opcodes[(psn + (rng.random() < 0.05)) % len(opcodes)]
     inner = roce.BTH.pack(opcode, 0, roce.PKEY_WINDOWED, qp, psn)
     inner += roce.RETH.pack(rng.randrange(1 << 40), 0, 4096) if opcode.has_reth else b""
     inner += rng.randbytes(roce.PATH_MTU if rng.random() < 0.95 else 512)

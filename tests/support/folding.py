@@ -55,7 +55,8 @@ class P4Fabric(Wires):
         self.streams = streams = [agreed(stream) for stream in streams]
         self.write(tables.merge(tables.fold_entries(self.fabric, mine, stream) for stream in streams))
         for rank, place in enumerate(members):
-            self._core[place] = Core(self.hosts[place].address, len(mine), plans._trees(streams, mine, rank))
+            planned_trees = plans._trees(self.fabric, streams, mine, rank)
+            self._core[place] = Core(self.hosts[place].address, len(mine), planned_trees)
 
     def drain(self, rank: int, source: str) -> None:
         """The frames that the host's kernel would make of a core's runs."""
