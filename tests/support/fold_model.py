@@ -255,7 +255,7 @@ class ModelSwitch:
         if slot.done:
             return [self._leaves(sender, "result", slot)] if bare else back
         if whole:
-            return [Out(PARENT, "ask", psn, following(psn))]
+            return [Out(PARENT, "ask", psn, following(psn))] if bare else back
         return [] if sender in slot.children else back
 
     # ---- what leaves -----------------------------------------------------------------------------------------------
