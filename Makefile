@@ -31,9 +31,11 @@ packages:
 	echo "Not installed: $$missing. As root, on Debian or Ubuntu, type: $$install" >&2; \
 	echo "Going on without: what needs Mininet (demo, netfold up --topo, some tests) will say so." >&2
 
-machines:  ## Install QEMU (87 MB), for hosts that are virtual machines (netfold demo --hosts rxe); needs root
+machines:  ## Install QEMU (87 MB) and libibverbs, for virtual machines as hosts (netfold demo --hosts rxe); needs root
 	@command -v qemu-system-x86_64 >/dev/null || \
 	    $(MAKE) --no-print-directory packages NEEDED=qemu-system-x86_64:qemu-system-x86
+	@echo '#include <infiniband/verbs.h>' | cc -E - >/dev/null 2>&1 || \
+	    $(MAKE) --no-print-directory packages NEEDED=infiniband/verbs.h:libibverbs-dev
 
 $(STAMP): pyproject.toml
 	@$(MAKE) --no-print-directory packages

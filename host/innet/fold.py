@@ -185,7 +185,7 @@ class FoldRail:
                 ):  # an empty array still checks that all ranks agree
                     piece = request if source.size <= MAX_ELEMENTS else request.part(slice(first, first + MAX_ELEMENTS))
                     self._core.start(
-                        piece.number & 0xFFFFFFFF, piece.source, piece.out, divisor, native.library().nf_now(),
+                        piece.number & 0xFFFFFFFF, piece.source, piece.out, divisor, self._core.now(),
                         op=cast(Op, reduction.op), coding=coding, feedback=piece.feedback, rank=self._plan.rank,
                     )
                     self._last = piece
@@ -225,7 +225,7 @@ class FoldRail:
             timeout = int(self._timeout * 1e9)
             if self._rounds.pending:
                 self._go_on()
-            now = native.library().nf_now()
+            now = self._core.now()
             if now >= self._core.progress() + timeout:
                 raise self._timed_out(request)
             news = self._control.job_error()
@@ -279,7 +279,7 @@ class FoldRail:
         missing = {key: self._core.lowest(tree, kind) for key, tree, kind in self._streams()}
         plan = self._control.resume(missing, self._begun, offer)
         try:
-            self._core.resume(plan.trees, native.library().nf_now())
+            self._core.resume(plan.trees, self._core.now())
         except ValueError as error:
             raise PlanError(f"job {plan.job!r}, rank {plan.rank}: cannot go on as planned: {error}") from error
         self._io.discard()

@@ -268,6 +268,10 @@ class Core:
         segment = segment or max(1, len(data))
         self._lib.nf_fold_receive(self.handle, data, len(data), segment, C.byref(origin), marked, now)
 
+    def now(self) -> int:
+        """CLOCK_MONOTONIC in nanoseconds."""
+        return int(self._lib.nf_now())
+
     def tick(self, now: int) -> None:
         """Runs the retransmission timers that are due at ``now``."""
         self._lib.nf_fold_tick(self.handle, now)

@@ -40,7 +40,7 @@ def check_host(address: str) -> RocePort:
     """What a rank can know before it joins: libibverbs is there, and a device has its address.  Raises TransportError,
     cbuild.cc.BuildError."""
     port = port_of(address)
-    native.library()
+    native.library(native.LIBRARY)  # named, so that the rail finds it loaded
     return port
 
 
