@@ -35,7 +35,7 @@ class Surroundings:
     leaves   nodes of Mininet by name; no switch has been started yet, and each guest adds its port
     logs     folder for logs
     folder   for sockets; its path is short
-    share    folder that guests read and write
+    share    folder that guests read and write; it is there
     sockets  unix sockets that guests reach, such as the controller's
     """
 

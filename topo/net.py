@@ -106,7 +106,7 @@ class Network(Lifecycle):
 
         Raises SwitchFailed, WiringError, ControllerFailed, and FabricFailed for guests.
         """
-        self.logs.mkdir(parents=True, exist_ok=True)
+        self.share.mkdir(parents=True, exist_ok=True)
         if self._pcap is not None:
             self._pcap.mkdir(parents=True, exist_ok=True)
         kind = CLASSES[self.fabric.engine]
@@ -249,7 +249,7 @@ class Network(Lifecycle):
 
     @property
     def share(self) -> Path:
-        """The folder that guests read and write."""
+        """A folder that the programs of all hosts read and write, those of guests too; it is there once started."""
         return self.logs.absolute() / "share"
 
     def set_link(self, link: Link, *, up: bool) -> None:

@@ -118,10 +118,10 @@ def folded(tmp_path: Path, engine: Engine, hosts: int, loss: float, lengths: lis
     assert {result["rail"] for result in results} == {"verbs"}
     assert len({result["digest"] for result in results}) == 1
     leaves = [switch for switch in status.switches if switch.role == "leaf"]
-    # a contribution of each rank and a result from the spine for each packet of each leaf
+    # a contribution of each rank and, where no fault has it taken another way, a result from the spine for each packet
     needed = results[0]["packets_sent"]
     for leaf in leaves:
-        assert leaf.folded.first >= needed * (hosts // 2 + 1)
+        assert leaf.folded.first >= needed * (hosts // 2 + (not loss))
     for result, nic in zip(results, nics.values(), strict=True):
         assert nic.errors == 0
         assert nic.data_sent >= result["packets_sent"]

@@ -47,7 +47,6 @@ class Guests:
 
         Raises PackagesMissing, EnginesFailed, WiringError, OSError.
         """
-        around.share.mkdir(parents=True, exist_ok=True)
         engines.compile_for_guests(packages.userland())
         system = System.prepare(around.folder, share=around.share, sockets=around.sockets)
         self._links = around.links

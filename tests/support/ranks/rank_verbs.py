@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank whose RDMA device folds: sums of several sizes, each against what this rank knows of all ranks' arrays.
 
-    python rank_verbs.py SEED TURNS LENGTH...   prints {"rail", "packets_sent", "retransmissions", "seconds", "digest"};
-                                               ends with EXIT_WRONG_DATA where a result is wrong
+    python rank_verbs.py SEED TURNS LENGTH...   prints {"rail", "packets_sent", "retransmissions", "seconds", "rounds",
+                                               "digest"}; ends with EXIT_WRONG_DATA where a result is wrong
 """
 
 import hashlib
@@ -36,7 +36,7 @@ def main(seed: int, turns: int, lengths: list[int]) -> None:
         stats = comm.stats()
         print(json.dumps({
             "rail": comm.rail, "packets_sent": stats.packets_sent, "retransmissions": stats.retransmissions,
-            "seconds": seconds, "digest": digest.hexdigest(),
+            "seconds": seconds, "rounds": comm.plan.round, "digest": digest.hexdigest(),
         }))
 
 
