@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pytest
@@ -31,6 +31,8 @@ from netfold.controller.switch import tables
 from netfold.fabric import slots, trees
 from netfold.fabric.generate import parse
 from netfold.fabric.graph import End, Fabric
+from netfold.host.innet.slot_switch import Nak
+from netfold.host.innet.slot_switch import parse as packet_of
 from netfold.testing import Packet, SlotSwitch
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream
@@ -93,7 +95,7 @@ class Machine(RuleBasedStateMachine):
         ]
         self.ends = {end: far for link in fabric.links for end, far in (link.ends, link.ends[::-1])}
         self.folds: dict[str, Fold] = {}
-        entries = tables.fold_entries(fabric, self.hosts, stream)
+        entries = tables.merge([tables.clone_sessions(fabric), tables.fold_entries(fabric, self.hosts, stream)])
         for fold in stream.tree.folds:
             one = local.LocalEngine.open(library(), cpu_port=510)
             for entity in entries[fold.switch]:
@@ -129,6 +131,16 @@ class Machine(RuleBasedStateMachine):
         rank %= len(self.hosts)
         for psn in sorted(set(range(self.sent[rank])) - self.has[rank]):
             self.transmit(rank, psn)
+
+    @rule(rank=st.integers(0, 7), count=st.integers(1, 3))
+    def ask(self, rank: int, count: int) -> None:
+        """A rank asks for results that it misses."""
+        rank %= len(self.hosts)
+        lowest = self.lowest_missing(rank)
+        if lowest < self.sent[rank]:
+            psn = (self.first + lowest) & roce.PSN_MASK
+            end = (psn + min(count, self.sent[rank] - lowest)) & roce.PSN_MASK
+            self.leave(rank, Nak(psn, end).build(self.streams[rank].peer_qp))
 
     @precondition(lambda self: self.flying)
     @rule(which=st.integers(0, FLYING), keep=st.booleans())
@@ -180,10 +192,13 @@ class Machine(RuleBasedStateMachine):
         return (np.arange(roce.LANES, dtype=np.uint32) << 24) + np.uint32((1 << 28) + (psn << 8) + (1 << rank))
 
     def transmit(self, rank: int, psn: int) -> None:
-        stream, host = self.streams[rank], self.hosts[rank]
+        stream = self.streams[rank]
         on_wire = (self.first + psn) & roce.PSN_MASK
         packet = Packet(roce.LaneOperation.SUM32, roce.Opcode.WRITE_MIDDLE, 0, on_wire, b"", self.lanes(rank, psn))
-        payload = packet.build(stream.peer_qp)
+        self.leave(rank, packet.build(stream.peer_qp))
+
+    def leave(self, rank: int, payload: bytes) -> None:
+        stream, host = self.streams[rank], self.hosts[rank]
         whole = as_sent(host.mac, host.address, 0, payload, stream.source_port, stream.peer)
         self.put(host.name, 0, whole[:-4] + roce.icrc(whole[14:-4]))
 
@@ -191,33 +206,45 @@ class Machine(RuleBasedStateMachine):
         self.flying.append(Flight(*self.ends[End(node, port)], frame))
 
     def deliver(self, flight: Flight) -> None:
-        packet = Packet.parse(flight.frame[42:])
+        packet = packet_of(flight.frame[42:])
         fold = self.folds.get(flight.node)
         if fold is None:
             rank = next(rank for rank, host in enumerate(self.hosts) if host.name == flight.node)
             psn = (packet.psn - self.first) & roce.PSN_MASK
+            if isinstance(packet, Nak):
+                for lacked in range(psn, psn + ((packet.end - packet.psn) & roce.PSN_MASK)):
+                    if lacked < self.sent[rank]:
+                        self.transmit(rank, lacked)
+                return
             total = sum(self.lanes(other, psn) for other in range(len(self.hosts)))
             assert (packet.lanes == total).all(), f"rank {rank}, PSN {psn}: a wrong sum"
             assert psn < self.sent[rank], f"rank {rank} got a result that it never asked for"
             self.has[rank].add(psn)
             return
         out = fold.engine.inject(flight.port, flight.frame)
-        if flight.port in fold.children:
-            verdict = fold.model.up(fold.children[flight.port], packet)
-        else:
-            verdict = fold.model.down(packet)
-        expected: list[int] = []
-        if verdict is not None:
-            target, answer = verdict
-            places = {place: port for port, place in fold.children.items()}
-            expected = {"all": sorted(fold.children), "parent": [fold.parent]}.get(str(target)) or [places[int(target)]]
-            for _, frame in out:
-                got = Packet.parse(frame[42:])
-                assert got.psn == packet.psn
-                assert (got.lanes == answer.lanes).all(), f"{flight.node}, PSN {packet.psn}: other lanes"
-        assert sorted(port for port, _ in out) == expected, f"{flight.node}, PSN {packet.psn}: sent to other ports"
+        sender: int | Literal["parent"] = fold.children.get(flight.port, "parent")
+        # the program takes a question for several packets apart, as those who ask would
+        asked = [packet] if isinstance(packet, Packet) else [
+            Nak(psn & roce.PSN_MASK, (psn + 1) & roce.PSN_MASK)
+            for psn in range(packet.psn, packet.psn + ((packet.end - packet.psn) & roce.PSN_MASK))
+        ]
+        places = {place: port for port, place in fold.children.items()}
+        expected: list[tuple[int, object]] = []
+        for one in asked:
+            for target, answer in fold.model.take(sender, one):
+                several = {"all": sorted(fold.children), "parent": [fold.parent]}
+                ports = several.get(str(target)) or [places[int(target)]]
+                expected += [(port, shown(answer)) for port in ports]
+        got = [(port, shown(packet_of(frame[42:]))) for port, frame in out]
+        same = sorted(got, key=repr) == sorted(expected, key=repr)
+        assert same, f"{flight.node}, PSN {packet.psn}: sent to {[pair[0] for pair in got]}, other lanes or other ports"
         for port, frame in out:
             self.put(flight.node, port, frame)
+
+
+def shown(packet: Packet | Nak) -> object:
+    """What is compared of a packet."""
+    return packet if isinstance(packet, Nak) else (packet.psn, packet.opcode, packet.lanes.tobytes())
 
 
 def machine(topo: str, window: int, slots: int) -> type[Machine]:
