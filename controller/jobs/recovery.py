@@ -390,6 +390,8 @@ class Recovery:
     async def _connect(self, job: Job, here: Round) -> bool:
         """Let RC ranks connect queue pairs for the new trees, and write the entries.  Returns False where that failed:
         the trees must be planned once more, and RC ranks have been told to resume anew."""
+        if here.plans.done():  # ranks have gone while the trees were planned
+            return False
         step = job.step = ConnectStep(here.number, _rewound(job, here.resumes), here.changed.set)
         here.plans_to_connect.set_result(self._plans_to_connect(job, step))
         loop = asyncio.get_running_loop()

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import grpc
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from netfold.controller import client
 from netfold.controller.switch import tables
@@ -700,3 +703,44 @@ def test_an_answer_says_nothing_of_others_than_the_neighbours(tmp_path: Path) ->
             assert [pair.predecessor_qp for pair in answers[0].pairs] == [150, 152]
 
     run(story())
+
+
+# ---- whatever comes when ---------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["connect", "connect", "die", "leave", "drop", "refuse"]), st.integers(0, 2),
+                          st.integers(0, 10)), max_size=5))
+def test_a_first_step_ends_for_all_or_holds_nothing(steps: list[tuple[str, int, int]]) -> None:
+    """Ranks connect, die, leave and are dropped in any order: nobody waits for ever, and either all fold, or all are
+    told and no switch holds anything."""
+
+    async def story(folder: Path) -> None:
+        async with nics(folder, lease=2.0) as r:
+            joins = join_all(r, ["rc", "windowed", "rc"])
+            plans = {rank: await joins[rank] for rank in (0, 2)}
+            watchers = {rank: await r.watch(plan) for rank, plan in plans.items()}
+            (job,) = r.controller.jobs.all()
+            calls: list[asyncio.Task[Connected]] = []
+            for what, rank, turns in [*steps, ("connect", 0, 0), ("connect", 2, 0)]:
+                rank = 2 * (rank // 2)
+                if what == "connect":
+                    calls.append(connect(r, plans[rank]))
+                elif what == "die":
+                    watchers[rank].die()
+                elif what == "leave":
+                    calls.append(asyncio.create_task(r.leave(plans[rank], "because")))  # type: ignore[arg-type]
+                elif what == "drop":
+                    await client.drop(r.fabric.jobs, "j")
+                else:
+                    r.switches["leaf1"].refuse = lambda update: update.verb == "insert"
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+            found = await asyncio.gather(*calls, joins[1], return_exceptions=True)
+            assert all(not isinstance(one, Exception) or isinstance(one, grpc.aio.AioRpcError) for one in found), found
+            assert job.state != "connecting"
+            assert await client.drop(r.fabric.jobs, "j") or job.state == "finished"
+            await empty(r)
+
+    with tempfile.TemporaryDirectory() as folder:
+        run(story(Path(folder)))
