@@ -76,12 +76,13 @@ class Failure(C.Structure):
     ]
 
 
-COUNTERS = ("sent", "received", "retransmitted", "timeouts", "duplicates", "marks")
+COUNTERS = ("sent", "received", "retransmitted", "timeouts", "duplicates", "marks", "asks", "naks")
 STATE_FIELDS = ("sent_ahead", "results", "packets", "una_psn", "window", "rto", "srtt")
 
 
 class Counters(C.Structure):
-    """``nf_counters``: packets of one stream since the fold was opened."""
+    """``nf_counters``: packets of one stream since the fold was opened; ``asks`` are NAKs sent, ``naks`` NAKs
+    received."""
 
     sent: int
     received: int
@@ -89,6 +90,8 @@ class Counters(C.Structure):
     timeouts: int
     duplicates: int
     marks: int
+    asks: int
+    naks: int
     _fields_ = [(name, C.c_uint64) for name in COUNTERS]
 
 
@@ -117,6 +120,7 @@ class FoldRunStruct(C.Structure):
 
     _fields_ = [
         ("bytes", C.c_void_p), ("length", C.c_uint32), ("segment", C.c_uint32), ("packets", C.c_uint32),
+        ("asks", C.c_uint32),
         ("route", StreamRoute), ("tree", C.c_uint32), ("kind", C.c_uint32), ("seqs", C.c_uint64 * RUN_PACKETS),
     ]
 

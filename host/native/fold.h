@@ -92,6 +92,7 @@ typedef struct { /* a run of packets for one destination, in one super-packet */
     const uint8_t *bytes;
     uint32_t length, segment; /* every packet but the last has `segment` bytes */
     uint32_t packets;
+    uint32_t asks; /* whether these are NAKs, which nobody sends again */
     nf_route route;
     /* the stream and the sequence numbers of the packets, for nf_fold_unsent */
     uint32_t tree, kind;

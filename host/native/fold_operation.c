@@ -218,9 +218,10 @@ void nf_fold_tick(nf_fold *f, int64_t now) {
 int64_t nf_fold_deadline(const nf_fold *f) {
     int64_t first = NF_NEVER;
     for (uint32_t t = 0; t < f->n_trees; t++)
-        for (int kind = 0; kind < 2; kind++)
-            if (f->trees[t].channels[kind].stream.timer.deadline < first)
-                first = f->trees[t].channels[kind].stream.timer.deadline;
+        for (int kind = 0; kind < 2; kind++) {
+            int64_t due = nf_stream_deadline(&f->trees[t].channels[kind].stream);
+            first = due < first ? due : first;
+        }
     return first;
 }
 

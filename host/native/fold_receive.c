@@ -10,7 +10,7 @@ static nf_channel *channel_of(nf_fold *f, uint32_t qp) {
     return NULL;
 }
 
-/* Is this a result, made by our own first switch?  It has a result's addresses then, and the TTL that nothing has which
+/* Is this a result or a NAK, made by our own first switch?  It has a result's addresses then, and the TTL that nothing has which
  * was routed (RFC 5082): whoever can send from the rank before us has no way to make that. */
 static bool is_result(nf_fold *f, const nf_channel *c, const nf_origin *from) {
     bool addressed = from->source == c->plan.predecessor && from->source_port == c->plan.predecessor_port;
@@ -38,10 +38,23 @@ static bool headers_agree(nf_fold *f, const nf_channel *c, uint64_t seq, const n
     return false;
 }
 
+static void receive_nak(nf_fold *f, const nf_nak *nak, const nf_origin *from) {
+    nf_channel *c = channel_of(f, nak->dest_qp);
+    if (!c)
+        f->foreign++;
+    else if (is_result(f, c, from))
+        nf_stream_nak(&c->stream, nak->psn, nak->end);
+}
+
 static void receive_packet(nf_fold *f, const uint8_t *packet, size_t n, const nf_origin *from, bool marked,
                            int64_t now) {
     nf_header h;
+    nf_nak nak;
     uint64_t seq;
+    if (nf_read_nak(packet, n, &nak)) {
+        receive_nak(f, &nak, from);
+        return;
+    }
     const uint8_t *payload = nf_read_header(packet, n, f->path_mtu, &h);
     nf_channel *c = payload ? channel_of(f, h.dest_qp) : NULL;
     if (!c) {

@@ -43,6 +43,7 @@ static bool send_channel(nf_fold *f, nf_channel *c, int64_t now, nf_run *run) {
     if (worth_sending(f, c) == 0) return false;
     uint64_t limit = limit_of(f, c);
     *run = (nf_run){.bytes = f->run,
+                    .asks = false,
                     .tree = c->tree,
                     .kind = c->kind,
                     .route = {f->address, c->plan.peer, (uint16_t)c->plan.source_port}};
@@ -72,7 +73,29 @@ static bool send_channel(nf_fold *f, nf_channel *c, int64_t now, nf_run *run) {
     return true;
 }
 
+/* A run of NAKs for what the stream asks for. */
+static bool send_asks(nf_fold *f, nf_channel *c, int64_t now, nf_run *run) {
+    uint64_t seq;
+    *run = (nf_run){.bytes = f->run,
+                    .segment = NF_NAK_BYTES,
+                    .asks = true,
+                    .tree = c->tree,
+                    .kind = c->kind,
+                    .route = {f->address, c->plan.peer, (uint16_t)c->plan.source_port}};
+    while (run->packets < f->max_run && nf_stream_ask(&c->stream, &seq, now)) {
+        nf_nak nak = {c->plan.peer_qp + nf_history_at(&c->history, seq)->header.dest_qp, nf_stream_psn(&c->stream, seq),
+                      nf_stream_psn(&c->stream, seq + 1)};
+        nf_write_nak(f->run + run->length, &nak);
+        nf_write_icrc(f->run + run->length, NF_NAK_BYTES, &run->route, (uint16_t)run->packets++);
+        run->length += NF_NAK_BYTES;
+    }
+    return run->packets > 0;
+}
+
 bool nf_fold_send(nf_fold *f, int64_t now, nf_run *run) {
+    for (uint32_t t = 0; t < f->n_trees; t++)
+        for (int kind = 0; kind < 2; kind++)
+            if (send_asks(f, &f->trees[t].channels[kind], now, run)) return true;
     for (uint32_t t = 0; t < f->n_trees; t++) /* exponents first: data waits for them */
         if (send_channel(f, &f->trees[t].channels[NF_AGREEMENT_STREAM], now, run)) return true;
     for (uint32_t i = 0; i < f->n_trees; i++) {
@@ -86,7 +109,7 @@ bool nf_fold_send(nf_fold *f, int64_t now, nf_run *run) {
 }
 
 void nf_fold_unsent(nf_fold *f, const nf_run *run, uint32_t from) {
-    for (uint32_t i = from; i < run->packets; i++)
+    for (uint32_t i = from; i < run->packets && !run->asks; i++) /* who was asked in vain is asked again */
         nf_stream_unsent(&f->trees[run->tree].channels[run->kind].stream, run->seqs[i]);
 }
 

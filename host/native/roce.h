@@ -45,7 +45,11 @@
 #define NF_UDP_BYTES 8
 #define NF_BTH_BYTES 12
 #define NF_RETH_BYTES 16
+#define NF_AETH_BYTES 4
 #define NF_ICRC_BYTES 4
+#define NF_ACKNOWLEDGE 0x11
+#define NF_NAK_SEQUENCE_ERROR 0x60
+#define NF_NAK_BYTES (NF_BTH_BYTES + NF_AETH_BYTES + NF_ICRC_BYTES)
 
 static inline bool nf_has_reth(uint8_t opcode) { return opcode == NF_WRITE_FIRST || opcode == NF_WRITE_ONLY; }
 static inline bool nf_begins_message(uint8_t opcode) {
@@ -146,5 +150,27 @@ static inline const uint8_t *nf_read_header(const uint8_t *packet, size_t n, uin
         packet += NF_RETH_BYTES;
     }
     return packet;
+}
+
+/* A NAK between neighbours in a fold: its sender lacks the receiver's packets from `psn` to before `end`, which stands
+ * where the AETH of InfiniBand has a message sequence number. */
+typedef struct {
+    uint32_t dest_qp, psn, end;
+} nf_nak;
+
+static inline void nf_write_nak(uint8_t *packet, const nf_nak *nak) {
+    packet[0] = NF_ACKNOWLEDGE;
+    packet[1] = 0;
+    nf_put16(packet + 2, NF_PKEY);
+    nf_put32(packet + 4, nak->dest_qp & NF_PSN_MASK);
+    nf_put32(packet + 8, nak->psn & NF_PSN_MASK);
+    nf_put32(packet + NF_BTH_BYTES, (uint32_t)NF_NAK_SEQUENCE_ERROR << 24 | (nak->end & NF_PSN_MASK));
+}
+
+static inline bool nf_read_nak(const uint8_t *packet, size_t n, nf_nak *nak) {
+    if (n != NF_NAK_BYTES || packet[0] != NF_ACKNOWLEDGE || packet[NF_BTH_BYTES] != NF_NAK_SEQUENCE_ERROR) return false;
+    *nak = (nf_nak){nf_get32(packet + 4) & NF_PSN_MASK, nf_get32(packet + 8) & NF_PSN_MASK,
+                    nf_get32(packet + NF_BTH_BYTES) & NF_PSN_MASK};
+    return true;
 }
 #endif

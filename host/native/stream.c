@@ -4,6 +4,8 @@
 #include <stdlib.h>
 
 static inline nf_sent *at(const nf_stream *s, uint64_t seq) { return &s->ring[seq & (s->window - 1)]; }
+static inline int64_t earlier(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline uint64_t above(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
 /* Everything but where it stands: nothing is in flight, and the window is whole. */
 static void begin(nf_stream *s, uint32_t window) {
@@ -11,7 +13,7 @@ static void begin(nf_stream *s, uint32_t window) {
     s->window = window;
     s->timer = (nf_timer){.rto = NF_RTO_FIRST, .deadline = NF_NEVER};
     s->sample = -1;
-    s->round_least = NF_NEVER;
+    s->ask_due = NF_NEVER;
     /* A fold has the fabric's slots to itself and starts with the whole window.  Loss leaves a quarter of it, or 64: a
      * repair then queues behind fewer packets, and the rest of the window is room to go on while holes are open. */
     s->rules = (nf_congestion_rules){
@@ -34,19 +36,19 @@ bool nf_stream_restart(nf_stream *s, uint64_t seq, uint32_t window) {
     nf_sent *ring = calloc(window, sizeof *ring);
     if (!ring) return false;
     free(s->ring);
-    /* `order` goes on counting; the round trips that were measured still tell more than nothing */
+    /* the round trips that were measured still tell more than nothing */
     *s = (nf_stream){.first_psn = s->first_psn,
                      .una = seq,
                      .next = seq,
                      .top = seq,
                      .ring = ring,
-                     .order = s->order,
                      .rtt = s->rtt,
                      .counters = s->counters};
     begin(s, window);
     return true;
 }
 
+/* ---- what leaves -------------------------------------------------------------------------------------------------- */
 uint64_t nf_stream_sendable(const nf_stream *s, uint64_t limit) {
     uint64_t end = s->una + s->window, fresh, room;
     end = end < limit ? end : limit;
@@ -59,105 +61,111 @@ uint64_t nf_stream_sendable(const nf_stream *s, uint64_t limit) {
 uint64_t nf_stream_peek(const nf_stream *s) {
     uint64_t seq = s->next;
     if (s->n_lost)
-        for (seq = s->lost_from > s->una ? s->lost_from : s->una; at(s, seq)->state != NF_LOST;) seq++;
+        for (seq = above(s->lost_from, s->una); at(s, seq)->state != NF_LOST;) seq++;
     return seq;
 }
 
 uint64_t nf_stream_first_unknown(nf_stream *s) {
-    s->unknown = s->unknown > s->una ? s->unknown : s->una;
+    s->unknown = above(s->unknown, s->una);
     while (s->unknown < s->next && (at(s, s->unknown)->state != NF_FLIGHT || at(s, s->unknown)->again)) s->unknown++;
     return s->unknown;
 }
 
-/* Before any back-off.  While results flow, the shortest round trip of late bounds it: the smoothed one holds other
- * ranks' troubles. */
-static int64_t base_rto(const nf_stream *s) {
-    int64_t least = s->flowing ? NF_RTO_FLOWING : NF_RTO_LEAST, most = NF_RTO_MOST;
-    if (s->flowing && s->least_rtt && most > 4 * s->least_rtt) most = 4 * s->least_rtt;
-    return nf_rtt_timeout(&s->rtt, least < s->spurious_rto ? s->spurious_rto : least, most);
-}
+static int64_t base_rto(const nf_stream *s) { return nf_rtt_timeout(&s->rtt, NF_RTO_LEAST, NF_RTO_MOST); }
+
+/* How much longer than a round trip a hole stays open before it is asked for. */
+static int64_t patience(const nf_stream *s) { return s->rtt.srtt / 4; }
 
 void nf_stream_send(nf_stream *s, int64_t now) {
     uint64_t seq = nf_stream_peek(s);
     nf_sent *sent = at(s, seq);
-    sent->again = s->n_lost > 0;
-    if (sent->again) {
+    if (s->n_lost) {
         s->n_lost--;
         s->lost_from = seq + 1;
         s->counters.retransmitted++;
+        sent->again = true;
     } else {
         if (s->next++ == s->una) { /* an operation begins: other ranks may be late */
             s->flowing = false;
-            s->burst = 0;
             s->timer.rto = base_rto(s);
         }
+        *sent = (nf_sent){0};
     }
     sent->at = now;
-    sent->order = ++s->order;
+    sent->asked = false;
+    sent->due = now + s->rtt.srtt + patience(s);
+    if (seq < s->seen) s->ask_due = earlier(s->ask_due, sent->due);
     sent->state = NF_FLIGHT;
     s->in_flight++;
     s->counters.sent++;
     nf_timer_start(&s->timer, now);
 }
 
-static void lose(nf_stream *s, uint64_t seq, bool probe) {
-    nf_sent *sent = at(s, seq);
-    if (s->n_lost == 0 || seq < s->lost_from) s->lost_from = seq;
-    sent->state = NF_LOST;
-    sent->probe = probe;
-    s->n_lost++;
-    s->in_flight--;
-}
-
-/* What a time-out repeated was not lost: its second result is here.  Round trips so long are our own queue. */
-static void spurious_timeout(nf_stream *s) {
-    s->probes--;
-    if (s->spurious_rto > s->expired_rto) return; /* known already */
-    s->spurious_rto = 2 * s->expired_rto < NF_RTO_MOST ? 2 * s->expired_rto : NF_RTO_MOST;
-    nf_congestion_halve(&s->congestion, NF_FIRST_PROBES);
-}
-
-bool nf_stream_find(nf_stream *s, uint32_t psn, uint64_t *seq) {
-    /* serial arithmetic: a PSN is at most 2^23 away from the window's start */
-    int32_t ahead = (int32_t)((psn - nf_stream_psn(s, s->una)) << 8) >> 8;
-    s->counters.received++;
-    *seq = s->una + (uint64_t)(int64_t)ahead;
-    if (ahead < 0 || *seq >= s->next || at(s, *seq)->state == NF_DONE) {
-        s->counters.duplicates++;
-        if (s->probes) spurious_timeout(s);
-        return false;
-    }
+bool nf_stream_ask(nf_stream *s, uint64_t *seq, int64_t now) {
+    if (s->n_ask == 0) return false;
+    uint64_t lowest = above(s->ask_from, s->una);
+    while (!at(s, lowest)->ask) lowest++;
+    nf_sent *sent = at(s, lowest);
+    sent->ask = false;
+    sent->asked = true;
+    sent->due = now + s->rtt.srtt + patience(s);
+    if (lowest < s->seen) s->ask_due = earlier(s->ask_due, sent->due);
+    s->n_ask--;
+    s->ask_from = lowest + 1;
+    s->counters.asks++;
+    *seq = lowest;
     return true;
 }
 
-static void overtake(nf_stream *s, const nf_sent *sent, uint64_t suspects) {
-    nf_overtaker *overtaker = &s->overtakers[sent->again];
-    if (sent->order > overtaker->order) {
-        *overtaker = (nf_overtaker){.order = sent->order, .at = sent->at};
-        s->suspects = suspects > s->suspects ? suspects : s->suspects;
-    }
+static void want(nf_stream *s, uint64_t seq) {
+    if (at(s, seq)->ask) return;
+    if (s->n_ask == 0 || seq < s->ask_from) s->ask_from = seq;
+    at(s, seq)->ask = true;
+    s->n_ask++;
+}
+
+static void leave_state(nf_stream *s, nf_sent *sent) {
+    if (sent->state == NF_FLIGHT)
+        s->in_flight--;
+    else if (sent->state == NF_LOST)
+        s->n_lost--;
+    if (sent->ask) s->n_ask--;
+    sent->ask = false;
+}
+
+static void lose(nf_stream *s, uint64_t seq) {
+    nf_sent *sent = at(s, seq);
+    leave_state(s, sent);
+    if (s->n_lost == 0 || seq < s->lost_from) s->lost_from = seq;
+    sent->state = NF_LOST;
+    s->n_lost++;
+}
+
+/* ---- what comes --------------------------------------------------------------------------------------------------- */
+/* How far a PSN is ahead of the window's start; serial arithmetic: at most 2^23 either way. */
+static int64_t ahead(const nf_stream *s, uint32_t psn) {
+    return (int32_t)((psn - nf_stream_psn(s, s->una)) << 8) >> 8;
+}
+
+static bool outstanding(const nf_stream *s, uint64_t seq) {
+    return seq - s->una < s->next - s->una && at(s, seq)->state != NF_DONE;
+}
+
+bool nf_stream_find(nf_stream *s, uint32_t psn, uint64_t *seq) {
+    s->counters.received++;
+    *seq = s->una + (uint64_t)ahead(s, psn);
+    if (outstanding(s, *seq)) return true;
+    s->counters.duplicates++;
+    return false;
 }
 
 void nf_stream_result(nf_stream *s, uint64_t seq, bool marked, int64_t now) {
     nf_sent *sent = at(s, seq);
-    if (sent->state == NF_LOST)
-        s->n_lost--;
-    else
-        s->in_flight--;
-    if (!sent->again) {
-        if (seq >= s->top) /* a hole's may have waited for another's repair */
-            s->sample = now - sent->at;
-        if (now - sent->at < s->round_least) s->round_least = now - sent->at;
-        s->burst = 0;
-        if (sent->at > s->expired_at) s->probes = 0;
-        overtake(s, sent, seq);
-    } else if (!sent->probe && sent->state == NF_FLIGHT && s->rtt.srtt && now - sent->at >= s->rtt.srtt) {
-        /* Old enough to be the repetition's result (RFC 8985, 6.2).  A probe's is none: what answers it is mostly a
-         * late rank, and nothing was lost. */
-        overtake(s, sent, s->next);
-    }
+    leave_state(s, sent);
+    if (!sent->again && !sent->asked && seq >= s->top) /* a hole's may have waited for its repair */
+        s->sample = now - sent->at;
     sent->state = NF_DONE;
-    s->top = seq >= s->top ? seq + 1 : s->top;
+    s->top = above(s->top, seq + 1);
     while (s->una < s->next && at(s, s->una)->state == NF_DONE) at(s, s->una++)->state = NF_FREE;
     s->flowing = s->batch = true;
     s->fruitless = 0;
@@ -168,77 +176,83 @@ void nf_stream_result(nf_stream *s, uint64_t seq, bool marked, int64_t now) {
     }
 }
 
-static void measure(nf_stream *s) {
-    if (s->sample >= 0 && s->sample <= NF_RTO_MOST) /* longer: some rank was late, the network was not */
-        nf_rtt_measure(&s->rtt, s->sample);
-    s->sample = -1;
-    s->timer.rto = base_rto(s);
-}
-
-static void end_round(nf_stream *s) {
-    if (s->round_least != NF_NEVER)
-        s->least_rtt = s->least_rtt && s->round_least > 2 * s->least_rtt ? 2 * s->least_rtt : s->round_least;
-    if (s->probes == 0) s->spurious_rto /= 2;
-    s->round_least = NF_NEVER;
-}
-
-/* New packets leave every rank in the same order, and so their results come: who is overtaken there is lost.  Repeated
- * ones leave each rank when it misses them.  Their results need only the rank that lost them, and say nothing of new
- * packets, which wait for the slowest rank; and before they are taken for lost themselves, the other ranks' get half a
- * round trip. */
-static bool overtaken(const nf_stream *s, const nf_sent *sent, int64_t now) {
-    for (int again = 0; again <= sent->again; again++) {
-        const nf_overtaker *by = &s->overtakers[again];
-        if (sent->order + NF_REORDER <= by->order && (!sent->again || by->at - sent->at >= (now - by->at) / 2))
-            return true;
+/* A packet that was sent again goes once more only where it was asked for since: what is said of it without that was
+ * said before the switch could have it. */
+void nf_stream_nak(nf_stream *s, uint32_t psn, uint32_t end) {
+    s->counters.naks++;
+    int64_t first = ahead(s, psn), last = first + ((end - psn) & 0xffffff), most = (int64_t)(s->next - s->una);
+    for (int64_t i = first > 0 ? first : 0; i < last && i < most; i++) {
+        nf_sent *sent = at(s, s->una + (uint64_t)i);
+        if (sent->state == NF_DONE || sent->state == NF_LOST || (sent->again && !sent->asked)) continue;
+        lose(s, s->una + (uint64_t)i);
+        s->losses = true;
     }
-    return false;
 }
 
 void nf_stream_end_batch(nf_stream *s, int64_t now) {
     if (!s->batch) return;
     s->batch = false;
-    measure(s);
-    if (nf_congestion_round(&s->congestion, &s->rules, s->una, s->next)) end_round(s);
-    for (uint64_t seq = s->una; seq < s->suspects; seq++)
-        if (at(s, seq)->state == NF_FLIGHT && overtaken(s, at(s, seq), now)) lose(s, seq, false);
-    if (s->n_lost) nf_congestion_lost(&s->congestion, &s->rules, s->una, s->next);
-    s->suspects = 0;
+    if (s->sample >= 0 && s->sample <= NF_RTO_MOST) /* longer: some rank was late, the network was not */
+        nf_rtt_measure(&s->rtt, s->sample);
+    s->sample = -1;
+    s->timer.rto = base_rto(s);
+    nf_congestion_round(&s->congestion, &s->rules, s->una, s->next);
+    for (s->seen = above(s->seen, s->una); s->seen < s->top; s->seen++) {
+        nf_sent *sent = at(s, s->seen);
+        if (sent->state != NF_FLIGHT) continue;
+        if (!sent->again) {
+            sent->state = NF_HOLE;
+            s->in_flight--;
+        }
+        if (sent->due < now + patience(s)) sent->due = now + patience(s);
+        s->ask_due = earlier(s->ask_due, sent->due);
+    }
+    if (s->losses) nf_congestion_lost(&s->congestion, &s->rules, s->una, s->next);
+    s->losses = false;
     nf_timer_restart(&s->timer, s->una < s->next, now);
 }
 
-void nf_stream_tick(nf_stream *s, int64_t now) {
-    if (!nf_timer_expired(&s->timer, now)) return;
+/* ---- time --------------------------------------------------------------------------------------------------------- */
+/* Asks for the holes that have been open for long enough. */
+static void ask_for_holes(nf_stream *s, int64_t now) {
+    s->ask_due = NF_NEVER;
+    for (uint64_t seq = s->una; seq < s->seen; seq++) {
+        nf_sent *sent = at(s, seq);
+        if ((sent->state != NF_FLIGHT && sent->state != NF_HOLE) || sent->ask) continue;
+        if (sent->due > now) {
+            s->ask_due = earlier(s->ask_due, sent->due);
+            continue;
+        }
+        if (sent->state == NF_FLIGHT) {
+            sent->state = NF_HOLE;
+            s->in_flight--;
+        }
+        s->losses = true;
+        want(s, seq);
+    }
+}
+
+/* Nothing has come for long: the ends of what is outstanding are asked for. */
+static void ask_in_silence(nf_stream *s, int64_t now) {
     s->counters.timeouts++;
-    s->expired_at = now;
-    s->expired_rto = s->timer.rto;
-    bool holes = s->top > s->una;
-    s->fruitless++;
-    if (holes)
-        s->burst = s->window; /* all holes: somebody lost them, surely */
-    else if (s->fruitless == 1 && s->burst)
-        s->burst = s->burst < s->window ? 2 * s->burst : s->window;
-    else if (s->fruitless > NF_TIMEOUTS_BEFORE_BACKOFF && !s->flowing)
-        s->burst = 1;
-    else if (s->burst < NF_FIRST_PROBES)
-        s->burst = NF_FIRST_PROBES;
-    if (s->fruitless > NF_TIMEOUTS_BEFORE_BACKOFF) {
-        int64_t base = base_rto(s), most = s->flowing && 4 * base < NF_RTO_SILENT ? 4 * base : NF_RTO_SILENT;
+    if (++s->fruitless > NF_TIMEOUTS_BEFORE_BACKOFF) {
+        int64_t base = base_rto(s), most = s->flowing ? earlier(4 * base, NF_RTO_SILENT) : NF_RTO_SILENT;
         nf_timer_back_off(&s->timer, most < base ? base : most);
     }
-    uint64_t end = holes ? s->top : s->next;
-    uint32_t left = s->burst;
-    for (uint64_t seq = s->una; seq < end && left; seq++) {
-        nf_sent *sent = at(s, seq);
-        if (sent->state == NF_LOST) {
-            left--;
-        } else if (sent->state == NF_FLIGHT) {
-            lose(s, seq, !holes);
-            s->probes++;
-            left--;
-        }
-    }
+    uint64_t last = s->next - 1;
+    while (at(s, last)->state == NF_DONE) last--;
+    if (at(s, s->una)->state != NF_LOST) want(s, s->una);
+    if (at(s, last)->state != NF_LOST) want(s, last);
     nf_timer_restart(&s->timer, true, now);
+}
+
+void nf_stream_tick(nf_stream *s, int64_t now) {
+    if (nf_timer_expired(&s->timer, now)) ask_in_silence(s, now);
+    if (now >= s->ask_due && s->fruitless == 0) ask_for_holes(s, now);
+}
+
+int64_t nf_stream_deadline(const nf_stream *s) {
+    return s->fruitless ? s->timer.deadline : earlier(s->timer.deadline, s->ask_due);
 }
 
 void nf_stream_seed_rtt(nf_stream *s, const nf_stream *from) {
@@ -248,6 +262,5 @@ void nf_stream_seed_rtt(nf_stream *s, const nf_stream *from) {
 }
 
 void nf_stream_unsent(nf_stream *s, uint64_t seq) {
-    nf_sent *sent = at(s, seq);
-    if (seq >= s->una && seq < s->next && sent->state == NF_FLIGHT) lose(s, seq, false);
+    if (outstanding(s, seq) && at(s, seq)->state == NF_FLIGHT) lose(s, seq);
 }

@@ -1,23 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The sending side of one queue pair of a fold: what was sent, what has its result, what must be sent again, and when.
+ * The sending side of one queue pair of a fold: what was sent, what has its result, what must be sent again, what is to
+ * be asked for, and when.
  *
- *        una                next            una + window
- *   done  |  done . lost . in flight  |  may be sent  |  must wait
- *   ------+---------------------------+---------------+------------>   sequence number = PSN without its wrap
+ *        una                     top            next            una + window
+ *   done  |  done . lost . holes  |  in flight  |  may be sent  |  must wait
+ *   ------+-----------------------+-------------+---------------+------------>   sequence number = PSN without its wrap
  *
  * A result is the acknowledgement of one's own packet.  The window is half of the switches' slots: when a slot is taken
  * over, every rank has the result that it held (docs/protocol.md, "Reuse").
  *
- * Loss is noticed in two ways.  A packet sent well before another whose result is here has lost its way, or somebody
- * else's has: it is sent again (fast retransmit; order of sending, not of PSN, so that a repeated packet can be found
- * lost again).  Otherwise the timer (rtt.h) runs out, and all holes, or else the earliest few packets, go again; each
- * time-out that brings a result doubles how many.  Lasting silence before the first result means that another rank is
- * late: the timer then backs off all the way, and one packet probes; later on it backs off only a little.
+ * A contribution is sent again when a switch says that it lacks it (a NAK), and never otherwise.  Switches see for
+ * themselves what is missing between two packets of a neighbour; what they cannot see, a rank asks for, by a NAK of its
+ * own without any data: the switch then sends the result, or asks its parent, or says that it lacks the contribution.
  *
- * A slow network looks the same.  What tells them apart: a slot that waits for a late rank swallows the packets that
- * come again, but who repeats what was not lost gets its result twice.  Then the time-out was spurious, and the timer
- * waits twice as long from there on; else the repetitions of all ranks would fill the very queue that they wait for.
+ *   hole      later results are here, this one is not.  Somebody repairs it, mostly: it is asked for once that has taken
+ *             a part of a round trip longer (RFC 8985's reordering window), and again each round trip
+ *   silence   no result for as long as the timer (RFC 6298) waits: another rank is late, or the last packets were lost.
+ *             The first and the last packet without a result are asked for: what the switches then send shows the holes
+ *             between them.  Lasting silence backs the timer off
+ *
+ * An ask has some 60 bytes on the wire: those of all ranks together do not fill the queue that they wait for, however
+ * slow the network is.
  *
  * How many may be in flight is congestion.h's matter.  Nothing here knows packets or clocks: times are nanoseconds
  * handed in.
@@ -27,54 +31,50 @@
 #include "congestion.h"
 #include "rtt.h"
 
-#define NF_REORDER 3                 /* packets sent later that may overtake, as RFC 5681's three duplicates */
 #define NF_TIMEOUTS_BEFORE_BACKOFF 3 /* time-outs without a result before the timer backs off */
-#define NF_FIRST_PROBES 4            /* packets that go again at the first time-out */
-#define NF_RTO_FLOWING 1000000ll     /* least while results come: all ranks are in.  Before that, NF_RTO_LEAST */
 #define NF_RTO_SILENT 50000000ll     /* the most that silence adds: bounds how long a repaired path stays unused */
 
-typedef enum { NF_FREE, NF_FLIGHT, NF_LOST, NF_DONE } nf_state;
+typedef enum {
+    NF_FREE,
+    NF_FLIGHT,
+    NF_HOLE, /* asked for after later results came: no longer in flight */
+    NF_LOST, /* to be sent again */
+    NF_DONE,
+} nf_state;
 
 typedef struct {
-    int64_t at;     /* when it was sent last */
-    uint64_t order; /* how many packets this stream had sent by then */
+    int64_t at;  /* when it was sent last */
+    int64_t due; /* when it is asked for, where it is below the highest with a result */
     uint8_t state;
     bool again; /* sent more than once: its round trip is ambiguous (Karn) */
-    bool probe; /* sent the last time because the timer ran out */
+    bool asked; /* asked for since it was sent last */
+    bool ask;   /* to be asked for now */
 } nf_sent;
 
-typedef struct { /* the latest sending whose result is surely its own */
-    uint64_t order;
-    int64_t at;
-} nf_overtaker;
-
-typedef struct { /* counted since the stream began */
+typedef struct { /* packets, counted since the stream began */
     uint64_t sent, received, retransmitted, timeouts, duplicates, marks;
+    uint64_t asks, naks; /* NAKs sent, and received */
 } nf_counters;
 
 typedef struct {
     uint32_t first_psn, window; /* window: a power of two, at most half of the slots */
     uint64_t una, next;         /* lowest sequence number without result; lowest never sent */
     uint64_t top;               /* above the highest with a result: what is missing below it is a hole */
+    uint64_t seen;              /* the holes below this are known as such */
     uint64_t unknown;           /* all below have a result, or were found lost once */
     nf_sent *ring;              /* of `window` entries, by sequence number modulo window */
-    uint32_t n_lost, in_flight; /* entries in the states NF_LOST and NF_FLIGHT */
+    uint32_t in_flight, n_lost; /* entries in the states NF_FLIGHT and NF_LOST */
     uint64_t lost_from;         /* none is lost below this */
-    uint64_t order;             /* packets sent so far */
-    nf_overtaker overtakers[2]; /* one for packets sent once, one for repeated ones */
-    uint64_t suspects;          /* packets below this may have been overtaken by results of this batch */
+    uint32_t n_ask;             /* entries to be asked for now */
+    uint64_t ask_from;          /* none is to be asked for below this */
+    int64_t ask_due;            /* the earliest time at which a hole is asked for; NF_NEVER: there is none */
     bool batch;                 /* results came since nf_stream_end_batch */
-    /* the timer, and what time-outs are told apart by */
+    bool losses;                /* and packets were found lost */
     nf_rtt rtt;
     nf_timer timer;
-    int64_t sample;                  /* round trip seen in this batch, or -1 */
-    int64_t least_rtt, round_least;  /* shortest of the last round, of this one: long ones hold other ranks' troubles */
-    uint32_t burst;                  /* packets to repeat at the next time-out, if this one brings something */
-    bool flowing;                    /* results since the stream was last idle: all ranks are in */
-    uint32_t fruitless;              /* time-outs since the last result */
-    uint32_t probes;                 /* packets that time-outs repeated, and whose second result may come yet */
-    int64_t expired_at, expired_rto; /* when the timer ran out last, and after how long */
-    int64_t spurious_rto;            /* the timer waits at least so long: after less, time-outs were spurious */
+    int64_t sample;     /* round trip seen in this batch, or -1 */
+    bool flowing;       /* results since the stream was last idle: all ranks are in */
+    uint32_t fruitless; /* time-outs since the last result */
     nf_congestion congestion;
     nf_counters counters;
     nf_congestion_rules rules;
@@ -101,16 +101,22 @@ uint64_t nf_stream_peek(const nf_stream *);
 uint64_t nf_stream_first_unknown(nf_stream *);
 /* Records that the packet that nf_stream_peek named leaves at `now` (nanoseconds). */
 void nf_stream_send(nf_stream *, int64_t now);
+/* Returns whether a packet is to be asked for now; *seq: the lowest one, whose ask leaves. */
+bool nf_stream_ask(nf_stream *, uint64_t *seq, int64_t now);
 
 /* Finds the outstanding packet that a result with this PSN answers.  Returns false for a repeated result, or one that
  * was never asked for. */
 bool nf_stream_find(nf_stream *, uint32_t psn, uint64_t *seq);
 /* Takes in the result of packet `seq`, which nf_stream_find named.  marked: it met congestion (ECN). */
 void nf_stream_result(nf_stream *, uint64_t seq, bool marked, int64_t now);
-/* After a batch of results: updates round trip and timer, and finds the packets lost that the results overtook. */
+/* Takes in a NAK: a switch lacks the contributions from `psn` to before `end`. */
+void nf_stream_nak(nf_stream *, uint32_t psn, uint32_t end);
+/* After a batch of results: updates round trip and timer, and finds holes. */
 void nf_stream_end_batch(nf_stream *, int64_t now);
-/* Does what is due by now; the next time is s->timer.deadline. */
+/* Does what is due by now. */
 void nf_stream_tick(nf_stream *, int64_t now);
+/* Returns when nf_stream_tick is due next; NF_NEVER where nothing is waited for. */
+int64_t nf_stream_deadline(const nf_stream *);
 /* Gives a stream that has not measured its round trip yet that of another. */
 void nf_stream_seed_rtt(nf_stream *, const nf_stream *from);
 /* Marks packet `seq`, which left but which the kernel did not take, as one to send again. */

@@ -11,8 +11,10 @@ import heapq
 import random
 import socket
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -20,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from netfold.host.innet.native import Core, Credits
-from netfold.host.innet.slot_switch import Packet, SlotSwitch, Target
+from netfold.host.innet.slot_switch import Nak, Packet, Sender, SlotSwitch, parse
 from netfold.host.native.library import NEVER, Origin
 from netfold.host.operation.coding import PLAIN, Coding
 from netfold.host.operation.rail import Op
@@ -32,6 +34,8 @@ MILLISECOND = 1_000_000
 SECOND = 1_000_000_000
 Layout = int | list["Layout"]
 """A tree: a rank, or a switch with its children."""
+Deliver = Callable[[Packet | Nak], None]
+"""Takes what arrives at one end of a link."""
 
 
 @dataclass
@@ -58,12 +62,13 @@ class TerribleNetwork:
 
     def send(self, packet: Any, deliver: Callable[[Any], None]) -> None:
         """Puts a packet on a link."""
-        leaves = max(self.now, self._free.get(deliver, 0)) + self.packet_time
+        time = self.packet_time // 16 if isinstance(packet, Nak) else self.packet_time  # 64 bytes for some 1,100
+        leaves = max(self.now, self._free.get(deliver, 0)) + time
         self._free[deliver] = leaves
         if self.rng.random() < self.loss:
             self.lost += 1
             return
-        if self.rng.random() < self.mark:
+        if self.rng.random() < self.mark and not isinstance(packet, Nak):
             packet = replace(packet, marked=True)
         for _ in range(2 if self.rng.random() < self.duplicate else 1):
             late = self.rng.randrange(self.late) if self.rng.random() < self.reorder else 0
@@ -121,6 +126,8 @@ class Fabric:
         self.entry: dict[int, Callable[[bytes, int, str, int, str], None]] = {}
         """The function that takes each rank's packets: its leaf switch's port."""
         self.switches: list[SlotSwitch] = []
+        self.left: Counter[type] = Counter()
+        """Data packets and NAKs that switches have sent."""
         self.frozen: set[int] = set()
         """Ranks that wait for new trees: nothing leaves them, nothing reaches them."""
         self._layout, self.slots = layout, slots
@@ -140,59 +147,54 @@ class Fabric:
                     self._grow(layout, stream.qp & ~0x7FFF, stream.source_port, slots)
 
     def _grow(self, layout: list[Layout], base: int, source_port: int, slots: int) -> None:
-        up_from: dict[int, Callable[[Packet], None]] = {}
-        down_to: dict[int, Callable[[Packet], None]] = {}
+        up_from: dict[int, Deliver] = {}
+        down_to: dict[int, Deliver] = {}
         for rank, core in enumerate(self.cores):
             origin = Origin.of(address((rank - 1) % len(self.cores)), source_port, roce.RESULT_TTL)
             down_to[rank] = self._to_host(rank, core, base + 8 * rank, origin)
 
-        def build(node: list[Layout], send_up: Callable[[Packet], None] | None) -> Callable[[Packet], None]:
-            """Returns how a result enters this switch from above."""
+        def build(node: list[Layout], send_up: Deliver | None) -> Deliver:
+            """Returns how a packet enters this switch from above."""
             switch = SlotSwitch(len(node), slots, root=send_up is None)
             self.switches.append(switch)
-            child_down: list[Callable[[Packet], None]] = []
+            child_down: list[Deliver] = []
 
-            def go(verdict: tuple[Target, Packet] | None) -> None:
-                if verdict is None:
-                    return
-                target, packet = verdict
-                if target == "parent":
-                    assert send_up is not None, "a root has no parent"
-                    self.network.send(packet, send_up)
-                elif target == "all":
-                    for down in child_down:
-                        self.network.send(packet, down)
-                else:
-                    assert isinstance(target, int)
-                    self.network.send(packet, child_down[target])
-
-            def from_child(index: int) -> Callable[[Packet], None]:
-                return lambda packet: go(switch.up(index, packet))
+            def enter(sender: Sender, packet: Packet | Nak) -> None:
+                for target, out in switch.take(sender, packet):
+                    self.left[type(out)] += len(child_down) if target == "all" else 1
+                    if target == "parent":
+                        assert send_up is not None, "a root has no parent"
+                        self.network.send(out, send_up)
+                    else:
+                        for down in child_down if target == "all" else [child_down[target]]:
+                            self.network.send(out, down)
 
             for index, child in enumerate(node):
+                entry = partial(enter, index)
                 if isinstance(child, int):
-                    up_from[child] = from_child(index)
+                    up_from[child] = entry
                     child_down.append(down_to[child])
                 else:
-                    child_down.append(build(child, from_child(index)))
-            return lambda packet: go(switch.down(packet))
+                    child_down.append(build(child, entry))
+            return partial(enter, "parent")
 
         build(layout, None)
         for rank in range(len(self.cores)):
             self.entry[base + 8 * ((rank + 1) % len(self.cores))] = self._from_host(up_from[rank])
 
-    def _to_host(self, rank: int, core: Core, connection: int, origin: Origin) -> Callable[[Packet], None]:
-        def deliver(packet: Packet) -> None:
+    def _to_host(self, rank: int, core: Core, connection: int, origin: Origin) -> Deliver:
+        def deliver(packet: Packet | Nak) -> None:
             if rank in self.frozen:
                 return
-            core.receive(packet.build(connection), self.network.now, origin, marked=packet.marked)
+            marked = isinstance(packet, Packet) and packet.marked
+            core.receive(packet.build(connection), self.network.now, origin, marked=marked)
 
         return deliver
 
-    def _from_host(self, up: Callable[[Packet], None]) -> Callable[[bytes, int, str, int, str], None]:
+    def _from_host(self, up: Deliver) -> Callable[[bytes, int, str, int, str], None]:
         def enter(payload: bytes, ip_id: int, source: str, source_port: int, destination: str) -> None:
             check_icrc(payload, ip_id, source, source_port, destination)
-            self.network.send(Packet.parse(payload), up)
+            self.network.send(parse(payload), up)
 
         return enter
 
