@@ -74,7 +74,7 @@ uint64_t nf_stream_first_unknown(nf_stream *s) {
 static int64_t base_rto(const nf_stream *s) { return nf_rtt_timeout(&s->rtt, NF_RTO_LEAST, NF_RTO_MOST); }
 
 /* How much longer than a round trip a hole stays open before it is asked for. */
-static int64_t patience(const nf_stream *s) { return s->rtt.srtt / 2; }
+static int64_t patience(const nf_stream *s) { return s->rtt.srtt / 4; }
 
 void nf_stream_send(nf_stream *s, int64_t now) {
     uint64_t seq = nf_stream_peek(s);
