@@ -345,6 +345,8 @@ class FoldRail:
                 retransmissions=sum(c.retransmitted for c in both),
                 timeouts=sum(c.timeouts for c in both),
                 duplicates=sum(c.duplicates for c in both),
+                asks=sum(c.asks for c in both),
+                naks=sum(c.naks for c in both),
                 ecn_marks=sum(c.marks for c in both),
             )
         return RailStats(
@@ -443,7 +445,7 @@ def _where(s: StreamState) -> str:
         return f"all {s.packets} results in"
     return (
         f"{s.results} of {s.packets} results in, {s.sent_ahead} sent, waiting for PSN {s.una_psn}, "
-        f"{s.counters.retransmitted} retransmissions and {s.counters.timeouts} time-outs so far"
+        f"{s.counters.retransmitted} retransmissions, {s.counters.asks} asks and {s.counters.timeouts} time-outs so far"
     )
 
 

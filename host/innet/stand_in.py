@@ -28,7 +28,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from netfold.host.innet.slot_switch import Packet, SlotSwitch
+from netfold.host.innet.slot_switch import Nak, Packet, SlotSwitch, parse
 from netfold.host.mesh.connecting import ATTEMPTS
 from netfold.host.mesh.handshake import HandshakeRefused, Identity, Initiator, Outcome, Responder
 from netfold.host.mesh.unproven import UnprovenLimit
@@ -246,18 +246,16 @@ class StandIn:
             member.queue_pairs = struct.unpack(f"!{len(self._switches)}I", data)
             return
         switch = self._switches[stream]
-        results: dict[int, list[Packet]] = {}
+        results: dict[int, list[Packet | Nak]] = {}
         for at in range(0, len(data), segment):
-            verdict = switch.up(member.place, Packet.parse(data[at : at + segment]))
-            if verdict is not None:
-                target, packet = verdict
+            for target, packet in switch.take(member.place, parse(data[at : at + segment])):
                 for place in switch.all if target == "all" else [int(target)]:
                     results.setdefault(place, []).append(packet)
         for place, packets in results.items():
             if place in self._members:
                 self._send(self._members[place], stream, packets)
 
-    def _send(self, member: _Member, stream: int, packets: Sequence[Packet]) -> None:
+    def _send(self, member: _Member, stream: int, packets: Sequence[Packet | Nak]) -> None:
         for packet in packets:
             payload = packet.build(member.queue_pairs[stream])
             member.waiting += RUN.pack(len(payload), len(payload), stream) + payload

@@ -161,7 +161,7 @@ typedef struct {
 static inline void nf_write_nak(uint8_t *packet, const nf_nak *nak) {
     packet[0] = NF_ACKNOWLEDGE;
     packet[1] = 0;
-    nf_put16(packet + 2, NF_PKEY);
+    nf_put16(packet + 2, NF_PKEY_WINDOWED);
     nf_put32(packet + 4, nak->dest_qp & NF_PSN_MASK);
     nf_put32(packet + 8, nak->psn & NF_PSN_MASK);
     nf_put32(packet + NF_BTH_BYTES, (uint32_t)NF_NAK_SEQUENCE_ERROR << 24 | (nak->end & NF_PSN_MASK));

@@ -37,10 +37,15 @@ class TreeStats:
     packets_received: int = 0
     """Results, duplicates included."""
     retransmissions: int = 0
+    """Contributions sent again, because a switch said that it lacked them."""
     timeouts: int = 0
-    """Retransmission timers that ran out; all other retransmissions were fast ones."""
+    """Times that no result came for as long as the timer waits; missing ones were then asked for."""
     duplicates: int = 0
     """Results that had already arrived."""
+    asks: int = 0
+    """NAKs sent, for results that were missing."""
+    naks: int = 0
+    """NAKs received, for contributions that a switch lacked."""
     ecn_marks: int = 0
     """Results with an ECN mark, which report a long queue somewhere."""
 

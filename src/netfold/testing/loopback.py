@@ -22,7 +22,7 @@ from typing import Any
 
 from netfold.host.api.assembly import RailName
 from netfold.host.api.communicator import Communicator
-from netfold.host.innet.slot_switch import Packet, SlotSwitch
+from netfold.host.innet.slot_switch import SlotSwitch, parse
 from netfold.host.mesh.connection import listen
 from netfold.wire import roce
 from netfold.wire.jobs import Peer, Plan, RankStream, RankTree, Secret
@@ -112,13 +112,10 @@ class LoopbackSwitch:
                 self.refused += 1
                 continue
             kind, rank = child
-            verdict = self._folds[kind].up(rank, Packet.parse(payload))
-            if verdict is None:
-                continue
-            target, packet = verdict
-            for rank in range(len(self._ranks)) if target == "all" else [int(target)]:
-                if self._rng.random() >= self._loss:
-                    self._socket.sendto(packet.build(self.qp(kind, rank)), (self._ranks[rank], roce.UDP_PORT))
+            for target, packet in self._folds[kind].take(rank, parse(payload)):
+                for to in range(len(self._ranks)) if target == "all" else [int(target)]:
+                    if self._rng.random() >= self._loss:
+                        self._socket.sendto(packet.build(self.qp(kind, to)), (self._ranks[to], roce.UDP_PORT))
 
     def _child(self, payload: bytes, sender: tuple[str, int]) -> tuple[int, int] | None:
         """The stream and the rank that a contribution is of, as the key of p4src/connection.p4 finds them: by queue

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from netfold.host.innet import native
 from netfold.host.innet.abi import AGREEMENT, DATA
 from netfold.host.innet.native import Core
-from netfold.host.innet.slot_switch import Packet, SlotSwitch
+from netfold.host.innet.slot_switch import Nak, Packet, SlotSwitch, parse
 from netfold.host.innet.stand_in import Broken, StandIn, connect
 from netfold.host.innet.stand_in_link import StandInLink
 from netfold.host.job_secret import derive, draw
@@ -99,10 +99,10 @@ class Fold:
             while run := core.send(self.now):
                 for data in run.packets():
                     kind = DATA if roce.BTH.unpack_from(data)[3] >= 200 * roce.QUEUE_PAIRS else AGREEMENT
-                    if (verdict := self.switch[kind].up(rank, Packet.parse(data))) is not None:
-                        self._answer(kind, *verdict)
+                    for target, packet in self.switch[kind].take(rank, parse(data)):
+                        self._answer(kind, target, packet)
 
-    def _answer(self, kind: int, target: Any, packet: Packet) -> None:
+    def _answer(self, kind: int, target: Any, packet: Packet | Nak) -> None:
         for rank in range(self.world) if target == "all" else [target]:
             if self.rng.random() >= self.lost[rank]:
                 stream = trees(rank, self.first)[0]
