@@ -10,8 +10,8 @@ static nf_channel *channel_of(nf_fold *f, uint32_t qp) {
     return NULL;
 }
 
-/* Is this a result or a NAK, made by our own first switch?  It has a result's addresses then, and the TTL that nothing has which
- * was routed (RFC 5082): whoever can send from the rank before us has no way to make that. */
+/* Is this a result or a NAK, made by our own first switch?  It has a result's addresses then, and the TTL that nothing
+ * has which was routed (RFC 5082): whoever can send from the rank before us has no way to make that. */
 static bool is_result(nf_fold *f, const nf_channel *c, const nf_origin *from) {
     bool addressed = from->source == c->plan.predecessor && from->source_port == c->plan.predecessor_port;
     if (addressed && from->ttl == NF_RESULT_TTL) return true;

@@ -31,7 +31,8 @@ static uint64_t limit_of(const nf_fold *f, nf_channel *c) {
 /* How many packets of a channel should leave in one run now; 0: it is worth waiting for more. */
 static uint64_t worth_sending(const nf_fold *f, nf_channel *c) {
     uint64_t limit = limit_of(f, c), n = nf_stream_sendable(&c->stream, limit);
-    uint64_t quarter = (uint64_t)c->stream.congestion.allowed / 4, quantum = quarter < f->max_run ? quarter : f->max_run;
+    uint64_t quarter = (uint64_t)c->stream.congestion.allowed / 4,
+             quantum = quarter < f->max_run ? quarter : f->max_run;
     bool all = n >= limit - c->stream.next + c->stream.n_lost;
     bool idle = c->stream.una == c->stream.next;
     /* A nearly closed window opens packet by packet; results then come one by one, and so on.  Gather a few. */

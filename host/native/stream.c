@@ -48,7 +48,8 @@ bool nf_stream_restart(nf_stream *s, uint64_t seq, uint32_t window) {
     return true;
 }
 
-/* ---- what leaves -------------------------------------------------------------------------------------------------- */
+/* ---- what leaves --------------------------------------------------------------------------------------------------
+ */
 uint64_t nf_stream_sendable(const nf_stream *s, uint64_t limit) {
     uint64_t end = s->una + s->window, fresh, room;
     end = end < limit ? end : limit;
@@ -65,9 +66,13 @@ uint64_t nf_stream_peek(const nf_stream *s) {
     return seq;
 }
 
+static bool unknown(const nf_sent *sent) {
+    return !sent->again && (sent->state == NF_FLIGHT || (sent->state == NF_HOLE && !sent->asked));
+}
+
 uint64_t nf_stream_first_unknown(nf_stream *s) {
     s->unknown = above(s->unknown, s->una);
-    while (s->unknown < s->next && (at(s, s->unknown)->state != NF_FLIGHT || at(s, s->unknown)->again)) s->unknown++;
+    while (s->unknown < s->next && !unknown(at(s, s->unknown))) s->unknown++;
     return s->unknown;
 }
 
@@ -141,11 +146,10 @@ static void lose(nf_stream *s, uint64_t seq) {
     s->n_lost++;
 }
 
-/* ---- what comes --------------------------------------------------------------------------------------------------- */
+/* ---- what comes ---------------------------------------------------------------------------------------------------
+ */
 /* How far a PSN is ahead of the window's start; serial arithmetic: at most 2^23 either way. */
-static int64_t ahead(const nf_stream *s, uint32_t psn) {
-    return (int32_t)((psn - nf_stream_psn(s, s->una)) << 8) >> 8;
-}
+static int64_t ahead(const nf_stream *s, uint32_t psn) { return (int32_t)((psn - nf_stream_psn(s, s->una)) << 8) >> 8; }
 
 static bool outstanding(const nf_stream *s, uint64_t seq) {
     return seq - s->una < s->next - s->una && at(s, seq)->state != NF_DONE;
@@ -212,7 +216,8 @@ void nf_stream_end_batch(nf_stream *s, int64_t now) {
     nf_timer_restart(&s->timer, s->una < s->next, now);
 }
 
-/* ---- time --------------------------------------------------------------------------------------------------------- */
+/* ---- time ---------------------------------------------------------------------------------------------------------
+ */
 /* Asks for the holes that have been open for long enough. */
 static void ask_for_holes(nf_stream *s, int64_t now) {
     s->ask_due = NF_NEVER;

@@ -14,11 +14,11 @@
  * themselves what is missing between two packets of a neighbour; what they cannot see, a rank asks for, by a NAK of its
  * own without any data: the switch then sends the result, or asks its parent, or says that it lacks the contribution.
  *
- *   hole      later results are here, this one is not.  Somebody repairs it, mostly: it is asked for once that has taken
- *             a part of a round trip longer (RFC 8985's reordering window), and again each round trip
- *   silence   no result for as long as the timer (RFC 6298) waits: another rank is late, or the last packets were lost.
- *             The first and the last packet without a result are asked for: what the switches then send shows the holes
- *             between them.  Lasting silence backs the timer off
+ *   hole      later results are here, this one is not.  Somebody repairs it, mostly: it is asked for once that has
+ * taken a part of a round trip longer (RFC 8985's reordering window), and again each round trip silence   no result for
+ * as long as the timer (RFC 6298) waits: another rank is late, or the last packets were lost. The first and the last
+ * packet without a result are asked for: what the switches then send shows the holes between them.  Lasting silence
+ * backs the timer off
  *
  * An ask has some 60 bytes on the wire: those of all ranks together do not fill the queue that they wait for, however
  * slow the network is.
@@ -37,7 +37,7 @@
 typedef enum {
     NF_FREE,
     NF_FLIGHT,
-    NF_HOLE, /* asked for after later results came: no longer in flight */
+    NF_HOLE, /* later results are here: no longer in flight (forward acknowledgement, Mathis and Mahdavi 1996) */
     NF_LOST, /* to be sent again */
     NF_DONE,
 } nf_state;
