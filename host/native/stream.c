@@ -78,8 +78,13 @@ uint64_t nf_stream_first_unknown(nf_stream *s) {
 
 static int64_t base_rto(const nf_stream *s) { return nf_rtt_timeout(&s->rtt, NF_RTO_LEAST, NF_RTO_MOST); }
 
+/* The round trip that asks go by; before one was measured, as long as the timer waits at least. */
+static int64_t round_trip(const nf_stream *s) {
+    return s->rtt.srtt > NF_ROUND_TRIP_LEAST ? s->rtt.srtt : s->rtt.srtt ? NF_ROUND_TRIP_LEAST : NF_RTO_LEAST;
+}
+
 /* How much longer than a round trip a hole stays open before it is asked for. */
-static int64_t patience(const nf_stream *s) { return s->rtt.srtt / 4; }
+static int64_t patience(const nf_stream *s) { return round_trip(s) / 4; }
 
 void nf_stream_send(nf_stream *s, int64_t now) {
     uint64_t seq = nf_stream_peek(s);
@@ -98,7 +103,7 @@ void nf_stream_send(nf_stream *s, int64_t now) {
     }
     sent->at = now;
     sent->asked = false;
-    sent->due = now + s->rtt.srtt + patience(s);
+    sent->due = now + round_trip(s) + patience(s);
     if (seq < s->seen) s->ask_due = earlier(s->ask_due, sent->due);
     sent->state = NF_FLIGHT;
     s->in_flight++;
@@ -113,7 +118,7 @@ bool nf_stream_ask(nf_stream *s, uint64_t *seq, int64_t now) {
     nf_sent *sent = at(s, lowest);
     sent->ask = false;
     sent->asked = true;
-    sent->due = now + s->rtt.srtt + patience(s);
+    sent->due = now + round_trip(s) + patience(s);
     if (lowest < s->seen) s->ask_due = earlier(s->ask_due, sent->due);
     s->n_ask--;
     s->ask_from = lowest + 1;

@@ -34,6 +34,8 @@
 #define NF_TIMEOUTS_BEFORE_BACKOFF 3 /* time-outs without a result before the timer backs off */
 #define NF_RTO_SILENT 50000000ll     /* the most that silence adds: bounds how long a repaired path stays unused */
 
+#define NF_ROUND_TRIP_LEAST 20000ll /* asks do not follow each other faster than this */
+
 typedef enum {
     NF_FREE,
     NF_FLIGHT,
