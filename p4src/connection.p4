@@ -21,7 +21,7 @@
 #define RC_LOWEST       4w9     //   a repeat, of the lowest such one
 #define RC_OLD          4w10    //   a repeat of one that its successor has acknowledged
 #define RC_GAP          4w11    //   ahead of one that is missing, the first to be
-#define RC_AHEAD        4w12    //   as well, and the NIC has been told
+#define RC_AHEAD        4w12    //   as well, and the NIC has been told; or what it repeats on its way back to there
 
 // What this switch knows of a packet's tree
 struct tree_t {

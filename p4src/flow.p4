@@ -85,6 +85,9 @@ control Flow(in headers_t hdr, in port_t port, in bit<1> untold, inout tree_t tr
                 tree.packet = RC_LOWEST;
             } else if (hdr.bth.psn - order.lowest < PSN_HALF) {
                 tree.packet = RC_AGAIN;
+                if (told == 1) {
+                    tree.packet = RC_AHEAD;     // on its way to the gap that it was told of: nobody has asked for this
+                }
             } else {
                 tree.packet = RC_OLD;
             }

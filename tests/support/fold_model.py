@@ -170,6 +170,8 @@ class ModelSwitch:
         lowest = roce.psn_age(packet.psn, flow.lowest)
         if lowest < 0:
             return acknowledgement
+        if lowest > 0 and flow.told:
+            return []
         slot, age, shape = self._find(packet, child.base)
         if age < 0:
             return acknowledgement
