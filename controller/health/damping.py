@@ -45,6 +45,11 @@ class FlapDamping:
         now = self._clock()
         return {thing for thing, (when, held) in self._back.items() if now < when + held and thing not in self._down}
 
+    def unsteady(self) -> set[Hashable]:
+        """What is suppressed, and what was down at the last `update`: where it has come back since, its suppression
+        begins with the next one."""
+        return self._down | self.suppressed()
+
     def next_release(self) -> float | None:
         """Seconds until the next suppression ends; None if nothing is suppressed."""
         now = self._clock()

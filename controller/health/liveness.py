@@ -61,7 +61,7 @@ class Liveness:
         """The fabric's graph without switches and links that are down; with ``steady``, also without those that flap
         damping suppresses."""
         graph = self._fabric.graph()
-        without = set(self._damping.suppressed()) if steady else set()
+        without = self._damping.unsteady() if steady else set()
         lost = without | self.links_down().keys()
         graph.remove_edges_from([edge for edge in graph.edges(keys=True) if edge[2] in lost])
         down = {target.name for target in self._targets.values() if not target.is_up}

@@ -325,6 +325,8 @@ class Recovery:
 
     async def _return(self, job: Job, why: str) -> None:
         """Move a job by choice: all entries are written before its ranks halt; if that fails, they do not halt."""
+        if job.stands_still or job.state != "active" or job.leaving:
+            return  # this began when notice() had found it: another round has begun since, or ranks have gone
         before, here = job.round, self._round(job, why)
         job.round = here
         try:

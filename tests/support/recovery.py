@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from netfold.controller.jobs.job import Job
+from netfold.controller.jobs.recovery import Recovery
 from netfold.controller.switch import tables
 from netfold.wire import roce
 from netfold.wire.jobs import Plan, RankStream, Resume
+from support.controller import until
 from support.jobs import Rig
 
 
@@ -48,3 +51,15 @@ def restart(r: Rig, name: str) -> None:
 def connections(r: Rig, name: str) -> set[Any]:
     """Keys of what folds on a switch."""
     return {dict(key[1])["queue_pair"] for key in r.switches[name].state if key[0] == tables.CONNECTION}
+
+
+async def back_and_then(r: Rig, name: str, job: Job, then: Callable[[Recovery], object]) -> None:
+    """Bring a switch back whose return lets a job move by choice, and do something else between the moment in which
+    that is noticed and the one in which the job begins to move."""
+    jobs, recovery = r.controller.jobs, r.controller.jobs._recovery
+    noticed, jobs.notice = jobs.notice, lambda: None  # type: ignore[method-assign]
+    restart(r, name)
+    await until(lambda: bool(recovery._reason_to_move(job)) and not recovery._tasks)
+    recovery.notice([job])
+    then(recovery)
+    jobs.notice = noticed  # type: ignore[method-assign]

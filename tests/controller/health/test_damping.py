@@ -23,6 +23,7 @@ def test_what_is_steady_has_been_up_for_its_hold(history: list[tuple[bool, float
         now += seconds
         suppressed = "s" in damping.suppressed()
         assert not (suppressed and down)
+        assert damping.unsteady() == ({"s"} if suppressed or down else set())
         if not down and up_since is not None:
             up = now - up_since
             assert suppressed or up >= hold * 0.999

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from netfold.controller import client
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry
 from netfold.controller.switch.probe import SlotState
+from netfold.fabric import slots
 from netfold.wire import roce
 from netfold.wire.jobs import (
     AskMissing,
@@ -41,8 +44,8 @@ from support.connecting import (
     resuming,
 )
 from support.controller import run, until
-from support.jobs import Code, Rig, restarted, rig
-from support.recovery import connections, lose, restart, streams
+from support.jobs import Code, Rig, Watcher, restarted, rig
+from support.recovery import back_and_then, connections, lose, restart, streams
 
 ALL_RC = ["rc"] * 4
 MIXED = ["windowed", "rc", "windowed", "rc"]
@@ -441,6 +444,15 @@ async def halted(r: Rig, plans: list[Plan], name: str) -> list[Any]:
     return watchers
 
 
+async def go_on(r: Rig, plans: list[Plan], first: int) -> list[Plan]:
+    """All ranks resume, and the RC ranks connect queue pairs from ``first`` on: their new plans."""
+    resumes = [asyncio.create_task(r.call("Resume", resuming(plan))) for plan in plans]
+    between = [await resumes[plan.rank] for plan in plans if plan.fold_address]
+    for call in [connect(r, plan, first) for plan in between]:
+        assert (await call).pairs
+    return [await call for call in resumes]
+
+
 @pytest.mark.parametrize("kinds", [ALL_RC, MIXED])
 @pytest.mark.parametrize("again", [FIRST_QP, 500])
 def test_after_a_failure_queue_pairs_are_connected_anew(tmp_path: Path, kinds: list[str], again: int) -> None:
@@ -563,6 +575,80 @@ def test_a_rank_that_dies_while_ranks_connect_ends_the_round(tmp_path: Path, gon
             await empty(r)
 
     run(story())
+
+
+@pytest.mark.parametrize("kinds", [ALL_RC, MIXED])
+@pytest.mark.parametrize("second", ["another change", "queue pairs in error"])
+def test_what_else_happens_when_a_job_is_to_move_back_begins_no_second_round(
+    tmp_path: Path, second: str, kinds: list[str]
+) -> None:
+    """Ranks halt once, whatever is noticed first, and only the entries of the round that they go on by stay."""
+
+    async def story() -> None:
+        async with nics(tmp_path, steady=0.02) as r:
+            plans, _ = await folding(r, kinds)
+            watchers = await halted(r, plans, "spine1")
+            (job,) = r.controller.jobs.all()
+            moved = await go_on(r, plans, 300)
+            await back_and_then(r, "spine1", job, lambda recovery: (
+                recovery.notice([job]) if second == "another change" else recovery.broken(job, 1, "retries exceeded")))
+            for watcher in watchers:
+                event = await watcher.next()
+                assert isinstance(event, Halt)
+                assert event.round == 2
+            after = await go_on(r, moved, 500)
+            assert {plan.round for plan in after} == {job.rounds} == {2}
+            assert {tree.name for tree in after[0].trees} == {"spine1", "spine2"}
+            await until(lambda: {entry["epoch"] for name in ("leaf1", "leaf2") for entry in rc_entries(r, name)}
+                        == {job.slots_epoch})
+            assert all(watcher._events.empty() for watcher in watchers)
+            for plan in after:
+                await r.leave(plan)
+            await empty(r)
+
+    run(story())
+
+
+@pytest.mark.parametrize("kinds", [ALL_RC, MIXED])
+def test_a_rank_that_dies_while_the_trees_are_planned_ends_the_round(
+    tmp_path: Path, kinds: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """All have stopped, and the slots of before are being freed for new trees: the others are told, and no RC rank is
+    asked to connect."""
+
+    async def story() -> None:
+        async with nics(tmp_path) as r:
+            plans, _ = await folding(r, kinds)
+            (job,) = r.controller.jobs.all()
+            watchers = [await r.watch(plan) for plan in plans]
+            allocator, admit = r.controller._allocator, r.controller._allocator.admit
+            held = {job.slots_epoch}
+
+            def full(epoch: int, *args: Any, **kwargs: Any) -> list[slots.Stream]:
+                if held & allocator._returns.keys():
+                    raise slots.Exhausted("the old ones are there still")
+                return admit(epoch, *args, **kwargs)
+
+            allocator.admit = full  # type: ignore[method-assign]
+            gate = r.switches["leaf1"].gate = asyncio.Event()
+            lose(r, "spine1")
+            await until(lambda: job.stands_still)
+            resumes = [asyncio.create_task(r.call("Resume", resuming(plan))) for plan in plans]
+            await until(lambda: bool(r.switches["leaf2"].writes) and not rc_entries(r, "leaf2"))
+            watchers[2].die()
+            await until(lambda: 2 in job.lost)
+            gate.set()
+            for call in resumes:
+                code, words = await refused(call)
+                assert code is Code.FAILED_PRECONDITION
+                assert "rank 2 is not there any more" in words
+            await until(lambda: not r.controller.jobs._recovery._tasks)
+            for rank in (0, 1, 3):
+                await r.leave(plans[rank], "the job is broken")
+            await empty(r)
+
+    run(story())
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_nics_do_not_go_on_over_tcp(tmp_path: Path) -> None:
@@ -706,6 +792,91 @@ def test_an_answer_says_nothing_of_others_than_the_neighbours(tmp_path: Path) ->
 
 
 # ---- whatever comes when ---------------------------------------------------------------------------------------------
+
+
+class Member:
+    """A rank that does what ranks do: it resumes when it is halted, and connects its queue pairs where it has any."""
+
+    def __init__(self, r: Rig, plan: Plan, watcher: Watcher, numbers: Iterator[int]) -> None:
+        self.plan = plan
+        self._r, self._watcher, self._numbers = r, watcher, numbers
+        self.task = asyncio.create_task(self._follow())
+        self.idle = True
+
+    async def _follow(self) -> None:
+        while isinstance(event := await self._watcher.next(), Halt):
+            self.idle = False
+            while self.plan.round < event.round and not await self._go_on():
+                pass
+            self.idle = True
+
+    async def _go_on(self) -> bool:
+        """Resume, and connect; False: it is to resume once more."""
+        plan = await self._r.call("Resume", resuming(self.plan))
+        if plan.fold_address:
+            try:
+                answer = await connect(self._r, plan, next(self._numbers))
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not Code.ABORTED:
+                    raise
+                return False
+            assert len(answer.pairs) == 2 * len(plan.trees)
+            plan = msgspec.structs.replace(plan, ticket=answer.ticket)
+        self.plan = plan
+        return True
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["spine1", "spine2"]), st.integers(0, 40)), max_size=5),
+       st.sampled_from([ALL_RC, MIXED]))
+def test_ranks_go_on_together_whatever_fails_when(faults: list[tuple[str, int]], kinds: list[str]) -> None:
+    """Spines go down and come back while ranks halt, resume and connect: in the end all ranks have plans of one round,
+    with the PSNs where all had stopped, over entries of its epoch alone, and nothing is held when they have left."""
+
+    async def story(folder: Path) -> None:
+        async with nics(folder, steady=0.02) as r:
+            plans, _ = await folding(r, kinds)
+            numbers = itertools.count(1000, 100)
+            members = [Member(r, plan, await r.watch(plan), numbers) for plan in plans]
+            down: set[str] = set()
+            for name, turns in faults:
+                if name in down:
+                    restart(r, name)
+                    down.remove(name)
+                elif not down:  # one is left
+                    await until(lambda: all(target.is_up for target in r.controller._targets.values()))
+                    lose(r, name)
+                    down.add(name)
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+            for name in down:
+                restart(r, name)
+            (job,) = r.controller.jobs.all()
+
+            def settled() -> bool:
+                for member in members:
+                    if member.task.done():
+                        member.task.result()
+                rounds = {member.plan.round for member in members}
+                return (all(target.is_up for target in r.controller._targets.values()) and not job.stands_still
+                        and rounds == {job.rounds} and all(member.idle for member in members)
+                        and {tree.root for tree in job.trees} == {"spine1", "spine2"})
+
+            await until(settled)
+            for member, plan in zip(members, plans, strict=True):
+                assert [stream.psn for stream in streams(member.plan)] == [stream.psn for stream in streams(plan)]
+            epochs = {entry["epoch"] for name in ("leaf1", "leaf2") for entry in rc_entries(r, name)}
+            assert job.slots_epoch in epochs
+            await until(lambda: {entry["epoch"] for name in ("leaf1", "leaf2") for entry in rc_entries(r, name)}
+                        == {job.slots_epoch})
+            for member in members:
+                member.task.cancel()
+                await r.leave(member.plan)
+            await empty(r)
+
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("netfold.controller.switch.target.RETRY", (0.01,))
+        run(story(Path(folder)))
 
 
 @settings(max_examples=12, deadline=None)

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from netfold.fabric import trees
 from netfold.fabric.generate import leafspine
 from netfold.wire import roce
-from netfold.wire.jobs import Halt
+from netfold.wire.jobs import Halt, RankLost
 from support.controller import run, until
 from support.jobs import Code, rig
-from support.recovery import all_resume, connections, lose, restart, resume, streams
+from support.recovery import all_resume, back_and_then, connections, lose, restart, resume, streams
 
 
 @pytest.fixture(autouse=True)
@@ -193,6 +193,82 @@ def test_what_dies_while_a_job_moves_back_is_planned_around_in_the_same_round(tm
             after = await all_resume(r, moved)
             assert {tree.name for plan in after for tree in plan.trees} == {"spine1"}
             assert {plan.round for plan in after} == {2}
+
+    run(story())
+
+
+def test_two_changes_at_once_move_a_job_back_once(tmp_path: Path) -> None:
+    """The second one is noticed before the job has begun to move for the first: all ranks halt for one round, whose
+    entries alone stay."""
+
+    async def story() -> None:
+        async with rig(tmp_path, steady=0.02) as r:
+            plans = await r.together(4)
+            watchers = [await r.watch(plan) for plan in plans]
+            lose(r, "spine1")
+            moved = await all_resume(r, plans)
+            (job,) = r.controller.jobs.all()
+            await back_and_then(r, "spine1", job, lambda recovery: recovery.notice([job]))
+            for watcher in watchers:
+                assert await watcher.next() == Halt(1, "spine1 is down")
+                assert await watcher.next() == Halt(2, "spine1 is back")
+            after = await all_resume(r, moved)
+            assert {plan.round for plan in after} == {job.rounds} == {2}
+            assert {tree.name for tree in after[0].trees} == {"spine1", "spine2"}
+            await until(lambda: len(connections(r, "leaf1")) == 4 * (2 + 1))
+            for plan in after:
+                await r.leave(plan)
+            await until(r.base_only)
+            await until(lambda: set(r.controller._allocator.used().values()) == {0})
+
+    run(story())
+
+
+def test_what_has_just_come_back_is_not_steady_before_its_hold_has_begun(tmp_path: Path) -> None:
+    """A job that is checked in the moment before the return is taken note of does not move for it."""
+
+    async def story() -> None:
+        async with rig(tmp_path, steady=1000.0) as r:
+            plans = await r.together(4)
+            lose(r, "spine1")
+            await until(lambda: bool(r.controller.jobs.all()[0].stands_still))
+            await all_resume(r, plans)
+            (job,) = r.controller.jobs.all()
+            liveness, target = r.controller.liveness, r.controller._targets["spine1"]
+            restart(r, "spine1")
+            await until(lambda: target.is_up)
+            assert liveness._damping.next_release() is None, "not noted yet"
+            for is_noted in (False, True):
+                if is_noted:
+                    await until(lambda: liveness._damping.next_release() is not None)
+                assert "spine1" in liveness.graph()
+                assert "spine1" not in liveness.graph(steady=True)
+                r.controller.jobs._recovery.notice([job])
+                assert not r.controller.jobs._recovery._tasks
+
+    run(story())
+
+
+def test_a_job_whose_rank_dies_before_it_begins_to_move_back_stays(tmp_path: Path) -> None:
+    """A round would fail, since the rank can repeat nothing: the others hear of its death alone, and finish what they
+    have begun."""
+
+    async def story() -> None:
+        async with rig(tmp_path, steady=0.02) as r:
+            plans = await r.together(4)
+            watchers = [await r.watch(plan) for plan in plans]
+            lose(r, "spine1")
+            await all_resume(r, plans)
+            (job,) = r.controller.jobs.all()
+            await back_and_then(r, "spine1", job, lambda recovery: recovery._lose(job, 3, "it is gone"))
+            await until(lambda: not r.controller.jobs._recovery._tasks)
+            for watcher in watchers[:3]:
+                assert await watcher.next() == Halt(1, "spine1 is down")
+                assert isinstance(await watcher.next(), RankLost)
+                assert watcher._events.empty()
+            assert job.rounds == 1
+            assert not job.stands_still
+            assert connections(r, "spine1") == set()
 
     run(story())
 
