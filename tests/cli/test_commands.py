@@ -146,6 +146,24 @@ def test_status_tells_what_carries_a_job_and_its_last_disaster() -> None:
         assert f"trees planned anew 3 times, last 12 s ago: {words}" in out.getvalue()
 
 
+@pytest.mark.parametrize(("rc", "unconnected", "line"), [
+    ([], [], ""),
+    ([0, 1, 2], [], "ranks 0, 1, 2 by queue pairs of their NICs, 17 windowed"),
+    ([4, 5], [5], "ranks 4, 5 by queue pairs of their NICs, 18 windowed; waits for the queue pairs of rank 5"),
+    (list(range(20)), list(range(2, 20)),
+     f"ranks {', '.join(map(str, range(16)))} and 4 more by queue pairs of their NICs, "
+     f"0 windowed; waits for the queue pairs of ranks {', '.join(map(str, range(2, 18)))} and 2 more"),
+])
+def test_status_tells_which_ranks_have_nics_and_whom_it_waits_for(rc: list[int], unconnected: list[int],
+                                                                  line: str) -> None:
+    """A line of its own for jobs with RC ranks, and none for others."""
+    job = JobStatus("train", "connecting", 77, 20, list(range(20)), [], [], 2048, [], "", [], rc=rc,
+                    unconnected=unconnected)
+    out = io.StringIO()
+    show(Status("lab", "bmv2", 61.0, [], [], [job]), Terminal(file=out, width=240))
+    assert [found.strip() for found in out.getvalue().splitlines() if "NICs" in found] == [line][:bool(line)]
+
+
 def test_status_and_top_tell_what_is_drained() -> None:
     """Switches and links by name, up or not; and a job that could not leave them, with the reason."""
     switch = SwitchStatus("spine1", "spine", "unix:/a", True, "", 12, 1, 0, 16384, 0, drained=True)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netfold.controller import client
+from netfold.controller.jobs import ticket
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry
 from netfold.controller.switch.probe import SlotState
@@ -715,6 +717,49 @@ def test_a_connected_job_goes_on_under_a_new_controller(tmp_path: Path, kinds: l
             for resume in resumes:
                 await r.leave(await resume)
             await empty(r)
+
+    run(story())
+
+
+@pytest.mark.parametrize("field", ["out_qp", "in_qp", "address", "rkey"])
+def test_a_ticket_with_other_queue_pairs_than_the_switches_have_adopts_nothing(tmp_path: Path, field: str) -> None:
+    """Every number of a NIC is in some entry: a ticket with another one is of another plan, and a wrong sum would be
+    worse than none."""
+
+    async def story() -> None:
+        async with nics(tmp_path) as r:
+            plans, _ = await folding(r, MIXED)
+        async with restarted(r) as r:
+            key = r.controller.jobs.key
+            record = ticket.unseal(key, plans[1].ticket)
+            end = record.streams[0].rc[1]
+            record.streams[0] = dataclasses.replace(record.streams[0], rc={
+                **record.streams[0].rc, 1: dataclasses.replace(end, **{field: getattr(end, field) + 1})})
+            wrong = msgspec.structs.replace(plans[1], ticket=ticket.seal(key, record))
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await r.watch(wrong)
+            assert caught.value.code() is Code.UNAVAILABLE
+            assert "does not hold its entries" in (caught.value.details() or "")
+            assert r.controller.jobs.all() == []
+            await r.watch(plans[1])
+
+    run(story())
+
+
+def test_queue_pairs_of_an_adopted_job_are_its_own(tmp_path: Path) -> None:
+    """Another job whose NIC says that it has the same number is refused, as before."""
+
+    async def story() -> None:
+        async with nics(tmp_path) as r:
+            plans, _ = await folding(r, ALL_RC)
+        async with restarted(r) as r:
+            for plan in plans:
+                await r.watch(plan)
+            others = await asyncio.gather(*join_all(r, ["rc", "rc"], job="other"))
+            code, words = await refused(connect(r, others[0]))
+            assert code is Code.ALREADY_EXISTS
+            assert "rank 0 of job 'j'" in words
+            assert all([(await call).pairs for call in [connect(r, plan, 300) for plan in others]])
 
     run(story())
 

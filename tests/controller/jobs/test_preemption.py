@@ -11,7 +11,8 @@ import pytest
 from netfold.controller.jobs import recovery
 from netfold.rpc import tokens
 from netfold.wire.jobs import Halt, Plan
-from support.controller import BOUND, run
+from support.connecting import connect, join_all, nics
+from support.controller import BOUND, run, until
 from support.credentials import scopes, tenant
 from support.jobs import Rig, Watcher, rig
 from support.recovery import resume
@@ -99,6 +100,64 @@ def test_a_job_that_folds_over_switches_alone_keeps_its_slots(tmp_path: Path) ->
             assert [(plan.stand_in, bool(plan.trees)) for plan in after] == [("", True)] * 4
             assert not (await joining)[0].trees
             assert "slots in a row" in (await joining)[0].reason
+
+    run(story())
+
+
+async def fold_nics(r: Rig, name: str, first: int) -> list[Plan]:
+    """A job of four RC ranks with queue pairs from ``first`` on; nothing where the switches have no slots for it."""
+    plans = list(await asyncio.gather(*join_all(r, ["rc"] * 4, job=name)))
+    if plans[0].trees:
+        await asyncio.gather(*(connect(r, plan, first) for plan in plans))
+        return plans
+    for plan in plans:
+        await r.leave(plan)
+    return []
+
+
+def test_a_job_with_nics_keeps_its_slots(tmp_path: Path) -> None:
+    """NICs cannot go on over TCP with what they have under way: none of their ranks is halted, and the job that wanted
+    the slots goes unfolded at once."""
+
+    async def story() -> None:
+        async with nics(tmp_path, **settings(tmp_path)) as r:
+            r.metadata = tokens.metadata("low")
+            watchers: list[Watcher] = []
+            while plans := await fold_nics(r, f"low{len(watchers)}", 100 * len(watchers) + 17):
+                watchers.append(await r.watch(plans[0]))
+                assert len(watchers) < FULL
+            held = {job.name for job in r.controller.jobs.active()}
+            assert len(held) == len(watchers) > 1
+            r.metadata = tokens.metadata("high")
+            urgent = await r.together(4, job="urgent")
+            assert not urgent[0].trees
+            assert "slots in a row" in urgent[0].reason
+            assert all(watcher._events.empty() for watcher in watchers)
+            assert {job.name for job in r.controller.jobs.active() if job.round is None} == held
+
+    run(story())
+
+
+def test_the_latest_job_without_nics_goes_instead(tmp_path: Path) -> None:
+    """One with windowed ranks alone, although one with NICs began later."""
+
+    async def story() -> None:
+        async with nics(tmp_path, **settings(tmp_path)) as r:
+            folded = await fill(r, "low")
+            *_, latest, last = folded
+            for plan in folded[last]:
+                await r.leave(plan)
+            await until(lambda: last not in {job.name for job in r.controller.jobs.active()})
+            assert await fold_nics(r, "nics", 17), "it has the slots of the last one"
+            watchers = await watched(r, folded[latest])
+            r.metadata = tokens.metadata("high")
+            joining = asyncio.create_task(r.together(4, job="urgent"))
+            assert isinstance(await watchers[0].next(), Halt)
+            r.metadata = tokens.metadata("low")
+            await asyncio.gather(*(r.call("Resume", resume(plan, stand_in="10.0.0.1:7000"))
+                                   for plan in folded[latest]))
+            assert (await joining)[0].trees
+            assert {job.name for job in r.controller.jobs.active()} == {"urgent", "nics", *folded} - {latest, last}
 
     run(story())
 

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
+import itertools
 import random
 import zlib
 
@@ -16,7 +18,7 @@ from netfold.controller.jobs import ticket
 from netfold.controller.jobs.ticket import Record, TicketError
 from netfold.fabric import trees
 from netfold.fabric.generate import leafspine
-from netfold.fabric.slots import SIZES, Allocator
+from netfold.fabric.slots import SIZES, Allocator, RcEnd
 from netfold.wire.jobs import Join, Secret
 
 KEY = b"k" * 32
@@ -42,6 +44,20 @@ SEALED = ticket.seal(KEY, RECORD)
 def test_a_ticket_says_what_was_sealed() -> None:
     """Every tree, stream and number comes back equal."""
     assert ticket.unseal(KEY, SEALED) == RECORD
+
+
+@pytest.mark.parametrize("rc", [(0, 1, 2, 3), (1, 3)])
+def test_a_ticket_knows_the_queue_pairs_of_nics(rc: tuple[int, ...]) -> None:
+    """Of all ranks or of some: numbers, addresses of 64 bits and keys of each stream, by place."""
+    ends = itertools.count(1)
+    told = [dataclasses.replace(stream, rc_ranks=rc, rc={
+        place: RcEnd(next(ends), 2**24 - next(ends), 2**64 - next(ends), 2**32 - next(ends)) for place in rc
+    }) for stream in RECORD.streams]
+    nics = msgspec.structs.replace(RECORD, streams=told, joins=[
+        msgspec.structs.replace(join, kind="rc" if join.rank in rc else "windowed") for join in RECORD.joins])
+    found = ticket.unseal(KEY, ticket.seal(KEY, nics))
+    assert found == nics
+    assert [stream.rc for stream in found.streams] == [stream.rc for stream in told]
 
 
 def test_what_trees_share_is_in_a_ticket_once() -> None:
