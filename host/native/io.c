@@ -18,7 +18,7 @@ struct nf_io {
     bool blocked;   /* the kernel's send buffer is full */
     nf_span *spans; /* NULL: none are recorded */
     uint64_t n_spans, spans_room, spans_lost;
-    bool repeats; /* some packets of `run` are sent again */
+    nf_span_kind leaving; /* what the run that waits to be sent is: NF_SEND, NF_RETRANSMIT or NF_ASK */
 };
 
 nf_io *nf_io_open(nf_fold *fold, int receiver, uint32_t n_senders, const nf_sender *senders) {
@@ -77,8 +77,9 @@ static bool make_run(nf_io *io) {
     uint64_t repeated = nf_fold_retransmitted(io->fold);
     int64_t begin = nf_now();
     bool made = nf_fold_send(io->fold, begin, &io->run);
-    io->repeats = nf_fold_retransmitted(io->fold) > repeated;
-    if (made) end_span(io, io->repeats ? NF_RETRANSMIT : NF_QUANTISE, begin, io->run.packets);
+    bool repeats = nf_fold_retransmitted(io->fold) > repeated;
+    io->leaving = io->run.asks ? NF_ASK : repeats ? NF_RETRANSMIT : NF_SEND;
+    if (made) end_span(io, io->leaving == NF_SEND ? NF_QUANTISE : io->leaving, begin, io->run.packets);
     return made;
 }
 
@@ -94,7 +95,7 @@ static int send_all(nf_io *io) {
         int64_t begin = begin_span(io);
         int error;
         nf_sending sending = nf_udp_send(io->udp, &run->route, run->bytes, run->length, run->segment, &error);
-        end_span(io, io->repeats ? NF_RETRANSMIT : NF_SEND, begin, run->packets);
+        end_span(io, io->leaving, begin, run->packets);
         switch (sending) {
         case NF_SENT: io->taken = run->packets; continue;
         case NF_BLOCKED: io->blocked = true; return 0;

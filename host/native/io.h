@@ -23,7 +23,7 @@ nf_run_status nf_io_run(nf_io *, int64_t until, int32_t *error);
 /* Times the kernel had no room or no way for a packet just then, and the last such errno. */
 void nf_io_transient_errors(const nf_io *, uint64_t *count, int32_t *error);
 
-typedef enum { NF_QUANTISE, NF_SEND, NF_RETRANSMIT, NF_RECEIVE, NF_DEQUANTISE, NF_WAIT } nf_span_kind;
+typedef enum { NF_QUANTISE, NF_SEND, NF_RETRANSMIT, NF_RECEIVE, NF_DEQUANTISE, NF_WAIT, NF_ASK } nf_span_kind;
 
 typedef struct { /* what the loop did from begin to end, CLOCK_MONOTONIC nanoseconds */
     int64_t begin, end;

@@ -17,5 +17,5 @@ class Span(C.Structure):
     _fields_ = [("begin", C.c_int64), ("end", C.c_int64), ("kind", C.c_uint32), ("packets", C.c_uint32)]
 
 
-SPANS = ("quantise", "send", "retransmit", "receive", "dequantise", "wait")
+SPANS = ("quantise", "send", "retransmit", "receive", "dequantise", "wait", "ask")
 """Names of the activities, in the order of ``nf_span_kind``."""

@@ -7,7 +7,8 @@ timeline merge` makes one file of them, with a process for each rank.  Its rows:
     operations   one span for each operation, with bytes, path, retransmissions, and milliseconds of each stage below
     queued       asynchronous operations between their call and their start
     packets      folding, from io.c: quantise (packets made of the tensor, ICRC included), send, wait, receive,
-                 dequantise (results written to the tensor), retransmit (packets made, or sent, again)
+                 dequantise (results written to the tensor), retransmit (packets made, or sent, again),
+                 ask (negative acknowledgements made, or sent, for results that are missing)
     messages     over TCP or queue pairs: send, wait, receive
     innet@a      with several rails: the chunks that this one carried; "innet@a packets", "tcp@b messages" as above
 
