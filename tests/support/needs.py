@@ -10,12 +10,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
 import platform
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +29,10 @@ from typing import Final, NamedTuple
 import pytest
 
 from cbuild.cc import find_compiler
+
+DOWNLOAD_SECONDS: Final = 60.0
+"""How long the packages of virtual machines may take before their tests are skipped; what came by then is kept."""
+_DOWNLOAD: Final = "from netfold.topo.rxe import packages; packages.kernel(); packages.userland()"
 
 
 class Need(NamedTuple):
@@ -87,17 +94,31 @@ def _sanitizers() -> str | None:
 
 
 def _rxe() -> str | None:
-    """Tried: packages that are not in the cache are downloaded."""
+    """Tried: packages that are not in the cache are downloaded, for a minute at most."""
     from netfold.topo.rxe import packages
 
     try:
         if (lacks := packages.lacking()) is not None:
             return lacks
-        packages.kernel()
-        packages.userland()
     except packages.PackagesMissing as error:
         return str(error)
-    return None
+    return tried_for(DOWNLOAD_SECONDS, [sys.executable, "-c", _DOWNLOAD])
+
+
+def tried_for(seconds: float, command: list[str]) -> str | None:
+    """What a command that fails or takes longer says, or None; what it has started ends with it."""
+    with tempfile.TemporaryFile("w+", errors="replace") as said:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True)
+        try:
+            status = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return f"not done in {seconds:g} s: {shlex.join(command)}"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        said.seek(0)
+        return None if status == 0 else said.read().strip()[-1000:] or f"status {status}: {shlex.join(command)}"
 
 
 def _verbs() -> str | None:

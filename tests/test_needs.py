@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What decides whether a test can run here (support/needs.py)."""
+
+from __future__ import annotations
+
+import time
+
+from support import needs
+
+
+def test_a_download_that_hangs_is_given_up() -> None:
+    """It ends within its time, with what it has started, and the reason names it."""
+    began = time.monotonic()
+    said = needs.tried_for(0.5, ["sh", "-c", "sleep 600 & sleep 600"])
+    assert said is not None
+    assert "not done in 0.5 s" in said
+    assert time.monotonic() - began < 60
+
+
+def test_a_download_that_fails_gives_its_reason() -> None:
+    """The reason is what it has said; a command that succeeds has none."""
+    assert needs.tried_for(60, ["sh", "-c", "echo no such package >&2; exit 100"]) == "no such package"
+    assert needs.tried_for(60, ["true"]) is None
