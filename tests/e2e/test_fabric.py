@@ -134,11 +134,14 @@ def test_every_packet_on_every_link_is_valid_rocev2(engine: Engine, tmp_path: Pa
         opcodes.add(packet[BTH].opcode)
         # scapy computes what we delete: IPv4 and UDP checksums and lengths, and the ICRC
         again = packet.copy()
-        del again["IP"].chksum, again["IP"].len, again["UDP"].chksum, again["UDP"].len
+        del again["IP"].chksum, again["IP"].len, again["UDP"].len
+        if frame[42] != roce.Opcode.ACKNOWLEDGE or packet["UDP"].chksum:  # what has no payload may go without
+            del again["UDP"].chksum
         again[BTH].icrc = None
         assert bytes(again) == frame, f"{interface}: scapy would send something else than {packet.summary()}"
-    assert opcodes == {int(opcode) for opcode in (roce.Opcode.WRITE_FIRST, roce.Opcode.WRITE_MIDDLE,
-                                                  roce.Opcode.WRITE_LAST, roce.Opcode.WRITE_ONLY)}
+    # without loss, too, a rank may have asked for a result that was on its way
+    assert opcodes - {roce.Opcode.ACKNOWLEDGE} == {
+        roce.Opcode.WRITE_FIRST, roce.Opcode.WRITE_MIDDLE, roce.Opcode.WRITE_LAST, roce.Opcode.WRITE_ONLY}
 
 
 @pytest.mark.needs("tshark")

@@ -61,7 +61,8 @@ def test_a_fabric_of_4096_bytes_a_packet_folds(engine: Engine, tmp_path: Path) -
             assert sum(result["retransmissions"] for result in results) > 0
             continue
         for frame in data:
-            assert len(frame) == 14 + roce.ip_packet_bytes(roce.Opcode(frame[42]), MTU)
+            if frame[42] != roce.Opcode.ACKNOWLEDGE:
+                assert len(frame) == 14 + roce.ip_packet_bytes(roce.Opcode(frame[42]), MTU)
             assert frame[-4:] == roce.icrc(frame[14:-4])
     assert len(digests) == 1
 
