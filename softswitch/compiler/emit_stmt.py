@@ -11,7 +11,7 @@ from softswitch.compiler.diagnostics import P4Error, Pos
 from softswitch.compiler.emit_extern import ExternEmitter
 from softswitch.compiler.types import BOOL, Bits, Varbit
 
-MAX_ADDED = 2048  # SS_MAX_ADDED
+MAX_ADDED = 5120  # SS_MAX_ADDED
 MAX_STEPS = 1 << 16  # backward jumps a packet may make in one stage
 
 

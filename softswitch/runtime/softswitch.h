@@ -25,7 +25,7 @@
 #define SS_ABI 2
 #define SS_DROP_PORT 511   /* v1model: egress_spec of a dropped packet (9-bit ports) */
 #define SS_MAX_FRAME 16384 /* longest frame in or out, bytes */
-#define SS_MAX_ADDED 2048  /* most bytes a program may add in front of the payload */
+#define SS_MAX_ADDED 5120  /* most bytes a program may add in front of the payload: a page and its headers */
 
 typedef struct ss_switch ss_switch; /* runtime/switch.h; opaque to the program */
 

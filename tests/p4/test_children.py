@@ -54,9 +54,10 @@ class Scene:
 
     root   whether it is the tree's root; otherwise rank 3 hangs on another leaf, and a spine folds both
     grows  False: the program as it is compiled for BMv2
+    path_mtu  of that program; payloads may be shorter
     """
 
-    def __init__(self, *, root: bool, grows: bool = True) -> None:
+    def __init__(self, *, root: bool, grows: bool = True, path_mtu: int = FULL) -> None:
         self.root, self.grows = root, grows
         fabric = leafspine(1, 0, 3) if root else leafspine(2, 1, 6)
         names = ["h1", "h2", "h3"] if root else ["h1", "h2", "h3", "h4"]
@@ -79,7 +80,7 @@ class Scene:
                                tables.fold_entries(fabric, self.hosts, stream)])
         self.entities: list[Entity] = [e for e in wanted[leaf] if not (isinstance(e, Entry) and e.is_default)]
         self.entities = [e for e in self.entities if not (isinstance(e, Entry) and e.rate)]
-        self.engine = local.LocalEngine.open(library() if grows else as_on_bmv2(), cpu_port=CPU_PORT)
+        self.engine = local.LocalEngine.open(library(path_mtu) if grows else as_on_bmv2(), cpu_port=CPU_PORT)
         for entity in self.entities:
             write(self.engine, entity)
         self.at = stream.psn
@@ -556,6 +557,17 @@ def test_a_switch_keeps_its_rules(scene: Scene, rule: Callable[[Scene], None]) -
 def test_a_leaf_keeps_its_rules_towards_its_parent(scene: Scene, rule: Callable[[Scene], None]) -> None:
     """The rule's docstring says which."""
     rule(scene)
+
+
+@pytest.mark.parametrize("path_mtu", roce.PATH_MTUS)
+def test_a_question_becomes_a_packet_of_any_path_mtu(path_mtu: int) -> None:
+    """An acknowledgement of 62 bytes grows into the whole result that it asks for."""
+    scene = Scene(root=True, path_mtu=path_mtu)
+    psn = scene.take()
+    for place in range(3):
+        scene.send(place, psn, lanes(1 << 8 * place, path_mtu))
+    assert payloads(scene.ask(2, psn)) == [lanes(0x010101, path_mtu)]
+    scene.close()
 
 
 @pytest.mark.needs("bmv2")

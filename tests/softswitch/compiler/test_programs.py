@@ -127,12 +127,12 @@ def test_endless_loop_ends() -> None:
 
 
 def test_deparser_never_writes_past_its_room() -> None:
-    """A program may put 2048 bytes in front of the payload; a frame that would need more is dropped and counted."""
+    """A program may put 5120 bytes in front of the payload; a frame that would need more is dropped and counted."""
     declarations = "header in_t { bit<8> a; }\nheader out_t { bit<2048> w; }\n"
-    eight, nine = (program(declarations, "hdr.o.w = 1;").replace("p.emit(h.o);", "p.emit(h.o); " * n) for n in (8, 9))
+    most, more = (program(declarations, "hdr.o.w = 1;").replace("p.emit(h.o);", "p.emit(h.o); " * n) for n in (20, 21))
 
-    assert run(eight, [b"\x01tail"]) == [(bytes(255) + b"\x01") * 8 + b"tail"]
-    with LocalEngine.open(compile_source(nine, "nine.p4")) as engine:
+    assert run(most, [b"\x01tail"]) == [(bytes(255) + b"\x01") * 20 + b"tail"]
+    with LocalEngine.open(compile_source(more, "more.p4")) as engine:
         assert engine.inject(0, b"\x01tail") == []
         assert engine.stats().dropped_oversize == 1
 
