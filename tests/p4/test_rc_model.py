@@ -24,9 +24,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from netfold.controller.switch import pipeline
 from netfold.controller.switch.entities import Clone, Entry, Multicast
 from netfold.wire import roce
-from softswitch.engine import entities
+from softswitch.compiler.driver import compile_file
+from softswitch.engine import entities, linking
 from softswitch.engine.local import LocalEngine
 from support import fold_model
 from support.bmv2 import Bmv2, by_port
@@ -240,7 +242,9 @@ def test_bmv2_sends_the_same_bytes(tmp_path: Path) -> None:
     finally:
         fabric.close()
     frames = [one for one in frames[:400] if asks_for_one_at_most(one[1])]
-    with LocalEngine.open(fabric.library, cpu_port=510) as engine, Bmv2(PROGRAM, tmp_path, ports=4) as bmv2:
+    library = linking.build(compile_file(PROGRAM, defines=pipeline.BMV2_DEFINES))  # where no packet grows
+    with LocalEngine.open(library, cpu_port=510) as engine, Bmv2(
+            PROGRAM, tmp_path, ports=4, defines=pipeline.BMV2_DEFINES) as bmv2:
         for one in made:
             if isinstance(one, Entry):
                 entry = native(engine, one)
