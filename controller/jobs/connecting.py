@@ -39,7 +39,7 @@ class ConnectStep:
     def __init__(self, number: int, streams: Sequence[Stream], changed: Callable[[], None]) -> None:
         self.number = number
         self.pairs: dict[int, list[OwnPairs]] = {}
-        """What ranks have told, by rank."""
+        """The queue pairs of each RC rank that has connected so far, by rank."""
         self.planned = list(streams)
         """The streams as ranks have them by their plans."""
         self._changed = changed
@@ -50,7 +50,7 @@ class ConnectStep:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has not ended."""
+        """Whether ranks may still connect: the step has neither succeeded nor failed."""
         return not self._answers.done()
 
     @property
@@ -194,7 +194,7 @@ def _held(job: Job, rank: int) -> set[int]:
 
 
 def reused(old: Sequence[Stream], new: Sequence[Stream]) -> bool:
-    """Whether a NIC has given numbers of queue pairs again that entries of the streams before are for."""
+    """Whether a new queue pair has the number of one for which the switches still hold entries of the old streams."""
 
     def held(streams: Sequence[Stream]) -> set[tuple[int, int]]:
         return {(stream.ranks[place], number) for stream in streams for place, end in stream.rc.items()

@@ -108,7 +108,7 @@ class Job:
 
     @property
     def is_connecting(self) -> bool:
-        """Whether its first plan waits for the queue pairs of RC ranks."""
+        """Whether the job waits, after its first plan, until its RC ranks have told the queue pairs of their NICs."""
         return self.ready is not None and not self.ready.done()
 
     @property

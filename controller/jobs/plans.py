@@ -63,7 +63,7 @@ def before_connecting(
 
 
 def _path_mtu(fabric: Fabric, job: Job) -> int:
-    """That of all ranks, who have agreed on it (admission.py)."""
+    """The path MTU in bytes that all ranks of the job have joined with; admission.py refuses ranks that differ."""
     return next((join.path_mtu for join in job.joins.values() if join.path_mtu), fabric.path_mtu)
 
 

@@ -28,7 +28,8 @@ Defines = Mapping[str, str]
 
 P4C: Final = "p4c-bm2-ss"
 BMV2_DEFINES: Final[Defines] = {"ROOM_TO_GROW": "0"}
-"""What p4src/sizes.p4 is told about BMv2."""
+"""Preprocessor definitions with which the program is compiled for BMv2: no packet may grow there, since BMv2 keeps
+512 bytes of room before a packet (p4src/sizes.p4)."""
 P4C_TIMEOUT: Final = 120.0
 """Seconds that p4c may take; it usually takes 2."""
 
