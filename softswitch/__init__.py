@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A P4 switch in software: any v1model program, compiled to native code, behind P4Runtime."""
 
-__version__ = "0.1.0"
+from softswitch.runtime.version import VERSION as __version__
+
+__all__ = ["__version__"]

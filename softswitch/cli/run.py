@@ -1,49 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `softswitch` command: run a switch in BMv2's manner, compile programs, run packet tests.
-
-    softswitch prog.p4 -i 1@eth1 -i 2@eth2 --grpc-server-addr 127.0.0.1:9559 --cpu-port 510 --device-id 1
-    softswitch compile prog.p4 --p4info prog.p4info.txtpb
-    softswitch stf prog.p4 test.stf
-
-Exit status: 0 done; 1 a test or a compilation failed; 2 cannot start: the message says what to change.
-"""
+"""softswitch run: a switch until SIGINT or SIGTERM."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import signal
 import socket
-import sys
 import threading
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cbuild import files
+from softswitch.cli.options import Defines, Includes, defines, fail, readable
 
 if TYPE_CHECKING:
     from softswitch.p4runtime.listening import Tls
     from softswitch.p4runtime.process import Port
-
-COMMANDS = ("run", "compile", "stf", "version")
-HELP_COLUMNS = 120
-"""Columns of --help in a pipe or file."""
-
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="A P4 switch for v1model programs, controlled by P4Runtime. "
-    "`softswitch PROGRAM.p4 ...` is short for `softswitch run PROGRAM.p4 ...`.",
-)
-
-Defines = Annotated[list[str] | None, typer.Option("-D", metavar="NAME[=VALUE]", help="Define a macro.")]
-Includes = Annotated[list[Path] | None, typer.Option("-I", metavar="DIR", help="Look for #include files here.")]
-Program = Annotated[Path, typer.Argument(metavar="PROGRAM.p4", help="A P4_16 program for v1model.")]
 
 
 class LogLevel(StrEnum):
@@ -56,13 +31,6 @@ class LogLevel(StrEnum):
     off = "off"
 
 
-def fail(message: str, status: int = 2) -> NoReturn:
-    """Ends the program with one clear message."""
-    print(f"softswitch: {message}", file=sys.stderr)
-    raise typer.Exit(status)
-
-
-@app.command()
 def run(
     program: Annotated[Path | None, typer.Argument(metavar="PROGRAM.p4", help="Pushed at the start.")] = None,
     interface: Annotated[
@@ -149,8 +117,8 @@ def run(
     server = Server(device_id=device_id, settings=settings, builder=compiler, primaries=primaries)
     try:
         if program is not None:
-            _readable(program)
-            server.push(compiler.file(program, include=include or [], defines=_defines(define)))
+            readable(program)
+            server.push(compiler.file(program, include=include or [], defines=defines(define)))
         server.listen(*addresses, tls=tls, insecure=insecure)
         with contextlib.suppress(OSError):  # standard output on a full disk must not end the switch
             print(
@@ -164,82 +132,6 @@ def run(
         fail(str(error))
     finally:
         server.close()
-
-
-@app.command("compile")
-def compile_command(
-    program: Program,
-    p4info: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the p4info here (.txtpb text, .bin binary, .json).")
-    ] = None,
-    c: Annotated[Path | None, typer.Option("-o", "--c", metavar="FILE", help="Write the generated C here.")] = None,
-    preprocessed: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the P4 text here that a controller pushes as p4_device_config."),
-    ] = None,
-    dump_ir: Annotated[bool, typer.Option("--dump-ir", help="Print the typed IR.")] = False,
-    define: Defines = None,
-    include: Includes = None,
-) -> None:
-    """Compile a program; with no output named, only check it and build it into the cache."""
-    from softswitch.engine.errors import EngineError
-    from softswitch.p4runtime.program import build_executable
-
-    compiled = _compile(program, include, define)
-    if dump_ir:
-        print(compiled.dump_ir())
-    try:
-        if p4info is not None:
-            _write_p4info(p4info, compiled.p4info)
-        if c is not None:
-            files.replace(c, compiled.c_source)
-        if preprocessed is not None:
-            files.replace(preprocessed, compiled.preprocessed)
-    except OSError as error:
-        fail(f"{error.filename}: {error.strerror}; expected a file that can be written")
-    if not (dump_ir or p4info or c or preprocessed):
-        try:
-            print(build_executable(compiled.c_source))
-        except EngineError as error:
-            fail(str(error), 1)
-
-
-@app.command()
-def stf(
-    program: Program,
-    test: Annotated[Path, typer.Argument(metavar="TEST.stf", help="A packet test in p4c's format.")],
-    define: Defines = None,
-    include: Includes = None,
-) -> None:
-    """Run a packet test; exit status 0 where every expectation holds and no other frame came out."""
-    from softswitch.compiler.diagnostics import CompileError
-    from softswitch.stf import runner
-    from softswitch.stf.script import StfSyntaxError
-
-    _readable(program)
-    _readable(test)
-    try:
-        report = runner.run(program, test, include=include or [], defines=_defines(define))
-    except CompileError as error:
-        fail(str(error), 1)
-    except StfSyntaxError as error:
-        fail(str(error))
-    except UnicodeDecodeError:
-        fail(f"{test}: expected a packet test in UTF-8 text")
-    print(report)
-    if not report.passed:
-        raise typer.Exit(1)
-
-
-@app.command()
-def version() -> None:
-    """Print the version."""
-    from softswitch import __version__
-
-    print(f"softswitch {__version__}")
-
-
-# ---- helpers ---------------------------------------------------------------------------------------------------
 
 
 def _set_up_log(level: LogLevel, file: Path | None) -> None:
@@ -284,54 +176,3 @@ def _tls(on: bool, certificate: Path | None, key: Path | None, ca: Path | None, 
         fail("expected --grpc-server-cacert and --grpc-server-with-client-auth together: the one says which "
              "certificates of clients are good, the other that clients need one")
     return Tls(certificate, key, ca)
-
-
-def _readable(path: Path) -> None:
-    try:
-        with path.open():
-            pass
-    except OSError as error:
-        fail(f"{path}: {error.strerror}")
-
-
-def _defines(define: list[str] | None) -> dict[str, str]:
-    pairs = (text.partition("=") for text in define or [])
-    return {name: value if equals else "1" for name, equals, value in pairs}
-
-
-if TYPE_CHECKING:
-    from finsy.proto import p4i
-
-    from softswitch.compiler.driver import Program as CompiledProgram
-
-
-def _compile(program: Path, include: list[Path] | None, define: list[str] | None) -> CompiledProgram:
-    from softswitch.compiler.diagnostics import CompileError
-    from softswitch.compiler.driver import compile_file
-
-    _readable(program)
-    try:
-        return compile_file(program, include=include or [], defines=_defines(define))
-    except CompileError as error:
-        fail(str(error), 1)
-
-
-def _write_p4info(path: Path, message: p4i.P4Info) -> None:
-    from google.protobuf import json_format, text_format
-
-    if path.suffix == ".bin":
-        files.replace(path, message.SerializeToString())
-    elif path.suffix == ".json":
-        files.replace(path, json_format.MessageToJson(message))
-    else:
-        files.replace(path, text_format.MessageToString(message))
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """The entry point. A first argument that is no command starts a switch, as simple_switch does."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the error of a port in use is clearer than gRPC's own log
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments and arguments[0] not in (*COMMANDS, "--help", "-h"):
-        arguments.insert(0, "run")
-    # a pipe or file has no width: --help and usage errors are the same there whatever COLUMNS says
-    app(arguments, terminal_width=None if sys.stdout.isatty() else HELP_COLUMNS)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""softswitch compile: what a compiler gives, as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cbuild import files
+from softswitch.cli.options import Defines, Includes, Program, defines, fail, readable
+
+if TYPE_CHECKING:
+    from finsy.proto import p4i
+
+    from softswitch.compiler.driver import Program as CompiledProgram
+
+def compile_command(
+    program: Program,
+    p4info: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the p4info here (.txtpb text, .bin binary, .json).")
+    ] = None,
+    c: Annotated[Path | None, typer.Option("-o", "--c", metavar="FILE", help="Write the generated C here.")] = None,
+    preprocessed: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the P4 text here that a controller pushes as p4_device_config."),
+    ] = None,
+    dump_ir: Annotated[bool, typer.Option("--dump-ir", help="Print the typed IR.")] = False,
+    define: Defines = None,
+    include: Includes = None,
+) -> None:
+    """Compile a program; with no output named, only check it and build it into the cache."""
+    from softswitch.engine.errors import EngineError
+    from softswitch.p4runtime.program import build_executable
+
+    compiled = _compile(program, include, define)
+    if dump_ir:
+        print(compiled.dump_ir())
+    try:
+        if p4info is not None:
+            _write_p4info(p4info, compiled.p4info)
+        if c is not None:
+            files.replace(c, compiled.c_source)
+        if preprocessed is not None:
+            files.replace(preprocessed, compiled.preprocessed)
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}; expected a file that can be written")
+    if not (dump_ir or p4info or c or preprocessed):
+        try:
+            print(build_executable(compiled.c_source))
+        except EngineError as error:
+            fail(str(error), 1)
+
+
+def _compile(program: Path, include: list[Path] | None, define: list[str] | None) -> CompiledProgram:
+    from softswitch.compiler.diagnostics import CompileError
+    from softswitch.compiler.driver import compile_file
+
+    readable(program)
+    try:
+        return compile_file(program, include=include or [], defines=defines(define))
+    except CompileError as error:
+        fail(str(error), 1)
+
+
+def _write_p4info(path: Path, message: p4i.P4Info) -> None:
+    from google.protobuf import json_format, text_format
+
+    if path.suffix == ".bin":
+        files.replace(path, message.SerializeToString())
+    elif path.suffix == ".json":
+        files.replace(path, json_format.MessageToJson(message))
+    else:
+        files.replace(path, text_format.MessageToString(message))

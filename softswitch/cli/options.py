@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the subcommands share: options of the same meaning, and how one ends with a message."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+Defines = Annotated[list[str] | None, typer.Option("-D", metavar="NAME[=VALUE]", help="Define a macro.")]
+Includes = Annotated[list[Path] | None, typer.Option("-I", metavar="DIR", help="Look for #include files here.")]
+Program = Annotated[Path, typer.Argument(metavar="PROGRAM.p4", help="A P4_16 program for v1model.")]
+
+
+def fail(message: str, status: int = 2) -> NoReturn:
+    """Ends the program with one clear message."""
+    print(f"softswitch: {message}", file=sys.stderr)
+    raise typer.Exit(status)
+
+
+def readable(path: Path) -> None:
+    try:
+        with path.open():
+            pass
+    except OSError as error:
+        fail(f"{path}: {error.strerror}")
+
+
+def defines(define: list[str] | None) -> dict[str, str]:
+    pairs = (text.partition("=") for text in define or [])
+    return {name: value if equals else "1" for name, equals, value in pairs}

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""softswitch stf: packet tests in p4c's format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from softswitch.cli.options import Defines, Includes, Program, defines, fail, readable
+
+
+def stf(
+    program: Program,
+    test: Annotated[Path, typer.Argument(metavar="TEST.stf", help="A packet test in p4c's format.")],
+    define: Defines = None,
+    include: Includes = None,
+) -> None:
+    """Run a packet test; exit status 0 where every expectation holds and no other frame came out."""
+    from softswitch.compiler.diagnostics import CompileError
+    from softswitch.stf import runner
+    from softswitch.stf.script import StfSyntaxError
+
+    readable(program)
+    readable(test)
+    try:
+        report = runner.run(program, test, include=include or [], defines=defines(define))
+    except CompileError as error:
+        fail(str(error), 1)
+    except StfSyntaxError as error:
+        fail(str(error))
+    except UnicodeDecodeError:
+        fail(f"{test}: expected a packet test in UTF-8 text")
+    print(report)
+    if not report.passed:
+        raise typer.Exit(1)
