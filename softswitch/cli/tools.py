@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""softswitch tools: stand-ins for p4c's and BMv2's programs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from softswitch.cli.options import fail
+
+
+def tools(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the programs go; made if missing.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace files of these names that others wrote.")] = False,
+) -> None:
+    """Write p4c-bm2-ss, p4c, simple_switch, simple_switch_grpc and simple_switch_CLI, which run softswitch, into DIR.
+
+    Prints what a shell needs to find them first: eval "$(softswitch tools DIR)".
+    """
+    from softswitch.tools import install
+
+    try:
+        made = install.install(folder, force=force)
+    except install.ForeignFileError as error:
+        fail(str(error))
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}; expected a folder that can be written")
+    print(made.exports())
+    print(f"softswitch: {', '.join(install.COMMANDS)} are in {made.programs}; the lines above make a shell find them",
+          file=sys.stderr)
