@@ -256,7 +256,7 @@ class CallChecker(ExprChecker):
     def check_args(
         self, params: Sequence[A.Param], bound: dict[str, A.Expr], name: str, found: Bindings | None = None
     ) -> dict[str, A.Expr]:
-        """Coerces arguments to the parameters' types and checks directions."""
+        """Coerces arguments to the parameters' types and checks directions; the result is in the order of `bound`."""
         out: dict[str, A.Expr] = {}
         for p in params:
             arg = bound.get(p.name)
@@ -276,7 +276,7 @@ class CallChecker(ExprChecker):
                 out[p.name] = checked
             else:
                 out[p.name] = self.coerce_arg(checked, t, p, name)
-        return out
+        return {given: out[given] for given in bound if given in out}
 
     def coerce_arg(self, arg: A.Expr, t: T.Type, p: A.Param, name: str) -> A.Expr:
         if isinstance(t, T.Declared):

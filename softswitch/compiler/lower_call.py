@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """From typed syntax to IR: calls, which are inlined with copy-in and copy-out.
 
-An argument is passed by reference where this makes no difference; otherwise it is copied into a local of the callee
-and, for out and inout, copied back afterwards, also when the callee exits.
+Arguments are evaluated from left to right, as the call writes them (P4_16 1.2.5, section 6.8). An argument is passed by
+reference where this makes no difference; otherwise it is copied into a local of the callee when its turn comes and, for
+out and inout, copied back afterwards from left to right, also when the callee exits.
 """
 
 from __future__ import annotations
@@ -18,8 +19,17 @@ from softswitch.compiler import types as T
 from softswitch.compiler.diagnostics import P4Error
 from softswitch.compiler.ir import U32
 from softswitch.compiler.lower_base import ApplyResult
-from softswitch.compiler.lower_expr import ExprLowering
+from softswitch.compiler.lower_expr import ExprLowering, has_effects
 from softswitch.compiler.objects import TableObject
+
+
+@dataclass
+class Copy:
+    """A local of the callee for an out or inout parameter (its id()), and what stores it in the caller's argument."""
+
+    param: int
+    store: Callable[[ir.Value], None]
+    value: ir.Value
 
 
 @dataclass
@@ -28,8 +38,20 @@ class Frame:
 
     label: str
     result: ir.Var | None = None
-    copies: list[tuple[Callable[[ir.Value], None], ir.Value]] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)  # in the order of the arguments
     returned: bool = False
+
+
+@dataclass(eq=False)
+class SliceTarget:
+    """The place that a slice names: some bits of a variable, whose own place was found once. A call stores a value."""
+
+    whole: ir.LValue
+    value: ir.Value  # what the slice holds when this is evaluated
+    store: Callable[[ir.Value], None]
+
+    def __call__(self, value: ir.Value) -> None:
+        self.store(value)
 
 
 class CallLowering(ExprLowering):
@@ -48,7 +70,7 @@ class CallLowering(ExprLowering):
         """Defined in lower_stmt.py."""
 
     @abstractmethod
-    def target(self, e: A.Expr) -> ir.LValue | Callable[[ir.Value], None]:
+    def target(self, e: A.Expr) -> ir.LValue | SliceTarget:
         """Defined in lower_stmt.py."""
 
     def call(self, e: A.CallExpr) -> Any:
@@ -139,16 +161,18 @@ class CallLowering(ExprLowering):
         self.copy_back(frame)
 
     def copy_back(self, frame: Frame) -> None:
-        for set_target, value in frame.copies:
-            set_target(value)
+        for copy in frame.copies:
+            copy.store(copy.value)
 
     def pass_arguments(
         self, params: Sequence[A.Param], bound: dict[str, A.Expr], frame: Frame, body: Any
     ) -> dict[int, Any]:
         """Evaluates arguments from left to right and returns what each parameter is bound to."""
-        args = [(p, bound[p.name]) for p in params if p.name in bound]
+        of = {p.name: p for p in params}
+        args = [(of[name], arg) for name, arg in bound.items() if name in of]
         values: dict[int, Any] = {}
-        written: list[ir.LValue] = []  # what out and inout arguments name
+        named: list[tuple[A.Param, ir.LValue]] = []  # what each out and inout argument names, or slices
+        written: list[ir.LValue] = []  # those of them that the callee may write to at any time
         read: list[ir.LValue] = []
         targets: list[Any] = []
         for i, (p, arg) in enumerate(args):
@@ -162,8 +186,15 @@ class CallLowering(ExprLowering):
                     dummy = self.local(p.name, self.type(arg.type, arg.pos))
                     self.emit(ir.Zero(dummy))
                     targets.append(dummy)
+                    continue
+                target = self.target(arg)
+                if isinstance(target, ir.LValue):
+                    target = self.settled(target)
+                named.append((p, target.whole if isinstance(target, SliceTarget) else target))
+                if any(map(has_effects, later)):  # their evaluation must neither be seen nor be overtaken
+                    values[id(p)] = self.copy_in(p, arg, target, frame)
+                    targets.append(None)
                 else:
-                    target = self.target(arg)
                     targets.append(target)
                     if isinstance(target, ir.LValue):
                         written.append(target)
@@ -176,6 +207,7 @@ class CallLowering(ExprLowering):
                 else:
                     value = self.saved(arg, *later)
                 if isinstance(value, ir.LValue):
+                    value = self.settled(value)
                     read.append(value)
                 elif not isinstance(value, ir.Const):
                     value = self.temp(value, p.name)
@@ -196,26 +228,40 @@ class CallLowering(ExprLowering):
         for p, arg, target in pairs:
             if p.direction in ("out", "inout"):
                 alone = isinstance(target, ir.LValue) and id(target) not in local
-                alone = alone and not any(_overlap(target, w) for w in written if w is not target)
+                alone = alone and not any(_overlap(target, n) for other, n in named if other is not p)
                 if alone and not self.mentions(body, target):
                     if p.direction == "out" and not isinstance(arg, A.DontCare):
                         self.clear_out(target)
                     values[id(p)] = target
                 else:
                     values[id(p)] = self.copy_in(p, arg, target, frame)
+        frame.copies.sort(key=lambda copy: [id(p) for p, _ in args].index(copy.param))
         return values
 
-    def copy_in(self, p: A.Param, arg: A.Expr, target: Any, frame: Frame) -> ir.Var:
+    def settled(self, lv: ir.LValue) -> ir.LValue:
+        """The same place, whatever changes later: `next` and `last` of a stack are looked up now."""
+        match lv:
+            case ir.Field():
+                base = self.settled(lv.base)
+                return lv if base is lv.base else ir.Field(lv.type, base, lv.name)
+            case ir.StackElement():
+                base, at = self.settled(lv.base), lv.index
+                if not isinstance(at, ir.Const) and id(at) not in self.temps:
+                    at = self.temp(at, "index")
+                return lv if base is lv.base and at is lv.index else ir.StackElement(lv.type, base, at)
+        return lv
+
+    def copy_in(self, p: A.Param, arg: A.Expr, target: ir.LValue | SliceTarget, frame: Frame) -> ir.Var:
         """Makes a local for an out or inout parameter, which is copied back when the call ends."""
         var = self.local(p.name, self.type(p.type if not T.has_vars(p.type) else arg.type, p.pos))
         if p.direction == "inout":
-            self.emit(ir.Assign(var, target if isinstance(target, ir.LValue) else self.expr(arg)))
+            self.emit(ir.Assign(var, target.value if isinstance(target, SliceTarget) else target))
         else:
             self.emit(ir.Zero(var))
-        frame.copies.append((self.setter(target), var))
+        frame.copies.append(Copy(id(p), self.setter(target), var))
         return var
 
-    def setter(self, target: ir.LValue | Callable[[ir.Value], None]) -> Callable[[ir.Value], None]:
+    def setter(self, target: ir.LValue | SliceTarget) -> Callable[[ir.Value], None]:
         if isinstance(target, ir.LValue):
             return lambda value: self.emit(ir.Assign(target, value))
         return target
@@ -276,7 +322,9 @@ def _path(lv: ir.Value) -> list[str | int | None]:
     path: list[str | int | None] = []
     while isinstance(lv, ir.Field | ir.StackElement | ir.NextIndex):
         if isinstance(lv, ir.Field):
-            path.append(lv.name)
+            base = lv.base.type
+            # the headers of a union share their validity: one that becomes valid invalidates the others
+            path.append(None if isinstance(base, ir.RecordType) and base.kind == "union" else lv.name)
         elif isinstance(lv, ir.StackElement):
             path.append(lv.index.value if isinstance(lv.index, ir.Const) else None)
         else:

@@ -31,6 +31,8 @@ def has_effects(e: Any) -> bool:
             if e.builtin in _PURE:
                 return has_effects(e.function)
             return True
+        case A.MemberExpr(name="next" | "last", base=A.Expr(type=T.Stack())):
+            return True  # may raise StackOutOfBounds
         case A.MemberExpr() | A.SliceExpr():
             return has_effects(e.base)
         case A.IndexExpr():

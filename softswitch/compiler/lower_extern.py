@@ -10,7 +10,8 @@ from softswitch.compiler import ir
 from softswitch.compiler import types as T
 from softswitch.compiler.diagnostics import P4Error
 from softswitch.compiler.ir import U32
-from softswitch.compiler.lower_expr import leaves
+from softswitch.compiler.lower_call import SliceTarget
+from softswitch.compiler.lower_expr import has_effects, leaves
 from softswitch.compiler.lower_parser import ParserLowering
 from softswitch.compiler.objects import Digest, ExternObject, TableObject
 
@@ -30,6 +31,47 @@ class ExternLowering(ParserLowering):
         self.current_entry = ""
 
     def call_extern(self, e: A.CallExpr) -> Any:
+        """Lowers a call of an extern. Where evaluating an argument has effects, all are evaluated first, in order."""
+        if not any(map(has_effects, e.bound.values())):
+            return self._call_extern(e)
+        outputs = {p.name for p in e.decl.params if p.direction in ("out", "inout")}
+        before = dict(self.known)
+        for name, arg in e.bound.items():
+            if name in outputs:
+                self.find(arg)
+            else:
+                self.evaluate(arg)
+        try:
+            return self._call_extern(e)
+        finally:
+            self.known = before
+
+    def find(self, e: A.Expr) -> None:
+        """Finds the place of an out argument now."""
+        if isinstance(e, A.DontCare):
+            return
+        target = self.target(e)
+        while isinstance(e, A.SliceExpr):
+            e = e.base
+        self.known[id(e)] = self.settled(target.whole if isinstance(target, SliceTarget) else target)
+
+    def evaluate(self, e: A.Expr) -> None:
+        """Evaluates an in argument now; of a list, each of its parts."""
+        match e:
+            case A.ListExpr():
+                for item in e.items:
+                    self.evaluate(item)
+            case A.StructExpr():
+                for _, item in e.fields:
+                    self.evaluate(item)
+            case A.CastExpr(operand=A.ListExpr() | A.StructExpr()):
+                self.evaluate(e.operand)
+            case _:
+                # what has a constant value, or no value at all, is looked at by the extern itself
+                if e.const is None and not isinstance(e, A.DontCare | A.StrLit | A.DefaultValue | A.InvalidHeader):
+                    self.known[id(e)] = self.temp(self.expr(e))
+
+    def _call_extern(self, e: A.CallExpr) -> Any:
         if isinstance(e.function, A.MemberExpr):
             assert isinstance(e.function.base.type, T.Declared)
             extern = e.function.base.type.name

@@ -10,7 +10,7 @@ from softswitch.compiler import ir
 from softswitch.compiler import types as T
 from softswitch.compiler.diagnostics import P4Error
 from softswitch.compiler.ir import FALSE, U32
-from softswitch.compiler.lower_call import CallLowering
+from softswitch.compiler.lower_call import CallLowering, SliceTarget
 
 
 class StmtLowering(CallLowering):
@@ -86,8 +86,8 @@ class StmtLowering(CallLowering):
             set_target(self.expr(s.value))
         self.known.pop(id(place), None)
 
-    def target(self, e: A.Expr) -> ir.LValue | Callable[[ir.Value], None]:
-        """Where to store: an l-value, or for a slice a function that stores a value there."""
+    def target(self, e: A.Expr) -> ir.LValue | SliceTarget:
+        """Where to store: an l-value, or a slice of one."""
         if isinstance(e, A.SliceExpr):
             lo, width = e.lo.const, e.hi.const - e.lo.const + 1
             base = e.base
@@ -98,8 +98,10 @@ class StmtLowering(CallLowering):
             assert isinstance(whole, ir.LValue)
             self.place = whole
             if width == ir.bits_of(whole.type):
-                return lambda value: self.emit(ir.Assign(whole, self.cast(value, whole.type)))
-            return lambda value: self.emit(ir.Deposit(whole, lo, value))
+                return SliceTarget(whole, self.cast(whole, T.Bits(width)),
+                                   lambda value: self.emit(ir.Assign(whole, self.cast(value, whole.type))))
+            return SliceTarget(whole, ir.Slice(T.Bits(width), whole, lo),
+                               lambda value: self.emit(ir.Deposit(whole, lo, value)))
         lv = self.expr(e)
         if not isinstance(lv, ir.LValue):
             raise P4Error(e.pos, "this cannot be written to")
