@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds C sources into a shared library or a program, once: results are cached by content.
+"""Builds C sources into a shared library, a program or an object file, once: results are cached by content.
 
     library = build([Path("fold.c"), "int answer(void) { return 42; }"], kind="shared", name="fold")
+    parts = [build([Path("fold.c")], kind="object"), build([Path("io.c"), Path("log.c")], kind="object")]
+    program = build(parts, kind="exe")
 
 The compiler is $SOFTSWITCH_CC (a command line), else the first of gcc, clang, cc that really compiles
 something here (a machine may have a gcc without headers), else the one in the `ziglang` wheel (the extra
@@ -46,7 +48,9 @@ _LIMITED = re.compile("out of memory|CPU time limit|Killed|terminated signal|mem
 """What gcc, clang and ld say where a limit ended them."""
 
 Source = Path | str
-Kind = Literal["shared", "exe"]
+Kind = Literal["shared", "exe", "object"]
+
+_SUFFIX = {"shared": ".so", "exe": "", "object": ".o"}
 
 
 class BuildError(Exception):
@@ -137,8 +141,9 @@ def build(
 ) -> Path:
     """Compiles and links `sources` and returns the result's path; at once if an equal build is cached.
 
-    sources         paths of C files, or C text (str)
-    kind            "shared" (a library for ctypes/dlopen) or "exe"
+    sources         paths of C files or of objects that this function has made, or C text (str)
+    kind            "shared" (a library for ctypes/dlopen), "exe", or "object": the files as one translation unit, which
+                    reads their common headers once, compiled such that both other kinds can be linked from it
     name            stem of the result's file name, for people who look into the cache or a profile
     include         directories for #include, besides this one, which has crc32.h; every *.h directly in them is part
                     of the cache key
@@ -155,11 +160,10 @@ def build(
         include = [*include, HERE]
         accepted = [flag for flag in optional_flags if _takes_flag(cc, flag, cache)]
         all_flags = ["-O2", "-std=gnu11", *flags, *accepted]
-        if kind == "shared":
-            all_flags += ["-shared", "-fPIC"]
+        all_flags += {"shared": ["-shared", "-fPIC"], "exe": [], "object": ["-c", "-fPIC"]}[kind]
 
         key = _key(cc, all_flags, sources, include, libs)
-        result = cache / f"{name}-{key}{'.so' if kind == 'shared' else ''}"
+        result = cache / f"{name}-{key}{_SUFFIX[kind]}"
         if result.exists():
             return result
         with _lock(cache / f"{name}-{key}.lock"):
@@ -280,9 +284,13 @@ def _key(
     if any(flag in ("-march=native", "-mcpu=native", "-mtune=native") for flag in flags):
         add(_cpu())
     for source in sources:
-        add(*(("", source) if isinstance(source, str) else (source.name, _read(source))))
+        if isinstance(source, str):
+            add("", source)
+        else:  # the name of an object has the key of its content
+            add(source.name, "" if source.suffix == ".o" else _read(source))
     # headers beside a source are reached by #include "..."
-    for directory in [*include, *(source.parent for source in sources if isinstance(source, Path))]:
+    beside = [source.parent for source in sources if isinstance(source, Path) and source.suffix != ".o"]
+    for directory in dict.fromkeys([*include, *beside]):
         for header in sorted(directory.glob("*.h")):
             add(header.name, _read(header))
     return digest.hexdigest()[:32]
@@ -308,6 +316,8 @@ def _compile(
             else:
                 files.append(str(source))
         output = Path(scratch) / "result"
+        if result.suffix == ".o" and len(files) > 1:
+            files = [*(part for file in files for part in ("-include", file)), "-x", "c", os.devnull]
         command = [*cc.command, *flags, *(f"-I{d}" for d in include), *files, "-o", str(output), *libs]
         try:
             done = _run(command, cc.environment(cache), limits)

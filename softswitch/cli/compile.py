@@ -32,8 +32,11 @@ def compile_command(
 ) -> None:
     """Compile a program; with no output named, only check it and build it into the cache."""
     from softswitch.engine.errors import EngineError
-    from softswitch.p4runtime.program import build_executable
+    from softswitch.p4runtime.program import begin, build_executable
 
+    build = not (dump_ir or p4info or c or preprocessed)
+    if build:
+        begin()
     compiled = _compile(program, include, define)
     if dump_ir:
         print(compiled.dump_ir())
@@ -46,7 +49,7 @@ def compile_command(
             files.replace(preprocessed, compiled.preprocessed)
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}; expected a file that can be written")
-    if not (dump_ir or p4info or c or preprocessed):
+    if build:
         try:
             print(build_executable(compiled.c_source))
         except EngineError as error:

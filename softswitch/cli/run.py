@@ -113,7 +113,7 @@ def run(
     done = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: done.set())
-    compiler = Compiler(flags=SANITIZE if sanitize else ("-g",))
+    compiler = Compiler(flags=SANITIZE if sanitize else ())
     server = Server(device_id=device_id, settings=settings, builder=compiler, primaries=primaries)
     try:
         if program is not None:

@@ -1,22 +1,65 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links a compiled program with the runtime: as a library for this process, or as an executable."""
+"""Links a compiled program with the runtime: as a library for this process, or as an executable.
+
+The runtime is compiled once a machine and set of flags, in units that are made at the same time; all programs and both
+kinds of results are linked from the same objects. A new program costs its own C file and a link.
+
+    begin("exe")                       # the runtime's objects, while the front end works
+    build(program, kind="exe")
+"""
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from cbuild import cc
 
 RUNTIME = Path(__file__).resolve().parent.parent / "runtime"
-CORE = ("pipeline.c", "tables.c", "entries.c", "profiles.c", "state.c", "pre.c", "value_sets.c", "hash.c", "control.c",
-        "info.c")
-"""The runtime's C files that every program links with."""
 
+
+@dataclass(frozen=True)
+class TranslationUnit:
+    """Files of the runtime that are compiled as one translation unit, and the level at which."""
+
+    name: str
+    level: str
+    files: tuple[str, ...]
+
+
+# -O3 where bytes of packets are summed in loops, -O2 for the rest of a packet's way, -O1 for what the control plane
+# asks and what happens once: -O3 for all takes the compiler a third longer, and no more packets a second pass.
+SHARED_UNITS = (
+    TranslationUnit("packets", "-O2", ("pipeline.c", "tables.c", "profiles.c", "state.c", "pre.c", "value_sets.c")),
+    TranslationUnit("hash", "-O3", ("hash.c",)),
+    TranslationUnit("control", "-O1", ("entries.c", "control.c", "info.c")),
+)
+"""What every program links with."""
+
+UNITS: dict[str, tuple[TranslationUnit, ...]] = {
+    "exe": (
+        *SHARED_UNITS,
+        TranslationUnit("io", "-O3", ("segment.c", "port.c", "channel.c", "io.c", "pcap.c")),
+        TranslationUnit("process", "-O1", ("main.c", "confine.c")),
+    ),
+    "shared": (*SHARED_UNITS, TranslationUnit("capture", "-O1", ("capture.c",))),
+}
+"""The whole runtime of an executable, with packet I/O, and of the library that LocalEngine loads."""
+
+CORE = tuple(file for unit in SHARED_UNITS for file in unit.files)
+"""The runtime's C files that every program links with."""
 
 TYPES = ("-Werror=int-conversion", "-Werror=incompatible-pointer-types", "-Werror=implicit-function-declaration")
 """What gcc 12 only warns of: code that takes a number for an address."""
+
+# -g1: the lines of a backtrace or a profile; full debug information takes a quarter of the compiler's time.
+# -fPIC (of every object) without semantic interposition: the objects fit libraries, and calls stay direct.
+_FLAGS = ("-g1", "-fno-semantic-interposition", "-D_GNU_SOURCE=", *TYPES)
 
 
 class Compiled(Protocol):
@@ -30,28 +73,54 @@ class Compiled(Protocol):
 def build(
     program: Compiled | str | Path,
     *,
-    extra: Sequence[str] = ("capture.c",),
-    kind: cc.Kind = "shared",
+    kind: Literal["shared", "exe"] = "shared",
     name: str = "switch",
     flags: Sequence[str] = (),
     cache_dir: Path | None = None,
     limits: cc.Limits | None = None,
 ) -> Path:
-    """Builds a compiled program (or its C text, or C file) with the runtime; `extra` names more files of runtime/.
-
-    The default is the library that LocalEngine loads; it links with the runtime as a library of its own, which
-    is built once, so that a new program costs its own C file alone. Raises cc.BuildError.
-    """
+    """Builds a compiled program (or its C text, or C file) with the runtime: an executable, or the library that
+    LocalEngine loads. `flags` hold for the runtime too; `limits` for the program alone. Raises cc.BuildError."""
     source = program if isinstance(program, str | Path) else program.c_source
-    own: list[cc.Source] = [source, *(RUNTIME / file for file in extra)]
-    core = [RUNTIME / file for file in CORE]
+    cache = cache_dir or cc.default_cache_dir()
+    runtime = begin(kind, flags=flags, cache_dir=cache)
     # With -O3 and the machine's own vector instructions, a fold is a third faster than with -O2.
-    def link(sources: Sequence[cc.Source], kind: cc.Kind, name: str, libs: Sequence[str] = ()) -> Path:
-        return cc.build(
-            sources, kind=kind, name=name, include=[RUNTIME], flags=["-g", "-O3", *TYPES, *flags],
-            optional_flags=["-march=native"], libs=libs, cache_dir=cache_dir, limits=limits,
-        )
+    own = _compile([source], name, ["-O3", *flags], cache, limits)
+    return cc.build(
+        [own, *(part.result() for part in runtime)], kind=kind, name=name, flags=flags, cache_dir=cache, limits=limits
+    )
 
-    if kind == "exe":
-        return link([*own, *core], kind, name)
-    return link(own, kind, name, [str(link(core, "shared", "runtime"))])
+
+def begin(
+    kind: Literal["shared", "exe"], *, flags: Sequence[str] = (), cache_dir: Path | None = None
+) -> list[Future[Path]]:
+    """Starts to compile what the cache lacks of the runtime's objects, in threads; `build` then waits for them."""
+    cache = cache_dir or cc.default_cache_dir()
+    return [_unit(unit, tuple(flags), cache) for unit in UNITS[kind]]
+
+
+_begun: dict[tuple[TranslationUnit, tuple[str, ...], Path], Future[Path]] = {}
+
+
+def _unit(unit: TranslationUnit, flags: tuple[str, ...], cache: Path) -> Future[Path]:
+    """The object of a unit, which this process makes or looks for once; again where that failed or it has gone."""
+    key = unit, flags, cache
+    known = _begun.get(key)
+    if known is None or (known.done() and (known.exception() is not None or not known.result().exists())):
+        files = [RUNTIME / file for file in unit.files]
+        known = _begun[key] = _pool().submit(_compile, files, f"runtime-{unit.name}", [unit.level, *flags], cache)
+    return known
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="softswitch-cc")
+
+
+def _compile(
+    sources: Sequence[cc.Source], name: str, flags: Sequence[str], cache: Path, limits: cc.Limits | None = None
+) -> Path:
+    return cc.build(
+        sources, kind="object", name=name, include=[RUNTIME], flags=[*_FLAGS, *flags],
+        optional_flags=["-march=native"], cache_dir=cache, limits=limits,
+    )

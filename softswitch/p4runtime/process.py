@@ -35,9 +35,6 @@ from softswitch.p4runtime.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
-SOURCES = ("segment.c", "pcap.c", "port.c", "channel.c", "confine.c", "io.c", "main.c")
-"""Files of the runtime, besides linking.CORE, that make a program an executable."""
-
 START_TIMEOUT = 10.0
 """Seconds within which a new process must answer its first request."""
 

@@ -14,11 +14,10 @@ from typing import Protocol
 from finsy.proto import p4i, p4r
 
 from cbuild import cc, files
+from softswitch.engine import linking
 from softswitch.engine.errors import EngineError, Internal, InvalidArgument, ResourceExhausted
-from softswitch.engine.linking import build
-from softswitch.p4runtime.process import SOURCES
 
-SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1")
+SANITIZE = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1")
 """Compiler flags for a build that stops at the first error of memory or arithmetic, for debugging."""
 
 
@@ -44,7 +43,7 @@ class Builder(Protocol):
 class Compiler:
     """The Builder that the switch uses: device_config is preprocessed P4 source text (Program.preprocessed)."""
 
-    def __init__(self, *, flags: Sequence[str] = ("-g",), cache_dir: Path | None = None) -> None:
+    def __init__(self, *, flags: Sequence[str] = (), cache_dir: Path | None = None) -> None:
         self._flags = tuple(flags)
         self._cache_dir = cache_dir
 
@@ -90,6 +89,7 @@ class Compiler:
     def _compile(self, text: str) -> Built:
         from softswitch.compiler import confined
 
+        begin(flags=self._flags, cache_dir=self._cache_dir)
         try:
             program = confined.compile_program(text)
         except confined.TooCostly as error:
@@ -101,12 +101,16 @@ class Compiler:
         return Built(build_executable(program.c_source, flags=self._flags, cache_dir=self._cache_dir), program.p4info)
 
 
-def build_executable(c_source: str | Path, *, flags: Sequence[str] = ("-g",), cache_dir: Path | None = None) -> Path:
+def begin(*, flags: Sequence[str] = (), cache_dir: Path | None = None) -> None:
+    """Starts to build what the executables of all programs share, so that it is done when the first one needs it."""
+    with contextlib.suppress(cc.BuildError):  # which build_executable raises
+        linking.begin("exe", flags=flags, cache_dir=cache_dir)
+
+
+def build_executable(c_source: str | Path, *, flags: Sequence[str] = (), cache_dir: Path | None = None) -> Path:
     """Builds one executable of a program, the runtime and packet I/O. Raises EngineError where the C compiler fails."""
     try:
-        return build(
-            c_source, extra=SOURCES, kind="exe", name="switch", flags=flags, cache_dir=cache_dir, limits=LIMITS
-        )
+        return linking.build(c_source, kind="exe", flags=flags, cache_dir=cache_dir, limits=LIMITS)
     except cc.LimitError as error:
         raise ResourceExhausted(f"cannot build the program: {error}") from error
     except cc.BuildError as error:

@@ -39,6 +39,26 @@ def test_program_from_files_with_header(tmp_path: Path) -> None:
     assert subprocess.run([program], timeout=10).returncode == 5
 
 
+def test_objects_of_several_files_are_linked_into_both_kinds(tmp_path: Path) -> None:
+    """Files become one object, with their own headers; a library and a program are made of the same one."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "two.h").write_text("#define TWO 2\n")
+    (tmp_path / "a" / "two.c").write_text('#include "two.h"\nint two(void) { return TWO; }\n')
+    (tmp_path / "three.c").write_text("int three(void) { return two() + 1; }\n")  # declared by the file before it
+    cache = tmp_path / "c"
+    part = cc.build([tmp_path / "a" / "two.c", tmp_path / "three.c"], kind="object", cache_dir=cache)
+
+    library = cc.build([part, "int three(void); int six(void) { return 2 * three(); }"], kind="shared", cache_dir=cache)
+    program = cc.build([part, "int three(void); int main(void) { return three(); }"], kind="exe", cache_dir=cache)
+    assert ctypes.CDLL(str(library)).six() == 6
+    assert subprocess.run([program], timeout=10).returncode == 3
+
+    (tmp_path / "a" / "two.h").write_text("#define TWO 5\n")
+    changed = cc.build([tmp_path / "a" / "two.c", tmp_path / "three.c"], kind="object", cache_dir=cache)
+    again = cc.build([changed, "int three(void); int main(void) { return three(); }"], kind="exe", cache_dir=cache)
+    assert subprocess.run([again], timeout=10).returncode == 6
+
+
 def test_equal_build_is_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second build of the same sources runs no compiler."""
     first = cc.build(["int a;"], kind="shared", cache_dir=tmp_path)

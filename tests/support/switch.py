@@ -106,7 +106,7 @@ def probe_p4info() -> p4i.P4Info:
 @functools.cache
 def probe_executable(*, sanitize: bool = False) -> Path:
     """The probe as an executable, with the runtime and packet I/O."""
-    return build_executable(PROBE, flags=SANITIZE if sanitize else ("-g",))
+    return build_executable(PROBE, flags=SANITIZE if sanitize else ())
 
 
 def probe_builder(device_config: bytes) -> Built:
