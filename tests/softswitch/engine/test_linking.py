@@ -55,7 +55,8 @@ def test_an_object_that_has_gone_is_made_again(tmp_path: Path) -> None:
 def test_flags_hold_for_the_runtime_too(tmp_path: Path) -> None:
     """A build for debugging does not run the optimised runtime."""
     plain, other = (
-        {part.result() for part in linking.begin("shared", flags=flags, cache_dir=tmp_path)} for flags in (QUICK, (*QUICK, "-DX"))
+        {part.result() for part in linking.begin("shared", flags=flags, cache_dir=tmp_path)}
+        for flags in (QUICK, (*QUICK, "-DX"))
     )
     assert not plain & other
 
