@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -77,6 +77,9 @@ class Server(p4r_grpc.P4RuntimeServicer):
         self._telling_ports = threading.Lock()
         self._own: p4r.ForwardingPipelineConfig | None = None
         """The program that `push` set; None once a controller has pushed one."""
+        self.on_sample: Callable[[int, bytes], None] | None = None
+        """Is given every digest of the data plane too, configured by P4Runtime or not: its number in the engine, and
+        its fields in byte form."""
         self._closed = threading.Event()
         self._outboxes: dict[Outbox, bool] = {}
         """The outboxes of all streams, and whether their clients may be primary."""
@@ -151,6 +154,8 @@ class Server(p4r_grpc.P4RuntimeServicer):
             self._notify_primaries(p4r.StreamMessageResponse(packet=packet))
         elif event.kind is EventKind.DIGEST:
             pipeline.context.digests.receive(event.id, event.data)
+            if self.on_sample is not None:
+                self.on_sample(event.id, event.data)
         elif event.kind is EventKind.IDLE:
             entry = read_idle_entry(event, pipeline.context.engine.info)
             table = pipeline.context.schema.table(entry.table.id)
