@@ -14,6 +14,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from softswitch.tools import p4config
+
 COMMANDS: dict[str, str] = {
     "p4c-bm2-ss": "softswitch.tools.p4c:p4c_bm2_ss",
     "p4c": "softswitch.tools.p4c:p4c",
@@ -22,7 +24,11 @@ COMMANDS: dict[str, str] = {
 }
 """Name of each program, and the module and function that it calls; the function's result is the exit status."""
 
-MODULES: dict[str, str] = {}
+MODULES: dict[str, str] = {
+    "p4/__init__.py": p4config.PACKAGE,
+    "p4/tmp/__init__.py": "",
+    "p4/tmp/p4config_pb2.py": p4config.MESSAGES,
+}
 """Python modules for control planes that import BMv2's: path below python/, and text. `import _softswitch` makes this
 installation importable there."""
 
