@@ -97,12 +97,16 @@ class ExprParser(Cursor):
                 raise self.unexpected("a type")
             args = self.type_args() if self.at("<") else []
             result = A.TypeSyntax("name", name.text, args, absolute=absolute, pos=name.pos)
+        return self.dimensions(result)
+
+    def dimensions(self, syntax: A.TypeSyntax) -> A.TypeSyntax:
+        """Parses `[size]`, or nothing: after a type, or after the name that is declared, where p4c takes it as well."""
         while self.at("["):
             self.take()
             size = self.expression()
             self.expect("]")
-            result = A.TypeSyntax("stack", args=[result], width=size, pos=token.pos)
-        return result
+            syntax = A.TypeSyntax("stack", args=[syntax], width=size, pos=syntax.pos)
+        return syntax
 
     def width(self) -> A.Expr:
         """Parses the width in bit<8> or bit<(expression)>; the parentheses tell `>` from the closing bracket."""

@@ -15,6 +15,7 @@ class StmtParser(ExprParser):
         self.expect("const")
         syntax = self.type()
         name = self.name()
+        syntax = self.dimensions(syntax)
         self.expect("=")
         value = self.expression()
         self.expect(";")
@@ -30,6 +31,7 @@ class StmtParser(ExprParser):
         if self.at("("):
             return self.instance(syntax, notes)
         name = self.name()
+        syntax = self.dimensions(syntax)
         value = self.expression() if self.accept("=") else None
         self.expect(";")
         return A.VarDecl(pos=name.pos, name=name.text, annotations=notes, syntax=syntax, value=value)
@@ -94,7 +96,7 @@ class StmtParser(ExprParser):
         try:
             if syntax is None:
                 return False
-            if self.token.kind == "id" and self.peek(1).text in ("=", ";", "in"):
+            if self.token.kind == "id" and self.peek(1).text in ("=", ";", "in", "["):
                 return True
             if self.at("(") and syntax.kind == "name":  # an instance, or a call f(...)
                 self.arguments()

@@ -117,6 +117,7 @@ class _Parser(BlockParser):
             field_notes = self.annotations()
             syntax = self.type()
             field = self.name()
+            syntax = self.dimensions(syntax)
             self.expect(";")
             fields.append(A.FieldDecl(pos=field.pos, name=field.text, annotations=field_notes, syntax=syntax))
         return A.StructDecl(
@@ -127,6 +128,7 @@ class _Parser(BlockParser):
         distinct = self.take().text == "type"
         syntax = self.type()
         name = self.type_name()
+        syntax = self.dimensions(syntax)
         self.expect(";")
         return A.TypedefDecl(pos=name.pos, name=name.text, annotations=notes, syntax=syntax, distinct=distinct)
 
@@ -278,6 +280,7 @@ class _Parser(BlockParser):
                 direction = self.take().text
             syntax = self.type()
             name = self.name()
+            syntax = self.dimensions(syntax)
             default = self.expression() if self.accept("=") else None
             params.append(
                 A.Param(

@@ -205,8 +205,11 @@ class _Preprocessor:
 
 
 def read(path: Path) -> str:
-    """The text of a program. Raises CompileError where it cannot be read."""
+    """The text of a program. Raises CompileError where it cannot be read.
+
+    What is no UTF-8, such as a comment in another encoding, is read as U+FFFD.
+    """
     try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
         raise CompileError([Diagnostic(Pos(str(path), 0, 1), f"cannot read: {error}")]) from None

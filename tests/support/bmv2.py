@@ -37,13 +37,17 @@ _WINDOW = 32
 class Bmv2:
     """One simple_switch_grpc with ports 0..n-1."""
 
-    def __init__(self, program: Path, folder: Path, *, ports: int, defines: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, program: Path | None, folder: Path, *, ports: int, defines: Mapping[str, str] | None = None
+    ) -> None:
+        """Compiles the program and starts it; None: the folder has p4c's program.json and program.txtpb."""
         self._folder, self._ports = folder, ports
         self._closing = threading.Event()
         self._json, info = folder / "program.json", folder / "program.txtpb"
-        flags = [f"-D{name}={value}" for name, value in (defines or {}).items()]
-        subprocess.run(["p4c-bm2-ss", *flags, program, "-o", self._json, "--p4runtime-files", info], check=True,
-                       timeout=120, capture_output=True, text=True)
+        if program is not None:
+            flags = [f"-D{name}={value}" for name, value in (defines or {}).items()]
+            subprocess.run(["p4c-bm2-ss", *flags, program, "-o", self._json, "--p4runtime-files", info], check=True,
+                           timeout=120, capture_output=True, text=True)
         self._info = text_format.Parse(info.read_text(), p4r.ForwardingPipelineConfig().p4info)
         self._inputs: list[IO[bytes]] = []
         for port in range(ports):
@@ -157,6 +161,16 @@ class Bmv2:
         for param, value in zip(info.params, action.unpack(params), strict=True):
             message.params.add(param_id=param.id, value=_canonical(value))
 
+    def write(self, update: p4r.Update) -> str:
+        """Sends one update; returns "", or what BMv2 says where it refuses."""
+        request = p4r.WriteRequest(device_id=1, updates=[update])
+        request.election_id.low = 1
+        try:
+            self._stub.Write(request, timeout=_START)
+        except grpc.RpcError as error:
+            return f"{error.code().name}: {error.details()}"
+        return ""
+
     def _write(self, kind: str, entity: p4r.Entity) -> bool:
         request = p4r.WriteRequest(device_id=1)
         request.election_id.low = 1
@@ -195,6 +209,41 @@ class Bmv2:
                 if not todo:
                     stream.close()
             comes = comes and self._come(left)
+
+    def one_by_one(
+        self, frames: Sequence[tuple[int, bytes]], sent: Sequence[Sequence[tuple[int, bytes]]], wait: float
+    ) -> Iterator[list[tuple[int, bytes]]]:
+        """Hands in one (port, frame) pair after another, and yields what has left since the one before; the next goes
+        in when as many packets as `sent` says have left, or none has for `wait` seconds.
+
+        The reader takes the earliest of all ports' next frames, and then waits for the next one of that port.
+        """
+        upcoming = [[at for at in range(len(frames)) if frames[at][0] == port][::-1] for port in range(self._ports)]
+        outputs = [_Tail(self._folder / f"{port}_out.pcap") for port in range(self._ports)]
+
+        def release(port: int) -> None:
+            if upcoming[port]:
+                at = upcoming[port].pop()
+                self._inputs[port].write(_record(at, frames[at][1]))
+            else:
+                self._inputs[port].close()
+
+        for port in range(self._ports):
+            release(port)
+        for at, (port, _) in enumerate(frames):
+            expected = sum(out < self._ports for out, _ in sent[at])
+            left: list[tuple[int, bytes]] = []
+            quiet_at = time.monotonic() + wait
+            while True:
+                new = [(out, data) for out, tail in enumerate(outputs) for data in tail.take()]
+                left += new
+                if new:
+                    quiet_at = time.monotonic() + wait
+                if (len(left) >= expected and (expected or at < len(frames) - 1)) or time.monotonic() > quiet_at:
+                    break
+                time.sleep(0.002)
+            yield left
+            release(port)
 
     def _come(self, number: int) -> bool:
         """Waits until so many packets have left; False where none comes any more."""
@@ -275,6 +324,30 @@ def _add_match(message: p4r.TableEntry, field: int, key: KeyField, value: int, m
             added.range.high = _canonical(mask)
         case MatchKind.OPTIONAL:
             added.optional.value = _canonical(value)
+
+
+class _Tail:
+    """Reads the frames of a pcap file that grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._at = path, len(_PCAP_HEAD)
+
+    def take(self) -> list[bytes]:
+        """The frames since the last call."""
+        if not self._path.exists() or self._path.stat().st_size <= self._at:
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._at)
+            data = file.read()
+        frames, at = [], 0
+        while at + 16 <= len(data):
+            (length,) = struct.unpack_from("<I", data, at + 8)
+            if at + 16 + length > len(data):
+                break
+            frames.append(data[at + 16 : at + 16 + length])
+            at += 16 + length
+        self._at += at
+        return frames
 
 
 def _frames(path: Path) -> list[bytes]:

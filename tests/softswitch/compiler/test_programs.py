@@ -153,3 +153,38 @@ def test_exponential_inlining_is_refused() -> None:
 
     with pytest.raises(CompileError, match="statements when calls are inlined"):
         compile_source(program(HEADERS, "f30();", locals_=actions))
+
+
+def test_sizes_may_stand_after_the_name() -> None:
+    """`header_t name[4]` declares a stack in a struct, as a variable, as a parameter and in a typedef, as in p4c."""
+    declarations = """
+header item_t { bit<8> v; }
+typedef item_t pair_t[2];
+header in_t { bit<8> a; }
+header out_t { bit<8> a; bit<8> b; bit<8> c; }
+struct nest_t { item_t items[2]; pair_t pair; }
+bit<8> last(in item_t s[2]) { return s[1].v; }
+"""
+    body = """
+        item_t stack[2];
+        stack[0].setValid();
+        stack[1].setValid();
+        stack[1].v = hdr.i.a;
+        meta.n.items[1].setValid();
+        meta.n.items[1].v = hdr.i.a + 1;
+        meta.n.pair[0].setValid();
+        meta.n.pair[0].v = hdr.i.a + 2;
+        hdr.o.a = last(stack);
+        hdr.o.b = meta.n.items[1].v;
+        hdr.o.c = meta.n.pair[0].v;
+"""
+    assert run(program(declarations, body, meta="nest_t n;"), [b"\x05"]) == [b"\x05\x06\x07"]
+
+
+def test_a_comment_may_be_in_another_encoding(tmp_path: Path) -> None:
+    """As for p4c, the bytes of a comment mean nothing."""
+    source = tmp_path / "latin1.p4"
+    text = program("header in_t { bit<8> a; } header out_t { bit<8> a; }", "hdr.o.a = 7; // caf\u00e9")
+    source.write_bytes(text.encode("latin-1"))
+
+    assert run(compile_file(source), [b"\x00"]) == [b"\x07"]
