@@ -26,6 +26,10 @@ def compile_command(
         Path | None,
         typer.Option(metavar="FILE", help="Write the P4 text here that a controller pushes as p4_device_config."),
     ] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write BMv2's JSON here: what control planes read, and the P4 text."),
+    ] = None,
     dump_ir: Annotated[bool, typer.Option("--dump-ir", help="Print the typed IR.")] = False,
     define: Defines = None,
     include: Includes = None,
@@ -34,7 +38,7 @@ def compile_command(
     from softswitch.engine.errors import EngineError
     from softswitch.p4runtime.program import begin, build_executable
 
-    build = not (dump_ir or p4info or c or preprocessed)
+    build = not (dump_ir or p4info or c or preprocessed or json)
     if build:
         begin()
     compiled = _compile(program, include, define)
@@ -47,6 +51,8 @@ def compile_command(
             files.replace(c, compiled.c_source)
         if preprocessed is not None:
             files.replace(preprocessed, compiled.preprocessed)
+        if json is not None:
+            files.replace(json, compiled.bmv2_json)
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}; expected a file that can be written")
     if build:

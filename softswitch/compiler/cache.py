@@ -30,25 +30,36 @@ def _path(preprocessed: str, name: str) -> Path:
     return cc.default_cache_dir() / f"program-{key}"
 
 
-def load(preprocessed: str, name: str) -> tuple[str, p4i.P4Info] | None:
-    """The C source and P4Info of a program that was compiled before, or None."""
+def load(preprocessed: str, name: str) -> tuple[str, p4i.P4Info, str] | None:
+    """The C source, P4Info and JSON sections of a program that was compiled before, or None."""
     try:
-        data = _path(preprocessed, name).read_bytes()
-        size = int.from_bytes(data[:8], "big")
-        if len(data) < 8 + size:
-            return None
-        info = p4i.P4Info()
-        info.ParseFromString(data[8 + size :])
-        return data[8 : 8 + size].decode(), info
-    except (OSError, cc.BuildError, UnicodeDecodeError, DecodeError):
+        c_source, sections, p4info = unpack(_path(preprocessed, name).read_bytes())
+        return c_source.decode(), p4i.P4Info.FromString(p4info), sections.decode()
+    except (OSError, cc.BuildError, ValueError, DecodeError):
         return None
 
 
-def store(preprocessed: str, name: str, c_source: str, info: p4i.P4Info) -> None:
+def store(preprocessed: str, name: str, c_source: str, info: p4i.P4Info, sections: str) -> None:
     """Stores a result, atomically, so that several processes may store it."""
-    text = c_source.encode()
+    data = pack(c_source.encode(), sections.encode(), info.SerializeToString(deterministic=True))
     try:
-        path = _path(preprocessed, name)
-        files.replace(path, len(text).to_bytes(8, "big") + text + info.SerializeToString(deterministic=True))
+        files.replace(_path(preprocessed, name), data)
     except (OSError, cc.BuildError):
         return
+
+
+def pack(*parts: bytes) -> bytes:
+    """Several byte strings as one, each after its length."""
+    return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+
+
+def unpack(data: bytes) -> list[bytes]:
+    """What `pack` was given. Raises ValueError where data was cut."""
+    parts, at = [], 0
+    while at < len(data):
+        end = at + 8 + int.from_bytes(data[at : at + 8], "big")
+        if end > len(data):
+            raise ValueError("data that were cut")
+        parts.append(data[at + 8 : end])
+        at = end
+    return parts

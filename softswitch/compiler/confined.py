@@ -5,7 +5,7 @@ A program can ask for more than any machine has: macros that double a thousand t
 2^31 bits. The limits are the kernel's (setrlimit), so that they hold whatever the compiler does, and the process that
 serves P4Runtime and the program that runs notice nothing but an error.
 
-    program = compile_program(text)        # Raises NotCompiled, which says why
+    program = compile_program(data)        # Raises NotCompiled, which says why
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from dataclasses import dataclass
 
 from finsy.proto import p4i
 
+from softswitch.compiler import cache, device_config
 from softswitch.compiler.diagnostics import CompileError
-
-TEXT_MAX = 4 << 20
-"""Bytes of the longest program text."""
 
 CPU_SECONDS = 30
 WALL_SECONDS = 90.0
@@ -32,11 +30,15 @@ MEMORY = 1 << 30
 NAME = "pushed.p4"
 """The file that messages name where the program has no #line."""
 
-_OK, _REFUSED, _MEMORY = 0, 10, 11
+_OK, _REFUSED, _MEMORY, _UNREADABLE = 0, 10, 11, 12
 
 
 class NotCompiled(Exception):
     """The program has errors, which the message shows with their lines."""
+
+
+class NotAProgram(NotCompiled):
+    """There is no P4 text in what was given."""
 
 
 class TooCostly(NotCompiled):
@@ -53,29 +55,33 @@ class CompiledProgram:
 
     c_source: str
     p4info: p4i.P4Info
+    json: str
 
 
 def compile_program(
-    text: str, *, cpu_seconds: int = CPU_SECONDS, wall_seconds: float = WALL_SECONDS, memory: int = MEMORY
+    program: bytes, *, cpu_seconds: int = CPU_SECONDS, wall_seconds: float = WALL_SECONDS, memory: int = MEMORY
 ) -> CompiledProgram:
-    """Compiles preprocessed P4 text within these limits. Raises NotCompiled."""
-    data = text.encode()
-    if len(data) > TEXT_MAX:
-        raise TooCostly(f"the program has {len(data)} bytes, and may have {TEXT_MAX}")
+    """Compiles preprocessed P4 text, or JSON that holds it (device_config.py), within these limits. Raises NotCompiled.
+    """
+    most = device_config.JSON_MAX if device_config.is_json(program) else device_config.TEXT_MAX
+    if len(program) > most:
+        raise TooCostly(f"the program has {len(program)} bytes, and may have {most}")
     # -P: a folder named softswitch where the switch was started is none of ours.
     command = [sys.executable, "-P", "-m", __name__, str(cpu_seconds), str(memory)]
     environment = {key: value for key, value in os.environ.items() if key in ("HOME", "PATH", "XDG_CACHE_HOME", "LANG")}
     environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
     try:
         done = subprocess.run(
-            command, input=data, capture_output=True, timeout=wall_seconds, env=environment, cwd="/"
+            command, input=program, capture_output=True, timeout=wall_seconds, env=environment, cwd="/"
         )
     except subprocess.TimeoutExpired:
         raise TooCostly(f"compiling it took more than {wall_seconds:.0f} s, and was ended") from None
     out, said = done.stdout, done.stderr.decode(errors="replace").strip()
     if done.returncode == _OK:
-        size = int.from_bytes(out[:8], "big")
-        return CompiledProgram(out[8 : 8 + size].decode(), p4i.P4Info.FromString(out[8 + size :]))
+        c_source, json, p4info = cache.unpack(out)
+        return CompiledProgram(c_source.decode(), p4i.P4Info.FromString(p4info), json.decode())
+    if done.returncode == _UNREADABLE:
+        raise NotAProgram(out.decode(errors="replace"))
     if done.returncode == _REFUSED:
         raise NotCompiled(out.decode(errors="replace"))
     if done.returncode == _MEMORY:
@@ -88,7 +94,7 @@ def compile_program(
 
 
 def _main(cpu_seconds: int, memory: int) -> int:
-    """The process: P4 text on stdin; on stdout the size of the C text, the C text and P4Info, or the errors."""
+    """The process: the program on stdin; on stdout the C text, JSON and P4Info, packed (cache.pack), or the errors."""
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -97,12 +103,15 @@ def _main(cpu_seconds: int, memory: int) -> int:
         from softswitch.compiler.driver import compile_source
         from softswitch.compiler.preprocess import LIBRARY
 
-        program = compile_source(sys.stdin.buffer.read().decode(), NAME, include=LIBRARY)
-        text, p4info = program.c_source.encode(), program.p4info.SerializeToString(deterministic=True)
+        program = compile_source(device_config.source(sys.stdin.buffer.read()), NAME, include=LIBRARY)
+    except device_config.UnreadableConfigError as error:
+        out.write(str(error).encode(errors="replace"))
+        return _UNREADABLE
     except CompileError as error:
         out.write(str(error).encode(errors="replace"))
         return _REFUSED
-    out.write(len(text).to_bytes(8, "big") + text + p4info)
+    p4info = program.p4info.SerializeToString(deterministic=True)
+    out.write(cache.pack(program.c_source.encode(), program.bmv2_json.encode(), p4info))
     return _OK
 
 

@@ -37,13 +37,22 @@ class Program:
 
     c_source      one C file that defines `ss_the_program` (runtime/softswitch.h)
     p4info        P4Info as p4c writes it
+    sections      BMv2's JSON of it, without the program's text
     preprocessed  the whole program as one text without #include; compiling it gives the same program
     """
 
     name: str
     c_source: str
     p4info: p4i.P4Info
+    sections: str
     preprocessed: str
+
+    @property
+    def bmv2_json(self) -> str:
+        """The JSON of BMv2 that control planes and this switch read (bmv2_json.py)."""
+        from softswitch.compiler import bmv2_json
+
+        return bmv2_json.complete(self.sections, self.preprocessed, self.name)
 
     def dump_ir(self) -> str:
         """The intermediate representation as text."""
@@ -76,16 +85,17 @@ def compile_source(
         known = cache.load(preprocessed, name)
         if known is not None:
             return Program(name, *known, preprocessed)
-        from softswitch.compiler import emit_c, p4info, p4info_ids
+        from softswitch.compiler import bmv2_json, emit_c, p4info, p4info_ids
 
         program = _lower(preprocessed, name)
         ids = p4info_ids.Ids(program)
-        result = Program(name, emit_c.emit(program, ids), p4info.make(program, ids), preprocessed)
+        sections = bmv2_json.sections(program)
+        result = Program(name, emit_c.emit(program, ids), p4info.make(program, ids), sections, preprocessed)
     except P4Error as error:
         raise CompileError([error.diagnostic]) from None
     except RecursionError:
         raise CompileError([Diagnostic(Pos(name, 1, 1), "the program nests too deeply")]) from None
-    cache.store(preprocessed, name, result.c_source, result.p4info)
+    cache.store(preprocessed, name, result.c_source, result.p4info, result.sections)
     return result
 
 

@@ -46,6 +46,8 @@ class _Lowering(ExternLowering):
             self.stage(stage, block, params)
         self.program.annotations = main.annotations
         for decl in self.ast.decls:
+            if isinstance(decl, A.EnumDecl) and decl.syntax is None and not decl.pos.file.startswith("<"):
+                self.program.enums[decl.name] = [name for name, _, _ in decl.members]
             if isinstance(decl, A.StructDecl) and decl.annotation("controller_header"):
                 self.program.controller_headers.append(self.checker.specialize(decl, ()))
         return self.program
@@ -87,7 +89,7 @@ class _Lowering(ExternLowering):
         meta = ir.Var(self.type(meta_type, params[2].pos), "meta", "state")
         standard = self.type(params[3].type, params[3].pos)
         self.standard = ir.Var(standard, "standard_metadata", "packet")
-        self.program.state = [hdr, meta]
+        self.program.state, self.program.standard = [hdr, meta], standard
         self.collect_field_lists(meta_type, (), [])
 
     def collect_field_lists(self, t: T.Type, path: tuple[str, ...], outer: list[int]) -> None:

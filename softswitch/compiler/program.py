@@ -28,12 +28,14 @@ class LoweredProgram:
     source: str
     records: list[ir.RecordType] = field(default_factory=list)
     state: list[ir.Var] = field(default_factory=list)
+    standard: ir.Type | None = None  # type of the standard metadata
     functions: dict[str, Function] = field(default_factory=dict)
     tables: list[TableObject] = field(default_factory=list)
     externs: dict[str, list[ExternObject]] = field(default_factory=dict)
     value_sets: list[ValueSet] = field(default_factory=list)
     digests: list[Digest] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    enums: dict[str, list[str]] = field(default_factory=dict)  # the program's own enums without values, and members
     actions: dict[str, Any] = field(default_factory=dict)  # control-plane name -> ast.ActionDecl
     field_lists: dict[int, list[tuple[str, ...]]] = field(default_factory=dict)  # @field_list -> paths in user metadata
     controller_headers: list[Any] = field(default_factory=list)  # types.Struct

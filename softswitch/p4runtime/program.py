@@ -9,13 +9,18 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from finsy.proto import p4i, p4r
 
 from cbuild import cc, files
+from softswitch.compiler.cache import pack, unpack
+from softswitch.compiler.device_config import UnreadableConfigError, is_json, unwrapped
 from softswitch.engine import linking
 from softswitch.engine.errors import EngineError, Internal, InvalidArgument, ResourceExhausted
+
+if TYPE_CHECKING:
+    from softswitch.compiler.driver import Program
 
 SANITIZE = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1")
 """Compiler flags for a build that stops at the first error of memory or arithmetic, for debugging."""
@@ -31,6 +36,8 @@ class Built:
 
     executable: Path
     p4info: p4i.P4Info
+    json: str = ""
+    """The program as BMv2's JSON, for control planes that ask the switch for it (compiler/bmv2_json.py)."""
 
 
 class Builder(Protocol):
@@ -41,7 +48,8 @@ class Builder(Protocol):
 
 
 class Compiler:
-    """The Builder that the switch uses: device_config is preprocessed P4 source text (Program.preprocessed)."""
+    """The Builder that the switch uses: the configuration is preprocessed P4 source text (Program.preprocessed), or
+    BMv2's JSON with that text inside (Program.bmv2_json)."""
 
     def __init__(self, *, flags: Sequence[str] = (), cache_dir: Path | None = None) -> None:
         self._flags = tuple(flags)
@@ -49,34 +57,47 @@ class Compiler:
 
     def __call__(self, device_config: bytes) -> Built:
         try:
-            text = device_config.decode()
-        except UnicodeDecodeError as error:
-            raise InvalidArgument(
-                "p4_device_config: expected P4 source text in UTF-8 (what `softswitch compile "
-                f"--preprocessed` prints): {error}"
-            ) from None
-        if not text.strip():
-            raise InvalidArgument("p4_device_config is empty: expected P4 source text")
-        cache = self._cache_dir or cc.default_cache_dir()
-        known = cache / f"program-{self._key(text)}"
+            data = unwrapped(device_config)
+        except UnreadableConfigError as error:
+            raise InvalidArgument(f"p4_device_config: {error}") from None
+        if not data.strip():
+            raise InvalidArgument("p4_device_config is empty: expected P4 source text, or JSON with it")
+        known = self._place(data)
         built = _recall(known)
         if built is None:
-            built = self._compile(text)
+            built = self._compile(data)
             _remember(known, built)
         return built
+
+    def keep(self, config: bytes, program: Program) -> None:
+        """Builds what the front end has made of a configuration, so that the switch which is given it starts at once.
+        Raises EngineError."""
+        known = self._place(config)
+        if _recall(known) is None:
+            executable = build_executable(program.c_source, flags=self._flags, cache_dir=self._cache_dir)
+            _remember(known, Built(executable, program.p4info, program.bmv2_json))
+
+    def _place(self, config: bytes) -> Path:
+        """The cache's file of a configuration."""
+        return (self._cache_dir or cc.default_cache_dir()) / f"program-{self._key(config)}"
 
     def file(
         self, path: Path, *, include: Sequence[Path] = (), defines: Mapping[str, str] | None = None
     ) -> p4r.ForwardingPipelineConfig:
-        """The configuration to push for a P4 file. Raises CompileError, InvalidArgument, EngineError."""
+        """The configuration to push for a P4 file, or for a file of JSON. Raises CompileError, InvalidArgument,
+        EngineError."""
         from softswitch.compiler.preprocess import preprocess, read
 
-        text = preprocess(read(path), str(path), include=include, defines=defines).encode()
-        return p4r.ForwardingPipelineConfig(p4info=self(text).p4info, p4_device_config=text)
+        text = read(path)
+        data = text.encode()
+        if not is_json(data):
+            data = preprocess(text, str(path), include=include, defines=defines).encode()
+        return p4r.ForwardingPipelineConfig(p4info=self(data).p4info, p4_device_config=data)
 
-    def _key(self, text: str) -> str:
-        """The cache key: text, flags, C compiler, and this package's files, so that a newer softswitch recompiles."""
-        digest = hashlib.sha256(text.encode() + b"\0" + " ".join(self._flags).encode() + b"\0")
+    def _key(self, config: bytes) -> str:
+        """The cache key: configuration, flags, C compiler, and the files of this package: a newer softswitch compiles
+        again."""
+        digest = hashlib.sha256(config + b"\0" + " ".join(self._flags).encode() + b"\0")
         digest.update(f"{os.environ.get('SOFTSWITCH_CC')}\0{os.environ.get('PATH')}\0".encode())
         root = Path(__file__).resolve().parent.parent
         for folder in (cc.HERE, root, *(root / name for name in ("compiler", "engine", "runtime", "include"))):
@@ -86,19 +107,22 @@ class Compiler:
                     digest.update(f"{file.name}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
         return digest.hexdigest()[:32]
 
-    def _compile(self, text: str) -> Built:
+    def _compile(self, config: bytes) -> Built:
         from softswitch.compiler import confined
 
         begin(flags=self._flags, cache_dir=self._cache_dir)
         try:
-            program = confined.compile_program(text)
+            program = confined.compile_program(config)
+        except confined.NotAProgram as error:
+            raise InvalidArgument(f"p4_device_config: {error}") from error
         except confined.TooCostly as error:
             raise ResourceExhausted(f"p4_device_config: {error}") from error
         except confined.CompilerFailed as error:
             raise Internal(f"p4_device_config: {error}") from error
         except confined.NotCompiled as error:
             raise InvalidArgument(f"p4_device_config does not compile:\n{error}") from error
-        return Built(build_executable(program.c_source, flags=self._flags, cache_dir=self._cache_dir), program.p4info)
+        executable = build_executable(program.c_source, flags=self._flags, cache_dir=self._cache_dir)
+        return Built(executable, program.p4info, program.json)
 
 
 def begin(*, flags: Sequence[str] = (), cache_dir: Path | None = None) -> None:
@@ -119,13 +143,14 @@ def build_executable(c_source: str | Path, *, flags: Sequence[str] = (), cache_d
 
 def _recall(known: Path) -> Built | None:
     try:
-        path, _, p4info = known.read_bytes().partition(b"\0")
+        path, p4info, json = unpack(known.read_bytes())
         executable = Path(path.decode())
-        return Built(executable, p4i.P4Info.FromString(p4info)) if executable.is_file() else None
+        return Built(executable, p4i.P4Info.FromString(p4info), json.decode()) if executable.is_file() else None
     except Exception:  # missing, or written by a process that was killed: compile again
         return None
 
 
 def _remember(known: Path, built: Built) -> None:
     with contextlib.suppress(OSError):  # without a writable cache, builds only take longer
-        files.replace(known, str(built.executable).encode() + b"\0" + built.p4info.SerializeToString())
+        parts = str(built.executable).encode(), built.p4info.SerializeToString(), built.json.encode()
+        files.replace(known, pack(*parts))

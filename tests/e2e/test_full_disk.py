@@ -153,7 +153,7 @@ def cache_of_p4(place: Path) -> None:
     fill(place)
     from finsy.proto import p4i
 
-    cache.store("program", "name", "int c;" * 10_000, p4i.P4Info())
+    cache.store("program", "name", "int c;" * 10_000, p4i.P4Info(), "{}")
     assert cache.load("program", "name") is None
     assert list(folder.iterdir()) == []
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from softswitch.compiler import confined
+from softswitch.compiler import confined, device_config
 
 PROGRAM = """
 #include <core.p4>
@@ -93,7 +93,7 @@ def test_a_bomb_is_refused_by_name(bomb: str) -> None:
     """No message tells of a limit of the kernel: the compiler itself sees what is too large."""
     text, says = BOMBS[bomb]
     with pytest.raises(confined.NotCompiled, match=says) as refused:
-        confined.compile_program(text)
+        confined.compile_program(text.encode())
     assert type(refused.value) is confined.NotCompiled
 
 
@@ -102,13 +102,13 @@ def test_what_the_compiler_does_not_see_ends_by_the_kernels_limits() -> None:
     slow = program(TOP=doubling(60, "typedef tuple<bit<8>, bit<8>> t0;", "typedef tuple<t{last}, t{last}> t{this};"),
                    BODY="t59 v;")
     with pytest.raises(confined.TooCostly, match="1 s of processor time"):
-        confined.compile_program(slow, cpu_seconds=1)
+        confined.compile_program(slow.encode(), cpu_seconds=1)
     with pytest.raises(confined.TooCostly, match="more than 0 s, and was ended"):
-        confined.compile_program(slow, wall_seconds=0.3)
+        confined.compile_program(slow.encode(), wall_seconds=0.3)
     with pytest.raises(confined.TooCostly, match="more than the 100 MiB of memory"):
-        confined.compile_program(program(BODY="m.m = m.m + 1;" * 20000), memory=100 << 20)
+        confined.compile_program(program(BODY="m.m = m.m + 1;" * 20000).encode(), memory=100 << 20)
     with pytest.raises(confined.TooCostly, match="may have 4194304"):
-        confined.compile_program(" " * (confined.TEXT_MAX + 1))
+        confined.compile_program(b" " * (device_config.TEXT_MAX + 1))
 
 
 def test_a_good_program_is_what_it_is_without_limits() -> None:
@@ -116,7 +116,7 @@ def test_a_good_program_is_what_it_is_without_limits() -> None:
     from softswitch.compiler.driver import compile_source
 
     start = time.monotonic()
-    made, plain = confined.compile_program(program()), compile_source(program(), confined.NAME)
+    made, plain = confined.compile_program(program().encode()), compile_source(program(), confined.NAME)
 
     assert (made.c_source, made.p4info) == (plain.c_source, plain.p4info)
     assert time.monotonic() - start < confined.WALL_SECONDS
@@ -126,7 +126,7 @@ def test_a_folder_named_softswitch_where_it_runs_is_not_imported(tmp_path: Path)
     """The compiler's process takes its modules from where the switch has them, not from where it was started."""
     (tmp_path / "softswitch").mkdir()
     (tmp_path / "softswitch" / "__init__.py").write_text("raise SystemExit('planted')\n")
-    script = "import sys; from softswitch.compiler import confined; confined.compile_program(sys.stdin.read())"
+    script = "import sys; from softswitch.compiler import confined; confined.compile_program(sys.stdin.buffer.read())"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 
     subprocess.run([sys.executable, "-P", "-c", script], input=program(), text=True, check=True, cwd=tmp_path,
