@@ -38,7 +38,9 @@ _KEYLESS = {"checksums", "deparsers", "extern_instances", "force_arith", "parser
 
 def sections(program: LoweredProgram) -> str:
     """The JSON of a program without `MEMBER`, as text."""
-    return json.dumps(_Writer(program).everything(), indent=1, ensure_ascii=False)
+    found = _Writer(program).everything()
+    lines = [f' "{name}": {json.dumps(section, ensure_ascii=False)}' for name, section in found.items()]
+    return "{\n" + ",\n".join(lines) + "\n}"
 
 
 def complete(sections: str, source: str, name: str) -> str:
