@@ -25,25 +25,29 @@ def _compiler_digest() -> bytes:
     return digest.digest()
 
 
-def _path(preprocessed: str, name: str) -> Path:
-    key = hashlib.sha256(_compiler_digest() + name.encode() + b"\0" + preprocessed.encode()).hexdigest()[:32]
+def _path(preprocessed: str, name: str, trace: bool) -> Path:
+    kind = b"\0trace\0" if trace else b"\0"
+    key = hashlib.sha256(_compiler_digest() + name.encode() + kind + preprocessed.encode()).hexdigest()[:32]
     return cc.default_cache_dir() / f"program-{key}"
 
 
-def load(preprocessed: str, name: str) -> tuple[str, p4i.P4Info, str] | None:
-    """The C source, P4Info and JSON sections of a program that was compiled before, or None."""
+def load(preprocessed: str, name: str, *, trace: bool = False) -> tuple[str, p4i.P4Info, str, str] | None:
+    """The C source, P4Info, JSON sections and description (trace_sites.py) of a program that was compiled before, or
+    None."""
     try:
-        c_source, sections, p4info = unpack(_path(preprocessed, name).read_bytes())
-        return c_source.decode(), p4i.P4Info.FromString(p4info), sections.decode()
+        c_source, sections, description, p4info = unpack(_path(preprocessed, name, trace).read_bytes())
+        return c_source.decode(), p4i.P4Info.FromString(p4info), sections.decode(), description.decode()
     except (OSError, cc.BuildError, ValueError, DecodeError):
         return None
 
 
-def store(preprocessed: str, name: str, c_source: str, info: p4i.P4Info, sections: str) -> None:
+def store(
+    preprocessed: str, name: str, c_source: str, info: p4i.P4Info, sections: str, description: str = ""
+) -> None:
     """Stores a result, atomically, so that several processes may store it."""
-    data = pack(c_source.encode(), sections.encode(), info.SerializeToString(deterministic=True))
+    data = pack(c_source.encode(), sections.encode(), description.encode(), info.SerializeToString(deterministic=True))
     try:
-        files.replace(_path(preprocessed, name), data)
+        files.replace(_path(preprocessed, name, bool(description)), data)
     except (OSError, cc.BuildError):
         return
 

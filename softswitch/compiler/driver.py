@@ -39,6 +39,7 @@ class Program:
     p4info        P4Info as p4c writes it
     sections      BMv2's JSON of it, without the program's text
     preprocessed  the whole program as one text without #include; compiling it gives the same program
+    trace         the description of what it records (trace_sites.py), where it is compiled for the packet trace
     """
 
     name: str
@@ -46,6 +47,7 @@ class Program:
     p4info: p4i.P4Info
     sections: str
     preprocessed: str
+    trace: str = ""
 
     @property
     def bmv2_json(self) -> str:
@@ -59,18 +61,22 @@ class Program:
         return _lower(self.preprocessed, self.name).dump()
 
 
-def compile_file(path: Path, *, include: Sequence[Path] = (), defines: Mapping[str, str] | None = None) -> Program:
+def compile_file(
+    path: Path, *, include: Sequence[Path] = (), defines: Mapping[str, str] | None = None, trace: bool = False
+) -> Program:
     """Compiles a P4_16 file for v1model.
 
     include  directories for #include <...> and "...", before our own core.p4 and v1model.p4
     defines  macros, as with -D
+    trace    whether the program records the packet trace (runtime/trace.h)
     Raises CompileError, which lists and draws every error found.
     """
-    return compile_source(read(path), str(path), include=include, defines=defines)
+    return compile_source(read(path), str(path), include=include, defines=defines, trace=trace)
 
 
 def compile_source(
-    text: str, name: str = "<text>", *, include: Sequence[Path] | None = (), defines: Mapping[str, str] | None = None
+    text: str, name: str = "<text>", *, include: Sequence[Path] | None = (), defines: Mapping[str, str] | None = None,
+    trace: bool = False,
 ) -> Program:
     """Compiles P4_16 text; `name` is its file name in messages and for relative includes.
 
@@ -82,24 +88,29 @@ def compile_source(
     sys.set_int_max_str_digits(max(sys.get_int_max_str_digits(), _DIGITS))
     try:
         preprocessed = preprocess(text, name, include=include, defines=defines)
-        known = cache.load(preprocessed, name)
+        known = cache.load(preprocessed, name, trace=trace)
         if known is not None:
-            return Program(name, *known, preprocessed)
-        from softswitch.compiler import bmv2_json, emit_c, p4info, p4info_ids
+            c_source, info, sections, description = known
+            return Program(name, c_source, info, sections, preprocessed, description)
+        from softswitch.compiler import bmv2_json, emit_c, p4info, p4info_ids, trace_sites
 
-        program = _lower(preprocessed, name)
+        program = _lower(preprocessed, name, trace=trace)
         ids = p4info_ids.Ids(program)
         sections = bmv2_json.sections(program)
-        result = Program(name, emit_c.emit(program, ids), p4info.make(program, ids), sections, preprocessed)
+        info = p4info.make(program, ids)
+        sites = trace_sites.Sites() if trace else None
+        c_source = emit_c.emit(program, ids, sites)
+        description = trace_sites.describe(program, sites, preprocessed) if sites is not None else ""
+        result = Program(name, c_source, info, sections, preprocessed, description)
     except P4Error as error:
         raise CompileError([error.diagnostic]) from None
     except RecursionError:
         raise CompileError([Diagnostic(Pos(name, 1, 1), "the program nests too deeply")]) from None
-    cache.store(preprocessed, name, result.c_source, result.p4info, result.sections)
+    cache.store(preprocessed, name, result.c_source, result.p4info, result.sections, result.trace)
     return result
 
 
-def _lower(preprocessed: str, name: str) -> Lowered:
+def _lower(preprocessed: str, name: str, *, trace: bool = False) -> Lowered:
     """Runs the passes from text to IR. Raises CompileError or P4Error."""
     from softswitch.compiler import architecture
     from softswitch.compiler.check import Checker
@@ -112,4 +123,4 @@ def _lower(preprocessed: str, name: str) -> Lowered:
     checker = Checker(errors)
     checker.program(tree)
     architecture.check(tree, shapes)
-    return lower(tree, checker, name)
+    return lower(tree, checker, name, trace=trace)

@@ -12,9 +12,11 @@ from softswitch.compiler.c_text import INCLUDES, c_comment, c_name, c_string, ve
 from softswitch.compiler.diagnostics import NOWHERE, P4Error
 from softswitch.compiler.emit_extern import stride
 from softswitch.compiler.emit_stmt import MAX_ADDED, StmtEmitter, emitted_bytes
+from softswitch.compiler.emit_trace import TraceEmitter
 from softswitch.compiler.objects import ActionObject, ExternObject, TableObject
 from softswitch.compiler.p4info_ids import Ids
 from softswitch.compiler.program import Function, LoweredProgram
+from softswitch.compiler.trace_sites import Sites
 from softswitch.compiler.types import BOOL, Bits
 
 _MATCH = {"exact": "SS_EXACT", "lpm": "SS_LPM", "ternary": "SS_TERNARY", "range": "SS_RANGE", "optional": "SS_OPTIONAL"}
@@ -26,9 +28,10 @@ _SIGNATURES = {
 }
 
 
-def emit(program: LoweredProgram, ids: Ids) -> str:
-    """The C source of a program. Raises P4Error for the few errors that only this pass can find."""
-    return _Emitter(program, ids).run()
+def emit(program: LoweredProgram, ids: Ids, sites: Sites | None = None) -> str:
+    """The C source of a program; with `sites`, which it fills, one that records the packet trace. Raises P4Error for
+    the few errors that only this pass can find."""
+    return (_Emitter(program, ids) if sites is None else _TracingEmitter(program, ids, sites)).run()
 
 
 class _Emitter(StmtEmitter):
@@ -269,6 +272,15 @@ class _Emitter(StmtEmitter):
             f".profile = {_index(t.profile)}, "
             f".direct_counter = {_index(t.counter)}, .direct_meter = {_index(t.meter)} }}"
         )
+
+
+class _TracingEmitter(TraceEmitter, _Emitter):
+    """Writes the C file of a program that was lowered for the packet trace."""
+
+    def __init__(self, program: LoweredProgram, ids: Ids, sites: Sites) -> None:
+        super().__init__(program, ids)
+        self.sites = sites
+        self.declared = program.declared
 
 
 def _c(value: bool) -> str:

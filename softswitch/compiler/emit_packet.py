@@ -257,6 +257,7 @@ class PacketEmitter(WideEmitter):
             self.line(f"if (end - c < {total}) {fail('PacketTooShort')}")
             self.unpack("c", before)
             self.line(f"c += {total};")
+            length = str(total)
         else:
             assert size is not None
             bits = self.fresh("bits")
@@ -270,7 +271,15 @@ class PacketEmitter(WideEmitter):
             if after:
                 self.unpack(f"(c + {first // 8} + {bits} / 8)", after)
             self.line(f"c += {total} + {bits} / 8;")
+            length = f"{total} + {bits} / 8"
+        self.extracted(header, length)
         set_valid(header)
+
+    def extracted(self, header: ir.LValue, size: str) -> None:
+        """Called for each header that is extracted, from the `size` bytes before c; emit_trace.py records it."""
+
+    def emitted(self, header: ir.LValue) -> None:
+        """Called for each valid header that is emitted; emit_trace.py records it."""
 
     def check_room(self, header: ir.LValue, leaves: Sequence[ir.LValue]) -> None:
         """Writes the check that the header fits into the output; defined in emit_stmt.py."""
@@ -282,6 +291,7 @@ class PacketEmitter(WideEmitter):
         with self.braces(f"if ({name}._valid)"):
             leaves = list(_leaves(header))
             self.check_room(header, leaves)
+            self.emitted(header)
             cut = next((i for i, v in enumerate(leaves) if isinstance(v.type, Varbit)), None)
             if cut is None:
                 self.pack("o", leaves)

@@ -439,3 +439,24 @@ class Extern(Instruction):
         left = f"{self.out} = " if self.out is not None else ""
         info = f" {self.info}" if self.info is not None else ""
         return f"{left}{self.op}{info}({', '.join(map(str, self.args))})"
+
+
+@dataclass(eq=False)
+class Note(Instruction):
+    """A step that the packet trace shows; only in programs that are compiled for it (trace_sites.py).
+
+    what   the kind of step: "state", "condition", "apply"...
+    name   of the state, table, action..., as the control plane knows it
+    text   its source
+    depth  how deep it is nested within the stage: it ends what is as deep or deeper
+    value  what is recorded with it
+    """
+
+    what: str
+    name: str
+    text: str
+    depth: int
+    value: Value | None = None
+
+    def __str__(self) -> str:
+        return f"note {self.what} {self.name}"

@@ -23,9 +23,12 @@ _PARAMS = [["packet", "hdr", "meta", "standard"], ["hdr", "meta"], ["hdr", "meta
            ["hdr", "meta", "standard"], ["hdr", "meta"], ["packet", "hdr"]]
 
 
-def lower(program: A.SyntaxTree, checker: Checker, source: str) -> LoweredProgram:
-    """Lowers a program. Raises P4Error for what has no meaning on v1model, or is not supported."""
-    return _Lowering(program, checker, source).run()
+def lower(program: A.SyntaxTree, checker: Checker, source: str, *, trace: bool = False) -> LoweredProgram:
+    """Lowers a program, for the packet trace where `trace` says so. Raises P4Error for what has no meaning on v1model,
+    or is not supported."""
+    lowering = _Lowering(program, checker, source)
+    lowering.tracing = trace
+    return lowering.run()
 
 
 class _Lowering(ExternLowering):
@@ -124,6 +127,9 @@ class _Lowering(ExternLowering):
         self.bindings.update(block.members)
         self.block_name = block.name
         self.exit_label = self.function.exit = self.unique("exit")
+        self.depth = 0
+        self.note("stage", name, text=block.decl.name, pos=block.decl.pos)
+        self.depth = 1
         if block.decl.kind == "parser":
             self.in_parser = True
             self.parser_body(block, self.exit_label)
@@ -173,12 +179,15 @@ class _Lowering(ExternLowering):
 
         def body() -> None:
             outer, self.block_name = self.block_name, block.name
+            self.note("block", block.name, text=block.decl.name, pos=block.decl.pos)
+            self.depth += 1
             self.bindings.update(block.members)
             if block.decl.kind == "parser":
                 self.parser_body(block, self.exit_label)
             else:
                 self.control_body(block)
             self.block_name = outer
+            self.depth -= 1
 
         self.inline(block.decl.params, e.bound, body, types={**self.types, **types} if types else None)
 
@@ -186,6 +195,7 @@ class _Lowering(ExternLowering):
         if table.index < 0:
             table.index = len(self.program.tables)
             self.program.tables.append(table)
+        self.note("apply", table.name)
         hit, run = self.local("hit", T.BOOL), self.local("run", U32)
         keys: list[ir.Value] = []
         selectors: list[ir.Value] = []
@@ -213,7 +223,10 @@ class _Lowering(ExternLowering):
                 params.append(var)
                 self.bindings[id(p)] = var
         body: list[ir.Instruction] = []
-        with self.into(body):
+        with self.into(body), self.deeper():
+            self.note("action", action.name, text=action.decl.name, pos=action.decl.pos)
+            self.depth += 1
             directed = [p for p in action.decl.params if p.direction]
             self.inline(directed, action.refs.bound, action.decl.body, outer_names=True)
+            self.depth -= 1
         return ir.ActionCase(params, body)

@@ -44,6 +44,8 @@ class Lowering:
         self.in_parser = False
         self.known: dict[int, ir.LValue] = {}  # places already found, by id(syntax): the left of `op=`
         self.temps: set[int] = set()  # ids of variables that are used only once
+        self.tracing = False  # whether the packet trace is wanted
+        self.depth = 0  # of notes for it
 
     # ---- output -------------------------------------------------------------------------------------------------
 
@@ -53,6 +55,21 @@ class Lowering:
             raise P4Error(self.pos, f"the program grows beyond {_MAX_STATEMENTS} statements when calls are inlined")
         stmt.pos = self.pos
         self.out.append(stmt)
+
+    def note(self, what: str, name: str = "", text: str = "", value: ir.Value | None = None,
+             pos: Pos | None = None) -> None:
+        """Marks a step for the packet trace, where that is wanted."""
+        if self.tracing:
+            self.out.append(ir.Note(what, name, text, self.depth, value, pos=pos or self.pos))
+
+    @contextmanager
+    def deeper(self) -> Iterator[None]:
+        """What is lowered within belongs to the step that was marked last."""
+        self.depth += 1
+        try:
+            yield
+        finally:
+            self.depth -= 1
 
     @contextmanager
     def into(self, body: list[ir.Instruction]) -> Iterator[None]:

@@ -92,7 +92,9 @@ class CallLowering(ExprLowering):
         if isinstance(e.decl, A.ActionDecl):
             if not self.in_action:  # p4c shows these to the control plane, but not actions that are called by actions
                 self.program.actions.setdefault(self.bindings[id(e.decl)], e.decl)
-            return self.inline(e.decl.params, e.bound, e.decl.body, outer_names=True)
+            self.note("action", str(self.bindings[id(e.decl)]), text=e.decl.name, pos=e.decl.pos)
+            with self.deeper():
+                return self.inline(e.decl.params, e.bound, e.decl.body, outer_names=True)
         if isinstance(e.decl, A.FunctionDecl) and e.decl.body is not None:
             return self.call_function(e)
         return self.call_extern(e)

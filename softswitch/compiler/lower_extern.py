@@ -292,6 +292,7 @@ class ExternLowering(ParserLowering):
 
     def checksum(self, e: A.CallExpr, *, verify: bool, payload: bool) -> None:
         condition = self.expr(e.bound["condition"])
+        self.note("checksum", "verify" if verify else "update", value=condition)
         body: list[ir.Instruction] = []
         with self.into(body):
             algorithm = e.bound["algo"].const
@@ -304,6 +305,7 @@ class ExternLowering(ParserLowering):
             value = self.result_of("checksum", U64, data, (algorithm, payload))
             if verify:
                 have = self.expr(given)
+                self.note("given", value=have)
                 wrong = self.un("!", self.equal(self.cast(value, U64), self.cast(have, U64)))
                 header = have.base if isinstance(have, ir.Field) else None
                 kind = header.type.kind if header is not None and isinstance(header.type, ir.RecordType) else ""

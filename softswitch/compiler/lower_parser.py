@@ -12,6 +12,7 @@ from softswitch.compiler.diagnostics import P4Error
 from softswitch.compiler.elaborate import BlockInstance, Elaboration
 from softswitch.compiler.ir import FALSE, TRUE
 from softswitch.compiler.objects import ValueSet
+from softswitch.compiler.source_text import case_text
 
 
 class ParserLowering(Elaboration):
@@ -33,14 +34,17 @@ class ParserLowering(Elaboration):
             done.add(state.name)
             self.pos = state.pos
             self.emit(ir.Label(labels[state.name]))
-            for stmt in state.body:
-                self.stmt(stmt)
-            self.pos = state.next_pos
-            if state.select is None:
-                assert state.next_state is not None
-                self.go(state.next_state, labels, done)
-            else:
-                self.select(state, labels, done)
+            self.note("state", state.name, pos=state.pos)
+            with self.deeper():
+                for stmt in state.body:
+                    self.stmt(stmt)
+                self.pos = state.next_pos
+                if state.select is None:
+                    assert state.next_state is not None
+                    self.note("next", state.next_state)
+                    self.go(state.next_state, labels, done)
+                else:
+                    self.select(state, labels, done)
         self.emit(ir.Label(accept))
 
     def go(self, state: str, labels: dict[str, str], done: set[str]) -> None:
@@ -53,12 +57,14 @@ class ParserLowering(Elaboration):
             value = self.saved(e, *state.select[i + 1 :])
             if not isinstance(value, ir.Const | ir.LValue):
                 value = self.temp(value, "key")
+            self.note("key", value=value, pos=e.pos)
             values.append(value)
         for case in state.cases:
             self.pos = case.pos
             condition = self.matches(case.keys, values)
             body: list[ir.Instruction] = []
             with self.into(body):
+                self.note("select", case.state, text=case_text(case.pos))
                 self.go(case.state, labels, done)
             if isinstance(condition, ir.Const):
                 if condition.value:
@@ -68,6 +74,7 @@ class ParserLowering(Elaboration):
             self.emit(ir.If(condition, body, []))
         # BMv2 ends parsing where no case matches, and sets no error (the specification: NoMatch).
         self.pos = state.next_pos
+        self.note("select", "reject")
         self.go("reject", labels, done)
 
     def matches(self, keys: list[A.Expr], values: list[ir.Value]) -> ir.Value:

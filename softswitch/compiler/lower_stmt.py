@@ -11,6 +11,7 @@ from softswitch.compiler import types as T
 from softswitch.compiler.diagnostics import P4Error
 from softswitch.compiler.ir import FALSE, U32
 from softswitch.compiler.lower_call import CallLowering, SliceTarget
+from softswitch.compiler.source_text import assignment, call, case_text, condition_text, statement_text
 
 
 class StmtLowering(CallLowering):
@@ -29,13 +30,19 @@ class StmtLowering(CallLowering):
                 for part in s.body:
                     self.stmt(part)
             case A.AssignStmt():
-                self.assign(s)
+                begin = assignment(s.pos)
+                self.note("statement", text=statement_text(begin), pos=begin)
+                with self.deeper():
+                    self.assign(s)
             case A.CallStmt():
                 assert isinstance(s.call, A.CallExpr)
                 if s.call.const is None:
-                    self.call(s.call)
+                    self.call_statement(s.call)
             case A.DeclStmt():
-                self.declare(s.decl)
+                if isinstance(s.decl, A.VarDecl) and s.decl.value is not None:
+                    self.note("statement", text=statement_text(s.pos))
+                with self.deeper():
+                    self.declare(s.decl)
             case A.IfStmt():
                 self.if_(s)
             case A.SwitchStmt():
@@ -47,6 +54,7 @@ class StmtLowering(CallLowering):
             case A.ReturnStmt():
                 self.return_(s)
             case A.ExitStmt():
+                self.note("statement", text="exit")
                 for frame in reversed(self.frames):
                     self.copy_back(frame)
                 self.emit(ir.Goto(self.exit_label))
@@ -57,10 +65,21 @@ class StmtLowering(CallLowering):
             case _:
                 raise AssertionError(s)
 
+    def call_statement(self, e: A.CallExpr) -> None:
+        """A call that stands alone; the trace shows a table, an action or a block as such, all else as a statement."""
+        if e.builtin == "apply" or isinstance(e.decl, A.ActionDecl):
+            self.call(e)
+            return
+        begin = call(self.pos)
+        self.note("statement", text=statement_text(begin), pos=begin)
+        with self.deeper():
+            self.call(e)
+
     def declare(self, decl: A.Decl) -> None:
         match decl:
             case A.VarDecl():
                 var = self.local(decl.name, self.type(decl.type, decl.pos))
+                self.program.declared[id(var)] = decl.name
                 if decl.value is not None:
                     self.store(var, decl.value)
                 else:
@@ -147,12 +166,13 @@ class StmtLowering(CallLowering):
     def branch(self, s: A.Stmt | None) -> list[ir.Instruction]:
         body: list[ir.Instruction] = []
         if s is not None:
-            with self.into(body):
+            with self.into(body), self.deeper():
                 self.stmt(s)
         return body
 
     def if_(self, s: A.IfStmt) -> None:
         condition = self.expr(s.condition)
+        self.note("condition", text=condition_text(s.pos), value=condition)
         if isinstance(condition, ir.Const):
             for stmt in self.branch(s.then if condition.value else s.other):
                 self.out.append(stmt)
@@ -161,8 +181,8 @@ class StmtLowering(CallLowering):
 
     def switch(self, s: A.SwitchStmt) -> None:
         t = self.actual(s.value.type)
-        tests: list[tuple[ir.Value, A.BlockStmt]] = []  # condition, body
-        default: A.BlockStmt | None = None
+        tests: list[tuple[ir.Value, A.SwitchCase]] = []  # condition, case
+        default: A.SwitchCase | None = None
         pending: ir.Value = FALSE
         falls_to_default = False
         if isinstance(t, T.OfTable):
@@ -186,17 +206,26 @@ class StmtLowering(CallLowering):
                 pending = self.bin("||", pending, self.bin("==", value, label, T.BOOL), T.BOOL)
             if case.body is not None:
                 if falls_to_default:
-                    default = case.body
+                    default = case
                 else:
-                    tests.append((pending, case.body))
+                    tests.append((pending, case))
                 pending, falls_to_default = FALSE, False
-        chain: list[ir.Instruction] = self.branch(default)
-        for condition, body in reversed(tests):
+        chain: list[ir.Instruction] = self.case(default)
+        for condition, taken in reversed(tests):
             if isinstance(condition, ir.Const):
-                chain = self.branch(body) if condition.value else chain
+                chain = self.case(taken) if condition.value else chain
                 continue
-            chain = [ir.If(condition, self.branch(body), chain, pos=s.pos)]
+            chain = [ir.If(condition, self.case(taken), chain, pos=s.pos)]
         self.out.extend(chain)
+
+    def case(self, s: A.SwitchCase | None) -> list[ir.Instruction]:
+        """The body of a case of a switch."""
+        body: list[ir.Instruction] = []
+        if s is not None:
+            with self.into(body):
+                self.note("case", text=case_text(s.pos), pos=s.pos)
+            body += self.branch(s.body)
+        return body
 
     def loop(self, body: A.Stmt, update: Callable[[], None], condition: Callable[[], ir.Value]) -> None:
         again, next_, end = self.unique("loop"), self.unique("next"), self.unique("done")
@@ -276,6 +305,7 @@ class StmtLowering(CallLowering):
 
     def return_(self, s: A.ReturnStmt) -> None:
         frame = self.frames[-1]
+        self.note("statement", text=statement_text(s.pos))
         if s.value is not None:
             assert frame.result is not None
             self.store(frame.result, s.value)

@@ -40,6 +40,7 @@ class LoweredProgram:
     field_lists: dict[int, list[tuple[str, ...]]] = field(default_factory=dict)  # @field_list -> paths in user metadata
     controller_headers: list[Any] = field(default_factory=list)  # types.Struct
     annotations: list[Any] = field(default_factory=list)  # annotations of the package
+    declared: dict[int, str] = field(default_factory=dict)  # id of an ir.Var -> the name it was declared by
 
     def objects(self, kind: str) -> list[ExternObject]:
         return self.externs.setdefault(kind, [])

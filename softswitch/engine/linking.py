@@ -35,7 +35,8 @@ class TranslationUnit:
 # -O3 where bytes of packets are summed in loops, -O2 for the rest of a packet's way, -O1 for what the control plane
 # asks and what happens once: -O3 for all takes the compiler a third longer, and no more packets a second pass.
 SHARED_UNITS = (
-    TranslationUnit("packets", "-O2", ("pipeline.c", "tables.c", "profiles.c", "state.c", "pre.c", "value_sets.c")),
+    TranslationUnit("packets", "-O2", ("pipeline.c", "tables.c", "profiles.c", "state.c", "pre.c", "value_sets.c",
+                                       "trace.c")),
     TranslationUnit("hash", "-O3", ("hash.c",)),
     TranslationUnit("control", "-O1", ("entries.c", "control.c", "info.c")),
 )
@@ -53,6 +54,9 @@ UNITS: dict[str, tuple[TranslationUnit, ...]] = {
 
 CORE = tuple(file for unit in SHARED_UNITS for file in unit.files)
 """The runtime's C files that every program links with."""
+
+TRACE = "-DSS_TRACE"
+"""The flag with which program and runtime are built for the packet trace (runtime/trace.h)."""
 
 TYPES = ("-Werror=int-conversion", "-Werror=incompatible-pointer-types", "-Werror=implicit-function-declaration")
 """What gcc 12 only warns of: code that takes a number for an address."""

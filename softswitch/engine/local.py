@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
 from softswitch.engine.engine import Engine
 from softswitch.engine.entities import Event
@@ -20,15 +21,18 @@ from softswitch.engine.transport import InProcess
 class LocalEngine(Engine):
     """An Engine whose switch runs in this process: frames enter and leave by calls, and the caller sets the clock."""
 
+    FLAGS: tuple[str, ...] = ()
+    """Further flags of the C compiler."""
+
     @classmethod
-    def open(cls, program: Compiled | str | Path, *, cpu_port: int | None = None, seed: int = 1) -> LocalEngine:
+    def open(cls, program: Compiled | str | Path, *, cpu_port: int | None = None, seed: int = 1) -> Self:
         """Opens a compiled program, C text, a C file, or a library made by `linking.build`. Raises cc.BuildError.
 
         cpu_port   the port of packet-in and packet-out, or None
         seed       of the switch's random numbers
         """
         built = isinstance(program, Path) and program.suffix == ".so"
-        library = program if isinstance(program, Path) and built else build(program)
+        library = program if isinstance(program, Path) and built else build(program, flags=cls.FLAGS)
         return cls(InProcess(library, cpu_port=cpu_port, seed=seed))
 
     def __init__(self, transport: InProcess) -> None:
@@ -38,7 +42,7 @@ class LocalEngine(Engine):
         """Events so far, in order; the caller may clear the list."""
         super().__init__(transport)
 
-    def __enter__(self) -> LocalEngine:
+    def __enter__(self) -> Self:
         return self
 
     def inject(self, port: int, frame: bytes, *, now_us: int | None = None) -> list[tuple[int, bytes]]:

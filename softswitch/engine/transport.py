@@ -104,6 +104,37 @@ class InProcess:
                 events.append(Event(EventKind(kind), ident, now_us, body))
         return frames, events
 
+    def start_trace(self, keep: int) -> None:
+        """Records what happens to each frame from now on, with at most `keep` bytes of each frame. Raises Internal
+        where the library was not built for it (linking.TRACE)."""
+        lib = self._lib
+        if not hasattr(lib, "ss_capture_trace"):
+            raise Internal("the switch was not built for the packet trace")
+        lib.ss_capture_trace.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
+        lib.ss_capture_trace.restype = ctypes.c_bool
+        lib.ss_capture_trace_take.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t),
+                                              ctypes.POINTER(ctypes.c_uint64)]
+        lib.ss_capture_trace_take.restype = ctypes.c_void_p
+        with self._lock:
+            self._alive()
+            if not lib.ss_capture_trace(self._capture, keep):
+                raise Internal("no memory for the packet trace")
+
+    def take_trace(self) -> tuple[list[bytes], int]:
+        """The records (runtime/trace.h) of each frame since the last call, and of how many frames they were lost."""
+        size, lost = ctypes.c_size_t(), ctypes.c_uint64()
+        with self._lock:
+            self._alive()
+            data = ctypes.string_at(
+                self._lib.ss_capture_trace_take(self._capture, ctypes.byref(size), ctypes.byref(lost)), size.value
+            )
+        found, at = [], 0
+        while at < len(data):
+            (length,) = struct.unpack_from("<I", data, at)
+            found.append(data[at + 4 : at + 4 + length])
+            at += 4 + length
+        return found, lost.value
+
     def close(self) -> None:
         with self._lock:
             if self._capture:

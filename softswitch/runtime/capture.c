@@ -2,13 +2,16 @@
  *
  * The switch inside another process (softswitch/engine/transport.py): what leaves is written one after another as
  *     u8 kind (0: frame, else ss_event_kind) | u32 port or id | u64 now_us | u32 len | bytes
- * until the next ss_capture_take.
+ * until the next ss_capture_take.  The packet trace is kept likewise, the records of each frame behind their u32
+ * length, up to TRACED_MAX bytes.
  */
 #include <stdlib.h>
 #include <string.h>
 #include "switch.h"
+#include "trace.h"
 
 #define HEAD 17u
+#define TRACED_MAX (64u << 20)
 
 typedef struct {
     ss_switch *sw;
@@ -16,6 +19,7 @@ typedef struct {
     size_t used, cap;
     uint32_t frames_left, frame_limit, depth;
     uint64_t now_us;
+    TRACE(uint8_t *traced; size_t traced_used, traced_cap; uint64_t traced_lost;)
 } capture;
 
 static uint8_t *room(capture *c, size_t n) {
@@ -68,6 +72,7 @@ static void event(void *io, const ss_event *e) {
 
 void ss_capture_close(capture *c) {
     ss_close(c->sw);
+    TRACE(free(c->traced);)
     free(c->out), free(c);
 }
 
@@ -75,7 +80,13 @@ capture *ss_capture_open(uint32_t cpu_port, uint64_t seed, const char **why) {
     capture *c = calloc(1, sizeof *c);
     *why = "out of memory";
     if (!c) return NULL;
-    ss_options options = {c, reserve, commit, depth, event, cpu_port, seed};
+    ss_options options = {.io = c,
+                          .reserve = reserve,
+                          .commit = commit,
+                          .depth = depth,
+                          .event = event,
+                          .cpu_port = cpu_port,
+                          .seed = seed};
     c->frames_left = c->frame_limit = UINT32_MAX;
     c->sw = ss_open(&ss_the_program, &options, why);
     if (c->sw) return c;
@@ -110,3 +121,35 @@ const uint8_t *ss_capture_take(capture *c, size_t *n) {
     c->frames_left = c->frame_limit;
     return c->out ? c->out : (const uint8_t *)"";
 }
+
+#ifdef SS_TRACE
+static void keep_trace(void *arg, const uint8_t *records, size_t n) {
+    capture *c = arg;
+    if (c->traced_cap - c->traced_used < 4 + n) {
+        size_t cap = 2 * c->traced_cap + 4 + n;
+        uint8_t *traced = cap <= TRACED_MAX ? realloc(c->traced, cap) : NULL;
+        if (!traced) {
+            c->traced_lost++;
+            return;
+        }
+        c->traced = traced;
+        c->traced_cap = cap;
+    }
+    uint32_t size = (uint32_t)n;
+    memcpy(c->traced + c->traced_used, &size, 4);
+    memcpy(c->traced + c->traced_used + 4, records, n);
+    c->traced_used += 4 + n;
+}
+
+/* Traces every frame from now on, with at most `keep` bytes of each frame. */
+bool ss_capture_trace(capture *c, uint32_t keep) { return ss_trace_open(c->sw, keep_trace, c, keep); }
+
+/* What was traced since the last call, and of how many frames nothing was kept. */
+const uint8_t *ss_capture_trace_take(capture *c, size_t *n, uint64_t *lost) {
+    *n = c->traced_used;
+    *lost = c->traced_lost;
+    c->traced_used = 0;
+    c->traced_lost = 0;
+    return c->traced ? c->traced : (const uint8_t *)"";
+}
+#endif

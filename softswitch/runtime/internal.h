@@ -9,6 +9,7 @@
 #include "control.h"
 #include "idmap.h"
 #include "switch.h"
+#include "trace.h"
 
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
@@ -162,6 +163,7 @@ typedef struct ss_work { /* a packet that waits for its turn within one ss_recei
     uint32_t port, instance; /* egress port and egress_rid */
     uint32_t length;         /* BMv2's PACKET_LENGTH register */
     uint32_t counted;        /* BMv2's ingress length: what counters and meters see */
+    TRACE(uint32_t parent;)  /* the pass that made this one */
 } ss_work;
 
 struct ss_switch {
@@ -188,6 +190,7 @@ struct ss_switch {
     ss_idmap multicasts, clones;
     bool idle_wanted;
     uint64_t idle_due;
+    TRACE(ss_trace trace;)
 };
 
 void ss_report(ss_switch *, ss_event_kind, uint32_t id, const void *data, uint32_t len);

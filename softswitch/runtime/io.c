@@ -27,7 +27,7 @@
 #include "control.h"
 
 #define RETRY_US 500u /* after "interface queue full": a 64 KB super-packet takes that long at 1 Gb/s */
-enum { KEY_CHANNEL = 1000, KEY_NETLINK, KEY_TIMER }; /* epoll keys; below: port numbers */
+enum { KEY_CHANNEL = 1000, KEY_NETLINK, KEY_TIMER, KEY_TRACE }; /* epoll keys; below: port numbers */
 
 static uint64_t monotonic_us(void) {
     struct timespec t;
@@ -61,6 +61,13 @@ uint32_t ss_io_depth(void *arg, uint32_t number) {
     const ss_port *p = port_of(arg, number);
     return p && p->tx != SS_TX_IDLE ? ss_port_waiting(p) : 0;
 }
+
+#ifdef SS_TRACE
+uint32_t ss_io_refusal(void *arg, uint32_t number) {
+    const ss_port *p = port_of(arg, number);
+    return !p ? SS_DROP_NO_PORT : p->up ? SS_DROP_QUEUE : SS_DROP_PORT_DOWN;
+}
+#endif
 
 void ss_io_event(void *arg, const ss_event *e) {
     ss_io *io = arg;
@@ -234,8 +241,28 @@ bool ss_io_add_port(ss_io *io, ss_port *p) {
 void ss_io_close(ss_io *io) {
     for (uint32_t i = 0; i < io->n_ports; i++) ss_port_close(io->ports[io->numbers[i]]);
     ss_channel_close(&io->channel);
+    TRACE(if (io->trace.out) ss_trace_file_close(&io->trace);)
     close(io->epoll), close(io->netlink), close(io->timer);
 }
+
+#ifdef SS_TRACE
+bool ss_io_trace(ss_io *io, int fd, uint16_t program, uint64_t limit, uint32_t keep) {
+    return ss_trace_file_open(&io->trace, fd, program, limit) &&
+           ss_trace_open(io->sw, ss_trace_file_put, &io->trace, keep);
+}
+
+/* A regular file takes everything, and epoll does not take it. */
+static void flush_trace(ss_io *io) {
+    if (!io->trace.out) return;
+    if (!io->trace.waits) ss_trace_file_flush(&io->trace);
+    if (io->trace.waits == io->trace_watched) return;
+    io->trace_watched = io->trace.waits;
+    if (io->trace_watched)
+        watch(io, io->trace.fd, KEY_TRACE, EPOLLOUT);
+    else
+        epoll_ctl(io->epoll, EPOLL_CTL_DEL, io->trace.fd, NULL);
+}
+#endif
 
 static uint32_t channel_interest(const ss_io *io) {
     return (ss_channel_hungry(&io->channel) ? EPOLLIN : 0u) | (ss_channel_unsent(&io->channel) ? EPOLLOUT : 0u);
@@ -255,6 +282,10 @@ void ss_io_run(ss_io *io) {
                 if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) ss_channel_read(&io->channel, execute, io);
             } else if (key == KEY_NETLINK)
                 links_changed(io);
+#ifdef SS_TRACE
+            else if (key == KEY_TRACE)
+                ss_trace_file_flush(&io->trace);
+#endif
             else if (key == KEY_TIMER) {
                 uint64_t expirations;
                 if (read(io->timer, &expirations, sizeof expirations) > 0) io->timer_due = UINT64_MAX, retry = true;
@@ -270,6 +301,7 @@ void ss_io_run(ss_io *io) {
         ss_channel_write(&io->channel);
         ss_channel_report_lost(&io->channel, io->now_us);
         ss_channel_write(&io->channel);
+        TRACE(flush_trace(io);)
         uint32_t now = channel_interest(io);
         if (now != interest) watch(io, io->channel.fd, KEY_CHANNEL, interest = now);
     }

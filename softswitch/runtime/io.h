@@ -7,6 +7,7 @@
 #include "channel.h"
 #include "port.h"
 #include "switch.h"
+#include "trace.h"
 
 #define SS_MAX_PORTS 511u /* v1model: 9 bits, the last one means "drop" */
 
@@ -34,6 +35,10 @@ typedef struct ss_io {
     volatile uint32_t last_port, last_len;
     const uint8_t *volatile last_frame;
     const char *confined; /* what ss_confine() has returned */
+#ifdef SS_TRACE
+    ss_trace_file trace; /* out is NULL where nothing is traced */
+    bool trace_watched;
+#endif
 } ss_io;
 
 /* Sets up loop and channel; false with *why set where that fails. */
@@ -48,4 +53,10 @@ uint8_t *ss_io_reserve(void *io, uint32_t port, uint32_t cap);
 void ss_io_commit(void *io, uint32_t port, uint32_t len);
 uint32_t ss_io_depth(void *io, uint32_t port);
 void ss_io_event(void *io, const ss_event *);
+
+#ifdef SS_TRACE
+/* Traces every frame to a file or pipe (trace.h); called after io->sw was opened. */
+bool ss_io_trace(ss_io *, int fd, uint16_t program, uint64_t limit, uint32_t keep);
+uint32_t ss_io_refusal(void *io, uint32_t port);
+#endif
 #endif

@@ -6,6 +6,9 @@
  *   PROGRAM --control FD [--cpu-port N] [--seed N] [--queue FRAMES] [--no-join] [--no-vnet] [--pcap DIR]
  *           [-i PORT@IFACE]...
  *
+ * One that is built with SS_TRACE also takes --trace FD --trace-program N --trace-limit BYTES --trace-keep BYTES
+ * (trace.h).
+ *
  * Exit status: 0 the control socket was closed, 1 cannot start (one line on stderr says why), or a signal.  On a fatal
  * signal stderr tells the port and the start of the frame that was in the pipeline.
  */
@@ -97,9 +100,22 @@ static uint64_t number(const char *option, const char *text, uint64_t max) {
 
 int main(int argc, char **argv) {
     int control = -1;
-    ss_options options = {&the_io, ss_io_reserve, ss_io_commit, ss_io_depth, ss_io_event, SS_NO_PORT, 1};
+    ss_options options = {.io = &the_io,
+                          .reserve = ss_io_reserve,
+                          .commit = ss_io_commit,
+                          .depth = ss_io_depth,
+                          .event = ss_io_event,
+                          .cpu_port = SS_NO_PORT,
+                          .seed = 1};
     ss_port_options port_options = {.queue = 1024, .vnet = true, .join = true};
     const char *why = NULL;
+#ifdef SS_TRACE
+    int trace_fd = -1;
+    uint16_t trace_program = 0;
+    uint64_t trace_limit = UINT64_MAX;
+    uint32_t trace_keep = SS_MAX_FRAME;
+    options.refusal = ss_io_refusal;
+#endif
 
     /* The parent's end is this process's end, whatever kills it.  Ctrl-C at a terminal is the parent's business. */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -123,6 +139,16 @@ int main(int argc, char **argv) {
             port_options.queue = (uint32_t)number(a, argv[++i], 1 << 20);
         else if (!strcmp(a, "--pcap"))
             port_options.pcap = argv[++i];
+#ifdef SS_TRACE
+        else if (!strcmp(a, "--trace"))
+            trace_fd = (int)number(a, argv[++i], 1 << 20);
+        else if (!strcmp(a, "--trace-program"))
+            trace_program = (uint16_t)number(a, argv[++i], UINT16_MAX);
+        else if (!strcmp(a, "--trace-limit"))
+            trace_limit = number(a, argv[++i], UINT64_MAX);
+        else if (!strcmp(a, "--trace-keep"))
+            trace_keep = (uint32_t)number(a, argv[++i], SS_MAX_FRAME);
+#endif
         else if (!strcmp(a, "-i"))
             i++;
         else
@@ -146,6 +172,13 @@ int main(int argc, char **argv) {
     the_io.cpu_port = options.cpu_port;
     the_io.sw = ss_open(&ss_the_program, &options, &why);
     if (!the_io.sw) return fail(ss_the_program.source, why);
+#ifdef SS_TRACE
+    if (trace_fd >= 0) {
+        fcntl(trace_fd, F_SETFD, FD_CLOEXEC);
+        if (!ss_io_trace(&the_io, trace_fd, trace_program, trace_limit, trace_keep))
+            return fail("--trace", "out of memory");
+    }
+#endif
     the_io.confined = ss_confine();
     ss_io_run(&the_io);
     ss_io_close(&the_io);

@@ -88,6 +88,7 @@ static bool wait(ss_switch *sw, ss_work work) {
 }
 
 static void lose(ss_switch *sw, void *state) {
+    TRACE(NUMBERS(sw, SS_REC_DROP, SS_DROP_PASSES, 0);)
     if (sw->stats.dropped_passes++ == 0) {
         static const char text[] =
             "a frame went round too often: the rest of its copies are dropped (stats: dropped_passes)";
@@ -95,6 +96,12 @@ static void lose(ss_switch *sw, void *state) {
     }
     if (state) give_state(sw, state);
 }
+
+#ifdef SS_TRACE
+static void trace_clone(ss_switch *sw, uint32_t id, const ss_clone *session, bool egress) {
+    NUMBERS(sw, SS_REC_CLONE, id, session != NULL, egress, session ? session->group : 0, session ? session->n : 0);
+}
+#endif
 
 /* ---- out --------------------------------------------------------------------------------------------------------- */
 
@@ -107,6 +114,7 @@ static uint32_t build(ss_switch *sw, void *state, uint8_t *out, bool truncate) {
     if (cut) len = p->truncate_to;
     if (len > SS_MAX_FRAME) {
         sw->stats.dropped_oversize++;
+        TRACE(NUMBERS(sw, SS_REC_DROP, SS_DROP_TOO_LONG_OUT, (uint32_t)len);)
         return 0;
     }
     if (len > header) memcpy(out + header, p->payload, len - header);
@@ -117,6 +125,7 @@ static void to_controller(ss_switch *sw, void *state) {
     uint32_t len = build(sw, state, sw->scratch, true);
     if (!len) return;
     sw->stats.packet_ins++;
+    TRACE(ss_trace_frame(sw, SS_REC_PACKET_IN, sw->ingress_port, sw->scratch, len);)
     ss_report(sw, SS_EVENT_PACKET_IN, sw->ingress_port, sw->scratch, len);
 }
 
@@ -150,6 +159,7 @@ static void recirculate(ss_switch *sw, void *state, uint32_t cap) {
     p->instance_type = SS_RECIRC;
     p->packet_length = len;
     ss_work work = {.state = next, .frame = frame, .frame_len = len, .length = len, .counted = len};
+    TRACE(work.parent = sw->trace.pass; NUMBERS(sw, SS_REC_RECIRCULATE, old->recirculate_list, len);)
     if (!wait(sw, work)) lose(sw, next);
 }
 
@@ -171,10 +181,12 @@ static void egress(ss_switch *sw, void *state, uint32_t port, uint32_t instance,
     p->egress_global_timestamp = sw->now_us & SS_MASK48;
     p->clone_asked = p->exited = false;
     p->length_change = 0;
+    TRACE(PASS(sw, SS_PASS_EGRESS, p, sw->trace.pass ? sw->trace.pass : sw->trace.parent, port, instance, length);)
     program->egress(sw, state);
     if (unlikely(p->clone_asked)) {
         const ss_clone *session = ss_idmap_get(&sw->clones, p->clone_session);
         void *copy = session ? take_state(sw) : NULL;
+        TRACE(trace_clone(sw, p->clone_session, session, true);)
         if (copy) {
             memcpy(copy, state, program->state_size);
             ss_packet *c = memset(copy, 0, sizeof *c);
@@ -191,6 +203,7 @@ static void egress(ss_switch *sw, void *state, uint32_t port, uint32_t instance,
     }
     if (p->egress_spec == SS_DROP_PORT) {
         sw->stats.dropped_egress++;
+        TRACE(NUMBERS(sw, SS_REC_DROP, SS_DROP_EGRESS, port);)
         return;
     }
     p->exited = false;
@@ -207,9 +220,11 @@ static void egress(ss_switch *sw, void *state, uint32_t port, uint32_t instance,
     uint8_t *out = sw->options.reserve(sw->options.io, port, cap);
     if (unlikely(!out)) {
         sw->stats.dropped_queue++;
+        TRACE(ss_trace_refused(sw, port);)
         return;
     }
     uint32_t len = build(sw, state, out, true);
+    TRACE(if (len) ss_trace_frame(sw, SS_REC_OUT, port, out, len);)
     sw->options.commit(sw->options.io, port, len);
     sw->stats.sent += len != 0;
     sw->stats.sent_bytes += len;
@@ -236,6 +251,7 @@ static void copy_out(ss_switch *sw, const void *state, ss_replica to, frame_ref 
                     .instance = to.instance,
                     .length = length,
                     .counted = sw->counted};
+    TRACE(work.parent = sw->trace.pass;)
     if (!wait(sw, work)) lose(sw, copy);
 }
 
@@ -251,9 +267,11 @@ static void clone_ingress(ss_switch *sw, void *state, uint32_t port, frame_ref f
     ss_packet *old = state;
     const ss_clone *session = ss_idmap_get(&sw->clones, old->clone_session);
     void *copy = session ? take_state(sw) : NULL;
+    TRACE(trace_clone(sw, old->clone_session, session, false);)
     if (!copy) return;
     ss_packet *p = fresh(sw, copy);
     p->ingress_port = port; /* for parsers that look at it; then forgotten, as in BMv2 */
+    TRACE(PASS(sw, SS_PASS_CLONE, p, sw->trace.pass, port, 0, length);)
     sw->program->parse(sw, copy, frame.bytes, frame.len);
     const uint8_t *payload = p->payload;
     uint32_t payload_len = p->payload_len;
@@ -281,6 +299,7 @@ static void resubmit(ss_switch *sw, void *state, frame_ref frame, uint32_t lengt
     p->packet_length = length;
     ss_work work = {
         .state = next, .frame = frame.bytes, .frame_len = frame.len, .length = length, .counted = sw->counted};
+    TRACE(work.parent = sw->trace.pass; NUMBERS(sw, SS_REC_RESUBMIT, old->resubmit_list, length);)
     if (!wait(sw, work)) lose(sw, next);
 }
 
@@ -288,8 +307,10 @@ static void resubmit(ss_switch *sw, void *state, frame_ref frame, uint32_t lengt
 static void replicate(ss_switch *sw, void *state, uint32_t group_id, frame_ref frame, uint32_t length) {
     const ss_multicast *group = ss_idmap_get(&sw->multicasts, group_id);
     ss_packet *p = state;
+    TRACE(NUMBERS(sw, SS_REC_MULTICAST, group_id, group != NULL, group ? group->n : 0);)
     if (!group || !group->n) {
         sw->stats.dropped_ingress++;
+        TRACE(NUMBERS(sw, SS_REC_DROP, group ? SS_DROP_EMPTY_GROUP : SS_DROP_NO_GROUP, group_id);)
         return;
     }
     p->instance_type = SS_REPLICATION;
@@ -304,8 +325,10 @@ static void ingress(ss_switch *sw, void *state, frame_ref frame, uint32_t length
     const ss_program *program = sw->program;
     ss_packet *p = state;
     uint32_t port = (uint32_t)p->ingress_port;
+    TRACE(PASS(sw, SS_PASS_INGRESS, p, sw->trace.parent, port, 0, length);)
     program->parse(sw, state, frame.bytes, frame.len);
     sw->stats.parser_errors += p->parser_error != 0;
+    TRACE(NUMBERS(sw, SS_REC_PARSED, (uint32_t)p->parser_error, p->payload_len);)
     program->verify_checksum(sw, state);
     p->exited = false;
     p->length_change = 0;
@@ -322,8 +345,10 @@ static void ingress(ss_switch *sw, void *state, frame_ref frame, uint32_t length
         replicate(sw, state, (uint32_t)p->mcast_grp, frame, length);
         return;
     }
+    TRACE(NUMBERS(sw, SS_REC_EGRESS_SPEC, (uint32_t)p->egress_spec, 0);)
     if (p->egress_spec == SS_DROP_PORT) {
         sw->stats.dropped_ingress++;
+        TRACE(NUMBERS(sw, SS_REC_DROP, SS_DROP_INGRESS, 0);)
         return;
     }
     p->instance_type = SS_NORMAL;
@@ -334,8 +359,12 @@ void ss_receive(ss_switch *sw, uint32_t port, const uint8_t *frame, uint32_t len
     sw->now_us = now_us;
     sw->stats.received++;
     sw->stats.received_bytes += len;
+    TRACE(ss_trace_packet(sw, port, frame, len);)
     if (unlikely(len > SS_MAX_FRAME || port > SS_DROP_PORT)) {
         sw->stats.dropped_oversize++;
+        TRACE(NUMBERS(sw, SS_REC_DROP, port > SS_DROP_PORT ? SS_DROP_BAD_PORT : SS_DROP_TOO_LONG_IN,
+                      port > SS_DROP_PORT ? port : len);
+              ss_trace_done(sw);)
         return;
     }
     ss_packet *p = fresh(sw, sw->state);
@@ -354,6 +383,7 @@ void ss_receive(ss_switch *sw, uint32_t port, const uint8_t *frame, uint32_t len
         }
         frame_ref ref = {work.frame, work.frame_len};
         sw->counted = work.counted;
+        TRACE(sw->trace.parent = work.parent;)
         if (work.egress)
             egress(sw, work.state, work.port, work.instance, ref, work.length);
         else
@@ -362,6 +392,7 @@ void ss_receive(ss_switch *sw, uint32_t port, const uint8_t *frame, uint32_t len
     }
     sw->work_head = sw->work_tail = 0;
     while (unlikely(sw->n_held)) free(sw->held[--sw->n_held]);
+    TRACE(ss_trace_done(sw);)
 }
 
 /* ---- what programs report ---------------------------------------------------------------------------------------- */
@@ -371,7 +402,10 @@ void ss_digest(ss_switch *sw, uint32_t digest, const uint8_t *bytes, uint32_t n)
     ss_report(sw, SS_EVENT_DIGEST, digest, bytes, n);
 }
 
-void ss_log(ss_switch *sw, const char *text) { ss_report(sw, SS_EVENT_LOG, 0, text, (uint32_t)strlen(text)); }
+void ss_log(ss_switch *sw, const char *text) {
+    TRACE(ss_trace_text(sw, 0, text);)
+    ss_report(sw, SS_EVENT_LOG, 0, text, (uint32_t)strlen(text));
+}
 
 void ss_assert_failed(ss_switch *sw, const char *where) {
     sw->stats.asserts_failed++;
@@ -418,6 +452,7 @@ void ss_close(ss_switch *sw) {
     ss_pre_reset(sw);
     ss_value_sets_close(sw);
     while (sw->n_spare) free(sw->spare[--sw->n_spare]);
+    TRACE(ss_trace_close(sw);)
     free(sw->spare), free(sw->work), free(sw->held), free(sw->state), free(sw->scratch), free(sw);
 }
 

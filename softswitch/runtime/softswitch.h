@@ -230,4 +230,10 @@ void ss_digest(ss_switch *, uint32_t digest, const uint8_t *bytes, uint32_t n);
 void ss_log(ss_switch *, const char *text);            /* log_msg, already formatted */
 void ss_assert_failed(ss_switch *, const char *where); /* assert/assume: counted and logged, packet goes on */
 
+/* The packet trace (trace.h), which only programs call that were compiled for it: they pass a place in the program, and
+ * a value, little-endian in whole 64-bit words, or bytes of the packet. */
+void ss_trace_site(ss_switch *, uint32_t site);
+void ss_trace_value(ss_switch *, uint32_t site, uint64_t value);
+void ss_trace_bytes(ss_switch *, uint32_t site, const void *bytes, uint32_t n);
+
 #endif

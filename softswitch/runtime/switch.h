@@ -44,6 +44,9 @@ typedef struct ss_options {
     void (*event)(void *io, const ss_event *);  /* NULL: nobody listens */
     uint32_t cpu_port;                          /* frames for it become SS_EVENT_PACKET_IN; SS_NO_PORT: none */
     uint64_t seed;                              /* of random() */
+#ifdef SS_TRACE
+    uint32_t (*refusal)(void *io, uint32_t port); /* why reserve said no: an ss_drop_reason; NULL: its queue is full */
+#endif
 } ss_options;
 
 /* NULL, with *why set to a static text, where the program's ABI differs or memory is short. */

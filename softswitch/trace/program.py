@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The description of a traced program (compiler/trace_sites.py): what the numbers in its records mean."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from softswitch.compiler.trace_sites import VERSION
+
+
+class TraceError(Exception):
+    """A recording, or the description of a program, is damaged or of another version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in the P4 source: 1-based line and column, and a length in characters."""
+
+    file: str
+    line: int
+    column: int
+    length: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+    @property
+    def brief(self) -> str:
+        """The place without the folder of the file."""
+        return f"{PurePath(self.file).name}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place in a program that is recorded, and how to read its value; `bits` is 0 without one, -1 for bytes."""
+
+    what: str
+    place: Place
+    name: str = ""
+    text: str = ""
+    depth: int | None = None  # of a step that may contain others
+    bits: int = 0
+    signed: bool = False
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TracedKey:
+    """A key field of a table."""
+
+    name: str
+    match: str
+    bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class TracedAction:
+    """An action of a table, with the names and bits of its parameters."""
+
+    name: str
+    place: Place
+    params: list[tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class TracedTable:
+    """A table: its keys in the order of the program, and its actions by number."""
+
+    name: str
+    place: Place
+    keys: list[TracedKey]
+    actions: list[TracedAction]
+    profile: str = ""
+
+
+class TracedProgram:
+    """A program's description: its sites, tables, headers and errors, and its whole source as one text."""
+
+    def __init__(self, description: str | bytes) -> None:
+        """Reads the JSON that compiler.driver.Program.trace has. Raises TraceError."""
+        try:
+            data = json.loads(description)
+            if data["version"] != VERSION:
+                raise TraceError(f"the program was compiled for version {data['version']!r} of the packet trace; this "
+                                 f"softswitch reads version {VERSION}: record it again")
+            self.name = str(data["program"])
+            self.source = str(data["source"])
+            self.started_us = int(data.get("started_us", 0))
+            """When the switch was started, in microseconds since 1970; 0 where nobody said so."""
+            self._files = [str(name) for name in data["files"]]
+            self.sites = [self._site(site) for site in data["sites"]]
+            self.tables = [self._table(table) for table in data["tables"]]
+            self.errors = [str(name) for name in data["errors"]]
+            self.headers = {
+                str(name): [(str(f), int(bits)) for f, bits in fields] for name, fields in data["headers"].items()
+            }
+            self.instances = [(str(name), int(size)) for name, size in data["instances"]]
+            """The headers of a packet in order; the second number is the size of a stack, or 0."""
+            self.metadata = str(data["metadata"])
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+            raise TraceError(f"the description of the traced program is damaged: {error!r}") from None
+
+    def _place(self, at: list[int]) -> Place:
+        file, line, column, length = at
+        return Place(self._files[file], int(line), int(column), int(length))
+
+    def _site(self, data: dict[str, Any]) -> Site:
+        known = ("what", "at", "name", "text", "depth", "bits", "signed")
+        about = {key: value for key, value in data.items() if key not in known}
+        return Site(str(data["what"]), self._place(data["at"]), str(data.get("name", "")), str(data.get("text", "")),
+                    data.get("depth"), int(data.get("bits", 0)), bool(data.get("signed")), about)
+
+    def _table(self, data: dict[str, Any]) -> TracedTable:
+        keys = [TracedKey(str(n), str(match), int(bits)) for n, match, bits in data["keys"]]
+        actions = [
+            TracedAction(str(a["name"]), self._place(a["at"]), [(str(n), int(bits)) for n, bits in a["params"]])
+            for a in data["actions"]
+        ]
+        return TracedTable(str(data["name"]), self._place(data["at"]), keys, actions, str(data["profile"] or ""))
