@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A P4 switch in software: any v1model program, compiled to native code, behind P4Runtime."""
 
+from softswitch.runtime.deferred import defer
 from softswitch.runtime.version import VERSION as __version__
 
 __all__ = ["__version__"]
+
+defer("finsy")

@@ -26,14 +26,19 @@ _Declarations = dict[str, list[object]]
 
 def shapes(program: A.SyntaxTree) -> Shapes:
     """What the declarations say that may be the architecture's, by id(); taken before the checker fills in types."""
-    return {id(decl): _shape(decl) for decl in program.decls if _of_interest(decl)}
+    return {id(decl): _declared(decl) for decl in program.decls if _of_interest(decl)}
 
 
 def check(program: A.SyntaxTree, shapes: Shapes) -> None:
     """Raises P4Error at the first declaration of the architecture that is not ours, in the version closest to it."""
-    foreign = min((list(_foreign(program.decls, shapes, _library(version))) for version in _VERSIONS), key=len)
-    if foreign:
-        raise foreign[0]
+    closest: list[P4Error] | None = None
+    for version in _VERSIONS:
+        foreign = list(_foreign(program.decls, shapes, _library(version)))
+        if not foreign:
+            return
+        closest = foreign if closest is None or len(foreign) < len(closest) else closest
+    assert closest
+    raise closest[0]
 
 
 def _foreign(decls: Iterable[A.Decl], shapes: Shapes, library: _Declarations) -> Iterator[P4Error]:
@@ -61,8 +66,13 @@ def _library(version: str) -> _Declarations:
     known: _Declarations = {}
     for decl in parse(text, Errors()).decls:
         if _of_interest(decl):
-            known.setdefault(decl.name, []).append(_shape(decl))
+            known.setdefault(decl.name, []).append(_declared(decl))
     return known
+
+
+def _declared(decl: A.Decl) -> object:
+    """The shape of a declaration of the architecture; no parser or control of it has a body."""
+    return "a body" if isinstance(decl, A.BlockDecl) and not decl.is_type else _shape(decl)
 
 
 def _shape(node: object) -> object:

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from softswitch.compiler.diagnostics import P4Error, Pos
 from softswitch.compiler.types import MAX_WIDTH
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """A token; kind: "id" (or keyword), "int", "str", "op", "end"; an int has (value, width or None, signed)."""
 
     kind: str
@@ -71,7 +70,7 @@ def lex(text: str) -> list[Token]:
             kind = match.lastgroup or ""
             if kind == "int":
                 token = Token(kind, match.group(), file, number, at + 1, line)
-                out.append(replace(token, value=_number(token)))
+                out.append(token._replace(value=_number(token)))
             elif kind != "space":
                 out.append(Token(kind, match.group(), file, number, at + 1, line))
             at = match.end()

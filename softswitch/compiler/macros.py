@@ -14,6 +14,8 @@ _TOKEN = re.compile(
     r"""|(?P<op><<|>>|<=|>=|==|!=|&&|\|\||.)""",
     re.VERBOSE,
 )
+_POSITION = frozenset({"__LINE__", "__FILE__"})
+_OPERATORS = frozenset({"#", "##"})
 _MAX_DEPTH = 400
 _MAX_TOTAL = 2_000_000  # tokens in a whole program
 _MAX_EXPANSION = 200_000  # tokens that a line may expand to; more are refused, since macros can grow exponentially
@@ -50,6 +52,8 @@ class Macros:
 
     def call_is_open(self, pieces: list[str]) -> bool:
         """Whether the argument list of a function-like macro continues on the next line."""
+        if self.defined.keys().isdisjoint(pieces):
+            return False
         for i, piece in enumerate(pieces):
             macro = self.defined.get(piece)
             if macro and macro.params is not None:
@@ -60,6 +64,8 @@ class Macros:
 
     def expand(self, pieces: Sequence[str], pos: Pos, hidden: frozenset[str]) -> list[str]:
         """Replaces macros, except those in `hidden`, which are being expanded, as in C."""
+        if self.defined.keys().isdisjoint(pieces) and _POSITION.isdisjoint(pieces):
+            return list(pieces)
         out: list[str] = []
         i = 0
         while i < len(pieces):
@@ -120,6 +126,14 @@ class Macros:
     def substitute(self, macro: Macro, args: Mapping[str, list[str]], pos: Pos, hidden: frozenset[str]) -> list[str]:
         body = list(macro.body)
         out: list[str] = []
+        if _OPERATORS.isdisjoint(body):
+            expanded = {name: self.expand(args[name], pos, hidden) for name in args if name in body}
+            for piece in body:
+                if piece in expanded:
+                    out += expanded[piece]
+                else:
+                    out.append(piece)
+            return out
         i = 0
         while i < len(body):
             piece = body[i]

@@ -21,6 +21,7 @@ _BINARY: list[tuple[str, ...]] = [
     ("||",), ("&&",), ("==", "!="), ("<", ">", "<=", ">="), ("|",), ("^",), ("&",),
     ("<<", ">>"), ("++", "+", "-", "|+|", "|-|"), ("*", "/", "%"),
 ]
+_LEVELS = {operator: level for level, operators in enumerate(_BINARY) for operator in operators}
 
 
 class ExprParser(Cursor):
@@ -162,29 +163,27 @@ class ExprParser(Cursor):
         return condition
 
     def binary_op(self, level: int) -> Token | None:
-        """Takes an operator of this level; adjacent `>` `>` are a shift, and `>` `>=` are `>>=`."""
+        """Takes an operator of this level or one that binds tighter; adjacent `>` `>` are a shift, `>` `>=` are `>>=`.
+        """
         token = self.token
-        if token.text == ">" and token.kind == "op":
+        if token.kind != "op":
+            return None
+        if token.text == ">":
             after = self.peek(1)
             if after.text in (">", ">=") and token.touches(after):
-                if after.text == ">" and ">>" in _BINARY[level]:
+                if after.text == ">" and _LEVELS[">>"] >= level:
                     self.take()
                     self.take()
                     return Token("op", ">>", token.file, token.line, token.col, token.source)
                 return None
-        if token.kind == "op" and token.text in _BINARY[level]:
-            return self.take()
-        return None
+        return self.take() if _LEVELS.get(token.text, -1) >= level else None
 
     def binary(self, level: int) -> A.Expr:
-        if level == len(_BINARY):
-            return self.unary()
-        left = self.binary(level + 1)
-        while True:
-            op = self.binary_op(level)
-            if op is None:
-                return left
-            left = A.BinaryExpr(op.text, left, self.binary(level + 1), pos=op.pos)
+        """Parses operands of operators of this level and those that bind tighter (precedence climbing)."""
+        left = self.unary()
+        while (op := self.binary_op(level)) is not None:
+            left = A.BinaryExpr(op.text, left, self.binary(_LEVELS[op.text] + 1), pos=op.pos)
+        return left
 
     def unary(self) -> A.Expr:
         token = self.token
