@@ -19,11 +19,16 @@ class Node:
 
 @dataclass(eq=False)
 class Annotation(Node):
-    """@name(args) or @name[args]; `args` are expressions, `text` the raw tokens."""
+    """@name(args), or @name[args] where it is `structured`; `args` are expressions, `text` the raw tokens.
+
+    keys    of @name[key = value, ...], whose values are `args`
+    """
 
     name: str
     args: list[Expr]
     text: list[str]
+    structured: bool = False
+    keys: list[str] = field(default_factory=list)
 
 
 # ---- types as written ------------------------------------------------------------------------------------------------
@@ -59,6 +64,7 @@ class IntLit(Expr):
     value: int
     width: int | None = None
     signed: bool = False
+    base: int = 10  # in which it is written
 
 
 @dataclass(eq=False)

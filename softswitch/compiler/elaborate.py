@@ -32,6 +32,8 @@ class BlockInstance:
     decl: A.BlockDecl
     name: str
     members: dict[int, Any] = field(default_factory=dict)  # id(declaration) -> instance or value
+    unnamed: list[BlockInstance] = field(default_factory=list)  # those that Control.apply() makes
+    applied: bool = False
 
 
 def control_plane_name(prefix: str, decl: A.Decl) -> str:
@@ -150,7 +152,7 @@ class Elaboration(StmtLowering):
                 raise P4Error(call.pos, f"{kind} of type {kind_number}: expected a member of its enum")
             made.unit = units[kind_number]
         if kind == "register":
-            made.type = self.type(t.args[0], call.pos)
+            made.type, made.declared = self.type(t.args[0], call.pos), t.args[0]
             if not isinstance(made.type, T.Bits) and made.type != T.BOOL:
                 raise P4Error(call.pos, f"a register of {t.args[0]}: only bit, int and bool are supported")
         self.memory += made.size * ((ir.bits_of(made.type) + 7) // 8 if kind == "register" else _CELL)
@@ -367,7 +369,8 @@ def _text(e: A.Expr) -> str:
         case A.NameExpr():
             return e.name
         case A.MemberExpr():
-            return f"{_text(e.base)}.{_external(e)}"
+            name = _external(e)
+            return name[1:] if name.startswith(".") else f"{_text(e.base)}.{name}"
         case A.IndexExpr():
             return f"{_text(e.base)}[{_text(e.index)}]"
         case A.SliceExpr():
@@ -376,7 +379,7 @@ def _text(e: A.Expr) -> str:
             assert isinstance(e.function, A.MemberExpr)
             return f"{_text(e.function.base)}.$valid$"
         case A.IntLit():
-            return str(e.value)
+            return {2: f"0b{e.value:b}", 8: f"0o{e.value:o}", 16: f"0x{e.value:x}"}.get(e.base, str(e.value))
         case A.BinaryExpr(op="&"):
             return f"{_text(e.left)} & {_text(e.right)}"
         case A.CastExpr() if e.to is None:

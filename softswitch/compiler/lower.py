@@ -15,7 +15,7 @@ from softswitch.compiler.ir import U32
 from softswitch.compiler.lower_base import ApplyResult
 from softswitch.compiler.lower_call import Frame
 from softswitch.compiler.lower_extern import ExternLowering
-from softswitch.compiler.objects import ActionObject, TableObject
+from softswitch.compiler.objects import ActionObject, ExternObject, TableObject
 from softswitch.compiler.program import Function, LoweredProgram
 
 _STAGES = ["parse", "verify_checksum", "ingress", "egress", "compute_checksum", "deparse"]
@@ -40,10 +40,14 @@ class _Lowering(ExternLowering):
         self.checker = checker
         self.program.errors = checker.error_names
 
+        self.block: BlockInstance  # whose body is being lowered
+
     def run(self) -> LoweredProgram:
         main = self.find_main()
         assert main.type is not None
         blocks = self.elaborate(main)
+        self.program.blocks = blocks
+        self.program.evaluate = lambda e: self.checker.expr(e).const
         self.make_state(main, blocks)
         for stage, block, params in zip(_STAGES, blocks, _PARAMS, strict=True):
             self.stage(stage, block, params)
@@ -68,14 +72,17 @@ class _Lowering(ExternLowering):
     def elaborate(self, main: A.InstanceDecl) -> list[BlockInstance]:
         for decl in self.ast.decls:
             if isinstance(decl, A.InstanceDecl) and decl is not main:
-                self.bindings[id(decl)] = self.instantiate(decl, decl.call, control_plane_name("", decl))
+                made = self.instantiate(decl, decl.call, control_plane_name("", decl))
+                if isinstance(made, ExternObject):
+                    made.is_global = True
+                self.bindings[id(decl)] = made
             elif isinstance(decl, A.ActionDecl):
                 self.bindings[id(decl)] = control_plane_name("", decl)
         blocks: list[BlockInstance] = []
         for p in main.call.decl.ctor_params:
             arg = main.call.bound[p.name]
             if isinstance(arg, A.CallExpr) and arg.builtin == "new":
-                block = self.instantiate(None, arg, control_plane_name("", arg.decl))
+                block = self.instantiate(None, arg, arg.decl.name)
             else:
                 block = self.instance_argument(arg)
             if not isinstance(block, BlockInstance):
@@ -125,7 +132,7 @@ class _Lowering(ExternLowering):
                 raise P4Error(p.pos, f"'{p.name}' is of type {p.type}, but another one in the parser of this V1Switch")
             self.bindings[id(p)] = variable
         self.bindings.update(block.members)
-        self.block_name = block.name
+        self.block_name, self.block, block.applied = block.name, block, True
         self.exit_label = self.function.exit = self.unique("exit")
         self.depth = 0
         self.note("stage", name, text=block.decl.name, pos=block.decl.pos)
@@ -169,7 +176,9 @@ class _Lowering(ExternLowering):
             block = self.bindings.get(id(base.decl))
         else:  # Control.apply(...): an instance without a name
             call = A.CallExpr(base, [], [], pos=e.pos, type=base.type, decl=e.decl, builtin="new")
-            block = self.instantiate(None, call, control_plane_name(self.block_name, e.decl))
+            block = self.instantiate(None, call, f"{self.block_name}.{e.decl.name}" if self.block_name else e.decl.name)
+            if isinstance(block, BlockInstance):
+                self.block.unnamed.append(block)
         if not isinstance(block, BlockInstance):
             raise P4Error(e.pos, "expected a control or parser instance")
         if block.decl.kind == "parser" and not self.in_parser:
@@ -178,9 +187,11 @@ class _Lowering(ExternLowering):
         types = {k: self.substitute(v, self.types) for k, v in values.items() if v is not None}
 
         def body() -> None:
+            block.applied = True
             outer, self.block_name = self.block_name, block.name
             self.note("block", block.name, text=block.decl.name, pos=block.decl.pos)
             self.depth += 1
+            outer_block, self.block = self.block, block
             self.bindings.update(block.members)
             if block.decl.kind == "parser":
                 self.parser_body(block, self.exit_label)
@@ -188,6 +199,7 @@ class _Lowering(ExternLowering):
                 self.control_body(block)
             self.block_name = outer
             self.depth -= 1
+            self.block = outer_block
 
         self.inline(block.decl.params, e.bound, body, types={**self.types, **types} if types else None)
 
@@ -223,10 +235,12 @@ class _Lowering(ExternLowering):
                 params.append(var)
                 self.bindings[id(p)] = var
         body: list[ir.Instruction] = []
+        outer, self.action = self.action, action.name
         with self.into(body), self.deeper():
             self.note("action", action.name, text=action.decl.name, pos=action.decl.pos)
             self.depth += 1
             directed = [p for p in action.decl.params if p.direction]
             self.inline(directed, action.refs.bound, action.decl.body, outer_names=True)
             self.depth -= 1
+        self.action = outer
         return ir.ActionCase(params, body)

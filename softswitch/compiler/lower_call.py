@@ -63,6 +63,7 @@ class CallLowering(ExprLowering):
         self.loops: list[tuple[str, str]] = []  # labels of break and continue
         self.exit_label = ""
         self.in_action = False
+        self.action = ""  # the control-plane name of the action of a table, or called by a control, that is lowered
         self.place: ir.LValue = ir.Var(U32, "")  # the variable that contains the last slice used as a target
 
     @abstractmethod
@@ -91,10 +92,17 @@ class CallLowering(ExprLowering):
             return self.header_method(e)
         if isinstance(e.decl, A.ActionDecl):
             if not self.in_action:  # p4c shows these to the control plane, but not actions that are called by actions
-                self.program.actions.setdefault(self.bindings[id(e.decl)], e.decl)
+                name = self.bindings[id(e.decl)]
+                self.program.actions.setdefault(name, e.decl)
+                self.program.called.setdefault(self.function.name, []).append(name)
+                self.action = name
             self.note("action", str(self.bindings[id(e.decl)]), text=e.decl.name, pos=e.decl.pos)
-            with self.deeper():
-                return self.inline(e.decl.params, e.bound, e.decl.body, outer_names=True)
+            try:
+                with self.deeper():
+                    return self.inline(e.decl.params, e.bound, e.decl.body, outer_names=True)
+            finally:
+                if not self.in_action:
+                    self.action = ""
         if isinstance(e.decl, A.FunctionDecl) and e.decl.body is not None:
             return self.call_function(e)
         return self.call_extern(e)

@@ -88,6 +88,7 @@ class ExternLowering(ParserLowering):
             if handler is None:
                 raise P4Error(e.pos, f"{extern}.{e.function.name} is not supported")
             return handler(e, found)
+        self.program.calls_externs = self.program.calls_externs or not self.in_parser
         handler = getattr(self, f"on_{e.decl.name}", None)
         if handler is None:
             raise P4Error(e.pos, f"extern function '{e.decl.name}' is not supported")
@@ -288,6 +289,7 @@ class ExternLowering(ParserLowering):
                 fields = [(".".join(path), leaf) for path, leaf in ir.scalar_fields(rec)]
             digest = Digest(name, len(self.program.digests), t, fields)
             self.program.digests.append(digest)
+        digest.places.append((self.function.name, self.action))
         self.emit(ir.Extern("digest", None, values, digest))
 
     def checksum(self, e: A.CallExpr, *, verify: bool, payload: bool) -> None:

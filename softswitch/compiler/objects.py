@@ -78,10 +78,12 @@ class ExternObject:
     index: int
     size: int = 0
     type: Any = None  # type of a register's cells
+    declared: Any = None  # and as it is declared
     unit: str = "packets"
     table: TableObject | None = None
     algorithm: int = 0
     max_group_size: int = 0
+    is_global: bool = False  # declared outside of controls and parsers
 
     def __str__(self) -> str:
         return self.name
@@ -109,6 +111,7 @@ class Digest:
     index: int
     type: Any
     fields: list[tuple[str, Bits | Basic]]
+    places: list[tuple[str, str]] = field(default_factory=list)  # stage and action (or "") of every call
 
     def __str__(self) -> str:
         return self.name

@@ -14,10 +14,11 @@ from finsy.proto.p4.config.v1 import p4types_pb2 as p4t
 
 from softswitch.compiler import ast as A
 from softswitch.compiler import ir
+from softswitch.compiler import p4info_notes as notes
 from softswitch.compiler import types as T
 from softswitch.compiler.diagnostics import NOWHERE, P4Error
 from softswitch.compiler.objects import ExternObject, TableObject, ValueSet
-from softswitch.compiler.p4info_ids import Ids, numbers
+from softswitch.compiler.p4info_ids import Ids, explicit_id, numbers
 from softswitch.compiler.program import LoweredProgram
 
 _MATCH = {"exact": p4i.MatchField.EXACT, "lpm": p4i.MatchField.LPM, "ternary": p4i.MatchField.TERNARY,
@@ -28,13 +29,28 @@ _COUNTER = {
     "packets_and_bytes": p4i.CounterSpec.BOTH,
 }
 _METER = {"packets": p4i.MeterSpec.PACKETS, "bytes": p4i.MeterSpec.BYTES}
-# Annotations for which P4Info has fields.
+# Annotations of action profiles for which P4Info has fields.
 _SELECTOR = ("max_group_size", "selector_size_semantics", "max_member_weight")
-_SPOKEN = {"name", "id", "tableonly", "hidden", "alias", "p4runtime_translation", *_SELECTOR}
+_STRING_KEYS = ("name", "version", "organization", "contact", "url", "arch")
+_PROPERTIES = ("multicast_group_table_size", "multicast_group_table_total_replicas",
+               "multicast_group_table_max_replicas_per_entry")
+_DEFAULT_SIZE = 1024
 
 
 def _hidden(decl: Any) -> bool:
-    return isinstance(decl, A.Decl) and decl.annotation("hidden") is not None
+    return any(note.name == "hidden" for note in notes.of(decl))
+
+
+def _external(decl: Any, name: str) -> str:
+    """The control plane's name of a type, field or parameter: @name, or its own."""
+    note = next((n for n in notes.of(decl) if n.name == "name" and n.args), None)
+    if note is not None and isinstance(note.args[0], A.StrLit):
+        return note.args[0].value.removeprefix(".")
+    return name
+
+
+def _type_name(t: T.Struct | T.Enum | T.NewType) -> str:
+    return _external(t.decl, t.name)
 
 
 def controller_name(t: T.Struct) -> str:
@@ -58,86 +74,96 @@ class _Maker:
         self.info = p4i.P4Info()
 
     def run(self) -> p4i.P4Info:
-        info = self.info
-        info.pkg_info.arch = "v1model"
-        for note in self.program.annotations:
-            if note.name == "pkginfo":
-                self.pkg_info(note)
-        for table in self.program.tables:
+        info, seen = self.info, self.ids.visible
+        self.pkg_info()
+        for table in seen.tables:
             if not _hidden(table.decl):
                 self.table(table)
-        for name, decl in self.program.actions.items():
+        for name, decl in seen.actions.items():
             if not _hidden(decl):
                 self.action(name, decl)
-        for objects in self.program.externs.values():
-            for x in objects:
-                if not _hidden(x.decl):
-                    self.extern(x)
+        if self.program.calls_externs or any(isinstance(x.decl, A.InstanceDecl) for x in seen.externs):
+            info.type_info.SetInParent()  # p4c writes this where it has looked for types
+        for x in seen.externs:
+            self.extern(x)
         for t in self.program.controller_headers:
-            self.controller_header(t)
-        for v in self.program.value_sets:
+            if not _hidden(t.decl):
+                self.controller_header(t)
+        for v in seen.value_sets:
             self.value_set(v)
-        for d in self.program.digests:
+        for d in seen.digests:
             message = info.digests.add()
             self.preamble(message.preamble, self.ids.of(d), d.name, None)
             self.data_type(message.type_spec, d.type)
         return info
 
-    def pkg_info(self, note: A.Annotation) -> None:
-        """@pkginfo(name="...", version="...")"""
-        text = note.text
-        for i in range(len(text) - 2):
-            if text[i + 1] == "=" and text[i] in ("name", "version", "organization", "contact", "url"):
-                setattr(self.info.pkg_info, text[i], text[i + 2].strip('"'))
+    def pkg_info(self) -> None:
+        """What @pkginfo(name="...", version="...") and @platform_property(...) of the package say."""
+        info = self.info.pkg_info
+        info.arch = "v1model"
+        for note in self.program.annotations:
+            if note.name == "pkginfo":
+                for key, text in notes.pairs(note):
+                    if key in _STRING_KEYS and text.startswith('"'):
+                        setattr(info, key, notes.string(text))
+            elif note.name == "platform_property":
+                info.platform_properties.SetInParent()
+                for key, text in notes.pairs(note):
+                    if key in _PROPERTIES:
+                        setattr(info.platform_properties, key, int(text, 0))
+        notes.add(info, self.program.annotations, self.program.evaluate, without=("pkginfo", "platform_property"))
 
-    def preamble(self, message: Any, id_: int, name: str, decl: Any) -> None:
+    def preamble(self, message: Any, id_: int, name: str, decl: Any, *, without: Iterable[str] = ()) -> None:
         message.id, message.name, message.alias = id_, name, self.ids.alias(name)
-        self.annotations(message, getattr(decl, "annotations", None) or [])
+        self.annotate(message, decl, without=without)
 
-    def annotations(self, message: Any, notes: Iterable[A.Annotation]) -> None:
-        for note in notes:
-            if note.name == "brief" or note.name == "description":
-                if note.args and isinstance(note.args[0], A.StrLit) and hasattr(message, "doc"):
-                    setattr(message.doc, note.name, note.args[0].value)
-            elif note.name not in _SPOKEN:
-                args = f"({_join(note.text)})" if note.text else ""
-                message.annotations.append(f"@{note.name}{args}")
+    def annotate(self, message: Any, decl: Any, *, without: Iterable[str] = ()) -> None:
+        """Adds the annotations of a declaration to its message."""
+        notes.add(message, notes.of(decl), self.program.evaluate, without=without)
 
     def table(self, table: TableObject) -> None:
         self.info.type_info.SetInParent()  # p4c writes this for every type that it has looked at
         m = self.info.tables.add()
         self.preamble(m.preamble, self.ids.of(table), table.name, table.decl)
-        keys = [k for k in table.keys if k.match != "selector"]
-        ids = numbers([k.element for k in keys])
-        for key, number in zip(keys, ids, strict=True):
+        ids = numbers([k.element for k in table.keys])
+        for key, number in zip(table.keys, ids, strict=True):
+            if key.match == "selector":
+                continue
             field = m.match_fields.add(id=number, name=key.name)
-            self.annotations(field, key.element.annotations)
+            self.annotate(field, key.element)
             self.bits_and_type(field, key.element.value.type, key.type)
             field.match_type = _MATCH[key.match]
         for action in table.actions:
             ref = m.action_refs.add(id=self.ids.action(action.name))
-            names = {n.name for n in action.refs.annotations}
+            names = {n.name for n in notes.of(action.refs)}
             if "tableonly" in names:
                 ref.scope = p4i.ActionRef.TABLE_ONLY
             elif "defaultonly" in names:
                 ref.scope = p4i.ActionRef.DEFAULT_ONLY
-            for note in action.refs.annotations:
-                args = f"({_join(note.text)})" if note.text else ""
-                ref.annotations.append(f"@{note.name}{args}")
+            self.annotate(ref, action.refs)
         default = table.actions[table.default]
         m.initial_default_action.action_id = self.ids.action(default.name)
-        ids = numbers([p for p in default.decl.params if not p.direction])
-        for (_, t), number, value in zip(default.params, ids, table.default_args, strict=True):
-            size = (ir.bits_of(t) + 7) // 8
+        params = [p for p in default.decl.params if not p.direction]
+        for place, (p, (_, t), value) in enumerate(zip(params, default.params, table.default_args, strict=False), 1):
+            given = explicit_id(p)
+            number = place if given is None else given
+            size = ((_translated_width(p.type) or ir.bits_of(t)) + 7) // 8
             m.initial_default_action.arguments.add(param_id=number, value=value.to_bytes(size, "big"))
         if table.const_default:
             m.const_default_action_id = self.ids.action(default.name)
         if table.profile is not None:
             m.implementation_id = self.ids.of(table.profile)
-        for direct in (table.counter, table.meter):
-            if direct is not None:
-                m.direct_resource_ids.append(self.ids.of(direct))
-        m.size = table.size
+        if table.counter is not None:
+            c = self.info.direct_counters.add(direct_table_id=m.preamble.id)
+            c.spec.unit = _COUNTER[table.counter.unit]
+            self.preamble(c.preamble, self.ids.of(table.counter), table.counter.name, table.counter.decl)
+            m.direct_resource_ids.append(c.preamble.id)
+        if table.meter is not None:
+            d = self.info.direct_meters.add(direct_table_id=m.preamble.id)
+            d.spec.unit = _METER[table.meter.unit]
+            self.preamble(d.preamble, self.ids.of(table.meter), table.meter.name, table.meter.decl)
+            m.direct_resource_ids.append(d.preamble.id)
+        m.size = table.size or _DEFAULT_SIZE
         if table.idle_timeout:
             m.idle_timeout_behavior = p4i.Table.NOTIFY_CONTROL
         m.is_const_table = table.const_entries
@@ -146,35 +172,36 @@ class _Maker:
     def bits_and_type(self, field: Any, declared: T.Type, lowered: ir.Type) -> None:
         """The width of a field, and the name of its `type` with @p4runtime_translation, which may change the width."""
         self.info.type_info.SetInParent()
-        bits = ir.bits_of(lowered)
-        if isinstance(declared, T.Enum) and declared.base is not None:
-            self.serializable_enum(declared)
-        if declared == T.ERROR:
-            bits = 0
-            self.error_type()
+        self.data_type(p4t.P4DataTypeSpec(), declared)  # for the types that it adds to type_info
         if isinstance(declared, T.NewType):
-            field.type_name.name = declared.name
-            translated = self.new_type(declared)
-            bits = bits if translated is None else translated
-        field.bitwidth = bits
+            field.type_name.name = _type_name(declared)
+        width = _translated_width(declared)
+        if width is None:
+            width = 0 if declared == T.ERROR else ir.bits_of(lowered)
+        field.bitwidth = width
 
-    def new_type(self, t: T.NewType) -> int | None:
-        """Adds a `type`, and returns the width that @p4runtime_translation gives it (0: a string), if any."""
-        spec = self.info.type_info.new_types[t.name]
-        note = t.decl.annotation("p4runtime_translation")
-        if note is not None and len(note.args) == 2:
-            uri, width = note.args
-            spec.translated_type.uri = uri.value if isinstance(uri, A.StrLit) else ""
-            if isinstance(width, A.IntLit):
-                spec.translated_type.sdn_bitwidth = width.value
-                return width.value
-            spec.translated_type.sdn_string.SetInParent()
-            return 0
+    def new_type(self, t: T.NewType) -> None:
+        """Adds a `type` to type_info."""
+        name = _type_name(t)
+        if name in self.info.type_info.new_types:
+            return
+        spec = self.info.type_info.new_types[name]
         base = t.base
         while isinstance(base, T.NewType):
             base = base.base
-        self.data_type(spec.original_type, base)
-        return None
+        original = p4t.P4DataTypeSpec()
+        self.data_type(original, base)
+        self.annotate(spec, t.decl, without=("p4runtime_translation",))
+        note = t.decl.annotation("p4runtime_translation")
+        if note is None:
+            spec.original_type.CopyFrom(original)
+            return
+        uri, width = translation(note)
+        spec.translated_type.uri = uri
+        if width:
+            spec.translated_type.sdn_bitwidth = width
+        else:
+            spec.translated_type.sdn_string.SetInParent()
 
     def error_type(self) -> None:
         if not self.info.type_info.error.members:
@@ -182,9 +209,9 @@ class _Maker:
 
     def serializable_enum(self, t: T.Enum) -> None:
         assert t.base is not None
-        if t.name in self.info.type_info.serializable_enums:
+        if _type_name(t) in self.info.type_info.serializable_enums:
             return
-        message = self.info.type_info.serializable_enums[t.name]
+        message = self.info.type_info.serializable_enums[_type_name(t)]
         message.underlying_type.bitwidth = t.base.width
         size = (t.base.width + 7) // 8
         for name, value in t.members.items():
@@ -198,9 +225,12 @@ class _Maker:
         # an action that is only called takes no data from the control plane
         params = [p for p in decl.params if not p.direction and listed]
         for p, number in zip(params, numbers(params), strict=True):
-            message = m.params.add(id=number, name=p.name)
-            self.annotations(message, p.annotations)
+            message = m.params.add(id=number, name=_external(p, p.name))
+            self.annotate(message, p)
             self.bits_and_type(message, p.type, _plain(p.type))
+            if isinstance(p.type, T.Enum) and p.type.base is None:
+                message.type_name.name = _type_name(p.type)
+                message.ClearField("bitwidth")
 
     def extern(self, x: ExternObject) -> None:
         info, id_ = self.info, self.ids.of(x)
@@ -209,38 +239,29 @@ class _Maker:
                 c = info.counters.add(size=x.size)
                 c.spec.unit = _COUNTER[x.unit]
                 self.preamble(c.preamble, id_, x.name, x.decl)
-            case "direct_counter":
-                if x.table is not None and x.table.index >= 0:
-                    d = info.direct_counters.add(direct_table_id=self.ids.of(x.table))
-                    d.spec.unit = _COUNTER[x.unit]
-                    self.preamble(d.preamble, id_, x.name, x.decl)
             case "meter":
                 meter = info.meters.add(size=x.size)
                 meter.spec.unit = _METER[x.unit]
                 self.preamble(meter.preamble, id_, x.name, x.decl)
-            case "direct_meter":
-                if x.table is not None and x.table.index >= 0:
-                    dm = info.direct_meters.add(direct_table_id=self.ids.of(x.table))
-                    dm.spec.unit = _METER[x.unit]
-                    self.preamble(dm.preamble, id_, x.name, x.decl)
             case "register":
                 r = info.registers.add(size=x.size)
                 self.preamble(r.preamble, id_, x.name, x.decl)
-                self.data_type(r.type_spec, x.type)
+                self.data_type(r.type_spec, x.declared)
             case "action_profile" | "action_selector":
-                tables = [self.ids.of(t) for t in self.program.tables if t.profile is x]
+                named = sorted((t.name, self.ids.of(t)) for t in self.ids.visible.tables if t.profile is x)
                 profile = info.action_profiles.add(size=x.size, with_selector=x.kind == "action_selector")
-                profile.table_ids.extend(tables)
-                self.selector_size(profile, x)
-                self.preamble(profile.preamble, id_, x.name, x.decl)
+                profile.table_ids.extend(ident for _, ident in named)
+                if x.kind == "action_selector":
+                    self.selector_size(profile, x)
+                self.preamble(profile.preamble, id_, x.name, x.decl, without=_SELECTOR)
 
     def selector_size(self, profile: Any, x: ExternObject) -> None:
         """Sets the fields for @max_group_size, @selector_size_semantics and @max_member_weight."""
-        notes = {n.name: n.args[0] for n in getattr(x.decl, "annotations", None) or [] if n.args}
-        size, semantics, weight = (notes.get(n) for n in _SELECTOR)
+        given = {n.name: n.args[0] for n in notes.of(x.decl) if n.args}
+        size, semantics, weight = (given.get(n) for n in _SELECTOR)
         if isinstance(size, A.IntLit):
             profile.max_group_size = size.value
-        if isinstance(semantics, A.StrLit) and semantics.value == "sum_of_members":
+        if isinstance(semantics, A.StrLit) and semantics.value.lower() == "sum_of_members":
             profile.sum_of_members.SetInParent()
             if isinstance(weight, A.IntLit):
                 profile.sum_of_members.max_member_weight = weight.value
@@ -262,55 +283,81 @@ class _Maker:
                 for item in t.items:
                     self.data_type(spec.tuple.members.add(), item)
             case T.NewType():
-                spec.new_type.name = t.name
+                spec.new_type.name = _type_name(t)
                 self.new_type(t)
+            case T.Enum(base=None):
+                spec.enum.name = _type_name(t)
+                enum = self.info.type_info.enums[_type_name(t)]
+                if not enum.members:
+                    for name in t.members:
+                        enum.members.add(name=name)
             case T.Enum():
-                if t.base is None:
-                    spec.enum.name = t.name
-                    enum = self.info.type_info.enums[t.name]
-                    if not enum.members:
-                        for name in t.members:
-                            enum.members.add(name=name)
-                else:
-                    spec.serializable_enum.name = t.name
-                    self.serializable_enum(t)
-            case T.Struct(kind="struct"):
-                spec.struct.name = t.name
-                if t.name not in self.info.type_info.structs:
-                    message = self.info.type_info.structs[t.name]
-                    for name, f in t.fields.items():
-                        self.data_type(message.members.add(name=name).type_spec, f)
-            case T.Struct(kind="header"):
-                spec.header.name = t.name
-                if t.name not in self.info.type_info.headers:
-                    header = self.info.type_info.headers[t.name]
-                    for name, f in t.fields.items():
-                        member = header.members.add(name=name)
-                        if isinstance(f, T.Bits):
-                            member.type_spec.bit.bitwidth = f.width
+                spec.serializable_enum.name = _type_name(t)
+                self.serializable_enum(t)
+            case T.Struct():
+                self.struct(spec, t)
+            case T.Stack(item=T.Struct() as item):
+                stack = spec.header_union_stack if item.kind == "header_union" else spec.header_stack
+                stack.size = t.size
+                getattr(stack, item.kind).name = _type_name(item)
+                self.data_type(p4t.P4DataTypeSpec(), item)
             case _ if t == T.BOOL:
                 spec.bool.SetInParent()
             case _ if t == T.ERROR:
                 spec.error.SetInParent()
                 self.error_type()
 
+    def struct(self, spec: p4t.P4DataTypeSpec, t: T.Struct) -> None:
+        """Describes a struct, header or union by its name, and adds it to type_info."""
+        name, info = _type_name(t), self.info.type_info
+        fields = {f.name: _external(f, f.name) for f in t.decl.fields}
+        match t.kind:
+            case "struct":
+                spec.struct.name = name
+                if name not in info.structs:
+                    message = info.structs[name]
+                    for field, f in t.fields.items():
+                        self.data_type(message.members.add(name=fields[field]).type_spec, f)
+            case "header":
+                spec.header.name = name
+                if name not in info.headers:
+                    header = info.headers[name]
+                    for path, leaf, decl in _leaves(t):
+                        member = header.members.add(name=path if "." in path else _external(decl, path))
+                        inner = p4t.P4DataTypeSpec()
+                        self.data_type(inner, leaf)
+                        member.type_spec.CopyFrom(inner.bitstring)
+            case _:
+                spec.header_union.name = name
+                if name not in info.header_unions:
+                    union = info.header_unions[name]
+                    for field, f in t.fields.items():
+                        inner = p4t.P4DataTypeSpec()
+                        self.data_type(inner, f)
+                        union.members.add(name=fields[field]).header.CopyFrom(inner.header)
+
     def controller_header(self, t: T.Struct) -> None:
         m = self.info.controller_packet_metadata.add()
         name = controller_name(t)
-        self.preamble(m.preamble, self.ids.ids["controller_header", t.name], name, t.decl)
+        m.preamble.id, m.preamble.name, m.preamble.alias = self.ids.ids["controller_header", t.name], name, name
+        self.annotate(m.preamble, t.decl)
         leaves = list(_leaves(t))
         for (name, declared, f), number in zip(leaves, numbers([f for _, _, f in leaves]), strict=True):
-            field = m.metadata.add(id=number, name=name)
-            self.annotations(field, f.annotations)
+            if _hidden(f):
+                continue
+            field = m.metadata.add(id=number, name=name if "." in name else _external(f, name))
+            self.annotate(field, f)
             self.bits_and_type(field, declared, _plain(declared))
 
     def value_set(self, v: ValueSet) -> None:
         m = self.info.value_sets.add(size=v.size)
         self.preamble(m.preamble, self.ids.of(v), v.name, v.decl)
-        for number, (name, match, t) in enumerate(v.fields, 1):
+        fields = v.decl.type.decl.fields if isinstance(v.decl.type, T.Struct) else [None] * len(v.fields)
+        for number, decl, (name, match, t) in zip(numbers(fields), fields, v.fields, strict=True):
             field = m.match.add(id=number, bitwidth=ir.bits_of(t), match_type=_MATCH[match])
-            if len(v.fields) > 1 or isinstance(v.decl.type, T.Struct):
-                field.name = name
+            if decl is not None:
+                field.name = _external(decl, name)
+                self.annotate(field, decl, without=("match",))
 
 
 def _leaves(t: T.Struct, path: str = "") -> Iterable[tuple[str, T.Type, A.FieldDecl]]:
@@ -332,5 +379,20 @@ def _plain(t: T.Type) -> T.Bits:
     return T.Bits(T.width_of(t) or 0)
 
 
-def _join(text: list[str]) -> str:
-    return " ".join(text).replace(" , ", ", ")
+def translation(note: A.Annotation) -> tuple[str, int]:
+    """The URI of @p4runtime_translation(uri, type), and the type's width, or 0 where it is a string. Raises P4Error."""
+    parts = notes.parts(note)
+    if len(parts) == 2 and len(parts[0]) == 1 and parts[0][0].startswith('"'):
+        uri, kind = notes.string(parts[0][0]), parts[1]
+        if kind in (["string"], ['"string"']):
+            return uri, 0
+        number = "".join(kind[2:-1] if kind[:2] == ["bit", "<"] else kind)
+        if number.isdigit() and int(number) > 0:
+            return uri, int(number)
+    raise P4Error(note.pos, "@p4runtime_translation: expected a string, and 'string' or bit<W>")
+
+
+def _translated_width(t: T.Type) -> int | None:
+    """The width that @p4runtime_translation gives a `type`: 0 for a string, None where there is no translation."""
+    note = t.decl.annotation("p4runtime_translation") if isinstance(t, T.NewType) else None
+    return None if note is None else translation(note)[1]

@@ -14,6 +14,7 @@ from typing import Any
 from softswitch.compiler import ast as A
 from softswitch.compiler.diagnostics import P4Error
 from softswitch.compiler.objects import Digest, ExternObject, TableObject, ValueSet
+from softswitch.compiler.p4info_order import Visible, visible
 from softswitch.compiler.program import LoweredProgram
 
 PREFIX = {
@@ -43,13 +44,17 @@ class Ids:
         self.names: set[str] = set()
         self.ids: dict[tuple[str, str], int] = {}
         wanted: dict[str, dict[str, Any]] = {}
-        for kind, name, decl in _symbols(program):
+        self.visible = visible(program)
+        for kind, name, decl in _symbols(program, self.visible):
             wanted.setdefault(kind, {})[name] = decl
             self.names.add(name)
+        for objects in program.externs.values():  # what no control plane sees has an id nevertheless
+            for x in objects:
+                wanted.setdefault(_kind(x), {}).setdefault(x.name, None)
         taken: set[int] = set()
         for kind, symbols in wanted.items():
             for name, decl in symbols.items():
-                given = _explicit_id(decl)
+                given = _prefixed(explicit_id(decl), PREFIX[kind], name, decl)
                 if given is not None:
                     if given in taken:
                         raise P4Error(decl.pos, f"@id({given:#x}) of {name} is taken")
@@ -91,13 +96,16 @@ def _kind(x: Any) -> str:
     return "action_profile" if x.kind == "action_selector" else x.kind
 
 
-def _symbols(program: LoweredProgram) -> Iterable[tuple[str, str, Any]]:
-    for table in program.tables:
+def _symbols(program: LoweredProgram, seen: Visible) -> Iterable[tuple[str, str, Any]]:
+    for table in seen.tables:
         yield "table", table.name, table.decl
+        for x in (table.profile, table.counter, table.meter):
+            if x is not None and not isinstance(x.decl, A.InstanceDecl):
+                yield _kind(x), x.name, None  # made by a property of the table, whose @id means nothing
     for name, decl in program.actions.items():
         yield "action", name, decl
-    for objects in program.externs.values():
-        for x in objects:
+    for x in seen.externs:
+        if isinstance(x.decl, A.InstanceDecl):
             yield _kind(x), x.name, x.decl
     for v in program.value_sets:
         yield "value_set", v.name, v.decl
@@ -107,7 +115,7 @@ def _symbols(program: LoweredProgram) -> Iterable[tuple[str, str, Any]]:
         yield "controller_header", t.name, t.decl
 
 
-def _explicit_id(decl: Any) -> int | None:
+def explicit_id(decl: Any) -> int | None:
     notes: list[A.Annotation] = getattr(decl, "annotations", None) or []
     note = next((n for n in notes if n.name == "id"), None)
     if note is None or not note.args or not isinstance(note.args[0], A.IntLit):
@@ -115,9 +123,24 @@ def _explicit_id(decl: Any) -> int | None:
     return note.args[0].value
 
 
+def _prefixed(given: int | None, prefix: int, name: str, decl: Any) -> int | None:
+    """The id that @id(`given`) means: with the prefix of its kind, which may be left out. Raises P4Error."""
+    if given is None:
+        return None
+    if not 0 <= given < 1 << 32:
+        raise P4Error(decl.pos, f"@id({given:#x}) of {name} does not fit P4Info: expected a number of 32 bits")
+    if given >> 24 not in (0, prefix):
+        raise P4Error(decl.pos, f"@id({given:#x}) of {name}: expected {prefix:#04x} as its highest byte, or zero there")
+    return given | prefix << 24
+
+
 def numbers(nodes: list[Any]) -> list[int]:
     """Ids of fields or parameters: those of @id, and for the others the free numbers from 1 on."""
-    given = [_explicit_id(n) for n in nodes]
+    given = [explicit_id(n) for n in nodes]
+    for i, g in enumerate(given):
+        if g is not None and (g == 0 or g in given[:i]):
+            wrong = "0 is no id" if g == 0 else f"@id({g}) is taken"
+            raise P4Error(nodes[i].pos, wrong)
     taken = {g for g in given if g is not None}
     out = []
     index = 1
@@ -130,5 +153,4 @@ def numbers(nodes: list[Any]) -> list[int]:
             index += 1
         taken.add(index)
         out.append(index)
-        index += 1
     return out

@@ -36,6 +36,8 @@ class ExprParser(Cursor):
             name = self.take().text
             args: list[A.Expr] = []
             text: list[str] = []
+            keys: list[str] = []
+            structured = self.token.text == "["
             if self.token.text in ("(", "["):
                 close = {"(": ")", "[": "]"}[self.take().text]
                 start, depth = self.i, 0
@@ -49,12 +51,26 @@ class ExprParser(Cursor):
                 self.i = start
                 # Annotations may contain anything; those with a known meaning contain expressions.
                 with contextlib.suppress(P4Error):
-                    parsed = [] if start == end else self.expressions(close)
+                    if structured and self.peek(1).text == "=":
+                        parsed = self.pairs(keys)
+                    else:
+                        parsed = [] if start == end else self.expressions(close)
                     args = parsed if self.i == end else []
                 self.i = end
                 self.expect(close)
-            found.append(A.Annotation(name, args, text, pos=pos))
+            found.append(A.Annotation(name, args, text, structured, keys, pos=pos))
         return found
+
+    def pairs(self, keys: list[str]) -> list[A.Expr]:
+        """Parses key = value, ...; appends to `keys` and returns the values."""
+        values = []
+        while not self.at("]"):
+            keys.append(self.take().text)
+            self.expect("=")
+            values.append(self.expression())
+            if not self.accept(","):
+                break
+        return values
 
     # ---- types --------------------------------------------------------------------------------------------------
 
@@ -276,7 +292,11 @@ class ExprParser(Cursor):
         if token.kind == "int":
             self.take()
             value, width, signed = token.value
-            return A.IntLit(value, width, signed, pos=pos)
+            digits = text.lower().replace("_", "")
+            if width is not None:
+                digits = digits.split("s" if signed else "w", 1)[1]
+            base = {"0x": 16, "0b": 2, "0o": 8}.get(digits[:2], 10)
+            return A.IntLit(value, width, signed, base, pos=pos)
         if token.kind == "str":
             self.take()
             return A.StrLit(text[1:-1].replace('\\"', '"').replace("\\n", "\n").replace("\\\\", "\\"), pos=pos)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +42,10 @@ class LoweredProgram:
     controller_headers: list[Any] = field(default_factory=list)  # types.Struct
     annotations: list[Any] = field(default_factory=list)  # annotations of the package
     declared: dict[int, str] = field(default_factory=dict)  # id of an ir.Var -> the name it was declared by
+    blocks: list[Any] = field(default_factory=list)  # elaborate.BlockInstance of each stage
+    called: dict[str, list[str]] = field(default_factory=dict)  # stage -> names of the actions that it calls, in order
+    evaluate: Callable[[Any], Any] = lambda _: None  # the value of a global ast expression, or None if it has none
+    calls_externs: bool = False  # whether a control or an action calls a function that is extern
 
     def objects(self, kind: str) -> list[ExternObject]:
         return self.externs.setdefault(kind, [])
