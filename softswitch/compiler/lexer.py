@@ -95,7 +95,7 @@ def _number(token: Token) -> tuple[int, int | None, bool]:
         if width > MAX_WIDTH:
             raise P4Error(token.pos, f"a literal of {prefix.group(1)[:20]} bits; at most {MAX_WIDTH} are supported")
         digits = text[prefix.end() :]
-        if width == 0:
+        if width == 0 and signed:  # bit<0> is a type, which has one value
             raise P4Error(token.pos, f"'{text}' has width 0")
     digits = digits.replace("_", "")
     base = _BASES.get(digits[1:2].lower(), 10) if digits[:1] == "0" else 10

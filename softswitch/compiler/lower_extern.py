@@ -127,7 +127,8 @@ class ExternLowering(ParserLowering):
         self.emit_value(self.expr(arg), arg)
 
     def emit_value(self, value: ir.Value, e: A.Expr) -> None:
-        assert isinstance(value, ir.LValue), e
+        if not isinstance(value, ir.LValue):  # such as a constant
+            raise P4Error(e.pos, "only headers can be emitted")
         match value.type:
             case ir.StackType() as arr:
                 for i in range(arr.size):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import socket
 import struct
 import subprocess
@@ -168,7 +169,9 @@ class Bmv2:
         try:
             self._stub.Write(request, timeout=_START)
         except grpc.RpcError as error:
-            return f"{error.code().name}: {error.details()}"
+            details = dict(error.trailing_metadata() or ()).get("grpc-status-details-bin", b"")
+            said = " ".join(word.decode() for word in re.findall(rb"[\x20-\x7e]{6,}", details))
+            return f"{error.code().name}: {error.details()} {said}"
         return ""
 
     def _write(self, kind: str, entity: p4r.Entity) -> bool:

@@ -188,3 +188,20 @@ def test_a_switch_over_a_table_with_a_mistake_shows_the_mistake() -> None:
 def test_neighbours_of_the_mistakes_are_accepted(parts: dict[str, str]) -> None:
     """What looks alike and is right compiles."""
     assert complain(**parts) == ""
+
+
+@pytest.mark.parametrize("what", ["8w1", "true", "hdr.h.a", "hdr.h.a + 1"])
+def test_only_headers_are_emitted(what: str) -> None:
+    """A number in the deparser is refused, a constant as well as a field."""
+    text = _PROGRAM.replace("pkt.emit(hdr.h)", f"pkt.emit({what})")
+    for place in _PLACES:
+        text = text.replace(place, "accept;" if place == "TO" else "")
+
+    with pytest.raises(CompileError, match="only headers can be emitted"):
+        compile_source(text, "refused.p4")
+
+
+def test_a_literal_may_have_no_bits() -> None:
+    """`0w0` is the value of bit<0>; a signed number has at least a bit for its sign."""
+    assert complain(APPLY="hash(hdr.h.c, HashAlgorithm.crc16, 16w0, {0w0, hdr.h.a}, 16w512);") == ""
+    assert complain(APPLY="int<8> x = (int<8>)0s0;") == "'0s0' has width 0"
