@@ -174,6 +174,12 @@ class Engine:
         (found,) = [read_entry(reader, table) for reader in pages]
         return found
 
+    def entry_at(self, table: TableInfo, slot: int) -> Entry:
+        """Reads the entry whose handle has `slot` as its lower 32 bits. Raises NotFound."""
+        reader = Reader(self._channel.one(request(Op.TABLE_READ, struct.pack("<IQB", table.index, slot, 2))))
+        reader.unpack("<QI")
+        return read_entry(reader, table)
+
     def clear(self, table: TableInfo) -> None:
         """Removes every entry. Raises PermissionDenied where they are const."""
         self._channel.one(request(Op.TABLE_CLEAR, struct.pack("<I", table.index)))

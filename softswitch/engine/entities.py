@@ -59,7 +59,10 @@ class MeterConfig:
 
 @dataclass(frozen=True)
 class Entry:
-    """A table entry, which (table, key, mask, priority) identify; the last four fields are results of reading."""
+    """A table entry, which (table, key, mask, priority) identify; the last four fields are results of reading.
+
+    The lower half of the handle is its place in the table, the lowest one that was free; the upper half is how many
+    entries have been removed from that place, since the table was last cleared. So BMv2 counts, too."""
 
     table: TableInfo
     key: bytes

@@ -218,7 +218,7 @@ def _copy(config: p4r.ForwardingPipelineConfig) -> p4r.ForwardingPipelineConfig:
     return kept
 
 
-def _everything(context: Context) -> Iterator[tuple[int, p4r.Entity]]:
+def everything(context: Context) -> Iterator[tuple[int, p4r.Entity]]:
     """The whole state of a pipeline as updates, in an order in which they can be written."""
     insert, modify = p4r.Update.INSERT, p4r.Update.MODIFY
 
@@ -259,7 +259,7 @@ def _everything(context: Context) -> Iterator[tuple[int, p4r.Entity]]:
 
 
 def _carry_over(old: Context, new: Context) -> None:
-    batch = [p4r.Update(type=kind, entity=entity) for kind, entity in _everything(old)]  # type: ignore[arg-type]
+    batch = [p4r.Update(type=kind, entity=entity) for kind, entity in everything(old)]  # type: ignore[arg-type]
     for update, error in zip(batch, entities.write(new, batch), strict=True):
         if error is not None:
             raise type(error)(f"{update.entity.WhichOneof('entity')}: {error}")

@@ -29,3 +29,9 @@ class Context:
 
     def __post_init__(self) -> None:
         self.one_shot = OneShotSets(self.engine)
+
+    def reset(self) -> None:
+        """Forgets what is kept for controllers, when the engine's state was reset."""
+        self.metadata.clear()
+        self.group_metadata.clear()
+        self.one_shot = OneShotSets(self.engine)

@@ -69,6 +69,8 @@ class Server(p4r_grpc.P4RuntimeServicer):
     def __init__(
         self, *, device_id: int, settings: Settings, builder: Builder, primaries: Primaries | None = None
     ) -> None:
+        self.device_id = device_id
+        self._builder = builder
         self._primaries = primaries or Primaries()
         self._arbitration = Arbitration(device_id)
         listener = Listener(self._on_event, self._on_digest, self._on_death)
@@ -120,6 +122,20 @@ class Server(p4r_grpc.P4RuntimeServicer):
         with self._writing:
             self._configuration.apply(_Set.VERIFY_AND_COMMIT, config)
             self._own = config
+
+    def build(self, device_config: bytes) -> p4r.ForwardingPipelineConfig:
+        """Compiles a program, for `push`. Raises EngineError."""
+        built = self._builder(device_config)
+        return p4r.ForwardingPipelineConfig(p4info=built.p4info, p4_device_config=device_config)
+
+    @property
+    def writing(self) -> threading.Lock:
+        """Held while a write is executed, so that others who write can come before or after it."""
+        return self._writing
+
+    def running(self) -> Pipeline:
+        """The running pipeline. Raises EngineError where there is none."""
+        return self._configuration.running()
 
     def ports(self) -> list[PortState]:
         """The ports of the running pipeline. Raises EngineError."""

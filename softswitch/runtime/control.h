@@ -32,6 +32,7 @@ enum { /* status: the gRPC codes that P4Runtime uses */
 };
 
 enum { SS_INSERT = 0, SS_MODIFY = 1, SS_DELETE = 2 };         /* u8 what */
+enum { SS_ONE_SLOT = 2 };                                     /* u8 one of OP_TABLE_READ */
 enum { SS_DO_ACTION = 0, SS_DO_MEMBER = 1, SS_DO_GROUP = 2 }; /* u8 kind of an entry's action */
 
 enum {
@@ -48,7 +49,8 @@ enum {
      *     u32 action (index) or member or group, params...
      * -> u64 handle */
     OP_TABLE_WRITE = 10,
-    /* u32 table, u64 cursor, u8 one | one != 0: i32 priority, key, mask
+    /* u32 table, u64 cursor, u8 one | one == 1: i32 priority, key, mask
+     *     (SS_ONE_SLOT: the entry whose handle has `cursor` as its lower half)
      * -> u64 next, u32 n, n * entry
      * entry: u64 handle, i32 priority, u8 kind, u32 action, u32 n_params, key, mask, params, u64 cookie, u64
      *        idle_timeout_us, u64 since_hit_us, u64 packets, u64 bytes, meter

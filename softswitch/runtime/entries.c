@@ -213,13 +213,21 @@ int ss_do_table_read(ss_switch *sw, ss_reader *r, ss_writer *w) {
     ss_table *t = get_table(sw, r, w, &status);
     if (!t) return status;
     uint64_t slot = get_u64(r);
-    bool one = get_u8(r);
+    uint8_t one = get_u8(r);
     if (r->bad) return refuse_short(w);
     if (one) {
         uint64_t key[t->words], mask[t->words];
         int32_t priority;
-        if ((status = get_identity(t, r, w, &priority, key, mask))) return status;
-        const ss_rule *rule = ss_rule_find(t, key, mask, priority);
+        const ss_rule *rule;
+        if (one == SS_ONE_SLOT)
+            rule = slot < t->n_slots ? t->slots[slot] : NULL;
+        else if ((status = get_identity(t, r, w, &priority, key, mask)))
+            return status;
+        else
+            rule = ss_rule_find(t, key, mask, priority);
+        if (!rule && one == SS_ONE_SLOT)
+            return refuse(w, SS_NOT_FOUND, "table %s has no entry at place %llu", t->info->name,
+                          (unsigned long long)slot);
         if (!rule) return refuse(w, SS_NOT_FOUND, "table %s has no entry with this match and priority", t->info->name);
         ss_page page = page_begin(w);
         uint8_t *before = w->at;

@@ -27,7 +27,8 @@ typedef struct { /* two-rate three-colour meter as BMv2 runs it */
 
 /* ---- tables.c: match structures ---------------------------------------------------------------------------------- */
 typedef struct ss_rule { /* an entry, one piece of memory, so that a hit costs few cache lines */
-    uint64_t handle, hash;
+    uint64_t handle;     /* uses << 32 | slot */
+    uint64_t hash;
     uint32_t slot; /* lowest free number when inserted: BMv2's tie breaker */
     int32_t priority;
     uint8_t kind;    /* SS_DO_* */
@@ -56,6 +57,7 @@ typedef struct ss_table {
     uint32_t *offsets;    /* first byte of each key field */
     uint64_t *value_bits; /* words; the bits that the fields really have */
     ss_rule **slots;
+    uint32_t *uses; /* of each slot: rules removed from it since the table was last cleared */
     uint32_t n_slots, free_hint, used;
     /* SS_BY_HASH (exact, lpm): open addressing, upper half of the hash << 32 | slot + 1, 0: empty */
     uint64_t *buckets;
@@ -68,7 +70,6 @@ typedef struct ss_table {
     uint32_t cap_order;
     uint64_t *last_key;
     ss_rule *last; /* what the packet before looked up: packets come in runs; NULL: nothing */
-    uint64_t generation;
     uint32_t default_action;
     uint8_t *default_params;
     ss_count_cell default_count;

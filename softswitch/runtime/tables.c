@@ -181,9 +181,12 @@ ss_rule *ss_rule_find(const ss_table *t, const uint64_t *key, const uint64_t *ma
 static bool grow_slots(ss_table *t) {
     uint32_t n = t->n_slots ? 2 * t->n_slots : 16;
     ss_rule **slots = realloc(t->slots, n * sizeof *slots);
-    if (!slots) return false;
+    if (slots) t->slots = slots;
+    uint32_t *uses = realloc(t->uses, n * sizeof *uses);
+    if (uses) t->uses = uses;
+    if (!slots || !uses) return false;
     memset(slots + t->n_slots, 0, (n - t->n_slots) * sizeof *slots);
-    t->slots = slots;
+    memset(uses + t->n_slots, 0, (n - t->n_slots) * sizeof *uses);
     t->n_slots = n;
     return true;
 }
@@ -261,7 +264,7 @@ ss_rule *ss_rule_add(ss_table *t, const uint64_t *key, const uint64_t *mask, int
     memcpy(rule->bytes + t->words, mask, 8 * t->words);
     rule->slot = slot;
     rule->priority = priority;
-    rule->handle = ++t->generation << 32 | slot;
+    rule->handle = (uint64_t)t->uses[slot] << 32 | slot;
     if (t->way == SS_BY_HASH) {
         uint64_t masked[t->words];
         ss_prefix *prefix = find_prefix(t, mask);
@@ -312,6 +315,7 @@ void ss_rule_remove(ss_table *t, ss_rule *rule) {
         memmove(t->packed + i * each, t->packed + (i + 1) * each, after * each * 8);
     }
     t->slots[rule->slot] = NULL;
+    t->uses[rule->slot]++;
     t->last = NULL;
     if (rule->slot < t->free_hint) t->free_hint = rule->slot;
     t->used--;
@@ -322,6 +326,7 @@ void ss_rule_clear(ss_table *t) {
     for (uint32_t s = 0; s < t->n_slots; s++) free(t->slots[s]);
     for (uint32_t i = 0; i < t->n_prefixes; i++) free(t->prefixes[i].mask);
     if (t->slots) memset(t->slots, 0, t->n_slots * sizeof *t->slots);
+    if (t->uses) memset(t->uses, 0, t->n_slots * sizeof *t->uses);
     if (t->buckets) memset(t->buckets, 0, t->n_buckets * sizeof *t->buckets);
     t->n_prefixes = t->used = t->free_hint = 0;
     t->last = NULL;
@@ -371,7 +376,7 @@ void ss_tables_close(ss_switch *sw) {
     for (uint32_t i = 0; sw->tables && i < sw->program->n_tables; i++) {
         ss_table *t = &sw->tables[i];
         ss_rule_clear(t);
-        free(t->offsets), free(t->value_bits), free(t->slots), free(t->buckets), free(t->prefixes);
+        free(t->offsets), free(t->value_bits), free(t->slots), free(t->uses), free(t->buckets), free(t->prefixes);
         free(t->order), free(t->packed), free(t->default_params), free(t->last_key);
     }
     free(sw->tables);
