@@ -93,8 +93,8 @@ class Management:
         self._switch.remove_port(port_num)
 
     def bm_mgmt_get_info(self) -> Any:
-        device = self._switch.device_id
-        return STANDARD.BmConfig(device, self._port(), f"ipc:///tmp/bmv2-{device}-notifications.ipc")
+        """As of a BMv2 without nanomsg, which has no notification socket."""
+        return STANDARD.BmConfig(self._switch.device_id, self._port(), "")
 
     # ---- hashes ----------------------------------------------------------------------------------------------
 

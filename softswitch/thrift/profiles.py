@@ -161,4 +161,4 @@ class Profiles:
 
 
 def _describe_group(group: Group) -> Any:
-    return STANDARD.BmMtActProfGroup(signed(group.group), [signed(member) for member, _ in group.members])
+    return STANDARD.BmMtActProfGroup(signed(group.group), sorted(signed(member) for member, _ in group.members))

@@ -157,7 +157,7 @@ def _mt_entry(context: Context, table: TableInfo, entry: Entry) -> Any:
 
 
 def meter_config(rates: Sequence[Any] | None, fail: Any) -> MeterConfig:
-    """BMv2's two rates (units a microsecond) as the engine's (units a second)."""
+    """BMv2's two rates (units a microsecond) as the engine's (whole units a second). `fail` raises for a name."""
     given = rates or []
     if len(given) != 2:
         fail("BAD_RATES_LIST")
