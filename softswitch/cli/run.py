@@ -63,6 +63,11 @@ def run(
         typer.Option(metavar="WHO", help="Only these clients may write: cert:NAME, an IP address or network, unix; "
                                          "repeat. Others read."),
     ] = None,
+    thrift_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, metavar="PORT", help="Serve BMv2's Thrift services on 127.0.0.1:PORT, to "
+                                                            "everybody on this machine; needs the package thrift."),
+    ] = None,
     device_id: Annotated[int, typer.Option(min=0, help="P4Runtime device id.")] = 1,
     cpu_port: Annotated[int | None, typer.Option(min=1, max=510, help="Port number of the controller.")] = None,
     queue: Annotated[int, typer.Option(min=1, max=1 << 20, help="Frames that may wait at each port.")] = 1024,
@@ -85,6 +90,7 @@ def run(
     from softswitch.p4runtime.process import Settings
     from softswitch.p4runtime.program import SANITIZE, Compiler
     from softswitch.p4runtime.server import Server
+    from softswitch.thrift import ThriftError, serve
 
     if (program is None) == (not no_p4):
         fail("give either a PROGRAM.p4 or --no-p4")
@@ -108,6 +114,8 @@ def run(
         fail(f"--primary {error}")
     if primaries.by_certificate and not grpc_server_with_client_auth:
         fail("--primary cert:NAME: expected --grpc-server-with-client-auth with it: clients show no certificate else")
+    if primary and thrift_port is not None:
+        fail("--thrift-port with --primary: expected one of the two: whoever reaches a Thrift port may write")
     settings = Settings(ports, cpu_port, seed, queue, join=not no_offload, pcap=pcap)
 
     done = threading.Event()
@@ -115,11 +123,14 @@ def run(
         signal.signal(number, lambda *_: done.set())
     compiler = Compiler(flags=SANITIZE if sanitize else ())
     server = Server(device_id=device_id, settings=settings, builder=compiler, primaries=primaries)
+    serving = contextlib.ExitStack()
     try:
         if program is not None:
             readable(program)
             server.push(compiler.file(program, include=include or [], defines=defines(define)))
         server.listen(*addresses, tls=tls, insecure=insecure)
+        if thrift_port is not None:
+            serving.enter_context(serve(server, thrift_port))
         with contextlib.suppress(OSError):  # standard output on a full disk must not end the switch
             print(
                 f"softswitch: ready: device {device_id}, P4Runtime on {', '.join(addresses)}, "
@@ -128,9 +139,10 @@ def run(
             )
         while not done.wait(3600):  # signals end the wait, whatever its limit
             pass
-    except (ListenError, EngineError, CompileError) as error:
+    except (ListenError, EngineError, CompileError, ThriftError) as error:
         fail(str(error))
     finally:
+        serving.close()
         server.close()
 
 

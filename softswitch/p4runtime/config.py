@@ -86,6 +86,13 @@ class Configuration:
         self._running: Pipeline | None = None
         self._crashes = Crashes()
 
+    def change(self, settings: Callable[[Settings], Settings], apply: Callable[[SwitchProcess], None]) -> None:
+        """Changes the running process by `apply`, and the settings of those that follow it. Raises EngineError, and
+        leaves both as they were."""
+        with self._lock:
+            apply(self.running().process)
+            self._settings = settings(self._settings)
+
     def close(self) -> None:
         with self._lock:
             if self._running is not None:

@@ -25,11 +25,12 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 
 from softswitch.engine.engine import Engine
 from softswitch.engine.entities import Event
-from softswitch.engine.errors import EngineError, Internal
+from softswitch.engine.errors import EngineError, Internal, NotFound
 from softswitch.engine.transport import OverSocket
 from softswitch.p4runtime.watchdog import Watchdog
 
@@ -39,7 +40,8 @@ START_TIMEOUT = 10.0
 """Seconds within which a new process must answer its first request."""
 
 _STOP_TIMEOUT = 3.0
-_OP_START, _OP_PORTS, _OP_CONFINED = 100, 101, 102
+_OP_START, _OP_PORTS, _OP_CONFINED, _OP_LIMIT, _OP_ADD_PORT, _OP_REMOVE_PORT = 100, 101, 102, 103, 104, 105
+_ALL_PORTS = 0xFFFFFFFF
 _STATS = struct.Struct("<10Q")
 
 
@@ -51,6 +53,15 @@ class Port:
     interface: str
 
 
+class Limit(IntEnum):
+    """What a port's queue is limited in; the numbers are those of runtime/io.h."""
+
+    DEPTH = 0
+    """Frames that may wait."""
+    RATE = 1
+    """Frames a second that leave; 0: as many as the link takes."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """Settings that are independent of the program.
@@ -59,6 +70,7 @@ class Settings:
     join    whether neighbouring frames of one flow leave as super-packets, where the kernel supports it
     vnet    whether super-packets are supported at all
     pcap    directory for capture files, or None
+    limits  (port or None for all, what, how much), in the order in which they were set
     """
 
     ports: tuple[Port, ...] = ()
@@ -68,6 +80,7 @@ class Settings:
     join: bool = True
     vnet: bool = True
     pcap: Path | None = None
+    limits: tuple[tuple[int | None, Limit, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,6 +114,17 @@ class _ProcessEngine(Engine):
 
     def confinement(self) -> str:
         return self._channel.one(struct.pack("<IH", 2, _OP_CONFINED)).decode()
+
+    def limit(self, port: int | None, what: Limit, value: int) -> None:
+        number = _ALL_PORTS if port is None else port
+        self._channel.one(struct.pack("<IHIBQ", 15, _OP_LIMIT, number, what, value))
+
+    def add_port(self, port: Port) -> None:
+        name = port.interface.encode()
+        self._channel.one(struct.pack("<IHI", 6 + len(name), _OP_ADD_PORT, port.number) + name)
+
+    def remove_port(self, number: int) -> None:
+        self._channel.one(struct.pack("<IHI", 6, _OP_REMOVE_PORT, number))
 
     def ports(self) -> list[PortState]:
         data = self._channel.one(struct.pack("<IH", 2, _OP_PORTS))
@@ -158,6 +182,9 @@ class SwitchProcess:
         try:
             transport = OverSocket(ours, on_event=on_event, on_end=self._ended, timeout=START_TIMEOUT)
             self.engine = _ProcessEngine(transport)
+            for port, what, value in settings.limits:
+                with contextlib.suppress(NotFound):  # of a port that was removed since
+                    self.engine.limit(port, what, value)
         except EngineError as error:
             self._closing = True
             self._stop()
@@ -179,6 +206,18 @@ class SwitchProcess:
         """Opens the ports."""
         self.engine.start_ports()
         log.info("switch process %d: %s", self.pid, self.confinement())
+
+    def limit(self, port: int | None, what: Limit, value: int) -> None:
+        """Limits the queue of a port, or of all. Raises NotFound, OutOfRange (a depth beyond `Settings.queue`)."""
+        self.engine.limit(port, what, value)
+
+    def add_port(self, port: Port) -> None:
+        """Opens a further port. Raises AlreadyExists, NotFound (no such interface), Unimplemented (captures)."""
+        self.engine.add_port(port)
+
+    def remove_port(self, number: int) -> None:
+        """Closes a port, with what waits there. Raises NotFound."""
+        self.engine.remove_port(number)
 
     def confinement(self) -> str:
         """What the process may still do, and what of that the kernel would not take from it (runtime/confine.h)."""

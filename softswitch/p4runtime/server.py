@@ -18,6 +18,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -41,7 +42,7 @@ from softswitch.p4runtime.config import Configuration, Listener, Pipeline
 from softswitch.p4runtime.listening import Tls
 from softswitch.p4runtime.outbox import Outbox
 from softswitch.p4runtime.primaries import Primaries, describe
-from softswitch.p4runtime.process import PortState, Settings
+from softswitch.p4runtime.process import Limit, Port, PortState, Settings
 from softswitch.p4runtime.program import Builder
 from softswitch.p4runtime.roles import Permission
 from softswitch.p4runtime.statuses import abort, abort_updates
@@ -140,6 +141,32 @@ class Server(p4r_grpc.P4RuntimeServicer):
     def ports(self) -> list[PortState]:
         """The ports of the running pipeline. Raises EngineError."""
         return self._configuration.running().process.ports()
+
+    def limit_queue(self, port: int | None, *, depth: int | None = None, rate: int | None = None) -> None:
+        """Limits the queue of a port, or of all (None), of this program and the next ones: frames that may wait, frames
+        a second that leave (0: as many as the link takes). Raises NotFound, OutOfRange."""
+        for what, value in ((Limit.DEPTH, depth), (Limit.RATE, rate)):
+            if value is not None:
+                self._limit(port, what, value)
+
+    def _limit(self, port: int | None, what: Limit, value: int) -> None:
+        def kept(settings: Settings) -> Settings:
+            others = tuple(old for old in settings.limits if old[1] is not what or port not in (None, old[0]))
+            return replace(settings, limits=(*others, (port, what, value)))
+
+        self._configuration.change(kept, lambda process: process.limit(port, what, value))
+
+    def add_port(self, number: int, interface: str) -> None:
+        """Opens a port, for this program and the next ones. Raises AlreadyExists, NotFound, Unimplemented."""
+        port = Port(number, interface)
+        self._configuration.change(lambda settings: replace(settings, ports=(*settings.ports, port)),
+                                   lambda process: process.add_port(port))
+
+    def remove_port(self, number: int) -> None:
+        """Closes a port, for this program and the next ones. Raises NotFound."""
+        self._configuration.change(
+            lambda settings: replace(settings, ports=tuple(p for p in settings.ports if p.number != number)),
+            lambda process: process.remove_port(number))
 
     @property
     def pid(self) -> int:

@@ -124,7 +124,9 @@ static void flush_all(ss_io *io, bool retry) {
     for (uint32_t i = 0; i < io->n_ports; i++) {
         ss_port *p = io->ports[io->numbers[i]];
         /* A flush in the middle of a turn may have left the port waiting unwatched: then this one tells epoll. */
-        if (ss_port_waiting(p) && (p->tx == SS_TX_IDLE || (retry && p->tx == SS_TX_WAIT_TIMER)))
+        bool due = p->tx == SS_TX_IDLE || (retry && p->tx == SS_TX_WAIT_TIMER) ||
+                   (p->tx == SS_TX_WAIT_RATE && io->now_us * 1000 >= p->next_ns);
+        if (ss_port_waiting(p) && due)
             flush(io, p);
         else if (p->tx == SS_TX_WAIT_WRITABLE && p->fd >= 0)
             watch(io, p->fd, p->number, EPOLLIN | EPOLLOUT);
@@ -140,7 +142,70 @@ static size_t reply_with(uint8_t *reply, uint16_t status, size_t body) {
     return 6 + body;
 }
 
+static size_t refuse_with(uint8_t *reply, size_t cap, uint16_t status, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+static size_t refuse_with(uint8_t *reply, size_t cap, uint16_t status, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf((char *)reply + 6, cap - 6, format, args);
+    va_end(args);
+    return reply_with(reply, status, (size_t)n);
+}
+
+static size_t limit_queue(ss_io *io, const uint8_t *body, size_t n, uint8_t *reply, size_t cap) {
+    uint32_t number;
+    uint64_t value;
+    if (n != 13) return refuse_with(reply, cap, SS_INVALID_ARGUMENT, "expected a port and a limit");
+    memcpy(&number, body, 4), memcpy(&value, body + 5, 8);
+    if (number != SS_NO_PORT && !port_of(io, number))
+        return refuse_with(reply, cap, SS_NOT_FOUND, "there is no port %u", number);
+    for (uint32_t i = 0; i < io->n_ports; i++) {
+        ss_port *p = io->ports[io->numbers[i]];
+        if (number != SS_NO_PORT && p->number != number) continue;
+        if (body[4] == SS_LIMIT_RATE)
+            ss_port_set_rate(p, value);
+        else if (value <= io->port_options.queue)
+            p->limit = (uint32_t)value;
+        else
+            return refuse_with(reply, cap, SS_OUT_OF_RANGE, "a queue of %llu frames: there is room for %u (--queue)",
+                               (unsigned long long)value, io->port_options.queue);
+    }
+    return reply_with(reply, SS_OK, 0);
+}
+
+static size_t add_port(ss_io *io, const uint8_t *body, size_t n, uint8_t *reply, size_t cap) {
+    uint32_t number;
+    char name[IFNAMSIZ] = {0};
+    const char *why;
+    if (n <= 4 || n - 4 >= sizeof name) return refuse_with(reply, cap, SS_INVALID_ARGUMENT, "no interface's name");
+    memcpy(&number, body, 4), memcpy(name, body + 4, n - 4);
+    if (number >= SS_MAX_PORTS) return refuse_with(reply, cap, SS_INVALID_ARGUMENT, "port %u is above 510", number);
+    if (io->ports[number]) return refuse_with(reply, cap, SS_ALREADY_EXISTS, "port %u is there already", number);
+    if (io->port_options.pcap) /* files cannot be made any more (confine.h) */
+        return refuse_with(reply, cap, SS_UNIMPLEMENTED, "port %u: a switch that captures cannot get ports", number);
+    ss_port *p = ss_port_open(number, name, &io->port_options, &why);
+    if (!p) return refuse_with(reply, cap, SS_NOT_FOUND, "port %u: %s: %s", number, name, why);
+    ss_io_add_port(io, p);
+    if (io->started && !ss_port_start(p, &why)) tell(io, "port %u: cannot receive from %s: %s", number, name, why);
+    if (io->started && p->fd >= 0) watch(io, p->fd, p->number, EPOLLIN);
+    tell_port(io, p);
+    return reply_with(reply, SS_OK, 0);
+}
+
+static size_t remove_port(ss_io *io, const uint8_t *body, size_t n, uint8_t *reply, size_t cap) {
+    uint32_t number = SS_NO_PORT;
+    if (n == 4) memcpy(&number, body, 4);
+    ss_port *p = port_of(io, number);
+    if (!p) return refuse_with(reply, cap, SS_NOT_FOUND, "there is no port %u", number);
+    for (uint32_t i = 0; i < io->n_ports; i++)
+        if (io->numbers[i] == number) io->numbers[i--] = io->numbers[--io->n_ports];
+    io->ports[number] = NULL;
+    ss_port_close(p);
+    return reply_with(reply, SS_OK, 0);
+}
+
 static size_t start_ports(ss_io *io, uint8_t *reply, size_t cap) {
+    io->started = true;
     for (uint32_t i = 0; i < io->n_ports; i++) {
         ss_port *p = io->ports[io->numbers[i]];
         const char *why;
@@ -181,6 +246,9 @@ static size_t execute(void *arg, const uint8_t *batch, size_t n, uint8_t *reply,
     if (n >= 6) memcpy(&op, batch + 4, 2);
     if (op == OP_START) return start_ports(io, reply, cap);
     if (op == OP_PORTS) return describe_ports(io, reply, cap);
+    if (op == OP_LIMIT) return limit_queue(io, batch + 6, n - 6, reply, cap);
+    if (op == OP_ADD_PORT) return add_port(io, batch + 6, n - 6, reply, cap);
+    if (op == OP_REMOVE_PORT) return remove_port(io, batch + 6, n - 6, reply, cap);
     if (op == OP_CONFINED)
         return reply_with(reply, SS_OK, (size_t)snprintf((char *)reply + 6, cap - 6, "%s", io->confined));
     if (op == OP_PACKET_OUT) io->last_port = io->cpu_port, io->last_len = (uint32_t)n - 6, io->last_frame = batch + 6;
@@ -193,9 +261,12 @@ static size_t execute(void *arg, const uint8_t *batch, size_t n, uint8_t *reply,
 
 static void set_timer(ss_io *io) {
     uint64_t due = ss_tick(io->sw, io->now_us);
-    for (uint32_t i = 0; i < io->n_ports; i++)
-        if (io->ports[io->numbers[i]]->tx == SS_TX_WAIT_TIMER && due > io->now_us + RETRY_US)
-            due = io->now_us + RETRY_US;
+    for (uint32_t i = 0; i < io->n_ports; i++) {
+        const ss_port *p = io->ports[io->numbers[i]];
+        if (p->tx == SS_TX_WAIT_TIMER && due > io->now_us + RETRY_US) due = io->now_us + RETRY_US;
+        if (p->tx == SS_TX_WAIT_RATE && ss_port_waiting(p) && due > (p->next_ns + 999) / 1000)
+            due = (p->next_ns + 999) / 1000;
+    }
     if (due == io->timer_due) return;
     io->timer_due = due;
     uint64_t at = due == UINT64_MAX ? 0 : io->start_us + due; /* 0 disarms */
@@ -234,6 +305,7 @@ bool ss_io_open(ss_io *io, int control_fd, const char **why) {
 bool ss_io_add_port(ss_io *io, ss_port *p) {
     if (p->number >= SS_MAX_PORTS || io->ports[p->number]) return false;
     io->ports[p->number] = p;
+    p->now_us = &io->now_us;
     io->numbers[io->n_ports++] = p->number;
     return true;
 }
@@ -290,7 +362,8 @@ void ss_io_run(ss_io *io) {
                 uint64_t expirations;
                 if (read(io->timer, &expirations, sizeof expirations) > 0) io->timer_due = UINT64_MAX, retry = true;
             } else {
-                ss_port *p = io->ports[key];
+                ss_port *p = port_of(io, key);
+                if (!p) continue; /* removed by a request of this turn */
                 arrival a = {io, key};
                 if (events[i].events & EPOLLOUT) flush(io, p);
                 if (events[i].events & (EPOLLIN | EPOLLERR)) ss_port_receive(p, receive, &a);

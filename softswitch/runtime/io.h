@@ -20,13 +20,24 @@ enum {
     OP_PORTS = 101,
     /* -> text: what the process may still do (confine.h) */
     OP_CONFINED = 102,
+    /* u32 port (SS_NO_PORT: all), u8 what, u64 n -> ; SS_LIMIT_DEPTH: n frames may wait, SS_LIMIT_RATE: n leave a
+     * second (0: no limit).  SS_NOT_FOUND: no such port */
+    OP_LIMIT = 103,
+    /* u32 port, name -> ; opens a port, which receives once OP_START was there */
+    OP_ADD_PORT = 104,
+    /* u32 port -> ; closes a port */
+    OP_REMOVE_PORT = 105,
 };
+
+enum { SS_LIMIT_DEPTH = 0, SS_LIMIT_RATE = 1 };
 
 typedef struct ss_io {
     ss_switch *sw;
     ss_channel channel;
     ss_port *ports[SS_MAX_PORTS];
     uint32_t numbers[SS_MAX_PORTS], n_ports; /* port numbers in use */
+    ss_port_options port_options;            /* of ports that are added later */
+    bool started;                            /* OP_START was there */
     int epoll, netlink, timer;
     uint64_t start_us, now_us; /* monotonic; now_us counts from start_us */
     uint64_t timer_due;        /* what the timer is set to, as now_us; UINT64_MAX: off */

@@ -170,6 +170,7 @@ int main(int argc, char **argv) {
         i++;
     }
     the_io.cpu_port = options.cpu_port;
+    the_io.port_options = port_options;
     the_io.sw = ss_open(&ss_the_program, &options, &why);
     if (!the_io.sw) return fail(ss_the_program.source, why);
 #ifdef SS_TRACE

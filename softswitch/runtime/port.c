@@ -302,7 +302,7 @@ uint8_t *ss_port_reserve(ss_port *p, uint32_t cap) {
         p->stats.dropped_down++;
         return NULL;
     }
-    if (p->tx == SS_TX_IDLE && ss_port_waiting(p) >= TX_FLUSH_FRAMES) ss_port_flush(p);
+    if (p->tx == SS_TX_IDLE && (ss_port_waiting(p) >= TX_FLUSH_FRAMES || p->gap_ns)) ss_port_flush(p);
     if (ss_port_waiting(p) >= p->limit && p->tx != SS_TX_IDLE) {
         p->stats.dropped_full++;
         return NULL;
@@ -320,6 +320,7 @@ uint8_t *ss_port_reserve(ss_port *p, uint32_t cap) {
 
 void ss_port_commit(ss_port *p, uint32_t len) {
     if (!len) return;
+    if (p->gap_ns && p->first == p->n && p->next_ns < *p->now_us * 1000) p->next_ns = *p->now_us * 1000;
     if (p->pcap_out) ss_pcap_write(p->pcap_out, p->arena + p->used, len);
     p->slots[p->n++] = (struct ss_slot){p->used, len};
     p->used += (len + 63) & ~63u;
@@ -333,13 +334,13 @@ typedef struct { /* what one call of sendmmsg is made of */
     uint32_t frames[TX_BATCH];
 } batch;
 
-static uint32_t prepare(ss_port *p, batch *b) {
+static uint32_t prepare(ss_port *p, batch *b, uint32_t end) { /* of the frames slots[first..end) */
     static const ss_vnet plain;
     uint32_t at = p->first, count = 0;
-    while (count < TX_BATCH && at < p->n) {
+    while (count < TX_BATCH && at < end) {
         ss_frame run[SS_JOIN_MAX];
         uint32_t n = 0;
-        for (; n < SS_JOIN_MAX && at + n < p->n; n++)
+        for (; n < SS_JOIN_MAX && at + n < end; n++)
             run[n] = (ss_frame){p->arena + p->slots[at + n].at, p->slots[at + n].len};
         bool join = p->join && at - p->first >= p->singles;
         uint32_t taken = join ? ss_join(run, n, p->mtu, &b->supers[count]) : 1, k = 0;
@@ -362,11 +363,26 @@ static uint32_t prepare(ss_port *p, batch *b) {
 }
 
 static void account(ss_port *p, uint32_t frames) {
+    p->next_ns += frames * p->gap_ns;
     for (uint32_t i = 0; i < frames; i++) p->stats.sent_bytes += p->slots[p->first + i].len;
     p->stats.sent += frames;
     p->stats.super_packets_out += frames > 1;
     p->first += frames;
     p->singles -= p->singles < frames ? p->singles : frames;
+}
+
+/* One past the last frame whose time has come. */
+static uint32_t due_end(const ss_port *p) {
+    if (!p->gap_ns) return p->n;
+    uint64_t now = *p->now_us * 1000;
+    uint64_t due = now < p->next_ns ? 0 : 1 + (now - p->next_ns) / p->gap_ns;
+    return due < ss_port_waiting(p) ? p->first + (uint32_t)due : p->n;
+}
+
+void ss_port_set_rate(ss_port *p, uint64_t pps) {
+    p->gap_ns = !pps ? 0 : pps > 1000000000u ? 1 : 1000000000u / pps;
+    p->next_ns = *p->now_us * 1000;
+    if (p->tx == SS_TX_WAIT_RATE) p->tx = SS_TX_IDLE;
 }
 
 void ss_port_flush(ss_port *p) {
@@ -377,7 +393,12 @@ void ss_port_flush(ss_port *p) {
             p->stats.dropped_down += ss_port_waiting(p);
             break;
         }
-        uint32_t count = prepare(p, &b);
+        uint32_t end = due_end(p);
+        if (end == p->first) {
+            p->tx = SS_TX_WAIT_RATE;
+            return;
+        }
+        uint32_t count = prepare(p, &b, end);
         int sent = sendmmsg(p->fd, b.messages, count, MSG_DONTWAIT);
         for (int i = 0; i < sent; i++) account(p, b.frames[i]);
         if (sent > 0) continue;

@@ -23,7 +23,7 @@ typedef struct {
     uint64_t dropped_full, dropped_down; /* queue full; interface down, gone, or frame longer than its MTU */
 } ss_port_stats;
 
-typedef enum { SS_TX_IDLE, SS_TX_WAIT_WRITABLE, SS_TX_WAIT_TIMER } ss_tx_state;
+typedef enum { SS_TX_IDLE, SS_TX_WAIT_WRITABLE, SS_TX_WAIT_TIMER, SS_TX_WAIT_RATE } ss_tx_state;
 
 typedef struct ss_port {
     uint32_t number;
@@ -36,6 +36,9 @@ typedef struct ss_port {
     bool vnet, join;            /* socket speaks virtio_net_hdr; neighbours are joined */
     bool bulky;                 /* super-packets came last */
     ss_tx_state tx;
+    uint64_t gap_ns;        /* between two frames that leave; 0: as fast as the link takes them */
+    uint64_t next_ns;       /* when the next frame may leave, where gap_ns is set */
+    const uint64_t *now_us; /* the event loop's clock */
     uint8_t *arena;
     size_t arena_size, used; /* frames that wait, back to back, first to last */
     struct ss_slot {
@@ -68,6 +71,8 @@ uint32_t ss_port_receive(ss_port *, ss_segment_fn *each, void *arg);
 
 uint8_t *ss_port_reserve(ss_port *, uint32_t cap); /* NULL: full or down, counted */
 void ss_port_commit(ss_port *, uint32_t len);
+/* Lets at most `pps` frames a second leave from now on, evenly spaced; 0: as many as the link takes. */
+void ss_port_set_rate(ss_port *, uint64_t pps);
 static inline uint32_t ss_port_waiting(const ss_port *p) { return p->n - p->first; }
 
 /* Sends what waits, until the kernel takes no more; p->tx then says what to wait for. */

@@ -7,6 +7,7 @@ MESSAGE_WITHIN seconds, and what is answered must be taken within as many.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 
@@ -108,10 +109,8 @@ class Connection(TTransportBase):  # type: ignore[misc]  # the library has no ty
 
     def close(self) -> None:
         """Ends the connection; a thread that reads from it wakes up."""
-        try:
+        with contextlib.suppress(OSError):  # it has ended already
             self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:  # it has ended already
-            pass
         self._sock.close()
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Field:
+class ThriftField:
     """A field of a struct or an argument of a method; `type` is a basic type, a struct, list<type> or map<a,b>."""
 
     type: str
@@ -25,7 +25,7 @@ class Method:
 
     name: str
     result: str
-    arguments: tuple[Field, ...]
+    arguments: tuple[ThriftField, ...]
     error: str
 
 
@@ -36,8 +36,8 @@ class Module:
     name: str
     service: str
     enums: dict[str, dict[str, int]]
-    structs: dict[str, tuple[Field, ...]]
-    exceptions: dict[str, tuple[Field, ...]]
+    structs: dict[str, tuple[ThriftField, ...]]
+    exceptions: dict[str, tuple[ThriftField, ...]]
     methods: tuple[Method, ...]
 
 
@@ -235,11 +235,11 @@ i64 get_time_since_epoch_us()
 """
 
 
-def _fields(text: str) -> tuple[Field, ...]:
+def _fields(text: str) -> tuple[ThriftField, ...]:
     """Fields from "type name, type name"; a comma within <> belongs to its type."""
     parts = text.replace("string,string", "string;string").split(",") if text.strip() else []
     pairs = (part.replace(";", ",").split() for part in parts)
-    return tuple(Field(kind, name) for kind, name in pairs)
+    return tuple(ThriftField(kind, name) for kind, name in pairs)
 
 
 def _numbers(text: str) -> dict[str, int]:
@@ -262,8 +262,8 @@ def _method(line: str) -> Method:
 
 def _module(name: str, service: str, types: str, methods: str) -> Module:
     enums: dict[str, dict[str, int]] = {}
-    structs: dict[str, tuple[Field, ...]] = {}
-    exceptions: dict[str, tuple[Field, ...]] = {}
+    structs: dict[str, tuple[ThriftField, ...]] = {}
+    exceptions: dict[str, tuple[ThriftField, ...]] = {}
     for line in types.strip().splitlines():
         head, _, body = line.partition(":")
         kind, called = head.split()

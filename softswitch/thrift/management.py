@@ -14,6 +14,7 @@ from google.protobuf import text_format
 from softswitch.engine.entities import CloneSession
 from softswitch.engine.errors import InvalidArgument, NotFound, Unimplemented
 from softswitch.p4runtime import config
+from softswitch.thrift.notifications import Learning
 from softswitch.thrift.switch import STANDARD, SWITCH, Switch
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,8 @@ class Management:
         context = self._switch.context()
         context.engine.reset()
         context.reset()
+        if (published := self._switch.notifications()) is not None:
+            published.learning.reset()
         self._forget()
 
     def bm_serialize_state(self) -> str:
@@ -93,8 +96,8 @@ class Management:
         self._switch.remove_port(port_num)
 
     def bm_mgmt_get_info(self) -> Any:
-        """As of a BMv2 without nanomsg, which has no notification socket."""
-        return STANDARD.BmConfig(self._switch.device_id, self._port(), "")
+        published = self._switch.notifications()
+        return STANDARD.BmConfig(self._switch.device_id, self._port(), published.address if published else "")
 
     # ---- hashes ----------------------------------------------------------------------------------------------
 
@@ -123,20 +126,29 @@ class Management:
 
     # ---- learning --------------------------------------------------------------------------------------------
 
+    def _learning(self) -> Learning:
+        published = self._switch.notifications()
+        if published is None:
+            raise Unimplemented("this switch publishes no digests for Thrift's clients")
+        return published.learning
+
+    def _known(self, there: bool) -> None:
+        if not there:
+            raise STANDARD.InvalidLearnOperation(STANDARD.LearnOperationErrorCode.INVALID_LIST_ID)
+
     def bm_learning_ack(self, cxt_id: int, list_id: int, buffer_id: int, sample_ids: Any) -> None:
-        self._no_learning()
+        self._known(self._learning().acknowledge(list_id, buffer_id, list(sample_ids or [])))
 
     def bm_learning_ack_buffer(self, cxt_id: int, list_id: int, buffer_id: int) -> None:
-        self._no_learning()
+        self._known(self._learning().acknowledge(list_id, buffer_id))
 
     def bm_learning_set_timeout(self, cxt_id: int, list_id: int, timeout_ms: int) -> None:
-        self._no_learning()
+        if timeout_ms < 0:
+            raise InvalidArgument(f"learn list {list_id}: expected a timeout from 0 ms on, got {timeout_ms}")
+        self._known(self._learning().set_timeout(list_id, timeout_ms))
 
     def bm_learning_set_buffer_size(self, cxt_id: int, list_id: int, nb_samples: int) -> None:
-        self._no_learning()
-
-    def _no_learning(self) -> NoReturn:
-        raise Unimplemented("digests over BMv2's notification socket are not supported: P4Runtime's digests are")
+        self._known(self._learning().set_samples(list_id, nb_samples))
 
 
 class SimpleSwitch:

@@ -12,6 +12,7 @@ the place of the one that has rested longest.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
@@ -22,6 +23,7 @@ from thrift.Thrift import TApplicationException, TException, TMessageType
 from thrift.transport.TTransport import TTransportException
 
 from softswitch.engine.errors import EngineError
+from softswitch.thrift import ThriftError
 from softswitch.thrift.connection import MESSAGE_WITHIN, Connection, protocol
 from softswitch.thrift.management import Management, SimpleSwitch
 from softswitch.thrift.profiles import Profiles
@@ -46,10 +48,6 @@ _ANY_ERROR = {
     "InvalidMcOperation": 5, "InvalidMirroringOperation": 1,
 }
 """Codes for what BMv2 has no name for: the reason is in the log."""
-
-
-class ThriftError(Exception):
-    """The server cannot be started; the message says why."""
 
 
 class ThriftServer:
@@ -92,10 +90,8 @@ class ThriftServer:
         with self._lock:
             self._closed = True
             connections = list(self._connections)
-        try:
+        with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self._listener.close()
         for connection in connections:
             connection.close()

@@ -1,44 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Thrift services of a switch that a P4Runtime server runs.
-
-    thrift = serve(server, 9090, describe)
-    ...
-    thrift.close()                          # before server.close()
-"""
+"""The Thrift services of a switch that a P4Runtime server runs (`serve` of this package starts them)."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 from finsy.proto import p4r
 
-from softswitch.engine.errors import NotFound
+from softswitch.engine.errors import EngineError, NotFound
+from softswitch.p4runtime.config import Pipeline
 from softswitch.p4runtime.context import Context
 from softswitch.p4runtime.process import PortState
 from softswitch.p4runtime.server import Server
+from softswitch.thrift.notifications import Notifications
 from softswitch.thrift.server import ThriftServer
 
+log = logging.getLogger(__name__)
 
-def serve(server: Server, port: int, describe: Callable[[bytes], str]) -> ThriftServer:
-    """Serves BMv2's Thrift services for a switch on 127.0.0.1:`port`. Raises ThriftError.
 
-    describe  makes BMv2's JSON of a p4_device_config; raises EngineError. It is called once for a program, when
-              somebody asks for it first.
-    """
-    return ThriftServer(ServedSwitch(server, describe), port)
+@contextlib.contextmanager
+def serving(server: Server, port: int, *, notifications: str | None = None) -> Iterator[ThriftServer]:
+    """What `serve` gives. A socket for digests that cannot be made is logged: all else works without."""
+    published = _publish(server.device_id, notifications)
+    switch = ServedSwitch(server, published)
+    server.on_sample = switch.learned
+    try:
+        with ThriftServer(switch, port) as thrift:
+            yield thrift
+    finally:
+        server.on_sample = None
+        if published is not None:
+            published.close()
+
+
+def _publish(device_id: int, address: str | None) -> Notifications | None:
+    published = Notifications(device_id, address)
+    try:
+        published.start()
+    except OSError as error:
+        log.warning("%s", error)
+        published.close()
+        return None
+    return published
 
 
 class ServedSwitch:
     """The switch of a P4Runtime server, as the Thrift services see it (switch.py has the methods)."""
 
-    def __init__(self, server: Server, describe: Callable[[bytes], str]) -> None:
-        self._server, self._describe = server, describe
+    def __init__(self, server: Server, published: Notifications | None) -> None:
+        self._server, self._published = server, published
         self.device_id = server.device_id
         self._lock = threading.Lock()
-        self._described: tuple[bytes, str] = (b"", "")
+        self._learning_from: Pipeline | None = None
         self._loaded: p4r.ForwardingPipelineConfig | None = None
 
     def context(self) -> Context:
@@ -49,17 +68,36 @@ class ServedSwitch:
         """The lock of P4Runtime's writes."""
         return self._server.writing
 
+    def notifications(self) -> Notifications | None:
+        """Where the program's digests are published."""
+        if self._published is not None:
+            with contextlib.suppress(EngineError):  # no program, no digests
+                self._describe(self._published, self._server.running())
+        return self._published
+
+    def _describe(self, published: Notifications, pipeline: Pipeline) -> None:
+        """Tells the publisher of the digests of a program that it does not know yet."""
+        with self._lock:
+            if self._learning_from is pipeline:
+                return
+            lists = {entry["name"]: entry["id"] for entry in json.loads(pipeline.built.json).get("learn_lists", [])}
+            published.describe({digest.index: lists.get(digest.name, digest.index)
+                                for digest in pipeline.context.engine.info.digests})
+            self._learning_from = pipeline
+
+    def learned(self, index: int, sample: bytes) -> None:
+        """Takes a digest from the data plane."""
+        published = self.notifications()
+        if published is not None:
+            published.learned(index, sample)
+
     def ports(self) -> list[PortState]:
         """The ports."""
         return self._server.ports()
 
     def config(self) -> str:
         """The running program as BMv2's JSON."""
-        text = self._server.running().config.p4_device_config
-        with self._lock:
-            if self._described[0] != text:
-                self._described = text, self._describe(text)
-            return self._described[1]
+        return self._server.running().built.json
 
     def load(self, config: str) -> None:
         """Compiles a program for `swap`."""

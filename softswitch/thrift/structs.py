@@ -20,7 +20,7 @@ from typing import Any
 from thrift.protocol.TBase import TBase
 from thrift.Thrift import TApplicationException, TException, TMessageType, TType
 
-from softswitch.thrift.interface import MODULES, Field, Method, Module
+from softswitch.thrift.interface import MODULES, Method, Module, ThriftField
 
 _BASIC = {
     "bool": (TType.BOOL, None),
@@ -52,7 +52,7 @@ def _spec(type_: str, classes: dict[str, Any]) -> tuple[int, Any]:
     return TType.STRUCT, (classes[type_], classes[type_].thrift_spec)
 
 
-def _thrift_spec(fields: tuple[Field, ...], classes: dict[str, Any], first: int = 1) -> tuple[Any, ...]:
+def _thrift_spec(fields: tuple[ThriftField, ...], classes: dict[str, Any], first: int = 1) -> tuple[Any, ...]:
     spec: list[Any] = [None] * first
     for place, field in enumerate(fields, start=first):
         number, inner = _spec(field.type, classes)
@@ -60,7 +60,9 @@ def _thrift_spec(fields: tuple[Field, ...], classes: dict[str, Any], first: int 
     return tuple(spec)
 
 
-def _struct(name: str, fields: tuple[Field, ...], classes: dict[str, Any], *, base: type = TBase, first: int = 1) -> Any:
+def _struct(
+    name: str, fields: tuple[ThriftField, ...], classes: dict[str, Any], *, base: type = TBase, first: int = 1
+) -> Any:
     """A class with these fields, whose constructor takes them by place or by name."""
     names = tuple(field.name for field in fields)
     signature = inspect.Signature([
@@ -141,8 +143,8 @@ def _build(module: Module, shared: dict[str, Any]) -> SimpleNamespace:
     methods = {}
     for method in module.methods:
         arguments = _struct(f"{method.name}_args", method.arguments, classes)
-        fields = (Field(method.result, "success"),) if method.result != "void" else ()
-        fields += (Field(method.error, "ouch"),) if method.error else ()
+        fields = (ThriftField(method.result, "success"),) if method.result != "void" else ()
+        fields += (ThriftField(method.error, "ouch"),) if method.error else ()
         result = _struct(f"{method.name}_result", fields, classes, first=0 if method.result != "void" else 1)
         calls[method.name] = _caller(method, arguments, result)
         methods[method.name] = (method, arguments, result)

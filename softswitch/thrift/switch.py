@@ -8,6 +8,7 @@ from typing import Any, NoReturn, Protocol
 
 from softswitch.p4runtime.context import Context
 from softswitch.p4runtime.process import PortState
+from softswitch.thrift.notifications import Notifications
 from softswitch.thrift.structs import TYPES
 
 STANDARD, PRE, SWITCH = TYPES["standard"], TYPES["simple_pre_lag"], TYPES["simple_switch"]
@@ -23,6 +24,9 @@ class Switch(Protocol):
 
     def writing(self) -> AbstractContextManager[Any]:
         """Held while something is changed, so that P4Runtime's writes come before or after."""
+
+    def notifications(self) -> Notifications | None:
+        """Where the program's digests are published for Thrift's clients."""
 
     def ports(self) -> list[PortState]:
         """The ports. Raises EngineError."""

@@ -42,6 +42,9 @@ class LocalSwitch:
     def writing(self) -> AbstractContextManager[Any]:
         return self._lock
 
+    def notifications(self) -> None:
+        return None
+
     def ports(self) -> list[PortState]:
         return [PortState(n, f"eth{n}", up, True, True, 1500, *[0] * 11) for n, up in ((2, False), (1, True))]
 

@@ -38,7 +38,9 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def connect(address: str, port: int, services: Sequence[tuple[str | None, Any]], out: TextIO | None = None) -> list[Any]:
+def connect(
+    address: str, port: int, services: Sequence[tuple[str | None, Any]], out: TextIO | None = None
+) -> list[Any]:
     """Clients of services, (name, class) each, that share a connection; None for a service without a name. Where
     there is no server, says so and ends the program with status 1."""
     transport = TBufferedTransport(TSocket.TSocket(address, port))
@@ -54,7 +56,7 @@ def connect(address: str, port: int, services: Sequence[tuple[str | None, Any]],
 
 
 def read_config(standard: Any, path: str | None, out: TextIO | None = None) -> str:
-    """The program's JSON: of a file, with a warning where the switch runs another program, or as the switch gives it."""
+    """The program's JSON: a file's, with a warning where the switch runs another program, or what the switch gives."""
     out = out or sys.stdout
     if path:
         data = Path(path).read_bytes()

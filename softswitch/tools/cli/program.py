@@ -76,7 +76,7 @@ class Register:
 
 
 @dataclass
-class ValueSet:
+class ValueSetName:
     """A parser value set, whose values have so many bits."""
 
     name: str
@@ -107,7 +107,7 @@ class Names:
         self.counters = {c["name"]: Array(c["name"], c["binding"] if c["is_direct"] else None)
                          for c in program.get("counter_arrays", [])}
         self.registers = {r["name"]: Register(r["name"]) for r in program.get("register_arrays", [])}
-        self.value_sets = {v["name"]: ValueSet(v["name"], v["compressed_bitwidth"])
+        self.value_sets = {v["name"]: ValueSetName(v["name"], v["compressed_bitwidth"])
                            for v in program.get("parse_vsets", [])}
         self.crcs = {c["name"]: int(c["algo"][3:5]) for c in program.get("calculations", [])
                      if c["algo"] in ("crc16_custom", "crc32_custom")}

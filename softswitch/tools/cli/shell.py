@@ -49,9 +49,8 @@ def command(method: _F) -> _F:
             what = _FAILURES.get(type(error).__name__)
             if what is None:
                 raise
-            name = next((getattr(t, what[1])._VALUES_TO_NAMES.get(error.code) for t in TYPES.values()  # type: ignore[attr-defined]
-                         if hasattr(t, what[1])), None)
-            print(f"Invalid {what[0]} operation ({name})")
+            errors: Any = next(getattr(types, what[1]) for types in TYPES.values() if hasattr(types, what[1]))
+            print(f"Invalid {what[0]} operation ({errors._VALUES_TO_NAMES.get(getattr(error, 'code', None))})")
         return None
 
     return run  # type: ignore[return-value]
@@ -110,8 +109,11 @@ class Shell(cmd.Cmd):
         words = line.split()
         place = len(words) - (1 if text else 0)
         name = words[0]
-        kinds = {"act_prof": self.names.profiles, "counter": self.names.counters, "meter": self.names.meters,
-                 "register": self.names.registers, "pvs": self.names.value_sets, "table": self.names.tables}
+        names = self.names
+        kinds: dict[str, dict[str, Any]] = {
+            "act_prof": names.profiles, "counter": names.counters, "meter": names.meters,
+            "register": names.registers, "pvs": names.value_sets, "table": names.tables,
+        }
         things: dict[str, Any] = next((things for kind, things in kinds.items() if name.startswith(kind)), {})
         if name.startswith("set_crc"):
             things = {crc: None for crc, bits in self.names.crcs.items() if str(bits) in name}

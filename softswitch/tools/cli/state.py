@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from softswitch.thrift.structs import TYPES
-from softswitch.tools.cli.program import Array, ValueSet
+from softswitch.tools.cli.program import Array, ValueSetName
 from softswitch.tools.cli.shell import Shell, command
 from softswitch.tools.cli.values import CommandError, to_bytes
 
@@ -139,7 +139,7 @@ class StateCommands(Shell):
 
     def _value(self, args: list[str]) -> tuple[str, bytes]:
         self.exactly(args, 2)
-        value_set: ValueSet = self.find("parser value set", args[0])
+        value_set: ValueSetName = self.find("parser value set", args[0])
         try:
             value = int(args[1], 0)
         except ValueError:

@@ -39,6 +39,7 @@ CONTROL: Final = Extra("control", "the command netfold, the controller, fabrics 
                        {"distutils": "setuptools", "finsy": "finsy", "networkx": "networkx",
                         "prometheus_client": "prometheus-client", "rich": "rich", "typer": "typer"})
 SOFTSWITCH: Final = Extra("softswitch", "the command softswitch", {"finsy": "finsy", "typer": "typer"})
+TOOLS: Final = Extra("tools", "softswitch's Thrift port and simple_switch_CLI", {"thrift": "thrift"})
 COMPILER: Final = Extra("compiler", "a C compiler where the system has none", {"ziglang": "ziglang"})
 DEMO: Final = Extra("demo", "netfold demo", {"sklearn": "scikit-learn"})
 TORCH: Final = Extra("torch", "netfold.torch, and gloo beside us in netfold bench", {"torch": "torch"})
@@ -46,5 +47,5 @@ PLOTS: Final = Extra("plots", "figures of netfold sim ethereal and netfold bench
 SIM: Final = Extra("sim", "netfold sim on all cores, or on Ray or Dask", {"joblib": "joblib"})
 SCAPY: Final = Extra("scapy", "netfold.wire.scapy_roce, which dissects our packets", {"scapy": "scapy"})
 
-EXTRAS: Final = (CONTROL, SOFTSWITCH, COMPILER, DEMO, TORCH, PLOTS, SIM, SCAPY)
+EXTRAS: Final = (CONTROL, SOFTSWITCH, TOOLS, COMPILER, DEMO, TORCH, PLOTS, SIM, SCAPY)
 """Every extra that brings something for users, without `all`, `test` and `lint`."""
