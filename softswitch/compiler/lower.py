@@ -217,12 +217,16 @@ class _Lowering(ExternLowering):
             (selectors if key.match == "selector" else keys).append(value)
         entry = self.unique("entry")
         cases = []
-        outer = self.current_table, self.current_entry
         for action in table.actions:
-            self.current_table, self.current_entry = table, entry
-            cases.append(self.action_case(action))
+            case = self.action_case(action)
+            if table.meter is not None:
+                metered: list[ir.Instruction] = []
+                with self.into(metered):
+                    self.read_direct_meter(table, entry)
+                if metered:
+                    case.body.insert(0, ir.If(hit, metered, [], pos=self.pos))
+            cases.append(case)
             self.program.actions.setdefault(action.name, action.decl)
-        self.current_table, self.current_entry = outer
         self.emit(ir.Apply(table, keys, selectors, hit, run, entry, cases))
         return ApplyResult(table, hit, run)
 

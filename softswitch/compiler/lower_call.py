@@ -345,7 +345,16 @@ def _path(lv: ir.Value) -> list[str | int | None]:
 
 def names_in(node: Any) -> list[A.NameExpr]:
     """All names that are used in a piece of syntax, also in the actions that it calls."""
-    found: list[A.NameExpr] = []
+    return [n for n in _nodes_in(node) if isinstance(n, A.NameExpr)]
+
+
+def calls_in(node: Any) -> list[A.CallExpr]:
+    """All calls in a piece of syntax, and in the actions that it calls."""
+    return [n for n in _nodes_in(node) if isinstance(n, A.CallExpr)]
+
+
+def _nodes_in(node: Any) -> list[A.Node]:
+    found: list[A.Node] = []
     seen: set[int] = set()
 
     def visit(n: Any) -> None:
@@ -354,8 +363,7 @@ def names_in(node: Any) -> list[A.NameExpr]:
                 visit(part)
         elif isinstance(n, A.Node) and id(n) not in seen:
             seen.add(id(n))
-            if isinstance(n, A.NameExpr):
-                found.append(n)
+            found.append(n)
             if isinstance(n, A.CallExpr):
                 visit(list(n.bound.values()))
                 if isinstance(n.decl, A.ActionDecl):

@@ -10,7 +10,7 @@ from softswitch.compiler import ir
 from softswitch.compiler import types as T
 from softswitch.compiler.diagnostics import P4Error
 from softswitch.compiler.ir import U32
-from softswitch.compiler.lower_call import SliceTarget
+from softswitch.compiler.lower_call import SliceTarget, calls_in
 from softswitch.compiler.lower_expr import has_effects, leaves
 from softswitch.compiler.lower_parser import ParserLowering
 from softswitch.compiler.objects import Digest, ExternObject, TableObject
@@ -27,8 +27,7 @@ class ExternLowering(ParserLowering):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.standard = ir.Var(U32, "")  # the standard metadata
-        self.current_table: TableObject | None = None  # whose action is being lowered
-        self.current_entry = ""
+        self.meter_results: dict[int, str] = {}  # id of a direct meter -> the place that its colour goes to
 
     def call_extern(self, e: A.CallExpr) -> Any:
         """Lowers a call of an extern. Where evaluating an argument has effects, all are evaluated first, in order."""
@@ -255,9 +254,27 @@ class ExternLowering(ParserLowering):
         self.give(e, "result", self.result_of("meter", U32, self.args(e, "index"), meter))
 
     def on_direct_meter_read(self, e: A.CallExpr, meter: ExternObject) -> None:
-        if self.current_table is None or self.current_table.meter is not meter:
-            raise P4Error(e.pos, f"direct meter {meter.name} can only be read in an action of its own table")
-        self.give(e, "result", self.result_of("direct_meter", U32, [], self.current_entry))
+        """Nothing: where the meter's table hits, the result is there before any action runs (read_direct_meter)."""
+        if meter.table is None:
+            raise P4Error(e.pos, f"direct meter {meter.name} belongs to no table")
+        if isinstance(e.bound["result"], A.DontCare):
+            return
+        with self.into([]):
+            target = self.target(e.bound["result"])
+        place = str(target.value if isinstance(target, SliceTarget) else target)
+        if self.meter_results.setdefault(id(meter), place) != place:
+            raise P4Error(e.pos, f"direct meter {meter.name}: this is read to {place}, but to "
+                                 f"{self.meter_results[id(meter)]} before; all reads need the same place")
+
+    def read_direct_meter(self, table: TableObject, entry: str) -> None:
+        """What a hit of a table does before its action: v1model's direct meters are updated whether or not an action
+        reads them, and BMv2 writes the colour to the place that the meter is read to, also for actions that do not
+        read it. Without a hit nothing is written, and nothing where an action of this table runs for another one."""
+        reads = [call for action in table.actions for call in calls_in(action.decl.body)
+                 if isinstance(call.function, A.MemberExpr) and call.function.name == "read"
+                 and self.bindings.get(id(getattr(call.function.base, "decl", None))) is table.meter]
+        if reads:
+            self.give(reads[0], "result", self.result_of("direct_meter", U32, [], entry))
 
     # ---- functions ----------------------------------------------------------------------------------------------
 
