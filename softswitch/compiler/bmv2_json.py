@@ -381,8 +381,9 @@ def _hex(value: int, bits: int) -> str:
 
 
 def _size(table: TableObject) -> int:
-    """BMv2 has no room beside the entries that the program itself gives a table."""
-    return len(table.entries) or table.size
+    """p4c leaves no room beside the entries that the program itself gives a table, and ignores a size that means none.
+    """
+    return len(table.entries) or (table.size if table.keys else 0) or 1024
 
 
 def _bmv2_match(match: str) -> str:
