@@ -137,7 +137,7 @@ def test_a_test_file_says_by_its_place_whose_it_is() -> None:
     packages = {name.removeprefix("netfold.").replace(".", "/") for name, package, _ in modules() if package}
     folders = {str(path.parent.relative_to(TESTS)) for path in TESTS.rglob("test_*.py")} - {"."}
     assert len(folders) > 30
-    assert folders - packages == {"e2e", "p4", "packaging"}
+    assert folders - packages == {"e2e", "foreign", "p4", "packaging"}
 
 
 def test_only_one_optional_module_imports_scapy() -> None:

@@ -149,6 +149,8 @@ NEEDS: Final[dict[str, Need]] = {
     "p4runtime-shell": Need("P4RUNTIME_SHELL_PYTHON names the Python of an environment that has it",
                             check=_set("P4RUNTIME_SHELL_PYTHON")),
     "p4c-samples": Need("P4C_SAMPLES names p4c's testdata/p4_16_samples", check=_set("P4C_SAMPLES")),
+    "foreign-programs": Need("FOREIGN_PROGRAMS names a folder of checkouts (docs/programs.md)",
+                             check=_set("FOREIGN_PROGRAMS")),
     "sanitizers": Need("apt install gcc libasan8 libubsan1", ("gcc",), check=_sanitizers),
     "verbs": Need("apt install libibverbs-dev", ("gcc",), check=_verbs),
     "openssl": Need("apt install openssl", ("openssl",)),
