@@ -121,6 +121,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="checkouts named OWNER+NAME")
     parser.add_argument("--csv", type=Path, help="where the table goes")
     parser.add_argument("--details", type=Path, help="where all that the compilers said goes, a JSON object a line")
+    parser.add_argument("--resume", action="store_true", help="take from --details what an earlier run has done")
     parser.add_argument("--traffic", action="store_true", help="run what both take, on BMv2 and on ours")
     parser.add_argument("--only", default="", help="programs with this in OWNER/NAME/PATH")
     parser.add_argument("--seed", type=int, default=1, help="of entries and frames")
@@ -129,7 +130,11 @@ def main() -> None:
     found = [p for p in programs.find(args.folder) if args.only in f"{p.repository}/{p.path}"]
     print(f"{len(found)} programs of {len({p.repository for p in found})} repositories, seed {args.seed}", flush=True)
     rows = []
-    details = args.details.open("w") if args.details else None
+    if args.resume:
+        rows = [json.loads(line) for line in args.details.read_text().splitlines()]
+        done = {(row["repository"], row["path"]) for row in rows}
+        found = [program for program in found if (program.repository, program.path) not in done]
+    details = args.details.open("a" if args.resume else "w") if args.details else None
     with tempfile.TemporaryDirectory(prefix="foreign-cache-") as cache:
         built = Path(cache) if args.traffic else None
         for row in judge_all(found, cache=built, seed=args.seed, workers=args.workers):

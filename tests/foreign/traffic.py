@@ -142,6 +142,8 @@ def _play(
                 expected = [(port, data) for port, data in sent[at] if port < PORTS]
                 left += len(got)
                 if sorted(got) != sorted(expected):
+                    if bmv2.status is not None:
+                        raise _Bmv2Failed(f"ended with status {bmv2.status} at frame {at}")
                     found.append(_Difference(at, traffic[at], expected, got))
                     if stop:
                         break

@@ -39,8 +39,9 @@ class Verdict:
 def p4c(program: ForeignProgram, folder: Path) -> Verdict:
     """p4c's verdict; where it is yes, program.json and program.txtpb are in the folder."""
     info = folder / "program.txtpb"
-    command = ["p4c-bm2-ss", *(f"-I{path}" for path in program.include), program.file, "-o", folder / "program.json",
-               "--p4runtime-files", info]
+    # Without its folder: p4c's preprocessor does not take a path with spaces.
+    command = ["p4c-bm2-ss", *(f"-I{path}" for path in program.include), program.file.name,
+               "-o", folder / "program.json", "--p4runtime-files", info]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=P4C_SECONDS,
                               cwd=program.file.parent)

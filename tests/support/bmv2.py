@@ -174,6 +174,11 @@ class Bmv2:
             return f"{error.code().name}: {error.details()} {said}"
         return ""
 
+    @property
+    def status(self) -> int | None:
+        """The exit status of a BMv2 that has ended, though nobody asked for it; None while it runs."""
+        return self._process.poll()
+
     def _write(self, kind: str, entity: p4r.Entity) -> bool:
         request = p4r.WriteRequest(device_id=1)
         request.election_id.low = 1
