@@ -14,7 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from softswitch.tools import p4config
+from softswitch.tools import bmv2_modules, p4config
 
 COMMANDS: dict[str, str] = {
     "p4c-bm2-ss": "softswitch.tools.p4c:p4c_bm2_ss",
@@ -29,6 +29,7 @@ MODULES: dict[str, str] = {
     "p4/__init__.py": p4config.PACKAGE,
     "p4/tmp/__init__.py": "",
     "p4/tmp/p4config_pb2.py": p4config.MESSAGES,
+    **bmv2_modules.MODULES,
 }
 """Python modules for control planes that import BMv2's: path below python/, and text. `import _softswitch` makes this
 installation importable there."""

@@ -59,15 +59,9 @@ def read_config(standard: Any, path: str | None, out: TextIO | None = None) -> s
     """The program's JSON: a file's, with a warning where the switch runs another program, or what the switch gives."""
     out = out or sys.stdout
     if path:
-        data = Path(path).read_bytes()
         if standard is not None:
-            ours, theirs = hashlib.md5(data, usedforsecurity=False).digest(), standard.bm_get_config_md5()
-            if ours != theirs:
-                print("**********\n"
-                      "WARNING: the JSON files loaded into the switch and the one you just provided to this CLI don't "
-                      "have the same md5 sum. Are you sure they describe the same program?\n"
-                      f"{'switch md5':<15}: {theirs.hex()}\n{'CLI input md5':<15}: {ours.hex()}\n**********", file=out)
-        return data.decode()
+            check_config(standard, path, out)
+        return Path(path).read_text()
     print("Obtaining JSON from switch...", file=out)
     try:
         text: str = standard.bm_get_config()
@@ -76,6 +70,17 @@ def read_config(standard: Any, path: str | None, out: TextIO | None = None) -> s
         sys.exit(1)
     print("Done", file=out)
     return text
+
+
+def check_config(standard: Any, path: str, out: TextIO | None = None) -> None:
+    """Prints a warning where the switch runs another program than that of a file."""
+    ours = hashlib.md5(Path(path).read_bytes(), usedforsecurity=False).digest()
+    theirs = standard.bm_get_config_md5()
+    if ours != theirs:
+        print("**********\n"
+              "WARNING: the JSON files loaded into the switch and the one you just provided to this CLI don't "
+              "have the same md5 sum. Are you sure they describe the same program?\n"
+              f"{'switch md5':<15}: {theirs.hex()}\n{'CLI input md5':<15}: {ours.hex()}\n**********", file=out)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
