@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
 from thrift.protocol.TMultiplexedProtocol import TMultiplexedProtocol
 from thrift.transport import TSocket, TTransport
 
-from softswitch.compiler.driver import Program
+from softswitch.compiler.driver import Program, compile_file
 from softswitch.engine.errors import NotFound
 from softswitch.engine.local import LocalEngine
 from softswitch.p4runtime.context import Context
@@ -80,3 +82,20 @@ def client(server: ThriftServer, service: str) -> Iterator[Any]:
         yield TYPES[service].Client(TMultiplexedProtocol(TBinaryProtocol(transport), service))
     finally:
         transport.close()
+
+
+PROGRAM = Path(__file__).parent / "native" / "thrift.p4"
+
+
+@functools.cache
+def compiled() -> Program:
+    """The program thrift.p4, which has every kind of object."""
+    return compile_file(PROGRAM)
+
+
+@contextlib.contextmanager
+def served(**options: Any) -> Iterator[tuple[LocalSwitch, ThriftServer]]:
+    """The program thrift.p4 in this process, with a Thrift server."""
+    switch = LocalSwitch(compiled(), compiled().bmv2_json)
+    with switch.engine, ThriftServer(switch, 0, **options) as server:
+        yield switch, server
