@@ -53,7 +53,8 @@ def refused(error: str, call: Callable[[], object]) -> str:
     """The name of the code with which a call is refused."""
     with pytest.raises(getattr(T, error)) as caught:
         call()
-    errors = {"InvalidTableOperation": T.TableOperationErrorCode, "InvalidCounterOperation": T.CounterOperationErrorCode,
+    errors = {"InvalidTableOperation": T.TableOperationErrorCode,
+              "InvalidCounterOperation": T.CounterOperationErrorCode,
               "InvalidMeterOperation": T.MeterOperationErrorCode,
               "InvalidRegisterOperation": T.RegisterOperationErrorCode}[error]
     name: str = errors._VALUES_TO_NAMES[caught.value.code]
@@ -72,7 +73,8 @@ def test_handles_count_as_bmv2s_do(standard: Any) -> None:
     standard.bm_mt_clear_entries(0, "I.exact_t", False)
     assert drop(standard, 1) == 0
     for _ in range(256):
-        standard.bm_mt_delete_entry(0, "I.exact_t", handle := standard.bm_mt_get_entries(0, "I.exact_t")[0].entry_handle)
+        handle = standard.bm_mt_get_entries(0, "I.exact_t")[0].entry_handle
+        standard.bm_mt_delete_entry(0, "I.exact_t", handle)
         drop(standard, 1)
     assert handle == -(1 << 24)  # 255 uses, as a signed number
 
