@@ -340,15 +340,15 @@ class _Switch:
     def serve_thrift(self, server: Server, serving: contextlib.ExitStack) -> None:
         """Serves Thrift. Without the package for it, simple_switch could not be controlled at all, and ends; the one
         with P4Runtime goes on, and says so. Raises StartError."""
-        from softswitch import thrift
+        from softswitch.thrift import ThriftError, serve
 
         port = self.general.get("thrift-port", THRIFT_PORT)
         if port > 65535:
             raise StartError(f"--thrift-port {port}: expected a number within 0..65535")
         self.log.info("Starting Thrift server on port %d", port)
         try:
-            serving.enter_context(thrift.serve(server, port, notifications=self.general.get("notifications-addr")))
-        except thrift.ThriftError as error:
+            serving.enter_context(serve(server, port, notifications=self.general.get("notifications-addr")))
+        except ThriftError as error:
             if self.name == "simple_switch_grpc" and isinstance(error.__cause__ or error.__context__, ImportError):
                 warn(f"no Thrift server on port {port}, P4Runtime alone: {error}")
                 return
