@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from softswitch.compiler import ir
-from softswitch.compiler.device_config import MEMBER
+from softswitch.compiler.device_config import MEMBER, Control
 from softswitch.compiler.objects import ExternObject, TableObject
 from softswitch.compiler.program import LoweredProgram
 from softswitch.compiler.types import Bits, Varbit
@@ -36,10 +36,12 @@ _KEYLESS = {"checksums", "deparsers", "extern_instances", "force_arith", "parser
 """Sections that only BMv2's packet path reads."""
 
 
-def sections(program: LoweredProgram) -> str:
-    """The JSON of a program without `MEMBER`, as text."""
+def sections(program: LoweredProgram, control: Control | None = None) -> str:
+    """The JSON of a program without `MEMBER`, as text; with `control` where the program needs it."""
     found = _Writer(program).everything()
     lines = [f' "{name}": {json.dumps(section, ensure_ascii=False)}' for name, section in found.items()]
+    if control is not None:
+        lines.append(f" {control.member()}")
     return "{\n" + ",\n".join(lines) + "\n}"
 
 

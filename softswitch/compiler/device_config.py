@@ -8,15 +8,44 @@ time and memory (confined.py); the server itself only looks at its first bytes.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 
 MEMBER = "softswitch"
 """The member of the JSON's outermost object that holds the text: {"source": ..., "name": ...}."""
+
+_CONTROL = "softswitch_control"
+"""The member that holds `Control`, in the JSON of programs that need it."""
 
 TEXT_MAX = 4 << 20
 """Bytes of the longest program text."""
 
 JSON_MAX = 16 << 20
 """Bytes of the longest JSON, which is that of the longest message."""
+
+
+@dataclass(frozen=True)
+class Control:
+    """What P4Info does not say of a program, and P4Runtime's server needs.
+
+    headers    of controller headers by their names: (id or 0, bits) of each field on the wire; @hidden ones have no id
+    port_type  the type of the port fields in standard_metadata_t, where it has @p4runtime_translation, or ""
+    """
+
+    headers: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    port_type: str = ""
+
+    def member(self) -> str:
+        """The member of the JSON, ready to stand after others."""
+        return f'"{_CONTROL}": {json.dumps({"headers": self.headers, "port_type": self.port_type})}'
+
+
+def control(text: str) -> Control:
+    """The Control in a program's JSON, as our own compiler wrote it; an empty one where the program needs none."""
+    if f'"{_CONTROL}"' not in text:
+        return Control()
+    found = json.loads(text).get(_CONTROL, {})
+    headers = {name: [(ident, bits) for ident, bits in fields] for name, fields in found.get("headers", {}).items()}
+    return Control(headers, found.get("port_type", ""))
 
 
 class UnreadableConfigError(ValueError):

@@ -96,7 +96,7 @@ def compile_source(
 
         program = _lower(preprocessed, name, trace=trace)
         ids = p4info_ids.Ids(program)
-        sections = bmv2_json.sections(program)
+        sections = bmv2_json.sections(program, p4info.control(program))
         info = p4info.make(program, ids)
         sites = trace_sites.Sites() if trace else None
         c_source = emit_c.emit(program, ids, sites)

@@ -98,6 +98,9 @@ class _Lowering(ExternLowering):
         hdr = ir.Var(self.type(params[1].type, params[1].pos), "hdr", "state")
         meta = ir.Var(self.type(meta_type, params[2].pos), "meta", "state")
         standard = self.type(params[3].type, params[3].pos)
+        declared = self.actual(params[3].type)
+        if isinstance(declared, T.Struct):
+            self.program.port_type = declared.fields.get("egress_spec")
         self.standard = ir.Var(standard, "standard_metadata", "packet")
         self.program.state, self.program.standard = [hdr, meta], standard
         self.collect_field_lists(meta_type, (), [])

@@ -16,6 +16,7 @@ from softswitch.compiler import ast as A
 from softswitch.compiler import ir
 from softswitch.compiler import p4info_notes as notes
 from softswitch.compiler import types as T
+from softswitch.compiler.device_config import Control
 from softswitch.compiler.diagnostics import NOWHERE, P4Error
 from softswitch.compiler.objects import ExternObject, TableObject, ValueSet
 from softswitch.compiler.p4info_ids import Ids, explicit_id, numbers
@@ -64,6 +65,23 @@ def make(program: LoweredProgram, ids: Ids) -> p4i.P4Info:
         return _Maker(program, ids).run()
     except ValueError as error:  # protobuf's own check
         raise P4Error(NOWHERE, f"an @id or another number in an annotation does not fit P4Info: {error}") from None
+
+
+def control(program: LoweredProgram) -> Control | None:
+    """What P4Runtime's server needs to know beyond P4Info, or None."""
+    headers = {}
+    needed = False
+    for t in program.controller_headers:
+        leaves = list(_leaves(t))
+        fields = []
+        for (_, declared, f), number in zip(leaves, numbers([f for _, _, f in leaves]), strict=True):
+            hidden, bits = _hidden(f), _plain(declared).width
+            fields.append((0 if hidden else number, bits))
+            needed = needed or hidden or _translated_width(declared) not in (None, bits)
+        headers[controller_name(t)] = fields
+    port = program.port_type
+    port_type = _type_name(port) if isinstance(port, T.NewType) and _translated_width(port) is not None else ""
+    return Control(headers, port_type) if needed or port_type else None
 
 
 class _Maker:

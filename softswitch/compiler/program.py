@@ -30,6 +30,7 @@ class LoweredProgram:
     records: list[ir.RecordType] = field(default_factory=list)
     state: list[ir.Var] = field(default_factory=list)
     standard: ir.Type | None = None  # type of the standard metadata
+    port_type: Any = None  # types.Type of a port in the standard metadata, as declared
     functions: dict[str, Function] = field(default_factory=dict)
     tables: list[TableObject] = field(default_factory=list)
     externs: dict[str, list[ExternObject]] = field(default_factory=dict)

@@ -8,7 +8,6 @@ from finsy.proto import p4r
 from softswitch.engine.byte_form import pack_fields
 from softswitch.engine.entities import DoAction
 from softswitch.engine.errors import InvalidArgument
-from softswitch.p4runtime import bytestrings
 from softswitch.p4runtime.schema import ActionSchema, TableSchema
 
 
@@ -22,11 +21,11 @@ def decode_params(action: ActionSchema, message: p4r.Action) -> bytes:
         if known.place in values:
             raise InvalidArgument(f"action {action.name}: parameter {known.name} is given twice")
         what = f"action {action.name}, parameter {known.name}"
-        values[known.place] = bytestrings.decode(param.value, known.bits, what)
+        values[known.place] = known.codec.decode(param.value, what)
     missing = [p.name for p in action.params.values() if p.place not in values]
     if missing:
         raise InvalidArgument(f"action {action.name}: missing {', '.join(missing)}")
-    bits = [p.bits for p in action.params.values()]
+    bits = [p.codec.bits for p in action.params.values()]
     return pack_fields([values[i] for i in range(len(bits))], bits, f"action {action.name}")
 
 
@@ -35,10 +34,10 @@ def encode_action(action: ActionSchema, params: bytes, message: p4r.Action) -> N
     message.action_id = action.id
     at = 0
     for param in action.params.values():
-        size = (param.bits + 7) // 8
+        size = (param.codec.bits + 7) // 8
         value = int.from_bytes(params[at : at + size], "big")
         at += size
-        message.params.add(param_id=param.id, value=bytestrings.encode(value))
+        message.params.add(param_id=param.id, value=param.codec.encode(value))
 
 
 def decode_table_action(table: TableSchema, message: p4r.Action, *, default: bool = False) -> DoAction:

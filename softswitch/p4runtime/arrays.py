@@ -10,7 +10,6 @@ from finsy.proto import p4r
 
 from softswitch.engine.errors import InvalidArgument, OutOfRange
 from softswitch.engine.program_info import MeteringInfo, RegisterInfo
-from softswitch.p4runtime import bytestrings
 from softswitch.p4runtime.context import Context
 from softswitch.p4runtime.metering import decode_count, decode_meter, encode_count, encode_meter
 
@@ -95,7 +94,8 @@ def write_register(context: Context, kind: str, message: p4r.RegisterEntry) -> N
             f"register {register.name}: expected a bitstring of {register.bits} bits, "
             f"got {message.data.WhichOneof('data') or 'nothing'}"
         )
-    value = bytestrings.decode(message.data.bitstring, register.bits, f"register {register.name}")
+    codec = context.schema.register_codec(register)
+    value = codec.decode(message.data.bitstring, f"register {register.name}")
     for page in _pages(_cells(register, message)):
         context.engine.write_register(register, page.start, [value] * len(page))
 
@@ -104,10 +104,11 @@ def read_registers(context: Context, asked: p4r.RegisterEntry) -> Iterator[p4r.E
     """Reads the requested cells of registers.  Raises InvalidArgument, OutOfRange."""
     one = context.schema.register(asked.register_id) if asked.register_id else None
     for register in _asked(one, list(context.schema.registers.values())):
+        codec = context.schema.register_codec(register)
         for page in _pages(_cells(register, asked)):
             for index, value in zip(page, context.engine.read_register(register, page.start, len(page)), strict=True):
                 entity = p4r.Entity()
                 entity.register_entry.register_id = register.id
                 entity.register_entry.index.index = index
-                entity.register_entry.data.bitstring = bytestrings.encode(value)
+                entity.register_entry.data.bitstring = codec.encode(value)
                 yield entity

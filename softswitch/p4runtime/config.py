@@ -93,6 +93,9 @@ class Configuration:
             apply(self.running().process)
             self._settings = settings(self._settings)
 
+    def _interfaces(self) -> dict[str, int]:
+        return {port.interface: port.number for port in self._settings.ports}
+
     def close(self) -> None:
         with self._lock:
             if self._running is not None:
@@ -171,8 +174,8 @@ class Configuration:
         process = SwitchProcess(built.executable, self._settings, on_event=event, on_death=death)
         try:
             digests = Digests(self._listener.on_digest)
-            schema = Schema(built.p4info, process.engine)
-            digests.describe(schema.digests, built.p4info)
+            schema = Schema(built.p4info, process.engine, json=built.json, interfaces=self._interfaces)
+            digests.describe(schema.digests, built.p4info, schema.types)
             pipeline = Pipeline(_copy(config), built, process, Context(schema, process.engine, digests))
         except BaseException:
             process.close()
@@ -206,6 +209,7 @@ class Configuration:
             return
         new = self._prepare(config, built)
         try:
+            new.context.schema.types.adopt(old.context.schema.types)
             _carry_over(old.context, new.context)
         except EngineError as error:
             new.close()

@@ -15,6 +15,7 @@ from softswitch.engine.byte_form import unpack_fields
 from softswitch.engine.errors import AlreadyExists, InvalidArgument, NotFound
 from softswitch.engine.program_info import DigestInfo
 from softswitch.p4runtime import bytestrings
+from softswitch.p4runtime.translation import Types
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +49,14 @@ class Digests:
         self._streams: dict[int, _Stream] = {}
         self._schemas: dict[int, tuple[DigestInfo, p4t.P4DataTypeSpec]] = {}
         self._types = p4t.P4TypeInfo()
+        self._translated = Types(self._types, dict, "")
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    def describe(self, infos: dict[int, DigestInfo], p4info: p4i.P4Info) -> None:
-        """Sets the types of the digests; must be called before the first event."""
+    def describe(self, infos: dict[int, DigestInfo], p4info: p4i.P4Info, types: Types | None = None) -> None:
+        """Sets the types of the digests, and what translates them; must be called before the first event."""
         self._types = p4info.type_info
+        self._translated = types or Types(p4info.type_info, dict, "")
         specs = {d.preamble.id: d.type_spec for d in p4info.digests}
         self._schemas = {ident: (info, specs[ident]) for ident, info in infos.items()}
 
@@ -154,8 +157,8 @@ class Digests:
         message = p4r.DigestList(digest_id=ident, list_id=stream.next_list, timestamp=time.time_ns())
         info, spec = self._schemas[ident]
         for data in stream.waiting:
-            values = [bytestrings.encode(v) for v in unpack_fields(data, info.field_bits)]
-            _fill(message.data.add(), spec, iter(values), self._types)
+            values = zip(unpack_fields(data, info.field_bits), info.field_bits, strict=True)
+            _fill(message.data.add(), spec, values, self._types, self._translated)
         if stream.config.ack_timeout_ns:
             stream.unacknowledged[stream.next_list] = (now, frozenset(stream.waiting))
             stream.sent |= stream.waiting.keys()
@@ -181,25 +184,35 @@ class Digests:
                 self._send(message)
 
 
-def _fill(data: p4d.P4Data, spec: p4t.P4DataTypeSpec, values: Iterator[bytes], types: p4t.P4TypeInfo) -> None:
-    """Fills the message with the values of the fields, in the structure of the digest's P4 type."""
+def _fill(
+    data: p4d.P4Data, spec: p4t.P4DataTypeSpec, values: Iterator[tuple[int, int]], types: p4t.P4TypeInfo,
+    translated: Types,
+) -> None:
+    """Fills the message with the values of the fields, and their bits, in the structure of the digest's P4 type."""
     kind = spec.WhichOneof("type_spec")
     if kind == "struct":
         data.struct.SetInParent()
         for member in types.structs[spec.struct.name].members:
-            _fill(data.struct.members.add(), member.type_spec, values, types)
+            _fill(data.struct.members.add(), member.type_spec, values, types, translated)
     elif kind == "header":
         data.header.is_valid = True
         for header_member in types.headers[spec.header.name].members:
-            data.header.bitstrings.append(next(values))
+            data.header.bitstrings.append(bytestrings.encode(next(values)[0]))
             del header_member
     elif kind == "tuple":
         data.tuple.SetInParent()
         for part in spec.tuple.members:
-            _fill(data.tuple.members.add(), part, values, types)
+            _fill(data.tuple.members.add(), part, values, types, translated)
     elif kind == "bool":
-        data.bool = any(next(values))
+        data.bool = next(values)[0] != 0
     elif kind == "serializable_enum":
-        data.enum_value = next(values)
+        data.enum_value = bytestrings.encode(next(values)[0])
+    elif kind == "new_type":
+        new = types.new_types[spec.new_type.name]
+        if new.HasField("original_type"):
+            _fill(data, new.original_type, values, types, translated)
+        else:
+            value, bits = next(values)
+            data.bitstring = translated.codec(spec.new_type.name, bits).encode(value)
     else:
-        data.bitstring = next(values)
+        data.bitstring = bytestrings.encode(next(values)[0])

@@ -6,7 +6,6 @@ from __future__ import annotations
 from finsy.proto import p4r
 
 from softswitch.engine.errors import InvalidArgument
-from softswitch.p4runtime import bytestrings
 from softswitch.p4runtime.schema import ControllerHeader
 
 
@@ -17,17 +16,18 @@ def encode_packet_in(header: ControllerHeader, frame: bytes) -> p4r.PacketIn:
         return p4r.PacketIn(payload=frame)
     message = p4r.PacketIn(payload=frame[size:])
     value, left = int.from_bytes(frame[:size], "big"), header.bits
-    for ident, _, bits in header.fields:
-        left -= bits
-        field = (value >> left) & ((1 << bits) - 1)
-        message.metadata.add(metadata_id=ident, value=bytestrings.encode(field))
+    for field in header.fields:
+        left -= field.codec.bits
+        if field.id:
+            part = (value >> left) & ((1 << field.codec.bits) - 1)
+            message.metadata.add(metadata_id=field.id, value=field.codec.encode(part))
     return message
 
 
 def decode_packet_out(header: ControllerHeader, message: p4r.PacketOut) -> bytes:
     """Decodes the frame for the pipeline: metadata become its packet_out header. Raises InvalidArgument, OutOfRange."""
     given: dict[int, bytes] = {}
-    known = {ident for ident, _, _ in header.fields}
+    known = {field.id for field in header.fields if field.id}
     for metadata in message.metadata:
         if metadata.metadata_id not in known:
             raise InvalidArgument(
@@ -37,8 +37,11 @@ def decode_packet_out(header: ControllerHeader, message: p4r.PacketOut) -> bytes
             raise InvalidArgument(f"packet-out: metadata {metadata.metadata_id} is given twice")
         given[metadata.metadata_id] = metadata.value
     value = 0
-    for ident, name, bits in header.fields:
-        if ident not in given:
-            raise InvalidArgument(f"packet-out: metadata {name} (id {ident}) is missing")
-        value = value << bits | bytestrings.decode(given[ident], bits, f"packet-out metadata {name}")
+    for field in header.fields:
+        value <<= field.codec.bits
+        if not field.id:
+            continue
+        if field.id not in given:
+            raise InvalidArgument(f"packet-out: metadata {field.name} (id {field.id}) is missing")
+        value |= field.codec.decode(given[field.id], f"packet-out metadata {field.name}")
     return value.to_bytes(header.bits // 8, "big") + message.payload

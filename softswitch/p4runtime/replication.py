@@ -9,7 +9,6 @@ from finsy.proto import p4r
 
 from softswitch.engine.entities import CloneSession, Multicast
 from softswitch.engine.errors import InvalidArgument, Unimplemented
-from softswitch.p4runtime import bytestrings
 from softswitch.p4runtime.context import Context
 
 PORT_BITS = 9
@@ -17,13 +16,13 @@ GROUP_BITS = 16
 SESSION_BITS = 16
 
 
-def _replicas(messages: Iterable[p4r.Replica], what: str) -> tuple[tuple[int, int], ...]:
+def _replicas(context: Context, messages: Iterable[p4r.Replica], what: str) -> tuple[tuple[int, int], ...]:
     pairs = []
     for replica in messages:
         if replica.backup_replicas:
             raise Unimplemented(f"{what}: backup replicas are not supported: change the group when a port goes down")
         if replica.WhichOneof("port_kind") == "port":
-            port = bytestrings.decode(replica.port, PORT_BITS, f"{what}, port")
+            port = context.schema.types.port.decode(replica.port, f"{what}, port")
         else:
             port = replica.egress_port
         if not 0 <= port < 1 << PORT_BITS:
@@ -37,8 +36,12 @@ def _replicas(messages: Iterable[p4r.Replica], what: str) -> tuple[tuple[int, in
     return tuple(pairs)
 
 
-def _fill(message: p4r.Replica, port: int, instance: int) -> None:
-    message.egress_port, message.instance = port, instance
+def _fill(context: Context, message: p4r.Replica, port: int, instance: int) -> None:
+    message.instance = instance
+    if context.schema.types.port.sdn_bits == PORT_BITS:
+        message.egress_port = port
+    else:  # a translated type, which egress_port has no room for
+        message.port = context.schema.types.port.encode(port)
 
 
 def write_group(context: Context, kind: str, message: p4r.MulticastGroupEntry) -> None:
@@ -46,7 +49,8 @@ def write_group(context: Context, kind: str, message: p4r.MulticastGroupEntry) -
     group = message.multicast_group_id
     if not 0 < group < 1 << GROUP_BITS:
         raise InvalidArgument(f"multicast group {group} is not within 1..{(1 << GROUP_BITS) - 1}")
-    context.engine.write_multicast(kind, Multicast(group, _replicas(message.replicas, f"multicast group {group}")))
+    replicas = _replicas(context, message.replicas, f"multicast group {group}")
+    context.engine.write_multicast(kind, Multicast(group, replicas))
     if message.metadata and kind != "delete":
         context.group_metadata[group] = message.metadata
     else:
@@ -61,7 +65,7 @@ def read_groups(context: Context, asked: p4r.MulticastGroupEntry) -> Iterator[p4
         found.multicast_group_id = group.group
         found.metadata = context.group_metadata.get(group.group, b"")
         for port, instance in group.replicas:
-            _fill(found.replicas.add(), port, instance)
+            _fill(context, found.replicas.add(), port, instance)
         yield entity
 
 
@@ -78,7 +82,7 @@ def write_session(context: Context, kind: str, message: p4r.CloneSessionEntry) -
         raise Unimplemented(f"{what}: there is one class of service only, 0; got {message.class_of_service}")
     if message.packet_length_bytes < 0:
         raise InvalidArgument(f"{what}: packet length {message.packet_length_bytes} is negative")
-    replicas = _replicas(message.replicas, what)
+    replicas = _replicas(context, message.replicas, what)
     context.engine.write_clone_session(kind, CloneSession(session, replicas, message.packet_length_bytes))
 
 
@@ -89,5 +93,5 @@ def read_sessions(context: Context, asked: p4r.CloneSessionEntry) -> Iterator[p4
         found = entity.packet_replication_engine_entry.clone_session_entry
         found.session_id, found.packet_length_bytes = session.session, session.truncate_to
         for port, instance in session.replicas:
-            _fill(found.replicas.add(), port, instance)
+            _fill(context, found.replicas.add(), port, instance)
         yield entity

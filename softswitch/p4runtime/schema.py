@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from finsy.proto import p4i
 
+from softswitch.compiler import device_config
 from softswitch.engine.engine import Engine
 from softswitch.engine.errors import Internal, InvalidArgument
 from softswitch.engine.program_info import (
@@ -22,6 +23,7 @@ from softswitch.engine.program_info import (
     TableInfo,
     ValueSetInfo,
 )
+from softswitch.p4runtime.translation import Codec, Interfaces, Types
 
 _N = TypeVar("_N", bound=Named)
 
@@ -32,7 +34,7 @@ class ActionParam:
 
     id: int
     name: str
-    bits: int
+    codec: Codec
     place: int
 
 
@@ -62,6 +64,7 @@ class MatchField:
     id: int
     place: int
     key: KeyField
+    codec: Codec
 
 
 @dataclass(frozen=True)
@@ -77,25 +80,44 @@ class TableSchema:
 
 
 @dataclass(frozen=True)
-class ControllerHeader:
-    """The controller header packet_in or packet_out: its metadata as (id, name, bits), in wire order."""
+class Metadata:
+    """One field of a controller header; an `id` of 0 says that it is @hidden from controllers, and zero in packet-outs.
+    """
 
-    fields: tuple[tuple[int, str, int], ...]
+    id: int
+    name: str
+    codec: Codec
+
+
+@dataclass(frozen=True)
+class ControllerHeader:
+    """The controller header packet_in or packet_out: its metadata in wire order."""
+
+    fields: tuple[Metadata, ...]
 
     @property
     def bits(self) -> int:
         """Bits of the whole header, a multiple of 8."""
-        return sum(bits for _, _, bits in self.fields)
+        return sum(field.codec.bits for field in self.fields)
 
 
 class Schema:
     """Everything that a P4Runtime message can refer to, by id. An unknown id raises InvalidArgument, as in BMv2."""
 
-    def __init__(self, p4info: p4i.P4Info, engine: Engine) -> None:
-        """Raises Internal where the compiler's p4info and program do not fit together."""
+    def __init__(
+        self, p4info: p4i.P4Info, engine: Engine, *, json: str = "", interfaces: Interfaces = dict
+    ) -> None:
+        """Raises Internal where the compiler's p4info and program do not fit together.
+
+        json        the program as JSON of BMv2, which has what P4Info leaves out (device_config.Control)
+        interfaces  gives the numbers of the switch's ports by the names of their interfaces
+        """
         info = engine.info
         self.p4info = p4info
-        self.actions = {a.preamble.id: _action(a) for a in p4info.actions}
+        control = device_config.control(json)
+        self.types = Types(p4info.type_info, interfaces, control.port_type)
+        widths = {a.id: a.param_bits for t in info.tables for a in t.actions}
+        self.actions = {a.preamble.id: self._action(a, widths.get(a.preamble.id)) for a in p4info.actions}
         self.profiles = _by_id(info.profiles)
         self.tables = {t.preamble.id: self._table(t, _by_id(info.tables)) for t in p4info.tables}
         self.counters = {i: c for i, c in _by_id(info.counters).items() if c.table < 0}
@@ -106,7 +128,10 @@ class Schema:
         self.value_sets: dict[int, ValueSetInfo] = _by_id(info.value_sets)
         self.value_set_ids = {v.preamble.id: [m.id for m in v.match] for v in p4info.value_sets}
         self.register_types = {r.preamble.id: r.type_spec for r in p4info.registers}
-        headers = {h.preamble.name: _header(h) for h in p4info.controller_packet_metadata}
+        headers = {
+            h.preamble.name: self._header(h, control.headers.get(h.preamble.name))
+            for h in p4info.controller_packet_metadata
+        }
         self.packet_in = headers.get("packet_in", ControllerHeader(()))
         self.packet_out = headers.get("packet_out", ControllerHeader(()))
 
@@ -125,6 +150,10 @@ class Schema:
     def register(self, ident: int) -> RegisterInfo:
         """A register."""
         return _get(self.registers, ident, "register")
+
+    def register_codec(self, register: RegisterInfo) -> Codec:
+        """What translates the cells of a register."""
+        return self.types.codec(self.register_types[register.id].new_type.name, register.bits)
 
     def digest(self, ident: int) -> DigestInfo:
         """A digest."""
@@ -150,7 +179,9 @@ class Schema:
         name = t.preamble.name
         if info is None or len(info.keys) != len(t.match_fields):
             raise Internal(f"table {name}: the program has no such table, or one with another key")
-        fields = {m.id: MatchField(m.id, place, info.keys[place]) for place, m in enumerate(t.match_fields)}
+        fields = {}
+        for place, (m, key) in enumerate(zip(t.match_fields, info.keys, strict=True)):
+            fields[m.id] = MatchField(m.id, place, key, self.types.codec(m.type_name.name, key.bits))
         actions = {}
         for ref in t.action_refs:
             found = [a for a in info.actions if a.id == ref.id]
@@ -165,14 +196,20 @@ class Schema:
         profile = next((p for p in self.profiles.values() if p.index == info.profile), None)
         return TableSchema(t.preamble.id, name, info, fields, actions, profile)
 
+    def _action(self, a: p4i.Action, widths: Sequence[int] | None) -> ActionSchema:
+        bits = [p.bitwidth for p in a.params] if widths is None else widths  # None: no table lists it
+        params = {p.id: ActionParam(p.id, p.name, self.types.codec(p.type_name.name, bits[place]), place)
+                  for place, p in enumerate(a.params)}
+        return ActionSchema(a.preamble.id, a.preamble.name, params)
 
-def _action(a: p4i.Action) -> ActionSchema:
-    params = {p.id: ActionParam(p.id, p.name, p.bitwidth, place) for place, p in enumerate(a.params)}
-    return ActionSchema(a.preamble.id, a.preamble.name, params)
-
-
-def _header(h: p4i.ControllerPacketMetadata) -> ControllerHeader:
-    return ControllerHeader(tuple((m.id, m.name, m.bitwidth) for m in h.metadata))
+    def _header(self, h: p4i.ControllerPacketMetadata, layout: Sequence[tuple[int, int]] | None) -> ControllerHeader:
+        known = {m.id: m for m in h.metadata}
+        fields = []
+        for ident, bits in layout if layout is not None else [(m.id, m.bitwidth) for m in h.metadata]:
+            m = known.get(ident)
+            fields.append(Metadata(0, "", Codec(bits)) if m is None
+                          else Metadata(ident, m.name, self.types.codec(m.type_name.name, bits)))
+        return ControllerHeader(tuple(fields))
 
 
 def _by_id(things: Iterable[_N]) -> dict[int, _N]:

@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 KINDS = {p4r.Update.INSERT: "insert", p4r.Update.MODIFY: "modify", p4r.Update.DELETE: "delete"}
 
 
-def decode_key(table: TableSchema, message: p4r.TableEntry) -> tuple[bytes, bytes, int]:
-    """Decodes (key, mask, priority) of an entry. Raises InvalidArgument, OutOfRange."""
+def decode_key(table: TableSchema, message: p4r.TableEntry, *, new: bool = False) -> tuple[bytes, bytes, int]:
+    """Decodes (key, mask, priority) of an entry, which is a `new` one or one that should be there already.
+
+    Raises InvalidArgument, OutOfRange; NotFound or ResourceExhausted for strings (translation.py).
+    """
     given: dict[int, tuple[int, int]] = {}
     for match in message.match:
         field = table.fields.get(match.field_id)
@@ -32,7 +35,8 @@ def decode_key(table: TableSchema, message: p4r.TableEntry) -> tuple[bytes, byte
             raise InvalidArgument(f"table {table.name} has no match field with id {match.field_id}")
         if field.place in given:
             raise InvalidArgument(f"table {table.name}: match field {field.key.name} is given twice")
-        given[field.place] = decode_match(field.key, match, f"table {table.name}, field {field.key.name}")
+        what = f"table {table.name}, field {field.key.name}"
+        given[field.place] = decode_match(field.key, match, what, field.codec, new=new)
     pairs = []
     for place, key in enumerate(table.info.keys):
         if place not in given and key.match is MatchKind.EXACT:
@@ -97,7 +101,7 @@ def decode_entry(context: Context, kind: str, message: p4r.TableEntry) -> Entry:
     """Decodes an entry to insert, modify or delete. Raises EngineError."""
     table = context.schema.table(message.table_id)
     _const_guard(table)
-    key, mask, priority = decode_key(table, message)
+    key, mask, priority = decode_key(table, message, new=kind == "insert")
     if kind == "delete":
         return Entry(table.info, key, mask, DoAction(0), priority)
     if message.idle_timeout_ns and not table.info.idle_timeout:
@@ -204,7 +208,7 @@ def encode_key(table: TableSchema, entry: Entry, message: p4r.TableEntry) -> Non
     message.table_id = table.id
     pairs = entry.fields
     for field in table.fields.values():
-        match = encode_match(field.id, field.key, *pairs[field.place])
+        match = encode_match(field.id, field.key, *pairs[field.place], field.codec)
         if match is not None:
             message.match.append(match)
     if table.info.has_priority:
@@ -246,8 +250,8 @@ def asked_tables(context: Context, ident: int) -> list[TableSchema]:
 def asked_entries(context: Context, table: TableSchema, asked: p4r.TableEntry) -> Iterator[Entry]:
     """The entries that a read selects: one by its match, or all with the given priority, metadata and action."""
     if asked.match:
-        key, mask, priority = decode_key(table, asked)
         with contextlib.suppress(NotFound):  # like BMv2, a read of an entry that does not exist returns nothing
+            key, mask, priority = decode_key(table, asked)
             yield context.engine.entry(table.info, key, mask, priority)
         return
     for entry in context.engine.entries(table.info):

@@ -11,6 +11,7 @@ from softswitch.engine.errors import InvalidArgument, ResourceExhausted
 from softswitch.engine.program_info import pack_key, unpack_key
 from softswitch.p4runtime.context import Context
 from softswitch.p4runtime.matches import decode_match, encode_match
+from softswitch.p4runtime.translation import Codec
 
 
 def write(context: Context, kind: str, message: p4r.ValueSetEntry) -> None:
@@ -29,7 +30,8 @@ def write(context: Context, kind: str, message: p4r.ValueSetEntry) -> None:
             if match.field_id not in places:
                 raise InvalidArgument(f"{what} has no field with id {match.field_id}")
             place = places[match.field_id]
-            given[place] = decode_match(value_set.keys[place], match, f"{what}, field {value_set.keys[place].name}")
+            key = value_set.keys[place]
+            given[place] = decode_match(key, match, f"{what}, field {key.name}", Codec(key.bits))
         pairs = [given.get(place) or key.any for place, key in enumerate(value_set.keys)]
         members.append(pack_key(value_set.keys, pairs, what))
     context.engine.write_value_set(value_set, members)
@@ -45,7 +47,7 @@ def read(context: Context, asked: p4r.ValueSetEntry) -> Iterator[p4r.Entity]:
             member = entity.value_set_entry.members.add()
             pairs = unpack_key(value_set.keys, key, mask)
             for ident, field, pair in zip(schema.value_set_ids[value_set.id], value_set.keys, pairs, strict=True):
-                match = encode_match(ident, field, *pair)
+                match = encode_match(ident, field, *pair, Codec(field.bits))
                 if match is not None:
                     member.match.append(match)
         yield entity

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values of translated types: what controllers say, and the numbers that the data plane has (P4Runtime 1.4, 18.x).
+
+    @p4runtime_translation("example.org/port", 32) type bit<9> port_t;         a number of other width
+    @p4runtime_translation("example.org/vrf", string)
+    @p4runtime_translation_mappings({ {"", 0}, {"blue", 7} }) type bit<10> vrf_t;      a string
+
+The specification leaves to the switch what stands for what. Here a number of other width is the same number, and must
+fit the data plane's width. A string is, in this order: what @p4runtime_translation_mappings says (it may map numbers
+too); the name of an interface of this switch, whose number it is; a decimal number, which it is; otherwise it gets a
+number when a controller first writes it: the highest that is free. All uses of a type, and all clients, share these.
+Types of ports are the exception: a port that is neither is refused, as no number that could be made up would be a port.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping
+
+from finsy.proto import p4t
+
+from softswitch.engine.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange, ResourceExhausted
+from softswitch.p4runtime import bytestrings
+
+STRING_MAX = 4096
+"""Bytes of the longest string."""
+STRINGS_MAX = 1 << 20
+"""Strings of one type at most, however many values it has."""
+
+_MAPPINGS = "@p4runtime_translation_mappings("
+_PAIR = re.compile(r'\{\s*("(?:[^"\\]|\\.)*"|\w+)\s*,\s*(\w+)\s*\}')
+
+Interfaces = Callable[[], Mapping[str, int]]
+"""Gives the numbers of the switch's ports by the names of their interfaces."""
+
+
+class Codec:
+    """Values of `bits` bits that controllers and the data plane share."""
+
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
+        self.sdn_bits = bits
+        """Bits of what controllers say; 0 for strings."""
+
+    def decode(self, data: bytes, what: str, *, new: bool = True) -> int:
+        """The data plane's value. `new` tells whether a string may get a value now; NotFound is raised where it has
+        none and may not. Raises InvalidArgument, OutOfRange and ResourceExhausted as well."""
+        return bytestrings.decode(data, self.bits, what)
+
+    def encode(self, value: int) -> bytes:
+        """What a controller gets for the data plane's value."""
+        return bytestrings.encode(value)
+
+
+class Numbers(Codec):
+    """Numbers of another width, or of pairs that the program maps."""
+
+    def __init__(self, bits: int, sdn_bits: int, pairs: Mapping[int, int]) -> None:
+        super().__init__(bits)
+        self.sdn_bits = sdn_bits
+        self.pairs = dict(pairs)
+        self._back = {value: number for number, value in pairs.items()}
+
+    def decode(self, data: bytes, what: str, *, new: bool = True) -> int:
+        number = bytestrings.decode(data, self.sdn_bits, what)
+        value = self.pairs.get(number, number)
+        if value >> self.bits:
+            raise OutOfRange(f"{what}: {number:#x} does not fit into the {self.bits} bits that the program has for it")
+        if number not in self.pairs and number in self._back:
+            raise InvalidArgument(f"{what}: {number:#x} is the program's value for {self._back[number]:#x}")
+        return value
+
+    def encode(self, value: int) -> bytes:
+        return bytestrings.encode(self._back.get(value, value))
+
+
+class Strings(Codec):
+    """Strings, which get their numbers from the program, from the switch's ports, from themselves, or on first use."""
+
+    def __init__(self, name: str, bits: int, pairs: Mapping[str, int], interfaces: Interfaces, *, ports: bool) -> None:
+        super().__init__(bits)
+        self.sdn_bits = 0
+        self._name, self._ports, self._interfaces = name, ports, interfaces
+        self._lock = threading.Lock()
+        self._values = dict(pairs)
+        self._strings = {value: string for string, value in pairs.items()}
+        self._free = (1 << bits) - 1
+        """The highest number that may be free."""
+
+    def decode(self, data: bytes, what: str, *, new: bool = True) -> int:
+        if len(data) > STRING_MAX:
+            raise InvalidArgument(f"{what}: a string of {len(data)} bytes; at most {STRING_MAX} are supported")
+        try:
+            string = data.decode()
+        except UnicodeDecodeError:
+            raise InvalidArgument(f"{what}: expected a string in UTF-8, got {data[:16].hex()}") from None
+        with self._lock:
+            value = self._values.get(string)
+            if value is None:
+                value = self._make(string, what, new)
+            return value
+
+    def _make(self, string: str, what: str, new: bool) -> int:
+        value = self._interfaces().get(string)
+        if value is None and re.fullmatch("0|[1-9][0-9]{0,19}", string):
+            value = int(string)
+        fits = value is not None and not value >> self.bits
+        if self._ports:
+            if value is None or not fits:
+                raise InvalidArgument(f"{what}: {string!r} is no port: expected the name of an interface of this "
+                                      f"switch, or a number of {self.bits} bits")
+            self._remember(string, value)
+            return value
+        if not new:
+            raise NotFound(f"{what}: nothing uses {string!r}")
+        if len(self._values) >= STRINGS_MAX:
+            raise ResourceExhausted(f"{what}: {STRINGS_MAX} strings of type {self._name} are in use")
+        if value is None or not fits or value in self._strings:
+            while self._free in self._strings:
+                self._free -= 1
+            if self._free < 0:
+                raise ResourceExhausted(f"{what}: all values of type {self._name}, {self.bits} bits, are in use")
+            value = self._free
+        self._remember(string, value)
+        return value
+
+    def _remember(self, string: str, value: int) -> None:
+        if len(self._values) < STRINGS_MAX:  # of ports, other spellings go without a place once this is full
+            self._values[string] = value
+            self._strings.setdefault(value, string)
+
+    def encode(self, value: int) -> bytes:
+        with self._lock:
+            string = self._strings.get(value)
+            if string is None:
+                string = str(value)
+                while self._values.get(string, value) != value:  # taken by another value
+                    string += "'"
+                self._remember(string, value)
+            return string.encode()
+
+    def adopt(self, old: Strings) -> None:
+        """Takes over the strings of the program before this one. Raises FailedPrecondition where this is not possible.
+        """
+        with self._lock, old._lock:
+            for string, value in old._values.items():
+                if value >> self.bits or self._values.get(string, value) != value:
+                    raise FailedPrecondition(f"type {self._name}: {string!r} was {value}, which the new program "
+                                             "has no room for, or maps otherwise")
+                self._remember(string, value)
+
+
+class Types:
+    """The translated types of a program, by their names in P4Info."""
+
+    def __init__(self, info: p4t.P4TypeInfo, interfaces: Interfaces, port_type: str) -> None:
+        self._info, self._interfaces = info, interfaces
+        self._port_type = port_type
+        self._made: dict[str, Codec] = {}
+
+    def codec(self, name: str, bits: int) -> Codec:
+        """The codec of values of the type `name` ("" for none), which have `bits` bits in the data plane."""
+        if name not in self._info.new_types or not self._info.new_types[name].HasField("translated_type"):
+            return Codec(bits)
+        if name not in self._made:
+            self._made[name] = self._make(name, bits)
+        return self._made[name]
+
+    def _make(self, name: str, bits: int) -> Codec:
+        spec = self._info.new_types[name]
+        pairs = [pair for text in spec.annotations if text.startswith(_MAPPINGS) for pair in _PAIR.findall(text)]
+        translated = spec.translated_type
+        values = {key: _number(value) for key, value in pairs}
+        wrong = next((key for key, value in values.items() if value >> bits), None)
+        if wrong is not None or len(set(values.values())) < len(pairs):
+            got = "" if wrong is None else f", got {values[wrong]} for {wrong}"
+            raise InvalidArgument(f"type {name}: @p4runtime_translation_mappings: expected different numbers of {bits} "
+                                  f"bits, one for each key{got}")
+        if translated.HasField("sdn_string"):
+            strings = {key[1:-1]: value for key, value in values.items()}
+            ports = name == self._port_type or (bits == 9 and "port" in f"{name} {translated.uri}".lower())
+            return Strings(name, bits, strings, self._interfaces, ports=ports)
+        return Numbers(bits, translated.sdn_bitwidth, {_number(key): value for key, value in values.items()})
+
+    @property
+    def port(self) -> Codec:
+        """The codec of port numbers where no field or parameter says so: in the replicas of groups and sessions."""
+        return self.codec(self._port_type, 9)
+
+    def adopt(self, old: Types) -> None:
+        """Takes over what strings mean from the program before. Raises FailedPrecondition."""
+        for name, codec in old._made.items():
+            mine = self.codec(name, codec.bits)
+            if isinstance(codec, Strings) and isinstance(mine, Strings):
+                mine.adopt(codec)
+
+
+def _number(text: str) -> int:
+    digits = text.split("w", 1)[1] if re.match(r"[0-9]+w", text) else text
+    try:
+        return int(digits.strip('"'), 0)
+    except ValueError:
+        raise InvalidArgument(f"@p4runtime_translation_mappings: expected a number, got {text}") from None
