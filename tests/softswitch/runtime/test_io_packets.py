@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from softswitch.engine.entities import Event, EventKind
+from softswitch.engine.errors import AlreadyExists, NotFound, OutOfRange
+from softswitch.p4runtime.process import Limit, Port
 from support.namespace import in_own_network, inside, sh
 from support.ports import BOUND, IP, IP6, Tap, make_hosts, read_pcap, switch, udp, wait_for
 
@@ -296,3 +298,49 @@ def _status(pid: int) -> str:
 
 def _switches(pid: int) -> int:
     return sum(int(line.split()[1]) for line in _status(pid).splitlines() if "ctxt_switches" in line)
+
+
+def _to_port_2(text: bytes) -> bytes:
+    return bytes.fromhex("00000002000200000001000188b5") + text.ljust(46, b".")
+
+
+@in_own_network
+def test_a_queue_is_limited_while_the_switch_runs() -> None:
+    """At one frame a second the first leaves at once and the others wait, as many as may; without a limit they leave."""
+    make_hosts()
+    out, into = Tap("h2"), Tap("h1")
+    frames = [_to_port_2(b"%d" % n) for n in range(5)]
+    with switch() as process:
+        process.limit(2, Limit.RATE, 1)
+        process.limit(2, Limit.DEPTH, 3)
+        for frame in frames:
+            into.send(frame)
+        wait_for(lambda: process.ports()[1].dropped_full >= 1)
+        assert out.take(1) == frames[:1]
+        process.limit(None, Limit.RATE, 0)
+        assert out.take(3) == frames[1:4]
+        with pytest.raises(OutOfRange, match="--queue"):
+            process.limit(2, Limit.DEPTH, 1 << 30)
+        with pytest.raises(NotFound, match="port 3"):
+            process.limit(3, Limit.RATE, 1)
+
+
+@in_own_network
+def test_ports_come_and_go_while_the_switch_runs() -> None:
+    """A port that was removed receives and sends nothing, one that was added does both."""
+    make_hosts()
+    out, into = Tap("h2"), Tap("h1")
+    with switch() as process:
+        process.remove_port(2)
+        into.send(_to_port_2(b"nobody's"))
+        wait_for(lambda: process.ports()[0].received == 1)
+        with pytest.raises(NotFound):
+            process.remove_port(2)
+        process.add_port(Port(2, "s2"))
+        with pytest.raises(AlreadyExists):
+            process.add_port(Port(2, "s2"))
+        with pytest.raises(NotFound, match="nosuch"):
+            process.add_port(Port(3, "nosuch"))
+        into.send(_to_port_2(b"for port 2"))
+        assert out.take(1) == [_to_port_2(b"for port 2")]
+        assert [port.number for port in process.ports()] == [1, 2]
