@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The classes and functions of BMv2's runtime_CLI.py and sswitch_CLI.py, for scripts that import these.
+"""The classes and functions of BMv2's modules runtime_CLI and sswitch_CLI, for scripts that import these.
 
 There, the names of the program are a variable of the module: `load_json_config` sets it, and the shells use it.
 """
@@ -64,7 +64,7 @@ def get_parser() -> argparse.ArgumentParser:
 
 
 class RuntimeAPI(program.SwitchShell):
-    """The shell of runtime_CLI.py. What goes beyond the services that it has clients of fails."""
+    """The shell of runtime_CLI. What goes beyond the services that it has clients of fails."""
 
     @staticmethod
     def get_thrift_services(pre_type: int) -> list[tuple[str | None, Any]]:
@@ -79,7 +79,7 @@ class RuntimeAPI(program.SwitchShell):
 
 
 class SimpleSwitchAPI(RuntimeAPI):
-    """The shell of sswitch_CLI.py."""
+    """The shell of sswitch_CLI."""
 
     @staticmethod
     def get_thrift_services(pre_type: int = PreType.none) -> list[tuple[str | None, Any]]:
@@ -88,7 +88,7 @@ class SimpleSwitchAPI(RuntimeAPI):
 
 
 def main() -> None:
-    """runtime_CLI.py as a program."""
+    """runtime_CLI as a program."""
     options = get_parser().parse_args()
     services = RuntimeAPI.get_thrift_services(options.pre)
     standard, pre = thrift_connect(options.thrift_ip, options.thrift_port, services)

@@ -306,7 +306,7 @@ def _to_port_2(text: bytes) -> bytes:
 
 @in_own_network
 def test_a_queue_is_limited_while_the_switch_runs() -> None:
-    """At one frame a second the first leaves at once and the others wait, as many as may; without a limit they leave."""
+    """At one frame a second the first leaves at once and the others wait; without a limit they leave."""
     make_hosts()
     out, into = Tap("h2"), Tap("h1")
     frames = [_to_port_2(b"%d" % n) for n in range(5)]
