@@ -173,6 +173,8 @@ class _Decoder:
             name = name.replace("[?]", f"[{now.index.pop(0)}]", 1)
         now.index.clear()
         step = Step(site.what, name, site.text, site.place, value, dict(site.about))
+        if site.what == "key":
+            step.about["bits"] = site.bits
         if site.depth is not None:
             while now.open and now.open[-1][0] >= site.depth:
                 now.open.pop()
