@@ -173,7 +173,7 @@ class Checker(TableChecker):
                 decl.type = self.resolve(decl.syntax)
                 if isinstance(decl.type, T.Declared):
                     raise P4Error(decl.pos, f"a constant cannot be of type {decl.type}")
-                decl.value = self.rvalue(decl.value, decl.type)
+                decl.value = self.initial(decl.value, decl.type)
                 scalar = isinstance(decl.type, T.Bits) or decl.type in (T.INFINT, T.BOOL)
                 if scalar and decl.value.const is None:
                     pos = decl.value.pos
@@ -183,7 +183,7 @@ class Checker(TableChecker):
                 if decl.type in (T.INFINT, T.VOID, T.STRING) or isinstance(decl.type, T.Declared):
                     raise P4Error(decl.pos, f"a variable cannot be of type {decl.type}")
                 if decl.value is not None:
-                    decl.value = self.rvalue(decl.value, decl.type)
+                    decl.value = self.initial(decl.value, decl.type)
             case A.InstanceDecl():
                 checked = self.expr(decl.call)
                 if not isinstance(checked.type, T.Declared):
@@ -259,10 +259,7 @@ class Checker(TableChecker):
             state.select = [self.expr(e) for e in state.select]
             types = [e.type for e in state.select]
             for e in state.select:
-                opened = e.type
-                while isinstance(opened, T.NewType):
-                    opened = opened.base
-                if not (isinstance(opened, T.Bits | T.Enum | T.TypeVar) or opened in (T.BOOL, T.INFINT)):
+                if not (isinstance(e.type, T.Bits | T.Enum | T.TypeVar) or e.type in (T.BOOL, T.INFINT)):
                     raise P4Error(e.pos, f"select of a {e.type}: only bit, int, bool and enum can be selected on")
             for case in state.cases:
                 if case.state not in names:

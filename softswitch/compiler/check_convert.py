@@ -9,6 +9,7 @@ from softswitch.compiler import ast as A
 from softswitch.compiler import types as T
 from softswitch.compiler.diagnostics import P4Error
 from softswitch.compiler.resolve import Resolver
+from softswitch.compiler.types import has_vars
 
 
 class Converter(Resolver):
@@ -27,6 +28,18 @@ class Converter(Resolver):
     def rvalue(self, expr: A.Expr, expected: T.Type) -> A.Expr:
         """Checks `expr`, and converts it to the type `expected` where it is given."""
         return self.coerce(self.expr(expr, expected), expected)
+
+    def initial(self, expr: A.Expr, expected: T.Type) -> A.Expr:
+        """As `rvalue`, for what is assigned, initialised or returned: an integer becomes a `type` of bit or int there.
+
+        It does so nowhere else, in p4c, and not where the `type` is made of a typedef.
+        """
+        if isinstance(expected, T.NewType) and expected.decl.syntax.kind in ("bit", "int"):
+            checked = self.expr(expr, expected)
+            if checked.type == T.INFINT and not isinstance(checked, A.MuxExpr):
+                number = self.coerce(checked, expected.base)
+                return A.CastExpr(None, number, pos=expr.pos, type=expected, const=number.const)
+        return self.rvalue(expr, expected)
 
     def condition(self, expr: A.Expr) -> A.Expr:
         checked = self.expr(expr, T.BOOL)
@@ -95,10 +108,11 @@ class Converter(Resolver):
         return e
 
     def castable(self, source: T.Type, to: T.Type) -> bool:
-        if isinstance(source, T.NewType) or isinstance(to, T.NewType):
-            base = source.base if isinstance(source, T.NewType) else source
-            target = to.base if isinstance(to, T.NewType) else to
-            return self.castable(base, target)
+        if (isinstance(to, T.NewType) or isinstance(source, T.NewType)) and source is not to:
+            if isinstance(source, T.NewType) and (source.base == to or has_vars(to)):
+                return True
+            base = to.base if isinstance(to, T.NewType) else None
+            return base == source or (source == T.INFINT and isinstance(base, T.Bits)) or has_vars(source)
         if isinstance(source, T.Enum) and source.base is not None and source is not to:
             return self.castable(source.base, to)
         if isinstance(to, T.Enum) and to.base is not None and source is not to:

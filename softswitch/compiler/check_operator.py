@@ -142,6 +142,8 @@ class OperatorChecker(Converter):
                 e.then = self.coerce(e.then, e.other.type)
             else:
                 raise P4Error(e.pos, f"the branches of ?: have types {e.then.type} and {e.other.type}")
+        if e.then.type == T.INFINT and e.condition.const is None:
+            raise P4Error(e.pos, "the branches of ?: have no width; give one, as in 8w1")
         e.type = e.then.type
         if isinstance(e.condition.const, bool):
             e.const = (e.then if e.condition.const else e.other).const

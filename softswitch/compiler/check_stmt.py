@@ -119,6 +119,7 @@ class StmtChecker(CallChecker):
     def assign(self, s: A.AssignStmt) -> None:
         s.target = self.expr(s.target)
         self.lvalue(s.target)
+        self.slice_bounds(s.target)
         t = s.target.type
         if s.op:
             target: A.Expr = s.target
@@ -127,7 +128,16 @@ class StmtChecker(CallChecker):
                 value.right = self.expr(s.value)
             s.value = self.rvalue(value, t)
         else:
-            s.value = self.rvalue(s.value, t)
+            s.value = self.initial(s.value, t)
+
+    def slice_bounds(self, target: A.Expr) -> None:
+        """Refuses constants' names as bounds of a slice that is assigned to, as p4c does; elsewhere it takes them."""
+        while isinstance(target, A.SliceExpr):
+            for bound in (target.hi, target.lo):
+                if isinstance(bound, A.NameExpr):
+                    raise P4Error(bound.pos, f"'{bound.name}' bounds a slice that is assigned to: p4c takes no constant's "
+                                             "name there; write the number, or #define it")
+            target = target.base
 
     def return_(self, s: A.ReturnStmt) -> None:
         if self.result is None or self.where == "parser":
@@ -138,7 +148,7 @@ class StmtChecker(CallChecker):
         elif self.result == T.VOID:
             raise P4Error(s.value.pos, "this block returns no value")
         else:
-            s.value = self.rvalue(s.value, self.result)
+            s.value = self.initial(s.value, self.result)
 
     def switch(self, s: A.SwitchStmt) -> None:
         s.value = self.expr(s.value)

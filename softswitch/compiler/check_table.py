@@ -39,11 +39,14 @@ class TableChecker(StmtChecker):
         return [self.key(k, t) for k, t in zip(keys, types, strict=True)]
 
     def key(self, key: A.Expr, t: T.Type) -> A.Expr:
-        while isinstance(t, T.NewType):
-            t = t.base
         if isinstance(key, A.DontCare | A.DefaultValue):
             key.type = t
             return A.DontCare(pos=key.pos, type=t)
+        if isinstance(t, T.NewType):  # as p4c: no masks or ranges of them, and no integer becomes one here
+            checked = self.expr(key)
+            if checked.type is not t:
+                raise P4Error(key.pos, f"expected {t}, got {checked.type}: cast it, as in ({t})3")
+            return checked
         if isinstance(key, A.BinaryExpr) and key.op in ("&&&", ".."):
             base = t.base if isinstance(t, T.Enum) and t.base is not None else t
             key.left, key.right = self.key(key.left, base), self.key(key.right, base)
@@ -52,8 +55,6 @@ class TableChecker(StmtChecker):
         checked = self.expr(key, t)
         if isinstance(checked, A.NameExpr) and isinstance(checked.decl, A.ValueSetDecl):
             return checked
-        if isinstance(checked.type, T.NewType):
-            checked = A.CastExpr(None, checked, pos=key.pos, type=checked.type.base, const=checked.const)
         if isinstance(checked.type, T.Bits) and isinstance(t, T.Enum) and t.base == checked.type:
             return checked
         return self.coerce(checked, t)
@@ -81,7 +82,8 @@ class TableChecker(StmtChecker):
                 table.default = self.action_use(prop.value, table, unless="tableonly")
             elif name in ("size", "priority_delta"):
                 prop.value = self.rvalue(prop.value, T.INFINT) if self._is_infint(prop) else self.expr(prop.value)
-                if not isinstance(prop.value.const, int) or prop.value.type == T.BOOL or prop.value.const < 0:
+                known = isinstance(prop.value.const, int) or self.is_static(prop.value)
+                if not known or not T.is_numeric(prop.value.type) or (prop.value.const or 0) < 0:
                     raise P4Error(prop.pos, f"table property '{name}' needs a positive integer known at compile time")
             else:
                 prop.value = self.expr(prop.value)
@@ -100,6 +102,20 @@ class TableChecker(StmtChecker):
                         self.constant(entry.priority)
                 except P4Error as error:
                     self.errors.add(error)
+
+    def is_static(self, e: A.Expr) -> bool:
+        """Whether a number is known once the control is instantiated: it consists of constants and of parameters
+        of the constructor."""
+        match e:
+            case A.IntLit():
+                return True
+            case A.NameExpr():
+                return isinstance(e.decl, A.ConstDecl) or (isinstance(e.decl, A.Param) and not e.decl.direction)
+            case A.BinaryExpr():
+                return self.is_static(e.left) and self.is_static(e.right)
+            case A.UnaryExpr() | A.CastExpr():
+                return self.is_static(e.operand)
+        return e.const is not None
 
     def _is_infint(self, prop: A.TableProperty) -> bool:
         prop.value = self.expr(prop.value)

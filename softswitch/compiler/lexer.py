@@ -41,6 +41,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
+_STRING_END = re.compile(r'(?:\\.|[^"\\])*"')
 _LINE = re.compile(r'#line (\d+) "(.*)"')
 _WIDTH = re.compile(r"(\d+)([ws])")
 _BASES = {"x": 16, "b": 2, "o": 8, "d": 10}
@@ -50,19 +51,28 @@ def lex(text: str) -> list[Token]:
     """Splits a text into tokens; the last has the kind "end". Raises P4Error at an invalid string or number."""
     out: list[Token] = []
     file, number = "<text>", 0
+    string: tuple[Token, list[str]] | None = None  # a string that goes on in the next line, and its lines so far
     for line in text.split("\n"):
         number += 1
-        if line.startswith("#"):
+        at = 0
+        if string is not None:
+            rest = _STRING_END.match(line)
+            string[1].append(line if rest is None else rest.group())
+            if rest is None:
+                continue
+            out.append(replace(string[0], text="\n".join(string[1])))
+            string, at = None, rest.end()
+        elif line.startswith("#"):
             mark = _LINE.match(line)
             if mark:
                 number, file = int(mark.group(1)) - 1, mark.group(2)
                 continue
-        at = 0
         while at < len(line):
             match = _TOKEN.match(line, at)
             if match is None:
                 if line[at] == '"':
-                    raise P4Error(Pos(file, number, at + 1, 1, line), "a string that does not end")
+                    string = Token("str", '"', file, number, at + 1, line), [line[at:]]
+                    break
                 # not a token of P4, but allowed in annotations; the parser refuses it elsewhere
                 out.append(Token("op", line[at], file, number, at + 1, line))
                 at += 1
@@ -74,6 +84,8 @@ def lex(text: str) -> list[Token]:
             elif kind != "space":
                 out.append(Token(kind, match.group(), file, number, at + 1, line))
             at = match.end()
+    if string is not None:
+        raise P4Error(string[0].pos, "a string that does not end")
     last = out[-1] if out else None
     if last is None:
         out.append(Token("end", "", file, max(number, 1), 1, ""))

@@ -17,6 +17,13 @@ from softswitch.compiler.macros import Macros, tokens
 from softswitch.compiler.preprocess_if import Condition
 
 _DIRECTIVE = re.compile(r"\s*#\s*(\w+)?(.*)", re.DOTALL)
+_TEXT = re.compile(
+    r'''^[ \t]*\#(?:"(?:\\.|[^"\\\n])*"|(?!//|/\*)[^\n])*|"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/''', re.DOTALL | re.MULTILINE
+)
+_WORDS = {"if", "ifdef", "ifndef", "elif", "else", "endif", "include", "import", "include_next", "line", "define", "undef",
+          "error"}
+"""The directives that do something; p4c ignores other lines that begin with #, `# words` among them."""
+
 _MAX_INCLUDE_DEPTH = 64
 
 INCLUDE_DIR = Path(__file__).resolve().parent.parent / "include"
@@ -56,13 +63,14 @@ def preprocess(
 
 
 def strip_comments(text: str) -> str:
-    """Replaces comments by blanks, so that lines and columns stay the same."""
+    """Replaces comments by blanks, so that lines and columns stay the same; strings may go over several lines."""
 
     def blank(match: re.Match[str]) -> str:
         found = match.group()
-        return found if found[0] == '"' else re.sub(r"[^\n]", " ", found)
+        return re.sub(r"[^\n]", " ", found) if found[0] == "/" else found
 
-    return re.sub(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', blank, text, flags=re.DOTALL)
+    # A directive is taken by itself: a quote in `#error don't` begins no string of P4.
+    return _TEXT.sub(blank, text)
 
 
 class _Preprocessor:
@@ -74,6 +82,8 @@ class _Preprocessor:
         self.macros = Macros(defines)
         self.out: list[str] = []
         self.at: tuple[str, int] = ("", 0)  # the file and line that the next output line would be taken for
+        self.in_string = False  # whether a string literal goes on in the next line
+        self.included: set[Path] = set()
 
     # ---- files and lines ----------------------------------------------------------------------------------------
 
@@ -91,16 +101,19 @@ class _Preprocessor:
                 number += 1
             pos = Pos(shown, start + 1 + offset, 1, max(1, len(line)), line)
             directive = _DIRECTIVE.fullmatch(line)
-            if directive:
-                word, rest = directive.group(1) or "", directive.group(2).strip()
+            word = (directive.group(1) or "") if directive else ""
+            if directive and not (self.in_string and word not in _WORDS):
+                rest = directive.group(2).strip()
+                if self.in_string:
+                    self.out.append("")
                 if self.condition(word, rest, conditions, pos):
                     continue
                 if conditions and not conditions[-1].active:
                     continue
-                if word == "include":
-                    self.include_file(rest, name, depth, pos)
-                elif word == "line" or (not word and rest[:1].isdigit()):
-                    match = re.match(r'(\d+)(?:\s+"([^"]*)")?', rest)
+                if word in ("include", "import"):
+                    self.include_file(rest, name, depth, pos, once=word == "import")
+                elif word == "line" or word.isdigit():
+                    match = re.match(r'(\d+)(?:\s+"([^"]*)")?', rest if word == "line" else f"{word} {rest}")
                     if not match:
                         raise P4Error(pos, 'expected #line NUMBER "FILE"')
                     shown = match.group(2) or shown
@@ -123,16 +136,25 @@ class _Preprocessor:
 
     def put(self, line: str, file: str, number: int, following: int) -> None:
         """Adds a line, and marks that it is from `file`:`number` where the lexer would not know."""
+        if self.in_string:
+            # What is inside a string over several lines are tokens to a C preprocessor: blanks between them are one.
+            line = "".join(" " * (len(piece) if at == 0 else 1) if piece.isspace() else piece
+                           for at, piece in enumerate(tokens(line)))
+            self.in_string = _opens_string('"' + line)
+            self.out.append(line if self.in_string and '"' in line else line.rstrip())
+            self.at = (file, following)
+            return
         if not line.strip():
             return
         if self.at[0] == file and 0 <= number - self.at[1] < 4:
             self.out.extend([""] * (number - self.at[1]))
         else:
             self.out.append(f'#line {number} "{file}"')
-        self.out.append(line.rstrip())
+        self.in_string = _opens_string(line)
+        self.out.append(line if self.in_string else line.rstrip())
         self.at = (file, number + 1)
 
-    def include_file(self, rest: str, name: str, depth: int, pos: Pos) -> None:
+    def include_file(self, rest: str, name: str, depth: int, pos: Pos, *, once: bool = False) -> None:
         rest = rest if rest[:1] in '"<' else "".join(self.macros.expand(tokens(rest), pos, frozenset())).strip()
         match = re.fullmatch(r'"([^"]+)"|<([^>]+)>', rest)
         if not match:
@@ -148,6 +170,9 @@ class _Preprocessor:
         for place in places:
             path = place / wanted
             if path.is_file():
+                if once and path in self.included:
+                    return
+                self.included.add(path)
                 try:
                     text = path.read_text()
                 except (OSError, UnicodeDecodeError) as error:
@@ -191,8 +216,8 @@ class _Preprocessor:
             self.macros.defined.pop(rest, None)
         elif word == "error":
             raise P4Error(pos, f"#error {rest}")
-        elif word not in ("pragma", "warning", "", "ident"):
-            raise P4Error(pos, f"unknown directive #{word}")
+        elif word == "include_next":
+            raise P4Error(pos, "#include_next is not supported: use #include")
 
     def evaluate(self, text: str, pos: Pos) -> bool:
         text = re.sub(
@@ -202,6 +227,11 @@ class _Preprocessor:
         )
         expanded = [t for t in self.macros.expand(tokens(text), pos, frozenset()) if not t.isspace()]
         return bool(Condition(expanded, pos).parse())
+
+
+def _opens_string(line: str) -> bool:
+    """Whether a string literal begins in this line, which has no comments, and does not end in it."""
+    return '"' in line and re.fullmatch(r'(?:[^"]|"(?:\\.|[^"\\])*")*', line, re.DOTALL) is None
 
 
 def read(path: Path) -> str:
