@@ -163,7 +163,7 @@ class CallChecker(ExprChecker):
             raise P4Error(e.pos, f"a {t.kind} has no apply()")
         decl: A.BlockDecl = t.decl
         self.bind(e, decl.params, decl.name)
-        found: Bindings = {k: v for k, v in t.bindings.items() if not isinstance(v, T.TypeVar)}
+        found: Bindings = {k: v for k, v in t.bindings.items() if not isinstance(v, T.TypeVar) and v != T.ANY}
         self.infer(e, decl.params, found, decl.name)
         e.type_values = {k.name: v for k, v in found.items()}
         e.type = T.VOID
@@ -184,7 +184,7 @@ class CallChecker(ExprChecker):
             if isinstance(decl, A.BlockDecl) and decl.is_type:
                 raise P4Error(e.pos, f"{decl.kind} {decl.name} is a type without a body")
         self.bind(e, params, decl.name)
-        found: Bindings = {k: v for k, v in t.bindings.items() if not isinstance(v, T.TypeVar)}
+        found: Bindings = {k: v for k, v in t.bindings.items() if not isinstance(v, T.TypeVar) and v != T.ANY}
         self.infer(e, params, found, decl.name)
         args = tuple(found.get(self.variable(p), self.variable(p)) for p in decl.type_params)
         e.type = self.specialize(decl, args) if decl.type_params else t
@@ -298,6 +298,12 @@ class CallChecker(ExprChecker):
             want, have = t.decl.params, got.decl.params
             if len(want) != len(have):
                 raise P4Error(arg.pos, f"{name}: {got.name} has {len(have)} parameters, {t.name} needs {len(want)}")
+            for w, h in zip(want, have, strict=True):
+                wanted, given = self.substitute(w.type, t.bindings), self.substitute(h.type, got.bindings)
+                same = wanted == given or T.has_vars(wanted) or T.has_vars(given)
+                if w.direction != h.direction or not same:
+                    raise P4Error(arg.pos, f"{name}: parameter '{h.name}' of {got.name} is '{h.direction} {given}'".replace("'  ", "'")
+                                  + f", {t.name} needs '{w.direction} {wanted}'")
         elif got.decl is not t.decl:
             raise P4Error(arg.pos, f"{name}: parameter '{p.name}' is {t}, got {got}")
 

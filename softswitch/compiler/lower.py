@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from softswitch.compiler import ast as A
@@ -39,6 +40,7 @@ class _Lowering(ExternLowering):
         self.ast = program
         self.checker = checker
         self.program.errors = checker.error_names
+        self.parts: dict[str, T.Type] = {}  # the types of headers and metadata
 
         self.block: BlockInstance  # whose body is being lowered
 
@@ -72,6 +74,8 @@ class _Lowering(ExternLowering):
     def elaborate(self, main: A.InstanceDecl) -> list[BlockInstance]:
         for decl in self.ast.decls:
             if isinstance(decl, A.InstanceDecl) and decl is not main:
+                if isinstance(decl.type, T.Declared) and decl.type.kind == "package":
+                    continue  # nothing but `main` means anything
                 made = self.instantiate(decl, decl.call, control_plane_name("", decl))
                 if isinstance(made, ExternObject):
                     made.is_global = True
@@ -94,8 +98,11 @@ class _Lowering(ExternLowering):
 
     def make_state(self, main: A.InstanceDecl, blocks: list[BlockInstance]) -> None:
         params = blocks[0].decl.params
-        meta_type = self.actual(params[2].type)
-        hdr = ir.Var(self.type(params[1].type, params[1].pos), "hdr", "state")
+        assert isinstance(main.type, T.Declared)
+        hdr_type, meta_type = map(self.actual, main.type.args)  # of V1Switch<H, M>
+        _check_state(hdr_type, meta_type, params)
+        self.parts = {"hdr": hdr_type, "meta": meta_type}
+        hdr = ir.Var(self.type(hdr_type, params[1].pos), "hdr", "state")
         meta = ir.Var(self.type(meta_type, params[2].pos), "meta", "state")
         standard = self.type(params[3].type, params[3].pos)
         declared = self.actual(params[3].type)
@@ -131,6 +138,8 @@ class _Lowering(ExternLowering):
         values["packet"] = None
         for p, what in zip(block.decl.params, params, strict=True):
             variable = values[what]
+            if isinstance(p.type, T.TypeVar) and what in self.parts:
+                self.types = {**self.types, p.type: self.parts[what]}
             if variable is not None and self.type(p.type, p.pos) is not variable.type:
                 raise P4Error(p.pos, f"'{p.name}' is of type {p.type}, but another one in the parser of this V1Switch")
             self.bindings[id(p)] = variable
@@ -147,6 +156,7 @@ class _Lowering(ExternLowering):
         else:
             self.control_body(block)
         self.emit(ir.Label(self.exit_label))
+        self.types = {}
 
     def control_body(self, block: BlockInstance) -> None:
         for local in block.decl.locals:
@@ -251,3 +261,17 @@ class _Lowering(ExternLowering):
             self.depth -= 1
         self.action = outer
         return ir.ActionCase(params, body)
+
+
+def _check_state(hdr: T.Type, meta: T.Type, params: Sequence[A.Param]) -> None:
+    """Refuses headers and metadata that BMv2's back end refuses: `params` are those of the parser."""
+    if not (isinstance(hdr, T.Struct) and hdr.kind == "struct" and _headers_alone(hdr)):
+        raise P4Error(params[1].pos, f"the headers must be a struct of headers, stacks and unions, which {hdr} is not")
+    if not (isinstance(meta, T.Tuple) or (isinstance(meta, T.Struct) and meta.kind == "struct")):
+        raise P4Error(params[2].pos, f"the metadata must be a struct, not {meta}")
+
+
+def _headers_alone(t: T.Type) -> bool:
+    if isinstance(t, T.Struct) and t.kind == "struct":
+        return all(map(_headers_alone, t.fields.values()))
+    return isinstance(t, T.Struct) or (isinstance(t, T.Stack) and _headers_alone(t.item))
