@@ -46,9 +46,7 @@ def _foreign(decls: Iterable[A.Decl], shapes: Shapes, library: _Declarations) ->
         if id(decl) not in shapes:
             continue
         known = library.get(decl.name)
-        if known is None and isinstance(decl, A.ExternDecl | A.FunctionDecl):
-            yield P4Error(decl.pos, f"extern '{decl.name}' is none of core.p4 and v1model.p4, the only ones supported")
-        elif known is not None and shapes[id(decl)] not in known:
+        if known is not None and shapes[id(decl)] not in known:
             yield P4Error(decl.pos, f"'{decl.name}' is a name of core.p4 or v1model.p4, and declared otherwise here: "
                                     "leave it out, and include those of this switch")
 

@@ -45,8 +45,9 @@ class Checker(TableChecker):
                 self.action(decl)
                 return
         self.local(decl)
-        if isinstance(decl, A.InstanceDecl) and isinstance(decl.type, T.Declared) and decl.type.kind in ("parser", "control"):
-            raise P4Error(decl.pos, f"'{decl.name}': a {decl.type.kind} cannot be instantiated at the top level")
+        t = decl.type if isinstance(decl, A.InstanceDecl) else None
+        if isinstance(t, T.Declared) and t.kind in ("parser", "control"):
+            raise P4Error(decl.pos, f"'{decl.name}': a {t.kind} cannot be instantiated at the top level")
 
     def type_declaration(self, decl: A.Decl) -> None:
         with self.inside():

@@ -302,8 +302,9 @@ class CallChecker(ExprChecker):
                 wanted, given = self.substitute(w.type, t.bindings), self.substitute(h.type, got.bindings)
                 same = wanted == given or T.has_vars(wanted) or T.has_vars(given)
                 if w.direction != h.direction or not same:
-                    raise P4Error(arg.pos, f"{name}: parameter '{h.name}' of {got.name} is '{h.direction} {given}'".replace("'  ", "'")
-                                  + f", {t.name} needs '{w.direction} {wanted}'")
+                    have_, want_ = f"{h.direction} {given}".strip(), f"{w.direction} {wanted}".strip()
+                    raise P4Error(arg.pos, f"{name}: parameter '{h.name}' of {got.name} is '{have_}', "
+                                           f"{t.name} needs '{want_}'")
         elif got.decl is not t.decl:
             raise P4Error(arg.pos, f"{name}: parameter '{p.name}' is {t}, got {got}")
 

@@ -63,6 +63,8 @@ class StmtChecker(CallChecker):
                 if s.other is not None:
                     with self.inside():
                         self.checked(s.other)
+            case A.SwitchStmt() | A.ForStmt() | A.ForInStmt() if self.where == "parser":
+                raise P4Error(s.pos, "a parser's state has no switch and no loop, but select and transitions")
             case A.SwitchStmt():
                 self.switch(s)
             case A.ForStmt():
@@ -135,8 +137,8 @@ class StmtChecker(CallChecker):
         while isinstance(target, A.SliceExpr):
             for bound in (target.hi, target.lo):
                 if isinstance(bound, A.NameExpr):
-                    raise P4Error(bound.pos, f"'{bound.name}' bounds a slice that is assigned to: p4c takes no constant's "
-                                             "name there; write the number, or #define it")
+                    raise P4Error(bound.pos, f"'{bound.name}' bounds a slice that is assigned to: p4c takes no name of "
+                                             "a constant there; write the number, or #define it")
             target = target.base
 
     def return_(self, s: A.ReturnStmt) -> None:

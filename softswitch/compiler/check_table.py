@@ -3,17 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from softswitch.compiler import ast as A
 from softswitch.compiler import types as T
 from softswitch.compiler.check_stmt import StmtChecker
 from softswitch.compiler.diagnostics import P4Error, Pos, nearest
-
-_TABLE_PROPERTIES = {
-    "size", "default_action", "implementation", "counters", "meters", "support_timeout", "largest_priority_wins",
-    "priority_delta",
-}
 
 
 class TableChecker(StmtChecker):
@@ -76,8 +71,6 @@ class TableChecker(StmtChecker):
                 raise P4Error(ref.pos, f"table {table.name} lists action '{ref.decl.name}' twice")
             seen.add(ref.decl.name)
         for name, prop in table.properties.items():
-            if name not in _TABLE_PROPERTIES:
-                raise P4Error(prop.pos, f"table property '{name}' is not supported{nearest(name, _TABLE_PROPERTIES)}")
             if name == "default_action":
                 table.default = self.action_use(prop.value, table, unless="tableonly")
             elif name in ("size", "priority_delta"):
@@ -139,6 +132,9 @@ class TableChecker(StmtChecker):
             want = len(directed)
             raise P4Error(ref.pos, f"action {ref.decl.name} needs {want} arguments here (those with a direction)")
         ref.bound = self.bind_args(ref.decl, directed, args, ref.pos)
+        applied = next((at for arg in ref.bound.values() for at in _applied(arg)), None)
+        if applied is not None:
+            raise P4Error(applied.pos, "a table cannot be applied in the arguments of another table's action")
 
     def bind_args(self, decl: A.ActionDecl, params: list[A.Param], args: list[A.Arg], pos: Pos) -> dict[str, A.Expr]:
         call = A.CallExpr(A.NameExpr(decl.name, pos=pos), [], args, pos=pos)
@@ -199,3 +195,15 @@ def _same(a: A.Expr, b: A.Expr) -> bool:
                 and all(_same(x.value, y.value) for x, y in zip(a.args, b.args, strict=True))
             )
     return False
+
+
+def _applied(e: A.Expr) -> Iterator[A.CallExpr]:
+    """The calls of apply() in an expression."""
+    if isinstance(e, A.CallExpr):
+        if e.builtin == "apply":
+            yield e
+        for arg in e.args:
+            yield from _applied(arg.value)
+    for part in vars(e).values():
+        if isinstance(part, A.Expr):
+            yield from _applied(part)

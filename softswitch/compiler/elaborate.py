@@ -135,9 +135,7 @@ class Elaboration(StmtLowering):
         kind = t.name
         array = _ARRAYS.get(kind)
         if array is None:
-            if kind == "Checksum16":
-                return ExternObject(kind, name, decl, 0)
-            raise P4Error(call.pos, f"extern {kind} is not supported")
+            raise P4Error(call.pos, f"extern {kind} cannot be instantiated: BMv2 has none")
         objects = self.program.objects(array)
         made = ExternObject(kind, name, decl, len(objects))
         args = call.bound
@@ -210,6 +208,8 @@ class Elaboration(StmtLowering):
         if "size" in props:
             table.size = self.small(props["size"].value, "size")
         if "support_timeout" in props:
+            if props["support_timeout"].value.type != T.BOOL:
+                raise P4Error(props["support_timeout"].pos, "support_timeout of a table is true or false")
             table.idle_timeout = bool(self.number(props["support_timeout"].value))
         table.profile = self.attached(table, "implementation", ("action_profile", "action_selector"))
         table.counter = self.attached(table, "counters", ("direct_counter",))
@@ -259,7 +259,7 @@ class Elaboration(StmtLowering):
         prop = table.decl.properties.get(name)
         if prop is None:
             return None
-        if isinstance(prop.value, A.CallExpr) and prop.value.builtin == "new":
+        if isinstance(prop.value, A.CallExpr) and prop.value.builtin == "new" and name != "meters":
             note = next((a for a in prop.annotations if a.name == "name" and a.args), None)
             made = self.instantiate(prop, prop.value, f"{table.name}.{name}")
             if note is not None and isinstance(note.args[0], A.StrLit):
@@ -287,6 +287,10 @@ class Elaboration(StmtLowering):
         assert decl.entries is not None
         explicit = [self._priority(e) for e in decl.entries]
         given = next((e for e in decl.entries if e.priority is not None), None)
+        if given is not None and decl.const_entries:
+            raise P4Error(given.pos, f"table {decl.name} has const entries: their order is their priority")
+        if given is not None and decl.entries[0].priority is None:
+            raise P4Error(decl.entries[0].pos, f"an entry of table {decl.name} has a priority: the first needs one too")
         if given is not None and all(k.match in ("exact", "lpm") for k in decl.keys):
             raise P4Error(given.pos, f"table {decl.name} has exact and lpm keys alone: its entries have no priority")
         largest_wins = True
@@ -297,6 +301,10 @@ class Elaboration(StmtLowering):
             delta = self.small(decl.properties["priority_delta"].value, "priority_delta")
         ordered = any(k.match in ("ternary", "range", "optional") for k in table.keys)
         priorities = _priorities(explicit, largest_wins, delta) if ordered else [0] * len(explicit)
+        if largest_wins and given is not None:
+            for entry, number in zip(decl.entries, _numbers(explicit, True, delta), strict=True):
+                if number < 1:
+                    raise P4Error(entry.pos, f"the priority of this entry of table {decl.name} would be {number}")
         for entry, priority in zip(decl.entries, priorities, strict=True):
             keys = [
                 self.match_value(e, k) for e, k in zip(entry.keys, table.keys, strict=True) if k.match != "selector"
@@ -310,7 +318,7 @@ class Elaboration(StmtLowering):
             return self.small(entry.priority, "priority")
         note = next((a for a in entry.annotations if a.name == "priority" and a.args), None)
         if note is not None and isinstance(note.args[0], A.IntLit):
-            return -self.small(note.args[0], "priority")  # with the annotation, the smallest priority wins
+            return -self.checked_number(note.args[0])  # with the annotation, the smallest priority wins
         return None
 
     def match_value(self, e: A.Expr, key: Key) -> tuple[int, int]:
@@ -337,8 +345,8 @@ class Elaboration(StmtLowering):
         return (value, value) if key.match == "range" else (value, ones)
 
 
-def _priorities(explicit: list[int | None], largest_wins: bool, delta: int) -> list[int]:
-    """Priorities of entries, larger wins; entries without one continue from the one before (P4_16 specification)."""
+def _numbers(explicit: list[int | None], largest_wins: bool, delta: int) -> list[int]:
+    """Priorities as the program numbers them; entries without one continue from the one before."""
     out: list[int] = []
     for i, given in enumerate(explicit):
         if given is not None:
@@ -347,6 +355,12 @@ def _priorities(explicit: list[int | None], largest_wins: bool, delta: int) -> l
             out.append((len(explicit) - 1) * delta + 1 if largest_wins else 1)
         else:
             out.append(out[-1] - delta if largest_wins else out[-1] + delta)
+    return out
+
+
+def _priorities(explicit: list[int | None], largest_wins: bool, delta: int) -> list[int]:
+    """Priorities of entries, from 1 up, of which the larger wins (P4_16 specification)."""
+    out = _numbers(explicit, largest_wins, delta)
     if not largest_wins:
         out = [-p for p in out]
     low = min(out, default=1)

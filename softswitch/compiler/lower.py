@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from softswitch.compiler import ast as A
-from softswitch.compiler import ir
+from softswitch.compiler import ir, stages
 from softswitch.compiler import types as T
 from softswitch.compiler.check import Checker
 from softswitch.compiler.diagnostics import NOWHERE, P4Error
@@ -157,6 +157,8 @@ class _Lowering(ExternLowering):
             self.control_body(block)
         self.emit(ir.Label(self.exit_label))
         self.types = {}
+        if name in ("ingress", "egress"):
+            stages.check_tables(self.function)
 
     def control_body(self, block: BlockInstance) -> None:
         for local in block.decl.locals:
@@ -217,6 +219,7 @@ class _Lowering(ExternLowering):
         self.inline(block.decl.params, e.bound, body, types={**self.types, **types} if types else None)
 
     def apply_table(self, table: TableObject) -> ApplyResult:
+        stages.check_statement(self.function.name, "a table", self.pos, called=True)
         if table.index < 0:
             table.index = len(self.program.tables)
             self.program.tables.append(table)

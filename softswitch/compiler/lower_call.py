@@ -64,6 +64,7 @@ class CallLowering(ExprLowering):
         self.exit_label = ""
         self.in_action = False
         self.action = ""  # the control-plane name of the action of a table, or called by a control, that is lowered
+        self.in_function = False
         self.place: ir.LValue = ir.Var(U32, "")  # the variable that contains the last slice used as a target
 
     @abstractmethod
@@ -121,7 +122,8 @@ class CallLowering(ExprLowering):
 
     def call_function(self, e: A.CallExpr) -> ir.Value | None:
         decl: A.FunctionDecl = e.decl
-        outer = self.types
+        outer, outer_function = self.types, self.in_function
+        self.in_function = True
         values = {}
         for var in self.type_vars(decl):
             if var.name in e.type_values:
@@ -138,7 +140,7 @@ class CallLowering(ExprLowering):
             self.inline(decl.params, e.bound, decl.body, result=result, types=inner)
             return result
         finally:
-            self.types = outer
+            self.types, self.in_function = outer, outer_function
 
     @abstractmethod
     def type_vars(self, decl: A.FunctionDecl) -> list[T.TypeVar]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from softswitch.compiler import ast as A
-from softswitch.compiler import ir
+from softswitch.compiler import ir, stages
 from softswitch.compiler import types as T
 from softswitch.compiler.diagnostics import P4Error
 from softswitch.compiler.ir import U32
@@ -19,6 +19,13 @@ U64 = T.Bits(64)
 DROP_PORT = 511
 NO_LIST = 0xFFFFFFFF
 CSUM16 = 6  # HashAlgorithm.csum16
+FUNCTIONS = {
+    "verify", "assert", "assume", "log_msg", "mark_to_drop", "truncate", "random", "hash", "digest",
+    "clone", "clone3", "clone_preserving_field_list", "resubmit", "resubmit_preserving_field_list",
+    "recirculate", "recirculate_preserving_field_list",
+    "verify_checksum", "verify_checksum_with_payload", "update_checksum", "update_checksum_with_payload",
+}
+"""The extern functions of core.p4 and v1model.p4; a program may declare others, but not call them."""
 
 
 class ExternLowering(ParserLowering):
@@ -74,6 +81,7 @@ class ExternLowering(ParserLowering):
         if isinstance(e.function, A.MemberExpr):
             assert isinstance(e.function.base.type, T.Declared)
             extern = e.function.base.type.name
+            stages.check_method(self.function.name, extern, e.pos)
             if extern == "packet_in":
                 return self.packet_in(e, e.function.name)
             if extern == "packet_out":
@@ -89,8 +97,10 @@ class ExternLowering(ParserLowering):
             return handler(e, found)
         self.program.calls_externs = self.program.calls_externs or not self.in_parser
         handler = getattr(self, f"on_{e.decl.name}", None)
-        if handler is None:
-            raise P4Error(e.pos, f"extern function '{e.decl.name}' is not supported")
+        if handler is None or e.decl.name not in FUNCTIONS:
+            raise P4Error(e.pos, f"extern function '{e.decl.name}' is none of core.p4 and v1model.p4, the only ones "
+                                 "supported")
+        stages.check_function(self.function.name, e.decl.name, e.pos)
         return handler(e)
 
     # ---- helpers ------------------------------------------------------------------------------------------------
@@ -119,15 +129,17 @@ class ExternLowering(ParserLowering):
 
     def emit_headers(self, e: A.CallExpr) -> None:
         arg = e.bound["hdr"]
-        if isinstance(arg, A.ListExpr):
+        if isinstance(arg, A.ListExpr) and not isinstance(arg.type, T.Struct):
             for item in arg.items:
                 self.emit_value(self.expr(item), item)
             return
+        if isinstance(arg, A.ListExpr | A.StructExpr | A.InvalidHeader | A.DefaultValue):
+            raise P4Error(arg.pos, "only headers that have a name can be emitted")
         self.emit_value(self.expr(arg), arg)
 
     def emit_value(self, value: ir.Value, e: A.Expr) -> None:
-        if not isinstance(value, ir.LValue):  # such as a constant
-            raise P4Error(e.pos, "only headers can be emitted")
+        if not isinstance(value, ir.LValue):
+            raise P4Error(e.pos, "only headers that have a name can be emitted")
         match value.type:
             case ir.StackType() as arr:
                 for i in range(arr.size):
@@ -147,8 +159,6 @@ class ExternLowering(ParserLowering):
     # ---- parser and program checks ------------------------------------------------------------------------------
 
     def on_verify(self, e: A.CallExpr) -> None:
-        if not self.in_parser:
-            raise P4Error(e.pos, "verify() outside a parser")
         check, error = self.args(e, "check", "toSignal")
         self.emit(ir.If(self.un("!", check), [ir.ParserError(error, pos=e.pos)], []))
 
@@ -165,6 +175,8 @@ class ExternLowering(ParserLowering):
         message = e.bound["msg"].const
         if not isinstance(message, str):
             raise P4Error(e.pos, "log_msg needs a literal string")
+        if "data" in e.bound and T.fields_of(self.actual(e.bound["data"].type)) is None:
+            raise P4Error(e.bound["data"].pos, "the values of log_msg must be a list: { ... }")
         values = self.flatten(e.bound["data"]) if "data" in e.bound else []
         if message.count("{}") != len(values):
             raise P4Error(e.pos, f"log_msg: {message.count('{}')} places for {len(values)} values")
@@ -207,13 +219,21 @@ class ExternLowering(ParserLowering):
         self.program.field_lists[number] = paths
         return number
 
+    def check_clone(self, e: A.CallExpr) -> None:
+        kind = e.bound["type"]
+        if kind.const is not None:
+            stages.check_clone(self.function.name, ("I2E", "E2E")[kind.const], e.pos)
+
     def on_clone(self, e: A.CallExpr) -> None:
+        self.check_clone(e)
         self.emit(ir.Extern("clone", None, self.args(e, "session"), NO_LIST))
 
     def on_clone3(self, e: A.CallExpr) -> None:
+        self.check_clone(e)
         self.emit(ir.Extern("clone", None, self.args(e, "session"), self.data_list(e)))
 
     def on_clone_preserving_field_list(self, e: A.CallExpr) -> None:
+        self.check_clone(e)
         self.emit(ir.Extern("clone", None, self.args(e, "session"), self.field_list(e)))
 
     def on_resubmit(self, e: A.CallExpr) -> None:
@@ -286,6 +306,8 @@ class ExternLowering(ParserLowering):
         algorithm = e.bound["algo"].const
         if algorithm is None:
             raise P4Error(e.bound["algo"].pos, "the hash algorithm must be known at compile time")
+        if T.fields_of(self.actual(e.bound["data"].type)) is None:
+            raise P4Error(e.bound["data"].pos, "the data of a hash must be a list: { ... }")
         base, limit = (self.cast(self.expr(e.bound[n]), U64) for n in ("base", "max"))
         data = self.flatten(e.bound["data"])
         self.give(e, "result", self.result_of("hash", U64, [base, limit, *data], algorithm))
@@ -293,6 +315,8 @@ class ExternLowering(ParserLowering):
     def on_digest(self, e: A.CallExpr) -> None:
         data = e.bound["data"]
         t = self.actual(data.type)
+        if T.is_header(t):
+            raise P4Error(data.pos, f"a digest has a struct or list, not {t}, which is a header")
         values = self.flatten(data)
         for v in values:
             if not ir.is_scalar(v.type):
@@ -319,6 +343,10 @@ class ExternLowering(ParserLowering):
             if algorithm is None:
                 raise P4Error(e.bound["algo"].pos, "the checksum algorithm must be known at compile time")
             data = self.flatten(e.bound["data"])
+            for value in data:
+                if not isinstance(value, ir.Const) and (not isinstance(value, ir.LValue) or id(value) in self.temps):
+                    raise P4Error(e.bound["data"].pos, "the data of a checksum are fields and constants: BMv2 computes "
+                                                       "nothing there")
             if payload and algorithm != CSUM16:
                 raise P4Error(e.pos, "a checksum with payload is supported for csum16 alone")
             given = e.bound["checksum"]
@@ -334,6 +362,10 @@ class ExternLowering(ParserLowering):
                 flag = self.standard_field("checksum_error")
                 self.emit(ir.If(wrong, [ir.Assign(flag, ir.const(1, flag.type), pos=e.pos)], []))
             else:
+                where = self.target(given)
+                whole = ir.root(where) if isinstance(where, ir.LValue) else None
+                if not isinstance(whole, ir.Var) or whole.storage != "state":
+                    raise P4Error(given.pos, "a checksum is written to a field of a header or of the metadata")
                 self.give(e, "checksum", value)
         self.emit(ir.If(condition, body, []))
 
@@ -348,10 +380,6 @@ class ExternLowering(ParserLowering):
 
     def on_update_checksum_with_payload(self, e: A.CallExpr) -> None:
         self.checksum(e, verify=False, payload=True)
-
-    def on_Checksum16_get(self, e: A.CallExpr, _: ExternObject) -> ir.Value:
-        value = self.result_of("checksum", U64, self.flatten(e.bound["data"]), (CSUM16, False))
-        return self.cast(value, T.Bits(16))
 
 
 __all__ = ["ExternLowering", "leaves"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from softswitch.compiler import ast as A
-from softswitch.compiler import ir
+from softswitch.compiler import ir, stages
 from softswitch.compiler import types as T
 from softswitch.compiler.diagnostics import P4Error
 from softswitch.compiler.ir import FALSE, U32
@@ -47,10 +47,9 @@ class StmtLowering(CallLowering):
                 self.if_(s)
             case A.SwitchStmt():
                 self.switch(s)
-            case A.ForStmt():
-                self.for_(s)
-            case A.ForInStmt():
-                self.for_in(s)
+            case A.ForStmt() | A.ForInStmt():
+                stages.check_statement(self.function.name, "'for'", s.pos, called=True)
+                self.for_(s) if isinstance(s, A.ForStmt) else self.for_in(s)
             case A.ReturnStmt():
                 self.return_(s)
             case A.ExitStmt():
@@ -94,6 +93,9 @@ class StmtLowering(CallLowering):
 
     def assign(self, s: A.AssignStmt) -> None:
         set_target = self.target(s.target)
+        place_of = ir.root(set_target if isinstance(set_target, ir.LValue) else self.place)
+        if isinstance(place_of, ir.Var) and place_of.storage == "state" and "checksum" in self.function.name:
+            stages.check_statement(self.function.name, "an assignment", s.pos)
         place = s.target
         while isinstance(place, A.SliceExpr):
             place = place.base
@@ -177,9 +179,13 @@ class StmtLowering(CallLowering):
             for stmt in self.branch(s.then if condition.value else s.other):
                 self.out.append(stmt)
             return
+        stages.check_statement(self.function.name, "'if'", s.pos, called=self.in_function)
         self.emit(ir.If(condition, self.branch(s.then), self.branch(s.other)))
 
     def switch(self, s: A.SwitchStmt) -> None:
+        if self.in_action:
+            raise P4Error(s.pos, "'switch' cannot stand in an action, on BMv2")
+        stages.check_statement(self.function.name, "'switch'", s.pos, called=True)
         t = self.actual(s.value.type)
         tests: list[tuple[ir.Value, A.SwitchCase]] = []  # condition, case
         default: A.SwitchCase | None = None

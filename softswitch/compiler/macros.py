@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from softswitch.compiler.diagnostics import P4Error, Pos
 
 _TOKEN = re.compile(
-    r"""(?P<id>[A-Za-z_]\w*)|(?P<num>\.?\d[\w.]*)|(?P<str>"(?:\\.|[^"\\])*(?:"|$))|(?P<paste>\#\#)|(?P<space>[ \t\f\v]+)"""
-    r"""|(?P<chr>'(?:\\.|[^'\\])*(?:'|$))"""
+    r"""(?P<id>[A-Za-z_]\w*)|(?P<num>\.?\d[\w.]*)|(?P<str>"(?:\\.|[^"\\])*(?:"|$))|(?P<paste>\#\#)"""
+    r"""|(?P<space>[ \t\f\v]+)|(?P<chr>'(?:\\.|[^'\\])*(?:'|$))"""
     r"""|(?P<op><<|>>|<=|>=|==|!=|&&|\|\||.)""",
     re.VERBOSE,
 )

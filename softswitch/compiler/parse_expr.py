@@ -58,6 +58,8 @@ class ExprParser(Cursor):
                     args = parsed if self.i == end else []
                 self.i = end
                 self.expect(close)
+            if name == "name" and not (len(args) == 1 and isinstance(args[0], A.StrLit | A.BinaryExpr)):
+                raise P4Error(pos, '@name has one string: @name("...")')
             found.append(A.Annotation(name, args, text, structured, keys, pos=pos))
         return found
 

@@ -137,9 +137,16 @@ class StmtParser(ExprParser):
         self.expect("(")
         condition = self.expression()
         self.expect(")")
-        then = self.statement()
-        other = self.statement() if self.accept("else") else None
+        then = self.branch()
+        other = self.branch() if self.accept("else") else None
         return A.IfStmt(condition, then, other, pos=pos)
+
+    def branch(self) -> A.Stmt:
+        """Parses a statement that is no declaration, which would have no use there."""
+        found = self.statement()
+        if isinstance(found, A.DeclStmt):
+            raise P4Error(found.pos, "a declaration cannot be a branch of 'if': it would end there; put it in a block")
+        return found
 
     def switch(self) -> A.SwitchStmt:
         pos = self.expect("switch").pos
@@ -174,9 +181,7 @@ class StmtParser(ExprParser):
             return self.for_in(pos, variable)
         self.i = mark
         if self.token.kind == "id" and self.peek(1).text == "in":
-            name = self.take()
-            self.take()
-            return self.for_in(pos, A.NameExpr(name.text, pos=name.pos))
+            raise P4Error(self.token.pos, "'for ... in' declares a variable of its own: for (bit<8> i in ...)")
         init: list[A.Stmt] = []
         while not self.at(";"):
             if self.declares():

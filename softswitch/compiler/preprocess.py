@@ -18,10 +18,12 @@ from softswitch.compiler.preprocess_if import Condition
 
 _DIRECTIVE = re.compile(r"\s*#\s*(\w+)?(.*)", re.DOTALL)
 _TEXT = re.compile(
-    r'''^[ \t]*\#(?:"(?:\\.|[^"\\\n])*"|(?!//|/\*)[^\n])*|"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/''', re.DOTALL | re.MULTILINE
+    # A directive is taken by itself: a quote in `#error don't` begins no string of P4.
+    r'''^[ \t]*\#(?:"(?:\\.|[^"\\\n])*"|(?!//|/\*)[^\n])*|"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/''',
+    re.DOTALL | re.MULTILINE,
 )
-_WORDS = {"if", "ifdef", "ifndef", "elif", "else", "endif", "include", "import", "include_next", "line", "define", "undef",
-          "error"}
+_WORDS = {"if", "ifdef", "ifndef", "elif", "else", "endif", "include", "import", "include_next", "line", "define",
+          "undef", "error"}
 """The directives that do something; p4c ignores other lines that begin with #, `# words` among them."""
 
 _MAX_INCLUDE_DEPTH = 64
@@ -69,7 +71,6 @@ def strip_comments(text: str) -> str:
         found = match.group()
         return re.sub(r"[^\n]", " ", found) if found[0] == "/" else found
 
-    # A directive is taken by itself: a quote in `#error don't` begins no string of P4.
     return _TEXT.sub(blank, text)
 
 

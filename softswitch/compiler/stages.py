@@ -2,8 +2,8 @@
 """What BMv2 can run in which stage of the pipeline: what p4c's back end for it refuses is refused here too.
 
 Programs that this switch alone could run would be of no use anywhere else. The exceptions are the functions that older
-versions of v1model.p4 had (clone3, resubmit and recirculate with data, mark_to_drop without arguments): old programs need
-them. A stage has the name of its function in program.LoweredProgram.
+versions of v1model.p4 had (clone3, resubmit and recirculate with data, mark_to_drop without arguments): old programs
+need them. A stage has the name of its function in program.LoweredProgram.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class _Graph:
         self.labels: dict[str, ir.Instruction] = {}
         self.variables = {id(v) for v in function.locals}
         self.collect(function.body)
-        self.link(function.body, None)
+        if len({id(a.table) for a in self.applies}) < len(self.applies):
+            self.link(function.body, None)
 
     def collect(self, body: list[ir.Instruction]) -> None:
         for part in body:
