@@ -60,7 +60,7 @@ def lex(text: str) -> list[Token]:
             string[1].append(line if rest is None else rest.group())
             if rest is None:
                 continue
-            out.append(replace(string[0], text="\n".join(string[1])))
+            out.append(string[0]._replace(text="\n".join(string[1])))
             string, at = None, rest.end()
         elif line.startswith("#"):
             mark = _LINE.match(line)

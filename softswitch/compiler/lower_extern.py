@@ -134,12 +134,12 @@ class ExternLowering(ParserLowering):
                 self.emit_value(self.expr(item), item)
             return
         if isinstance(arg, A.ListExpr | A.StructExpr | A.InvalidHeader | A.DefaultValue):
-            raise P4Error(arg.pos, "only headers that have a name can be emitted")
+            raise P4Error(arg.pos, "only headers can be emitted, from a place that has a name")
         self.emit_value(self.expr(arg), arg)
 
     def emit_value(self, value: ir.Value, e: A.Expr) -> None:
         if not isinstance(value, ir.LValue):
-            raise P4Error(e.pos, "only headers that have a name can be emitted")
+            raise P4Error(e.pos, "only headers can be emitted, from a place that has a name")
         match value.type:
             case ir.StackType() as arr:
                 for i in range(arr.size):

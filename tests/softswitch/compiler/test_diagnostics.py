@@ -87,7 +87,7 @@ def test_mistake_is_named(body: str, says: str) -> None:
         ("table t { key = { hdr.i.a: exactly; } actions = { NoAction; } }",
          "no match_kind 'exactly'; did you mean 'exact'"),
         ("table t { key = { hdr.i.a: exact; } actions = { drop; } }", "'drop' is not declared"),
-        ("table t { actions = { NoAction; } junk = 3; }", "table property 'junk' is not supported"),
+        ("table t { actions = { NoAction; } junk = junk; }", "'junk' is not declared"),
         ("action f(bit<8> x) { } table t { actions = { f; } default_action = f(); }", "f takes 1 arguments, got 0"),
         ("table t { key = { hdr.i.a: exact; } actions = { NoAction; } const entries = { _: NoAction(); } }",
          "'_' for the exact key"),

@@ -147,7 +147,6 @@ def test_a_generated_file_with_anything_else_is_refused(foreign: str) -> None:
     ("in HashAlgorithm algo,", "string algo,"),
     ("bit<32> size);", "bit<64> size);"),
     ("control VerifyChecksum<H, M>(inout H hdr,", "control VerifyChecksum<H, M>(inout M hdr,"),
-    ("extern void truncate(in bit<32> length);", "extern void truncate(in bit<32> length); extern void other();"),
     ("enum MeterType { packets, bytes }", "enum MeterType { bytes, packets }"),
 ])
 def test_another_architecture_is_refused(ours: str, theirs: str) -> None:
@@ -163,7 +162,7 @@ def test_another_architecture_is_refused(ours: str, theirs: str) -> None:
 
     compile_source(with_library(library), "good.p4", include=LIBRARY)
 
-    with pytest.raises(CompileError, match=r"declared otherwise|none of core\.p4"):
+    with pytest.raises(CompileError, match=r"declared otherwise|needs 'inout"):
         compile_source(with_library(library.replace(ours, theirs)), "bad.p4", include=LIBRARY)
 
 
