@@ -2,8 +2,8 @@
 """Builds C sources into a shared library, a program or an object file, once: results are cached by content.
 
     library = build([Path("fold.c"), "int answer(void) { return 42; }"], kind="shared", name="fold")
-    parts = [build([Path("fold.c")], kind="object"), build([Path("io.c"), Path("log.c")], kind="object")]
-    program = build(parts, kind="exe")
+    part = build([Path("fold.c"), Path("io.c")], kind="object")
+    program = build([part, "int main(void) { return 42; }"], kind="exe")
 
 The compiler is $SOFTSWITCH_CC (a command line), else the first of gcc, clang, cc that really compiles
 something here (a machine may have a gcc without headers), else the one in the `ziglang` wheel (the extra

@@ -22,7 +22,8 @@ from softswitch.cli import app as softswitch
 from support import needs
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "packaging/softswitch/README.md",
+         *sorted((ROOT / "docs").glob("*.md"))]
 ROOMS = sorted(path.name for path in ROOT.glob("[!.]*/") if path.name != "build")
 YOURS = {"PROGRAM.p4", "fold.c", "l2.p4", "prog.p4", "pushed.p4", "train.py"}
 """Files of the reader's."""

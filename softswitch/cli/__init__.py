@@ -16,7 +16,7 @@ import sys
 import typer
 
 from softswitch.cli import compile as compiling
-from softswitch.cli import run, stf, tools
+from softswitch.cli import examples, run, stf, tools
 from softswitch.runtime.version import VERSION
 
 HELP_COLUMNS = 120
@@ -33,6 +33,7 @@ app.command("run")(run.run)
 app.command("compile")(compiling.compile_command)
 app.command("stf")(stf.stf)
 app.command("tools")(tools.tools)
+app.command("examples")(examples.examples)
 
 
 @app.command()

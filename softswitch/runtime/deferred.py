@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Imports a package without running its `__init__`, until somebody asks for what that defines.
 
-finsy's generated P4Runtime messages are in `finsy.proto`, but to import it Python first runs `finsy/__init__.py`, which
-imports a whole controller: a third of the time that a switch takes to start, for nothing that it uses.
+finsy's generated P4Runtime messages are in `finsy.proto`, but to import it Python first runs the `__init__` of finsy,
+which imports a whole controller: a third of the time that a switch takes to start, for nothing that it uses.
 """
 
 from __future__ import annotations

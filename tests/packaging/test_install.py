@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import tarfile
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,12 +15,11 @@ import pytest
 
 from netfold.cli import extras
 from support import RANKS, ROOT, needs
-from support.installed import Environment, build, checked, clone, contents, requirements
+from support.installed import Environment, build, checked, clone, contents, metadata_of, requirements
 
 pytest.importorskip("pip", reason=needs.reason("pip"))
 
 ALONE = "packaging/softswitch"
-PROGRAMS = ROOT / "tests" / "softswitch" / "compiler" / "programs"
 
 
 def sources(*folders: str) -> Iterator[str]:
@@ -28,7 +28,7 @@ def sources(*folders: str) -> Iterator[str]:
     for folder in folders:
         for home, _, files in os.walk(src / folder, followlinks=True):
             for file in files:
-                if file.endswith((".py", ".c", ".h", ".p4", ".typed")):
+                if file.endswith((".py", ".c", ".h", ".p4", ".typed", ".html", ".sh", ".stf")):
                     yield str((Path(home) / file).relative_to(src))
 
 
@@ -55,8 +55,17 @@ def wheel(tree: Path, home: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def switch_wheel(tree: Path, home: Path) -> Path:
-    """The wheel of the switch alone."""
-    return build("wheel", tree / ALONE, home / "switch-wheel")
+    """The wheel of the switch alone, built from what its sdist holds."""
+    with tarfile.open(build("sdist", tree / ALONE, home / "switch-sdist")) as archive:
+        archive.extractall(home / "switch-unpacked", filter="data")
+    (unpacked,) = (home / "switch-unpacked").iterdir()
+    return build("wheel", unpacked, home / "switch-wheel")
+
+
+@pytest.fixture(scope="module")
+def alone(switch_wheel: Path, home: Path) -> Environment:
+    """A stranger's environment: the switch, and neither NetFold nor numpy."""
+    return Environment(home / "alone", switch_wheel)
 
 
 @pytest.fixture(scope="module")
@@ -128,12 +137,46 @@ def test_ranks_without_extras_fold_on_a_fabric_of_the_control_plane(control: Env
     assert "innet" in said
 
 
-def test_the_switch_alone_runs_a_program(switch_wheel: Path, home: Path) -> None:
-    """A packet test passes where neither NetFold nor numpy is installed."""
-    alone = Environment(home / "alone", switch_wheel)
+def test_the_switch_alone_does_what_its_readme_says(alone: Environment, tmp_path: Path) -> None:
+    """The examples come out of it, a packet test passes, and a program compiles, where nothing else is installed."""
     alone.run("python", "-c", "import netfold", status=1)
     alone.run("python", "-c", "import numpy", status=1)
-    alone.run("softswitch", "stf", str(PROGRAMS / "tables.p4"), str(PROGRAMS / "tables.stf"))
+    told = (ROOT / ALONE / "README.md").read_text()
+    said = alone.run("softswitch", "examples", "examples", cwd=tmp_path)
+    assert f"    $ softswitch examples\n{textwrap.indent(said, '    ')}\n" in told
+    said = alone.run("softswitch", "stf", "examples/firewall.p4", "examples/firewall.stf", cwd=tmp_path)
+    assert f"    {said}\n" in told
+    alone.run("softswitch", "compile", "examples/router.p4", "--p4info", "router.txtpb", cwd=tmp_path)
+    assert "own_addresses" in (tmp_path / "router.txtpb").read_text()
+    said = alone.run("softswitch", "examples", "examples", cwd=tmp_path, status=2)
+    assert "nothing was copied" in said
+
+
+def test_the_switch_alone_declares_what_an_index_shows(switch_wheel: Path) -> None:
+    """Name, license and readme; the extras are those that messages name; nothing points at where it was built."""
+    declared = metadata_of(switch_wheel)
+    assert declared["Name"] == "softswitch"
+    assert declared["License-Expression"] == "Apache-2.0"
+    assert set(declared.get_all("Provides-Extra")) == {"compiler", "tools"}
+    assert len(declared.get_all("Classifier")) > 10
+    assert str(ROOT) not in str(declared)
+
+
+@pytest.mark.netns
+@pytest.mark.needs("namespaces")
+@pytest.mark.parametrize(("example", "expected"), [
+    ("router", ["6 entries written", "10.0.1.0/24: 4 packets, 392 bytes", "10.0.3.0/24: 2 packets, 196 bytes"]),
+    ("learning", ["02:00:00:00:01:01 is at port 1", "02:00:00:00:01:03 is at port 3", "3 received"]),
+])
+def test_the_examples_of_the_switch_run(alone: Environment, example: str, expected: list[str]) -> None:
+    """Hosts in namespaces reach each other through the switch under the example's controller."""
+    script = ROOT / "softswitch" / "examples" / "run.sh"
+    said = alone.run("python", "-c", "import os, subprocess, sys\n"
+                     "sys.exit(subprocess.run(['sh', *sys.argv[1:]], env={**os.environ, 'PYTHON': sys.executable,\n"
+                     "    'PATH': os.path.dirname(sys.executable) + os.pathsep + os.environ['PATH']}).returncode)",
+                     str(script), example)
+    for text in expected:
+        assert text in said
 
 
 def test_a_clone_beside_a_script_does_not_hide_an_editable_installation(tree: Path, wheel: Path, home: Path) -> None:

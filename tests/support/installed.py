@@ -43,6 +43,11 @@ def contents(wheel: Path) -> set[str]:
         return {name for name in archive.namelist() if ".dist-info/" not in name}
 
 
+def metadata_of(wheel: Path) -> metadata.PackageMetadata:
+    """What a wheel says about itself."""
+    return _metadata(wheel).metadata
+
+
 def requirements(wheel: Path) -> list[Requirement]:
     """What a wheel declares that it and its extras need."""
     return [Requirement(text) for text in _metadata(wheel).requires or []]
