@@ -4,6 +4,7 @@
     softswitch prog.p4 -i 1@eth1 -i 2@eth2 --grpc-server-addr 127.0.0.1:9559 --cpu-port 510 --device-id 1
     softswitch compile prog.p4 --p4info prog.p4info.txtpb
     softswitch stf prog.p4 test.stf
+    softswitch trace packets.trace
 
 Exit status: 0 done; 1 a test or a compilation failed; 2 cannot start: the message says what to change.
 """
@@ -16,7 +17,7 @@ import sys
 import typer
 
 from softswitch.cli import compile as compiling
-from softswitch.cli import examples, run, stf, tools
+from softswitch.cli import examples, run, stf, tools, trace
 from softswitch.runtime.version import VERSION
 
 HELP_COLUMNS = 120
@@ -34,6 +35,7 @@ app.command("compile")(compiling.compile_command)
 app.command("stf")(stf.stf)
 app.command("tools")(tools.tools)
 app.command("examples")(examples.examples)
+app.command("trace")(trace.trace)
 
 
 @app.command()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -12,6 +13,14 @@ import typer
 Defines = Annotated[list[str] | None, typer.Option("-D", metavar="NAME[=VALUE]", help="Define a macro.")]
 Includes = Annotated[list[Path] | None, typer.Option("-I", metavar="DIR", help="Look for #include files here.")]
 Program = Annotated[Path, typer.Argument(metavar="PROGRAM.p4", help="A P4_16 program for v1model.")]
+
+
+class TraceStyle(StrEnum):
+    """How the packet trace is shown."""
+
+    text = "text"
+    json = "json"
+    bmv2 = "bmv2"
 
 
 def fail(message: str, status: int = 2) -> NoReturn:

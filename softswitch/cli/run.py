@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import socket
+import sys
 import threading
 from enum import StrEnum
 from pathlib import Path
@@ -14,11 +16,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from softswitch.cli.options import Defines, Includes, defines, fail, readable
+from softswitch.cli.options import Defines, Includes, TraceStyle, defines, fail, readable
 
 if TYPE_CHECKING:
     from softswitch.p4runtime.listening import Tls
     from softswitch.p4runtime.process import Port
+    from softswitch.trace.recording import Tracing
 
 
 class LogLevel(StrEnum):
@@ -73,6 +76,16 @@ def run(
     queue: Annotated[int, typer.Option(min=1, max=1 << 20, help="Frames that may wait at each port.")] = 1024,
     seed: Annotated[int, typer.Option(min=0, help="Of random().")] = 1,
     pcap: Annotated[Path | None, typer.Option(metavar="DIR", help="Capture to DIR/IFACE_{in,out}.pcap.")] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE|-", help="Record what happens to each packet, for `softswitch trace FILE`; "
+                                            "-: show it on standard output."),
+    ] = None,
+    trace_format: Annotated[
+        TraceStyle | None, typer.Option(help="Write the trace like this; default: text on standard output, binary in "
+                                             "a file.")
+    ] = None,
+    trace_limit: Annotated[int, typer.Option(metavar="MB", min=1, help="Most of a trace in a file.")] = 1024,
     no_offload: Annotated[bool, typer.Option("--no-offload", help="Send no super-packets.")] = False,
     sanitize: Annotated[
         bool, typer.Option("--sanitize", help="Build with AddressSanitizer and UBSan (slow).")
@@ -116,12 +129,13 @@ def run(
         fail("--primary cert:NAME: expected --grpc-server-with-client-auth with it: clients show no certificate else")
     if primary and thrift_port is not None:
         fail("--thrift-port with --primary: expected one of the two: whoever reaches a Thrift port may write")
-    settings = Settings(ports, cpu_port, seed, queue, join=not no_offload, pcap=pcap)
+    tracing = _tracing(trace, trace_format, trace_limit)
+    settings = Settings(ports, cpu_port, seed, queue, join=not no_offload, pcap=pcap, trace=tracing)
 
     done = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: done.set())
-    compiler = Compiler(flags=SANITIZE if sanitize else ())
+    compiler = Compiler(flags=SANITIZE if sanitize else (), trace=tracing is not None)
     server = Server(device_id=device_id, settings=settings, builder=compiler, primaries=primaries)
     serving = contextlib.ExitStack()
     try:
@@ -144,6 +158,8 @@ def run(
     finally:
         serving.close()
         server.close()
+        if tracing is not None:
+            tracing.close()
 
 
 def _set_up_log(level: LogLevel, file: Path | None) -> None:
@@ -155,6 +171,25 @@ def _set_up_log(level: LogLevel, file: Path | None) -> None:
         logging.basicConfig(level=level.value.upper(), filename=file, format=layout)
     except OSError as error:
         fail(f"--log-file {file}: {error.strerror}")
+
+
+def _tracing(file: Path | None, style: TraceStyle | None, limit: int) -> Tracing | None:
+    """Where the packet trace goes, if anywhere."""
+    if file is None:
+        if style is not None:
+            fail(f"--trace-format {style}: expected --trace with it")
+        return None
+    from softswitch.trace.recording import Live, Recorder
+
+    if str(file) == "-":
+        return Live(sys.stdout, style or TraceStyle.text)
+    try:
+        if style is None:
+            return Recorder(file, limit=limit << 20)
+        out = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        return Live(os.fdopen(out, "w"), style, limit=limit << 20)
+    except OSError as error:
+        fail(f"--trace {file}: {error.strerror}")
 
 
 def _port(text: str) -> Port:

@@ -56,10 +56,13 @@ class CompiledProgram:
     c_source: str
     p4info: p4i.P4Info
     json: str
+    trace: str = ""
+    """What it records, as compiler.driver.Program has it."""
 
 
 def compile_program(
-    program: bytes, *, cpu_seconds: int = CPU_SECONDS, wall_seconds: float = WALL_SECONDS, memory: int = MEMORY
+    program: bytes, *, trace: bool = False, cpu_seconds: int = CPU_SECONDS, wall_seconds: float = WALL_SECONDS,
+    memory: int = MEMORY,
 ) -> CompiledProgram:
     """Compiles preprocessed P4 text, or JSON that holds it (device_config.py), within these limits. Raises NotCompiled.
     """
@@ -67,7 +70,7 @@ def compile_program(
     if len(program) > most:
         raise TooCostly(f"the program has {len(program)} bytes, and may have {most}")
     # -P: a folder named softswitch where the switch was started is none of ours.
-    command = [sys.executable, "-P", "-m", __name__, str(cpu_seconds), str(memory)]
+    command = [sys.executable, "-P", "-m", __name__, str(cpu_seconds), str(memory), str(int(trace))]
     environment = {key: value for key, value in os.environ.items() if key in ("HOME", "PATH", "XDG_CACHE_HOME", "LANG")}
     environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
     try:
@@ -78,8 +81,10 @@ def compile_program(
         raise TooCostly(f"compiling it took more than {wall_seconds:.0f} s, and was ended") from None
     out, said = done.stdout, done.stderr.decode(errors="replace").strip()
     if done.returncode == _OK:
-        c_source, json, p4info = cache.unpack(out)
-        return CompiledProgram(c_source.decode(), p4i.P4Info.FromString(p4info), json.decode())
+        c_source, json, description, p4info = cache.unpack(out)
+        return CompiledProgram(
+            c_source.decode(), p4i.P4Info.FromString(p4info), json.decode(), description.decode()
+        )
     if done.returncode == _UNREADABLE:
         raise NotAProgram(out.decode(errors="replace"))
     if done.returncode == _REFUSED:
@@ -93,8 +98,9 @@ def compile_program(
     raise CompilerFailed(f"the compiler failed, which is a fault of softswitch: {said.rpartition(chr(10))[2]}")
 
 
-def _main(cpu_seconds: int, memory: int) -> int:
-    """The process: the program on stdin; on stdout the C text, JSON and P4Info, packed (cache.pack), or the errors."""
+def _main(cpu_seconds: int, memory: int, trace: int) -> int:
+    """The process: the program on stdin; on stdout the C text, JSON, description for the packet trace and P4Info,
+    packed (cache.pack), or the errors."""
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -103,7 +109,8 @@ def _main(cpu_seconds: int, memory: int) -> int:
         from softswitch.compiler.driver import compile_source
         from softswitch.compiler.preprocess import LIBRARY
 
-        program = compile_source(device_config.source(sys.stdin.buffer.read()), NAME, include=LIBRARY)
+        text = device_config.source(sys.stdin.buffer.read())
+        program = compile_source(text, NAME, include=LIBRARY, trace=bool(trace))
     except device_config.UnreadableConfigError as error:
         out.write(str(error).encode(errors="replace"))
         return _UNREADABLE
@@ -111,7 +118,7 @@ def _main(cpu_seconds: int, memory: int) -> int:
         out.write(str(error).encode(errors="replace"))
         return _REFUSED
     p4info = program.p4info.SerializeToString(deterministic=True)
-    out.write(cache.pack(program.c_source.encode(), program.bmv2_json.encode(), p4info))
+    out.write(cache.pack(program.c_source.encode(), program.bmv2_json.encode(), program.trace.encode(), p4info))
     return _OK
 
 

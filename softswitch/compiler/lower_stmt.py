@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from softswitch.compiler import ast as A
 from softswitch.compiler import ir, stages
 from softswitch.compiler import types as T
-from softswitch.compiler.diagnostics import P4Error
+from softswitch.compiler.diagnostics import P4Error, Pos
 from softswitch.compiler.ir import FALSE, U32
 from softswitch.compiler.lower_call import CallLowering, SliceTarget
 from softswitch.compiler.source_text import assignment, call, case_text, condition_text, statement_text
@@ -30,8 +31,7 @@ class StmtLowering(CallLowering):
                 for part in s.body:
                     self.stmt(part)
             case A.AssignStmt():
-                begin = assignment(s.pos)
-                self.note("statement", text=statement_text(begin), pos=begin)
+                self.note_statement(assignment(s.pos))
                 with self.deeper():
                     self.assign(s)
             case A.CallStmt():
@@ -40,7 +40,7 @@ class StmtLowering(CallLowering):
                     self.call_statement(s.call)
             case A.DeclStmt():
                 if isinstance(s.decl, A.VarDecl) and s.decl.value is not None:
-                    self.note("statement", text=statement_text(s.pos))
+                    self.note_statement(s.pos)
                 with self.deeper():
                     self.declare(s.decl)
             case A.IfStmt():
@@ -64,13 +64,18 @@ class StmtLowering(CallLowering):
             case _:
                 raise AssertionError(s)
 
+    def note_statement(self, pos: Pos) -> None:
+        """Marks a statement that begins here."""
+        if self.tracing:
+            text = statement_text(pos)
+            self.note("statement", text=text, pos=replace(pos, length=len(text.removesuffix(" ..."))))
+
     def call_statement(self, e: A.CallExpr) -> None:
         """A call that stands alone; the trace shows a table, an action or a block as such, all else as a statement."""
         if e.builtin == "apply" or isinstance(e.decl, A.ActionDecl):
             self.call(e)
             return
-        begin = call(self.pos)
-        self.note("statement", text=statement_text(begin), pos=begin)
+        self.note_statement(call(self.pos))
         with self.deeper():
             self.call(e)
 
@@ -311,7 +316,7 @@ class StmtLowering(CallLowering):
 
     def return_(self, s: A.ReturnStmt) -> None:
         frame = self.frames[-1]
-        self.note("statement", text=statement_text(s.pos))
+        self.note_statement(s.pos)
         if s.value is not None:
             assert frame.result is not None
             self.store(frame.result, s.value)

@@ -171,7 +171,9 @@ class Configuration:
             self._crashes.died(built.executable, time.monotonic() - began, why)
             self._listener.on_death(why)
 
-        process = SwitchProcess(built.executable, self._settings, on_event=event, on_death=death)
+        process = SwitchProcess(
+            built.executable, self._settings, on_event=event, on_death=death, description=built.trace
+        )
         try:
             digests = Digests(self._listener.on_digest)
             schema = Schema(built.p4info, process.engine, json=built.json, interfaces=self._interfaces)

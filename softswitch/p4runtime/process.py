@@ -27,12 +27,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from softswitch.engine.engine import Engine
 from softswitch.engine.entities import Event
 from softswitch.engine.errors import EngineError, Internal, NotFound
 from softswitch.engine.transport import OverSocket
 from softswitch.p4runtime.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from softswitch.trace.recording import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +75,7 @@ class Settings:
     vnet    whether super-packets are supported at all
     pcap    directory for capture files, or None
     limits  (port or None for all, what, how much), in the order in which they were set
+    trace   where the packet trace goes, or None; executables are then built for it
     """
 
     ports: tuple[Port, ...] = ()
@@ -81,6 +86,7 @@ class Settings:
     vnet: bool = True
     pcap: Path | None = None
     limits: tuple[tuple[int | None, Limit, int], ...] = ()
+    trace: Tracing | None = None
 
 
 @dataclass(frozen=True)
@@ -158,8 +164,10 @@ class SwitchProcess:
         *,
         on_event: Callable[[Event], None] | None = None,
         on_death: Callable[[str], None] | None = None,
+        description: str = "",
     ) -> None:
-        """Raises Internal with the reason where the process cannot start: a missing interface, no permission..."""
+        """`description` is that of the program, where it is traced. Raises Internal with the reason where the process
+        cannot start: a missing interface, no permission..."""
         self.death: str | None = None
         self._hung: str | None = None
         self._on_death = on_death
@@ -170,13 +178,20 @@ class SwitchProcess:
             with contextlib.suppress(OSError):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         command = _command(executable, settings, theirs.fileno())
+        files = [theirs.fileno()]
         try:
-            self._child = _spawner.submit(_spawn, command, theirs.fileno()).result(START_TIMEOUT)
+            if settings.trace is not None and description:
+                outlet = settings.trace.begin(description)
+                files.append(outlet.fd)
+                command += outlet.options()
+            self._child = _spawner.submit(_spawn, command, files).result(START_TIMEOUT)
         except OSError as error:
             ours.close()
             raise Internal(f"cannot run {executable}: {error}") from error
         finally:
             theirs.close()
+            for file in files[1:]:
+                os.close(file)
         self._listener = threading.Thread(target=self._listen, name="softswitch-stderr", daemon=True)
         self._listener.start()
         try:
@@ -295,14 +310,14 @@ def _command(executable: Path, settings: Settings, control: int) -> list[str]:
     return command
 
 
-def _spawn(command: list[str], control: int) -> subprocess.Popen[bytes]:
-    # Nothing of ours is in its environment, and of our files it has the control socket alone.
+def _spawn(command: list[str], files: list[int]) -> subprocess.Popen[bytes]:
+    # Nothing of ours is in its environment; of our files it has the control socket, and that of the packet trace.
     environment = {"UBSAN_OPTIONS": "print_stacktrace=1"}
     if "ASAN_OPTIONS" in os.environ:
         environment["ASAN_OPTIONS"] = os.environ["ASAN_OPTIONS"]
     null = subprocess.DEVNULL
     return subprocess.Popen(
-        command, pass_fds=[control], stdin=null, stdout=null, stderr=subprocess.PIPE, env=environment
+        command, pass_fds=files, stdin=null, stdout=null, stderr=subprocess.PIPE, env=environment
     )
 
 

@@ -38,6 +38,8 @@ class Built:
     p4info: p4i.P4Info
     json: str = ""
     """The program as BMv2's JSON, for control planes that ask the switch for it (compiler/bmv2_json.py)."""
+    trace: str = ""
+    """What it records, where it was compiled for the packet trace (compiler/trace_sites.py)."""
 
 
 class Builder(Protocol):
@@ -51,8 +53,12 @@ class Compiler:
     """The Builder that the switch uses: the configuration is preprocessed P4 source text (Program.preprocessed), or
     BMv2's JSON with that text inside (Program.bmv2_json)."""
 
-    def __init__(self, *, flags: Sequence[str] = (), cache_dir: Path | None = None) -> None:
-        self._flags = tuple(flags)
+    def __init__(
+        self, *, flags: Sequence[str] = (), cache_dir: Path | None = None, trace: bool = False
+    ) -> None:
+        """flags: further ones of the C compiler; trace: builds programs for the packet trace."""
+        self._flags = (*flags, linking.TRACE) if trace else tuple(flags)
+        self._trace = trace
         self._cache_dir = cache_dir
 
     def __call__(self, device_config: bytes) -> Built:
@@ -73,9 +79,9 @@ class Compiler:
         """Builds what the front end has made of a configuration, so that the switch which is given it starts at once.
         Raises EngineError."""
         known = self._place(config)
-        if _recall(known) is None:
+        if _recall(known) is None and bool(program.trace) == self._trace:
             executable = build_executable(program.c_source, flags=self._flags, cache_dir=self._cache_dir)
-            _remember(known, Built(executable, program.p4info, program.bmv2_json))
+            _remember(known, Built(executable, program.p4info, program.bmv2_json, program.trace))
 
     def _place(self, config: bytes) -> Path:
         """The cache's file of a configuration."""
@@ -112,7 +118,7 @@ class Compiler:
 
         begin(flags=self._flags, cache_dir=self._cache_dir)
         try:
-            program = confined.compile_program(config)
+            program = confined.compile_program(config, trace=self._trace)
         except confined.NotAProgram as error:
             raise InvalidArgument(f"p4_device_config: {error}") from error
         except confined.TooCostly as error:
@@ -122,7 +128,7 @@ class Compiler:
         except confined.NotCompiled as error:
             raise InvalidArgument(f"p4_device_config does not compile:\n{error}") from error
         executable = build_executable(program.c_source, flags=self._flags, cache_dir=self._cache_dir)
-        return Built(executable, program.p4info, program.json)
+        return Built(executable, program.p4info, program.json, program.trace)
 
 
 def begin(*, flags: Sequence[str] = (), cache_dir: Path | None = None) -> None:
@@ -143,14 +149,17 @@ def build_executable(c_source: str | Path, *, flags: Sequence[str] = (), cache_d
 
 def _recall(known: Path) -> Built | None:
     try:
-        path, p4info, json = unpack(known.read_bytes())
+        path, p4info, json, trace = unpack(known.read_bytes())
         executable = Path(path.decode())
-        return Built(executable, p4i.P4Info.FromString(p4info), json.decode()) if executable.is_file() else None
+        if not executable.is_file():
+            return None
+        return Built(executable, p4i.P4Info.FromString(p4info), json.decode(), trace.decode())
     except Exception:  # missing, or written by a process that was killed: compile again
         return None
 
 
 def _remember(known: Path, built: Built) -> None:
     with contextlib.suppress(OSError):  # without a writable cache, builds only take longer
-        parts = str(built.executable).encode(), built.p4info.SerializeToString(), built.json.encode()
+        parts = (str(built.executable).encode(), built.p4info.SerializeToString(), built.json.encode(),
+                 built.trace.encode())
         files.replace(known, pack(*parts))

@@ -310,23 +310,31 @@ bool ss_io_add_port(ss_io *io, ss_port *p) {
     return true;
 }
 
-void ss_io_close(ss_io *io) {
-    for (uint32_t i = 0; i < io->n_ports; i++) ss_port_close(io->ports[io->numbers[i]]);
-    ss_channel_close(&io->channel);
-    TRACE(if (io->trace.out) ss_trace_file_close(&io->trace);)
-    close(io->epoll), close(io->netlink), close(io->timer);
-}
-
 #ifdef SS_TRACE
 bool ss_io_trace(ss_io *io, int fd, uint16_t program, uint64_t limit, uint32_t keep) {
     return ss_trace_file_open(&io->trace, fd, program, limit) &&
            ss_trace_open(io->sw, ss_trace_file_put, &io->trace, keep);
 }
 
+/* What waits for a slow reader is given a second. */
+static void close_trace(ss_io *io) {
+    if (!io->trace.out) return;
+    uint64_t until = monotonic_us() + 1000000u;
+    ss_trace_file_end(&io->trace);
+    for (uint64_t now; io->trace.waits && (now = monotonic_us()) < until; ss_trace_file_flush(&io->trace)) {
+        struct epoll_event event;
+        watch(io, io->trace.fd, KEY_TRACE, EPOLLOUT | EPOLLONESHOT);
+        epoll_wait(io->epoll, &event, 1, (int)((until - now) / 1000 + 1));
+    }
+    ss_trace_file_close(&io->trace);
+}
+
 /* A regular file takes everything, and epoll does not take it. */
 static void flush_trace(ss_io *io) {
     if (!io->trace.out) return;
     if (!io->trace.waits) ss_trace_file_flush(&io->trace);
+    if (io->trace.error && !io->trace_told)
+        tell(io, "the packet trace ends here: %s", strerror(io->trace.error)), io->trace_told = true;
     if (io->trace.waits == io->trace_watched) return;
     io->trace_watched = io->trace.waits;
     if (io->trace_watched)
@@ -335,6 +343,13 @@ static void flush_trace(ss_io *io) {
         epoll_ctl(io->epoll, EPOLL_CTL_DEL, io->trace.fd, NULL);
 }
 #endif
+
+void ss_io_close(ss_io *io) {
+    for (uint32_t i = 0; i < io->n_ports; i++) ss_port_close(io->ports[io->numbers[i]]);
+    ss_channel_close(&io->channel);
+    TRACE(close_trace(io);)
+    close(io->epoll), close(io->netlink), close(io->timer);
+}
 
 static uint32_t channel_interest(const ss_io *io) {
     return (ss_channel_hungry(&io->channel) ? EPOLLIN : 0u) | (ss_channel_unsent(&io->channel) ? EPOLLOUT : 0u);

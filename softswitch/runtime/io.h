@@ -48,7 +48,7 @@ typedef struct ss_io {
     const char *confined; /* what ss_confine() has returned */
 #ifdef SS_TRACE
     ss_trace_file trace; /* out is NULL where nothing is traced */
-    bool trace_watched;
+    bool trace_watched, trace_told;
 #endif
 } ss_io;
 

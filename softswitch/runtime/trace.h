@@ -19,7 +19,12 @@
 
 #define TRACE(...) __VA_ARGS__
 
-enum { SS_CHUNK_DESCRIPTION = 1, SS_CHUNK_PACKET = 2, SS_CHUNK_LOST = 3 }; /* the first is written by the server */
+enum {
+    SS_CHUNK_DESCRIPTION = 1, /* of a program, as JSON; the server writes it */
+    SS_CHUNK_PACKET = 2,      /* the records of one frame */
+    SS_CHUNK_LOST = 3,        /* u64, how many frames are missing here */
+    SS_CHUNK_END = 4          /* the switch has ended, and all before was written */
+};
 
 enum {
     SS_REC_SITE = 1,      /* id: site; payload: its value, little-endian, or bytes of the packet */
@@ -69,7 +74,7 @@ typedef struct ss_trace {
     uint8_t *buffer; /* SS_TRACE_RECORDS bytes */
 } ss_trace;
 
-#define SS_TRACE_RECORDS (1u << 20) /* most bytes of the records of one frame */
+#define SS_TRACE_RECORDS (256u << 10) /* most bytes of the records of one frame */
 
 ss_trace *ss_trace_of(ss_switch *);
 bool ss_trace_open(ss_switch *, void (*sink)(void *, const uint8_t *, size_t), void *arg, uint32_t keep);
@@ -104,18 +109,19 @@ void ss_trace_lookup(ss_switch *, const ss_table *, const uint64_t *key, const s
 typedef struct ss_trace_file {
     int fd;     /* a regular file, or a pipe that does not block */
     bool waits; /* the pipe is full: write again when it can be written */
-    bool ended; /* the reader is gone, or the disk is full */
+    int error;  /* errno of the write that failed: the reader is gone, or the disk is full; 0: none */
     uint16_t program;
     uint64_t left;   /* bytes that may still be written */
     uint64_t lost;   /* frames whose records were dropped since the last report */
     size_t at, used; /* what is still to be written: out[at..used) */
     uint8_t *out;    /* SS_TRACE_WAITING bytes */
 } ss_trace_file;
-#define SS_TRACE_WAITING (8u << 20)
+#define SS_TRACE_WAITING (1u << 20)
 
 bool ss_trace_file_open(ss_trace_file *, int fd, uint16_t program, uint64_t limit);
 void ss_trace_file_put(void *file, const uint8_t *records, size_t n); /* a sink */
 void ss_trace_file_flush(ss_trace_file *);
+void ss_trace_file_end(ss_trace_file *); /* writes the last chunks, which may have to wait like others */
 void ss_trace_file_close(ss_trace_file *);
 #else
 #define TRACE(...)

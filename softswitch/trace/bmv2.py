@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces in the words of BMv2's log (`simple_switch --log-console`), for those who know these, and tools that read them.
+"""Traces in the words of BMv2's log (`simple_switch --log-console`), for people and tools that know these.
 
 Lines, their order and their levels are BMv2's. It differs in what stems from how p4c translates a program for BMv2 and
 has no place in ours: numbers of conditions and names of tables that p4c makes of statements are made likewise and may
@@ -17,7 +17,6 @@ from softswitch.trace.program import Site, TracedProgram
 from softswitch.trace.reasons import DROP_PORT
 from softswitch.trace.steps import PacketTrace, Step
 from softswitch.trace.text import clean
-
 
 
 class Bmv2Words:
@@ -114,9 +113,11 @@ class _Packet:
         self.in_action = False
 
     def run(self) -> str:
-        for step in self.trace.steps:
-            if step.what == "pass":
-                self.ingress(step, 0)
+        for i, step in enumerate(self.trace.steps):
+            if step.what == "pass" and step.name == "ingress":
+                self.ingress(step, self.another() if i else 0)
+            elif step.what == "pass":
+                self.egress(step, self.another())
         return "\n".join(self.out) + "\n" if self.out else ""
 
     def say(self, level: str, text: str, *, packet: bool = True) -> None:
@@ -139,13 +140,10 @@ class _Packet:
     def ingress(self, step: Step, copy: int) -> None:
         self.copy = copy
         self.say("D", f"Processing packet received on port {step.about['port']}")
-        again: list[Step] = []
         end = ""
         steps = list(step.steps)
         for i, part in enumerate(steps):
-            if part.what == "pass" and part.name == "ingress":
-                again.append(part)
-            elif part.what == "pass":
+            if part.what == "pass":
                 self.branch(part, copy, multicast="Multicast" in end)
             elif part.what == "stage":
                 self.show_stage(part, steps[i + 1 :])
@@ -157,16 +155,14 @@ class _Packet:
             elif part.what == "multicast":
                 end = "Multicast"
                 self.say("D", "Multicast requested for packet")
-                self.say("D", f"number of packets replicated : {part.about['replicas']} for MGID: {part.value}",
+                self.say("D", f"number of packets replicated : {part.about['replicas']} for MGID: {_number(part)}",
                          packet=False)
             elif part.what == "unicast":
-                self.say("D", f"Egress port is {part.value}")
+                self.say("D", f"Egress port is {_number(part)}")
                 if part.value == DROP_PORT:
                     self.say("D", "Dropping packet at the end of ingress")
             elif part.what == "log":
                 self.say("I", part.text, packet=False)
-        for part in again:
-            self.ingress(part, self.another())
 
     def where_clones_go(self, part: Step, rest: list[Step]) -> None:
         if not part.about["exists"]:
@@ -196,15 +192,14 @@ class _Packet:
 
     def egress(self, step: Step, copy: int) -> None:
         self.copy = copy
-        later: list[Step] = []
         for i, part in enumerate(step.steps):
-            self.copy = copy
-            if part.what == "pass":
-                later.append(part)
-            elif part.what == "stage":
+            if part.what == "stage":
                 self.show_stage(part, step.steps[i + 1 :])
             elif part.what == "copies":
                 self.say("D", "Cloning packet at egress")
+                for made in self.trace.steps:
+                    if made.about.get("parent") == step.about["number"] and made.name == "egress":
+                        self.say("D", f"Cloning packet to egress port {made.about['port']}")
             elif part.what == "again":
                 self.say("D", "Recirculating packet")
             elif part.what == "drop" and part.name == "egress":
@@ -213,13 +208,6 @@ class _Packet:
                 self.say("D", f"Transmitting packet of size {part.about['length']} out of port {part.about['port']}")
             elif part.what == "packet_in":
                 self.say("D", f"Transmitting packet of size {part.about['length']} out of port {step.about['port']}")
-        for part in later:
-            if part.name == "ingress":
-                self.ingress(part, self.another())
-            else:
-                self.copy = copy
-                self.say("D", f"Cloning packet to egress port {part.about['port']}")
-                self.egress(part, self.another())
 
     # ---- stages -------------------------------------------------------------------------------------------------
 
@@ -271,7 +259,7 @@ class _Packet:
                     if name.startswith("meta."):
                         name = f"scalars.{self.trace.program.metadata}.{name.removeprefix('meta.')}"
                     name = name.removeprefix("hdr.")
-                    self.say("D", f"Parser set: setting field '{name}' from expression, new value is {part.value}")
+                    self.say("D", f"Parser set: setting field '{name}' from expression, new value is {_number(part)}")
                 case "parser_error":
                     self.say("E", f"Exception while parsing: {part.name}")
                     return
@@ -389,7 +377,7 @@ class _Packet:
             self.extern(part)
 
     def extern(self, step: Step) -> None:
-        about, index = step.about, step.value
+        about, index = step.about, _number(step)
         match step.what:
             case "count":
                 self.say("T", f"Updated counter '{step.name}' at index {index}")
@@ -407,6 +395,11 @@ class _Packet:
                 self.say("T", f"hash(base={base}, max={most}) = {about.get('result')}")
             case "log":
                 self.say("I", step.text, packet=False)
+
+
+def _number(step: Step) -> str:
+    """The value of a step, in decimal digits."""
+    return step.value.hex() if isinstance(step.value, bytes) else str(step.value)
 
 
 def _hex(value: int, bits: int) -> str:

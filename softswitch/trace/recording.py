@@ -39,17 +39,19 @@ LIMIT = 1 << 30
 """Bytes of a recording, unless another limit is asked for."""
 
 _CHUNK = struct.Struct("<IHH")
-_DESCRIPTION, _PACKET, _LOST = 1, 2, 3
+_DESCRIPTION, _PACKET, _LOST, _END = 1, 2, 3, 4
 _CHUNK_MAX = 256 << 20
 _KEEP = 2048
 _PIPE = 1 << 20
+_LAST = 5.0  # seconds for what is still to be shown at the end
 
 
 @dataclass(frozen=True)
 class Lost:
-    """So many frames are missing here: there was no room for their records, or the limit was reached."""
+    """So many frames are missing here: there was no room for their records, or the limit was reached. None: the
+    recording stops before the switch has ended, or it still runs."""
 
-    frames: int
+    frames: int | None
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ class Live:
 
     def close(self) -> None:
         for thread in self._threads:
-            thread.join(3.0)
+            thread.join(_LAST)
         if self._lost:
             self._left = None
             self._put(Lost(self._lost))
@@ -147,7 +149,7 @@ class Live:
         with self._lock:
             if self._left is not None:
                 if self._lost or len(text) > self._left:
-                    self._lost += found.frames if isinstance(found, Lost) else 1
+                    self._lost += (found.frames or 0) if isinstance(found, Lost) else 1
                     return
                 self._left -= len(text)
             self._out.write(text)
@@ -167,8 +169,11 @@ def renderer(style: str) -> Callable[[PacketTrace | Lost], str]:
     def any_of(found: PacketTrace | Lost) -> str:
         if isinstance(found, PacketTrace):
             return show(found)
-        return '{"lost": %d}\n' % found.frames if style == "json" else f"({found.frames} packets are not shown: there " \
-            "was no room for their trace)\n"
+        if style == "json":
+            return json.dumps({"lost": found.frames}) + "\n"
+        if found.frames is None:
+            return "(the trace stops before the switch has ended: more packets may be missing)\n"
+        return f"({found.frames} packets are not shown: there was no room for their trace)\n"
 
     return any_of
 
@@ -183,16 +188,16 @@ def _chunks(stream: IO[bytes], programs: dict[int, TracedProgram], only: TracedP
             ) -> Iterator[PacketTrace | Lost]:
     """Reads chunk after chunk; `only` is the program of all of them, where they have no descriptions."""
     number = 0
-    while head := _take(stream, _CHUNK.size):
-        if len(head) < _CHUNK.size:
-            return  # the process ended while it wrote
+    ended = False
+    while len(head := _take(stream, _CHUNK.size)) == _CHUNK.size:
         size, kind, which = _CHUNK.unpack(head)
         if not 4 <= size <= _CHUNK_MAX:
             raise TraceError("this is no recording of packets, or it is damaged: expected a chunk, got "
                              f"a length of {size} bytes after {number} packets")
         data = _take(stream, size - 4)
         if len(data) < size - 4:
-            return
+            break
+        ended = kind == _END
         if kind == _DESCRIPTION:
             programs[which] = TracedProgram(data)
         elif kind == _PACKET:
@@ -205,8 +210,10 @@ def _chunks(stream: IO[bytes], programs: dict[int, TracedProgram], only: TracedP
             frames = int.from_bytes(data, "little")
             yield Lost(frames)
             number += frames
-        else:
+        elif kind != _END:
             raise TraceError(f"this is no recording of packets, or it is damaged: a chunk of type {kind}")
+    if not ended:
+        yield Lost(None)
 
 
 def _take(stream: IO[bytes], n: int) -> bytes:

@@ -15,6 +15,7 @@ from softswitch.trace.steps import PacketTrace, Step
 _HEAD = struct.Struct("<HBI")
 _LOOKUP = struct.Struct("<BBIQIiII")
 _NO_LIST = 0xFFFFFFFF
+_DEEPEST = 100  # steps within steps; what is nested deeper in the program stands side by side
 _INSTANCE_TYPES = ("normal", "ingress clone", "egress clone", "coalesced", "recirculated", "replica", "resubmitted")
 _DO_ACTION, _DO_MEMBER, _DO_GROUP = 0, 1, 2
 
@@ -143,14 +144,8 @@ class _Decoder:
         if name == "egress":
             about.update(instance=instance, queue_depth=depth)
         step = Step("pass", name, about=about)
-        outer = self.now or self.passes.get(parent)
-        if outer is None:
-            self.trace.steps.append(step)
-        else:
-            if self.now is not None:
-                outer.open.clear()
-            outer.step.steps.append(step)
-        self.passes[ident] = _Pass(step, outer)
+        self.passes[ident] = _Pass(step, self.now or self.passes.get(parent))
+        self.add(step)
         self.running.append(self.passes[ident])
 
     # ---- what the program records -------------------------------------------------------------------------------
@@ -176,10 +171,11 @@ class _Decoder:
         if site.what == "key":
             step.about["bits"] = site.bits
         if site.depth is not None:
-            while now.open and now.open[-1][0] >= site.depth:
+            depth = min(site.depth, _DEEPEST)
+            while now.open and now.open[-1][0] >= depth:
                 now.open.pop()
             now.top.steps.append(step)
-            now.open.append((site.depth, step))
+            now.open.append((depth, step))
             if site.what == "checksum" and value:
                 now.checksum = step
                 if site.name == "verify":

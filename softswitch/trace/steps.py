@@ -39,14 +39,15 @@ class Step:
 
 @dataclass(slots=True)
 class PacketTrace:
-    """What happened to one frame from its arrival on: its copies and further rounds are passes within the first pass.
+    """What happened to one frame from its arrival on.
 
     number   counts the frames of a recording, from 0
     port     at which it came in
     now_us   when, in microseconds since the switch started
     length   in bytes
     frame    its bytes, as many as were recorded
-    steps    the passes, and what happened outside of any
+    steps    the passes in the order in which they ran, and what happened outside of any: the first pass, with those of
+             the copies that it made; then those of packets that waited until it was done
     cut      whether there was no room for some of its steps
     """
 

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""softswitch trace: recordings of packets, shown."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from softswitch.cli.options import TraceStyle, fail
+
+
+def trace(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A recording that `softswitch run --trace FILE` made.")],
+    style: Annotated[TraceStyle, typer.Option("--format", help="How to show it.")] = TraceStyle.text,
+    packet: Annotated[
+        list[int] | None, typer.Option("--packet", metavar="N", min=0, help="Only this packet; repeat.")
+    ] = None,
+    drops: Annotated[bool, typer.Option("--drops", help="Only packets of which a copy was dropped.")] = False,
+) -> None:
+    """Show what happened to recorded packets."""
+    from softswitch.trace.program import TraceError
+    from softswitch.trace.recording import Lost, read, renderer
+
+    show = renderer(style)
+    try:
+        for found in read(file):
+            if isinstance(found, Lost):
+                if not packet and not drops:
+                    sys.stdout.write(show(found))
+            elif (not packet or found.number in packet) and (not drops or found.of("drop")):
+                sys.stdout.write(show(found))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+    except OSError as error:
+        fail(f"{file}: {error.strerror}")
+    except TraceError as error:
+        sys.stdout.flush()
+        fail(f"{file}: {error}", 1)
