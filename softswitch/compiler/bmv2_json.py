@@ -252,14 +252,19 @@ class _Writer:
                 for name, members in self.program.enums.items()]
 
     def calculations(self) -> Iterator[dict[str, Any]]:
-        """Each use of a hash, by whose name a control plane sets the parameters of a custom CRC."""
-        number = 0
+        """Each use of a hash, by whose name a control plane sets the parameters of a custom CRC; `crc` is its number in
+        the engine, which p4c's JSON lacks. As there, those in a control's actions come first."""
+        number, seen = 0, set[int]()
         for function in self.program.functions.values():
-            for step in _steps(function.body):
-                if isinstance(step, ir.Extern) and step.op == "hash" and isinstance(step.info, int):
-                    suffix = f"_{number - 1}" if number else ""
-                    yield {"name": f"calc{suffix}", "id": number, "algo": _HASHES[step.info], "input": []}
-                    number += 1
+            for _, step in sorted(_hashes(function.body), key=lambda pair: not pair[0]):
+                crc = step.info >> 8
+                if crc and crc in seen:  # an action of several tables
+                    continue
+                seen.add(crc)
+                suffix = f"_{number - 1}" if number else ""
+                yield {"name": f"calc{suffix}", "id": number, "algo": _HASHES[step.info & 0xFF], "input": [],
+                       **({"crc": crc} if crc else {})}
+                number += 1
 
     # ---- pipelines ----------------------------------------------------------------------------------------------
 
@@ -340,6 +345,19 @@ def _steps(body: Sequence[ir.Instruction]) -> Iterator[ir.Instruction]:
         elif isinstance(step, ir.Apply):
             for case in step.cases:
                 yield from _steps(case.body)
+
+
+def _hashes(body: Sequence[ir.Instruction], *, in_action: bool = False) -> Iterator[tuple[bool, ir.Extern]]:
+    """The uses of a hash in a function, and whether each is in an action of a table."""
+    for step in body:
+        if isinstance(step, ir.If):
+            yield from _hashes(step.then, in_action=in_action)
+            yield from _hashes(step.other, in_action=in_action)
+        elif isinstance(step, ir.Apply):
+            for case in step.cases:
+                yield from _hashes(case.body, in_action=True)
+        elif isinstance(step, ir.Extern) and step.op == "hash" and isinstance(step.info, int):
+            yield in_action, step
 
 
 def _flat(record: ir.RecordType) -> list[tuple[tuple[str, ...], str, ir.Type]]:

@@ -310,6 +310,10 @@ class ExternLowering(ParserLowering):
             raise P4Error(e.bound["data"].pos, "the data of a hash must be a list: { ... }")
         base, limit = (self.cast(self.expr(e.bound[n]), U64) for n in ("base", "max"))
         data = self.flatten(e.bound["data"])
+        if algorithm in (1, 3):  # a custom CRC: the control plane gives each call parameters of its own
+            number = self.program.custom_crcs.setdefault((e.pos.file, e.pos.line, e.pos.col),
+                                                         len(self.program.custom_crcs) + 1)
+            algorithm |= number << 8 if number < 256 else 0
         self.give(e, "result", self.result_of("hash", U64, [base, limit, *data], algorithm))
 
     def on_digest(self, e: A.CallExpr) -> None:

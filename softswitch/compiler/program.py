@@ -40,6 +40,7 @@ class LoweredProgram:
     enums: dict[str, list[str]] = field(default_factory=dict)  # the program's own enums without values, and members
     actions: dict[str, Any] = field(default_factory=dict)  # control-plane name -> ast.ActionDecl
     field_lists: dict[int, list[tuple[str, ...]]] = field(default_factory=dict)  # @field_list -> paths in user metadata
+    custom_crcs: dict[tuple[str, int, int], int] = field(default_factory=dict)  # place of the call -> number
     controller_headers: list[Any] = field(default_factory=list)  # types.Struct
     annotations: list[Any] = field(default_factory=list)  # annotations of the package
     declared: dict[int, str] = field(default_factory=dict)  # id of an ir.Var -> the name it was declared by

@@ -57,6 +57,7 @@ class Op(IntEnum):
     CLONE_READ = 43
     VALUE_SET_WRITE = 44
     VALUE_SET_READ = 45
+    CRC_WRITE = 46
 
 
 class Reader:

@@ -333,6 +333,16 @@ class Engine:
         pages = self._channel.pages(Op.VALUE_SET_READ, struct.pack("<I", value_set.index), b"")
         return [(reader.take(size), reader.take(size)) for reader in pages]
 
+    # ---- hashes --------------------------------------------------------------------------------------------
+
+    def set_crc(self, number: int, bits: int, polynomial: int, initial: int, final_xor: int, *, data_reflected: bool,
+                remainder_reflected: bool) -> None:
+        """Sets the parameters of a custom CRC of 16 or 32 bits; the compiler's JSON has its number. Before, it is the
+        plain CRC of these bits."""
+        flags = data_reflected | remainder_reflected << 1
+        body = struct.pack("<IBIIIB", number, bits, polynomial, initial, final_xor, flags)
+        self._channel.one(request(Op.CRC_WRITE, body))
+
     # ---- the switch ----------------------------------------------------------------------------------------
 
     def packet_out(self, frame: bytes) -> None:

@@ -133,6 +133,7 @@ int ss_do_clone_write(ss_switch *, ss_reader *, ss_writer *);
 int ss_do_clone_read(ss_switch *, ss_reader *, ss_writer *);
 int ss_do_value_set_write(ss_switch *, ss_reader *, ss_writer *);
 int ss_do_value_set_read(ss_switch *, ss_reader *, ss_writer *);
+int ss_do_crc_write(ss_switch *, ss_reader *, ss_writer *);
 int ss_do_info(ss_switch *, ss_reader *, ss_writer *);
 
 /* The items of `map` from u64 cursor on, or (u8 one) the one called u32 id, each written by `put`. */

@@ -85,6 +85,7 @@ static int dispatch(ss_switch *sw, uint16_t op, ss_reader *r, ss_writer *w) {
     case OP_CLONE_READ: return ss_do_clone_read(sw, r, w);
     case OP_VALUE_SET_WRITE: return ss_do_value_set_write(sw, r, w);
     case OP_VALUE_SET_READ: return ss_do_value_set_read(sw, r, w);
+    case OP_CRC_WRITE: return ss_do_crc_write(sw, r, w);
     default: return refuse(w, SS_UNIMPLEMENTED, "unknown request %u", op);
     }
 }

@@ -105,6 +105,9 @@ enum {
     OP_VALUE_SET_WRITE = 44,
     /* u32 value_set, u64 cursor -> u64 next, u32 n, n * (key, mask) */
     OP_VALUE_SET_READ = 45,
+    /* u32 number, u8 bits (16 or 32), u32 polynomial, u32 initial, u32 final_xor, u8 flags (1: data, 2: remainder
+     *     reflected): the parameters of a custom CRC */
+    OP_CRC_WRITE = 46,
 };
 
 /* Over a socket (SOCK_STREAM) both sides send messages

@@ -2,6 +2,7 @@
  *
  * Hashes as BMv2 computes them, and the switch's random numbers.
  */
+#include "codec.h"
 #include "internal.h"
 #include "crc32.h"
 
@@ -125,6 +126,46 @@ uint64_t ss_random(ss_switch *sw, uint64_t lo, uint64_t hi) {
     return lo + (uint64_t)(product >> 64);
 }
 
+static uint32_t reflect(uint32_t value, uint32_t bits) {
+    uint32_t reflected = 0;
+    for (uint32_t i = 0; i < bits; i++) reflected |= (value >> i & 1) << (bits - 1 - i);
+    return reflected;
+}
+
+/* One pair of parameters of each customary CRC: catalogues name them width, poly, init, xorout, refin, refout. */
+static uint32_t custom_crc(const ss_custom_crc *c, const uint8_t *p, uint32_t n) {
+    uint32_t crc = c->initial, down = c->bits - 8;
+    uint32_t ones = c->bits == 32 ? 0xffffffffu : (1u << c->bits) - 1;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t byte = c->data_reflected ? reflect(p[i], 8) : p[i];
+        crc = (c->table[(byte ^ crc >> down) & 0xff] ^ crc << 8) & ones;
+    }
+    return (c->remainder_reflected ? reflect(crc, c->bits) : crc) ^ c->final_xor;
+}
+
+int ss_do_crc_write(ss_switch *sw, ss_reader *r, ss_writer *w) {
+    uint32_t number = get_u32(r), bits = get_u8(r), polynomial = get_u32(r), initial = get_u32(r);
+    uint32_t final_xor = get_u32(r), flags = get_u8(r);
+    if (r->bad) return refuse_short(w);
+    if (!number || number > SS_MAX_CRCS || (bits != 16 && bits != 32))
+        return refuse(w, SS_INVALID_ARGUMENT, "custom CRC %u of %u bits: expected one of 1..%u, 16 or 32", number, bits,
+                      SS_MAX_CRCS);
+    uint32_t ones = bits == 32 ? 0xffffffffu : 0xffffu;
+    if ((polynomial | initial | final_xor) & ~ones)
+        return refuse(w, SS_INVALID_ARGUMENT, "custom CRC %u: a parameter has more than %u bits", number, bits);
+    ss_custom_crc *c = malloc(sizeof *c);
+    if (!c) return refuse(w, SS_RESOURCE_EXHAUSTED, "out of memory");
+    *c = (ss_custom_crc){bits, polynomial, initial, final_xor, flags & 1, flags & 2, {0}};
+    for (uint32_t i = 0; i < 256; i++) {
+        uint32_t crc = i << (bits - 8);
+        for (int bit = 0; bit < 8; bit++) crc = (crc << 1 ^ (crc >> (bits - 1) & 1 ? polynomial : 0)) & ones;
+        c->table[i] = crc;
+    }
+    free(sw->crcs[number]);
+    sw->crcs[number] = c;
+    return SS_OK;
+}
+
 uint64_t ss_hash(ss_switch *sw, uint32_t algo, const uint8_t *bytes, uint32_t n) {
     switch (algo) {
     case SS_CRC32:
@@ -135,6 +176,9 @@ uint64_t ss_hash(ss_switch *sw, uint32_t algo, const uint8_t *bytes, uint32_t n)
     case SS_IDENTITY: return identity(bytes, n);
     case SS_CSUM16: return ss_csum16(bytes, n, NULL, 0);
     case SS_XOR16: return xor16(bytes, n);
-    default: return 0;
+    default: break;
     }
+    if (algo >> 8 > SS_MAX_CRCS || !(algo >> 8)) return 0;
+    const ss_custom_crc *custom = sw->crcs[algo >> 8];
+    return custom ? custom_crc(custom, bytes, n) : ss_hash(sw, algo & 0xff, bytes, n);
 }

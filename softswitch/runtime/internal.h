@@ -155,6 +155,13 @@ typedef struct {
 } ss_prng; /* xoshiro256** */
 void ss_prng_seed(ss_prng *, uint64_t);
 
+#define SS_MAX_CRCS 255u
+typedef struct { /* of a custom CRC: as BMv2 has them */
+    uint32_t bits, polynomial, initial, final_xor;
+    bool data_reflected, remainder_reflected;
+    uint32_t table[256]; /* what a byte does to the highest bits */
+} ss_custom_crc;
+
 /* ---- pipeline.c -------------------------------------------------------------------------------------------------- */
 typedef struct ss_work { /* a packet that waits for its turn within one ss_receive */
     bool egress;         /* else ingress: resubmitted or recirculated */
@@ -191,6 +198,7 @@ struct ss_switch {
     ss_idmap multicasts, clones;
     bool idle_wanted;
     uint64_t idle_due;
+    ss_custom_crc *crcs[SS_MAX_CRCS + 1]; /* by number; NULL: not set, as the plain one */
     TRACE(ss_trace trace;)
 };
 

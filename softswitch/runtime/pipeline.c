@@ -451,6 +451,7 @@ void ss_close(ss_switch *sw) {
     ss_state_close(sw);
     ss_pre_reset(sw);
     ss_value_sets_close(sw);
+    for (uint32_t i = 0; i <= SS_MAX_CRCS; i++) free(sw->crcs[i]);
     while (sw->n_spare) free(sw->spare[--sw->n_spare]);
     TRACE(ss_trace_close(sw);)
     free(sw->spare), free(sw->work), free(sw->held), free(sw->state), free(sw->scratch), free(sw);

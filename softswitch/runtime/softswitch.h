@@ -217,7 +217,7 @@ enum {
     SS_IDENTITY,
     SS_CSUM16,
     SS_XOR16
-}; /* HashAlgorithm */
+}; /* HashAlgorithm; a custom CRC has its number, from 1 on, in the bits above the lowest eight */
 uint64_t ss_hash(ss_switch *, uint32_t algo, const uint8_t *bytes,
                  uint32_t n); /* bit strings packed, zero padded at the end */
 /* csum16 over two runs of bytes, the second of which is the payload (update_checksum_with_payload).  n is even where

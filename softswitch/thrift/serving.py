@@ -13,7 +13,8 @@ from typing import Any
 
 from finsy.proto import p4r
 
-from softswitch.engine.errors import EngineError, NotFound
+from softswitch.engine.engine import Engine
+from softswitch.engine.errors import EngineError, InvalidArgument, NotFound
 from softswitch.p4runtime.config import Pipeline
 from softswitch.p4runtime.context import Context
 from softswitch.p4runtime.process import PortState
@@ -48,6 +49,18 @@ def _publish(device_id: int, address: str | None) -> Notifications | None:
         published.close()
         return None
     return published
+
+
+def set_crc(engine: Engine, program: str, name: str, bits: int, polynomial: int, initial: int, final_xor: int, *,
+            data_reflected: bool, remainder_reflected: bool) -> None:
+    """Sets the parameters of a custom CRC, by its name in the program's JSON. Raises NotFound, InvalidArgument."""
+    found = next((c for c in json.loads(program).get("calculations", []) if c["name"] == name), None)
+    if found is None:
+        raise NotFound(f"the program has no calculation {name}")
+    if found["algo"] != f"crc{bits}_custom" or "crc" not in found:
+        raise InvalidArgument(f"calculation {name} is {found['algo']}: expected crc{bits}_custom")
+    engine.set_crc(found["crc"], bits, polynomial, initial, final_xor, data_reflected=data_reflected,
+                   remainder_reflected=remainder_reflected)
 
 
 class ServedSwitch:
@@ -127,5 +140,7 @@ class ServedSwitch:
 
     def set_crc(self, name: str, bits: int, polynomial: int, initial: int, final_xor: int, *, data_reflected: bool,
                 remainder_reflected: bool) -> None:
-        """Sets the parameters of a custom CRC."""
-        raise NotFound(f"the program has no custom CRC {name}")
+        """Sets the parameters of a custom CRC. Raises NotFound, and InvalidArgument for another width."""
+        pipeline = self._server.running()
+        set_crc(pipeline.context.engine, pipeline.built.json, name, bits, polynomial, initial, final_xor,
+                data_reflected=data_reflected, remainder_reflected=remainder_reflected)

@@ -23,6 +23,7 @@ from softswitch.p4runtime.digests import Digests
 from softswitch.p4runtime.process import PortState
 from softswitch.p4runtime.schema import Schema
 from softswitch.thrift.server import ThriftServer
+from softswitch.thrift.serving import set_crc
 from softswitch.thrift.structs import TYPES
 
 
@@ -70,7 +71,8 @@ class LocalSwitch:
 
     def set_crc(self, name: str, bits: int, polynomial: int, initial: int, final_xor: int, *, data_reflected: bool,
                 remainder_reflected: bool) -> None:
-        raise NotFound(name)
+        set_crc(self.engine, self._config, name, bits, polynomial, initial, final_xor, data_reflected=data_reflected,
+                remainder_reflected=remainder_reflected)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import binascii
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -211,6 +213,33 @@ def test_value_sets(standard: Any) -> None:
     assert standard.bm_parse_vset_get(0, "P.types") == []
     with pytest.raises(T.InvalidParseVSetOperation):
         standard.bm_parse_vset_add(0, "P.types", b"\x08")
+
+
+def test_custom_crcs_have_their_parameters(both: tuple[LocalSwitch, ThriftServer], standard: Any) -> None:
+    """A custom CRC is the plain one at first, then that of its parameters: here CRC-16/IBM-3740 and CRC-32/BZIP2."""
+    engine = both[0].engine
+    frame = b"123456789abc" + bytes(20)
+
+    def crcs() -> list[int]:
+        engine.inject(1, frame)
+        return engine.read_register(engine.register("I.crcs"))
+
+    assert crcs()[1] == zlib.crc32(frame[:12])
+    standard.bm_set_crc16_custom_parameters(0, "calc", T.BmCrc16Config(0x1021, -1, 0, False, False))
+    standard.bm_set_crc32_custom_parameters(0, "calc_0", T.BmCrc32Config(0x04C11DB7, -1, -1, False, False))
+    assert crcs() == [binascii.crc_hqx(frame[:12], 0xFFFF), bzip2_crc(frame[:12])]
+    standard.bm_set_crc32_custom_parameters(0, "calc_0", T.BmCrc32Config(0x04C11DB7, -1, -1, True, True))
+    assert crcs()[1] == zlib.crc32(frame[:12])
+    for name, code in (("calc_9", "INVALID_CALCULATION_NAME"), ("calc_0", "WRONG_TYPE_CALCULATION")):
+        with pytest.raises(T.InvalidCrcOperation) as caught:
+            standard.bm_set_crc16_custom_parameters(0, name, T.BmCrc16Config(1, 0, 0, False, False))
+        assert T.CrcErrorCode._VALUES_TO_NAMES[caught.value.code] == code
+
+
+def bzip2_crc(data: bytes) -> int:
+    """CRC-32/BZIP2: the plain one of bytes whose bits are turned around, turned around itself."""
+    turned = bytes(int(f"{byte:08b}"[::-1], 2) for byte in data)
+    return int(f"{zlib.crc32(turned):032b}"[::-1], 2)
 
 
 def test_groups_send_what_their_nodes_have(both: tuple[LocalSwitch, ThriftServer]) -> None:

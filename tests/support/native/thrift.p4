@@ -19,6 +19,7 @@ control I(inout headers_t h, inout meta_t m, inout standard_metadata_t s) {
     meter(4, MeterType.packets) pm;
     register<bit<32>>(8) seen;
     register<bit<9>>(3) narrow;
+    register<bit<32>>(2) crcs;
     action forward(bit<9> port, bit<48> dst) { s.egress_spec = port; h.eth.dst = dst; }
     action forward_metered(bit<9> port) { s.egress_spec = port; rates.read(m.color); }
     action drop() { mark_to_drop(s); }
@@ -73,6 +74,12 @@ control I(inout headers_t h, inout meta_t m, inout standard_metadata_t s) {
         const_t.apply();
         ind_t.apply();
         sel_t.apply();
+        bit<32> crc16;
+        bit<32> crc32;
+        hash(crc16, HashAlgorithm.crc16_custom, (bit<16>) 0, { h.eth.dst, h.eth.src }, (bit<64>) 0x10000);
+        hash(crc32, HashAlgorithm.crc32_custom, (bit<16>) 0, { h.eth.dst, h.eth.src }, (bit<64>) 0x100000000);
+        crcs.write(0, crc16);
+        crcs.write(1, crc32);
         bit<32> n; seen.read(n, 0); seen.write(0, n + 1);
         bit<9> k; narrow.read(k, 0); narrow.write(0, k + 1);
     }
