@@ -42,7 +42,7 @@ _LONG = {"bm_load_new_config", "bm_swap_configs", "bm_get_config", "bm_get_confi
 """Methods that wait for the compiler or lock the switch themselves."""
 
 _ANY_ERROR = {
-    "InvalidTableOperation": 100, "InvalidCounterOperation": 3, "InvalidSwapOperation": 2, "InvalidMeterOperation": 6,
+    "InvalidTableOperation": 100, "InvalidCounterOperation": 3, "InvalidSwapOperation": 1, "InvalidMeterOperation": 6,
     "InvalidRegisterOperation": 3, "InvalidParseVSetOperation": 2, "InvalidLearnOperation": 3,
     "InvalidDevMgrOperation": 1, "InvalidCrcOperation": 3, "InvalidToeplitzHashOperation": 3, "InvalidIdLookup": 1,
     "InvalidMcOperation": 5, "InvalidMirroringOperation": 1,
