@@ -87,17 +87,20 @@ static ss_rule *find_and_keep(ss_table *t, const uint64_t *words) {
 
 /* ---- what a program calls ---------------------------------------------------------------------------------------- */
 
+#ifdef SS_TRACE
+#define TRACED(rule, member, ...) ss_trace_lookup(sw, t, key, rule, member, __VA_ARGS__)
+#else
+#define TRACED(rule, member, ...) __VA_ARGS__
+#endif
+
 ss_entry ss_lookup(ss_switch *sw, ss_packet *packet, uint32_t table, const uint64_t *key, const uint8_t *sel,
                    uint32_t sel_len) {
     (void)packet;
     ss_table *t = &sw->tables[table];
     ss_rule *rule = NULL;
     if (t->used && t->info->n_keys) rule = t->last && same_words(t, key, t->last_key) ? t->last : find_and_keep(t, key);
-    if (!rule) {
-        ss_entry miss = {.action = t->default_action, .hit = false, .params = t->default_params};
-        TRACE(ss_trace_lookup(sw, t, key, NULL, &miss, 0);)
-        return miss;
-    }
+    if (!rule)
+        return TRACED(NULL, 0, (ss_entry){.action = t->default_action, .hit = false, .params = t->default_params});
     rule->last_hit = sw->now_us;
     rule->count.packets++;
     rule->count.bytes += sw->counted;
@@ -105,17 +108,15 @@ ss_entry ss_lookup(ss_switch *sw, ss_packet *packet, uint32_t table, const uint6
         bool bytes = sw->program->meters[t->info->direct_meter].unit == SS_BYTES;
         rule->color = ss_meter_run(&rule->meter, sw->now_us, bytes ? sw->counted : 1);
     }
-    if (likely(rule->kind == SS_DO_ACTION)) {
-        ss_entry hit = {.action = rule->target, .hit = true, .params = ss_rule_params(t, rule), .direct = rule};
-        TRACE(ss_trace_lookup(sw, t, key, rule, &hit, 0);)
-        return hit;
-    }
+    if (likely(rule->kind == SS_DO_ACTION))
+        return TRACED(
+            rule, 0,
+            (ss_entry){.action = rule->target, .hit = true, .params = ss_rule_params(t, rule), .direct = rule});
     const ss_member *member = ss_profile_choose(sw, &sw->profiles[t->info->profile], rule, sel, sel_len);
     uint32_t action = SS_NO_ACTION;
     if (member) ss_action_by_id(t->info, member->action_id, &action);
-    ss_entry hit = {.action = action, .hit = true, .params = member ? member->params : NULL, .direct = rule};
-    TRACE(ss_trace_lookup(sw, t, key, rule, &hit, member ? member->id : 0);)
-    return hit;
+    return TRACED(rule, member ? member->id : 0,
+                  (ss_entry){.action = action, .hit = true, .params = member ? member->params : NULL, .direct = rule});
 }
 
 uint32_t ss_direct_meter(ss_switch *sw, ss_packet *packet, const ss_entry *entry) {

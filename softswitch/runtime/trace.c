@@ -114,15 +114,15 @@ void ss_trace_refused(ss_switch *sw, uint32_t port) {
     NUMBERS(sw, SS_REC_DROP, why, port);
 }
 
-void ss_trace_lookup(ss_switch *sw, const ss_table *t, const uint64_t *key, const ss_rule *rule, const ss_entry *entry,
-                     uint32_t member) {
+ss_entry ss_trace_lookup(ss_switch *sw, const ss_table *t, const uint64_t *key, const ss_rule *rule, uint32_t member,
+                         ss_entry entry) {
     uint32_t bytes = t->key_bytes;
-    uint32_t params = entry->action < t->info->n_actions ? ss_params_bytes(&t->info->actions[entry->action]) : 0;
+    uint32_t params = entry.action < t->info->n_actions ? ss_params_bytes(&t->info->actions[entry.action]) : 0;
     uint8_t *at = record(sw, SS_REC_LOOKUP, (uint32_t)(t - sw->tables), 30 + (rule ? 3 : 1) * bytes + params);
-    if (!at) return;
-    *at++ = entry->hit;
+    if (!at) return entry;
+    *at++ = entry.hit;
     *at++ = rule ? rule->kind : 0;
-    at = put32(at, entry->action);
+    at = put32(at, entry.action);
     uint64_t handle = rule ? rule->handle : 0;
     memcpy(at, &handle, 8);
     at = put32(at + 8, rule ? rule->slot : 0);
@@ -134,7 +134,8 @@ void ss_trace_lookup(ss_switch *sw, const ss_table *t, const uint64_t *key, cons
         memcpy(at += bytes, rule->bytes, bytes);
         memcpy(at += bytes, ss_rule_mask(t, rule), bytes);
     }
-    if (params) memcpy(at + bytes, entry->params, params);
+    if (params) memcpy(at + bytes, entry.params, params);
+    return entry;
 }
 
 /* ---- what programs record ---------------------------------------------------------------------------------------- */

@@ -100,10 +100,11 @@ void ss_trace_numbers(ss_switch *, uint8_t kind, uint32_t id, uint32_t n, const 
 void ss_trace_frame(ss_switch *, uint8_t kind, uint32_t id, const uint8_t *frame, uint32_t len);
 void ss_trace_text(ss_switch *, uint32_t id, const char *text);
 void ss_trace_refused(ss_switch *, uint32_t port);
-/* u8 hit, u8 kind (SS_DO_*), u32 action that runs, u64 handle, u32 slot, i32 priority, u32 target, u32 member, then the
- * key looked up; on a hit the entry's key and mask; the parameters of the action, as many as it has. */
-void ss_trace_lookup(ss_switch *, const ss_table *, const uint64_t *key, const ss_rule *, const ss_entry *,
-                     uint32_t member);
+/* Returns the entry.  u8 hit, u8 kind (SS_DO_*), u32 action that runs, u64 handle, u32 slot, i32 priority, u32 target,
+ * u32 member, then the key looked up; on a hit the entry's key and mask; the parameters of the action, as many as it
+ * has. */
+ss_entry ss_trace_lookup(ss_switch *, const ss_table *, const uint64_t *key, const ss_rule *, uint32_t member,
+                         ss_entry);
 
 /* ---- out of a switch process ------------------------------------------------------------------------------------- */
 typedef struct ss_trace_file {

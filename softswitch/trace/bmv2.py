@@ -346,10 +346,10 @@ class _Packet:
         if about["action"] is not None:
             entry = f"{about['action']} - " + "".join(f"{value:x}," for value in about["params"].values())
         if about["hit"]:
-            self.say("D", f"Table '{step.name}': hit with handle {about['slot']}")
+            self.say("D", f"Table '{step.name}': hit with handle {about['handle']}")
             rows = "".join(f"* {part['name']:<{width}}: {_match(part)}\n" for part in about["key"])
             priority = f"Priority: {about['priority']}\n" if "priority" in about else ""
-            self.say("D", f"Dumping entry {about['slot']}\nMatch key:\n{rows}{priority}Action entry: {entry}\n")
+            self.say("D", f"Dumping entry {about['handle']}\nMatch key:\n{rows}{priority}Action entry: {entry}\n")
             if "group" in about:
                 self.say("D", f"Choosing member {about['member']} from group {about['group']}")
         else:
