@@ -6,4 +6,4 @@ from softswitch.runtime.version import VERSION as __version__
 
 __all__ = ["__version__"]
 
-defer("finsy")
+defer("finsy.proto")

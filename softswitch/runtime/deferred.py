@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports a package without running its `__init__`, until somebody asks for what that defines.
+"""Imports one part of a package without running the package's `__init__`, until somebody asks for more of it.
 
 finsy's generated P4Runtime messages are in `finsy.proto`, but to import it Python first runs the `__init__` of finsy,
 which imports a whole controller: a third of the time that a switch takes to start, for nothing that it uses.
@@ -7,9 +7,13 @@ which imports a whole controller: a third of the time that a switch takes to sta
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
 import sys
 import threading
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -17,31 +21,73 @@ _loading = threading.RLock()
 
 
 class _Deferred(ModuleType):
-    """A package whose submodules can be imported, and whose own names appear when the first one is asked for."""
+    """A package whose `__init__` runs when a name of it is asked for that is not there yet."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__version__":  # the import system and inspect look for some
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        with _loading:
-            if type(self) is _Deferred:
-                # first, since what it imports may ask it for names, as in any import
-                self.__class__ = ModuleType  # type: ignore[assignment]
-                spec = self.__spec__
-                assert spec is not None
-                assert spec.loader is not None
-                try:
-                    spec.loader.exec_module(self)
-                except BaseException:
-                    self.__class__ = _Deferred
-                    raise
+        _run_init(self)
         return getattr(self, name)
 
 
-def defer(name: str) -> None:
-    """Defers the `__init__` of the top-level package `name`; does nothing where it is imported already, or missing."""
-    if name in sys.modules:
-        return
-    spec = importlib.util.find_spec(name)
+def _run_init(module: ModuleType) -> None:
+    """Runs the `__init__` of a deferred package once. Raises what it raises; the next one to ask tries again."""
+    with _loading:
+        if type(module) is not _Deferred:
+            return
+        spec = module.__spec__
+        assert spec is not None
+        assert spec.loader is not None
+        module.__class__ = ModuleType  # type: ignore[assignment]  # first: what it imports may ask it for names
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            module.__class__ = _Deferred
+            raise
+
+
+class _Imported(Loader):
+    """Loads what the `__init__` has imported meanwhile: the import system takes it from the module's `__spec__`."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self.module, self.spec = module, module.__spec__
+        module.__spec__ = ModuleSpec(module.__name__, self)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self.module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self.spec
+
+
+class _Finder(MetaPathFinder):
+    """Runs the `__init__` before any other part than `part` is imported: those rely on the order of its imports."""
+
+    def __init__(self, module: _Deferred, part: str) -> None:
+        self.module = module
+        self.part = part
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not fullname.startswith(f"{self.module.__name__}.") or f"{fullname}.".startswith(f"{self.part}."):
+            return None
+        with contextlib.suppress(ValueError):  # another thread, or an import by the `__init__`, was here
+            sys.meta_path.remove(self)
+        try:
+            _run_init(self.module)
+        except BaseException:
+            sys.meta_path.insert(0, self)
+            raise
+        imported = sys.modules.get(fullname)
+        return None if imported is None else ModuleSpec(fullname, _Imported(imported))
+
+
+def defer(part: str) -> None:
+    """Lets `part` ("finsy.proto") be imported without the `__init__` of its package; does nothing where that is
+    imported already, or missing."""
+    name = part.partition(".")[0]
+    spec = None if name in sys.modules else find_spec(name)
     if spec is None or spec.loader is None or not spec.submodule_search_locations:
         return
     module = _Deferred(name)
@@ -49,3 +95,4 @@ def defer(name: str) -> None:
     module.__file__, module.__path__ = spec.origin, list(spec.submodule_search_locations)
     module.__package__ = name
     sys.modules[name] = module
+    sys.meta_path.insert(0, _Finder(module, part))

@@ -23,8 +23,11 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (tmp_path / name / "__init__.py").write_text(
         "import sys\nsys.runs = getattr(sys, 'runs', 0) + 1\n"
         "if sys.runs == 1: raise OSError('not yet')\n"
-        "from .part import value\nother = value + 1\n"
+        "from .part import value\nother = value + 1\nfrom .last import first\nfrom . import early as kept\n"
     )
+    # each needs names of the other: they can be imported in one order alone, that of __init__
+    (tmp_path / name / "last.py").write_text("first = 1\nfrom .early import late\n")
+    (tmp_path / name / "early.py").write_text("from .last import first\nlate = first + 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "runs", 0, raising=False)
     yield name
@@ -34,7 +37,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_the_init_runs_when_a_name_of_it_is_asked_for(package: str) -> None:
     """A part alone does not run it; an error in it is the caller's, and the next one tries again; then it has run."""
-    defer(package)
+    defer(f"{package}.part")
     assert importlib.import_module(f"{package}.part").value == 5
     module = importlib.import_module(package)
     assert sys.runs == 0
@@ -47,11 +50,27 @@ def test_the_init_runs_when_a_name_of_it_is_asked_for(package: str) -> None:
         _ = module.nothing
 
 
+def test_another_part_is_imported_after_the_init_and_once(package: str) -> None:
+    """As without `defer`: parts find each other in the order of the `__init__`, and are the same modules for all."""
+    defer(f"{package}.part")
+    sys.runs = 1
+    early = importlib.import_module(f"{package}.early")
+    assert early.late == 2
+    assert sys.runs == 2
+    assert importlib.import_module(package).last.late == 2
+    assert importlib.import_module(package).kept is early
+    assert sys.modules[f"{package}.early"] is early
+    assert early.__spec__.origin == early.__file__
+    assert importlib.import_module(f"{package}.part").value == 5
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module(f"{package}.nothing")
+
+
 def test_what_is_imported_or_missing_is_left_alone(package: str) -> None:
     """Nobody's module is replaced, and an import of what is not there fails where it is written."""
-    defer("pytest")
+    defer("pytest.part")
     assert sys.modules["pytest"] is pytest
-    defer("no_such_package_for_a_test")
+    defer("no_such_package_for_a_test.part")
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("no_such_package_for_a_test")
 
