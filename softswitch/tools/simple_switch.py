@@ -10,6 +10,7 @@ listened on when it is ready, what it says comes on stdout. Differences: docs/to
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import logging.handlers
 import os
@@ -17,10 +18,11 @@ import signal
 import socket
 import sys
 import threading
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from softswitch.runtime.version import VERSION
 from softswitch.tools.program_options import Option, OptionError, parse
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from softswitch.p4runtime.listening import Tls
     from softswitch.p4runtime.process import Port
     from softswitch.p4runtime.server import Server
+    from softswitch.trace.recording import Live
 
 LIKE = "1.15.5"
 """The version of BMv2 whose options these programs have."""
@@ -42,8 +45,12 @@ OPEN = "SOFTSWITCH_OPEN"
 THRIFT_PORT = 9090
 GRPC_ADDRESS = "0.0.0.0:9559"
 
-_LEVELS = {"trace": logging.DEBUG, "debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING,
-           "error": logging.ERROR, "off": logging.CRITICAL + 1}
+PACKETS = "bmv2.packets"
+"""The logger of the lines of packets' traces."""
+
+LEVELS = {"trace": 5, "debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING,
+          "error": logging.ERROR, "off": logging.CRITICAL + 1}
+"""BMv2's levels of its log."""
 
 GENERAL = (
     Option("help", "h", bool, "Display this help message"),
@@ -179,7 +186,7 @@ def read(words: Sequence[str], target_options: Sequence[Option]) -> Arguments | 
     if "json-version" in general:
         say(JSON_VERSION)
         return None
-    if general.get("log-level", "trace") not in _LEVELS:
+    if general.get("log-level", "trace") not in LEVELS:
         raise StartError(f"Invalid value {general['log-level']} for --log-level\nRun with -h to see possible values")
     pcap = general.get("pcap")
     if pcap is not None and not os.path.isdir(pcap):
@@ -289,12 +296,14 @@ class _Switch:
         if cpu_port in {port.number for port in ports}:
             raise StartError(f"--cpu-port {cpu_port} is also the number of a port")
         pcap = self.general.get("pcap")
-        settings = Settings(ports, cpu_port, pcap=Path(pcap) if pcap is not None else None)
-        server = Server(device_id=self.general.get("device-id", 0), settings=settings, builder=Compiler())
+        tracing = trace_to_log(self.general)
+        settings = Settings(ports, cpu_port, pcap=Path(pcap) if pcap is not None else None, trace=tracing)
+        compiler = Compiler(trace=tracing is not None)
+        server = Server(device_id=self.general.get("device-id", 0), settings=settings, builder=compiler)
         serving = contextlib.ExitStack()
         try:
             if self.program is not None:
-                server.push(Compiler().file(Path(self.program)))
+                server.push(compiler.file(Path(self.program)))
             self.serve_thrift(server, serving)
             if self.name == "simple_switch_grpc":
                 address, opened = narrowed(self.target.get("grpc-server-addr", GRPC_ADDRESS), tls)
@@ -307,6 +316,8 @@ class _Switch:
         finally:
             serving.close()
             server.close()
+            if tracing is not None:
+                tracing.close()
 
     def check_program(self, program: str) -> None:
         try:
@@ -356,21 +367,61 @@ class _Switch:
         self.log.info("Thrift server was started")
 
 
-class _Words(logging.Formatter):
+class PacketLines(io.TextIOBase):
+    """A stream for the lines of packets' traces, which go where the log goes, those of `level` and above."""
+
+    _LEVELS = types.MappingProxyType({"T": 5, "D": logging.DEBUG, "I": logging.INFO, "W": logging.WARNING})
+
+    def __init__(self, level: int) -> None:
+        self._log, self._level = logging.getLogger(PACKETS), level
+
+    def write(self, text: str) -> int:
+        """Logs each line by its letter, [12:34:56.789] [bmv2] [T] ..., and lines without one as those before them."""
+        shown = True
+        for line in text.splitlines():
+            letter = line.partition("] [bmv2] [")[2][:1]
+            if letter:
+                shown = self._LEVELS.get(letter, logging.INFO) >= self._level
+            if shown:
+                self._log.log(logging.CRITICAL, "%s", line)
+        return len(text)
+
+
+def trace_to_log(general: dict[str, Any]) -> Live | None:
+    """The trace of each packet in BMv2's words, where the log has a place for it: --log-console or --log-file, with a
+    level of debug or trace. Programs are compiled for it then; else packets cost nothing more."""
+    level = LEVELS[general.get("log-level", "trace")]
+    if level > logging.DEBUG or not ("log-console" in general or "log-file" in general):
+        return None
+    from softswitch.trace.recording import Live
+
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_not_in_trace)
+    return Live(cast("IO[str]", PacketLines(level)), "bmv2")
+
+
+def _not_in_trace(record: logging.LogRecord) -> bool:
+    """Whether a record is none of what log_msg of a program says, which the trace says as well."""
+    return not (record.name == "softswitch.p4runtime.server" and record.msg == "%s" and record.levelno == logging.INFO)
+
+
+class Words(logging.Formatter):
     """Log lines in BMv2's form: [12:34:56.789] [bmv2] [I] [thread 4711] ..."""
 
     def __init__(self) -> None:
         super().__init__("[%(asctime)s.%(msecs)03d] [bmv2] [%(letter)s] [thread %(native)d] %(message)s", "%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        """One record as its line."""
+        """One record as its line; the lines of a packet's trace have BMv2's form already."""
+        if record.name == PACKETS:
+            return record.getMessage()
         record.letter, record.native = record.levelname[0], threading.get_native_id()
         return super().format(record)
 
 
 def set_up_log(general: dict[str, Any]) -> None:
     """Logs to stdout, to a file, or, warnings and errors alone, to stderr. Raises StartError."""
-    level = _LEVELS[general.get("log-level", "trace")]
+    level = LEVELS[general.get("log-level", "trace")]
     handlers: list[logging.Handler] = []
     if "log-console" in general:
         handlers.append(logging.StreamHandler(sys.stdout))
@@ -385,7 +436,7 @@ def set_up_log(general: dict[str, Any]) -> None:
         handlers, level = [logging.StreamHandler(sys.stderr)], max(level, logging.WARNING)
     root = logging.getLogger()
     for handler in handlers:
-        handler.setFormatter(_Words())
+        handler.setFormatter(Words())
         root.addHandler(handler)
     root.setLevel(level)
     logging.getLogger("bmv2").setLevel(level)

@@ -172,6 +172,26 @@ def test_a_missing_interface_is_logged_and_left_out(capsys: pytest.CaptureFixtur
     assert "Adding interface lo as port 1\nAdding interface no-such-if as port 2\n" in capsys.readouterr().out
 
 
+def test_packets_are_logged_in_bmv2s_words_by_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a console or a file and a level of debug or trace; lines without a letter belong to the one before."""
+    root, packets = logging.Logger("root"), logging.Logger(simple_switch.PACKETS)
+    monkeypatch.setattr(logging, "getLogger", lambda name=None: packets if name == simple_switch.PACKETS else root)
+    assert simple_switch.trace_to_log({"log-console": True, "log-level": "info"}) is None
+    assert simple_switch.trace_to_log({}) is None
+    text = ("[12:00:00.000] [bmv2] [T] [thread 1] [0.0] [cxt 0] Applying table 't'\n* key: 1\n"
+            "[12:00:00.000] [bmv2] [D] [thread 1] [0.0] [cxt 0] Egress port is 2\n* more\n")
+    for level, lines in (("trace", [0, 1, 2, 3]), ("debug", [2, 3])):
+        found: list[str] = []
+        handler = logging.Handler()
+        handler.setFormatter(simple_switch.Words())
+        monkeypatch.setattr(handler, "emit", lambda record, h=handler, found=found: found.append(h.format(record)))
+        packets.handlers = [handler]
+        live = simple_switch.trace_to_log({"log-console": True, "log-level": level})
+        assert live is not None
+        simple_switch.PacketLines(simple_switch.LEVELS[level]).write(text)
+        assert found == [text.splitlines()[i] for i in lines]
+
+
 def test_simple_switch_grpc_serves_p4runtime_and_a_p4_device_config_of_json(program: Path, tmp_path: Path) -> None:
     """A controller pushes the JSON that p4c's stand-in wrote, in the message that the tutorials wrap it in."""
     address = f"unix:{tmp_path}/p4rt"
