@@ -11,7 +11,7 @@ from pkgutil import extend_path
 
 __path__ = extend_path(__path__, __name__)  # p4.v1 and p4.config come from PyPI's p4runtime
 """
-"""The text of p4/__init__.py in the folder of stand-ins."""
+"""The text of the __init__ of p4 in the folder of stand-ins."""
 
 MESSAGES = '''
 """PI's p4/tmp/p4config.proto, described here rather than generated, so that it suits every version of protobuf."""
