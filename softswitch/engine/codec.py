@@ -166,13 +166,13 @@ def pack_meter(config: MeterConfig | None) -> bytes:
     """Encode the configuration of a meter; None: every packet is green."""
     if config is None:
         return struct.pack("<B4Q", 0, 0, 0, 0, 0)
-    return struct.pack("<B4Q", 1, config.cir, config.cburst, config.pir, config.pburst)
+    return struct.pack("<B4Q", 1 + config.slow, config.cir, config.cburst, config.pir, config.pburst)
 
 
 def read_meter(reader: Reader) -> MeterConfig | None:
     """Decode what `pack_meter` encodes."""
-    present, *rates = reader.unpack("<B4Q")
-    return MeterConfig(*rates) if present else None
+    present, cir, cburst, pir, pburst = reader.unpack("<B4Q")
+    return MeterConfig(cir, cburst, pir, pburst, slow=present == 2) if present else None
 
 
 def pack_pairs(pairs: Sequence[tuple[int, int]]) -> bytes:

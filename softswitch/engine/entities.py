@@ -6,7 +6,7 @@ All are plain values. Keys, masks and action parameters are in byte form (byte_f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from softswitch.engine.program_info import TableInfo
@@ -49,12 +49,13 @@ class Count:
 
 @dataclass(frozen=True)
 class MeterConfig:
-    """A two-rate three-colour meter (RFC 2698): rates in units a second, bursts in units."""
+    """A two-rate three-colour meter (RFC 2698): bursts in units, rates in units a second, or (slow) in 10^6 seconds."""
 
     cir: int
     cburst: int
     pir: int
     pburst: int
+    slow: bool = field(default=False, repr=False)
 
 
 @dataclass(frozen=True)

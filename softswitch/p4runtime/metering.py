@@ -22,8 +22,10 @@ def decode_meter(message: p4r.MeterConfig, what: str) -> MeterConfig:
 
 
 def encode_meter(config: MeterConfig, message: p4r.MeterConfig) -> None:
-    """Fills the message with a configuration."""
-    message.cir, message.cburst, message.pir, message.pburst = config.cir, config.cburst, config.pir, config.pburst
+    """Fills the message with a configuration; rates below one unit a second count as one."""
+    rates = (config.cir, config.pir)
+    message.cir, message.pir = [-(-rate // 1_000_000) for rate in rates] if config.slow else rates
+    message.cburst, message.pburst = config.cburst, config.pburst
 
 
 def encode_count(count: Count, message: p4r.CounterData) -> None:

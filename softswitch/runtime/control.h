@@ -54,7 +54,8 @@ enum {
      * -> u64 next, u32 n, n * entry
      * entry: u64 handle, i32 priority, u8 kind, u32 action, u32 n_params, key, mask, params, u64 cookie, u64
      *        idle_timeout_us, u64 since_hit_us, u64 packets, u64 bytes, meter
-     * meter: u8 set, u64 cir, u64 cburst, u64 pir, u64 pburst (per second; burst in units) */
+     * meter: u8 set, u64 cir, u64 cburst, u64 pir, u64 pburst (bursts in units; rates per second where set is 1, per
+     *        10^6 seconds where it is 2) */
     OP_TABLE_READ = 11,
     /* u32 table, u8 set | set != 0: u32 action, params...    (set == 0: back to the program's) */
     OP_DEFAULT_WRITE = 12,

@@ -18,8 +18,8 @@ typedef struct {
     uint64_t packets, bytes;
 } ss_count_cell;
 
-typedef struct { /* two-rate three-colour meter as BMv2 runs it */
-    bool set;
+typedef struct {    /* two-rate three-colour meter as BMv2 runs it */
+    bool set, slow; /* slow: rates are units in 10^6 seconds, not in one */
     uint64_t cir, cburst, pir, pburst;
     uint64_t since; /* us when configured: tokens are counted from there, so no rounding adds up */
     uint64_t c_tokens, c_made, p_tokens, p_made;

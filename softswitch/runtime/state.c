@@ -68,9 +68,9 @@ uint32_t ss_meter(ss_switch *sw, ss_packet *packet, uint32_t meter, uint64_t ind
     return cell->set ? ss_meter_run(cell, sw->now_us, info->unit == SS_BYTES ? sw->counted : 1) : 0;
 }
 
-/* Fills one bucket up to `now` and tries to take `units` out. */
-static bool take(uint64_t *tokens, uint64_t *made, uint64_t rate, uint64_t burst, uint64_t elapsed_us, uint64_t units) {
-    uint64_t total = (uint64_t)((unsigned __int128)elapsed_us * rate / 1000000u);
+/* Fills one bucket up to what it has been given so far, in millionths of a unit, and tries to take `units` out. */
+static bool take(uint64_t *tokens, uint64_t *made, unsigned __int128 millionths, uint64_t burst, uint64_t units) {
+    uint64_t total = (uint64_t)(millionths / 1000000u);
     uint64_t fresh = total - *made;
     *made = total;
     *tokens = fresh >= burst - *tokens ? burst : *tokens + fresh; /* tokens <= burst always */
@@ -80,9 +80,10 @@ static bool take(uint64_t *tokens, uint64_t *made, uint64_t rate, uint64_t burst
 }
 
 uint32_t ss_meter_run(ss_meter_cell *m, uint64_t now_us, uint64_t units) {
-    uint64_t elapsed = now_us - m->since;
-    if (!take(&m->p_tokens, &m->p_made, m->pir, m->pburst, elapsed, units)) return 2;
-    return take(&m->c_tokens, &m->c_made, m->cir, m->cburst, elapsed, units) ? 0 : 1;
+    unsigned __int128 elapsed = now_us - m->since, p = elapsed * m->pir, c = elapsed * m->cir;
+    if (unlikely(m->slow)) p /= 1000000u, c /= 1000000u;
+    if (!take(&m->p_tokens, &m->p_made, p, m->pburst, units)) return 2;
+    return take(&m->c_tokens, &m->c_made, c, m->cburst, units) ? 0 : 1;
 }
 
 void ss_meter_configure(ss_meter_cell *m, const ss_meter_cell *config, uint64_t now_us) {
@@ -97,13 +98,14 @@ void ss_meter_configure(ss_meter_cell *m, const ss_meter_cell *config, uint64_t 
 
 ss_meter_cell ss_get_meter(ss_reader *r) {
     ss_meter_cell m = {0};
-    m.set = get_u8(r);
+    uint8_t set = get_u8(r);
+    m.set = set != 0, m.slow = set == 2;
     m.cir = get_u64(r), m.cburst = get_u64(r), m.pir = get_u64(r), m.pburst = get_u64(r);
     return m;
 }
 
 void ss_put_meter(ss_writer *w, const ss_meter_cell *m) {
-    put_u8(w, m->set);
+    put_u8(w, (uint8_t)(m->set + m->slow));
     put_u64(w, m->cir), put_u64(w, m->cburst), put_u64(w, m->pir), put_u64(w, m->pburst);
 }
 

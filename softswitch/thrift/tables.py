@@ -157,7 +157,7 @@ def _mt_entry(context: Context, table: TableInfo, entry: Entry) -> Any:
 
 
 def meter_config(rates: Sequence[Any] | None, fail: Any) -> MeterConfig:
-    """BMv2's two rates (units a microsecond) as the engine's (whole units a second). `fail` raises for a name."""
+    """BMv2's two rates (units a microsecond) as the engine's. `fail` raises for a name."""
     given = rates or []
     if len(given) != 2:
         fail("BAD_RATES_LIST")
@@ -168,11 +168,14 @@ def meter_config(rates: Sequence[Any] | None, fail: Any) -> MeterConfig:
             fail("INVALID_INFO_RATE_VALUE")
         if burst is None or burst < 0:
             fail("INVALID_BURST_SIZE_VALUE")
-        numbers.append((round(value * 1_000_000), burst))
+        numbers.append((value, burst))
     (cir, cburst), (pir, pburst) = numbers
     if pir < cir:
         fail("INVALID_INFO_RATE_VALUE")
-    return MeterConfig(cir, cburst, pir, pburst)
+    whole = all(abs(rate * 1e6 - round(rate * 1e6)) < 1e-6 for rate in (cir, pir))
+    slow = not whole and pir <= 1e6  # a fraction of a unit a second counts
+    scale = 1e12 if slow else 1e6
+    return MeterConfig(round(cir * scale), cburst, round(pir * scale), pburst, slow)
 
 
 def meter_rates(config: MeterConfig | None) -> list[Any]:
@@ -180,7 +183,8 @@ def meter_rates(config: MeterConfig | None) -> list[Any]:
     if config is None:
         return []
     limit = 2**31 - 1
-    return [STANDARD.BmMeterRateConfig(rate / 1_000_000, min(burst, limit))
+    scale = 1e12 if config.slow else 1e6
+    return [STANDARD.BmMeterRateConfig(rate / scale, min(burst, limit))
             for rate, burst in ((config.cir, config.cburst), (config.pir, config.pburst))]
 
 

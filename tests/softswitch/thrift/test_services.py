@@ -182,10 +182,28 @@ def test_meters_are_in_units_a_microsecond(both: tuple[LocalSwitch, ThriftServer
     assert standard.bm_meter_get_rates(0, "I.pm", 1) == rates
     engine = both[0].engine
     assert engine.read_meter(engine.meter("I.pm"), 1, 1) == [MeterConfig(500_000, 10, 1_000_000, 20)]
+    slow = [T.BmMeterRateConfig(0.0000005, 1), T.BmMeterRateConfig(0.0000128, 9000)]  # one unit in two seconds
+    standard.bm_meter_set_rates(0, "I.pm", 2, slow)
+    assert standard.bm_meter_get_rates(0, "I.pm", 2) == slow
+    cell = p4r.Entity(meter_entry=p4r.MeterEntry(meter_id=engine.meter("I.pm").id, index=p4r.Index(index=2)))
+    (told,) = entities.read(both[0].context(), [cell])
+    assert (told.meter_entry.config.cir, told.meter_entry.config.pir) == (1, 13)
     set_rates = standard.bm_meter_set_rates
     assert refused("InvalidMeterOperation", lambda: set_rates(0, "I.pm", 1, rates[:1])) == "BAD_RATES_LIST"
     assert refused("InvalidMeterOperation", lambda: set_rates(0, "I.pm", 4, rates)) == "INVALID_INDEX"
     assert refused("InvalidMeterOperation", lambda: set_rates(0, "I.pm", 1, rates[::-1])) == "INVALID_INFO_RATE_VALUE"
+
+
+def test_a_meter_of_less_than_one_packet_a_second(both: tuple[LocalSwitch, ThriftServer], standard: Any) -> None:
+    """At a packet in two seconds the next is green two seconds after the last one that was, and yellow before."""
+    engine = both[0].engine
+    rates = [T.BmMeterRateConfig(0.0000005, 1), T.BmMeterRateConfig(1.0, 1000)]
+    standard.bm_meter_array_set_rates(0, "I.pm", rates)
+    colors = []
+    for second in (0, 1, 2, 3, 4):
+        engine.inject(1, bytes(40), now_us=second * 1_000_000)
+        colors += engine.read_register(engine.register("I.color"), 0, 1)
+    assert colors == [0, 1, 0, 1, 0]
 
 
 def test_counters_and_registers(standard: Any) -> None:

@@ -20,6 +20,7 @@ control I(inout headers_t h, inout meta_t m, inout standard_metadata_t s) {
     register<bit<32>>(8) seen;
     register<bit<9>>(3) narrow;
     register<bit<32>>(2) crcs;
+    register<bit<32>>(1) color;
     action forward(bit<9> port, bit<48> dst) { s.egress_spec = port; h.eth.dst = dst; }
     action forward_metered(bit<9> port) { s.egress_spec = port; rates.read(m.color); }
     action drop() { mark_to_drop(s); }
@@ -67,6 +68,7 @@ control I(inout headers_t h, inout meta_t m, inout standard_metadata_t s) {
     apply {
         ports.count((bit<32>) s.ingress_port);
         bit<32> c; pm.execute_meter((bit<32>)s.ingress_port & 3, c);
+        color.write(0, c);
         exact_t.apply();
         lpm_t.apply();
         tern_t.apply();
