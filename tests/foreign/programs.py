@@ -41,6 +41,8 @@ class ForeignProgram:
     """The file with `main`, relative to `root`."""
     include: tuple[Path, ...]
     """Folders for -I."""
+    size: int
+    """Characters of the file and of all that it includes from the repository."""
 
     @property
     def file(self) -> Path:
@@ -64,10 +66,12 @@ def find(folder: Path) -> Iterator[ForeignProgram]:
             if not _SWITCH.search(bare) or ")main;" not in bare or (root.name in COPIES and file.name in names):
                 continue
             include = _include_folders(root, file)
-            digest = _digest(_with_includes(file, include))
+            whole = _with_includes(file, include)
+            digest = _digest(whole)
             if digest not in seen:
                 seen.add(digest)
-                yield ForeignProgram(root.name.replace("+", "/", 1), commit, root, str(file.relative_to(root)), include)
+                yield ForeignProgram(root.name.replace("+", "/", 1), commit, root, str(file.relative_to(root)), include,
+                                     len(whole))
 
 
 def _p4_files(root: Path) -> list[Path]:

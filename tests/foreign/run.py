@@ -49,7 +49,7 @@ def judge(program: programs.ForeignProgram, cache: Path | None, seed: int) -> di
 
 
 def _worker(pipe: Connection, cache: Path | None, seed: int) -> None:
-    os.nice(10)
+    os.nice(5)
     while (program := pipe.recv()) is not None:
         pipe.send(judge(program, cache, seed))
 
@@ -80,7 +80,7 @@ def judge_all(
 
     cache  a folder for what is built; None: no traffic
     """
-    todo = list(found)[::-1]
+    todo = sorted(found, key=lambda program: -program.size)  # the last is the first
     busy: list[_Worker] = []
     try:
         while todo or busy:
