@@ -259,12 +259,13 @@ class PacketEmitter(WideEmitter):
             self.line(f"c += {total};")
             length = str(total)
         else:
+            # The order of the errors is that of the specification (12.8.2, Variable-width extraction) and BMv2.
             assert size is not None
             bits = self.fresh("bits")
             self.line(f"uint64_t {bits} = {self.x(size)};")
             self.line(f"if ({bits} % 8) {fail('ParserInvalidArgument')}")
-            self.line(f"if ({bits} > {varbit.width}) {fail('HeaderTooShort')}")
             self.line(f"if (end - c < (ptrdiff_t)({total} + {bits} / 8)) {fail('PacketTooShort')}")
+            self.line(f"if ({bits} > {varbit.width}) {fail('HeaderTooShort')}")
             self.unpack("c", before)
             self.line(f"{var_text}.bits = (uint32_t){bits};")
             self.line(f"memcpy({var_text}.data, c + {first // 8}, {bits} / 8);")

@@ -43,7 +43,8 @@ def judge(program: programs.ForeignProgram, cache: Path | None, seed: int) -> di
             if cache is not None and made is not None:
                 from foreign import traffic as frames
 
-                result = frames.compare(made, theirs.p4info, Path(folder), cache, random.Random(seed))
+                result = frames.compare(made, theirs.p4info, theirs.message, Path(folder), cache,
+                                        random.Random(seed))
                 row |= {"traffic": result.verdict, "traffic_message": result.message}
     return row
 

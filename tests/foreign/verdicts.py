@@ -50,7 +50,7 @@ def p4c(program: ForeignProgram, folder: Path) -> Verdict:
     if done.returncode != 0:
         crashed = done.returncode < 0 or "Compiler Bug" in done.stderr
         return Verdict("crash" if crashed else "refused", done.stderr[-4000:])
-    return Verdict("yes", done.stderr[-2000:], text_format.Parse(info.read_text(), p4i.P4Info()))
+    return Verdict("yes", done.stderr[-20000:], text_format.Parse(info.read_text(), p4i.P4Info()))
 
 
 def ours(program: ForeignProgram) -> tuple[Verdict, Program | None]:
