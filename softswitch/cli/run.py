@@ -86,6 +86,11 @@ def run(
                                              "a file.")
     ] = None,
     trace_limit: Annotated[int, typer.Option(metavar="MB", min=1, help="Most of a trace in a file.")] = 1024,
+    trace_bytes: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, max=16384, help="Bytes of each frame in a trace; default: 128 in a binary "
+                                                         "file, else 2048."),
+    ] = None,
     no_offload: Annotated[bool, typer.Option("--no-offload", help="Send no super-packets.")] = False,
     sanitize: Annotated[
         bool, typer.Option("--sanitize", help="Build with AddressSanitizer and UBSan (slow).")
@@ -129,7 +134,7 @@ def run(
         fail("--primary cert:NAME: expected --grpc-server-with-client-auth with it: clients show no certificate else")
     if primary and thrift_port is not None:
         fail("--thrift-port with --primary: expected one of the two: whoever reaches a Thrift port may write")
-    tracing = _tracing(trace, trace_format, trace_limit)
+    tracing = _tracing(trace, trace_format, trace_limit << 20, trace_bytes)
     settings = Settings(ports, cpu_port, seed, queue, join=not no_offload, pcap=pcap, trace=tracing)
 
     done = threading.Event()
@@ -173,21 +178,23 @@ def _set_up_log(level: LogLevel, file: Path | None) -> None:
         fail(f"--log-file {file}: {error.strerror}")
 
 
-def _tracing(file: Path | None, style: TraceStyle | None, limit: int) -> Tracing | None:
+def _tracing(file: Path | None, style: TraceStyle | None, limit: int, keep: int | None) -> Tracing | None:
     """Where the packet trace goes, if anywhere."""
     if file is None:
-        if style is not None:
-            fail(f"--trace-format {style}: expected --trace with it")
+        if style is not None or keep is not None:
+            fail("--trace-format, --trace-bytes: expected --trace with it")
         return None
-    from softswitch.trace.recording import Live, Recorder
+    from softswitch.trace.recording import KEEP, KEEP_SHOWN, Live, Recorder
 
+    binary = style is None and str(file) != "-"
+    kept = keep if keep is not None else KEEP if binary else KEEP_SHOWN
     if str(file) == "-":
-        return Live(sys.stdout, style or TraceStyle.text)
+        return Live(sys.stdout, style or TraceStyle.text, keep=kept)
     try:
         if style is None:
-            return Recorder(file, limit=limit << 20)
+            return Recorder(file, limit=limit, keep=kept)
         out = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        return Live(os.fdopen(out, "w"), style, limit=limit << 20)
+        return Live(os.fdopen(out, "w"), style, limit=limit, keep=kept)
     except OSError as error:
         fail(f"--trace {file}: {error.strerror}")
 

@@ -38,10 +38,15 @@ log = logging.getLogger(__name__)
 LIMIT = 1 << 30
 """Bytes of a recording, unless another limit is asked for."""
 
+KEEP = 128
+"""Bytes that a binary recording keeps of each frame, unless others are asked for: most headers; more costs speed."""
+
+KEEP_SHOWN = 2048
+"""The same where traces are shown as packets come."""
+
 _CHUNK = struct.Struct("<IHH")
 _DESCRIPTION, _PACKET, _LOST, _END = 1, 2, 3, 4
 _CHUNK_MAX = 256 << 20
-_KEEP = 2048
 _PIPE = 1 << 20
 _LAST = 5.0  # seconds for what is still to be shown at the end
 
@@ -82,7 +87,7 @@ class Tracing(Protocol):
 class Recorder:
     """Writes binary records to a file, up to a limit in bytes."""
 
-    def __init__(self, path: Path, *, limit: int = LIMIT, keep: int = _KEEP) -> None:
+    def __init__(self, path: Path, *, limit: int = LIMIT, keep: int = KEEP) -> None:
         """Makes the file, which only its owner may read, anew. Raises OSError."""
         self._path, self._limit, self._keep = path, limit, keep
         self._programs = 0
@@ -107,7 +112,7 @@ class Recorder:
 class Live:
     """Shows traces in a stream as packets come, up to a limit in bytes."""
 
-    def __init__(self, out: IO[str], style: str, *, limit: int | None = None, keep: int = _KEEP) -> None:
+    def __init__(self, out: IO[str], style: str, *, limit: int | None = None, keep: int = KEEP_SHOWN) -> None:
         """style: "text", "json" (a line a packet) or "bmv2"."""
         self._out, self._show, self._left, self._keep = out, renderer(style), limit, keep
         self._lock = threading.Lock()

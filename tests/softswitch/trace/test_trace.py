@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from softswitch.cli import app
 from softswitch.compiler.driver import compile_file
 from softswitch.engine.byte_form import pack_fields
 from softswitch.engine.entities import CloneSession, DoAction, Entry, Multicast
@@ -406,6 +408,11 @@ def test_a_switch_process_records_to_a_file(executable: tuple[Path, str], tmp_pa
     assert isinstance(first, PacketTrace)
     assert first.program.started_us
     assert "never assigned egress_spec" in only(first, "drop").text
+
+    shown = CliRunner().invoke(app, ["trace", str(tmp_path / "packets.trace"), "--packet", "2", "--format", "bmv2"])
+    assert shown.exit_code == 0
+    assert "[2.0] [cxt 0] Dropping packet at the end of ingress" in shown.output
+    assert "[0.0]" not in shown.output
 
 
 def test_a_full_pipe_never_stops_the_switch(executable: tuple[Path, str]) -> None:
