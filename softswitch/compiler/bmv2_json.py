@@ -32,7 +32,7 @@ _ALIASES = {
     "intrinsic_metadata":
         ("ingress_global_timestamp", "egress_global_timestamp", "mcast_grp", "egress_rid", "priority"),
 }
-_KEYLESS = {"checksums", "deparsers", "extern_instances", "force_arith", "parsers"}
+_PACKET_PATH = ("parsers", "deparsers", "checksums", "force_arith", "extern_instances")
 """Sections that only BMv2's packet path reads."""
 
 
@@ -120,7 +120,7 @@ class _Writer:
             ],
             "__meta__": {"version": list(VERSION), "compiler": _COMPILER},
         }
-        return found | {name: [] for name in _KEYLESS}
+        return found | {name: [] for name in _PACKET_PATH}
 
     # ---- headers and fields -------------------------------------------------------------------------------------
 

@@ -162,7 +162,7 @@ def main(name: str, target: Sequence[Option], words: Sequence[str]) -> int:
         arguments = read(words, target)
         if arguments is None:
             return 0
-        _Switch(name, arguments).run()
+        StandIn(name, arguments).run()
     except StartError as error:
         say(str(error))
         return 1
@@ -264,7 +264,7 @@ def ports_of(texts: Sequence[str], log: Callable[[str], None]) -> tuple[Port, ..
     return tuple(found)
 
 
-class _Switch:
+class StandIn:
     """One run of a switch."""
 
     def __init__(self, name: str, arguments: Arguments) -> None:

@@ -19,6 +19,9 @@ from finsy.proto import p4r
 
 from softswitch.compiler.driver import compile_source
 from softswitch.p4runtime.listening import Tls
+from softswitch.p4runtime.process import Settings
+from softswitch.p4runtime.program import Compiler
+from softswitch.p4runtime.server import Server
 from softswitch.tools import simple_switch
 from softswitch.tools.simple_switch import GENERAL, IGNORED, REFUSED, TARGET, TARGET_GRPC, StartError, read
 from support.client import Client
@@ -190,6 +193,25 @@ def test_packets_are_logged_in_bmv2s_words_by_level(monkeypatch: pytest.MonkeyPa
         assert live is not None
         simple_switch.PacketLines(simple_switch.LEVELS[level]).write(text)
         assert found == [text.splitlines()[i] for i in lines]
+
+
+@pytest.mark.parametrize(("name", "goes_on"), [("simple_switch", False), ("simple_switch_grpc", True)])
+def test_without_the_package_thrift_the_one_with_p4runtime_goes_on(
+    name: str, goes_on: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says what is missing and how to get it; simple_switch, which nobody could control, ends with that."""
+    monkeypatch.delitem(sys.modules, "softswitch.thrift.serving", raising=False)
+    for module in [module for module in sys.modules if module.partition(".")[0] == "thrift"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "thrift", None)
+    for module in [module for module in sys.modules if module.startswith("softswitch.thrift.")]:
+        monkeypatch.delitem(sys.modules, module)
+    switch = simple_switch.StandIn(name, simple_switch.Arguments({"thrift-port": 0}, {}, None))
+    with contextlib.ExitStack() as serving, contextlib.nullcontext() if goes_on else pytest.raises(
+        StartError, match="pip install thrift"
+    ):
+        switch.serve_thrift(Server(device_id=0, settings=Settings(), builder=Compiler()), serving)
+    assert ("no Thrift server on port 0, P4Runtime alone" in capsys.readouterr().err) == goes_on
 
 
 def test_simple_switch_grpc_serves_p4runtime_and_a_p4_device_config_of_json(program: Path, tmp_path: Path) -> None:
