@@ -97,6 +97,14 @@ def _const_guard(table: TableSchema) -> None:
         raise PermissionDenied(f"table {table.name} has const entries")
 
 
+def _idle_guard(message: p4r.TableEntry, *, supported: bool) -> None:
+    """What must be unset (P4Runtime 9.1.1, 9.1.5), in the words of BMv2's server, which control planes compare."""
+    if message.idle_timeout_ns and not supported:
+        raise InvalidArgument("idle_timeout_ns must be set to 0 for tables which do not support idle timeout")
+    if message.HasField("time_since_last_hit"):
+        raise InvalidArgument("has_time_since_last_hit must not be set in WriteRequest")
+
+
 def decode_entry(context: Context, kind: str, message: p4r.TableEntry) -> Entry:
     """Decodes an entry to insert, modify or delete. Raises EngineError."""
     table = context.schema.table(message.table_id)
@@ -104,8 +112,7 @@ def decode_entry(context: Context, kind: str, message: p4r.TableEntry) -> Entry:
     key, mask, priority = decode_key(table, message, new=kind == "insert")
     if kind == "delete":
         return Entry(table.info, key, mask, DoAction(0), priority)
-    if message.idle_timeout_ns and not table.info.idle_timeout:
-        raise InvalidArgument(f"table {table.name} does not support idle timeouts")
+    _idle_guard(message, supported=table.info.idle_timeout)
     if message.idle_timeout_ns < 0:
         raise InvalidArgument(f"table {table.name}: idle timeout {message.idle_timeout_ns} ns is negative")
     if message.HasField("meter_config") and table.info.direct_meter < 0:
@@ -181,6 +188,9 @@ def _write_default(context: Context, kind: str, message: p4r.TableEntry) -> None
         raise InvalidArgument(f"table {table.name}: a default action can be modified, not {kind}ed")
     if message.match or message.priority:
         raise InvalidArgument(f"table {table.name}: a default action has neither match nor priority")
+    if message.idle_timeout_ns:
+        raise InvalidArgument(f"table {table.name}: idle_timeout_ns: a default action never ages, expected 0")
+    _idle_guard(message, supported=True)
     if table.info.const_default:
         raise PermissionDenied(f"table {table.name}: its default action is const")
     kind_of = message.action.WhichOneof("type")

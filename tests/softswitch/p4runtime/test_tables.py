@@ -121,6 +121,21 @@ REFUSED = {
     "modify what is not there": (MODIFY, entry(EXACT, exact(b"\1"), action=forward(1)), NOT_FOUND),
     "delete what is not there": (DELETE, entry(EXACT, exact(b"\1")), NOT_FOUND),
     "idle timeout unsupported": (INSERT, entry(LPM, exact(b"\1"), action=forward(1), idle_timeout_ns=1), INVALID),
+    "time since the last hit": (
+        INSERT,
+        entry(EXACT, exact(b"\1"), action=forward(1), time_since_last_hit=p4r.TableEntry.IdleTimeout(elapsed_ns=1)),
+        INVALID,
+    ),
+    "default that ages": (
+        MODIFY,
+        entry(EXACT, action=forward(1), is_default_action=True, idle_timeout_ns=1),
+        INVALID,
+    ),
+    "default's time since the last hit": (
+        MODIFY,
+        entry(EXACT, action=forward(1), is_default_action=True, time_since_last_hit=p4r.TableEntry.IdleTimeout()),
+        INVALID,
+    ),
     "default inserted": (INSERT, entry(EXACT, action=forward(1), is_default_action=True), INVALID),
     "default deleted": (DELETE, entry(EXACT, is_default_action=True), INVALID),
     "default with match": (MODIFY, entry(EXACT, exact(b"\1"), action=forward(1), is_default_action=True), INVALID),
@@ -161,6 +176,14 @@ def test_a_failed_update_does_not_stop_the_others(client: Client) -> None:
     assert "I.exact" in errors[1].message
     assert "h.c" in errors[1].message
     assert same(client, EXACT) == []
+
+
+def test_unsupported_idle_timeouts_are_refused_in_bmv2s_words(client: Client) -> None:
+    """Control planes of courses compare the message, not the code alone."""
+    with pytest.raises(grpc.RpcError) as caught:
+        client.write((INSERT, entry(LPM, exact(b"\1"), action=forward(1), idle_timeout_ns=1)))
+    (error,) = details(caught.value)
+    assert error.message == "idle_timeout_ns must be set to 0 for tables which do not support idle timeout"
 
 
 def test_byte_strings_need_not_be_canonical_but_are_read_so(client: Client) -> None:
