@@ -123,6 +123,8 @@ class _Preprocessor:
                     self.directive(word, rest, pos)
                 continue
             if conditions and not conditions[-1].active:
+                if self.in_string:  # a C preprocessor leaves the line empty
+                    self.out.append("")
                 continue
             expanded = line
             if line:

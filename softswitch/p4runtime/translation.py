@@ -7,8 +7,9 @@
 
 The specification leaves to the switch what stands for what. Here a number of other width is the same number, and must
 fit the data plane's width. A string is, in this order: what @p4runtime_translation_mappings says (it may map numbers
-too); the name of an interface of this switch, whose number it is; a decimal number, which it is; otherwise it gets a
-number when a controller first writes it: the highest that is free. All uses of a type, and all clients, share these.
+too); an IPv4, IPv6 or MAC address where the type has as many bits; the name of an interface of this switch, whose
+number it is; a decimal number, which it is; otherwise it gets a number when a controller first writes it: the highest
+that is free. All uses of a type, and all clients, share these.
 Types of ports are the exception: a port that is neither is refused, as no number that could be made up would be a port.
 """
 
@@ -102,6 +103,13 @@ class Strings(Codec):
             return value
 
     def _make(self, string: str, what: str, new: bool) -> int:
+        address = _address(string, self.bits)
+        if address is not None:
+            other = self._strings.get(address)
+            if other is not None and _address(other, self.bits) is None:
+                raise ResourceExhausted(f"{what}: type {self._name} has the number of address {string} for {other!r}")
+            self._remember(string, address)
+            return address
         value = self._interfaces().get(string)
         if value is None and re.fullmatch("0|[1-9][0-9]{0,19}", string):
             value = int(string)
@@ -194,6 +202,22 @@ class Types:
             mine = self.codec(name, codec.bits)
             if isinstance(codec, Strings) and isinstance(mine, Strings):
                 mine.adopt(codec)
+
+
+def _address(string: str, bits: int) -> int | None:
+    """The number of an address of so many bits, or None where the string is none."""
+    import ipaddress  # here: a switch whose program has no such strings starts without it
+
+    try:
+        if bits == 32:
+            return int(ipaddress.IPv4Address(string))
+        if bits == 128:
+            return int(ipaddress.IPv6Address(string))
+    except ValueError:
+        return None
+    if bits == 48 and re.fullmatch("[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}", string):
+        return int(string.replace(":", ""), 16)
+    return None
 
 
 def _number(text: str) -> int:

@@ -63,6 +63,14 @@ def test_includes_look_beside_the_file_and_then_in_the_path(tmp_path: Path) -> N
     assert [line for line in out.splitlines() if not line.startswith("#")] == ["beside", "in_path"]
 
 
+def test_lines_that_are_left_out_of_a_string_stay_empty() -> None:
+    """As with a C preprocessor: p4info has such strings in annotations, with an empty line where text was left out."""
+    text = '@x("a\n#if 0\nb\nc\n#endif\nd")\n'
+    out = preprocess(text, "t.p4")
+
+    assert out.partition("\n")[2] == '@x("a\n\n\n\n\nd")\n'
+
+
 def test_library_is_always_found() -> None:
     """core.p4 and v1model.p4 come with the compiler, each once however often included."""
     out = preprocess("#include <core.p4>\n#include <v1model.p4>\n#include <core.p4>\n", "t.p4")

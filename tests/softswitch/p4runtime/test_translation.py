@@ -279,6 +279,19 @@ def test_strings_run_out_by_name_and_survive_a_new_program() -> None:
         Strings("small_t", 1, {}, dict, ports=False).adopt(old)
 
 
+@pytest.mark.parametrize(("bits", "text", "other", "value"), [
+    (32, b"10.0.0.1", b"10.0.0.1", 0x0A000001),
+    (48, b"00:00:5e:00:53:01", b"00:00:5E:00:53:01", 0x00005E005301),
+    (128, b"2001:db8::1", b"2001:0db8::0001", 0x20010DB8000000000000000000000001),
+])
+def test_addresses_are_what_they_say(bits: int, text: bytes, other: bytes, value: int) -> None:
+    """Packets have addresses, so no number is made up for one; another spelling of it is the same address."""
+    names = Strings("address_t", bits, {}, dict, ports=False)
+    assert names.decode(text, "x") == value
+    assert names.encode(value) == text
+    assert names.decode(other, "x") == value
+
+
 def test_a_number_that_a_string_has_taken_is_written_otherwise() -> None:
     """What the data plane made of itself has a string too, and that string means just this number."""
     names = Strings("t", 4, {"3": 5}, dict, ports=False)
