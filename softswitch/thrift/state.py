@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar
 
 from softswitch.engine.entities import Count
-from softswitch.engine.errors import OutOfRange
+from softswitch.engine.errors import OutOfRange, ResourceExhausted
 from softswitch.engine.program_info import MeteringInfo, Named, RegisterInfo, ValueSetInfo, pack_key
 from softswitch.p4runtime.context import Context
 from softswitch.thrift.switch import STANDARD, Switch
 from softswitch.thrift.tables import count_of, counter_value, meter_config, meter_rates
+
+CELLS_MAX = 1 << 20
+"""Cells of a register in one answer."""
 
 _N = TypeVar("_N", bound=Named)
 
@@ -112,6 +115,9 @@ class State:
 
     def bm_register_read_all(self, cxt_id: int, register_array_name: str) -> list[int]:
         context, register = self._register(register_array_name)
+        if register.size > CELLS_MAX:
+            raise ResourceExhausted(f"register {register.name} has {register.size} cells: expected at most {CELLS_MAX} "
+                                    "in an answer; read them by index")
         return [_signed(cell) for cell in context.engine.read_register(register)]
 
     def bm_register_write(self, cxt_id: int, register_array_name: str, index: int, value: int) -> None:

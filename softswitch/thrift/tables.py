@@ -24,6 +24,8 @@ from softswitch.engine.program_info import ActionInfo, KeyField, MatchKind, Tabl
 from softswitch.p4runtime.context import Context
 from softswitch.thrift.switch import STANDARD, Switch, fail_table
 
+ENTRIES_MAX = 1 << 18
+"""Entries of a table in one answer."""
 TOP_PRIORITY = 2**31 - 1
 _PLACE_BITS = 24
 _TYPE = STANDARD.BmMatchParamType
@@ -310,7 +312,13 @@ class Tables:
 
     def bm_mt_get_entries(self, cxt_id: int, table_name: str) -> list[Any]:
         context, table = self._table(cxt_id, table_name)
-        return [_mt_entry(context, table, entry) for entry in context.engine.entries(table)]
+        found: list[Any] = []
+        for entry in context.engine.entries(table):
+            if len(found) == ENTRIES_MAX:
+                raise ResourceExhausted(f"table {table_name} has more than {ENTRIES_MAX} entries: expected fewer in an "
+                                        "answer; read them over P4Runtime")
+            found.append(_mt_entry(context, table, entry))
+        return found
 
     def bm_mt_get_entry(self, cxt_id: int, table_name: str, entry_handle: int) -> Any:
         context, table = self._table(cxt_id, table_name)

@@ -15,6 +15,7 @@ from thrift.protocol.TBinaryProtocol import TBinaryProtocol
 from thrift.Thrift import TMessageType
 from thrift.transport.TTransport import TMemoryBuffer
 
+from softswitch.thrift import state, tables
 from softswitch.thrift.connection import MESSAGE_MAX, STRING_MAX
 from softswitch.thrift.server import ThriftServer
 from softswitch.thrift.structs import TYPES
@@ -123,6 +124,18 @@ def test_arguments_that_are_missing_are_named_errors(both: tuple[LocalSwitch, Th
         with pytest.raises(T.InvalidMeterOperation):
             standard.bm_meter_set_rates(0, "I.pm", 0, [T.BmMeterRateConfig(float("nan"), 1)] * 2)
         assert standard.bm_mt_get_num_entries(0, "I.const_t") == 3
+
+
+def test_answers_are_bounded(both: tuple[LocalSwitch, ThriftServer], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would be too long an answer is refused, and told to be read piece by piece."""
+    monkeypatch.setattr(state, "CELLS_MAX", 7)
+    monkeypatch.setattr(tables, "ENTRIES_MAX", 2)
+    with client(both[1], "standard") as standard:
+        with pytest.raises(T.InvalidRegisterOperation):
+            standard.bm_register_read_all(0, "I.seen")
+        assert standard.bm_register_read_all(0, "I.narrow") == [0, 0, 0]
+        with pytest.raises(T.InvalidTableOperation):
+            standard.bm_mt_get_entries(0, "I.const_t")
 
 
 def _value(rng: random.Random, kind: str) -> Any:
