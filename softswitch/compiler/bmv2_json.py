@@ -97,8 +97,8 @@ class _Writer:
                  "max_size": v.size}
                 for v in self.program.value_sets
             ],
-            "meter_arrays": [self.meter(x) for x in self.program.objects("meter")],
-            "counter_arrays": [self.counter(x) for x in self.program.objects("counter")],
+            "meter_arrays": [self.meter(x) for x in self.program.objects("meter") if _used(x)],
+            "counter_arrays": [self.counter(x) for x in self.program.objects("counter") if _used(x)],
             "register_arrays": [
                 {"name": x.name, "id": number, "size": x.size, "bitwidth": ir.bits_of(x.type)}
                 for number, x in enumerate(self.program.objects("register"))
@@ -398,6 +398,12 @@ def _field(place: Sequence[str]) -> dict[str, Any]:
 def _hex(value: int, bits: int) -> str:
     """A number in as many digits as its bytes have."""
     return f"0x{value:0{2 * ((bits + 7) // 8)}x}"
+
+
+def _used(x: ExternObject) -> bool:
+    """Whether a counter or meter is there for the control plane: p4c drops direct ones of tables that are not applied.
+    """
+    return not x.kind.startswith("direct") or (x.table is not None and x.table.index >= 0)
 
 
 def _size(table: TableObject) -> int:

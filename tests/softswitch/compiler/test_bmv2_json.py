@@ -42,6 +42,7 @@ control I(inout headers_t h, inout meta_t m, inout standard_metadata_t s) {
     counter(10, CounterType.packets) counted;
     @name("other") counter(20, CounterType.packets_and_bytes) both;
     direct_counter(CounterType.bytes) hits;
+    direct_counter(CounterType.bytes) of_no_table_that_is_applied;
     meter(30, MeterType.bytes) metered;
     direct_meter<bit<8>>(MeterType.packets) rate;
     register<bit<32>>(40) wide;
@@ -84,6 +85,9 @@ control I(inout headers_t h, inout meta_t m, inout standard_metadata_t s) {
     table ranged {
         key = { m.a: range; h.eth.src: optional; } actions = { send; }
         const entries = { (4..5, _): send(1); (7, 3): send(2); }
+    }
+    table not_applied {
+        key = { m.a: exact; } actions = { drop; } counters = of_no_table_that_is_applied;
     }
     table keyless { actions = { send; } default_action = send(7); size = 4; }
     apply {
