@@ -138,7 +138,8 @@ def _play(
         digests.describe(schema.digests, program.p4info)
         context = Context(schema, engine, digests)
         try:
-            bmv2 = Bmv2(None, Path(place), ports=PORTS).__enter__()
+            # With one queue, which is the default, it drops packets of every priority but 0.
+            bmv2 = Bmv2(None, Path(place), ports=PORTS, options=("--priority-queues", "8")).__enter__()
         except Exception as error:
             digests.close()
             raise _Bmv2Failed(f"does not start: {error}") from error

@@ -39,9 +39,13 @@ class Bmv2:
     """One simple_switch_grpc with ports 0..n-1."""
 
     def __init__(
-        self, program: Path | None, folder: Path, *, ports: int, defines: Mapping[str, str] | None = None
+        self, program: Path | None, folder: Path, *, ports: int, defines: Mapping[str, str] | None = None,
+        options: Sequence[str] = ()
     ) -> None:
-        """Compiles the program and starts it; None: the folder has p4c's program.json and program.txtpb."""
+        """Compiles the program and starts it; None: the folder has p4c's program.json and program.txtpb.
+
+        options  more of the target's, which stand behind `--`
+        """
         self._folder, self._ports = folder, ports
         self._closing = threading.Event()
         self._json, info = folder / "program.json", folder / "program.txtpb"
@@ -62,7 +66,7 @@ class Bmv2:
         interfaces = [arg for port in range(ports) for arg in ("-i", f"{port}@{folder}/{port}")]
         self._process = subprocess.Popen(
             ["simple_switch_grpc", "--no-p4", "--use-files", "0", "--device-id", "1", *interfaces, "--log-level", "off",
-             "--thrift-port", "0", "--", "--grpc-server-addr", address],
+             "--thrift-port", "0", "--", "--grpc-server-addr", address, *options],
             stdout=(folder / "bmv2.log").open("wb"), stderr=subprocess.STDOUT)
         self._channel = grpc.insecure_channel(address)
         self._stub = p4r_grpc.P4RuntimeStub(self._channel)
