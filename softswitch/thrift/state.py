@@ -83,6 +83,15 @@ class State:
         return (context, meter) if meter is not None else _fail_meter("INVALID_METER_NAME")
 
     def bm_meter_array_set_rates(self, cxt_id: int, meter_array_name: str, rates: Any) -> None:
+        """Of a direct meter, too: then the rates of all entries that its table has now."""
+        context = self._switch.context()
+        direct = _named([m for m in context.engine.info.meters if m.table >= 0], meter_array_name)
+        if direct is not None:
+            config = meter_config(rates, _fail_meter)
+            table = context.engine.info.tables[direct.table]
+            for entry in list(context.engine.entries(table)):
+                context.engine.write_direct_meter(table, entry, config)
+            return
         context, meter = self._meter(meter_array_name)
         config = meter_config(rates, _fail_meter)
         for at in range(0, meter.size, 65536):

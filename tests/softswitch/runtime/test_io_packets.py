@@ -46,6 +46,25 @@ def test_single_frames_pass_unchanged(tmp_path: Path) -> None:
 
 
 @in_own_network
+def test_what_others_send_out_of_an_interface_is_not_the_switchs_unless_asked_for() -> None:
+    """BMv2 takes such frames as if they had come in; its stand-ins do so, and never take what they send themselves."""
+    make_hosts()
+    frame = bytes.fromhex("00000002000200000001000188b5") + b"from the machine of the switch".ljust(50)
+    out = Tap("h2")
+    machine = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+    machine.bind(("s1", 0))
+    with switch(outgoing=True) as process:
+        machine.send(frame)
+        assert out.take(1) == [frame]
+        assert [(p.received, p.sent) for p in process.ports()] == [(1, 0), (0, 1)]
+    with switch() as process:
+        machine.send(frame)
+        Tap("h1").send(frame[:-1] + b"!")
+        assert out.take(1) == [frame[:-1] + b"!"]
+        assert process.ports()[0].received == 1
+
+
+@in_own_network
 @pytest.mark.parametrize("join", [True, False])
 def test_a_super_packet_arrives_as_its_segments(join: bool) -> None:
     """A host's 48-segment send reaches the other host's socket in order and whole, joined by the switch or not."""

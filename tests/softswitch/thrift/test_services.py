@@ -194,6 +194,17 @@ def test_meters_are_in_units_a_microsecond(both: tuple[LocalSwitch, ThriftServer
     assert refused("InvalidMeterOperation", lambda: set_rates(0, "I.pm", 1, rates[::-1])) == "INVALID_INFO_RATE_VALUE"
 
 
+def test_an_array_of_direct_meters_is_set_for_all_entries_of_its_table(standard: Any) -> None:
+    """meter_array_set_rates of a direct meter's name, as courses' command files have it."""
+    rates = [T.BmMeterRateConfig(0.0000005, 1), T.BmMeterRateConfig(0.00001, 2)]
+    handles = []
+    for dst in (1, 2):
+        key = [T.BmMatchParam(KIND.LPM, lpm=T.BmMatchParamLPM(dst.to_bytes(4, "big"), 32))]
+        handles.append(standard.bm_mt_add_entry(0, "I.lpm_t", key, "I.drop", [], T.BmAddEntryOptions(0)))
+    standard.bm_meter_array_set_rates(0, "I.rates", rates)
+    assert [standard.bm_mt_get_meter_rates(0, "I.lpm_t", handle) for handle in handles] == [rates, rates]
+
+
 def test_a_meter_of_less_than_one_packet_a_second(both: tuple[LocalSwitch, ThriftServer], standard: Any) -> None:
     """At a packet in two seconds the next is green two seconds after the last one that was, and yellow before."""
     engine = both[0].engine
