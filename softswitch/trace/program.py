@@ -10,6 +10,9 @@ from typing import Any
 
 from softswitch.compiler.trace_sites import VERSION
 
+_MOST_BITS = 1 << 20
+_LATEST_US = 1 << 56
+
 
 class TraceError(Exception):
     """A recording, or the description of a program, is damaged or of another version."""
@@ -88,35 +91,43 @@ class TracedProgram:
                                  f"softswitch reads version {VERSION}: record it again")
             self.name = str(data["program"])
             self.source = str(data["source"])
-            self.started_us = int(data.get("started_us", 0))
+            self.started_us = _number(data.get("started_us", 0), _LATEST_US)
             """When the switch was started, in microseconds since 1970; 0 where nobody said so."""
             self._files = [str(name) for name in data["files"]]
             self.sites = [self._site(site) for site in data["sites"]]
             self.tables = [self._table(table) for table in data["tables"]]
             self.errors = [str(name) for name in data["errors"]]
             self.headers = {
-                str(name): [(str(f), int(bits)) for f, bits in fields] for name, fields in data["headers"].items()
+                str(name): [(str(f), _number(bits)) for f, bits in fields] for name, fields in data["headers"].items()
             }
-            self.instances = [(str(name), int(size)) for name, size in data["instances"]]
+            self.instances = [(str(name), _number(size)) for name, size in data["instances"]]
             """The headers of a packet in order; the second number is the size of a stack, or 0."""
             self.metadata = str(data["metadata"])
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
             raise TraceError(f"the description of the traced program is damaged: {error!r}") from None
 
     def _place(self, at: list[int]) -> Place:
         file, line, column, length = at
-        return Place(self._files[file], int(line), int(column), int(length))
+        return Place(self._files[file], _number(line), _number(column), _number(length))
 
     def _site(self, data: dict[str, Any]) -> Site:
         known = ("what", "at", "name", "text", "depth", "bits", "signed")
         about = {key: value for key, value in data.items() if key not in known}
+        depth = _number(data["depth"]) if "depth" in data else None
         return Site(str(data["what"]), self._place(data["at"]), str(data.get("name", "")), str(data.get("text", "")),
-                    data.get("depth"), int(data.get("bits", 0)), bool(data.get("signed")), about)
+                    depth, _number(data.get("bits", 0)), bool(data.get("signed")), about)
 
     def _table(self, data: dict[str, Any]) -> TracedTable:
-        keys = [TracedKey(str(n), str(match), int(bits)) for n, match, bits in data["keys"]]
+        keys = [TracedKey(str(n), str(match), _number(bits)) for n, match, bits in data["keys"]]
         actions = [
-            TracedAction(str(a["name"]), self._place(a["at"]), [(str(n), int(bits)) for n, bits in a["params"]])
+            TracedAction(str(a["name"]), self._place(a["at"]), [(str(n), _number(bits)) for n, bits in a["params"]])
             for a in data["actions"]
         ]
         return TracedTable(str(data["name"]), self._place(data["at"]), keys, actions, str(data["profile"] or ""))
+
+
+def _number(value: Any, most: int = _MOST_BITS) -> int:
+    """A number of a description, which may be a stranger's. Raises ValueError where it is too large to be meant."""
+    if not isinstance(value, int) or not -most <= value <= most:
+        raise ValueError(f"{str(value)[:40]} is out of range")
+    return value

@@ -162,7 +162,8 @@ class Live:
 
 
 def renderer(style: str) -> Callable[[PacketTrace | Lost], str]:
-    """What shows a trace in a style: "text", "json" or "bmv2". Raises ValueError."""
+    """What shows a trace in a style, which is "text", "json" or "bmv2". Raises ValueError for another one; what is
+    returned raises TraceError."""
     words = Bmv2Words()
     shows: dict[str, Callable[[PacketTrace], str]] = {
         "text": to_text, "json": lambda trace: json.dumps(to_json(trace)) + "\n", "bmv2": words.lines,
@@ -173,7 +174,10 @@ def renderer(style: str) -> Callable[[PacketTrace | Lost], str]:
 
     def any_of(found: PacketTrace | Lost) -> str:
         if isinstance(found, PacketTrace):
-            return show(found)
+            try:
+                return show(found)
+            except (KeyError, IndexError, TypeError, ValueError, OverflowError, RecursionError) as error:
+                raise TraceError(f"packet {found.number} makes no sense, its records are damaged: {error!r}") from None
         if style == "json":
             return json.dumps({"lost": found.frames}) + "\n"
         if found.frames is None:
