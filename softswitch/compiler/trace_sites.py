@@ -68,6 +68,7 @@ def describe(program: LoweredProgram, sites: Sites, source: str) -> str:
                 for a in t.actions
             ],
             "profile": t.profile.name if t.profile is not None else None,
+            "const": len(t.entries) if t.const_entries else 0,
         }
         for t in program.tables
     ]

@@ -18,6 +18,9 @@ from softswitch.trace.reasons import DROP_PORT
 from softswitch.trace.steps import PacketTrace, Step
 from softswitch.trace.text import clean
 
+_TOP_PRIORITY = (1 << 31) - 1
+"""BMv2's least priority wins and P4Runtime's greatest: one is this minus the other; const entries count from 1."""
+
 
 class Bmv2Words:
     """Writes traces as lines of a log."""
@@ -50,6 +53,7 @@ class _Names:
             if not size:
                 self.headers[name] = ident
             ident += size or 1
+        self.const = {table.name: table.const for table in program.tables}
         self.nodes: dict[tuple[int, int], str] = {}
         self.runs: dict[tuple[int, int], str] = {}
         self.checksums: dict[tuple[int, int], str] = {}
@@ -346,10 +350,14 @@ class _Packet:
         if about["action"] is not None:
             entry = f"{about['action']} - " + "".join(f"{value:x}," for value in about["params"].values())
         if about["hit"]:
-            self.say("D", f"Table '{step.name}': hit with handle {about['handle']}")
+            handle = _handle(about["handle"])
+            self.say("D", f"Table '{step.name}': hit with handle {handle}")
             rows = "".join(f"* {part['name']:<{width}}: {_match(part)}\n" for part in about["key"])
-            priority = f"Priority: {about['priority']}\n" if "priority" in about else ""
-            self.say("D", f"Dumping entry {about['handle']}\nMatch key:\n{rows}{priority}Action entry: {entry}\n")
+            priority = ""
+            if "priority" in about:
+                const = self.names.const.get(step.name, 0)
+                priority = f"Priority: {(const + 1 if const else _TOP_PRIORITY) - about['priority']}\n"
+            self.say("D", f"Dumping entry {handle}\nMatch key:\n{rows}{priority}Action entry: {entry}\n")
             if "group" in about:
                 self.say("D", f"Choosing member {about['member']} from group {about['group']}")
         else:
@@ -404,6 +412,11 @@ def _number(step: Step) -> str:
 
 def _hex(value: int, bits: int) -> str:
     return f"{value:0{2 * ((bits + 7) // 8)}x}"
+
+
+def _handle(handle: int) -> int:
+    """BMv2's number of an entry: its place, and in the upper eight bits how often that was used before."""
+    return (handle >> 32 & 0xFF) << 24 | handle & 0xFFFFFF
 
 
 def _match(part: dict[str, Any]) -> str:

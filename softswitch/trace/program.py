@@ -70,13 +70,14 @@ class TracedAction:
 
 @dataclass(frozen=True, slots=True)
 class TracedTable:
-    """A table: its keys in the order of the program, and its actions by number."""
+    """A table: its keys in the order of the program, its actions by number, and how many const entries it has."""
 
     name: str
     place: Place
     keys: list[TracedKey]
     actions: list[TracedAction]
     profile: str = ""
+    const: int = 0
 
 
 class TracedProgram:
@@ -123,7 +124,8 @@ class TracedProgram:
             TracedAction(str(a["name"]), self._place(a["at"]), [(str(n), _number(bits)) for n, bits in a["params"]])
             for a in data["actions"]
         ]
-        return TracedTable(str(data["name"]), self._place(data["at"]), keys, actions, str(data["profile"] or ""))
+        profile, const = str(data["profile"] or ""), _number(data["const"])
+        return TracedTable(str(data["name"]), self._place(data["at"]), keys, actions, profile, const)
 
 
 def _number(value: Any, most: int = _MOST_BITS) -> int:
