@@ -9,6 +9,7 @@ them.
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import PurePath
 from typing import Any
@@ -20,6 +21,10 @@ from softswitch.trace.text import clean
 
 _TOP_PRIORITY = (1 << 31) - 1
 """BMv2's least priority wins and P4Runtime's greatest: one is this minus the other; const entries count from 1."""
+
+
+_IF_VALID = re.compile(r"verify_checksum\w*\(\s*(?:[\w.]+\.isValid\(\)|\.\.\.)")
+"""A verification that only asks for its header, which BMv2 looks at before the condition."""
 
 
 class Bmv2Words:
@@ -143,7 +148,7 @@ class _Packet:
 
     def ingress(self, step: Step, copy: int) -> None:
         self.copy = copy
-        self.say("D", f"Processing packet received on port {step.about['port']}")
+        self.say("D", f"Processing packet received on port {self.trace.port}")  # in later rounds as well
         end = ""
         steps = list(step.steps)
         for i, part in enumerate(steps):
@@ -289,14 +294,19 @@ class _Packet:
             self.say("D", f"Extracting header '{name}'")
 
     def checksums(self, stage: Step) -> None:
+        asked = ""
         for step in stage.walk():
+            if step.what == "statement":
+                asked = step.text
             if step.what != "checksum":
                 continue
             name = self.names.checksums.get(_at(step), "cksum")
             about = step.about
             if not step.value:
                 what = "verification" if step.name == "verify" else "update"
-                self.say("T", f"Skipping checksum '{name}' {what} because condition not met")
+                invalid = step.name == "verify" and _IF_VALID.match(asked)
+                why = "target field invalid" if invalid else "condition not met"
+                self.say("T", f"Skipping checksum '{name}' {what} because {why}")
             elif step.name == "update":
                 self.say("D", f"Updating checksum '{name}'")
             else:
