@@ -58,8 +58,8 @@ def test_mutated_programs_compile_or_are_refused(
     fuzzing: fuzz.Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No traceback, no compilation without end, and nothing that the C compiler refuses."""
-    monkeypatch.setattr(cache, "load", lambda *_: None)
-    monkeypatch.setattr(cache, "store", lambda *_: None)
+    monkeypatch.setattr(cache, "load", lambda *_, **__: None)
+    monkeypatch.setattr(cache, "store", lambda *_, **__: None)
     samples = [fuzz.pieces(path.read_text()) for path in sorted(SAMPLES)]
     good = 0
     for draw in fuzzing.inputs(300):
