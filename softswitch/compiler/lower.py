@@ -53,6 +53,7 @@ class _Lowering(ExternLowering):
         self.make_state(main, blocks)
         for stage, block, params in zip(_STAGES, blocks, _PARAMS, strict=True):
             self.stage(stage, block, params)
+        self.name_profiles()
         self.program.annotations = main.annotations
         for decl in self.ast.decls:
             if isinstance(decl, A.EnumDecl) and decl.syntax is None and not decl.pos.file.startswith("<"):
@@ -60,6 +61,18 @@ class _Lowering(ExternLowering):
             if isinstance(decl, A.StructDecl) and decl.annotation("controller_header"):
                 self.program.controller_headers.append(self.checker.specialize(decl, ()))
         return self.program
+
+    def name_profiles(self) -> None:
+        """Names the action profiles that are made in a table's property as p4c does for BMv2: by their number, in the
+        order in which tables are applied; @name names one, and takes a number as well."""
+        number = 0
+        for table in self.program.tables:
+            prop = table.decl.properties.get("implementation")
+            if table.profile is None or prop is None or not isinstance(prop.value, A.CallExpr):
+                continue
+            if not any(note.name == "name" and note.args for note in prop.annotations):
+                table.profile.name = f"action_profile_{number}"
+            number += 1
 
     def find_main(self) -> A.InstanceDecl:
         for decl in self.ast.decls:

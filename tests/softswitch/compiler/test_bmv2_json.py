@@ -82,6 +82,8 @@ control I(inout headers_t h, inout meta_t m, inout standard_metadata_t s) {
         key = { h.eth.dst: lpm; } actions = { send; drop; } size = 12;
         const entries = { 48w0x10 &&& 0xfffffffffff0: send(1); }
     }
+    table unnamed { key = { m.a: exact; } actions = { drop; } implementation = action_profile(3); }
+    table named { key = { m.a: exact; } actions = { drop; } @name("own") implementation = action_profile(4); }
     table ranged {
         key = { m.a: range; h.eth.src: optional; } actions = { send; }
         const entries = { (4..5, _): send(1); (7, 3): send(2); }
@@ -97,6 +99,8 @@ control I(inout headers_t h, inout meta_t m, inout standard_metadata_t s) {
         switch (constant.apply().action_run) { send: { keyless.apply(); } }
         prefixes.apply();
         ranged.apply();
+        named.apply();
+        unnamed.apply();
         wide.write(0, 3);
         narrow.write(1, 1);
         metered.execute_meter<bit<8>>(1, m.f);
