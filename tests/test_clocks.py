@@ -28,6 +28,9 @@ READERS = {
     "netfold.host.tracing.flight": "when its operations began, for people; durations are monotonic",
     "netfold.host.tracing.timeline": "aligns the ranks' monotonic clocks once, at the start",
     "softswitch.p4runtime.digests": "DigestList.timestamp, as the specification has it",
+    "softswitch.thrift.management": "get_time_since_epoch_us is asked for just that",
+    "softswitch.trace.bmv2": "the time of day at the beginning of BMv2's log lines, for people",
+    "softswitch.trace.recording": "when a recording began, for people; its times are the switch's monotonic ones",
 }
 """Modules that may read the wall clock, and what for."""
 WALL = {"time", "time_ns", "localtime", "gmtime", "ctime", "strftime"}
