@@ -38,8 +38,8 @@ INSIDE = {
     "host": ("", "tracing", "operation", "mesh", "client", "native", "collectives", "selection", "innet", "verbs",
              "roce", "rails", "api", "torch"),
     "controller": ("switch", "health", "jobs", "paths", "operations", "web", ""),
-    "softswitch": ("runtime", "engine", "compiler", "trace", "stf", "p4runtime", "thrift", "tools.cli", "tools", "cli",
-                   ""),
+    "softswitch": ("runtime", "engine", "compiler", "trace", "trace.page", "stf", "p4runtime", "thrift",
+                   "tools.cli", "tools", "explain", "cli", ""),
 }
 """The folders of a room, lowest first: each may import those before it.  "" is the room's own top level."""
 

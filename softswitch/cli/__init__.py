@@ -5,6 +5,7 @@
     softswitch compile prog.p4 --p4info prog.p4info.txtpb
     softswitch stf prog.p4 test.stf
     softswitch trace packets.trace
+    softswitch explain prog.p4 --packet HEX --entries s1-runtime.json
 
 Exit status: 0 done; 1 a test or a compilation failed; 2 cannot start: the message says what to change.
 """
@@ -17,7 +18,7 @@ import sys
 import typer
 
 from softswitch.cli import compile as compiling
-from softswitch.cli import examples, run, stf, tools, trace
+from softswitch.cli import examples, explain, run, stf, tools, trace
 from softswitch.runtime.version import VERSION
 
 HELP_COLUMNS = 120
@@ -36,6 +37,7 @@ app.command("stf")(stf.stf)
 app.command("tools")(tools.tools)
 app.command("examples")(examples.examples)
 app.command("trace")(trace.trace)
+app.command("explain")(explain.explain)
 
 
 @app.command()

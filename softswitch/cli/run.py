@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -85,6 +86,11 @@ def run(
         TraceStyle | None, typer.Option(help="Write the trace like this; default: text on standard output, binary in "
                                              "a file.")
     ] = None,
+    page: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Serve a page there, a loopback address, that shows each packet's way "
+                                               "through the source."),
+    ] = None,
     trace_limit: Annotated[int, typer.Option(metavar="MB", min=1, help="Most of a trace in a file.")] = 1024,
     trace_bytes: Annotated[
         int | None,
@@ -134,7 +140,12 @@ def run(
         fail("--primary cert:NAME: expected --grpc-server-with-client-auth with it: clients show no certificate else")
     if primary and thrift_port is not None:
         fail("--thrift-port with --primary: expected one of the two: whoever reaches a Thrift port may write")
-    tracing = _tracing(trace, trace_format, trace_limit << 20, trace_bytes)
+    if page is None:
+        tracing = _tracing(trace, trace_format, trace_limit << 20, trace_bytes)
+    elif trace is None:
+        tracing = _recent(trace_bytes)
+    else:
+        fail("--page with --trace: expected one of the two")
     settings = Settings(ports, cpu_port, seed, queue, join=not no_offload, pcap=pcap, trace=tracing)
 
     done = threading.Event()
@@ -150,10 +161,12 @@ def run(
         server.listen(*addresses, tls=tls, insecure=insecure)
         if thrift_port is not None:
             serving.enter_context(serve(server, thrift_port))
+        url = None if page is None else serving.enter_context(_page(tracing, page))
         with contextlib.suppress(OSError):  # standard output on a full disk must not end the switch
             print(
                 f"softswitch: ready: device {device_id}, P4Runtime on {', '.join(addresses)}, "
-                f"ports {', '.join(f'{p.number}@{p.interface}' for p in ports) or 'none'}",
+                f"ports {', '.join(f'{p.number}@{p.interface}' for p in ports) or 'none'}"
+                + (f", page {url}" if url else ""),
                 flush=True,
             )
         while not done.wait(3600):  # signals end the wait, whatever its limit
@@ -197,6 +210,27 @@ def _tracing(file: Path | None, style: TraceStyle | None, limit: int, keep: int 
         return Live(os.fdopen(out, "w"), style, limit=limit, keep=kept)
     except OSError as error:
         fail(f"--trace {file}: {error.strerror}")
+
+
+def _recent(keep: int | None) -> Tracing:
+    """The last packets, for the page."""
+    from softswitch.trace.page.serving import Recent
+    from softswitch.trace.recording import KEEP_SHOWN
+
+    return Recent(keep=KEEP_SHOWN if keep is None else keep)
+
+
+@contextlib.contextmanager
+def _page(tracing: Tracing | None, address: str) -> Iterator[str]:
+    """Serves the page; gives its URL."""
+    from softswitch.trace.page.serving import PageError, Recent, serve
+
+    assert isinstance(tracing, Recent)
+    try:
+        with serve(tracing, address) as url:
+            yield url
+    except PageError as error:
+        fail(str(error))
 
 
 def _port(text: str) -> Port:

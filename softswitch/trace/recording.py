@@ -21,6 +21,7 @@ import os
 import struct
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,16 +110,17 @@ class Recorder:
         """Nothing: each process closes what it has."""
 
 
-class Live:
-    """Shows traces in a stream as packets come, up to a limit in bytes."""
+class Following(ABC):
+    """Follows the traces of a running switch as packets come: a thread for each program's process."""
 
-    def __init__(self, out: IO[str], style: str, *, limit: int | None = None, keep: int = KEEP_SHOWN) -> None:
-        """style: "text", "json" (a line a packet) or "bmv2"."""
-        self._out, self._show, self._left, self._keep = out, renderer(style), limit, keep
-        self._lock = threading.Lock()
-        self._lost = 0
+    def __init__(self, *, keep: int = KEEP_SHOWN) -> None:
+        self._keep = keep
         self._programs = 0
         self._threads: list[threading.Thread] = []
+
+    @abstractmethod
+    def put(self, found: PacketTrace | Lost) -> None:
+        """Takes what came, from any thread. What raises OSError or ValueError takes no more."""
 
     def begin(self, description: str) -> Outlet:
         self._programs += 1
@@ -133,23 +135,38 @@ class Live:
         return Outlet(theirs, self._programs & 0xFFFF, 1 << 63, self._keep)
 
     def close(self) -> None:
+        """Waits until all that came is taken, for some seconds."""
         for thread in self._threads:
             thread.join(_LAST)
-        if self._lost:
-            self._left = None
-            self._put(Lost(self._lost))
 
     def _run(self, source: int, program: TracedProgram) -> None:
         try:
             with os.fdopen(source, "rb") as stream:
                 for found in _chunks(stream, {}, program):
-                    self._put(found)
+                    self.put(found)
         except (OSError, ValueError) as error:  # the reader of our output is gone, or its disk is full
             log.warning("the trace ends here: %s", error)
         except TraceError as error:
             log.error("the trace ends here: %s", error)
 
-    def _put(self, found: PacketTrace | Lost) -> None:
+
+class Live(Following):
+    """Shows traces in a stream as packets come, up to a limit in bytes."""
+
+    def __init__(self, out: IO[str], style: str, *, limit: int | None = None, keep: int = KEEP_SHOWN) -> None:
+        """style: "text", "json" (a line a packet) or "bmv2"."""
+        super().__init__(keep=keep)
+        self._out, self._show, self._left = out, renderer(style), limit
+        self._lock = threading.Lock()
+        self._lost = 0
+
+    def close(self) -> None:
+        super().close()
+        if self._lost:
+            self._left = None
+            self.put(Lost(self._lost))
+
+    def put(self, found: PacketTrace | Lost) -> None:
         text = self._show(found)
         with self._lock:
             if self._left is not None:

@@ -129,6 +129,12 @@ def _verbs() -> str | None:
     return None if tried.returncode == 0 else "no infiniband/verbs.h"
 
 
+def _chromium() -> str | None:
+    from support import browser
+
+    return None if browser.program() else f"none of {', '.join(browser.PROGRAMS)} on PATH"
+
+
 def _set(variable: str) -> Callable[[], str | None]:
     return lambda: None if os.environ.get(variable) else f"{variable} is not set"
 
@@ -145,6 +151,7 @@ NEEDS: Final[dict[str, Need]] = {
     "rxe": Need("on Debian, apt install --no-install-recommends qemu-system-x86; 80 MB are downloaded",
                 ("qemu-system-x86_64",), check=_rxe),
     "dpkg-deb": Need("a machine with Debian's dpkg", ("dpkg-deb",)),
+    "chromium": Need("apt install chromium", check=_chromium),
     "tshark": Need("apt install tshark", ("tshark",)),
     "p4runtime-shell": Need("P4RUNTIME_SHELL_PYTHON names the Python of an environment that has it",
                             check=_set("P4RUNTIME_SHELL_PYTHON")),

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""softswitch explain: what a program does with a packet, step by step, without interfaces."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from softswitch.cli.options import Defines, Includes, Program, defines, fail, readable
+
+if TYPE_CHECKING:
+    from softswitch.trace import PacketTrace
+
+
+def explain(
+    program: Program,
+    packet: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HEX|FILE.pcap", help="A frame from its Ethernet header on, or all of a file; repeat."),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=510, help="Where the frames come in.")] = 1,
+    entries: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Table entries: NAME.stf a packet test (with its packets, where no --packet "
+                                          "is given), NAME.json as in p4lang's tutorials, else commands of "
+                                          "simple_switch_CLI; repeat."),
+    ] = None,
+    cpu_port: Annotated[int | None, typer.Option(min=1, max=510, help="Port number of the controller.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of random().")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a frame.")] = False,
+    page: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.html", help="Write a page that shows the frames' way through the source."),
+    ] = None,
+    define: Defines = None,
+    include: Includes = None,
+) -> None:
+    """Show what a program does with a packet, and why: parser, tables, actions, drops."""
+    from cbuild import cc, files
+    from softswitch.compiler.diagnostics import CompileError
+    from softswitch.compiler.driver import compile_file
+    from softswitch.engine.errors import EngineError
+    from softswitch.explain import packets
+    from softswitch.explain.entries import EntriesError, load
+    from softswitch.trace import TracedEngine, TraceError, to_json, to_text
+    from softswitch.trace.page import render
+
+    readable(program)
+    try:
+        frames = [(port, frame) for one in packet or [] for frame in packets.read(one)]
+        compiled = compile_file(program, include=include or [], defines=defines(define), trace=True)
+        with TracedEngine.of(compiled, cpu_port=cpu_port, seed=seed) as engine:
+            for path in entries or []:
+                own, said = load(engine, compiled, path)
+                sys.stderr.write(said)
+                if not packet:
+                    frames += own
+            if not frames:
+                fail("expected --packet, or --entries with a packet test that has packets")
+            traces: list[PacketTrace] = []
+            for at, frame in frames:
+                traces += engine.receive_traced(at, frame, now_us=engine.now_us + 1)
+    except (CompileError, cc.BuildError) as error:
+        fail(str(error), 1)
+    except (packets.PacketError, EntriesError, EngineError, TraceError) as error:
+        fail(str(error))
+    if page is not None:
+        try:
+            files.replace(page, render(engine.program, traces))
+        except OSError as error:
+            fail(f"--page {page}: {error.strerror}")
+    for trace in traces:
+        if as_json:
+            print(json.dumps(to_json(trace)))
+        elif page is None:
+            sys.stdout.write(to_text(trace))

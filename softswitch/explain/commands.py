@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entries as commands of simple_switch_CLI, executed on an engine in this process: no port, no connection."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn
+
+from softswitch.compiler.driver import Program
+from softswitch.engine.engine import Engine
+from softswitch.engine.errors import Unimplemented
+from softswitch.p4runtime.context import Context
+from softswitch.p4runtime.digests import Digests
+from softswitch.p4runtime.schema import Schema
+from softswitch.thrift.profiles import Profiles
+from softswitch.thrift.replication import Replication
+from softswitch.thrift.state import State
+from softswitch.thrift.tables import Tables
+from softswitch.tools.cli.main import SwitchShell
+from softswitch.tools.cli.program import Names
+
+
+def run(engine: Engine, program: Program, text: str) -> str:
+    """Executes commands, one a line, and returns what they say in BMv2's words: failures too, as the real one goes on
+    after them. Lines that begin with # are comments."""
+    switch = _LocalSwitch(engine, program)
+    replication = Replication(switch)
+    standard = _Direct(Tables(switch), Profiles(switch), State(switch))
+    shell = SwitchShell(standard, _Direct(replication), _Direct(), Names(program.bmv2_json))
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        for line in text.splitlines():
+            command = line.partition("#")[0].strip()
+            if not command:
+                continue
+            if command.split()[0] in ("shell", "!") or command.startswith("!"):
+                print(f"not executed: {command}: commands of the shell have nothing to do with entries")
+            else:
+                print(f"{command}")
+                shell.onecmd(command)
+    return said.getvalue()
+
+
+class _Direct:
+    """A client of a Thrift service whose calls are calls of the service's handlers."""
+
+    def __init__(self, *handlers: object) -> None:
+        self._handlers = handlers
+
+    def __getattr__(self, name: str) -> Any:
+        for handler in self._handlers:
+            if hasattr(handler, name):
+                return getattr(handler, name)
+        raise Unimplemented(f"{name}: explain has no running switch: tables, profiles, counters, meters, registers, "
+                            "multicast groups and clone sessions are what it knows")
+
+
+class _LocalSwitch:
+    """An engine of this process, as the Thrift services see a switch (thrift/switch.py says what the methods do)."""
+
+    device_id = 0
+
+    def __init__(self, engine: Engine, program: Program) -> None:
+        digests = Digests(lambda _: None)
+        schema = Schema(program.p4info, engine)
+        digests.describe(schema.digests, program.p4info)
+        self._context = Context(schema, engine, digests)
+
+    def context(self) -> Context:
+        """The engine and what its ids mean."""
+        return self._context
+
+    def writing(self) -> AbstractContextManager[Any]:
+        """Nobody else writes."""
+        return contextlib.nullcontext()
+
+    def notifications(self) -> None:
+        """Digests go nowhere."""
+
+    def _absent(self, *_: object, **__: object) -> NoReturn:
+        raise Unimplemented("explain has no ports, queues and programs to load")
+
+    ports = config = load = swap = add_port = remove_port = limit_queue = set_crc = _absent

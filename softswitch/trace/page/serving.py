@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serves the page of a running switch, with the packets as they come: `softswitch run --page 127.0.0.1:8080`.
+
+    recent = Recent()                  # Settings(trace=recent): a switch adds its packets, from threads of its own
+    with serve(recent, "127.0.0.1:8080") as url:
+        ...
+
+Who reads the page sees frames and the program's source, so it listens on loopback addresses alone, and answers only
+requests that name such an address: a web page of another site cannot read it by a name of its own (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import socket
+import threading
+from collections import deque
+from collections.abc import Iterator
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from socketserver import ThreadingMixIn
+from typing import Any, ClassVar
+from urllib.parse import parse_qs, urlsplit
+
+from softswitch.trace.as_json import to_json
+from softswitch.trace.page import program_json, render
+from softswitch.trace.program import TracedProgram
+from softswitch.trace.recording import KEEP_SHOWN, Following, Lost
+from softswitch.trace.steps import PacketTrace
+
+KEPT = 500
+"""Packets that the page can show."""
+KEPT_BYTES = 32 << 20
+"""Bytes of their JSON, about."""
+MAX_CLIENTS = 16
+"""Requests that are served at the same time; more wait for a second, and are turned away."""
+CLIENT_WITHIN = 10.0
+"""Seconds that a request or its answer may stand still."""
+_PER_ANSWER = 100
+
+
+class PageError(Exception):
+    """The page cannot be served; the message says why."""
+
+
+class Recent(Following):
+    """The last packets of a switch and the program that they passed."""
+
+    def __init__(self, *, kept: int = KEPT, kept_bytes: int = KEPT_BYTES, keep: int = KEEP_SHOWN) -> None:
+        """kept: packets, and the bytes of their JSON, that are remembered; keep: bytes of each frame."""
+        super().__init__(keep=keep)
+        self._lock = threading.Lock()
+        self._kept, self._kept_bytes = kept, kept_bytes
+        self._program: TracedProgram | None = None
+        self._programs = 0
+        self._packets: deque[tuple[int, str]] = deque()
+        self._bytes = 0
+        self._next = 0
+        self._lost = 0
+
+    def put(self, found: PacketTrace | Lost) -> None:
+        """Keeps a packet, the first of another program instead of all of the one before; counts what was lost."""
+        if isinstance(found, PacketTrace):
+            self._add(found)
+        elif found.frames is not None:
+            with self._lock:
+                self._lost += found.frames
+
+    def _add(self, trace: PacketTrace) -> None:
+        text = json.dumps(to_json(trace))
+        with self._lock:
+            if trace.program is not self._program:
+                self._program = trace.program
+                self._programs += 1
+                self._packets.clear()
+                self._bytes = 0
+            self._packets.append((self._next, text))
+            self._next += 1
+            self._bytes += len(text)
+            while len(self._packets) > self._kept or (self._bytes > self._kept_bytes and len(self._packets) > 1):
+                self._bytes -= len(self._packets.popleft()[1])
+
+    def since(self, after: int, program: int) -> str:
+        """What has come after packet number `after`, as JSON; with the program, where it is not the one that the
+        page knows (by the number that this answer gives)."""
+        with self._lock:
+            known = program == self._programs
+            new = [text for number, text in self._packets if number > after or not known][-_PER_ANSWER:]
+            head = {"after": self._next - 1, "running": self._programs, "lost": self._lost,
+                    "program": None if known or self._program is None else program_json(self._program)}
+        return f'{json.dumps(head)[:-1]}, "packets": [{", ".join(new)}]}}'
+
+
+class _Handler(BaseHTTPRequestHandler):
+    recent: ClassVar[Recent]
+    timeout = CLIENT_WITHIN
+    server_version, sys_version = "softswitch", ""
+
+    def do_GET(self) -> None:
+        if not _is_local(self.headers.get("Host", "")):
+            self._answer(HTTPStatus.FORBIDDEN, "text/plain", "expected a loopback address in the Host header\n")
+            return
+        url = urlsplit(self.path)
+        if url.path == "/":
+            self._answer(HTTPStatus.OK, "text/html; charset=utf-8", render(None, [], live=True))
+        elif url.path == "/packets":
+            query = parse_qs(url.query)
+            try:
+                after, program = (int(query[name][0]) for name in ("after", "program"))
+            except (KeyError, ValueError):
+                self._answer(HTTPStatus.BAD_REQUEST, "text/plain", "expected after=NUMBER&program=NUMBER\n")
+                return
+            self._answer(HTTPStatus.OK, "application/json", self.recent.since(after, program))
+        else:
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", "there are / and /packets\n")
+
+    def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
+        data = text.encode()
+        self.send_response(status)
+        for name, value in {"Content-Type": kind, "Content-Length": str(len(data)), "Cache-Control": "no-store",
+                            "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY"}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not logged: the page asks every second."""
+
+
+class _Server(ThreadingMixIn, HTTPServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, address: tuple[str, int], handler: type[_Handler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._room = threading.BoundedSemaphore(MAX_CLIENTS)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._room.acquire(timeout=1):  # not longer: the end of the server waits for this thread
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away or stands still is nobody's mistake here."""
+
+
+def _is_local(host: str) -> bool:
+    """Whether HOST or HOST:PORT names this machine's loopback."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT, a loopback address. Raises PageError."""
+    try:
+        url = urlsplit(f"//{text}")
+        host, port = url.hostname or "", url.port
+    except ValueError:
+        host, port = "", None
+    if port is None or not host:
+        raise PageError(f"--page {text}: expected HOST:PORT, for example 127.0.0.1:8080")
+    if not _is_local(text):
+        raise PageError(f"--page {text}: expected a loopback address, such as 127.0.0.1:{port}: the page shows frames "
+                        "to whoever reads it")
+    return ("127.0.0.1" if host == "localhost" else host), port
+
+
+@contextlib.contextmanager
+def serve(recent: Recent, address: str) -> Iterator[str]:
+    """Serves the page at HOST:PORT (port 0: any), gives its URL, and ends with the context. Raises PageError."""
+    host, port = parse_address(address)
+    try:
+        server = _Server((host, port), type("Handler", (_Handler,), {"recent": recent}))
+    except (OSError, OverflowError) as error:
+        raise PageError(f"--page {address}: cannot listen there: {error}") from None
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="page", daemon=True)
+    thread.start()
+    try:
+        yield f"http://{f'[{host}]' if ':' in host else host}:{server.server_address[1]}/"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
