@@ -3,22 +3,33 @@
 
 A pushed program is preprocessed: it contains the text of the architecture, which may thus be anybody's. The code that
 is generated for externs and for standard metadata relies on their types, so an `extern` with other parameters, or a
-standard_metadata_t with other fields, would be code that nobody has thought about.
+standard_metadata_t whose fields have other sizes, would be code that nobody has thought about. Further fields of
+standard_metadata_t are metadata like the user's (STANDARD has those that the switch knows), and any may be missing.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from softswitch.compiler import ast as A
+from softswitch.compiler import types as T
 from softswitch.compiler.diagnostics import Errors, P4Error, Pos
 from softswitch.compiler.parser import parse
 from softswitch.compiler.preprocess import LIBRARY, preprocess
 
 _VERSIONS = ("20180101", "20200408")
 """V1MODEL_VERSION of each of the forms that v1model.p4 has."""
+
+STANDARD: dict[str, T.Type] = {
+    "ingress_port": T.Bits(9), "egress_spec": T.Bits(9), "egress_port": T.Bits(9), "instance_type": T.Bits(32),
+    "packet_length": T.Bits(32), "enq_timestamp": T.Bits(32), "enq_qdepth": T.Bits(19), "deq_timedelta": T.Bits(32),
+    "deq_qdepth": T.Bits(19), "ingress_global_timestamp": T.Bits(48), "egress_global_timestamp": T.Bits(48),
+    "mcast_grp": T.Bits(16), "egress_rid": T.Bits(16), "checksum_error": T.Bits(1), "priority": T.Bits(3),
+    "parser_error": T.ERROR,
+}
+"""The fields of standard_metadata_t that ss_packet has (runtime/softswitch.h), whose C members have their names."""
 
 Shapes = dict[int, object]
 _Declarations = dict[str, list[object]]
@@ -29,11 +40,16 @@ def shapes(program: A.SyntaxTree) -> Shapes:
     return {id(decl): _declared(decl) for decl in program.decls if _of_interest(decl)}
 
 
-def check(program: A.SyntaxTree, shapes: Shapes) -> None:
-    """Raises P4Error at the first declaration of the architecture that is not ours, in the version closest to it."""
+def check(program: A.SyntaxTree, shapes: Shapes, specialize: Callable[[A.StructDecl, tuple[()]], T.Type]) -> None:
+    """specialize: gives the type of a struct's declaration, once it was checked.
+
+    Raises P4Error at the first declaration of the architecture that is not ours, in the version closest to it."""
     closest: list[P4Error] | None = None
+    standard = [d for d in program.decls if isinstance(d, A.StructDecl) and d.name == "standard_metadata_t"]
+    fits = {id(d) for d in standard if _fits(specialize(d, ()))}
     for version in _VERSIONS:
-        foreign = list(_foreign(program.decls, shapes, _library(version)))
+        decls = (d for d in program.decls if id(d) in shapes and id(d) not in fits)
+        foreign = list(_foreign(decls, shapes, _library(version)))
         if not foreign:
             return
         closest = foreign if closest is None or len(foreign) < len(closest) else closest
@@ -43,12 +59,23 @@ def check(program: A.SyntaxTree, shapes: Shapes) -> None:
 
 def _foreign(decls: Iterable[A.Decl], shapes: Shapes, library: _Declarations) -> Iterator[P4Error]:
     for decl in decls:
-        if id(decl) not in shapes:
-            continue
         known = library.get(decl.name)
         if known is not None and shapes[id(decl)] not in known:
             yield P4Error(decl.pos, f"'{decl.name}' is a name of core.p4 or v1model.p4, and declared otherwise here: "
                                     "leave it out, and include those of this switch")
+
+
+def _fits(t: T.Type) -> bool:
+    """Whether what the switch knows of standard metadata has the sizes that it knows."""
+    return isinstance(t, T.Struct) and t.kind == "struct" and all(
+        _opened(t.fields.get(name, known)) == known for name, known in STANDARD.items()
+    )
+
+
+def _opened(t: T.Type) -> T.Type:
+    while isinstance(t, T.NewType):
+        t = t.base
+    return t
 
 
 def _of_interest(decl: A.Decl) -> bool:

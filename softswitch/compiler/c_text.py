@@ -23,6 +23,9 @@ PREFIX = "u_"
 INCLUDES = '#include "softswitch.h"\n#include "wide.h"\n#include <stdio.h>\n'
 """The only directives of a generated file."""
 
+MORE_STANDARD = "more_standard_metadata"
+"""The name of the variable for a program's further fields of standard metadata."""
+
 _PACKET_FIELDS = frozenset(re.findall(r"\w+", """
     ingress_port egress_spec egress_port instance_type packet_length enq_timestamp enq_qdepth deq_timedelta deq_qdepth
     ingress_global_timestamp egress_global_timestamp mcast_grp egress_rid checksum_error priority parser_error
@@ -66,10 +69,8 @@ def c_name(name: str) -> str:
 
 
 def c_packet_field(name: str) -> str:
-    """The member of ss_packet for a field of standard metadata. Raises ValueError where it has no such field."""
-    if name not in _PACKET_FIELDS:
-        raise ValueError(f"standard metadata has no field {name!r}")
-    return name
+    """The place of a field of standard metadata: a member of ss_packet, or of the program's own further ones."""
+    return f"p->{name}" if name in _PACKET_FIELDS else f"s->{c_name(MORE_STANDARD)}.{c_name(name)}"
 
 
 def c_comment(text: object) -> str:

@@ -122,5 +122,5 @@ def _lower(preprocessed: str, name: str, *, trace: bool = False) -> Lowered:
     shapes = architecture.shapes(tree)
     checker = Checker(errors)
     checker.program(tree)
-    architecture.check(tree, shapes)
+    architecture.check(tree, shapes, checker.specialize)
     return lower(tree, checker, name, trace=trace)

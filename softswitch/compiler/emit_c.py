@@ -48,14 +48,15 @@ class _Emitter(StmtEmitter):
             functions += self.emit_function(name, function)
         infos = self.infos()
         keep = self.keep_fields()
-        meta = c_name("meta")
+        extra = [self.program.extra] if self.program.extra is not None else []
+        variables = [*self.program.state, *extra]
         head = [
             c_comment(f"Made from {self.program.source} by softswitch. Not meant to be edited."),
             INCLUDES,
             *self.types(),
             "typedef struct {",
             "    ss_packet packet;",
-            *(f"    {self.declare(v.type, c_name(v.name))};" for v in self.program.state),
+            *(f"    {self.declare(v.type, c_name(v.name))};" for v in variables),
             *(["    uint32_t parsed; /* bytes of the frame in front of the payload */"] if self.may_overflow else []),
             "} state;",
             "",
@@ -64,13 +65,13 @@ class _Emitter(StmtEmitter):
             "static void init(void *state_)",
             "{",
             "    state *s = state_;",
-            *(f"    memset(&s->{c_name(v.name)}, 0, sizeof s->{c_name(v.name)});" for v in self.program.state),
+            *(f"    memset(&s->{c_name(v.name)}, 0, sizeof s->{c_name(v.name)});" for v in variables),
             "}",
             "",
             "static void reset_metadata(void *state_)",
             "{",
             "    state *s = state_;",
-            f"    memset(&s->{meta}, 0, sizeof s->{meta});",
+            *(f"    memset(&s->{c_name(v.name)}, 0, sizeof s->{c_name(v.name)});" for v in variables[1:]),
             "}",
             "",
         ]

@@ -73,7 +73,7 @@ class ScalarEmitter(ABC):
             case ir.Var():
                 return c_name(lv.name)
             case ir.Field(base=ir.Var(storage="packet")):
-                return f"p->{c_packet_field(lv.name)}"
+                return c_packet_field(lv.name)
             case ir.Field():
                 return f"{self.lv(lv.base)}.{c_name(lv.name)}"
             case ir.StackElement():

@@ -9,6 +9,8 @@ from typing import Any
 from softswitch.compiler import ast as A
 from softswitch.compiler import ir, stages
 from softswitch.compiler import types as T
+from softswitch.compiler.architecture import STANDARD
+from softswitch.compiler.c_text import MORE_STANDARD
 from softswitch.compiler.check import Checker
 from softswitch.compiler.diagnostics import NOWHERE, P4Error
 from softswitch.compiler.elaborate import BlockInstance, control_plane_name
@@ -123,6 +125,12 @@ class _Lowering(ExternLowering):
             self.program.port_type = declared.fields.get("egress_spec")
         self.standard = ir.Var(standard, "standard_metadata", "packet")
         self.program.state, self.program.standard = [hdr, meta], standard
+        assert isinstance(standard, ir.RecordType)
+        more = {name: t for name, t in standard.fields.items() if name not in STANDARD}
+        if more:
+            record = ir.RecordType("struct", self.unique("struct_more_standard"), str(declared), more)
+            self.program.records.append(record)
+            self.program.extra = ir.Var(record, MORE_STANDARD, "state")
         self.collect_field_lists(meta_type, (), [])
 
     def collect_field_lists(self, t: T.Type, path: tuple[str, ...], outer: list[int]) -> None:

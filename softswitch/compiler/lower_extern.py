@@ -8,6 +8,7 @@ from typing import Any
 from softswitch.compiler import ast as A
 from softswitch.compiler import ir, stages
 from softswitch.compiler import types as T
+from softswitch.compiler.architecture import STANDARD
 from softswitch.compiler.diagnostics import P4Error
 from softswitch.compiler.ir import U32
 from softswitch.compiler.lower_call import SliceTarget, calls_in
@@ -154,7 +155,7 @@ class ExternLowering(ParserLowering):
 
     def standard_field(self, name: str) -> ir.Field:
         assert isinstance(self.standard.type, ir.RecordType)
-        return ir.Field(self.standard.type.fields[name], self.standard, name)
+        return ir.Field(self.standard.type.fields.get(name) or STANDARD[name], self.standard, name)  # type: ignore[arg-type]
 
     # ---- parser and program checks ------------------------------------------------------------------------------
 
@@ -191,8 +192,9 @@ class ExternLowering(ParserLowering):
         assert isinstance(target, ir.LValue)
         assert isinstance(target.type, ir.RecordType)
         for name, value in (("egress_spec", DROP_PORT), ("mcast_grp", 0)):
-            t = target.type.fields[name]
-            self.emit(ir.Assign(ir.Field(t, target, name), ir.const(value, t)))
+            if target is self.standard or name in target.type.fields:
+                t = target.type.fields.get(name) or self.standard_field(name).type
+                self.emit(ir.Assign(ir.Field(t, target, name), ir.const(value, t)))
 
     def on_truncate(self, e: A.CallExpr) -> None:
         self.emit(ir.Extern("truncate", None, self.args(e, "length")))

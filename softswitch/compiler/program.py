@@ -29,6 +29,7 @@ class LoweredProgram:
     source: str
     records: list[ir.RecordType] = field(default_factory=list)
     state: list[ir.Var] = field(default_factory=list)
+    extra: ir.Var | None = None  # fields of standard metadata that the switch does not know: the program's own
     standard: ir.Type | None = None  # type of the standard metadata
     port_type: Any = None  # types.Type of a port in the standard metadata, as declared
     functions: dict[str, Function] = field(default_factory=dict)

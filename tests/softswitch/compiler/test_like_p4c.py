@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from softswitch.compiler.driver import CompileError, compile_source
+from softswitch.compiler.preprocess import INCLUDE_DIR, LIBRARY
+from support.compiler import run
 
 _PROGRAM = """#include <core.p4>
 #include <v1model.p4>
@@ -272,3 +274,41 @@ def test_the_cases_are_p4cs(tmp_path: Path) -> None:
         verdicts = list(pool.map(verdict, range(len(cases))))
 
     assert [cases[i][0] for i, got in enumerate(verdicts) if got != cases[i][1]] == []
+
+
+def with_standard_metadata(parts: dict[str, str], was: str, now: str) -> str:
+    """The program with a v1model.p4 of its own, in which `was` is `now`."""
+    library = "".join((INCLUDE_DIR / name).read_text() for name in ("core.p4", "v1model.p4"))
+    library = library.replace('#include "core.p4"', "")
+    assert was in library
+    return source(parts).replace("#include <core.p4>\n#include <v1model.p4>\n", library.replace(was, now))
+
+
+def test_further_fields_of_standard_metadata_are_the_programs() -> None:
+    """They are zero when a packet comes, and are carried from ingress to egress, also by copies of the whole."""
+    parts = {"STATE": "sm.mine = sm.mine + 1;",
+             "APPLY": "sm.wide = (bit<100>)hdr.h.c << 80; sm.egress_spec = 1; standard_metadata_t z = sm; "
+                      "z.mine = z.mine + 1; sm = z;",
+             "EGRESS": "sm.mine = sm.mine + 1; hdr.h.a = sm.mine; hdr.h.b = (bit<8>)(sm.wide >> 80);"}
+    more = "bit<3> priority; bit<8> mine; bit<100> wide; bool f;"
+    text = with_standard_metadata(parts, "bit<3>          priority;", more)
+    program = compile_source(text, "like.p4", include=LIBRARY)  # as if it was pushed
+
+    assert run(program, [b"\0\0\x12\x34rest"] * 2) == [b"\x03\x34\x12\x34rest"] * 2
+
+
+@pytest.mark.parametrize(("was", "now", "says"), [
+    ("bit<1>          checksum_error;", "", ""),
+    ("typedef bit<9> PortId_t;", "type bit<9> Pid_t;\n#define PortId_t Pid_t", ""),
+    ("bit<19>         enq_qdepth;", "bit<24> enq_qdepth;", "declared otherwise"),
+    ("error           parser_error;", "bit<32> parser_error;", "declared otherwise"),
+])
+def test_known_fields_of_standard_metadata_have_their_sizes(was: str, now: str, says: str) -> None:
+    """Any may be missing or of a newtype; one of another size is refused."""
+    text = with_standard_metadata({"CHECKSUM": _UPDATE % ("true", "hdr.h.a"), "APPLY": "mark_to_drop(sm);"}, was, now)
+    text = "#define V1MODEL_VERSION 20200408\n" + text
+    if says:
+        with pytest.raises(CompileError, match=says):
+            compile_source(text, "like.p4", include=LIBRARY)
+    else:
+        assert compile_source(text, "like.p4", include=LIBRARY).c_source
