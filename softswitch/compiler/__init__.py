@@ -12,7 +12,7 @@
       check_operator  check_expr  check_call
       check_stmt  check_table  check
     architecture                                           the externs and types of v1model are ours
-    objects  ir  program                                       the lowered program and its representation
+    objects  ir  program  stages                               the lowered program and its representation
     lower_base  lower_expr  lower_call  lower_stmt             typed ast -> ir: side effects ordered, calls inlined,
       elaborate  lower_parser  lower_extern  lower               instances and tables made, states turned into labels
     c_text  emit_scalar  emit_wide  emit_packet                ir -> C, for runtime/softswitch.h and runtime/wide.h

@@ -221,7 +221,7 @@ class Elaboration(StmtLowering):
 
     def _param_type(self, p: A.Param) -> Any:
         t = self.type(p.type, p.pos)
-        if not ir.is_scalar(t):
+        if not isinstance(self.actual(p.type), T.Bits | T.Enum):
             raise P4Error(p.pos, f"an action's data cannot be of type {p.type}")
         return t
 

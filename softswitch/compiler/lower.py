@@ -55,6 +55,9 @@ class _Lowering(ExternLowering):
         self.make_state(main, blocks)
         for stage, block, params in zip(_STAGES, blocks, _PARAMS, strict=True):
             self.stage(stage, block, params)
+        for table in self.program.tables:
+            if table.meter is not None and id(table.meter) not in self.meters_read:
+                raise P4Error(table.decl.pos, f"no action reads the direct meter {table.meter.name} of this table")
         self.name_profiles()
         self.program.annotations = main.annotations
         for decl in self.ast.decls:

@@ -35,6 +35,7 @@ class ExternLowering(ParserLowering):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.standard = ir.Var(U32, "")  # the standard metadata
+        self.meters_read: set[int] = set()  # ids of the direct meters that any action reads
         self.meter_results: dict[int, str] = {}  # id of a direct meter -> the place that its colour goes to
 
     def call_extern(self, e: A.CallExpr) -> Any:
@@ -279,6 +280,7 @@ class ExternLowering(ParserLowering):
         """Nothing: where the meter's table hits, the result is there before any action runs (read_direct_meter)."""
         if meter.table is None:
             raise P4Error(e.pos, f"direct meter {meter.name} belongs to no table")
+        self.meters_read.add(id(meter))
         if isinstance(e.bound["result"], A.DontCare):
             return
         with self.into([]):

@@ -158,6 +158,9 @@ REFUSED: list[tuple[dict[str, str], str]] = [
       "APPLY": "v.apply();"}, "cannot be applied in the arguments"),
     ({"LOCAL": "@name(3) action z() { }"}, "@name has one string"),
     ({"LOCAL": "@name action z() { }"}, "@name has one string"),
+    ({"LOCAL": _METER + _T % "meters = m;", "APPLY": "t.apply();"}, "no action reads the direct meter In.m"),
+    ({"LOCAL": "action z(bool b) { meta.f = b; } table v { actions = { z; } }", "APPLY": "v.apply();"},
+     "an action's data cannot be of type bool"),
     # packages
     ({"TOP": f"control X(in Hs hdr, inout M meta, {_SM}) {{ apply {{ }} }}", "MAIN": main(ig="X()")},
      "'hdr' of X is 'in Hs', Ingress needs 'inout Hs'"),
