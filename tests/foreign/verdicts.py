@@ -68,7 +68,8 @@ def ours(program: ForeignProgram) -> tuple[Verdict, Program | None]:
                                source], capture_output=True, text=True)
     if done.returncode != 0:
         return Verdict("C", done.stderr[:4000]), None
-    return Verdict("yes", "", made.p4info), made
+    info = text_format.MessageToString(made.p4info).replace(str(program.file), program.file.name)  # as p4c was given it
+    return Verdict("yes", "", text_format.Parse(info, p4i.P4Info())), made
 
 
 def difference(ours: p4i.P4Info, theirs: p4i.P4Info) -> str:
