@@ -73,7 +73,8 @@ class Settings:
     queue   frames that may wait at each port
     join    whether neighbouring frames of one flow leave as super-packets, where the kernel supports it
     vnet    whether super-packets are supported at all
-    outgoing  whether a port takes what other programs send out of its interface, too, as BMv2 does
+    like_bmv2  whether ports are as BMv2's: they take what other programs send out of their interfaces, and the kernel
+            queues no more than it does for BMv2
     pcap    directory for capture files, or None
     limits  (port or None for all, what, how much), in the order in which they were set
     trace   where the packet trace goes, or None; executables are then built for it
@@ -85,7 +86,7 @@ class Settings:
     queue: int = 1024
     join: bool = True
     vnet: bool = True
-    outgoing: bool = False
+    like_bmv2: bool = False
     pcap: Path | None = None
     limits: tuple[tuple[int | None, Limit, int], ...] = ()
     trace: Tracing | None = None
@@ -305,8 +306,8 @@ def _command(executable: Path, settings: Settings, control: int) -> list[str]:
         command.append("--no-join")
     if not settings.vnet:
         command.append("--no-vnet")
-    if settings.outgoing:
-        command.append("--outgoing")
+    if settings.like_bmv2:
+        command.append("--like-bmv2")
     if settings.pcap is not None:
         command += ["--pcap", str(settings.pcap)]
     for port in settings.ports:

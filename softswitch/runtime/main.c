@@ -3,7 +3,7 @@
  * A switch process: one P4 program on Linux interfaces, controlled through an inherited socket (softswitch/p4runtime
  * starts it; nobody else needs to).
  *
- *   PROGRAM --control FD [--cpu-port N] [--seed N] [--queue FRAMES] [--no-join] [--no-vnet] [--outgoing] [--pcap DIR]
+ *   PROGRAM --control FD [--cpu-port N] [--seed N] [--queue FRAMES] [--no-join] [--no-vnet] [--like-bmv2] [--pcap DIR]
  *           [-i PORT@IFACE]...
  *
  * One that is built with SS_TRACE also takes --trace FD --trace-program N --trace-limit BYTES --trace-keep BYTES
@@ -127,8 +127,8 @@ int main(int argc, char **argv) {
         const char *a = argv[i];
         if (!strcmp(a, "--no-join"))
             port_options.join = false;
-        else if (!strcmp(a, "--outgoing"))
-            port_options.outgoing = true;
+        else if (!strcmp(a, "--like-bmv2"))
+            port_options.like_bmv2 = true;
         else if (!strcmp(a, "--no-vnet"))
             port_options.vnet = false;
         else if (!strcmp(a, "--control"))

@@ -35,10 +35,10 @@
 #define TX_PIECES (SS_JOIN_MAX + 2u)
 #define TX_FLUSH_FRAMES 256u /* frames that may wait for the end of the turn: they still are in the cache then */
 
-/* The kernel's share of the queue, of which it makes twice as much: 208 KiB, its default, some 90 frames.  Small, so
-   that most waiting frames wait here, where their number is known (ECN), and as large as BMv2's, with the depths that
-   programs expect. */
-#define TX_KERNEL_BYTES (104 * 1024)
+/* The kernel's share of the queue, of which it makes twice as much.  Small, so that most waiting frames wait here,
+   where their number is known (ECN), but enough for some super-packets.  BMv2 leaves it the default, some 90 frames. */
+#define TX_KERNEL_BYTES (256 * 1024)
+#define TX_KERNEL_BYTES_BMV2 (104 * 1024)
 #define RX_KERNEL_BYTES (16 * 1024 * 1024)
 
 static bool set_int(int fd, int level, int option, int value) {
@@ -63,13 +63,13 @@ static bool open_socket(ss_port *p, const char **why) {
                               : strerror(errno);
         return false;
     }
-    if (!p->outgoing) set_int(p->fd, SOL_PACKET, PACKET_IGNORE_OUTGOING, 1);
+    if (!p->like_bmv2) set_int(p->fd, SOL_PACKET, PACKET_IGNORE_OUTGOING, 1);
     set_int(p->fd, SOL_PACKET, PACKET_AUXDATA, 1);
     if (p->vnet && !set_int(p->fd, SOL_PACKET, PACKET_VNET_HDR, 1)) p->vnet = p->join = false;
     if (!set_int(p->fd, SOL_SOCKET, SO_RCVBUFFORCE, RX_KERNEL_BYTES))
         set_int(p->fd, SOL_SOCKET, SO_RCVBUF, RX_KERNEL_BYTES);
-    if (!set_int(p->fd, SOL_SOCKET, SO_SNDBUFFORCE, TX_KERNEL_BYTES))
-        set_int(p->fd, SOL_SOCKET, SO_SNDBUF, TX_KERNEL_BYTES);
+    int share = p->like_bmv2 ? TX_KERNEL_BYTES_BMV2 : TX_KERNEL_BYTES;
+    if (!set_int(p->fd, SOL_SOCKET, SO_SNDBUFFORCE, share)) set_int(p->fd, SOL_SOCKET, SO_SNDBUF, share);
     return true;
 }
 
@@ -104,7 +104,7 @@ ss_port *ss_port_open(uint32_t number, const char *name, const ss_port_options *
     p->fd = -1;
     snprintf(p->name, sizeof p->name, "%s", name);
     p->limit = options->queue;
-    p->outgoing = options->outgoing;
+    p->like_bmv2 = options->like_bmv2;
     p->n_slots = 2 * options->queue + TX_FLUSH_FRAMES;
     p->arena_size = (size_t)p->n_slots * 4096 + 16 * (SS_MAX_FRAME + SS_MAX_ADDED);
     p->slots = reserve_memory(p->n_slots * sizeof *p->slots);

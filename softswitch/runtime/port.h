@@ -33,7 +33,7 @@ typedef struct ss_port {
     uint32_t mtu;
     bool up, started;
     bool reported, reported_up; /* whether the control plane was told of the port, and its state then */
-    bool outgoing;              /* takes what others send out of the interface as well */
+    bool like_bmv2;             /* as ss_port has it */
     bool vnet, join;            /* socket speaks virtio_net_hdr; neighbours are joined */
     bool bulky;                 /* super-packets came last */
     ss_tx_state tx;
@@ -54,7 +54,7 @@ typedef struct ss_port {
 typedef struct {
     uint32_t queue;   /* frames */
     bool vnet, join;  /* false: do without, even where the kernel could */
-    bool outgoing;    /* frames that others send out of the interface arrive at the port, too */
+    bool like_bmv2;   /* what others send out of the interface arrives too; the kernel queues as much as for BMv2 */
     const char *pcap; /* directory, or NULL */
 } ss_port_options;
 

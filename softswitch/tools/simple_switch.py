@@ -297,7 +297,7 @@ class StandIn:
             raise StartError(f"--cpu-port {cpu_port} is also the number of a port")
         pcap = self.general.get("pcap")
         tracing = trace_to_log(self.general)
-        settings = Settings(ports, cpu_port, outgoing=True, pcap=Path(pcap) if pcap is not None else None,
+        settings = Settings(ports, cpu_port, like_bmv2=True, pcap=Path(pcap) if pcap is not None else None,
                             trace=tracing)
         compiler = Compiler(trace=tracing is not None)
         server = Server(device_id=self.general.get("device-id", 0), settings=settings, builder=compiler)

@@ -55,7 +55,7 @@ def switch(
     *,
     join: bool = True,
     vnet: bool = True,
-    outgoing: bool = False,
+    like_bmv2: bool = False,
     pcap: Path | None = None,
     queue: int = 1024,
     cpu_port: int | None = None,
@@ -64,7 +64,7 @@ def switch(
     on_death: Callable[[str], None] | None = None,
 ) -> Iterator[SwitchProcess]:
     """A softswitch that runs the probe program between s1 (port 1) and s2 (port 2)."""
-    settings = Settings((Port(1, "s1"), Port(2, "s2")), cpu_port, join=join, vnet=vnet, outgoing=outgoing, pcap=pcap,
+    settings = Settings((Port(1, "s1"), Port(2, "s2")), cpu_port, join=join, vnet=vnet, like_bmv2=like_bmv2, pcap=pcap,
                         queue=queue)
     process = SwitchProcess(probe_executable(sanitize=sanitize), settings, on_event=on_event, on_death=on_death)
     try:

@@ -53,7 +53,7 @@ def test_what_others_send_out_of_an_interface_is_not_the_switchs_unless_asked_fo
     out = Tap("h2")
     machine = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
     machine.bind(("s1", 0))
-    with switch(outgoing=True) as process:
+    with switch(like_bmv2=True) as process:
         machine.send(frame)
         assert out.take(1) == [frame]
         assert [(p.received, p.sent) for p in process.ports()] == [(1, 0), (0, 1)]
