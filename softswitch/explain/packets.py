@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 from pathlib import Path
 
 MAX_FRAMES = 1000
-"""Frames of a file that are read at most."""
+"""Frames of a file at most."""
+MAX_BYTES = 64 << 20
+"""Bytes of a file at most."""
 _MAGICS = {0xA1B2C3D4: "microseconds", 0xA1B23C4D: "nanoseconds"}
 _ETHERNET = 1
 
@@ -21,15 +24,20 @@ def read(text: str) -> list[bytes]:
     """The frames that an argument stands for: hexadecimal digits (spaces, colons, line breaks and 0x are skipped), or
     the name of a pcap file. Raises PacketError."""
     digits = re.sub(r"0[xX]|[\s:.]", "", text)
-    if re.fullmatch(r"[0-9a-fA-F]+", digits) and not Path(text).exists():
+    # os.path.exists rather than Path.exists, which raises where the digits are too many for the name of a file
+    if re.fullmatch(r"[0-9a-fA-F]+", digits) and not os.path.exists(text):
         if len(digits) % 2:
             raise PacketError(f"--packet: expected two hexadecimal digits a byte, got {len(digits)} digits")
         return [bytes.fromhex(digits)]
-    path = Path(text)
     try:
-        return _pcap(path.read_bytes(), text)
+        with Path(text).open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise PacketError(f"--packet {text}: expected a pcap file of at most {MAX_BYTES >> 20} MB")
+        return _pcap(data, text)
     except OSError as error:
-        raise PacketError(f"--packet {text}: expected hexadecimal digits or a pcap file: {error.strerror}") from None
+        raise PacketError(f"--packet {text:.100}: expected hexadecimal digits or a pcap file: {error.strerror}"
+                          ) from None
     except struct.error:
         raise PacketError(f"--packet {text}: the pcap file ends in the middle of a packet") from None
 
@@ -45,7 +53,10 @@ def _pcap(data: bytes, name: str) -> list[bytes]:
         raise PacketError(f"--packet {name}: expected frames of Ethernet (link type 1), got link type {link & 0xFFFF}")
     frames: list[bytes] = []
     at = 24
-    while at < len(data) and len(frames) < MAX_FRAMES:
+    while at < len(data):
+        if len(frames) == MAX_FRAMES:
+            raise PacketError(f"--packet {name}: expected at most {MAX_FRAMES} packets, got more; "
+                              f"`editcap -r {name} PART 1-{MAX_FRAMES}` cuts a file")
         captured, length = struct.unpack_from(order + "8xII", data, at)
         frame = data[at + 16 : at + 16 + captured]
         if len(frame) < captured:

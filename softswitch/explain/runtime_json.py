@@ -46,10 +46,13 @@ def load(engine: Engine, text: str, params: Mapping[int, Sequence[str]], name: s
         "clone_session_entries": lambda one: _clone(engine, one),
     }
     for kind, write in writers.items():
-        for place, one in enumerate(data.get(kind, [])):
+        entries = data.get(kind, [])
+        if not isinstance(entries, list):
+            raise RuntimeJsonError(f"{name}: {kind}: expected a list, got {entries!r:.100}")
+        for place, one in enumerate(entries):
             try:
                 write(one)
-            except (EngineError, ValueError) as error:
+            except (EngineError, ValueError, OverflowError) as error:
                 raise RuntimeJsonError(f"{name}: {kind}[{place}]: {error}") from None
             except (KeyError, TypeError, AttributeError, IndexError) as error:
                 raise RuntimeJsonError(f"{name}: {kind}[{place}]: a member is missing or of another kind than "
@@ -111,14 +114,22 @@ def _number(value: Any) -> int:
     return int(value, 0)
 
 
+def _member(one: dict[str, Any], name: str, default: int | None = None) -> int:
+    """A member that is a number of 32 bits. Raises KeyError where it is missing and has no default, ValueError."""
+    value = _number(one[name] if default is None else one.get(name, default))
+    if not 0 <= value < 1 << 32:
+        raise ValueError(f"{name}: expected a number of 32 bits, got {value}")
+    return value
+
+
 def _replicas(one: dict[str, Any]) -> tuple[tuple[int, int], ...]:
-    return tuple((_number(r["egress_port"]), int(r.get("instance", 0))) for r in one["replicas"])
+    return tuple((_member(replica, "egress_port"), _member(replica, "instance", 0)) for replica in one["replicas"])
 
 
 def _multicast(engine: Engine, one: dict[str, Any]) -> None:
-    engine.write_multicast("insert", Multicast(int(one["multicast_group_id"]), _replicas(one)))
+    engine.write_multicast("insert", Multicast(_member(one, "multicast_group_id"), _replicas(one)))
 
 
 def _clone(engine: Engine, one: dict[str, Any]) -> None:
-    session = CloneSession(int(one["clone_session_id"]), _replicas(one), int(one.get("packet_length_bytes", 0)))
+    session = CloneSession(_member(one, "clone_session_id"), _replicas(one), _member(one, "packet_length_bytes", 0))
     engine.write_clone_session("insert", session)

@@ -125,7 +125,20 @@ def test_all_frames_of_a_pcap_file_are_explained(tmp_path: Path) -> None:
         assert [json.loads(line)["frame"] for line in output.splitlines()] == [frame.hex() for frame in frames]
 
 
+def test_the_digits_of_a_frame_may_be_more_than_the_name_of_a_file_can_have() -> None:
+    """Linux refuses names of more than 255 characters, and paths of more than 4095: neither ends the program."""
+    for length in (14, 127, 128, 1500, 9000):
+        assert packets.read("ab" * length) == [b"\xab" * length]
+
+
+def capture(frames: int) -> bytes:
+    """A pcap file with so many empty frames."""
+    return struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65535, 1) + bytes(16) * frames
+
+
 @pytest.mark.parametrize(("content", "told"), [
+    (capture(packets.MAX_FRAMES + 1), "at most 1000 packets"),
+    (bytes(packets.MAX_BYTES + 1), "at most 64 MB"),
     (b"not a capture", "expected hexadecimal digits or a pcap file"),
     (b"\x0a\x0d\x0d\x0a" + bytes(40), "pcapng"),
     (struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65535, 113), "link type 113"),
@@ -158,6 +171,22 @@ def test_entries_that_the_switch_refuses_are_named(tmp_path: Path, entry: object
     output = " ".join(explain("--packet", TO_KNOWN, "--entries", file, status=2).split())
     assert re.search(told, output), output
     assert "s1.json: table_entries[0]" in output
+
+
+@pytest.mark.parametrize(("data", "told"), [
+    ({"table_entries": 5}, "table_entries: expected a list, got 5"),
+    ({"clone_session_entries": None}, "clone_session_entries: expected a list"),
+    ({"multicast_group_entries": [{"multicast_group_id": 1e999, "replicas": []}]}, r"multicast_group_entries\[0\]"),
+    ({"multicast_group_entries": [{"multicast_group_id": 1, "replicas": [{"egress_port": -1}]}]},
+     "egress_port: expected a number of 32 bits, got -1"),
+    ({"clone_session_entries": [{"clone_session_id": 1 << 40, "replicas": []}]}, "clone_session_id: expected"),
+])
+def test_a_file_of_entries_that_makes_no_sense_is_refused_by_name(tmp_path: Path, data: object, told: str) -> None:
+    """Members of another kind or out of range end in a message that names them."""
+    file = tmp_path / "s1.json"
+    file.write_text(json.dumps(data))
+    output = " ".join(explain("--packet", TO_KNOWN, "--entries", file, status=2).split())
+    assert re.search(f"s1.json: .*{told}", output), output
 
 
 def test_the_page_has_the_source_the_steps_and_nothing_of_a_program_is_html(tmp_path: Path) -> None:
