@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 _loading = threading.RLock()
+"""Held while the `__init__` of a deferred package runs."""
 
 
 class _Deferred(ModuleType):
@@ -26,24 +27,34 @@ class _Deferred(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__version__":  # the import system and inspect look for some
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        _run_init(self)
+        with _loading:  # one who asks while another thread runs the `__init__` waits for its end
+            if not _run_init(self):
+                raise AttributeError(f"partially initialized module {self.__name__!r} has no attribute {name!r}")
         return getattr(self, name)
 
 
-def _run_init(module: ModuleType) -> None:
-    """Runs the `__init__` of a deferred package once. Raises what it raises; the next one to ask tries again."""
-    with _loading:
-        if type(module) is not _Deferred:
-            return
+_running: set[ModuleType] = set()
+"""The packages whose `__init__` the thread runs that holds `_loading`."""
+
+
+def _run_init(module: ModuleType) -> bool:
+    """Runs the `__init__` of a deferred package, if that was not done; False where this very thread is at it.
+
+    The caller holds `_loading`. Raises what the `__init__` raises; the next one to ask tries again.
+    """
+    if module in _running:
+        return False
+    if type(module) is _Deferred:
         spec = module.__spec__
         assert spec is not None
         assert spec.loader is not None
-        module.__class__ = ModuleType  # type: ignore[assignment]  # first: what it imports may ask it for names
+        _running.add(module)
         try:
             spec.loader.exec_module(module)
-        except BaseException:
-            module.__class__ = _Deferred
-            raise
+            module.__class__ = ModuleType  # type: ignore[assignment]
+        finally:
+            _running.discard(module)
+    return True
 
 
 class _Imported(Loader):
@@ -72,13 +83,16 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if not fullname.startswith(f"{self.module.__name__}.") or f"{fullname}.".startswith(f"{self.part}."):
             return None
-        with contextlib.suppress(ValueError):  # another thread, or an import by the `__init__`, was here
-            sys.meta_path.remove(self)
+        # The import system calls this with a lock of `fullname` held, for which the `__init__` of another thread may
+        # wait: to wait for that thread would be for ever. The import goes on as Python's own then.
+        if not _loading.acquire(blocking=False):
+            return None
         try:
-            _run_init(self.module)
-        except BaseException:
-            sys.meta_path.insert(0, self)
-            raise
+            if _run_init(self.module):
+                with contextlib.suppress(ValueError):  # others removed it
+                    sys.meta_path.remove(self)
+        finally:
+            _loading.release()
         imported = sys.modules.get(fullname)
         return None if imported is None else ModuleSpec(fullname, _Imported(imported))
 

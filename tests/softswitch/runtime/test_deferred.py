@@ -6,7 +6,9 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,30 @@ def test_another_part_is_imported_after_the_init_and_once(package: str) -> None:
     assert importlib.import_module(f"{package}.part").value == 5
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module(f"{package}.nothing")
+
+
+def test_threads_that_ask_while_the_init_runs_get_what_it_gives(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names are waited for; an import of a part that the `__init__` is going to import does not wait for it, since
+    that would wait for the import."""
+    monkeypatch.setattr(sys, "entered", threading.Event(), raising=False)
+    monkeypatch.setattr(sys, "go", threading.Event(), raising=False)
+    (tmp_path / package / "__init__.py").write_text(
+        "import sys\nsys.entered.set()\nassert sys.go.wait(60)\nfrom .plain import first\nother = first + 1\n"
+    )
+    (tmp_path / package / "plain.py").write_text("first = 1\n")
+    defer(f"{package}.part")
+    module = importlib.import_module(package)
+    with ThreadPoolExecutor(3) as pool:
+        try:
+            running = pool.submit(getattr, module, "other")
+            assert sys.entered.wait(60)
+            waiting = pool.submit(getattr, module, "other")
+            assert pool.submit(importlib.import_module, f"{package}.plain").result(60).first == 1
+        finally:
+            sys.go.set()
+        assert running.result(60) == waiting.result(60) == 2
 
 
 def test_what_is_imported_or_missing_is_left_alone(package: str) -> None:
