@@ -197,7 +197,7 @@ def _tracing(file: Path | None, style: TraceStyle | None, limit: int, keep: int 
         if style is not None or keep is not None:
             fail("--trace-format, --trace-bytes: expected --trace with it")
         return None
-    from softswitch.trace.recording import KEEP, KEEP_SHOWN, Live, Recorder
+    from softswitch.trace.recording import KEEP, KEEP_SHOWN, Live, Recorder, open_private
 
     binary = style is None and str(file) != "-"
     kept = keep if keep is not None else KEEP if binary else KEEP_SHOWN
@@ -206,8 +206,7 @@ def _tracing(file: Path | None, style: TraceStyle | None, limit: int, keep: int 
     try:
         if style is None:
             return Recorder(file, limit=limit, keep=kept)
-        out = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        return Live(os.fdopen(out, "w"), style, limit=limit, keep=kept)
+        return Live(os.fdopen(open_private(file), "w"), style, limit=limit, keep=kept)
     except OSError as error:
         fail(f"--trace {file}: {error.strerror}")
 

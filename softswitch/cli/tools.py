@@ -24,7 +24,7 @@ def tools(
 
     try:
         made = install.install(folder, force=force)
-    except install.ForeignFileError as error:
+    except (install.ForeignFileError, install.UnsafeError) as error:
         fail(str(error))
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}; expected a folder that can be written")

@@ -123,7 +123,10 @@ def source(data: bytes) -> str:
 
 
 def _bounded(text: str) -> str:
-    size = len(text.encode(errors="replace"))
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:  # "\\ud800" of JSON: half of a character
+        raise UnreadableConfigError(f"the P4 text in the JSON is no Unicode text: {error}") from None
     if size > TEXT_MAX:
         raise UnreadableConfigError(f"the program has {size} bytes of P4 text, and may have {TEXT_MAX}")
     return text

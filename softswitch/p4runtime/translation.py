@@ -27,7 +27,11 @@ from softswitch.p4runtime import bytestrings
 STRING_MAX = 4096
 """Bytes of the longest string."""
 STRINGS_MAX = 1 << 20
-"""Strings of one type at most, however many values it has."""
+"""Strings of one type at most that controllers have written, however many values it has."""
+STRING_BYTES_MAX = 64 << 20
+"""Bytes of all these."""
+SHOWN_MAX = 1 << 16
+"""Values of one type at most that keep the decimal number as which controllers were shown them: packets bring them."""
 
 _MAPPINGS = "@p4runtime_translation_mappings("
 _PAIR = re.compile(r'\{\s*("(?:[^"\\]|\\.)*"|\w+)\s*,\s*(\w+)\s*\}')
@@ -88,6 +92,9 @@ class Strings(Codec):
         self._strings = {value: string for string, value in pairs.items()}
         self._free = (1 << bits) - 1
         """The highest number that may be free."""
+        self._bytes = 0
+        self._shown: dict[str, int] = {}
+        """Of the strings, those that no controller has written: they make room where all values are taken."""
 
     def decode(self, data: bytes, what: str, *, new: bool = True) -> int:
         if len(data) > STRING_MAX:
@@ -100,15 +107,21 @@ class Strings(Codec):
             value = self._values.get(string)
             if value is None:
                 value = self._make(string, what, new)
+            elif new and self._shown.pop(string, None) is not None:
+                self._bytes += len(data)
             return value
 
     def _make(self, string: str, what: str, new: bool) -> int:
         address = _address(string, self.bits)
         if address is not None:
             other = self._strings.get(address)
-            if other is not None and _address(other, self.bits) is None:
+            if other is not None and other in self._shown:
+                if new:  # the number as which a packet had it stays a spelling of the address
+                    del self._shown[other]
+                    self._strings[address] = string
+            elif other is not None and _address(other, self.bits) is None:
                 raise ResourceExhausted(f"{what}: type {self._name} has the number of address {string} for {other!r}")
-            self._remember(string, address)
+            self._remember(string, address, new)
             return address
         value = self._interfaces().get(string)
         if value is None and re.fullmatch("0|[1-9][0-9]{0,19}", string):
@@ -118,25 +131,42 @@ class Strings(Codec):
             if value is None or not fits:
                 raise InvalidArgument(f"{what}: {string!r} is no port: expected the name of an interface of this "
                                       f"switch, or a number of {self.bits} bits")
-            self._remember(string, value)
+            self._remember(string, value, new)
             return value
         if not new:
             raise NotFound(f"{what}: nothing uses {string!r}")
-        if len(self._values) >= STRINGS_MAX:
-            raise ResourceExhausted(f"{what}: {STRINGS_MAX} strings of type {self._name} are in use")
+        if not self._has_room(string):
+            raise ResourceExhausted(f"{what}: {STRINGS_MAX} strings of type {self._name}, or {STRING_BYTES_MAX >> 20} "
+                                    "MiB of them, are in use")
+        if value is not None and self._strings.get(value) in self._shown:  # an interface's number that packets had
+            del self._shown[self._strings.pop(value)]
         if value is None or not fits or value in self._strings:
             while self._free in self._strings:
                 self._free -= 1
-            if self._free < 0:
+            value = self._free if self._free >= 0 else self._forget_shown()
+            if value is None:
                 raise ResourceExhausted(f"{what}: all values of type {self._name}, {self.bits} bits, are in use")
-            value = self._free
-        self._remember(string, value)
+        self._remember(string, value, new)
         return value
 
-    def _remember(self, string: str, value: int) -> None:
-        if len(self._values) < STRINGS_MAX:  # of ports, other spellings go without a place once this is full
+    def _forget_shown(self) -> int | None:
+        """A value that is free again, of those that only packets had; None where there is none."""
+        if not self._shown:
+            return None
+        string, value = self._shown.popitem()
+        del self._values[string], self._strings[value]
+        return value
+
+    def _has_room(self, string: str) -> bool:
+        return (len(self._values) - len(self._shown) < STRINGS_MAX
+                and self._bytes + len(string.encode()) <= STRING_BYTES_MAX)
+
+    def _remember(self, string: str, value: int, new: bool = True) -> None:
+        """Keeps what is written (`new`); what is only asked for, and says itself what it is, takes no place."""
+        if new and self._has_room(string):  # other spellings of ports and addresses go without once this is full
             self._values[string] = value
             self._strings.setdefault(value, string)
+            self._bytes += len(string.encode())
 
     def encode(self, value: int) -> bytes:
         with self._lock:
@@ -145,7 +175,9 @@ class Strings(Codec):
                 string = str(value)
                 while self._values.get(string, value) != value:  # taken by another value
                     string += "'"
-                self._remember(string, value)
+                if len(self._shown) < SHOWN_MAX:
+                    self._values[string] = self._shown[string] = value
+                    self._strings[value] = string
             return string.encode()
 
     def adopt(self, old: Strings) -> None:
@@ -156,7 +188,11 @@ class Strings(Codec):
                 if value >> self.bits or self._values.get(string, value) != value:
                     raise FailedPrecondition(f"type {self._name}: {string!r} was {value}, which the new program "
                                              "has no room for, or maps otherwise")
-                self._remember(string, value)
+                if string in old._shown:
+                    self._values[string] = self._shown[string] = value
+                    self._strings[value] = string
+                else:
+                    self._remember(string, value)
 
 
 class Types:

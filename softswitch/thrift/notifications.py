@@ -205,7 +205,8 @@ class Notifications:
             self._inode = os.stat(self._path).st_ino
         except OSError as error:
             listening.close()
-            raise OSError(error.errno, f"digests for thrift's clients: {self._path}: {error.strerror}") from error
+            why = error.strerror or error  # a path that is too long has no number
+            raise OSError(error.errno, f"digests for thrift's clients: {self._path}: {why}") from error
         self._listening = listening
         self._selector.register(listening, selectors.EVENT_READ)
         self._selector.register(self._awake, selectors.EVENT_READ)
@@ -328,8 +329,10 @@ def _remove_left_over(path: str) -> None:
     except FileNotFoundError:
         return
     if stat.S_ISSOCK(found.st_mode) and found.st_uid == os.geteuid():
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
             try:
                 probe.connect(path)
             except ConnectionRefusedError:
                 os.unlink(path)
+            except BlockingIOError:
+                return  # somebody listens: as many connections wait as may

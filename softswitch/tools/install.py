@@ -8,6 +8,8 @@ that it works under sudo, in Mininet's nodes and whatever PATH, PYTHONPATH and v
 from __future__ import annotations
 
 import os
+import re
+import stat
 import sys
 import sysconfig
 import tempfile
@@ -47,6 +49,10 @@ class ForeignFileError(Exception):
     """A file of that name is there, and `softswitch tools` has not written it."""
 
 
+class UnsafeError(Exception):
+    """Programs there could be another user's tomorrow, or cannot be started; the message says why."""
+
+
 @dataclass(frozen=True)
 class Installed:
     """The folders for PATH and PYTHONPATH."""
@@ -64,21 +70,36 @@ def install(folder: Path, *, force: bool = False) -> Installed:
     """Writes all stand-ins into `folder`, which is made where it is missing; those of an earlier run are replaced.
 
     force  whether files that others have written are replaced too
-    Raises ForeignFileError, before anything is written, and OSError.
+    Raises ForeignFileError and UnsafeError, before anything is written, and OSError.
     """
     folder = Path(os.path.abspath(folder))  # not resolved: a link that is moved later shall stay good
     modules = folder / "python"
     files = {folder / name: _program(target) for name, target in COMMANDS.items()}
     files[modules / PATHS_MODULE] = _module(_APPEND.format(paths=_import_paths()))
     files.update({modules / name: _module(text) for name, text in MODULES.items()})
+    for place in {path.parent for path in files}:
+        _check(place)
     foreign = [path for path in files if not force and not _ours(path)]
     if foreign:
         raise ForeignFileError(f"{', '.join(map(str, foreign))}: not written by `softswitch tools`, and so not "
                                "replaced; expected a folder of its own, or --force")
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
+        _check(path.parent)  # another may have made it just now
         _write(path, text, 0o755 if path.parent == folder else 0o644)
     return Installed(folder, modules)
+
+
+def _check(folder: Path) -> None:
+    """Refuses a folder in which other users could replace what is run from there, or write what is imported."""
+    try:
+        status = folder.stat()
+    except FileNotFoundError:
+        return
+    owners = {os.geteuid(), 0, int(os.environ.get("SUDO_UID", 0))}
+    if status.st_uid not in owners or status.st_mode & stat.S_IWOTH:
+        whose = "every user may write there" if status.st_mode & stat.S_IWOTH else "it belongs to another user"
+        raise UnsafeError(f"{folder}: {whose}, and what lies there would be run: expected a folder of your own")
 
 
 def _ours(path: Path) -> bool:
@@ -95,7 +116,7 @@ def _write(path: Path, text: str, mode: int) -> None:
     """Replaces a file as a whole, so that one who starts it meanwhile gets the old one or the new one."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".softswitch-")
     try:
-        with os.fdopen(handle, "w") as out:
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
             out.write(text)
         os.chmod(temporary, mode)
         os.replace(temporary, path)
@@ -116,18 +137,27 @@ for path in {paths!r}:
 def _import_paths() -> list[str]:
     """Where this installation imports from besides Python's own library; softswitch's own folder comes first."""
     own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    # first is where the program lies, or what `python -m softswitch` was started in: no part of the installation
+    search = sys.path if sys.flags.safe_path else sys.path[1:]
     library = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
     library |= {os.path.join(path, "lib-dynload") for path in library if path}
-    paths = [own, *(os.path.abspath(path) for path in sys.path if path and os.path.exists(path))]
-    return [path for path in dict.fromkeys(paths) if path not in library]
+    paths = dict.fromkeys(os.path.abspath(path) for path in search if path and os.path.exists(path))
+    return [own, *(path for path in paths if path not in library | {own} and not _writable_by_all(path))]
+
+
+def _writable_by_all(path: str) -> bool:
+    """Whether every user could put modules there, which root would import."""
+    return bool(os.stat(path).st_mode & stat.S_IWOTH)
 
 
 def _program(target: str) -> str:
     """A script that calls the function `module:name`. Its process has the script's name, for killall and pgrep."""
     module, _, function = target.partition(":")
     # -E: the caller's PYTHONPATH is for its own interpreter. -P: modules beside the script are not ours.
+    if "\\" in sys.executable or "\n" in sys.executable:
+        raise UnsafeError(f"{sys.executable!r}: an interpreter whose path has such characters cannot be started")
     line = f"#!{sys.executable} -EP"
-    if len(line) > _SHEBANG_MAX or " " in sys.executable:  # a shell reads it, and Python sees a string
+    if len(line) > _SHEBANG_MAX or not re.fullmatch(r"[!-~]+", sys.executable):  # a shell reads it, Python a string
         line = f"#!/bin/sh\n'''exec' {_quoted(sys.executable)} -EP \"$0\" \"$@\"\n' '''"
     own, *others = _import_paths()
     return (f"{line}\n# {MARK}\n{_APPEND.format(paths=others)}sys.path.insert(0, {own!r})\n\n"

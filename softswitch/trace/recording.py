@@ -14,10 +14,12 @@ Whatever the reader does, the switch never waits for it: what finds no room is d
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
 import os
+import stat
 import struct
 import threading
 import time
@@ -90,14 +92,14 @@ class Recorder:
 
     def __init__(self, path: Path, *, limit: int = LIMIT, keep: int = KEEP) -> None:
         """Makes the file, which only its owner may read, anew. Raises OSError."""
-        self._path, self._limit, self._keep = path, limit, keep
+        self._file = open_private(path)
+        self._limit, self._keep = limit, keep
         self._programs = 0
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
 
     def begin(self, description: str) -> Outlet:
         self._programs += 1
         data = _started(description)
-        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        fd = os.dup(self._file)  # by the name there may be another's file meanwhile
         try:
             _write(fd, _CHUNK.pack(len(data) + 4, _DESCRIPTION, self._programs & 0xFFFF) + data)
             left = self._limit - os.fstat(fd).st_size
@@ -107,7 +109,8 @@ class Recorder:
         return Outlet(fd, self._programs & 0xFFFF, max(0, left), self._keep)
 
     def close(self) -> None:
-        """Nothing: each process closes what it has."""
+        """Closes the file here; each process closes what it has."""
+        os.close(self._file)
 
 
 class Following(ABC):
@@ -240,6 +243,27 @@ def _chunks(stream: IO[bytes], programs: dict[int, TracedProgram], only: TracedP
             raise TraceError(f"this is no recording of packets, or it is damaged: a chunk of type {kind}")
     if not ended:
         yield Lost(None)
+
+
+def open_private(path: Path) -> int:
+    """A descriptor of an empty file, to whose end is written and which its owner alone may read: frames will be in it.
+
+    A file that is there loses what it had, its readers and its other writers; another user's is refused, since that
+    user could read what is written. What is no regular file (a pipe, a terminal) is written to as it is. Raises
+    OSError.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        status = os.fstat(fd)
+        if stat.S_ISREG(status.st_mode):
+            if status.st_uid != os.geteuid():
+                raise PermissionError(errno.EPERM, "the file belongs to another user, who could read it", str(path))
+            os.fchmod(fd, 0o600)
+            os.ftruncate(fd, 0)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def _take(stream: IO[bytes], n: int) -> bytes:

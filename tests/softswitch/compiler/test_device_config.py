@@ -43,6 +43,7 @@ def test_broken_messages_are_refused_or_read(data: bytes) -> None:
 @pytest.mark.parametrize(("data", "says"), [
     (b"{", "expected JSON"), (b"{}", "p4c made it for BMv2"), (b'{"program": "x.p4", "pipelines": []}', "p4c-bm2-ss"),
     (b'{"softswitch": 3}', "expected {\"source\": P4 text}"), (b'{"softswitch": {"source": ""}}', "P4 text"),
+    (b'{"softswitch": {"source": "\\ud800"}}', "no Unicode"),
     (b'{"softswitch": {"source": ["x"]}}', "P4 text"), (b"\xff\xfe", "UTF-8"), (b'{"a": ' + b"[" * 200_000, "deeply"),
     (b'{"softswitch": {"source": "' + b" " * device_config.TEXT_MAX + b'x"}}', "may have"),
 ])

@@ -13,7 +13,7 @@ from softswitch.compiler import device_config
 from softswitch.compiler.driver import Program, compile_source
 from softswitch.engine.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange, ResourceExhausted
 from softswitch.engine.local import LocalEngine
-from softswitch.p4runtime import entities, packet_io
+from softswitch.p4runtime import entities, packet_io, translation
 from softswitch.p4runtime.context import Context
 from softswitch.p4runtime.digests import Digests
 from softswitch.p4runtime.schema import Schema
@@ -300,3 +300,42 @@ def test_a_number_that_a_string_has_taken_is_written_otherwise() -> None:
     assert names.decode(b"3", "x") == 5
 
 
+def test_packets_and_readers_take_no_strings_from_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever values a host brings, and whatever a reader asks for, strings that are written find numbers."""
+    names = Strings("t", 4, {}, dict, ports=False)
+    assert [names.encode(value) for value in range(16)] == [str(value).encode() for value in range(16)]
+    assert names.decode(b"7", "x") == 7
+    made = [names.decode(b"s%d" % i, "x") for i in range(15)]
+    assert sorted(made) == sorted(set(range(16)) - {7})
+    with pytest.raises(ResourceExhausted, match="all values"):
+        names.decode(b"another", "x")
+
+    addresses = Strings("address_t", 32, {}, dict, ports=False)
+    assert addresses.encode(0x0A000001) == b"167772161"
+    assert addresses.decode(b"10.0.0.1", "x") == 0x0A000001
+    assert addresses.encode(0x0A000001) == b"10.0.0.1"
+    assert addresses.decode(b"167772161", "x", new=False) == 0x0A000001
+
+    ports = Strings("t", 8, {}, lambda: {"eth5": 5}, ports=False)
+    assert ports.encode(5) == b"5"
+    assert (ports.decode(b"eth5", "x"), ports.encode(5)) == (5, b"eth5")
+
+    monkeypatch.setattr(translation, "STRINGS_MAX", 2)
+    monkeypatch.setattr(translation, "SHOWN_MAX", 3)
+    wide = Strings("t", 128, {}, dict, ports=False)
+    for value in range(10):
+        wide.encode(value)
+        wide.decode(b"2001:db8::%d" % value, "x", new=False)
+    assert wide.decode(b"blue", "x") != wide.decode(b"red", "x")
+    with pytest.raises(ResourceExhausted, match="2 strings"):
+        wide.decode(b"green", "x")
+
+
+def test_strings_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million strings of the longest kind would be gigabytes."""
+    monkeypatch.setattr(translation, "STRING_BYTES_MAX", 100)
+    names = Strings("t", 32, {}, dict, ports=False)
+    names.decode(b"a" * 60, "x")
+    with pytest.raises(ResourceExhausted, match="MiB"):
+        names.decode(b"b" * 60, "x")
+    assert names.decode(b"a" * 60, "x") == 0xFFFFFFFF

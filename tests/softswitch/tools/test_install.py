@@ -38,7 +38,7 @@ def test_a_shell_finds_the_programs_first(tmp_path: Path) -> None:
 
 def test_a_long_interpreters_path_is_started_by_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel cuts a first line that is too long, and reads a blank in it as its end."""
-    link = tmp_path / ("a folder" * 20) / "python"
+    link = tmp_path / ("it's a `fol\"der'" * 10) / "python"
     link.parent.mkdir()
     link.symlink_to(sys.executable)
     monkeypatch.setattr(sys, "executable", str(link))
@@ -69,6 +69,30 @@ def test_again_replaces_its_own_files_and_no_others(tmp_path: Path) -> None:
     assert not (folder / "simple_switch").is_symlink()
     assert theirs.read_text() == "#!/bin/sh\n"
     assert os.access(folder / "simple_switch", os.X_OK)
+
+
+def test_a_folder_where_others_write_is_refused(tmp_path: Path) -> None:
+    """They could replace what is run, or plant what is imported; also in a folder of modules, and before any file."""
+    for name in (".", "python", "python/p4", "python/bm_runtime"):
+        place = tmp_path / name
+        place.mkdir(parents=True, exist_ok=True)
+        place.chmod(0o777)
+        with pytest.raises(install.UnsafeError, match="every user may write there"):
+            install.install(tmp_path)
+        place.chmod(0o755)
+    assert not list(tmp_path.glob("p4c*"))
+
+
+def test_where_it_was_started_and_where_all_write_is_no_part_of_the_installation(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The programs may run as root, long after."""
+    started, shared, library = (tmp_path / name for name in ("started", "shared", "library"))
+    for place in (started, shared, library):
+        place.mkdir()
+    shared.chmod(0o777)
+    monkeypatch.setattr(sys, "path", [str(started), str(shared), str(library), *sys.path])
+    text = (install.install(tmp_path / "bin").programs / "p4c").read_text()
+    assert [str(place) in text for place in (started, shared, library)] == [False, False, True]
 
 
 def test_modules_for_control_planes_find_this_installation(tmp_path: Path) -> None:

@@ -475,6 +475,28 @@ def test_a_recording_ends_at_its_limit_and_says_what_is_missing(executable: tupl
     assert found[-1].frames + len(found) - 1 == 500
 
 
+def test_a_file_that_is_there_loses_its_readers_and_another_users_is_refused(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording has frames: whoever made the file before cannot read them, nor by a link that comes in its place."""
+    path, other = tmp_path / "packets.trace", tmp_path / "other"
+    path.write_text("old")
+    path.chmod(0o666)
+    recorder = Recorder(path)
+    assert (path.stat().st_mode & 0o777, path.stat().st_size) == (0o600, 0)
+    path.rename(tmp_path / "moved")
+    other.write_text("theirs")
+    path.symlink_to(other)
+    os.close(recorder.begin("{}").fd)
+    recorder.close()
+    assert other.read_text() == "theirs"
+    assert (tmp_path / "moved").stat().st_size > 0
+
+    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+    with pytest.raises(PermissionError, match="another user"):
+        Recorder(other)
+    assert other.read_text() == "theirs"
+
+
 def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     """A file of something else is an error that says so."""
     (tmp_path / "other").write_bytes(b"\xd4\xc3\xb2\xa1" + bytes(100))
