@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import typer
 
@@ -49,9 +50,16 @@ def version() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """The entry point. A first argument that is no command starts a switch, as simple_switch does."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the error of a port in use is clearer than gRPC's own log
-    commands = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    commands = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments[:1] == ["--version"]:
+        arguments[0] = "version"
     if arguments and arguments[0] not in (*commands, "--help", "-h"):
+        first = Path(arguments[0])
+        if not arguments[0].startswith("-") and not first.suffix and not first.exists():
+            expected = f"expected PROGRAM.p4 or one of {', '.join(commands)}"
+            print(f"softswitch: {first}: there is no such file, and no such command; {expected}", file=sys.stderr)
+            sys.exit(2)
         arguments.insert(0, "run")
     # a pipe or file has no width: --help and usage errors are the same there whatever COLUMNS says
     app(arguments, terminal_width=None if sys.stdout.isatty() else HELP_COLUMNS)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cbuild import files
-from softswitch.cli.options import Defines, Includes, Program, defines, fail, readable
+from softswitch.cli.options import Defines, Includes, Program, defines, fail, p4_text
 
 if TYPE_CHECKING:
     from finsy.proto import p4i
@@ -66,7 +66,7 @@ def _compile(program: Path, include: list[Path] | None, define: list[str] | None
     from softswitch.compiler.diagnostics import CompileError
     from softswitch.compiler.driver import compile_file
 
-    readable(program)
+    p4_text(program)
     try:
         return compile_file(program, include=include or [], defines=defines(define))
     except CompileError as error:

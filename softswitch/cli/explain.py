@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from softswitch.cli.options import Defines, Includes, Program, defines, fail, readable
+from softswitch.cli.options import Defines, Includes, Program, defines, fail, p4_text
 
 if TYPE_CHECKING:
     from softswitch.trace import PacketTrace
@@ -49,7 +49,7 @@ def explain(
     from softswitch.trace import TracedEngine, TraceError, to_json, to_text
     from softswitch.trace.page import render
 
-    readable(program)
+    p4_text(program)
     try:
         frames = [(port, frame) for one in packet or [] for frame in packets.read(one)]
         compiled = compile_file(program, include=include or [], defines=defines(define), trace=True)

@@ -37,6 +37,15 @@ def readable(path: Path) -> None:
         fail(f"{path}: {error.strerror}")
 
 
+def p4_text(path: Path) -> None:
+    """Refuses what is no P4 text at a glance: a file that cannot be read, and a program as JSON."""
+    readable(path)
+    with path.open("rb") as file:
+        if file.read(256).lstrip()[:1] == b"{":
+            fail(f"{path}: this is JSON; expected P4 text (of JSON, `softswitch run` takes what "
+                 "`softswitch compile --json` writes)")
+
+
 def defines(define: list[str] | None) -> dict[str, str]:
     pairs = (text.partition("=") for text in define or [])
     return {name: value if equals else "1" for name, equals, value in pairs}

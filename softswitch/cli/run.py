@@ -143,7 +143,7 @@ def run(
     if page is None:
         tracing = _tracing(trace, trace_format, trace_limit << 20, trace_bytes)
     elif trace is None:
-        tracing = _recent(trace_bytes)
+        tracing = _recent(page, trace_bytes)
     else:
         fail("--page with --trace: expected one of the two")
     settings = Settings(ports, cpu_port, seed, queue, join=not no_offload, pcap=pcap, trace=tracing)
@@ -157,7 +157,10 @@ def run(
     try:
         if program is not None:
             readable(program)
-            server.push(compiler.file(program, include=include or [], defines=defines(define)))
+            try:
+                server.push(compiler.file(program, include=include or [], defines=defines(define)))
+            except EngineError as error:  # which names what a controller would have pushed
+                fail(str(error).replace("p4_device_config", str(program), 1))
         server.listen(*addresses, tls=tls, insecure=insecure)
         if thrift_port is not None:
             serving.enter_context(serve(server, thrift_port))
@@ -211,11 +214,15 @@ def _tracing(file: Path | None, style: TraceStyle | None, limit: int, keep: int 
         fail(f"--trace {file}: {error.strerror}")
 
 
-def _recent(keep: int | None) -> Tracing:
-    """The last packets, for the page."""
-    from softswitch.trace.page.serving import Recent
+def _recent(page: str, keep: int | None) -> Tracing:
+    """The last packets, for the page at this address, which is looked at before anything starts."""
+    from softswitch.trace.page.serving import PageError, Recent, parse_address
     from softswitch.trace.recording import KEEP_SHOWN
 
+    try:
+        parse_address(page)
+    except PageError as error:
+        fail(str(error))
     return Recent(keep=KEEP_SHOWN if keep is None else keep)
 
 

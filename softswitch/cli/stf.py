@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from softswitch.cli.options import Defines, Includes, Program, defines, fail, readable
+from softswitch.cli.options import Defines, Includes, Program, defines, fail, p4_text, readable
 
 
 def stf(
@@ -22,7 +22,7 @@ def stf(
     from softswitch.stf import runner
     from softswitch.stf.script import StfSyntaxError
 
-    readable(program)
+    p4_text(program)
     readable(test)
     try:
         report = runner.run(program, test, include=include or [], defines=defines(define))

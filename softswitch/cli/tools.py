@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -31,3 +32,6 @@ def tools(
     print(made.exports())
     print(f"softswitch: {', '.join(install.COMMANDS)} are in {made.programs}; the lines above make a shell find them",
           file=sys.stderr)
+    if importlib.util.find_spec("thrift") is None:
+        print("softswitch: simple_switch and simple_switch_CLI need Apache's package thrift, which is missing: "
+              "pip install thrift", file=sys.stderr)

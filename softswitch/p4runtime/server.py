@@ -68,7 +68,8 @@ class Server(p4r_grpc.P4RuntimeServicer):
     """The P4Runtime server of one switch, which runs in a native process."""
 
     def __init__(
-        self, *, device_id: int, settings: Settings, builder: Builder, primaries: Primaries | None = None
+        self, *, device_id: int, settings: Settings, builder: Builder, primaries: Primaries | None = None,
+        tell_ports: bool = True,
     ) -> None:
         self.device_id = device_id
         self._builder = builder
@@ -77,6 +78,8 @@ class Server(p4r_grpc.P4RuntimeServicer):
         listener = Listener(self._on_event, self._on_digest, self._on_death)
         self._configuration = Configuration(settings, builder, listener)
         self._writing = threading.Lock()
+        self._tell_ports = tell_ports
+        """Whether primaries receive notices of ports, which BMv2 does not send."""
         self._telling_ports = threading.Lock()
         self._own: p4r.ForwardingPipelineConfig | None = None
         """The program that `push` set; None once a controller has pushed one."""
@@ -213,7 +216,8 @@ class Server(p4r_grpc.P4RuntimeServicer):
         elif event.kind is EventKind.PORT:
             with self._telling_ports:
                 up = pipeline.ports_up[event.id] = any(event.data)
-                self._notify_primaries(notices.port_status(event.id, up=up))
+                if self._tell_ports:
+                    self._notify_primaries(notices.port_status(event.id, up=up))
         else:
             log.info("%s", event.data.decode(errors="replace"))
 
@@ -403,7 +407,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
 
     def _notify_ports(self, session: Session) -> None:
         """Notifies a new primary of the ports that are down; later it receives changes."""
-        if not self._arbitration.is_primary(session):
+        if not self._tell_ports or not self._arbitration.is_primary(session):
             return
         try:
             pipeline = self._configuration.running()

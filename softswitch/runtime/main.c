@@ -117,9 +117,11 @@ int main(int argc, char **argv) {
     options.refusal = ss_io_refusal;
 #endif
 
-    /* The parent's end is this process's end, whatever kills it.  Ctrl-C at a terminal is the parent's business. */
+    /* The parent's end is this process's end, whatever kills it.  Ctrl-C at a terminal, and the SIGTERM that timeout(1)
+     * and systemd send to all processes of a group, are the parent's business: it closes the control socket. */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     signal(SIGINT, SIG_IGN);
+    signal(SIGTERM, SIG_IGN);
     signal(SIGPIPE, SIG_IGN);
     watch_for_crashes();
 

@@ -23,7 +23,7 @@ COMMANDS: dict[str, str] = {
     "p4c": "softswitch.tools.p4c:p4c",
     "simple_switch": "softswitch.tools.simple_switch:simple_switch",
     "simple_switch_grpc": "softswitch.tools.simple_switch:simple_switch_grpc",
-    "simple_switch_CLI": "softswitch.tools.cli.main:main",
+    "simple_switch_CLI": "softswitch.tools.cli:simple_switch_cli",
 }
 """Name of each program, and the module and function that it calls; the function's result is the exit status."""
 

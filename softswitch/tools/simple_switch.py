@@ -120,7 +120,7 @@ REFUSED = {
 """Options that end the program, and why."""
 
 IGNORED = {
-    "nanolog": "there is no log over nanomsg; --log-console and --trace have it",
+    "nanolog": "there is no log over nanomsg; --log-console and --log-file have it",
     "dump-packet-data": "no bytes of packets are logged; --pcap has them",
     "debugger": "BMv2's debugger is not there; `softswitch explain` and --trace show what happens to a packet",
     "debugger-addr": "BMv2's debugger is not there; `softswitch explain` and --trace show what happens to a packet",
@@ -300,11 +300,15 @@ class StandIn:
         settings = Settings(ports, cpu_port, like_bmv2=True, pcap=Path(pcap) if pcap is not None else None,
                             trace=tracing)
         compiler = Compiler(trace=tracing is not None)
-        server = Server(device_id=self.general.get("device-id", 0), settings=settings, builder=compiler)
+        server = Server(device_id=self.general.get("device-id", 0), settings=settings, builder=compiler,
+                        tell_ports=False)  # clients of BMv2 print or refuse messages that it does not send
         serving = contextlib.ExitStack()
         try:
             if self.program is not None:
-                server.push(compiler.file(Path(self.program)))
+                try:
+                    server.push(compiler.file(Path(self.program)))
+                except EngineError as error:  # which names what a controller would have pushed
+                    raise StartError(str(error).replace("p4_device_config", self.program, 1)) from error
             self.serve_thrift(server, serving)
             if self.name == "simple_switch_grpc":
                 address, opened = narrowed(self.target.get("grpc-server-addr", GRPC_ADDRESS), tls)

@@ -160,9 +160,12 @@ def code_of(error: BaseException) -> grpc.StatusCode:
 
 
 @contextmanager
-def serving(*, settings: Settings | None = None, builder: Builder = probe_builder) -> Iterator[tuple[Server, str]]:
+def serving(
+    *, settings: Settings | None = None, builder: Builder = probe_builder, tell_ports: bool = True
+) -> Iterator[tuple[Server, str]]:
     """Start a server without switch ports on a free TCP port: (server, address)."""
-    server = Server(device_id=1, settings=settings or Settings(cpu_port=510), builder=builder)
+    settings = settings or Settings(cpu_port=510)
+    server = Server(device_id=1, settings=settings, builder=builder, tell_ports=tell_ports)
     try:
         (port,) = server.listen("127.0.0.1:0")
         yield server, f"127.0.0.1:{port}"
@@ -172,10 +175,11 @@ def serving(*, settings: Settings | None = None, builder: Builder = probe_builde
 
 @contextmanager
 def primary(
-    *, settings: Settings | None = None, builder: Builder = probe_builder
+    *, settings: Settings | None = None, builder: Builder = probe_builder, tell_ports: bool = True
 ) -> Iterator[tuple[Server, Client, Stream]]:
     """A server with the probe as its pipeline, and the controller that has pushed it."""
-    with serving(settings=settings, builder=builder) as (server, address), Client(address) as client:
+    served = serving(settings=settings, builder=builder, tell_ports=tell_ports)
+    with served as (server, address), Client(address) as client:
         stream = client.become_primary()
         client.push(probe_config())
         yield server, client, stream

@@ -77,8 +77,10 @@ def test_it_runs_a_program_and_stops_when_told(program: Path, tmp_path: Path) ->
         with Client(address, device=7) as client:
             assert client.read(p4r.Entity(counter_entry=p4r.CounterEntry()))
         (pid,) = children(process.pid)
+        os.kill(pid, signal.SIGTERM)  # as timeout(1) and systemd do, to all processes of a group
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT) == 0
+        assert process.stderr is None or "died" not in process.stderr.read()
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
@@ -105,6 +107,7 @@ CANNOT_START = {
     "no program": (["--device-id", "1"], "give either a PROGRAM.p4 or --no-p4"),
     "both": (["x.p4", "--no-p4"], "give either a PROGRAM.p4 or --no-p4"),
     "no such file": (["missing.p4"], "missing.p4: No such file"),
+    "page elsewhere": (["--no-p4", "--page", "0.0.0.0:80"], "expected a loopback address"),
     "no such interface": (["--no-p4", "-i", "1@nope0"], "there is no interface nope0"),
     "not PORT@IFACE": (["--no-p4", "-i", "lo"], "expected PORT@INTERFACE"),
     "port number too large": (["--no-p4", "-i", "511@lo"], "0..510"),
@@ -142,6 +145,7 @@ def test_a_program_with_errors_is_drawn(program: Path) -> None:
         assert done.returncode in (1, 2)
         assert "basic.p4:" in done.stderr
         assert "nothing" in done.stderr
+        assert "p4_device_config" not in done.stderr
         assert "Traceback" not in done.stderr
 
 
@@ -191,7 +195,24 @@ def test_an_output_that_cannot_be_written_is_named(program: Path, tmp_path: Path
     assert f"{missing}: No such file" in done.stderr
 
 
+def test_neither_a_file_nor_a_command_names_the_commands() -> None:
+    """A mistyped command is no program that is missing."""
+    done = softswitch("explian", "x.p4")
+    assert done.returncode == 2
+    assert "no such command; expected PROGRAM.p4 or one of run, compile," in done.stderr
+
+
+@pytest.mark.parametrize("command", ["compile", "explain"])
+def test_json_is_refused_where_p4_is_expected(command: str, tmp_path: Path) -> None:
+    """By its kind, rather than by a mistake in its first line."""
+    (tmp_path / "x.json").write_text(' {"a": 1}')
+    done = softswitch(command, tmp_path / "x.json")
+    assert done.returncode == 2
+    assert "this is JSON; expected P4 text" in done.stderr
+
+
 def test_version_and_help() -> None:
     """Version and help are printed without a program."""
     assert softswitch("version").stdout.startswith("softswitch ")
+    assert softswitch("--version").stdout == softswitch("version").stdout
     assert "compile" in softswitch("--help").stdout

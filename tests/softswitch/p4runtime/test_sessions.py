@@ -349,3 +349,9 @@ def test_primaries_are_notified_of_ports() -> None:
         assert status(later) == {"port": 1, "up": False}
         sh("ip link set far up")
         assert status(later) == {"port": 1, "up": True}
+    with primary(settings=Settings(ports=(Port(1, "s1"),)), tell_ports=False) as (_, client, stream):
+        sh("ip link set far down")
+        later = client.stream()
+        later.arbitrate(9)
+        assert later.status() == (OK, 9)
+        assert stream.status()[1] == 9, "the next message, where BMv2 sends no notices"

@@ -26,6 +26,16 @@ def test_programs_run_this_installation_from_anywhere(tmp_path: Path) -> None:
         assert (done.returncode, "planted" in done.stdout + done.stderr) == (0, False), (name, done.stderr)
 
 
+def test_without_the_package_thrift_the_command_line_says_so(tmp_path: Path) -> None:
+    """In one line, which names what to install."""
+    (tmp_path / "thrift.py").write_text("raise ModuleNotFoundError('thrift', name='thrift')\n")
+    start = "import sys; from softswitch.tools.cli import simple_switch_cli; sys.exit(simple_switch_cli())"
+    done = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"})
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "pip install thrift" in done.stderr
+
+
 def test_a_shell_finds_the_programs_first(tmp_path: Path) -> None:
     """By the lines that are printed, whatever characters the folder's name has."""
     made = install.install(tmp_path / "it's here")
