@@ -11,6 +11,8 @@ from softswitch.trace.steps import PacketTrace, Step
 _STAGES = {"parse": "parser", "verify_checksum": "checksums", "ingress": "control", "egress": "control",
            "compute_checksum": "checksums", "deparse": "deparser"}
 _COLUMN = 88
+_BYTES = 128
+"""Bytes of a frame that are shown; JSON has all that were recorded."""
 
 
 def clean(text: str) -> str:
@@ -20,7 +22,8 @@ def clean(text: str) -> str:
 
 def to_text(trace: PacketTrace) -> str:
     """The trace of a frame as lines, with a line break at the end."""
-    lines = [f"packet {trace.number}: {trace.length} bytes in at port {trace.port}, {trace.now_us / 1e6:.6f} s"]
+    lines = [f"packet {trace.number}: {trace.length} bytes in at port {trace.port}, {trace.now_us / 1e6:.6f} s",
+             f"  {_bytes(trace.frame, trace.length)}"]
     for step in trace.steps:
         _show(step, 1, lines)
     if trace.cut:
@@ -38,6 +41,8 @@ def _show(step: Step, depth: int, lines: list[str]) -> None:
     if step.place is not None and step.what not in ("set", "extract", "emit"):
         line = f"{line:<{_COLUMN}}  {clean(step.place.brief)}"
     lines.append(line)
+    if step.what in ("out", "packet_in") and isinstance(step.value, bytes):
+        lines.append(f"{'  ' * (depth + 1)}{_bytes(step.value, step.about['length'])}")
     for part in inner:
         if part.what != "unicast" or part.value != DROP_PORT:  # the drop itself follows
             _show(part, depth + 1, lines)
@@ -160,14 +165,22 @@ def _checksum(step: Step) -> str:
     return f"verify: WRONG: expected {_value(about.get('computed', 0))}, got {_value(about.get('given', 0))}"
 
 
+def _bytes(frame: bytes, length: int) -> str:
+    """The start of a frame of so many bytes, as `softswitch explain --packet` takes it where it is whole."""
+    return frame[:_BYTES].hex() + ("..." if length > min(len(frame), _BYTES) else "")
+
+
 def _number(step: Step) -> str:
     return "(copied)" if step.value is None else _value(step.value)
 
 
 def _value(value: Any) -> str:
-    """A number as people read it: small ones decimal, others in hexadecimal digits."""
+    """A number as people read it: small ones decimal, others in hexadecimal digits, two a byte."""
     if isinstance(value, bytes):
         return value.hex() or "(empty)"
     if isinstance(value, int):
-        return str(value) if -1000 < value < 1000 else hex(value)
+        if -1000 < value < 1000:
+            return str(value)
+        digits = f"{abs(value):x}"
+        return f"{'-' if value < 0 else ''}0x{'0' * (len(digits) % 2)}{digits}"
     return str(value)

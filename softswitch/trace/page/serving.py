@@ -24,8 +24,7 @@ from socketserver import ThreadingMixIn
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
-from softswitch.trace.as_json import to_json
-from softswitch.trace.page import program_json, render
+from softswitch.trace.page import packet_json, program_json, render
 from softswitch.trace.program import TracedProgram
 from softswitch.trace.recording import KEEP_SHOWN, Following, Lost
 from softswitch.trace.steps import PacketTrace
@@ -69,7 +68,7 @@ class Recent(Following):
                 self._lost += found.frames
 
     def _add(self, trace: PacketTrace) -> None:
-        text = json.dumps(to_json(trace))
+        text = json.dumps(packet_json(trace))
         with self._lock:
             if trace.program is not self._program:
                 self._program = trace.program

@@ -23,7 +23,7 @@ from support.namespace import in_own_network, sh
 from support.ports import wait_for
 
 PROGRAM = Path(__file__).parent.parent / "explain" / "l3.p4"
-FRAME = bytes.fromhex("020000000002020000000001" "0800" "4500001c0001000040010000" "0a0001010b000202") + bytes(8)
+FRAME = bytes.fromhex("020000000002020000000001" "0800" "4500001c0001000340010000" "0a0001010b000202") + bytes(8)
 OTHER = bytes.fromhex("020000000002020000000001" "0806") + bytes(46)
 
 
@@ -124,6 +124,7 @@ def test_a_browser_shows_the_drop_its_reason_and_the_line_that_caused_it(engine:
     untouched = next(n for n, line in enumerate(PROGRAM.read_text().splitlines(), 1) if "ttl - 1" in line)
     assert rows[untouched].split() == ["row", "mono"]
     assert "DROPPED: egress_spec" in shown
+    assert "first 0x4500001c00010003" in shown, "scripts round numbers of more than 53 bits"
 
 
 @pytest.mark.needs("chromium")
