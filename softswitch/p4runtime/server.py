@@ -49,6 +49,9 @@ from softswitch.p4runtime.statuses import abort, abort_updates
 
 log = logging.getLogger(__name__)
 
+PROGRAM_LOG = f"{__name__}.program"
+"""The logger of what programs say: log_msg, assertions that do not hold."""
+
 API_VERSION = "1.4.1"
 MESSAGE_MAX = 16 << 20
 """Bytes of the longest gRPC message: a pipeline, or a batch of some hundred thousand entries."""
@@ -219,7 +222,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
                 if self._tell_ports:
                     self._notify_primaries(notices.port_status(event.id, up=up))
         else:
-            log.info("%s", event.data.decode(errors="replace"))
+            logging.getLogger(PROGRAM_LOG).info("%s", event.data.decode(errors="replace"))
 
     def _on_digest(self, message: p4r.DigestList) -> None:
         self._notify_primaries(p4r.StreamMessageResponse(digest=message))

@@ -28,6 +28,8 @@ class Connection(TTransportBase):  # type: ignore[misc]  # the library has no ty
     """Bytes from and to one client, within the bounds above. Every failure is a TTransportException."""
 
     def __init__(self, sock: socket.socket, *, within: float = MESSAGE_WITHIN) -> None:
+        with contextlib.suppress(OSError):  # the client has gone already
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock, self._within = sock, within
         self._buffer, self._at = b"", 0
         self._left, self._deadline = 0, 0.0

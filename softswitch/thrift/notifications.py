@@ -166,7 +166,7 @@ class _Subscriber:
         self.connection = connection
         self.greeted = False
         self.received = b""
-        self.out: deque[bytes] = deque([_GREETING.pack(b"\0SP\0", _PUBLISHER, 0)])
+        self.out: deque[bytes] = deque()
         self.rest = b""
         """What is left of the message that is being sent."""
 
@@ -286,7 +286,7 @@ class Notifications:
         connection.setblocking(False)
         with self._lock:
             self._subscribers[connection.fileno()] = _Subscriber(connection)
-        self._selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE)
+        self._selector.register(connection, selectors.EVENT_READ)
 
     def _exchange(self, subscriber: _Subscriber, mask: int) -> None:
         try:
@@ -313,6 +313,8 @@ class Notifications:
             magic, protocol, _ = _GREETING.unpack_from(subscriber.received)
             if magic != b"\0SP\0" or protocol != _SUBSCRIBER:
                 raise ConnectionError
+            # Only now: one who has our greeting can rely on the messages that are published from then on.
+            subscriber.out.append(_GREETING.pack(b"\0SP\0", _PUBLISHER, 0))
             subscriber.greeted = True
 
     def _drop(self, subscriber: _Subscriber) -> None:

@@ -16,6 +16,7 @@ import contextlib
 import logging
 import socket
 import threading
+import time
 from typing import Any
 
 from thrift.protocol.TProtocol import TProtocolException
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 
 MAX_CLIENTS = 64
 _HOST = "127.0.0.1"
+_END_WITHIN = 3.0
+"""Seconds that `close` waits for requests that are being executed."""
 
 _LONG = {"bm_load_new_config", "bm_swap_configs", "bm_get_config", "bm_get_config_md5", "bm_mgmt_get_info"}
 """Methods that wait for the compiler or lock the switch themselves."""
@@ -73,7 +76,9 @@ class ThriftServer:
         self._executing = threading.Lock()
         self._connections: set[Connection] = set()
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed = threading.Event()
+        self._threads: set[threading.Thread] = set()
+        """Those of the clients."""
         self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -83,18 +88,22 @@ class ThriftServer:
             self._listener.close()
             raise ThriftError(f"cannot serve Thrift on {_HOST}:{port}: {error}") from error
         self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True, name="softswitch-thrift").start()
+        self._acceptor = threading.Thread(target=self._accept, daemon=True, name="softswitch-thrift")
+        self._acceptor.start()
 
     def close(self) -> None:
-        """Ends the server and all connections."""
+        """Ends the server and all connections. Requests that are being executed are waited for, for some seconds."""
         with self._lock:
-            self._closed = True
-            connections = list(self._connections)
+            self._closed.set()
+            connections, threads = list(self._connections), list(self._threads)
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for connection in connections:
             connection.close()
+        deadline = time.monotonic() + _END_WITHIN
+        for thread in (self._acceptor, *threads):
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def __enter__(self) -> ThriftServer:
         return self
@@ -108,20 +117,20 @@ class ThriftServer:
         while True:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                if self._closed:
+            except OSError as error:
+                if self._closed.is_set():
                     return
+                log.warning("Thrift: a client could not be admitted: %s", error)
+                self._closed.wait(0.1)  # it is tried again at once else, while files are lacking for example
                 continue
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection = Connection(sock, within=self._within)
-            if self._admit(connection):
-                threading.Thread(target=self._serve, args=(connection,), daemon=True, name="softswitch-thrift").start()
-            else:
+            if not self._admit(connection):
                 connection.close()
 
     def _admit(self, connection: Connection) -> bool:
+        """Starts to serve a client, if there is room."""
         with self._lock:
-            if self._closed:
+            if self._closed.is_set():
                 return False
             if len(self._connections) >= self._max:
                 resting = [one for one in self._connections if one.resting_since]
@@ -132,7 +141,14 @@ class ThriftServer:
                 log.warning("Thrift: %d clients are connected: the one that rested longest made room", self._max)
                 self._connections.discard(oldest)
                 oldest.close()
+            thread = threading.Thread(target=self._serve, args=(connection,), daemon=True, name="softswitch-thrift")
+            try:
+                thread.start()
+            except RuntimeError as error:  # the system has no more
+                log.warning("Thrift: a client was turned away: %s", error)
+                return False
             self._connections.add(connection)
+            self._threads.add(thread)  # which leaves it at its end, and cannot before this lock is free
             return True
 
     def _serve(self, connection: Connection) -> None:
@@ -147,6 +163,7 @@ class ThriftServer:
         finally:
             with self._lock:
                 self._connections.discard(connection)
+                self._threads.discard(threading.current_thread())
             connection.close()
 
     # ---- requests --------------------------------------------------------------------------------------------

@@ -279,7 +279,7 @@ class StandIn:
         from softswitch.p4runtime.listening import ListenError
         from softswitch.p4runtime.process import Settings
         from softswitch.p4runtime.program import Compiler
-        from softswitch.p4runtime.server import Server
+        from softswitch.p4runtime.server import PROGRAM_LOG, Server
 
         if self.program is not None:
             self.check_program(self.program)
@@ -297,6 +297,7 @@ class StandIn:
             raise StartError(f"--cpu-port {cpu_port} is also the number of a port")
         pcap = self.general.get("pcap")
         tracing = trace_to_log(self.general)
+        logging.getLogger(PROGRAM_LOG).disabled = tracing is not None  # the trace has what log_msg says
         settings = Settings(ports, cpu_port, like_bmv2=True, pcap=Path(pcap) if pcap is not None else None,
                             trace=tracing)
         compiler = Compiler(trace=tracing is not None)
@@ -400,14 +401,7 @@ def trace_to_log(general: dict[str, Any]) -> Live | None:
         return None
     from softswitch.trace.recording import Live
 
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(_not_in_trace)
     return Live(cast("IO[str]", PacketLines(level)), "bmv2")
-
-
-def _not_in_trace(record: logging.LogRecord) -> bool:
-    """Whether a record is none of what log_msg of a program says, which the trace says as well."""
-    return not (record.name == "softswitch.p4runtime.server" and record.msg == "%s" and record.levelno == logging.INFO)
 
 
 class Words(logging.Formatter):

@@ -7,6 +7,7 @@ import contextlib
 import random
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -185,3 +186,16 @@ def test_random_calls_and_random_bytes_break_nothing(fuzzing: fuzz.Fuzz, both: t
             assert ends(sock), f"input {fuzzing.tried}: {method.name}"
     assert answers(both[1])
     assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_a_closed_server_leaves_no_thread_behind() -> None:
+    """Clients that rest are told, and all threads have ended when close returns."""
+    before = set(threading.enumerate())
+    with served(max_clients=4) as (_, server):
+        assert answers(server)
+        resting = connect(server)
+        assert answers(server)
+        assert set(threading.enumerate()) - before
+    assert not set(threading.enumerate()) - before
+    assert ends(resting)
+    resting.close()
