@@ -88,13 +88,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     services = [(name, TYPES[name].Client) for name in ("standard", "simple_pre_lag", "simple_switch")]
     standard, pre, switch = connect(options.thrift_ip, options.thrift_port, services)
-    text = read_config(standard, options.json)
     try:
-        names = Names(text)
-    except (ValueError, LookupError, TypeError, AssertionError) as error:
-        print(f"the program's JSON cannot be read: {error!r}")
-        return 1
-    try:
+        try:
+            names = Names(read_config(standard, options.json))
+        except (OSError, ValueError) as error:
+            print(f"The program's JSON cannot be read{f' from {options.json}' if options.json else ''}: {error}")
+            return 1
         SwitchShell(standard, pre, switch, names).cmdloop()
     except (TTransportException, EOFError, OSError) as error:
         print(f"The connection to the switch was lost: {error}", file=sys.stderr)

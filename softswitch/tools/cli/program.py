@@ -88,8 +88,13 @@ class Names:
     alone."""
 
     def __init__(self, text: str) -> None:
-        """Raises ValueError or LookupError for text that is not BMv2's JSON."""
-        program = json.loads(text)
+        """Raises ValueError for text that is not BMv2's JSON of a program."""
+        try:
+            self._read(json.loads(text))
+        except (LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"expected BMv2's JSON of a program: {error!r}") from None
+
+    def _read(self, program: dict[str, Any]) -> None:
         self.actions = {a["name"]: Action(a["name"], [(p["name"], p["bitwidth"]) for p in a["runtime_data"]])
                         for a in program.get("actions", [])}
         self.profiles: dict[str, Profile] = {}

@@ -25,10 +25,10 @@ class SwitchCommands(Shell):
         if not Path(args[0]).is_file():
             raise CommandError("Not a valid filename")
         print("Loading new Json config")
-        text = Path(args[0]).read_text()
         try:
+            text = Path(args[0]).read_text()
             names = Names(text)
-        except (ValueError, LookupError, TypeError):
+        except (OSError, ValueError):
             raise CommandError("Not a valid JSON file") from None
         self.client.bm_load_new_config(text)
         self.names = names
