@@ -16,6 +16,7 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import itertools
 import os
 import platform
 import re
@@ -49,6 +50,11 @@ _LIMITED = re.compile("out of memory|CPU time limit|Killed|terminated signal|mem
 
 Source = Path | str
 Kind = Literal["shared", "exe", "object"]
+
+_CPU = ("flags", "Features", "model name")
+
+_SEARCHED = ("CPATH", "C_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX", "CCC_OVERRIDE_OPTIONS")
+"""Variables of the environment by which compilers find other headers, libraries and parts of themselves."""
 
 _SUFFIX = {"shared": ".so", "exe": "", "object": ".o"}
 
@@ -217,9 +223,12 @@ def _find_compiler(wanted: str, _path: str, cache: Path) -> Compiler:
 
 def _identity(command: Sequence[str]) -> str:
     """Changes when the compiler is updated; found without running it (that would cost every start 50 ms)."""
-    program = os.path.realpath(shutil.which(command[0]) or command[0])
-    status = os.stat(program)
-    parts = [shlex.join(command), program, str(status.st_size), str(status.st_mtime_ns), platform.machine()]
+    parts = [shlex.join(command), platform.machine()]
+    for word in command:  # "ccache gcc": each of them
+        if (found := shutil.which(word)) is not None:
+            program = os.path.realpath(found)
+            status = os.stat(program)
+            parts += [program, str(status.st_size), str(status.st_mtime_ns)]
     if "ziglang" in command:
         from importlib import metadata
 
@@ -230,7 +239,7 @@ def _identity(command: Sequence[str]) -> str:
 
 def _probe(cc: Compiler, flags: Sequence[str], cache: Path) -> str:
     """Compiles a tiny file with `flags`; returns what went wrong, or "". The answer is kept in the cache."""
-    key = hashlib.sha256("\0".join([cc.identity, *flags, _cpu() if flags else ""]).encode()).hexdigest()[:24]
+    key = hashlib.sha256("\0".join([cc.identity, *flags, cpu() if flags else ""]).encode()).hexdigest()[:24]
     known = cache / f"probe-{key}"
     if known.exists():
         return known.read_text()
@@ -256,19 +265,20 @@ def _takes_flag(cc: Compiler, flag: str, cache: Path) -> bool:
 
 
 @functools.cache
-def _cpu() -> str:
+def cpu() -> str:
     """What -march=native would look at: a cache on a shared home must not hand one machine another's code."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        with open("/proc/cpuinfo") as info:  # of the first processor: each costs the kernel time
+            lines = [line for line in itertools.takewhile(str.strip, info) if line.startswith(_CPU)]
     except OSError:
-        return platform.processor()
-    return "".join(line for line in lines if line.startswith(("flags", "Features", "model name")))[:8192]
+        lines = []
+    return platform.machine() + ("".join(lines) or platform.processor())
 
 
 def _key(
     cc: Compiler, flags: Sequence[str], sources: Sequence[Source], include: Sequence[Path], libs: Sequence[str]
 ) -> str:
-    """Changes with whatever enters the result: compiler, flags, and the contents of sources and headers.
+    """Changes with whatever enters the result: compiler, its environment, flags, and what sources and headers contain.
 
     Where the files lie does not matter, so that clones and installations of one version share what is built; debug
     information then names the files of the one that built it.
@@ -281,8 +291,11 @@ def _key(
             digest.update(len(data).to_bytes(8, "little") + data)
 
     add(cc.identity, *flags, "--", *libs)
+    for variable in _SEARCHED:
+        if value := os.environ.get(variable):
+            add(variable, value)
     if any(flag in ("-march=native", "-mcpu=native", "-mtune=native") for flag in flags):
-        add(_cpu())
+        add(cpu())
     for source in sources:
         if isinstance(source, str):
             add("", source)

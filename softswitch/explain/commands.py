@@ -20,6 +20,7 @@ from softswitch.thrift.state import State
 from softswitch.thrift.tables import Tables
 from softswitch.tools.cli.main import SwitchShell
 from softswitch.tools.cli.program import Names
+from softswitch.trace.text import clean
 
 
 def run(engine: Engine, program: Program, text: str) -> str:
@@ -28,19 +29,26 @@ def run(engine: Engine, program: Program, text: str) -> str:
     switch = _LocalSwitch(engine, program)
     replication = Replication(switch)
     standard = _Direct(Tables(switch), Profiles(switch), State(switch))
-    shell = SwitchShell(standard, _Direct(replication), _Direct(), Names(program.bmv2_json))
+    shell = _EntriesShell(standard, _Direct(replication), _Direct(), Names(program.bmv2_json))
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         for line in text.splitlines():
             command = line.partition("#")[0].strip()
             if not command:
                 continue
-            if command.split()[0] in ("shell", "!") or command.startswith("!"):
-                print(f"not executed: {command}: commands of the shell have nothing to do with entries")
-            else:
-                print(f"{command}")
-                shell.onecmd(command)
-    return said.getvalue()
+            print(f"{command}")
+            shell.onecmd(command)
+    return clean(said.getvalue(), keep="\n")
+
+
+class _EntriesShell(SwitchShell):
+    """The commands, without those that reach beyond the switch: a file of entries is not always one's own."""
+
+    def _refuse(self, line: Any) -> None:
+        print("not executed: commands of the system's shell, and such that read or write files, have nothing to do "
+              "with entries")
+
+    do_shell = do_load_new_config_file = do_serialize_state = do_write_config_to_file = _refuse
 
 
 class _Direct:

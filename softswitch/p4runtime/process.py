@@ -57,6 +57,10 @@ class Port:
     interface: str
 
 
+PORT_MAX = 510
+"""The highest number of a port; 511 drops."""
+
+
 class Limit(IntEnum):
     """What a port's queue is limited in; the numbers are those of runtime/io.h."""
 

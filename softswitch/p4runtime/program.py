@@ -101,11 +101,12 @@ class Compiler:
         return p4r.ForwardingPipelineConfig(p4info=self(data).p4info, p4_device_config=data)
 
     def _key(self, config: bytes) -> str:
-        """The cache key: configuration, flags, C compiler, and the files of this package: a newer softswitch compiles
-        again."""
+        """The cache key: configuration, flags, C compiler, processor, and the files of this package: a newer softswitch
+        compiles again, and so does another machine with the same home."""
         digest = hashlib.sha256(config + b"\0" + " ".join(self._flags).encode() + b"\0")
         digest.update(f"{os.environ.get('SOFTSWITCH_CC')}\0{os.environ.get('PATH')}\0".encode())
         root = Path(__file__).resolve().parent.parent
+        digest.update(f"{cc.cpu()}\0{root}\0".encode())
         for folder in (cc.HERE, root, *(root / name for name in ("compiler", "engine", "runtime", "include"))):
             for file in sorted(folder.iterdir()):
                 if file.suffix in (".py", ".c", ".h", ".p4"):

@@ -31,6 +31,7 @@ from softswitch.engine.errors import (
     FailedPrecondition,
     Internal,
     InvalidArgument,
+    NotFound,
     PermissionDenied,
     Unavailable,
     Unimplemented,
@@ -42,7 +43,7 @@ from softswitch.p4runtime.config import Configuration, Listener, Pipeline
 from softswitch.p4runtime.listening import Tls
 from softswitch.p4runtime.outbox import Outbox
 from softswitch.p4runtime.primaries import Primaries, describe
-from softswitch.p4runtime.process import Limit, Port, PortState, Settings
+from softswitch.p4runtime.process import PORT_MAX, Limit, Port, PortState, Settings
 from softswitch.p4runtime.program import Builder
 from softswitch.p4runtime.roles import Permission
 from softswitch.p4runtime.statuses import abort, abort_updates
@@ -151,6 +152,8 @@ class Server(p4r_grpc.P4RuntimeServicer):
     def limit_queue(self, port: int | None, *, depth: int | None = None, rate: int | None = None) -> None:
         """Limits the queue of a port, or of all (None), of this program and the next ones: frames that may wait, frames
         a second that leave (0: as many as the link takes). Raises NotFound, OutOfRange."""
+        if port is not None and not 0 <= port <= PORT_MAX:
+            raise NotFound(f"there is no port {port}: expected a number within 0..{PORT_MAX}")
         for what, value in ((Limit.DEPTH, depth), (Limit.RATE, rate)):
             if value is not None:
                 self._limit(port, what, value)
@@ -163,13 +166,18 @@ class Server(p4r_grpc.P4RuntimeServicer):
         self._configuration.change(kept, lambda process: process.limit(port, what, value))
 
     def add_port(self, number: int, interface: str) -> None:
-        """Opens a port, for this program and the next ones. Raises AlreadyExists, NotFound, Unimplemented."""
+        """Opens a port, for this program and the next ones. Raises InvalidArgument, AlreadyExists, NotFound,
+        Unimplemented."""
+        if not 0 <= number <= PORT_MAX:
+            raise InvalidArgument(f"port {number}: expected a number within 0..{PORT_MAX}")
         port = Port(number, interface)
         self._configuration.change(lambda settings: replace(settings, ports=(*settings.ports, port)),
                                    lambda process: process.add_port(port))
 
     def remove_port(self, number: int) -> None:
         """Closes a port, for this program and the next ones. Raises NotFound."""
+        if not 0 <= number <= PORT_MAX:
+            raise NotFound(f"there is no port {number}: expected a number within 0..{PORT_MAX}")
         self._configuration.change(
             lambda settings: replace(settings, ports=tuple(p for p in settings.ports if p.number != number)),
             lambda process: process.remove_port(number))

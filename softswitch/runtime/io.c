@@ -180,7 +180,8 @@ static size_t add_port(ss_io *io, const uint8_t *body, size_t n, uint8_t *reply,
     if (n <= 4 || n - 4 >= sizeof name) return refuse_with(reply, cap, SS_INVALID_ARGUMENT, "no interface's name");
     memcpy(&number, body, 4), memcpy(name, body + 4, n - 4);
     if (number >= SS_MAX_PORTS) return refuse_with(reply, cap, SS_INVALID_ARGUMENT, "port %u is above 510", number);
-    if (io->ports[number]) return refuse_with(reply, cap, SS_ALREADY_EXISTS, "port %u is there already", number);
+    if (io->ports[number] || number == io->cpu_port)
+        return refuse_with(reply, cap, SS_ALREADY_EXISTS, "port %u is there already", number);
     if (io->port_options.pcap) /* files cannot be made any more (confine.h) */
         return refuse_with(reply, cap, SS_UNIMPLEMENTED, "port %u: a switch that captures cannot get ports", number);
     ss_port *p = ss_port_open(number, name, &io->port_options, &why);

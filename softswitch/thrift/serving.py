@@ -69,7 +69,7 @@ class ServedSwitch:
     def __init__(self, server: Server, published: Notifications | None) -> None:
         self._server, self._published = server, published
         self.device_id = server.device_id
-        self._lock = threading.Lock()
+        self._lock, self._compiling = threading.Lock(), threading.Lock()
         self._learning_from: Pipeline | None = None
         self._loaded: p4r.ForwardingPipelineConfig | None = None
 
@@ -113,8 +113,9 @@ class ServedSwitch:
         return self._server.running().built.json
 
     def load(self, config: str) -> None:
-        """Compiles a program for `swap`."""
-        loaded = self._server.build(config.encode())
+        """Compiles a program for `swap`; one at a time, since each takes its memory and processor."""
+        with self._compiling:
+            loaded = self._server.build(config.encode())
         with self._lock:
             self._loaded = loaded
 

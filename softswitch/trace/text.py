@@ -15,9 +15,10 @@ _BYTES = 128
 """Bytes of a frame that are shown; JSON has all that were recorded."""
 
 
-def clean(text: str) -> str:
-    """The text without what a terminal would obey or hide: programs and files of strangers may contain anything."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+def clean(text: str, *, keep: str = "") -> str:
+    """The text without what a terminal would obey or hide, but for the characters in `keep`: programs and files of
+    strangers may contain anything."""
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
 def to_text(trace: PacketTrace) -> str:

@@ -96,6 +96,29 @@ def test_header_flag_and_source_changes_rebuild(tmp_path: Path) -> None:
     assert ctypes.CDLL(str(results[-1])).v() == 2
 
 
+def test_what_a_compiler_finds_by_its_environment_is_part_of_the_key(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another header by CPATH is another result; so is another compiler behind a wrapper."""
+    built = []
+    for value in (1, 2):
+        (tmp_path / str(value)).mkdir()
+        (tmp_path / str(value) / "value.h").write_text(f"#define VALUE {value}\n")
+        monkeypatch.setenv("CPATH", str(tmp_path / str(value)))
+        text = '#include "value.h"\nint value(void) { return VALUE; }\n'
+        built.append(cc.build([text], kind="shared", cache_dir=tmp_path / "c"))
+    assert [ctypes.CDLL(str(library)).value() for library in built] == [1, 2]
+
+    monkeypatch.delenv("CPATH")
+    inner = tmp_path / "inner"
+    inner.write_text('#!/bin/sh\nexec cc -DVALUE=3 "$@"\n')
+    inner.chmod(0o755)
+    monkeypatch.setenv("SOFTSWITCH_CC", f"env {inner}")
+    before = cc.find_compiler(tmp_path / "c").identity
+    inner.write_text('#!/bin/sh\nexec cc -DVALUE=42 "$@"\n')
+    cc._find_compiler.cache_clear()
+    assert cc.find_compiler(tmp_path / "c").identity != before
+
+
 def test_failure_shows_command_and_compiler_output(tmp_path: Path) -> None:
     """A C error comes back with the command line and the compiler's own words."""
     with pytest.raises(cc.BuildError, match=r"(?s)exit status.*-O2.*undeclared_thing"):

@@ -106,6 +106,23 @@ def test_ternary_and_range_entries_are_taken_from_every_notation(entries: Path) 
     assert not steps(explain("--json", "--packet", blocked, "--port", "7", "--entries", entries), "drop")
 
 
+def test_a_file_of_commands_runs_nothing_and_writes_nothing(tmp_path: Path) -> None:
+    """However a command of the system's shell is spelt: a course's file is not one's own. Nor does it reach the
+    terminal."""
+    pytest.importorskip("thrift")
+    planted = tmp_path / "planted"
+    spelt = [f"shell touch {planted}", f'shell"touch" {planted}', f"shell/usr/bin/touch {planted}", f"!touch {planted}",
+             f"! touch {planted}", f"shell;touch {planted}", f"write_config_to_file {planted}",
+             f"serialize_state {planted}", "load_new_config_file /dev/stdin", "table_clear \x1b]0;title\x07"]
+    (tmp_path / "commands.txt").write_text("\n".join(spelt))
+    done = CliRunner().invoke(app, ["explain", str(PROGRAM), "--packet", TO_KNOWN, "--entries",
+                                    str(tmp_path / "commands.txt")])
+    assert done.exit_code == 0, done.output
+    assert not planted.exists()
+    assert done.stderr.count("not executed") == len(spelt) - 1
+    assert "\x1b" not in done.stderr
+
+
 def test_a_packet_tests_own_packets_are_explained_where_no_other_is_given(tmp_path: Path) -> None:
     """Without --packet a packet test brings its packets."""
     test = tmp_path / "routes.stf"

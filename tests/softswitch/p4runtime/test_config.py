@@ -14,6 +14,7 @@ import pytest
 from finsy.proto import p4r
 from google.protobuf import text_format
 
+from cbuild import cc
 from softswitch.compiler.driver import Program, compile_source
 from softswitch.p4runtime.program import Compiler
 from softswitch.p4runtime.server import Server
@@ -250,3 +251,11 @@ def test_a_hostile_program_leaves_the_running_one_as_it_is(
     assert Path("/etc/hostname").read_text().strip() not in str(refused.value)
     assert server.pid == pid
     assert client.read(p4r.Entity(table_entry=p4r.TableEntry()))
+
+
+def test_a_program_is_built_again_for_another_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines that share a home share the cache, and -march=native makes code that others cannot run."""
+    compiler = Compiler()
+    here = compiler._place(b"program")
+    monkeypatch.setattr(cc, "cpu", lambda: "another")
+    assert compiler._place(b"program") != here

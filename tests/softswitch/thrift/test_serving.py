@@ -24,7 +24,7 @@ T = TYPES["standard"]
 def server() -> Iterator[Server]:
     """A server that runs thrift.p4, without ports."""
     compiler = Compiler()
-    made = Server(device_id=7, settings=Settings(), builder=compiler)
+    made = Server(device_id=7, settings=Settings(cpu_port=510), builder=compiler)
     try:
         made.push(compiler.file(PROGRAM))
         yield made
@@ -51,10 +51,15 @@ def test_a_program_is_swapped_and_told(server: Server, tmp_path: Path) -> None:
         standard.bm_swap_configs()
         assert standard.bm_mt_get_num_entries(0, "I.lpm_t") == 0
         assert standard.bm_dev_mgr_show_ports() == []
-        with pytest.raises(T.InvalidDevMgrOperation):
-            standard.bm_dev_mgr_remove_port(3)
+        for number in (3, -1, 511):
+            with pytest.raises(T.InvalidDevMgrOperation):
+                standard.bm_dev_mgr_remove_port(number)
+        for number, interface in ((-1, "lo"), (511, "lo"), (510, "lo"), (2, "x" * 300), (2, ""), (2, "\0")):
+            with pytest.raises(T.InvalidDevMgrOperation):
+                standard.bm_dev_mgr_add_port(interface, number, "")
         with client(thrift, "simple_switch") as switch:
             assert switch.set_egress_queue_rate(3, 100) == 0
+            assert switch.set_egress_queue_depth(-1, 1) == 0
             assert 0 < switch.get_time_elapsed_us() < switch.get_time_since_epoch_us()
 
 
