@@ -44,11 +44,16 @@ def run(engine: Engine, program: Program, text: str) -> str:
 class _EntriesShell(SwitchShell):
     """The commands, without those that reach beyond the switch: a file of entries is not always one's own."""
 
-    def _refuse(self, line: Any) -> None:
+    def do_shell(self, line: str) -> None:
+        """Refused."""
         print("not executed: commands of the system's shell, and such that read or write files, have nothing to do "
               "with entries")
 
-    do_shell = do_load_new_config_file = do_serialize_state = do_write_config_to_file = _refuse
+    def do_load_new_config_file(self, args: Any) -> None:
+        """Refused."""
+        self.do_shell("")
+
+    do_serialize_state = do_write_config_to_file = do_load_new_config_file
 
 
 class _Direct:
