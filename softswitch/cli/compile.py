@@ -10,11 +10,11 @@ import typer
 
 from cbuild import files
 from softswitch.cli.options import Defines, Includes, Program, defines, fail, p4_text
+from softswitch.compiler.p4info_files import FORMATS, written
 
 if TYPE_CHECKING:
-    from finsy.proto import p4i
-
     from softswitch.compiler.driver import Program as CompiledProgram
+
 
 def compile_command(
     program: Program,
@@ -46,7 +46,7 @@ def compile_command(
         print(compiled.dump_ir())
     try:
         if p4info is not None:
-            _write_p4info(p4info, compiled.p4info)
+            files.replace(p4info, written(compiled.p4info, FORMATS.get(p4info.suffix, "text")))
         if c is not None:
             files.replace(c, compiled.c_source)
         if preprocessed is not None:
@@ -71,14 +71,3 @@ def _compile(program: Path, include: list[Path] | None, define: list[str] | None
         return compile_file(program, include=include or [], defines=defines(define))
     except CompileError as error:
         fail(str(error), 1)
-
-
-def _write_p4info(path: Path, message: p4i.P4Info) -> None:
-    from google.protobuf import json_format, text_format
-
-    if path.suffix == ".bin":
-        files.replace(path, message.SerializeToString())
-    elif path.suffix == ".json":
-        files.replace(path, json_format.MessageToJson(message))
-    else:
-        files.replace(path, text_format.MessageToString(message))

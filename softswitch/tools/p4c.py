@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cbuild import files
+from softswitch.compiler.p4info_files import FORMATS, written
 from softswitch.runtime.version import VERSION
 
 if TYPE_CHECKING:
-    from finsy.proto import p4i
-
     from softswitch.compiler.diagnostics import CompileError
     from softswitch.compiler.driver import Program
 
@@ -59,7 +58,6 @@ REFUSED = {
 """Options whose output this compiler cannot make, and their argument."""
 
 _SILENT = ("-W", "--Wdisable", "--Winfo", "--Wwarn", "--Werror", "--ndebug", "-O")
-_FORMATS = {".bin": "binary", ".json": "json", ".txt": "text", ".txtpb": "text"}
 _PREDEFINED = {"__TARGET_BMV2__": "1"}
 
 
@@ -266,11 +264,11 @@ def _apply(options: Options, name: str, value: str) -> None:
 
 
 def _by_suffix(file: str) -> tuple[str, str]:
-    if Path(file).suffix not in _FORMATS:
+    if Path(file).suffix not in FORMATS:
         raise UsageError("unknown", f"{file}: unknown file kind; known suffixes are .bin, .txt, .json, and .txtpb")
     if file.endswith(".txt"):
         _say("[--Wwarn=deprecated] warning: .txt format is being deprecated; use .txtpb instead")
-    return file, _FORMATS[Path(file).suffix]
+    return file, FORMATS[Path(file).suffix]
 
 
 def compile_program(options: Options, *, keep_preprocessed: Path | None = None, only_preprocess: bool = False) -> int:
@@ -330,18 +328,6 @@ def _report(error: CompileError) -> None:
             pad = "".join("\t" if c == "\t" else " " for c in pos.text[: pos.col - 1])
             _say(f"{pos.text}\n{pad}{'^' * max(1, min(pos.length, len(pos.text) - pos.col + 1))}")
     _say(f"[--Werror=overlimit] error: {len(error.diagnostics)} errors encountered, aborting compilation")
-
-
-def written(message: p4i.P4Info, form: str) -> bytes:
-    """A message in one of p4c's formats: "binary", "json" or "text"."""
-    from google.protobuf import json_format, text_format
-
-    if form == "binary":
-        return message.SerializeToString(deterministic=True)
-    if form == "json":
-        return json_format.MessageToJson(message).encode()
-    head = "# proto-file: p4/config/v1/p4info.proto\n# proto-message: p4.config.v1.P4Info\n\n"
-    return (head + text_format.MessageToString(message)).encode()
 
 
 def _say(text: str) -> None:

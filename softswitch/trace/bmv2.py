@@ -31,15 +31,13 @@ class Bmv2Words:
     """Writes traces as lines of a log."""
 
     def __init__(self) -> None:
-        self._names: dict[int, _Names] = {}
-        self._programs: list[TracedProgram] = []  # keeps the ids above unique
+        self._names: dict[TracedProgram, _Names] = {}
 
     def lines(self, trace: PacketTrace) -> str:
         """The lines of one packet, with a line break at the end."""
-        names = self._names.get(id(trace.program))
+        names = self._names.get(trace.program)
         if names is None:
-            self._programs.append(trace.program)
-            names = self._names[id(trace.program)] = _Names(trace.program)
+            names = self._names[trace.program] = _Names(trace.program)
         return _Packet(trace, names).run()
 
 
