@@ -6,4 +6,4 @@ from softswitch.runtime.version import VERSION as __version__
 
 __all__ = ["__version__"]
 
-defer("finsy.proto")
+defer("finsy.proto")  # before any module of this package imports it: finsy's own __init__ is a whole controller

@@ -6,6 +6,8 @@
     softswitch stf prog.p4 test.stf
     softswitch trace packets.trace
     softswitch explain prog.p4 --packet HEX --entries s1-runtime.json
+    softswitch tools DIR
+    softswitch examples DIR
 
 Exit status: 0 done; 1 a test or a compilation failed; 2 cannot start: the message says what to change.
 """

@@ -2,11 +2,12 @@
 """What a program does with a packet, without interfaces, processes or a control plane: `softswitch explain`.
 
     with TracedEngine.compile(Path("l3.p4")) as engine:
-        entries.load(engine, Path("s1-runtime.json"), program)
-        for port, frame in packets.read("0800...", 1):
-            engine.receive_traced(port, frame)
+        entries.load(engine, program, Path("s1-runtime.json"))
+        for frame in packets.read("0800..."):
+            engine.receive_traced(1, frame)
 
-    packets   frames from hexadecimal digits, pcap files and packet tests
-    entries   the control plane's state from a file: a packet test (STF), commands of simple_switch_CLI, or the
-              runtime.json of p4lang's tutorials
+    packets        frames from hexadecimal digits and pcap files
+    entries        the control plane's state from a file: a packet test (STF), or
+      runtime_json   what p4lang's tutorials have, or
+      commands       commands of simple_switch_CLI
 """

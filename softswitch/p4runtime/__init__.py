@@ -11,4 +11,5 @@ bytestrings   canonical byte strings (P4Runtime 8.4)
 entities      Write and Read: which module serves which entity
 tables, profiles, one_shot, arrays, replication, value_sets, digests    the entities
 packet_io     packet-in and packet-out metadata
+translation   values of @p4runtime_translation, as controllers have them and as packets do
 """

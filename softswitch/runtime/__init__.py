@@ -1,2 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runtime in C that a compiled program is linked with; no Python."""
+"""The runtime in C that a compiled program is linked with.
+
+Of Python there is what every other room may need before it imports anything else: the version, and deferred imports.
+"""
