@@ -25,15 +25,19 @@ def trace(
     from softswitch.trace.program import TraceError
     from softswitch.trace.recording import Lost, read, renderer
 
-    show = renderer(style)
+    show, missing = renderer(style), set(packet or [])
     try:
         for found in read(file):
             if isinstance(found, Lost):
                 if not packet and not drops:
                     sys.stdout.write(show(found))
-            elif (not packet or found.number in packet) and (not drops or found.of("drop")):
+                continue
+            missing.discard(found.number)
+            if (not packet or found.number in packet) and (not drops or found.of("drop")):
                 sys.stdout.write(show(found))
         sys.stdout.flush()
+        if missing:
+            fail(f"{file}: no packet {', '.join(map(str, sorted(missing)))} in this recording", 1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
     except OSError as error:

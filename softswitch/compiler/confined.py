@@ -11,6 +11,7 @@ serves P4Runtime and the program that runs notice nothing but an error.
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -29,6 +30,7 @@ MEMORY = 1 << 30
 
 NAME = "pushed.p4"
 """The file that messages name where the program has no #line."""
+_LINE = re.compile(r'^#line \d+ "(?:[^"<\n]*/)?([\w.+-]{1,100})"$', re.ASCII | re.MULTILINE)
 
 _OK, _REFUSED, _MEMORY, _UNREADABLE = 0, 10, 11, 12
 
@@ -98,6 +100,13 @@ def compile_program(
     raise CompilerFailed(f"the compiler failed, which is a fault of softswitch: {said.rpartition(chr(10))[2]}")
 
 
+def main_file(text: str) -> str:
+    """The file that preprocessed text was made of, without folders: the one that its last #line names, since the switch
+    of a program stands behind all that it includes; NAME where it names none, or one of other than plain characters."""
+    found = _LINE.findall(text)
+    return found[-1] if found else NAME
+
+
 def _main(cpu_seconds: int, memory: int, trace: int) -> int:
     """The process: the program on stdin; on stdout the C text, JSON, description for the packet trace and P4Info,
     packed (cache.pack), or the errors."""
@@ -110,7 +119,7 @@ def _main(cpu_seconds: int, memory: int, trace: int) -> int:
         from softswitch.compiler.preprocess import LIBRARY
 
         text = device_config.source(sys.stdin.buffer.read())
-        program = compile_source(text, NAME, include=LIBRARY, trace=bool(trace))
+        program = compile_source(text, main_file(text), include=LIBRARY, trace=bool(trace))
     except device_config.UnreadableConfigError as error:
         out.write(str(error).encode(errors="replace"))
         return _UNREADABLE

@@ -122,6 +122,16 @@ def test_a_good_program_is_what_it_is_without_limits() -> None:
     assert time.monotonic() - start < confined.WALL_SECONDS
 
 
+@pytest.mark.parametrize(("text", "name"), [
+    ("control c() {}", confined.NAME), ('#line 6 "<core.p4>"\nx\n', confined.NAME),
+    ('#line 6 "<core.p4>"\nx\n#line 1 "lib/a.p4"\ny\n#line 2 "/home/me/l3-v2.p4"\nz', "l3-v2.p4"),
+    ('#line 1 "a*/ b.p4"\n', confined.NAME), ('#line 1 "l3.p4', confined.NAME),
+])
+def test_a_pushed_program_is_named_as_its_file_was(text: str, name: str) -> None:
+    """By its last mark of a line, which pages and traces show; other than plain characters are no name."""
+    assert confined.main_file(text) == name
+
+
 def test_a_folder_named_softswitch_where_it_runs_is_not_imported(tmp_path: Path) -> None:
     """The compiler's process takes its modules from where the switch has them, not from where it was started."""
     (tmp_path / "softswitch").mkdir()

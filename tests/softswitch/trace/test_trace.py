@@ -415,6 +415,8 @@ def test_a_switch_process_records_to_a_file(executable: tuple[Path, str], tmp_pa
     assert shown.exit_code == 0
     assert "[2.0] [cxt 0] Dropping packet at the end of ingress" in shown.output
     assert "[0.0]" not in shown.output
+    none = CliRunner().invoke(app, ["trace", str(tmp_path / "packets.trace"), "--packet", "99"])
+    assert (none.exit_code, "no packet 99" in none.stderr) == (1, True)
 
 
 def test_a_full_pipe_never_stops_the_switch(executable: tuple[Path, str]) -> None:
