@@ -22,8 +22,10 @@ from softswitch.p4runtime.listening import Tls
 from softswitch.p4runtime.process import Settings
 from softswitch.p4runtime.program import Compiler
 from softswitch.p4runtime.server import Server
-from softswitch.tools import simple_switch
-from softswitch.tools.simple_switch import GENERAL, IGNORED, REFUSED, TARGET, TARGET_GRPC, StartError, read
+from softswitch.tools import simple_switch, switch_output
+from softswitch.tools.program_options import Option
+from softswitch.tools.switch_options import GENERAL, IGNORED, OPEN, REFUSED, TARGET, TARGET_GRPC, read
+from softswitch.tools.switch_output import StartError
 from support.client import Client
 from support.p4 import basic
 
@@ -98,7 +100,7 @@ def test_every_refused_or_ignored_option_says_so(tmp_path: Path, capsys: pytest.
 
 @pytest.mark.needs("bmv2")
 @pytest.mark.parametrize(("name", "target"), [("simple_switch", TARGET), ("simple_switch_grpc", TARGET_GRPC)])
-def test_the_options_are_those_that_bmv2_lists(name: str, target: tuple[simple_switch.Option, ...]) -> None:
+def test_the_options_are_those_that_bmv2_lists(name: str, target: tuple[Option, ...]) -> None:
     """Each that --help names, short ones too; ours beyond those are of builds of BMv2 with more in them."""
     said = subprocess.run([name, "--help"], capture_output=True, text=True, timeout=30, check=True).stdout
     listed = set(re.findall(r"^  (?:-\w \[ )?--([\w-]+)", said, re.MULTILINE))
@@ -158,11 +160,11 @@ def test_all_addresses_without_mutual_tls_become_loopback(
     address: str, tls: bool, served: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A line says so; other addresses stay, and are refused where others reach them; SOFTSWITCH_OPEN opens all."""
-    monkeypatch.delenv(simple_switch.OPEN, raising=False)
+    monkeypatch.delenv(OPEN, raising=False)
     mutual = Tls(Path("cert"), Path("key"), Path("ca")) if tls else None
     assert simple_switch.narrowed(address, mutual) == (served, False)
     assert ("SOFTSWITCH_OPEN=1" in capsys.readouterr().err) == (address != served)
-    monkeypatch.setenv(simple_switch.OPEN, "1")
+    monkeypatch.setenv(OPEN, "1")
     assert simple_switch.narrowed(address, None) == (address, True)
 
 
@@ -177,21 +179,21 @@ def test_a_missing_interface_is_logged_and_left_out(capsys: pytest.CaptureFixtur
 
 def test_packets_are_logged_in_bmv2s_words_by_level(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a console or a file and a level of debug or trace; lines without a letter belong to the one before."""
-    root, packets = logging.Logger("root"), logging.Logger(simple_switch.PACKETS)
-    monkeypatch.setattr(logging, "getLogger", lambda name=None: packets if name == simple_switch.PACKETS else root)
-    assert simple_switch.trace_to_log({"log-console": True, "log-level": "info"}) is None
-    assert simple_switch.trace_to_log({}) is None
+    root, packets = logging.Logger("root"), logging.Logger(switch_output.PACKETS)
+    monkeypatch.setattr(logging, "getLogger", lambda name=None: packets if name == switch_output.PACKETS else root)
+    assert switch_output.trace_to_log({"log-console": True, "log-level": "info"}) is None
+    assert switch_output.trace_to_log({}) is None
     text = ("[12:00:00.000] [bmv2] [T] [thread 1] [0.0] [cxt 0] Applying table 't'\n* key: 1\n"
             "[12:00:00.000] [bmv2] [D] [thread 1] [0.0] [cxt 0] Egress port is 2\n* more\n")
     for level, lines in (("trace", [0, 1, 2, 3]), ("debug", [2, 3])):
         found: list[str] = []
         handler = logging.Handler()
-        handler.setFormatter(simple_switch.Words())
+        handler.setFormatter(switch_output.Words())
         monkeypatch.setattr(handler, "emit", lambda record, h=handler, found=found: found.append(h.format(record)))
         packets.handlers = [handler]
-        live = simple_switch.trace_to_log({"log-console": True, "log-level": level})
+        live = switch_output.trace_to_log({"log-console": True, "log-level": level})
         assert live is not None
-        simple_switch.PacketLines(simple_switch.LEVELS[level]).write(text)
+        switch_output.PacketLines(switch_output.LEVELS[level]).write(text)
         assert found == [text.splitlines()[i] for i in lines]
 
 
