@@ -18,7 +18,7 @@ import typer
 from typer.testing import CliRunner
 
 from netfold.cli.app import app as netfold
-from softswitch.cli import app as softswitch
+from softswitch.cli.app import app as softswitch
 from support import needs
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -6,10 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from cbuild import files
-from softswitch.cli.options import Defines, Includes, Program, defines, fail, p4_text
+from softswitch.cli.options import CliOption, Defines, Includes, Program, defines, fail, p4_text
 from softswitch.compiler.p4info_files import FORMATS, written
 
 if TYPE_CHECKING:
@@ -19,18 +17,18 @@ if TYPE_CHECKING:
 def compile_command(
     program: Program,
     p4info: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the p4info here (.txtpb text, .bin binary, .json).")
+        Path | None, CliOption(metavar="FILE", help="Write the p4info here (.txtpb text, .bin binary, .json).")
     ] = None,
-    c: Annotated[Path | None, typer.Option("-o", "--c", metavar="FILE", help="Write the generated C here.")] = None,
+    c: Annotated[Path | None, CliOption("-o", "--c", metavar="FILE", help="Write the generated C here.")] = None,
     preprocessed: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the P4 text here that a controller pushes as p4_device_config."),
+        CliOption(metavar="FILE", help="Write the P4 text here that a controller pushes as p4_device_config."),
     ] = None,
     json: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write BMv2's JSON here: what control planes read, and the P4 text."),
+        CliOption(metavar="FILE", help="Write BMv2's JSON here: what control planes read, and the P4 text."),
     ] = None,
-    dump_ir: Annotated[bool, typer.Option("--dump-ir", help="Print the typed IR.")] = False,
+    dump_ir: Annotated[bool, CliOption("--dump-ir", help="Print the typed IR.")] = False,
     define: Defines = None,
     include: Includes = None,
 ) -> None:

@@ -7,16 +7,14 @@ import shutil
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from softswitch.cli.options import fail
+from softswitch.cli.options import CliArgument, fail
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
 def examples(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Where to; made where it is missing.")
+        Path, CliArgument(metavar="DIR", help="Where to; made where it is missing.")
     ] = Path("examples"),
 ) -> None:
     """Copy the examples: P4 programs, their controllers, and a script that makes hosts around them."""

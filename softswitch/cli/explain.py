@@ -8,9 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from softswitch.cli.options import Defines, Includes, Program, defines, fail, p4_text
+from softswitch.cli.options import CliOption, Defines, Includes, Program, defines, fail, p4_text
 
 if TYPE_CHECKING:
     from softswitch.trace import PacketTrace
@@ -20,21 +18,21 @@ def explain(
     program: Program,
     packet: Annotated[
         list[str] | None,
-        typer.Option(metavar="HEX|FILE.pcap", help="A frame from its Ethernet header on, or all of a file; repeat."),
+        CliOption(metavar="HEX|FILE.pcap", help="A frame from its Ethernet header on, or all of a file; repeat."),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=510, help="Where the frames come in.")] = 1,
+    port: Annotated[int, CliOption(min=0, max=510, help="Where the frames come in.")] = 1,
     entries: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="Table entries: NAME.stf a packet test (with its packets, where no --packet "
-                                          "is given), NAME.json as in p4lang's tutorials, else commands of "
-                                          "simple_switch_CLI; repeat."),
+        CliOption(metavar="FILE", help="Table entries: NAME.stf a packet test (with its packets, where no --packet "
+                                       "is given), NAME.json as in p4lang's tutorials, else commands of "
+                                       "simple_switch_CLI; repeat."),
     ] = None,
-    cpu_port: Annotated[int | None, typer.Option(min=1, max=510, help="Port number of the controller.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of random().")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a frame.")] = False,
+    cpu_port: Annotated[int | None, CliOption(min=1, max=510, help="Port number of the controller.")] = None,
+    seed: Annotated[int, CliOption(min=0, help="Of random().")] = 1,
+    as_json: Annotated[bool, CliOption("--json", help="Print JSON, one object a frame.")] = False,
     page: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.html", help="Write a page that shows the frames' way through the source."),
+        CliOption(metavar="FILE.html", help="Write a page that shows the frames' way through the source."),
     ] = None,
     define: Defines = None,
     include: Includes = None,

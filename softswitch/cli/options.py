@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the subcommands share: options of the same meaning, and how one ends with a message."""
+"""What the subcommands share: how they declare options, options of the same meaning, how one ends with a message.
+
+Commands declare their parameters as for typer, but with the classes of this module: app.py makes typer's of them, and
+start.py reads the options of a switch that starts without typer.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,28 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-import typer
 
-Defines = Annotated[list[str] | None, typer.Option("-D", metavar="NAME[=VALUE]", help="Define a macro.")]
-Includes = Annotated[list[Path] | None, typer.Option("-I", metavar="DIR", help="Look for #include files here.")]
-Program = Annotated[Path, typer.Argument(metavar="PROGRAM.p4", help="A P4_16 program for v1model.")]
+class CliParameter:
+    """A parameter of a command: `names` as on the command line, if they are not the function's ("--its-name"), and the
+    keywords of typer's class: help, metavar, min, max."""
+
+    def __init__(
+        self, *names: str, help: str, metavar: str | None = None, min: int | None = None, max: int | None = None
+    ) -> None:
+        self.names, self.help, self.metavar, self.min, self.max = names, help, metavar, min, max
+
+
+class CliOption(CliParameter):
+    """An option, such as --seed 1."""
+
+
+class CliArgument(CliParameter):
+    """An argument, such as PROGRAM.p4."""
+
+
+Defines = Annotated[list[str] | None, CliOption("-D", metavar="NAME[=VALUE]", help="Define a macro.")]
+Includes = Annotated[list[Path] | None, CliOption("-I", metavar="DIR", help="Look for #include files here.")]
+Program = Annotated[Path, CliArgument(metavar="PROGRAM.p4", help="A P4_16 program for v1model.")]
 
 
 class TraceStyle(StrEnum):
@@ -26,7 +47,7 @@ class TraceStyle(StrEnum):
 def fail(message: str, status: int = 2) -> NoReturn:
     """Ends the program with one clear message."""
     print(f"softswitch: {message}", file=sys.stderr)
-    raise typer.Exit(status)
+    sys.exit(status)
 
 
 def readable(path: Path) -> None:

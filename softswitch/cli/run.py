@@ -6,18 +6,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import socket
 import sys
-import threading
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from softswitch.cli.options import Defines, Includes, TraceStyle, defines, fail, readable
+from softswitch.cli.options import CliArgument, CliOption, Defines, Includes, TraceStyle, defines, fail, readable
+from softswitch.runtime.stopping import Stop
 
 if TYPE_CHECKING:
     from softswitch.p4runtime.listening import Tls
@@ -36,73 +33,73 @@ class LogLevel(StrEnum):
 
 
 def run(
-    program: Annotated[Path | None, typer.Argument(metavar="PROGRAM.p4", help="Pushed at the start.")] = None,
+    program: Annotated[Path | None, CliArgument(metavar="PROGRAM.p4", help="Pushed at the start.")] = None,
     interface: Annotated[
         list[str] | None,
-        typer.Option("-i", "--interface", metavar="PORT@IFACE", help="Port number and its Linux interface; repeat."),
+        CliOption("-i", "--interface", metavar="PORT@IFACE", help="Port number and its Linux interface; repeat."),
     ] = None,
-    no_p4: Annotated[bool, typer.Option("--no-p4", help="Wait for a controller to push the program.")] = False,
+    no_p4: Annotated[bool, CliOption("--no-p4", help="Wait for a controller to push the program.")] = False,
     grpc_server_addr: Annotated[
         list[str] | None,
-        typer.Option(metavar="HOST:PORT|unix:PATH", help="Where P4Runtime listens; repeat. Default 127.0.0.1:9559."),
+        CliOption(metavar="HOST:PORT|unix:PATH", help="Where P4Runtime listens; repeat. Default 127.0.0.1:9559."),
     ] = None,
     grpc_server_ssl: Annotated[
-        bool, typer.Option("--grpc-server-ssl", help="TLS at HOST:PORT addresses; needs certificate and key.")
+        bool, CliOption("--grpc-server-ssl", help="TLS at HOST:PORT addresses; needs certificate and key.")
     ] = False,
     grpc_server_cert: Annotated[
-        Path | None, typer.Option(metavar="PEM", help="Certificate of the server; read again for each connection.")
+        Path | None, CliOption(metavar="PEM", help="Certificate of the server; read again for each connection.")
     ] = None,
-    grpc_server_key: Annotated[Path | None, typer.Option(metavar="PEM", help="Its private key.")] = None,
+    grpc_server_key: Annotated[Path | None, CliOption(metavar="PEM", help="Its private key.")] = None,
     grpc_server_cacert: Annotated[
-        Path | None, typer.Option(metavar="PEM", help="Certificates that sign those of clients.")
+        Path | None, CliOption(metavar="PEM", help="Certificates that sign those of clients.")
     ] = None,
     grpc_server_with_client_auth: Annotated[
-        bool, typer.Option("--grpc-server-with-client-auth", help="Only clients with such a certificate.")
+        bool, CliOption("--grpc-server-with-client-auth", help="Only clients with such a certificate.")
     ] = False,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen where other machines reach it even without mutual TLS.")
+        bool, CliOption("--insecure", help="Listen where other machines reach it even without mutual TLS.")
     ] = False,
     primary: Annotated[
         list[str] | None,
-        typer.Option(metavar="WHO", help="Only these clients may write: cert:NAME, an IP address or network, unix; "
-                                         "repeat. Others read."),
+        CliOption(metavar="WHO", help="Only these clients may write: cert:NAME, an IP address or network, unix; "
+                                      "repeat. Others read."),
     ] = None,
     thrift_port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, metavar="PORT", help="Serve BMv2's Thrift services on 127.0.0.1:PORT, to "
-                                                            "everybody on this machine; needs the package thrift."),
+        CliOption(min=0, max=65535, metavar="PORT", help="Serve BMv2's Thrift services on 127.0.0.1:PORT, to "
+                                                         "everybody on this machine; needs the package thrift."),
     ] = None,
-    device_id: Annotated[int, typer.Option(min=0, help="P4Runtime device id.")] = 1,
-    cpu_port: Annotated[int | None, typer.Option(min=1, max=510, help="Port number of the controller.")] = None,
-    queue: Annotated[int, typer.Option(min=1, max=1 << 20, help="Frames that may wait at each port.")] = 1024,
-    seed: Annotated[int, typer.Option(min=0, help="Of random().")] = 1,
-    pcap: Annotated[Path | None, typer.Option(metavar="DIR", help="Capture to DIR/IFACE_{in,out}.pcap.")] = None,
+    device_id: Annotated[int, CliOption(min=0, help="P4Runtime device id.")] = 1,
+    cpu_port: Annotated[int | None, CliOption(min=1, max=510, help="Port number of the controller.")] = None,
+    queue: Annotated[int, CliOption(min=1, max=1 << 20, help="Frames that may wait at each port.")] = 1024,
+    seed: Annotated[int, CliOption(min=0, help="Of random().")] = 1,
+    pcap: Annotated[Path | None, CliOption(metavar="DIR", help="Capture to DIR/IFACE_{in,out}.pcap.")] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(metavar="FILE|-", help="Record what happens to each packet, for `softswitch trace FILE`; "
-                                            "-: show it on standard output."),
+        CliOption(metavar="FILE|-", help="Record what happens to each packet, for `softswitch trace FILE`; "
+                                         "-: show it on standard output."),
     ] = None,
     trace_format: Annotated[
-        TraceStyle | None, typer.Option(help="Write the trace like this; default: text on standard output, binary in "
-                                             "a file.")
+        TraceStyle | None, CliOption(help="Write the trace like this; default: text on standard output, binary in "
+                                          "a file.")
     ] = None,
     page: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Serve a page there, a loopback address, that shows each packet's way "
-                                               "through the source."),
+        CliOption(metavar="HOST:PORT", help="Serve a page there, a loopback address, that shows each packet's way "
+                                            "through the source."),
     ] = None,
-    trace_limit: Annotated[int, typer.Option(metavar="MB", min=1, help="Most of a trace in a file.")] = 1024,
+    trace_limit: Annotated[int, CliOption(metavar="MB", min=1, help="Most of a trace in a file.")] = 1024,
     trace_bytes: Annotated[
         int | None,
-        typer.Option(metavar="N", min=0, max=16384, help="Bytes of each frame in a trace; default: 128 in a binary "
-                                                         "file, else 2048."),
+        CliOption(metavar="N", min=0, max=16384, help="Bytes of each frame in a trace; default: 128 in a binary "
+                                                      "file, else 2048."),
     ] = None,
-    no_offload: Annotated[bool, typer.Option("--no-offload", help="Send no super-packets.")] = False,
+    no_offload: Annotated[bool, CliOption("--no-offload", help="Send no super-packets.")] = False,
     sanitize: Annotated[
-        bool, typer.Option("--sanitize", help="Build with AddressSanitizer and UBSan (slow).")
+        bool, CliOption("--sanitize", help="Build with AddressSanitizer and UBSan (slow).")
     ] = False,
-    log_level: Annotated[LogLevel, typer.Option(help="Least severe messages to log.")] = LogLevel.info,
-    log_file: Annotated[Path | None, typer.Option(help="Log there rather than to stderr.")] = None,
+    log_level: Annotated[LogLevel, CliOption(help="Least severe messages to log.")] = LogLevel.info,
+    log_file: Annotated[Path | None, CliOption(help="Log there rather than to stderr.")] = None,
     define: Defines = None,
     include: Includes = None,
 ) -> None:
@@ -148,9 +145,7 @@ def run(
         fail("--page with --trace: expected one of the two")
     settings = Settings(ports, cpu_port, seed, queue, join=not no_offload, pcap=pcap, trace=tracing)
 
-    done = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: done.set())
+    stop = Stop()
     compiler = Compiler(flags=SANITIZE if sanitize else (), trace=tracing is not None)
     server = Server(device_id=device_id, settings=settings, builder=compiler, primaries=primaries)
     serving = contextlib.ExitStack()
@@ -172,8 +167,7 @@ def run(
                 + (f", page {url}" if url else ""),
                 flush=True,
             )
-        while not done.wait(3600):  # signals end the wait, whatever its limit
-            pass
+        stop.wait()
     except (ListenError, EngineError, CompileError, ThriftError) as error:
         fail(str(error))
     finally:
@@ -181,6 +175,7 @@ def run(
         server.close()
         if tracing is not None:
             tracing.close()
+        stop.close()
 
 
 def _set_up_log(level: LogLevel, file: Path | None) -> None:

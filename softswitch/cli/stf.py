@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from softswitch.cli.options import Defines, Includes, Program, defines, fail, p4_text, readable
+from softswitch.cli.options import CliArgument, Defines, Includes, Program, defines, fail, p4_text, readable
 
 
 def stf(
     program: Program,
-    test: Annotated[Path, typer.Argument(metavar="TEST.stf", help="A packet test in p4c's format.")],
+    test: Annotated[Path, CliArgument(metavar="TEST.stf", help="A packet test in p4c's format.")],
     define: Defines = None,
     include: Includes = None,
 ) -> None:
@@ -34,4 +33,4 @@ def stf(
         fail(f"{test}: expected a packet test in UTF-8 text")
     print(report)
     if not report.passed:
-        raise typer.Exit(1)
+        sys.exit(1)

@@ -8,14 +8,12 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from softswitch.cli.options import fail
+from softswitch.cli.options import CliArgument, CliOption, fail
 
 
 def tools(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the programs go; made if missing.")],
-    force: Annotated[bool, typer.Option("--force", help="Replace files of these names that others wrote.")] = False,
+    folder: Annotated[Path, CliArgument(metavar="DIR", help="Where the programs go; made if missing.")],
+    force: Annotated[bool, CliOption("--force", help="Replace files of these names that others wrote.")] = False,
 ) -> None:
     """Write p4c-bm2-ss, p4c, simple_switch, simple_switch_grpc and simple_switch_CLI, which run softswitch, into DIR.
 

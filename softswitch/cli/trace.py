@@ -8,18 +8,16 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from softswitch.cli.options import TraceStyle, fail
+from softswitch.cli.options import CliArgument, CliOption, TraceStyle, fail
 
 
 def trace(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A recording that `softswitch run --trace FILE` made.")],
-    style: Annotated[TraceStyle, typer.Option("--format", help="How to show it.")] = TraceStyle.text,
+    file: Annotated[Path, CliArgument(metavar="FILE", help="A recording that `softswitch run --trace FILE` made.")],
+    style: Annotated[TraceStyle, CliOption("--format", help="How to show it.")] = TraceStyle.text,
     packet: Annotated[
-        list[int] | None, typer.Option("--packet", metavar="N", min=0, help="Only this packet; repeat.")
+        list[int] | None, CliOption("--packet", metavar="N", min=0, help="Only this packet; repeat.")
     ] = None,
-    drops: Annotated[bool, typer.Option("--drops", help="Only packets of which a copy was dropped.")] = False,
+    drops: Annotated[bool, CliOption("--drops", help="Only packets of which a copy was dropped.")] = False,
 ) -> None:
     """Show what happened to recorded packets."""
     from softswitch.trace.program import TraceError

@@ -11,11 +11,13 @@ import contextlib
 import sys
 import threading
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:  # importlib.abc imports a dozen modules that nothing else needs
+    from importlib.abc import Loader
 
 _loading = threading.RLock()
 """Held while the `__init__` of a deferred package runs."""
@@ -57,12 +59,12 @@ def _run_init(module: ModuleType) -> bool:
     return True
 
 
-class _Imported(Loader):
+class _Imported:
     """Loads what the `__init__` has imported meanwhile: the import system takes it from the module's `__spec__`."""
 
     def __init__(self, module: ModuleType) -> None:
         self.module, self.spec = module, module.__spec__
-        module.__spec__ = ModuleSpec(module.__name__, self)
+        module.__spec__ = ModuleSpec(module.__name__, cast("Loader", self))
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return self.module
@@ -71,7 +73,7 @@ class _Imported(Loader):
         module.__spec__ = self.spec
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     """Runs the `__init__` before any other part than `part` is imported: those rely on the order of its imports."""
 
     def __init__(self, module: _Deferred, part: str) -> None:
@@ -94,7 +96,7 @@ class _Finder(MetaPathFinder):
         finally:
             _loading.release()
         imported = sys.modules.get(fullname)
-        return None if imported is None else ModuleSpec(fullname, _Imported(imported))
+        return None if imported is None else ModuleSpec(fullname, cast("Loader", _Imported(imported)))
 
 
 def defer(part: str) -> None:

@@ -12,14 +12,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from softswitch.runtime.stopping import Stop
 from softswitch.tools.program_options import Option
 from softswitch.tools.switch_options import GRPC_ADDRESS, OPEN, TARGET, TARGET_GRPC, THRIFT_PORT, Arguments, read
 from softswitch.tools.switch_output import StartError, say, set_up_log, trace_to_log, warn
@@ -117,9 +116,7 @@ class StandIn:
         if self.program is not None:
             self.check_program(self.program)
         set_up_log(self.general)
-        done = threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: done.set())
+        stop = Stop()
         drop = self.target.get("drop-port", 511)
         if drop != 511:
             raise StartError(f"--drop-port {drop}: this switch drops at port 511 alone")
@@ -148,8 +145,7 @@ class StandIn:
                 address, opened = narrowed(self.target.get("grpc-server-addr", GRPC_ADDRESS), tls)
                 server.listen(address, tls=tls, insecure=opened)
                 say(f"Server listening on {address}")
-            while not done.wait(3600):  # signals end the wait, whatever its limit
-                pass
+            stop.wait()
         except (ListenError, EngineError, CompileError) as error:
             raise StartError(str(error)) from error
         finally:
@@ -157,6 +153,7 @@ class StandIn:
             server.close()
             if tracing is not None:
                 tracing.close()
+            stop.close()
 
     def check_program(self, program: str) -> None:
         try:

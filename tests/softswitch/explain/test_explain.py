@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from softswitch.cli import app
+from softswitch.cli.app import app
 from softswitch.explain import packets
 
 PROGRAM = Path(__file__).parent / "l3.p4"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from softswitch.cli import app
+from softswitch.cli.app import app
 from softswitch.compiler.driver import compile_file
 from softswitch.engine.byte_form import pack_fields
 from softswitch.engine.entities import CloneSession, DoAction, Entry, Multicast
