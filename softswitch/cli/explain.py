@@ -49,11 +49,13 @@ def explain(
 
     p4_text(program)
     try:
+        failed: list[str] = []
         frames = [(port, frame) for one in packet or [] for frame in packets.read(one)]
         compiled = compile_file(program, include=include or [], defines=defines(define), trace=True)
         with TracedEngine.of(compiled, cpu_port=cpu_port, seed=seed) as engine:
             for path in entries or []:
-                own, said = load(engine, compiled, path)
+                own, said, wrong = load(engine, compiled, path)
+                failed += [f"{path}: {wrong} of its commands failed, above"] if wrong else []
                 sys.stderr.write(said)
                 if not packet:
                     frames += own
@@ -76,3 +78,6 @@ def explain(
             print(json.dumps(to_json(trace)))
         elif page is None:
             sys.stdout.write(to_text(trace))
+    sys.stdout.flush()
+    for line in failed:  # behind the packets, where it is seen
+        print(f"softswitch: --entries {line}; the packets met what the others wrote", file=sys.stderr)

@@ -23,9 +23,9 @@ from softswitch.tools.cli.program import Names
 from softswitch.trace.text import clean
 
 
-def run(engine: Engine, program: Program, text: str) -> str:
-    """Executes commands, one a line, and returns what they say in BMv2's words: failures too, as the real one goes on
-    after them. Lines that begin with # are comments."""
+def run(engine: Engine, program: Program, text: str) -> tuple[str, int]:
+    """Executes commands, one a line, and returns what they say in BMv2's words, and how many have failed, after which
+    the real one goes on. Lines that begin with # are comments."""
     switch = _LocalSwitch(engine, program)
     replication = Replication(switch)
     standard = _Direct(Tables(switch), Profiles(switch), State(switch))
@@ -38,7 +38,7 @@ def run(engine: Engine, program: Program, text: str) -> str:
                 continue
             print(f"{command}")
             shell.onecmd(command)
-    return clean(said.getvalue(), keep="\n")
+    return clean(said.getvalue(), keep="\n"), shell.failed
 
 
 class _EntriesShell(SwitchShell):
@@ -46,8 +46,14 @@ class _EntriesShell(SwitchShell):
 
     def do_shell(self, line: str) -> None:
         """Refused."""
+        self.failed += 1
         print("not executed: commands of the system's shell, and such that read or write files, have nothing to do "
               "with entries")
+
+    def default(self, line: str) -> None:
+        """What is no command."""
+        self.failed += 1
+        print(f"*** Unknown syntax: {line}")
 
     def do_load_new_config_file(self, args: Any) -> None:
         """Refused."""

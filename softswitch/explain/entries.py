@@ -15,12 +15,12 @@ class EntriesError(Exception):
     """A file of entries cannot be used; the message says why."""
 
 
-def load(engine: LocalEngine, program: Program, path: Path) -> tuple[list[tuple[int, bytes]], str]:
+def load(engine: LocalEngine, program: Program, path: Path) -> tuple[list[tuple[int, bytes]], str, int]:
     """Writes what a file says into a switch: NAME.json as p4lang's tutorials have it, NAME.stf a packet test, any other
     commands of simple_switch_CLI.
 
-    Returns the (port, frame) pairs of the file's own packets, which only packet tests have, and what commands said.
-    Raises EntriesError.
+    Returns the (port, frame) pairs of the file's own packets, which only packet tests have, what commands said, and how
+    many of them failed. Raises EntriesError.
     """
     try:
         text = path.read_text()
@@ -32,9 +32,9 @@ def load(engine: LocalEngine, program: Program, path: Path) -> tuple[list[tuple[
             runtime_json.load(engine, text, names, str(path))
         except runtime_json.RuntimeJsonError as error:
             raise EntriesError(str(error)) from None
-        return [], ""
+        return [], "", 0
     if path.suffix == ".stf":
-        return _packet_test(engine, text, path, names), ""
+        return _packet_test(engine, text, path, names), "", 0
     try:
         from softswitch.explain import commands
     except ModuleNotFoundError as error:
@@ -42,7 +42,7 @@ def load(engine: LocalEngine, program: Program, path: Path) -> tuple[list[tuple[
             raise
         raise EntriesError(f"--entries {path}: commands of simple_switch_CLI need Apache's package thrift, which is "
                            "missing: pip install thrift") from None
-    return [], commands.run(engine, program, text)
+    return [], *commands.run(engine, program, text)
 
 
 def _packet_test(

@@ -36,7 +36,7 @@ def load(engine: Engine, text: str, params: Mapping[int, Sequence[str]], name: s
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RuntimeJsonError(f"{name}: {error}") from None
+        raise RuntimeJsonError(f"{name}: this is no JSON: {error}") from None
     if not isinstance(data, dict) or not set(data) <= _KNOWN:
         got = ", ".join(sorted(set(data) - _KNOWN)) if isinstance(data, dict) else type(data).__name__
         raise RuntimeJsonError(f"{name}: expected an object with {', '.join(sorted(_KNOWN))}; got {got:.200}")

@@ -39,8 +39,11 @@ def command(method: _F) -> _F:
 
     @functools.wraps(method)
     def run(self: Any, line: str) -> Any:
+        self.failed += 1
         try:
-            return method(self, line.split())
+            result = method(self, line.split())
+            self.failed -= 1
+            return result
         except CommandError as error:
             print(f"{error.what}: {error}")
         except TApplicationException as error:
@@ -66,6 +69,8 @@ class Shell(cmd.Cmd):
         """`pre` is a client of simple_pre_lag, of simple_pre where `lags` is false, or None."""
         super().__init__()
         self.client, self.mc_client, self.sswitch_client, self.names, self.lags = standard, pre, switch, names, lags
+        self.failed = 0
+        """How many commands have failed."""
 
     def do_greet(self, line: str) -> None:
         print("hello")

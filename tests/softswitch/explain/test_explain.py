@@ -120,6 +120,7 @@ def test_a_file_of_commands_runs_nothing_and_writes_nothing(tmp_path: Path) -> N
     assert done.exit_code == 0, done.output
     assert not planted.exists()
     assert done.stderr.count("not executed") == len(spelt) - 1
+    assert done.stderr.endswith(f"{len(spelt)} of its commands failed, above; the packets met what the others wrote\n")
     assert "\x1b" not in done.stderr
 
 
