@@ -8,6 +8,8 @@ from finsy.proto import p4r
 from softswitch.engine.entities import Count, MeterConfig
 from softswitch.engine.errors import InvalidArgument
 
+_MOST = (1 << 63) - 1
+
 
 def decode_meter(message: p4r.MeterConfig, what: str) -> MeterConfig:
     """Decodes a configuration. Raises InvalidArgument unless rates and bursts are positive and peak >= committed."""
@@ -29,8 +31,9 @@ def encode_meter(config: MeterConfig, message: p4r.MeterConfig) -> None:
 
 
 def encode_count(count: Count, message: p4r.CounterData) -> None:
-    """Fills the message with counts, also where both are 0."""
-    message.packet_count, message.byte_count = count.packets, count.bytes
+    """Fills the message with counts, also where both are 0. Over Thrift a cell may get all of its 64 bits; here 63 are
+    the most."""
+    message.packet_count, message.byte_count = min(count.packets, _MOST), min(count.bytes, _MOST)
     message.SetInParent()
 
 

@@ -12,8 +12,9 @@ from typing import Any, NoReturn
 from google.protobuf import text_format
 
 from softswitch.engine.entities import CloneSession
-from softswitch.engine.errors import InvalidArgument, NotFound, Unimplemented
+from softswitch.engine.errors import InvalidArgument, NotFound, ResourceExhausted, Unimplemented
 from softswitch.p4runtime import config
+from softswitch.thrift import tables
 from softswitch.thrift.notifications import Learning
 from softswitch.thrift.switch import STANDARD, SWITCH, Switch
 
@@ -78,8 +79,13 @@ class Management:
 
     def bm_serialize_state(self) -> str:
         """All state as P4Runtime entities in protobuf's text form, one a line; BMv2 has a form of its own."""
-        return "".join(f"{text_format.MessageToString(entity, as_one_line=True)}\n"
-                       for _, entity in config.everything(self._switch.context()))
+        lines: list[str] = []
+        for _, entity in config.everything(self._switch.context()):
+            if len(lines) >= tables.ENTRIES_MAX:
+                raise ResourceExhausted(f"the switch's state has more than {tables.ENTRIES_MAX} entries and cells that "
+                                        "are not zero, and an answer has at most as many: read them over P4Runtime")
+            lines.append(f"{text_format.MessageToString(entity, as_one_line=True)}\n")
+        return "".join(lines)
 
     # ---- ports -----------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ KEPT = 500
 KEPT_BYTES = 32 << 20
 """Bytes of their JSON, about."""
 MAX_CLIENTS = 16
-"""Requests that are served at the same time; more wait for a second, and are turned away."""
+"""Requests that are served at the same time; one more takes the place of the one that has been there longest."""
 CLIENT_WITHIN = 10.0
 """Seconds that a request or its answer may stand still."""
 _PER_ANSWER = 100
@@ -101,12 +101,16 @@ class _Handler(BaseHTTPRequestHandler):
         if not _is_local(self.headers.get("Host", "")):
             self._answer(HTTPStatus.FORBIDDEN, "text/plain", "expected a loopback address in the Host header\n")
             return
-        url = urlsplit(self.path)
+        try:
+            url = urlsplit(self.path)
+        except ValueError as error:
+            self._answer(HTTPStatus.BAD_REQUEST, "text/plain", f"{error}\n")
+            return
         if url.path == "/":
             self._answer(HTTPStatus.OK, "text/html; charset=utf-8", render(None, [], live=True))
         elif url.path == "/packets":
-            query = parse_qs(url.query)
             try:
+                query = parse_qs(url.query, max_num_fields=8)
                 after, program = (int(query[name][0]) for name in ("after", "program"))
             except (KeyError, ValueError):
                 self._answer(HTTPStatus.BAD_REQUEST, "text/plain", "expected after=NUMBER&program=NUMBER\n")
@@ -136,18 +140,25 @@ class _Server(ThreadingMixIn, HTTPServer):
     def __init__(self, address: tuple[str, int], handler: type[_Handler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._room = threading.BoundedSemaphore(MAX_CLIENTS)
+        self._served: dict[int, socket.socket] = {}
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._room.acquire(timeout=1):  # not longer: the end of the server waits for this thread
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        if not self._room.acquire(blocking=False):
+            for oldest in list(self._served.values())[:1]:  # a page takes milliseconds: this one stalls
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+            if not self._room.acquire(timeout=1):  # not longer: the end of the server waits for this thread
+                self.shutdown_request(request)
+                return
+        self._served[id(request)] = request
+        super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self._served.pop(id(request), None)
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:

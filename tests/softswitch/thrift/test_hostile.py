@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
-from thrift.Thrift import TMessageType
+from thrift.Thrift import TApplicationException, TMessageType
 from thrift.transport.TTransport import TMemoryBuffer
 
 from softswitch.thrift import state, tables
@@ -137,6 +137,10 @@ def test_answers_are_bounded(both: tuple[LocalSwitch, ThriftServer], monkeypatch
         assert standard.bm_register_read_all(0, "I.narrow") == [0, 0, 0]
         with pytest.raises(T.InvalidTableOperation):
             standard.bm_mt_get_entries(0, "I.const_t")
+        for index in range(3):
+            standard.bm_counter_write(0, "I.ports", index, T.BmCounterValue(1, 1))
+        with pytest.raises(TApplicationException, match="more than 2 entries"):
+            standard.bm_serialize_state()
 
 
 def _value(rng: random.Random, kind: str) -> Any:

@@ -63,6 +63,15 @@ def test_a_program_is_swapped_and_told(server: Server, tmp_path: Path) -> None:
             assert 0 < switch.get_time_elapsed_us() < switch.get_time_since_epoch_us()
 
 
+def test_counts_of_64_bits_can_be_read_over_p4runtime(server: Server) -> None:
+    """Thrift writes cells of which P4Runtime's numbers have a bit less: they are the most that these can say."""
+    with serve(server, 0, notifications=None) as thrift, client(thrift, "standard") as standard:
+        standard.bm_counter_write(0, "I.ports", 1, T.BmCounterValue(-1, -(1 << 63)))
+        assert b"counter_entry" in standard.bm_serialize_state().encode()
+        value = standard.bm_counter_read(0, "I.ports", 1)
+        assert (value.bytes, value.packets) == (-1, -(1 << 63))
+
+
 def test_without_a_program_calls_are_refused() -> None:
     """A switch that waits for its program answers, and says that it has none."""
     server = Server(device_id=0, settings=Settings(), builder=Compiler())

@@ -16,7 +16,7 @@ import pytest
 
 from softswitch.trace import TracedEngine
 from softswitch.trace.page import render
-from softswitch.trace.page.serving import PageError, Recent, parse_address, serve
+from softswitch.trace.page.serving import MAX_CLIENTS, PageError, Recent, parse_address, serve
 from softswitch.trace.recording import Lost
 from support import browser
 from support.namespace import in_own_network, sh
@@ -94,6 +94,24 @@ def test_only_requests_that_name_a_loopback_address_are_answered() -> None:
         assert get(url, "/packets")[0] == 400
         assert get(url, "/packets?after=x&program=1")[0] == 400
         assert get(url, "/../etc/passwd")[0] == 404
+        assert get(url, "http://[::1")[0] == 400
+        assert get(url, "/packets?" + "a=b&" * 1000)[0] == 400
+
+
+def test_clients_that_stall_keep_nobody_out() -> None:
+    """A request takes the place of the one that has been there longest, at once."""
+    with serve(Recent(), "127.0.0.1:0") as url:
+        parts = urlsplit(url)
+        address = (parts.hostname or "", parts.port or 0)
+        stalled = [socket.create_connection(address, timeout=10) for _ in range(3 * MAX_CLIENTS)]
+        for one in stalled:
+            one.sendall(b"GET / HT")
+        assert get(url, "/")[0] == 200
+        assert stalled[0].recv(1) == b""
+        stalled[-1].sendall(b"TP/1.0\r\nHost: localhost\r\n\r\n")
+        assert stalled[-1].recv(12) == b"HTTP/1.0 200"
+        for one in stalled:
+            one.close()
 
 
 @pytest.mark.parametrize("address", ["8080", "127.0.0.1", "0.0.0.0:8080", "example.com:80", "127.0.0.1:99999", "[::1"])
