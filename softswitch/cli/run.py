@@ -238,7 +238,7 @@ def _port(text: str) -> Port:
     from softswitch.p4runtime.process import Port
 
     number, at, name = text.partition("@")
-    if not at or not number.isdigit() or not name or int(number) > 510:
+    if not at or not number.isascii() or not number.isdigit() or not name or int(number) > 510:
         fail(f"-i {text}: expected PORT@INTERFACE with a port number within 0..510, for example 1@eth1")
     try:
         socket.if_nametoindex(name)

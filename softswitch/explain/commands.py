@@ -8,14 +8,18 @@ import io
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
+from thrift.Thrift import TApplicationException
+
 from softswitch.compiler.driver import Program
 from softswitch.engine.engine import Engine
-from softswitch.engine.errors import Unimplemented
+from softswitch.engine.errors import EngineError, Unimplemented
 from softswitch.p4runtime.context import Context
 from softswitch.p4runtime.digests import Digests
 from softswitch.p4runtime.schema import Schema
+from softswitch.thrift.management import Management, SimpleSwitch
 from softswitch.thrift.profiles import Profiles
 from softswitch.thrift.replication import Replication
+from softswitch.thrift.serving import set_crc
 from softswitch.thrift.state import State
 from softswitch.thrift.tables import Tables
 from softswitch.tools.cli.main import SwitchShell
@@ -28,10 +32,11 @@ def run(engine: Engine, program: Program, text: str) -> tuple[str, int]:
     the real one goes on. Lines that begin with # are comments."""
     switch = _LocalSwitch(engine, program)
     replication = Replication(switch)
-    standard = _Direct(Tables(switch), Profiles(switch), State(switch))
-    shell = _EntriesShell(standard, _Direct(replication), _Direct(), Names(program.bmv2_json))
+    management = Management(switch, lambda: 0, replication.forget)
+    standard = _Direct(Tables(switch), Profiles(switch), State(switch), management)
     said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    with contextlib.redirect_stdout(said):  # also while the shell is made, which keeps what it finds there
+        shell = _EntriesShell(standard, _Direct(replication), _Direct(SimpleSwitch(switch)), Names(program.bmv2_json))
         for line in text.splitlines():
             command = line.partition("#")[0].strip()
             if not command:
@@ -63,17 +68,24 @@ class _EntriesShell(SwitchShell):
 
 
 class _Direct:
-    """A client of a Thrift service whose calls are calls of the service's handlers."""
+    """A client of a Thrift service whose calls are calls of the service's handlers.
+
+    What the switch refuses is the exception that a server would send, which the commands print.
+    """
 
     def __init__(self, *handlers: object) -> None:
         self._handlers = handlers
 
     def __getattr__(self, name: str) -> Any:
-        for handler in self._handlers:
-            if hasattr(handler, name):
-                return getattr(handler, name)
-        raise Unimplemented(f"{name}: explain has no running switch: tables, profiles, counters, meters, registers, "
-                            "multicast groups and clone sessions are what it knows")
+        handle = next(getattr(handler, name) for handler in self._handlers if hasattr(handler, name))
+
+        def call(*arguments: Any) -> Any:
+            try:
+                return handle(*arguments)
+            except EngineError as error:
+                raise TApplicationException(TApplicationException.INTERNAL_ERROR, str(error)) from error
+
+        return call
 
 
 class _LocalSwitch:
@@ -86,6 +98,7 @@ class _LocalSwitch:
         schema = Schema(program.p4info, engine)
         digests.describe(schema.digests, program.p4info)
         self._context = Context(schema, engine, digests)
+        self._json = program.bmv2_json
 
     def context(self) -> Context:
         """The engine and what its ids mean."""
@@ -98,7 +111,17 @@ class _LocalSwitch:
     def notifications(self) -> None:
         """Digests go nowhere."""
 
-    def _absent(self, *_: object, **__: object) -> NoReturn:
-        raise Unimplemented("explain has no ports, queues and programs to load")
+    def config(self) -> str:
+        """The program as BMv2's JSON."""
+        return self._json
 
-    ports = config = load = swap = add_port = remove_port = limit_queue = set_crc = _absent
+    def set_crc(self, name: str, bits: int, polynomial: int, initial: int, final_xor: int, *, data_reflected: bool,
+                remainder_reflected: bool) -> None:
+        """Sets the parameters of a custom CRC."""
+        set_crc(self._context.engine, self._json, name, bits, polynomial, initial, final_xor,
+                data_reflected=data_reflected, remainder_reflected=remainder_reflected)
+
+    def _absent(self, *_: object, **__: object) -> NoReturn:
+        raise Unimplemented("softswitch explain has no ports, no queues and no other program")
+
+    ports = load = swap = add_port = remove_port = limit_queue = _absent

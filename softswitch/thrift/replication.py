@@ -131,7 +131,7 @@ class Replication:
             nodes.engine.write_multicast("delete", Multicast(mgrp_handle & 0xFFFFFFFF, ()))
         except NotFound:  # BMv2 says nothing
             return
-        for handle in nodes.groups.pop(mgrp_handle):
+        for handle in nodes.groups.pop(mgrp_handle & 0xFFFFFFFF):
             nodes.nodes[handle].group = None
 
     def bm_mc_node_create(self, cxt_id: int, rid: int, port_map: str, lag_map: str | None = None) -> int:

@@ -110,6 +110,7 @@ CANNOT_START = {
     "page elsewhere": (["--no-p4", "--page", "0.0.0.0:80"], "expected a loopback address"),
     "no such interface": (["--no-p4", "-i", "1@nope0"], "there is no interface nope0"),
     "not PORT@IFACE": (["--no-p4", "-i", "lo"], "expected PORT@INTERFACE"),
+    "no digit of a number": (["--no-p4", "-i", "²@lo"], "expected PORT@INTERFACE"),
     "port number too large": (["--no-p4", "-i", "511@lo"], "0..510"),
     "port twice": (["--no-p4", "-i", "1@lo", "-i", "1@lo"], "given twice"),
     "cpu port is a port": (["--no-p4", "-i", "1@lo", "--cpu-port", "1"], "--cpu-port 1"),

@@ -124,6 +124,27 @@ def test_a_file_of_commands_runs_nothing_and_writes_nothing(tmp_path: Path) -> N
     assert "\x1b" not in done.stderr
 
 
+def test_commands_that_fail_are_told_and_the_next_ones_count(tmp_path: Path) -> None:
+    """As simple_switch_CLI goes on: what needs ports or queues, what is no command, what the switch refuses; and
+    nothing of what they say comes between the traces."""
+    pytest.importorskip("thrift")
+    file = tmp_path / "commands.txt"
+    file.write_text("set_queue_rate 100 1\nswitch_info\nport_remove 1\nswap_configs\nno_such_command\nhelp table_add\n"
+                    "mirroring_add 5 2\nmirroring_get 5\nmirroring_add 99999 1\nmc_mgrp_destroy -5\nshow_ports\n"
+                    "table_add routes forward 10.0.2.0/24 => 02:00:00:00:00:99 3\n"
+                    "table_add routes forward 10.0.2.0/24 => 02:00:00:00:00:99 3\nreset_state\n"
+                    "table_add routes forward 10.0.2.0/24 => 02:00:00:00:00:99 3\n")
+    done = CliRunner().invoke(app, ["explain", str(PROGRAM), "--json", "--packet", TO_KNOWN, "--entries", str(file)])
+    assert done.exit_code == 0, done.output
+    trace, = done.stdout.splitlines()
+    out, = steps(trace, "out")
+    assert out["about"]["port"] == 3  # type: ignore[index]
+    for told in ("no ports, no queues", "no_such_command", "from 0 to 32767", "DUPLICATE_ENTRY",
+                 "MirroringSessionConfig"):
+        assert told in done.stderr, (told, done.stderr)
+    assert "Traceback" not in done.stderr
+
+
 def test_a_packet_tests_own_packets_are_explained_where_no_other_is_given(tmp_path: Path) -> None:
     """Without --packet a packet test brings its packets."""
     test = tmp_path / "routes.stf"
