@@ -31,7 +31,9 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] == ["--version"]:
         arguments[0] = "version"
-    if arguments and arguments[0] not in (*COMMANDS, "--help", "-h"):
+    if arguments[:1] == ["-h"]:
+        arguments[0] = "--help"
+    if arguments and arguments[0] not in (*COMMANDS, "--help"):
         first = Path(arguments[0])
         if not arguments[0].startswith("-") and not first.suffix and not first.exists():
             expected = f"expected PROGRAM.p4 or one of {', '.join(COMMANDS)}"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -73,11 +74,16 @@ def explain(
             files.replace(page, render(engine.program, traces))
         except OSError as error:
             fail(f"--page {page}: {error.strerror}")
-    for trace in traces:
-        if as_json:
-            print(json.dumps(to_json(trace)))
-        elif page is None:
-            sys.stdout.write(to_text(trace))
-    sys.stdout.flush()
+    try:
+        for trace in traces:
+            if as_json:
+                print(json.dumps(to_json(trace)))
+            elif page is None:
+                sys.stdout.write(to_text(trace))
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+        if not isinstance(error, BrokenPipeError):
+            fail(f"standard output: {error.strerror}")
     for line in failed:  # behind the packets, where it is seen
         print(f"softswitch: --entries {line}; the packets met what the others wrote", file=sys.stderr)

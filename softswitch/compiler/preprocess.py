@@ -245,4 +245,4 @@ def read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise CompileError([Diagnostic(Pos(str(path), 0, 1), f"cannot read: {error}")]) from None
+        raise CompileError([Diagnostic(Pos(str(path), 0, 1), f"cannot read it: {error.strerror}")]) from None

@@ -217,3 +217,4 @@ def test_version_and_help() -> None:
     assert softswitch("version").stdout.startswith("softswitch ")
     assert softswitch("--version").stdout == softswitch("version").stdout
     assert "compile" in softswitch("--help").stdout
+    assert softswitch("-h").stdout == softswitch("--help").stdout
