@@ -9,8 +9,8 @@
     softswitch tools DIR
     softswitch examples DIR
 
-Each command is a module. options.py has what they share; app.py makes them commands of typer, which has the help and the
-usage errors; start.py reads the options of a switch that just starts.
+Each command is a module. options.py has what they share; app.py makes them commands of typer, which has the help and
+the usage errors; start.py reads the options of a switch that just starts.
 
 Exit status: 0 done; 1 a test or a compilation failed; 2 cannot start: the message says what to change.
 """
