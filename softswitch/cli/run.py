@@ -69,7 +69,7 @@ def run(
         CliOption(min=0, max=65535, metavar="PORT", help="Serve BMv2's Thrift services on 127.0.0.1:PORT, to "
                                                          "everybody on this machine; needs the package thrift."),
     ] = None,
-    device_id: Annotated[int, CliOption(min=0, help="P4Runtime device id.")] = 1,
+    device_id: Annotated[int, CliOption(min=0, max=2**64 - 1, help="P4Runtime device id.")] = 1,
     cpu_port: Annotated[int | None, CliOption(min=1, max=510, help="Port number of the controller.")] = None,
     queue: Annotated[int, CliOption(min=1, max=1 << 20, help="Frames that may wait at each port.")] = 1024,
     seed: Annotated[int, CliOption(min=0, help="Of random().")] = 1,

@@ -104,6 +104,10 @@ def bind(server: grpc.Server, address: str, tls: Tls | None) -> int:
     """Listen at HOST:PORT, with TLS if there is any, or at unix:PATH, whose file only its owner may open.  Returns the
     port, 1 for unix.  Raises ListenError."""
     unix = address.startswith("unix:")
+    number = address.rpartition(":")[2]
+    if not unix and not (number.isascii() and number.isdigit() and len(number) <= 5 and int(number) <= 65535):
+        # gRPC would take 65536 more or less for the same
+        raise ListenError(f"cannot listen on {address}: expected HOST:PORT with a port within 0..65535, or unix:PATH")
     before = os.umask(0o177) if unix else None
     try:
         if tls is None or unix:

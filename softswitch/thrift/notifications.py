@@ -178,7 +178,7 @@ class Notifications:
         """address  ipc://PATH; None: where BMv2 publishes. Raises ValueError for another transport."""
         self.address = address or default_address(device_id)
         if not self.address.startswith(SCHEME):
-            raise ValueError(f"--notifications-addr {self.address}: expected {SCHEME}/PATH, the one transport of "
+            raise ValueError(f"--notifications-addr {self.address}: expected {SCHEME}PATH, the one transport of "
                              "nanomsg that is spoken here")
         self._path = self.address.removeprefix(SCHEME)
         self._device_id = device_id

@@ -19,6 +19,7 @@ from softswitch.p4runtime.config import Pipeline
 from softswitch.p4runtime.context import Context
 from softswitch.p4runtime.process import PortState
 from softswitch.p4runtime.server import Server
+from softswitch.thrift import ThriftError
 from softswitch.thrift.notifications import Notifications
 from softswitch.thrift.server import ThriftServer
 
@@ -41,7 +42,10 @@ def serving(server: Server, port: int, *, notifications: str | None = None) -> I
 
 
 def _publish(device_id: int, address: str | None) -> Notifications | None:
-    published = Notifications(device_id, address)
+    try:
+        published = Notifications(device_id, address)
+    except ValueError as error:
+        raise ThriftError(str(error)) from None
     try:
         published.start()
     except OSError as error:

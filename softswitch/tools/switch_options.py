@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from softswitch.runtime.version import VERSION
+from softswitch.thrift.notifications import SCHEME
 from softswitch.tools.program_options import Option, OptionError, parse
 from softswitch.tools.switch_output import LEVELS, StartError, say, warn
 
@@ -132,6 +133,12 @@ def read(words: Sequence[str], target_options: Sequence[Option]) -> Arguments | 
         return None
     if general.get("log-level", "trace") not in LEVELS:
         raise StartError(f"Invalid value {general['log-level']} for --log-level\nRun with -h to see possible values")
+    if general.get("device-id", 0) >= 1 << 64:
+        raise StartError(f"--device-id {general['device-id']}: expected a number of 64 bits")
+    publish_at = general.get("notifications-addr", SCHEME)
+    if not publish_at.startswith(SCHEME):
+        raise StartError(f"--notifications-addr {publish_at}: expected {SCHEME}PATH, the one transport of nanomsg that "
+                         "is spoken here")
     pcap = general.get("pcap")
     if pcap is not None and not os.path.isdir(pcap):
         raise StartError(f"Directory '{pcap}' specified with '--pcap' does not exist.")

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -147,6 +148,15 @@ CONTRADICTIONS = {
                            "--grpc-server-addr", "unix:/run/s"], "expected a HOST:PORT"),
     "reached by others": (["--grpc-server-addr", "0.0.0.0:0"], "other machines may reach this address"),
 }
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1:", "127.0.0.1", "[::1]",
+                                     "localhost:²", "localhost:http", "127.0.0.1:" + "1" * 5000])
+def test_an_address_needs_a_port_that_there_is(address: str) -> None:
+    """gRPC would listen at another port for some, and say nothing."""
+    server = grpc.server(ThreadPoolExecutor(1))
+    with pytest.raises(ListenError, match=r"expected HOST:PORT with a port within 0\.\.65535"):
+        listening.bind(server, address, None)
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)

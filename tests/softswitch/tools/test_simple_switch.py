@@ -87,7 +87,7 @@ def test_every_refused_or_ignored_option_says_so(tmp_path: Path, capsys: pytest.
     for option in {one.name: one for one in (*GENERAL, *TARGET, *TARGET_GRPC)}.values():
         if option.name in ("help", "version", "json-version", "no-p4"):
             continue
-        values = {"log-level": "info", "pcap": str(tmp_path)}
+        values = {"log-level": "info", "pcap": str(tmp_path), "notifications-addr": "ipc://n.ipc"}
         given = [f"--{option.name}", *([] if option.kind is bool else [values.get(option.name, "1")])]
         words = [*given, "prog.json"] if option in GENERAL else ["prog.json", "--", *given]
         target = TARGET_GRPC if option in TARGET_GRPC else TARGET
@@ -115,6 +115,8 @@ def test_the_options_are_those_that_bmv2_lists(name: str, target: tuple[Option, 
     ("", "Error: please specify an input JSON configuration file\nUsage: "),
     ("--bogus", "Error while parsing command line arguments"), ("-L loud x.json", "Invalid value loud for --log-level"),
     ("--pcap=/no/such x.json", "Directory '/no/such' specified with '--pcap' does not exist."),
+    ("--device-id 18446744073709551616 x.json", "--device-id 18446744073709551616: expected a number of 64 bits"),
+    ("--notifications-addr tcp://*:1 x.json", "--notifications-addr tcp://*:1: expected ipc://PATH"),
     ("x.json -- --bogus", "unrecognised option '--bogus'\nTarget parser returned an error"),
     ("x.json -- --drop-port x", "the argument ('x') for option '--drop-port' is invalid"),
     ("x.json --cpu-port 5", "Error while parsing command line arguments"),
