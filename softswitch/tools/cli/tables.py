@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of tables, action profiles and selectors."""
+"""The commands of tables, also of those with an action profile."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import sys
 from typing import Any
 
 from softswitch.thrift.structs import TYPES
-from softswitch.tools.cli.program import Action, Profile, Table
-from softswitch.tools.cli.shell import Shell, command
+from softswitch.tools.cli.profiles import ProfileCommands
+from softswitch.tools.cli.program import Action, Table
+from softswitch.tools.cli.shell import command
 from softswitch.tools.cli.values import CommandError, colons, dumped, parse_key, parse_params, shown
 
 _T = TYPES["standard"]
-_ENTRY, _MEMBER, _GROUP, _HANDLE = "entry handle", "member handle", "group handle", "handle"
+_ENTRY, _HANDLE = "entry handle", "handle"
 
 
-class TableCommands(Shell):
-    """show_*, table_* and act_prof_*."""
+class TableCommands(ProfileCommands):
+    """show_* and table_*."""
 
     # ---- what there is ---------------------------------------------------------------------------------------
 
@@ -69,9 +70,6 @@ class TableCommands(Shell):
             return int(args.pop())
         except (ValueError, IndexError):
             raise CommandError("Table is ternary, but could not extract a valid priority from args") from None
-
-    def _params(self, action: Action, args: list[str]) -> list[bytes]:
-        return parse_params(action, args[1:] if args[:1] == ["=>"] else args)
 
     def _split(self, args: list[str]) -> tuple[list[str], list[str]]:
         """What stands before and after "=>"; without it, the last word belongs to neither, as in BMv2."""
@@ -231,83 +229,7 @@ class TableCommands(Shell):
         self.exactly(args, 1)
         self.client.bm_mt_indirect_reset_default_entry(0, self.find("table", args[0]).name)
 
-    # ---- action profiles -------------------------------------------------------------------------------------
-
-    def _profile(self, name: str, *, selector: bool = False) -> Profile:
-        profile: Profile = self.find("action profile", name)
-        if selector and not profile.selector:
-            raise CommandError("Cannot run this command on an action profile without selector")
-        return profile
-
-    def _profile_action(self, profile: Profile, profile_name: str, name: str) -> Action:
-        action: Action | None = self.names.find("action", name)
-        if action is None or action.name not in profile.actions:
-            raise CommandError(f"Action profile '{profile_name}' has no action '{name}'")
-        return action
-
-    @command
-    def do_act_prof_create_member(self, args: list[str]) -> None:
-        ("Add a member to an action profile: act_prof_create_member <action profile name> <action_name> "
-         "[action parameters]")
-        self.at_least(args, 2)
-        profile = self._profile(args[0])
-        action = self._profile_action(profile, args[0], args[1])
-        handle = self.client.bm_mt_act_prof_add_member(0, profile.name, action.name, parse_params(action, args[2:]))
-        print("Member has been created with handle", handle)
-
-    @command
-    def do_act_prof_delete_member(self, args: list[str]) -> None:
-        "Delete a member in an action profile: act_prof_delete_member <action profile name> <member handle>"
-        self.exactly(args, 2)
-        profile = self._profile(args[0])
-        self.client.bm_mt_act_prof_delete_member(0, profile.name, self.number(args[1], _MEMBER))
-
-    @command
-    def do_act_prof_modify_member(self, args: list[str]) -> None:
-        ("Modify member in an action profile: act_prof_modify_member <action profile name> <action_name> "
-         "<member_handle> [action parameters]")
-        self.at_least(args, 3)
-        profile = self._profile(args[0])
-        action = self._profile_action(profile, args[0], args[1])
-        handle = self.number(args[2], _MEMBER)
-        self.client.bm_mt_act_prof_modify_member(0, profile.name, handle, action.name, self._params(action, args[3:]))
-
-    @command
-    def do_act_prof_create_group(self, args: list[str]) -> None:
-        "Add a group to an action pofile: act_prof_create_group <action profile name>"
-        self.exactly(args, 1)
-        handle = self.client.bm_mt_act_prof_create_group(0, self._profile(args[0], selector=True).name)
-        print("Group has been created with handle", handle)
-
-    @command
-    def do_act_prof_delete_group(self, args: list[str]) -> None:
-        "Delete a group from an action profile: act_prof_delete_group <action profile name> <group handle>"
-        self.exactly(args, 2)
-        profile = self._profile(args[0], selector=True)
-        self.client.bm_mt_act_prof_delete_group(0, profile.name, self.number(args[1], _GROUP))
-
-    @command
-    def do_act_prof_add_member_to_group(self, args: list[str]) -> None:
-        ("Add member to group in an action profile: act_prof_add_member_to_group <action profile name> "
-         "<member handle> <group handle>")
-        self.exactly(args, 3)
-        profile = self._profile(args[0], selector=True)
-        self.client.bm_mt_act_prof_add_member_to_group(
-            0, profile.name, self.number(args[1], _MEMBER), self.number(args[2], _GROUP))
-
-    @command
-    def do_act_prof_remove_member_from_group(self, args: list[str]) -> None:
-        ("Remove member from group in action profile: act_prof_remove_member_from_group <action profile name> "
-         "<member handle> <group handle>")
-        self.exactly(args, 3)
-        profile = self._profile(args[0], selector=True)
-        self.client.bm_mt_act_prof_remove_member_from_group(
-            0, profile.name, self.number(args[1], _MEMBER), self.number(args[2], _GROUP))
-
     # ---- dumps -----------------------------------------------------------------------------------------------
-
-    def _dump_call(self, name: str, data: list[bytes]) -> None:
-        print(f"Action entry: {name} - {', '.join(one.hex() for one in data)}")
 
     def _dump_action(self, entry: Any) -> None:
         kinds = _T.BmActionEntryType
@@ -331,26 +253,6 @@ class TableCommands(Shell):
         self._dump_action(entry.action_entry)
         if entry.life is not None:
             print(f"Life: {entry.life.time_since_hit_ms}ms since hit, timeout is {entry.life.timeout_ms}ms")
-
-    def _dump_member(self, member: Any) -> None:
-        print(f"Dumping member {member.mbr_handle}")
-        self._dump_call(member.action_name, member.action_data)
-
-    def _dump_group(self, group: Any) -> None:
-        print(f"Dumping group {group.grp_handle}")
-        print(f"Members: [{', '.join(map(str, group.mbr_handles))}]")
-
-    def _dump_profile(self, profile: Profile) -> None:
-        print("==========\nMEMBERS")
-        for member in self.client.bm_mt_act_prof_get_members(0, profile.name):
-            print("**********")
-            self._dump_member(member)
-        if profile.selector:
-            groups = self.client.bm_mt_act_prof_get_groups(0, profile.name)
-            print("==========\nGROUPS")
-            for group in groups:
-                print("**********")
-                self._dump_group(group)
 
     @command
     def do_table_dump_entry(self, args: list[str]) -> None:
@@ -384,26 +286,6 @@ class TableCommands(Shell):
         print("==========\nDumping default entry")
         self._dump_action(default)
         print("==========")
-
-    @command
-    def do_act_prof_dump(self, args: list[str]) -> None:
-        "Display entries in an action profile: act_prof_dump <action profile name>"
-        self.exactly(args, 1)
-        self._dump_profile(self._profile(args[0]))
-
-    @command
-    def do_act_prof_dump_member(self, args: list[str]) -> None:
-        ("Display some information about a member: act_prof_dump_member <action profile name> <member handle>")
-        self.exactly(args, 2)
-        profile = self._profile(args[0])
-        self._dump_member(self.client.bm_mt_act_prof_get_member(0, profile.name, self.number(args[1], _MEMBER)))
-
-    @command
-    def do_act_prof_dump_group(self, args: list[str]) -> None:
-        "Display some information about a group: table_dump_group <action profile name> <group handle>"
-        self.exactly(args, 2)
-        profile = self._profile(args[0])
-        self._dump_group(self.client.bm_mt_act_prof_get_group(0, profile.name, self.number(args[1], _GROUP)))
 
 
 def _by_table(substitute: str, text: str, *, selector: bool, deprecated: bool = True) -> Any:
