@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from softswitch.cli.options import CliArgument, CliOption, Defines, Includes, TraceStyle, defines, fail, readable
+from softswitch.runtime.log_lines import Lines
 from softswitch.runtime.stopping import Stop
 
 if TYPE_CHECKING:
@@ -184,9 +185,11 @@ def _set_up_log(level: LogLevel, file: Path | None) -> None:
         return
     layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     try:
-        logging.basicConfig(level=level.value.upper(), filename=file, format=layout)
+        handler = logging.StreamHandler() if file is None else logging.FileHandler(file)
     except OSError as error:
         fail(f"--log-file {file}: {error.strerror}")
+    handler.setFormatter(Lines(layout))
+    logging.basicConfig(level=level.value.upper(), handlers=[handler])
 
 
 def _tracing(file: Path | None, style: TraceStyle | None, limit: int, keep: int | None) -> Tracing | None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from softswitch.runtime.printable import clean
+
 
 @dataclass(frozen=True, slots=True)
 class Pos:
@@ -38,13 +40,14 @@ class Diagnostic:
 
     def __str__(self) -> str:
         pos = self.pos
-        head = f"{pos.file}:{pos.line}:{pos.col}: error: {self.message}"
+        head = clean(f"{pos.file}:{pos.line}:{pos.col}: error: {self.message}", keep="\n\t")
         if not pos.text:
             return head
         number = f"{pos.line:5d}"
         pad = "".join("\t" if c == "\t" else " " for c in pos.text[: pos.col - 1])
         carets = "^" * max(1, min(pos.length, len(pos.text) - pos.col + 1))
-        return f"{head}\n{number} | {pos.text}\n{' ' * len(number)} | {pad}{carets}"
+        text = "".join(c if c.isprintable() or c == "\t" else "?" for c in pos.text)
+        return f"{head}\n{number} | {text}\n{' ' * len(number)} | {pad}{carets}"
 
 
 class P4Error(Exception):

@@ -16,6 +16,7 @@ from softswitch.engine.errors import EngineError, Unimplemented
 from softswitch.p4runtime.context import Context
 from softswitch.p4runtime.digests import Digests
 from softswitch.p4runtime.schema import Schema
+from softswitch.runtime.printable import clean
 from softswitch.thrift.management import Management, SimpleSwitch
 from softswitch.thrift.profiles import Profiles
 from softswitch.thrift.replication import Replication
@@ -24,7 +25,6 @@ from softswitch.thrift.state import State
 from softswitch.thrift.tables import Tables
 from softswitch.tools.cli.main import SwitchShell
 from softswitch.tools.cli.program import Names
-from softswitch.trace.text import clean
 
 
 def run(engine: Engine, program: Program, text: str) -> tuple[str, int]:

@@ -30,7 +30,7 @@ void ss_trace_close(ss_switch *sw) {
 /* Room for a record with a payload of n bytes, its head written; NULL where nothing is traced, or there is no room. */
 static uint8_t *record(ss_switch *sw, uint8_t kind, uint32_t id, size_t n) {
     ss_trace *t = &sw->trace;
-    if (!t->sink) return NULL;
+    if (!t->sink || t->cut) return NULL; /* after a cut nothing follows: a smaller step would be of another pass */
     if (n > UINT16_MAX || SS_TRACE_RECORDS - t->used < RECORD + n + RECORD) { /* room for SS_REC_CUT is left */
         t->cut = true;
         return NULL;

@@ -12,6 +12,8 @@ import threading
 import types
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from softswitch.runtime.log_lines import Lines
+
 if TYPE_CHECKING:
     from softswitch.trace.recording import Live
 
@@ -58,7 +60,7 @@ def trace_to_log(general: dict[str, Any]) -> Live | None:
     return Live(cast("IO[str]", PacketLines(level)), "bmv2")
 
 
-class Words(logging.Formatter):
+class Words(Lines):
     """Log lines in BMv2's form: [12:34:56.789] [bmv2] [I] [thread 4711] ..."""
 
     def __init__(self) -> None:

@@ -14,10 +14,10 @@ import time
 from pathlib import PurePath
 from typing import Any
 
+from softswitch.runtime.printable import clean
 from softswitch.trace.program import Site, TracedProgram
 from softswitch.trace.reasons import DROP_PORT
 from softswitch.trace.steps import PacketTrace, Step
-from softswitch.trace.text import clean
 
 _TOP_PRIORITY = (1 << 31) - 1
 """BMv2's least priority wins and P4Runtime's greatest: one is this minus the other; const entries count from 1."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from softswitch.runtime.printable import clean
 from softswitch.trace.reasons import DROP_PORT
 from softswitch.trace.steps import PacketTrace, Step
 
@@ -13,12 +14,6 @@ _STAGES = {"parse": "parser", "verify_checksum": "checksums", "ingress": "contro
 _COLUMN = 88
 _BYTES = 128
 """Bytes of a frame that are shown; JSON has all that were recorded."""
-
-
-def clean(text: str, *, keep: str = "") -> str:
-    """The text without what a terminal would obey or hide, but for the characters in `keep`: programs and files of
-    strangers may contain anything."""
-    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
 def to_text(trace: PacketTrace) -> str:

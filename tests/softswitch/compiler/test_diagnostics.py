@@ -138,3 +138,11 @@ def test_error_in_an_included_file_is_placed_there(tmp_path: object) -> None:
 def test_fragments_are_refused_without_a_crash(text: str) -> None:
     """Whatever the text, the answer is a CompileError."""
     assert errors(text).diagnostics
+
+
+def test_an_error_does_not_reach_the_terminal() -> None:
+    """Names of files, and lines, of strangers are shown without what a terminal obeys."""
+    with pytest.raises(CompileError) as caught:
+        compile_source('#line 1 "a\x1b]0;title\x07.p4"\nconst bit<8> a = \x1b[31m b; // \u202e\n', "a.p4")
+    assert not set(str(caught.value)) & set("\x1b\x07\u202e")
+    assert str(caught.value).count("^") == 1
