@@ -146,10 +146,10 @@ def run(
         fail("--page with --trace: expected one of the two")
     settings = Settings(ports, cpu_port, seed, queue, join=not no_offload, pcap=pcap, trace=tracing)
 
-    stop = Stop()
     compiler = Compiler(flags=SANITIZE if sanitize else (), trace=tracing is not None)
     server = Server(device_id=device_id, settings=settings, builder=compiler, primaries=primaries)
     serving = contextlib.ExitStack()
+    stop = Stop()
     try:
         if program is not None:
             readable(program)

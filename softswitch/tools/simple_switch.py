@@ -116,7 +116,6 @@ class StandIn:
         if self.program is not None:
             self.check_program(self.program)
         set_up_log(self.general)
-        stop = Stop()
         drop = self.target.get("drop-port", 511)
         if drop != 511:
             raise StartError(f"--drop-port {drop}: this switch drops at port 511 alone")
@@ -134,6 +133,7 @@ class StandIn:
         server = Server(device_id=self.general.get("device-id", 0), settings=settings, builder=compiler,
                         tell_ports=False)  # clients of BMv2 print or refuse messages that it does not send
         serving = contextlib.ExitStack()
+        stop = Stop()  # after what may end in an error: it is closed below
         try:
             if self.program is not None:
                 try:
