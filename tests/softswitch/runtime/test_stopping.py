@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -51,5 +52,9 @@ def test_a_signal_that_another_thread_takes_ends_the_wait() -> None:
 
 def test_it_leaves_the_wakeup_descriptor_as_it_was() -> None:
     """After close() signals are written to no file of it."""
-    Stop().close()
-    assert signal.set_wakeup_fd(-1) == -1
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.setblocking(False)
+        before = signal.set_wakeup_fd(theirs.fileno())
+        Stop().close()
+        assert signal.set_wakeup_fd(before) == theirs.fileno()

@@ -143,8 +143,9 @@ def test_what_cannot_start_says_why(
     monkeypatch.setattr(logging, "getLogger", lambda _=None: logger)
     (tmp_path / "theirs.json").write_text('{"pipelines": []}')
     words = words.replace("PROGRAM", str(program)).replace("THEIRS", str(tmp_path / "theirs.json"))
+    before = signal.set_wakeup_fd(-1)
     assert simple_switch.main("simple_switch_grpc", TARGET_GRPC, words.split(",")) == 1
-    assert signal.set_wakeup_fd(-1) == -1, "it left the interpreter with a descriptor for signals"
+    assert signal.set_wakeup_fd(before) == -1, "it left the interpreter with a descriptor for signals"
     assert says in capsys.readouterr().out
 
 
