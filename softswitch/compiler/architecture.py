@@ -66,7 +66,7 @@ def _foreign(decls: Iterable[A.Decl], shapes: Shapes, library: _Declarations) ->
 
 
 def _fits(t: T.Type) -> bool:
-    """Whether what the switch knows of standard metadata has the sizes that it knows."""
+    """Whether a struct can be standard metadata: the fields that the switch knows have the types that it gives them."""
     return isinstance(t, T.Struct) and t.kind == "struct" and all(
         _opened(t.fields.get(name, known)) == known for name, known in STANDARD.items()
     )

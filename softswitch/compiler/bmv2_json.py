@@ -23,7 +23,7 @@ from softswitch.compiler.program import LoweredProgram
 from softswitch.compiler.types import Bits, Varbit
 
 VERSION = (2, 23)
-"""Of the format; BMv2 1.15 says that it supports this one."""
+"""The version of the JSON format that is written, which BMv2 1.15 says that it supports."""
 
 _COMPILER = "https://github.com/p4lang/p4c"  # BMv2's own tools compare nothing but `version`
 _HASHES = ("crc32", "crc32_custom", "crc16", "crc16_custom", "random", "identity", "csum16", "xor16")  # HashAlgorithm

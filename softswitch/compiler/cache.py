@@ -58,7 +58,7 @@ def pack(*parts: bytes) -> bytes:
 
 
 def unpack(data: bytes) -> list[bytes]:
-    """What `pack` was given. Raises ValueError where data was cut."""
+    """Returns the parts that `pack` joined. Raises ValueError where the data ends too early."""
     parts, at = [], 0
     while at < len(data):
         end = at + 8 + int.from_bytes(data[at : at + 8], "big")
