@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two checkouts in one interleaved run: who takes a turn when, and what the table makes of the rows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from netfold.bench.harness import paced
+from netfold.bench.harness.limits import limited_by
+from netfold.bench.scripts import versus
+
+HERE = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Of a benchmark's options those that a paced run looks at."""
+
+    sizes: tuple[int, ...] = (1, 2)
+    algorithms: tuple[str, ...] = ("innet", "auto")
+    rounds: int = 7
+    rate: str | None = "1gbit"
+
+
+def test_every_size_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A size begins when a line has come, and what is left is said before each and after the last."""
+    asked = []
+
+    def run(spec: Any, json: object, echo: Any) -> Any:
+        echo("# 4 ranks; fabric 2 x 2")
+        echo("#      bytes  algorithm")
+        for size in spec.sizes:
+            asked.append(f"measured {size}")
+            for name in spec.algorithms:
+                echo(f"  {size} {name}")
+            echo("#   auto took innet")
+        return spec
+
+    class Asking:
+        def readline(self) -> str:
+            asked.append("asked")
+            return "\n"
+
+    monkeypatch.setattr(sys, "stdin", Asking())
+    spec = paced.in_turns(run, 2, unshaped=True)(Spec(), None)
+
+    assert (spec.rounds, spec.rate) == (1, None)
+    assert asked == ["asked", "measured 1", "asked", "measured 2"] * 2
+    assert capsys.readouterr().out.split("\n") == [f"@turn {left}" for left in (4, 3, 2, 1, 0)] + [""]
+
+
+def row(nbytes: int, seconds: float, cpu: float) -> dict[str, Any]:
+    """What an older checkout writes, as far as the table needs it."""
+    return {"nbytes": nbytes, "seconds": seconds, "cpu_seconds": cpu / 2, "switch_cpu_seconds": cpu / 2,
+            "link_fraction": 0.5, "machine_busy": 0.95, "wrong": 0}
+
+
+def test_ratios_are_those_of_each_round() -> None:
+    """A round in which the machine was twice as slow leaves the ratios as they are."""
+    rows = {
+        versus.Key(1000, "gloo", "this"): [row(1000, 0.3, 1.0), row(1000, 0.6, 2.0)],
+        versus.Key(1000, "innet", "other"): [row(1000, 0.4, 4.0), row(1000, 0.8, 8.0)],
+        versus.Key(1000, "innet", "this"): [row(1000, 0.1, 1.0), row(1000, 0.2, 2.0)],
+    }
+    _, gloo, _, ours = versus.table(rows)
+
+    assert "gloo / it 3.00 (3.00..3.00); it / other: time 0.25 (0.25..0.25), cpu 0.25 (0.25..0.25)" in ours
+    assert "150.00 (100.00..200.00)" in ours
+    assert " processor " in ours
+    assert "other" not in gloo
+
+
+def test_the_limit_is_what_is_nearly_used_up() -> None:
+    """A figure names the link or the processor where that had nothing left to give, and none where both waited."""
+    assert [limited_by(*used) for used in ((0.93, 0.5), (0.5, 0.95), (0.93, 0.95), (0.5, 0.5))] == [
+        "link", "processor", "both", "neither"]
+
+
+def test_an_algorithm_is_left_to_one_checkout() -> None:
+    """gloo, which is the same in both checkouts, runs with one of them unless it is all that is asked for."""
+    assert versus.without(["-b", "1M", "--algos", "innet,gloo"], "gloo") == ["-b", "1M", "--algos", "innet"]
+    assert versus.without(["--algorithms", "gloo"], "gloo") == ["--algorithms", "gloo"]
+
+
+@pytest.mark.netns
+@pytest.mark.needs("namespaces", "mininet")
+def test_a_checkout_runs_beside_itself() -> None:
+    """All of it, small: both sides have a row, and the one compares itself with the other."""
+    done = subprocess.run(
+        [sys.executable, "bench/scripts/versus.py", "--other", ".", "--rounds", "1", "--", "--algorithms", "innet",
+         "--ranks", "2", "--topo", "1,0", "-b", "4K", "-e", "4K", "-n", "1", "-w", "0", "--rate", "none"],
+        cwd=HERE, capture_output=True, text=True, timeout=120, check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    ours = [line.split() for line in done.stdout.splitlines() if line.split()[1:2] == ["innet"]]
+    assert [words[2] for words in ours] == ["other", "this"]
+    assert "it / other: time" in done.stdout
