@@ -32,8 +32,7 @@ _PACKET_FIELDS = frozenset(re.findall(r"\w+", """
 """))
 _WORDS = _PACKET_FIELDS | frozenset(re.findall(r"\w+", """
     bool break case char const default else false for goto if int int32_t int64_t long memcmp memcpy memmove memset NULL
-    ptrdiff_t return sizeof snprintf static struct switch true typedef uint8_t uint16_t uint32_t uint64_t UINT32_MAX
-    unsigned void
+    ptrdiff_t return sizeof snprintf static struct switch true typedef uint8_t uint16_t uint32_t uint64_t unsigned void
 
     _nothing _valid bits c compute_checksum counters data deparse digests e egress end errors frame from from_ i ingress
     init keep_fields len limit list meters next o out p packet params parse parsed profiles registers registers_info
@@ -42,11 +41,14 @@ _WORDS = _PACKET_FIELDS | frozenset(re.findall(r"\w+", """
     action clone_asked clone_list clone_session hit length_change payload payload_len recirculate_asked recirculate_list
     resubmit_asked resubmit_list truncate_to
 
+    bytes frame head parts ref ref_len stable tail
+
     abi actions const_default const_entries default_action default_params direct_counter direct_meter has_const_entries
     id idle_timeout keys n_actions n_const_entries n_counters n_digests n_errors n_keys n_meters n_profiles n_registers
     n_tables n_value_sets name packet_in_bits packet_out_bits profile size source state_size
 """))
-"""Words of C; then variables, fields and functions of the generated file; of ss_packet and ss_entry; of ss_program."""
+"""Words of C; then variables, fields and functions of the generated file; of ss_packet and ss_entry; of
+ss_parts and ss_run; of ss_program."""
 
 _P4_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TOKENS = re.compile(

@@ -24,7 +24,7 @@ _UNIT = {"packets": "SS_PACKETS", "bytes": "SS_BYTES", "packets_and_bytes": "SS_
 _MAX_TEXT = 8 << 20
 _SIGNATURES = {
     "parse": "static void parse(ss_switch *sw, void *state_, const uint8_t *frame, uint32_t len)",
-    "deparse": "static uint32_t deparse(ss_switch *sw, void *state_, uint8_t *out)",
+    "deparse": "static void deparse(ss_switch *sw, void *state_, uint8_t *out, ss_parts *parts)",
 }
 
 
@@ -142,7 +142,7 @@ class _Emitter(StmtEmitter):
                 self.line("s->parsed = (uint32_t)(c - frame);")
             self.line("p->payload_len = (uint32_t)(end - c);")
         if name == "deparse":
-            self.line("return (uint32_t)(o - out);")
+            self.line("*parts = (ss_parts){ .head = (uint32_t)(o - out) };")
         self.lines += ["}", ""]
         return self.lines
 

@@ -106,7 +106,7 @@ class StmtEmitter(ExternEmitter):
         size = str(header.type.bits // 8)
         size += "".join(f" + {self.lv(v)}.bits / 8" for v in leaves if isinstance(v.type, Varbit))
         # A length that no frame may have: the runtime drops the frame and counts it (dropped_oversize).
-        self.line(f"if (limit - o < (ptrdiff_t)({size})) {{ p->truncate_to = 0; return UINT32_MAX; }}")
+        self.line(f"if (limit - o < (ptrdiff_t)({size})) {{ *parts = (ss_parts){{ .head = SS_NO_FRAME }}; return; }}")
 
     def if_(self, s: ir.If) -> None:
         if not s.then and not s.other:

@@ -174,6 +174,15 @@ typedef struct ss_work { /* a packet that waits for its turn within one ss_recei
     TRACE(uint32_t parent;)  /* the pass that made this one */
 } ss_work;
 
+/* ---- turn.c ------------------------------------------------------------------------------------------------------ */
+typedef struct ss_chunk ss_chunk;
+typedef struct {
+    ss_chunk *first, *now;
+    size_t used; /* of `now` */
+} ss_turn;
+void ss_turn_end(ss_switch *); /* nothing refers to what was taken any more */
+void ss_turn_close(ss_switch *);
+
 struct ss_switch {
     const ss_program *program;
     ss_options options;
@@ -181,6 +190,7 @@ struct ss_switch {
     uint64_t now_us;
     uint32_t ingress_port, counted; /* of the packet now in the pipeline */
     ss_prng prng;
+    ss_turn turn;
     void *state; /* of the packet in ss_receive */
     void **spare;
     uint32_t n_spare, cap_spare; /* further states */

@@ -108,14 +108,22 @@ static void trace_clone(ss_switch *sw, uint32_t id, const ss_clone *session, boo
 /* The frame in out[0..): header bytes, payload, truncation; 0 where it is longer than any frame may be. */
 static uint32_t build(ss_switch *sw, void *state, uint8_t *out, bool truncate) {
     ss_packet *p = state;
-    uint32_t header = sw->program->deparse(sw, state, out);
+    ss_parts parts;
+    sw->program->deparse(sw, state, out, &parts);
+    uint32_t header = parts.head == SS_NO_FRAME ? 0 : parts.head + parts.ref_len + parts.tail;
     uint64_t len = (uint64_t)header + p->payload_len;
-    bool cut = truncate && p->truncate_to && p->truncate_to < len;
-    if (cut) len = p->truncate_to;
+    if (parts.head == SS_NO_FRAME)
+        len = UINT32_MAX;
+    else if (truncate && p->truncate_to && p->truncate_to < len)
+        len = p->truncate_to;
     if (len > SS_MAX_FRAME) {
         sw->stats.dropped_oversize++;
         TRACE(NUMBERS(sw, SS_REC_DROP, SS_DROP_TOO_LONG_OUT, (uint32_t)len);)
         return 0;
+    }
+    if (parts.ref_len) {
+        memmove(out + parts.head + parts.ref_len, out + parts.head, parts.tail);
+        memcpy(out + parts.head, parts.ref, parts.ref_len);
     }
     if (len > header) memcpy(out + header, p->payload, len - header);
     return (uint32_t)len;
@@ -192,6 +200,7 @@ static void egress(ss_switch *sw, void *state, uint32_t port, uint32_t instance,
             ss_packet *c = memset(copy, 0, sizeof *c);
             c->payload = p->payload;
             c->payload_len = p->payload_len;
+            c->frame = p->frame, c->stable = p->stable;
             c->instance_type = SS_EGRESS_CLONE;
             c->truncate_to = session->truncate_to;
             program->reset_metadata(copy);
@@ -263,6 +272,12 @@ static void clone_to(ss_switch *sw, const ss_clone *session, void *state, frame_
 
 /* ---- in ---------------------------------------------------------------------------------------------------------- */
 
+static void parse(ss_switch *sw, void *state, frame_ref frame) {
+    ss_packet *p = state;
+    p->frame = p->stable = frame.bytes;
+    sw->program->parse(sw, state, frame.bytes, frame.len);
+}
+
 static void clone_ingress(ss_switch *sw, void *state, uint32_t port, frame_ref frame, uint32_t length) {
     ss_packet *old = state;
     const ss_clone *session = ss_idmap_get(&sw->clones, old->clone_session);
@@ -272,12 +287,13 @@ static void clone_ingress(ss_switch *sw, void *state, uint32_t port, frame_ref f
     ss_packet *p = fresh(sw, copy);
     p->ingress_port = port; /* for parsers that look at it; then forgotten, as in BMv2 */
     TRACE(PASS(sw, SS_PASS_CLONE, p, sw->trace.pass, port, 0, length);)
-    sw->program->parse(sw, copy, frame.bytes, frame.len);
+    parse(sw, copy, frame);
     const uint8_t *payload = p->payload;
     uint32_t payload_len = p->payload_len;
     memset(p, 0, sizeof *p);
     p->payload = payload;
     p->payload_len = payload_len;
+    p->frame = p->stable = frame.bytes;
     p->instance_type = SS_INGRESS_CLONE;
     p->truncate_to = session->truncate_to;
     sw->program->reset_metadata(copy);
@@ -326,7 +342,7 @@ static void ingress(ss_switch *sw, void *state, frame_ref frame, uint32_t length
     ss_packet *p = state;
     uint32_t port = (uint32_t)p->ingress_port;
     TRACE(PASS(sw, SS_PASS_INGRESS, p, sw->trace.parent, port, 0, length);)
-    program->parse(sw, state, frame.bytes, frame.len);
+    parse(sw, state, frame);
     sw->stats.parser_errors += p->parser_error != 0;
     TRACE(NUMBERS(sw, SS_REC_PARSED, (uint32_t)p->parser_error, p->payload_len);)
     program->verify_checksum(sw, state);
@@ -392,6 +408,7 @@ void ss_receive(ss_switch *sw, uint32_t port, const uint8_t *frame, uint32_t len
     }
     sw->work_head = sw->work_tail = 0;
     while (unlikely(sw->n_held)) free(sw->held[--sw->n_held]);
+    ss_turn_end(sw);
     TRACE(ss_trace_done(sw);)
 }
 
@@ -451,6 +468,7 @@ void ss_close(ss_switch *sw) {
     ss_state_close(sw);
     ss_pre_reset(sw);
     ss_value_sets_close(sw);
+    ss_turn_close(sw);
     for (uint32_t i = 0; i <= SS_MAX_CRCS; i++) free(sw->crcs[i]);
     while (sw->n_spare) free(sw->spare[--sw->n_spare]);
     TRACE(ss_trace_close(sw);)

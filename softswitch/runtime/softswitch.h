@@ -21,8 +21,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
-#define SS_ABI 2
+#define SS_ABI 3
 #define SS_DROP_PORT 511   /* v1model: egress_spec of a dropped packet (9-bit ports) */
 #define SS_MAX_FRAME 16384 /* longest frame in or out, bytes */
 #define SS_MAX_ADDED 5120  /* most bytes a program may add in front of the payload: a page and its headers */
@@ -50,6 +51,9 @@ typedef struct ss_packet { /* first member of every program's `state` */
     /* bytes after the parsed headers */
     const uint8_t *payload;
     uint32_t payload_len;
+    /* The frame, whose bytes stay as they are while its packet is in the pipeline.  Once that is through, those before
+     * `stable` may be overwritten, and the others at the end of the turn. */
+    const uint8_t *frame, *stable;
     /* left by externs for the traffic manager (0 / false: nothing asked) */
     uint32_t truncate_to; /* truncate(): longest output frame, bytes */
     bool clone_asked;
@@ -64,6 +68,14 @@ typedef struct ss_packet { /* first member of every program's `state` */
                                          BMv2's packet_length in egress = length at ingress + this */
 } ss_packet;
 #define SS_NO_LIST 0xffffffffu
+
+/* A frame that leaves: out[0..head) ref[0..ref_len) out[head..head + tail).  A longer run of bytes that is sent on as
+ * it lies somewhere else is not copied but referred to. */
+typedef struct ss_parts {
+    uint32_t head, tail, ref_len;
+    const uint8_t *ref; /* into the frame, or what ss_take gave, or constant; NULL: none */
+} ss_parts;
+#define SS_NO_FRAME 0xffffffffu /* in `head`: longer than any frame may be, so that it is dropped and counted */
 
 /* ---- static description of a program ----------------------------------------------------------------------------- */
 typedef enum { SS_EXACT, SS_LPM, SS_TERNARY, SS_RANGE, SS_OPTIONAL } ss_match;
@@ -164,8 +176,8 @@ typedef struct ss_program {
     void (*ingress)(ss_switch *, void *state);
     void (*egress)(ss_switch *, void *state);
     void (*compute_checksum)(ss_switch *, void *state);
-    uint32_t (*deparse)(ss_switch *, void *state,
-                        uint8_t *out); /* bytes written in front of the payload, <= SS_MAX_ADDED + parsed */
+    /* What stands in front of the payload: at most SS_MAX_ADDED bytes and as many as were parsed, counted together. */
+    void (*deparse)(ss_switch *, void *state, uint8_t *out, ss_parts *);
     void (*keep_fields)(void *to, const void *from, uint32_t list); /* @field_list(list): user metadata kept */
     uint32_t n_tables;
     const ss_table_info *tables;
@@ -220,6 +232,15 @@ enum {
 }; /* HashAlgorithm; a custom CRC has its number, from 1 on, in the bits above the lowest eight */
 uint64_t ss_hash(ss_switch *, uint32_t algo, const uint8_t *bytes,
                  uint32_t n); /* bit strings packed, zero padded at the end */
+typedef struct ss_run {
+    const uint8_t *bytes;
+    uint32_t len;
+} ss_run;
+/* ss_hash over bytes that lie in several places, one after another. */
+uint64_t ss_hash_runs(ss_switch *, uint32_t algo, const ss_run *, uint32_t n);
+/* The ones' complement sum of a run as big-endian 16-bit words, 0..0xffff, where 0 stands for zeros alone; an odd last
+ * byte is the upper half of a word. */
+uint64_t ss_sum16_run(ss_switch *, const uint8_t *bytes, uint32_t n);
 /* csum16 over two runs of bytes, the second of which is the payload (update_checksum_with_payload).  n is even where
  * n_more is not 0. */
 uint16_t ss_csum16(const uint8_t *bytes, uint32_t n, const uint8_t *more, uint32_t n_more);
@@ -229,6 +250,15 @@ uint64_t ss_random(ss_switch *, uint64_t lo, uint64_t hi); /* uniform in [lo, hi
 void ss_digest(ss_switch *, uint32_t digest, const uint8_t *bytes, uint32_t n);
 void ss_log(ss_switch *, const char *text);            /* log_msg, already formatted */
 void ss_assert_failed(ss_switch *, const char *where); /* assert/assume: counted and logged, packet goes on */
+
+/* Fresh memory for n bytes, aligned to 64, for a value that is written once and then read: it stays until every frame
+ * that refers to it has left or was copied.  Never NULL. */
+uint8_t *ss_take(ss_switch *, uint32_t n);
+/* Bytes that may be referred to after the packet is through: these, or a copy. */
+static inline const uint8_t *ss_refer(ss_switch *sw, const ss_packet *p, const uint8_t *bytes, uint32_t n) {
+    if ((uintptr_t)bytes - (uintptr_t)p->frame >= (uintptr_t)p->stable - (uintptr_t)p->frame) return bytes;
+    return (const uint8_t *)memcpy(ss_take(sw, n), bytes, n);
+}
 
 /* The packet trace (trace.h), which only programs call that were compiled for it: they pass a place in the program, and
  * a value, little-endian in whole 64-bit words, or bytes of the packet. */

@@ -235,15 +235,17 @@ static void egress(ss_switch *sw, void *at) {
 
 static void compute_checksum(ss_switch *sw, void *at) { (void)sw, (void)at; }
 
-static uint32_t deparse(ss_switch *sw, void *at, uint8_t *out) {
+static void deparse(ss_switch *sw, void *at, uint8_t *out, ss_parts *parts) {
     state *s = at;
     (void)sw;
-    if (!s->valid) return 0;
+    *parts = (ss_parts){0};
+    if (!s->valid) return;
     out[0] = (uint8_t)s->op, out[1] = (uint8_t)s->a;
     be(out + 2, s->b, 2), be(out + 4, s->c, 4);
-    if ((s->op & 0x7f) != GROW) return 8;
+    parts->head = 8;
+    if ((s->op & 0x7f) != GROW) return;
     memset(out + 8, 0xee, 100);
-    return 108;
+    parts->head = 108;
 }
 
 static const uint32_t forward_bits[] = {9}, set_bits[] = {32, 9};
