@@ -165,9 +165,7 @@ class Controller:
         self._candidacies = {switch.name: Candidacy(elections) for switch in self.fabric.switches}
         state_file.restore(self.drains, self.fabric.state)
         if self._pipeline is None and self._opens_sessions:
-            self._pipeline = await asyncio.to_thread(
-                pipeline.build, self.fabric.engine, path_mtu=self.fabric.path_mtu
-            )
+            self._pipeline = await asyncio.to_thread(pipeline.of_fabric, self.fabric)
         await self._check_address_unused()
         fixed, routing = tables.fixed_entries(self.fabric), self.steering.base(self.fabric.graph())
         for target in self._targets.values():

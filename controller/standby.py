@@ -72,7 +72,7 @@ class Standby:
         ready  called with a line that says what the standby does now
         """
         fabric_key.load(self.fabric)  # now, rather than when it is needed
-        made = await asyncio.to_thread(pipeline.build, self.fabric.engine, path_mtu=self.fabric.path_mtu)
+        made = await asyncio.to_thread(pipeline.of_fabric, self.fabric)
         while True:
             ready(f"standby: fabric {self.fabric.name}, watches {len(self._observers)} switches; will serve jobs at "
                   f"{self.fabric.jobs}")

@@ -169,6 +169,11 @@ class Fabric(Settings, frozen=True, kw_only=True):
     tenants: tuple[Tenant, ...] = ()
 
     @property
+    def faulty(self) -> bool:
+        """Whether faults are injected on any link: the switches' program can do that only where it is compiled in."""
+        return any(getattr(link, fault) for link in self.links for fault in FAULTS)
+
+    @property
     def nodes(self) -> tuple[Switch | Host, ...]:
         """All switches, then all hosts."""
         return self.switches + self.hosts

@@ -92,7 +92,9 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
                 if (hdr.aeth.syndrome != SYNDROME_NAK) {
                     tree.packet = FOREIGN;
                 } else if (missing > 1 && missing <= ASKED_AT_ONCE) {
+#if FAULTS
                     meta.copy = 0;                  // this clone goes before a fault's
+#endif
                     answer_by_clone(ASK_NEXT);
                 }
             } else if (tree.packet != FOREIGN) {

@@ -167,8 +167,10 @@ struct meta_t {
     psn_t       answer_psn; // of the answer
     @field_list(COPIES)
     psn_t       answer_msn;
+#if FAULTS
     @field_list(COPIES)
     bit<2>      copy;       // fault.p4: what a copy stands for
+#endif
     @field_list(COPIES)
     port_t      port;       // where it came in; copies made by faults forget that
 }

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // NetFold's one program, for every switch of the fabric: leaf or spine is a matter of table entries.
 //
-//   ingress   faults on the way in -> from the CPU? -> folded? -> guarded, routed
+//   ingress   from the CPU? -> folded? -> guarded, routed
 //   egress    marked, where the queue is long -> turned into an answer, if it is one -> rewritten for its receiver, if
-//             folded -> faults on the way out
+//             folded
 //
-// A copy that a fault on the way in makes goes round: clone to egress, from there to ingress again.  So does a question for
-// several packets, once for each.
+// Where faults are injected (FAULTS), they come first on the way in and last on the way out.  A copy that a fault on the way
+// in makes goes round: clone to egress, from there to ingress again.  So does a question for several packets, once for each.
 #include <core.p4>
 #include <v1model.p4>
 #include "headers.p4"
 #include "parser.p4"
 #include "checksums.p4"
+#if FAULTS
 #include "fault.p4"
+#endif
 #include "congestion.p4"
 #include "answer.p4"
 #include "fold.p4"
@@ -22,14 +24,18 @@
 
 // Where does a packet go that comes in?
 control SwitchIngress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
+#if FAULTS
     Fault() fault_in;
+#endif
     Fold()  fold;
     Guard() guard;
     Route() route;
     counter(PORTS, CounterType.packets_and_bytes) port_in;
-    bit<1>  lost = 0;
+#if FAULTS
     bit<2>  copy = COPY_NONE;
     bit<1>  again = 0;
+#endif
+    bit<1>  lost = 0;
     bit<1>  cloned = 0;
     bit<1>  next = 0;           // the question for the next one of several packets
     bit<2>  sender;             // of a packet that is to be routed
@@ -42,7 +48,9 @@ control SwitchIngress(inout headers_t hdr, inout meta_t meta, inout standard_met
             sm.egress_spec = hdr.packet_out.egress_port;
         } else {
             if (sm.instance_type == RECIRCULATED) {
+#if FAULTS
                 again = 1;
+#endif
                 if (meta.clone == ASK_NEXT) {
                     next = 1;
                 }
@@ -52,11 +60,13 @@ control SwitchIngress(inout headers_t hdr, inout meta_t meta, inout standard_met
                 meta.port = sm.ingress_port;
                 port_in.count((bit<32>)meta.port);
             }
+#if FAULTS
             fault_in.apply(hdr, meta, sm, meta.port, again, lost, copy);
             if (copy != COPY_NONE) {
                 cloned = 1;
                 clone_preserving_field_list(CloneType.I2E, (bit<32>)meta.port, COPIES);
             }
+#endif
             if (lost == 0 && hdr.ipv4.isValid() && sm.checksum_error == 0) {
                 traffic = true;
             }
@@ -82,18 +92,23 @@ control SwitchEgress(inout headers_t hdr, inout meta_t meta, inout standard_meta
     Congestion() congestion;
     Answer()     answer;
     Replica()    replica;
-    Fault()      fault_out;
     counter(PORTS, CounterType.packets_and_bytes) port_out;
-    bit<1>    lost = 0;
+#if FAULTS
+    Fault()   fault_out;
     bit<2>    copy = COPY_NONE;
     bit<1>    again = 0;
+#endif
+    bit<1>    lost = 0;
     bool      round = false;
 
     apply {
         if (sm.instance_type == INGRESS_CLONE) {
+#if FAULTS
             if (meta.copy != COPY_NONE) {
                 round = true;
-            } else if (meta.clone == ASK_NEXT) {
+            } else
+#endif
+            if (meta.clone == ASK_NEXT) {
                 hdr.bth.psn = hdr.bth.psn + 1;
                 round = true;
             } else {
@@ -111,9 +126,12 @@ control SwitchEgress(inout headers_t hdr, inout meta_t meta, inout standard_meta
                 hdr.packet_in.kind = CPU_PROBE;
             }
         } else {
+#if FAULTS
             if (sm.instance_type == EGRESS_CLONE) {
                 again = 1;
-            } else {
+            } else
+#endif
+            {
                 congestion.apply(hdr, sm);
                 if (meta.answer != NO_ANSWER) {
                     answer.apply(hdr, meta);
@@ -125,10 +143,12 @@ control SwitchEgress(inout headers_t hdr, inout meta_t meta, inout standard_meta
             if (hdr.aeth.isValid()) {
                 truncate(ANSWER_BYTES);
             }
+#if FAULTS
             fault_out.apply(hdr, meta, sm, sm.egress_port, again, lost, copy);
             if (copy != COPY_NONE) {
                 clone_preserving_field_list(CloneType.E2E, (bit<32>)sm.egress_port, COPIES);
             }
+#endif
             if (lost == 0) {
                 port_out.count((bit<32>)sm.egress_port);
             }

@@ -61,6 +61,11 @@
 #define ROOM_TO_GROW    1
 #endif
 
+// Whether faults can be injected (fault.p4): -D FAULTS=1 for fabrics of which a link is to have some, and for tests.
+#ifndef FAULTS
+#define FAULTS          0
+#endif
+
 // ---- packets --------------------------------------------------------------------------------------------------------
 
 #define ETHERTYPE_IPV4  0x0800

@@ -76,7 +76,7 @@ async def dry_run(fabric: Fabric, *, built: Pipeline | None = None) -> Differenc
     state_file.restore(drains, fabric.state)
     wanted = tables.merge([tables.fixed_entries(fabric), Steering(fabric, drains).base(fabric.graph())])
     if built is None:
-        built = await asyncio.to_thread(pipeline.build, fabric.engine, path_mtu=fabric.path_mtu)
+        built = await asyncio.to_thread(pipeline.of_fabric, fabric)
     return await _gathered([_dry(fabric, switch, built, wanted.get(switch.name, ())) for switch in fabric.switches])
 
 

@@ -95,6 +95,10 @@ class Codec:
         return Multicast(group.multicast_group_id, tuple(sorted(
             ((_port(replica), replica.instance) for replica in group.replicas), key=lambda replica: replica[::-1])))
 
+    def has_table(self, name: str) -> bool:
+        """Whether the program has this table: one without faults (p4src/fault.p4) has fewer."""
+        return name in self._by_name
+
     def read_table(self, name: str) -> p4r.Entity:
         """A request for all entries of a table, or for the default action of a table without a key."""
         table = self._table(name)
@@ -179,6 +183,10 @@ class Codec:
         return self._by_name[name]
 
     # ---- counters and packets ------------------------------------------------------------------------------------
+
+    def has_counter(self, name: str) -> bool:
+        """Whether the program has this indirect counter."""
+        return name in self._counters
 
     def read_counter(self, name: str, index: int | None = None) -> p4r.Entity:
         """A request for one cell of an indirect counter, or for all.  Raises CodecError."""

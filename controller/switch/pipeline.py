@@ -21,7 +21,7 @@ from typing import Final
 from finsy.proto import p4i
 from google.protobuf import text_format
 
-from netfold.fabric.graph import Engine
+from netfold.fabric.graph import Engine, Fabric
 from netfold.wire.roce import PATH_MTU
 
 Defines = Mapping[str, str]
@@ -57,9 +57,18 @@ def program() -> Path:
     return Path(str(resources.files("netfold.p4src") / "netfold.p4"))
 
 
-def build(engine: Engine, source: Path | None = None, *, path_mtu: int = PATH_MTU) -> Pipeline:
-    """Compile ``source`` (the fold program by default) for an engine and a path MTU.  Raises PipelineError."""
-    return _BUILDERS[engine](source or program(), {"PATH_MTU": str(path_mtu)})
+def of_fabric(fabric: Fabric) -> Pipeline:
+    """Compile the fold program for a fabric: for its engine and path MTU, and with faults where any link has some.
+    Raises PipelineError."""
+    return build(fabric.engine, path_mtu=fabric.path_mtu, faults=fabric.faulty)
+
+
+def build(
+    engine: Engine, source: Path | None = None, *, path_mtu: int = PATH_MTU, faults: bool = False
+) -> Pipeline:
+    """Compile ``source`` (the fold program by default) for an engine and a path MTU, able to inject faults or not.
+    Raises PipelineError."""
+    return _BUILDERS[engine](source or program(), {"PATH_MTU": str(path_mtu), "FAULTS": str(int(faults))})
 
 
 def _softswitch(source: Path, defines: Defines) -> Pipeline:

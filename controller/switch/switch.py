@@ -381,8 +381,9 @@ class Session:
                 await self._stub.Write(request, timeout=RPC_TIMEOUT)
 
     async def read_state(self, tables: Iterable[str]) -> State:
-        """The entries of ``tables``, all multicast groups and all clone sessions.  Raises SwitchError."""
-        wanted = [self._codec.read_table(table) for table in tables]
+        """The entries of those of ``tables`` that the program has, all multicast groups and all clone sessions.  Raises
+        SwitchError."""
+        wanted = [self._codec.read_table(table) for table in tables if self._codec.has_table(table)]
         wanted += [self._codec.read_multicast(), self._codec.read_clones()]
         try:
             return state([self._decode(entity) for entity in await self._read(wanted)])
@@ -391,7 +392,10 @@ class Session:
                               ) from error
 
     async def read_counter(self, name: str) -> dict[int, Count]:
-        """The non-zero cells of an indirect counter, by index.  Raises SwitchError."""
+        """The non-zero cells of an indirect counter, by index; none if the program lacks it.  Raises
+        SwitchError."""
+        if not self._codec.has_counter(name):
+            return {}
         entities = await self._read([self._codec.read_counter(name)])
         cells = ((e.counter_entry.index.index, e.counter_entry.data) for e in entities)
         return {i: Count(data.packet_count, data.byte_count) for i, data in cells if data.packet_count}

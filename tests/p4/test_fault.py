@@ -18,6 +18,7 @@ from softswitch.engine.local import LocalEngine
 from support.bmv2 import Bmv2, by_port
 
 PROGRAM = Path(__file__).resolve().parents[2] / "p4src" / "netfold.p4"
+FAULTY = {"FAULTS": "1"}
 IN, OUT = 1, 2
 SOURCE, HOST = 0x0A000101, 0x0A000102
 BY = 8
@@ -134,7 +135,7 @@ ALL = Shares(0.05, 0.05, 0.1, 0.1)
 def test_packets_meet_the_fate_that_their_number_draws(control: str, port: int, shares: Shares) -> None:
     """Lost, corrupted, repeated and held back packets are those of the model, in its order, and all are counted."""
     count = 300
-    with LocalEngine.open(compile_file(PROGRAM), cpu_port=510) as engine:
+    with LocalEngine.open(compile_file(PROGRAM, defines=FAULTY), cpu_port=510) as engine:
         for made in entries(engine, control, port, 5, shares):
             engine.insert(made)
         engine.write_clone_session("insert", CloneSession(port, ((port, 0),)))
@@ -159,7 +160,8 @@ def test_bmv2_does_the_same_to_the_same_packets(control: str, port: int, tmp_pat
     count = 250
     seed = quiet_tail(count, ALL, 11)
     print(f"seed {seed}")
-    with LocalEngine.open(compile_file(PROGRAM), cpu_port=510) as engine, Bmv2(PROGRAM, tmp_path, ports=3) as bmv2:
+    with LocalEngine.open(compile_file(PROGRAM, defines=FAULTY), cpu_port=510) as engine, Bmv2(
+            PROGRAM, tmp_path, ports=3, defines=FAULTY) as bmv2:
         session = CloneSession(port, ((port, 0),))
         engine.write_clone_session("insert", session)
         bmv2.replicate((), (session,))
@@ -179,7 +181,7 @@ def test_bmv2_does_the_same_to_the_same_packets(control: str, port: int, tmp_pat
 
 def test_a_fault_that_is_off_costs_no_packet() -> None:
     """Without an entry for its port nothing happens to any packet."""
-    with LocalEngine.open(compile_file(PROGRAM), cpu_port=510) as engine:
+    with LocalEngine.open(compile_file(PROGRAM, defines=FAULTY), cpu_port=510) as engine:
         for made in entries(engine, *CONTROLS[0], 1, Shares(lose=1.0))[:-1]:
             engine.insert(made)
         left = [seen(data).psn for n in range(50) for _, data in engine.inject(IN, frame(n))]

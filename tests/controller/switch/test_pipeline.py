@@ -66,7 +66,18 @@ def check_names(built: Pipeline) -> None:
 
 def test_every_entry_fits_the_program() -> None:
     """The names, widths and parameters in controller/switch/tables.py are those of p4src, as softswitch compiles it."""
-    check_names(pipeline.build("softswitch"))
+    check_names(pipeline.build("softswitch", faults=True))
+
+
+def test_only_a_fabric_with_a_faulty_link_gets_a_program_with_faults() -> None:
+    """Without them the program lacks their tables and counters, and what is asked of those is left out."""
+    whole, faulty = leafspine(1, 0, 2), leafspine(1, 0, 2, loss=0.01)
+    assert (whole.faulty, faulty.faulty) == (False, True)
+    fault, codec = f"{tables.FAULT_OUT}.fault", Codec(pipeline.of_fabric(whole).p4info)
+    assert not codec.has_table(fault)
+    assert not codec.has_counter(tables.fault_counter(tables.FAULT_IN, "lost"))
+    assert all(codec.has_table(table) for table in tables.MANAGED if not table.endswith(".fault"))
+    assert Codec(pipeline.of_fabric(faulty).p4info).has_table(fault)
 
 
 def test_numbers_are_the_programs() -> None:
@@ -97,10 +108,10 @@ def test_a_broken_program_shows_the_compilers_words(tmp_path: Path) -> None:
 def test_p4c_compiles_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second build comes from the cache, equal; a broken program shows p4c's words."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    first = pipeline.build("bmv2")
+    first = pipeline.build("bmv2", faults=True)
     check_names(first)
     monkeypatch.setattr(pipeline, "_p4c", None)
-    assert pipeline.build("bmv2") == first
+    assert pipeline.build("bmv2", faults=True) == first
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     broken = tmp_path / "broken.p4"
