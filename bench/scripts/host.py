@@ -52,7 +52,8 @@ def rows(nbytes: int) -> dict[str, Callable[[], None]]:
         lib = native.library()
         while not core.finished():
             while lib.nf_fold_send(core.handle, 0, ctypes.byref(run)):
-                data = ctypes.cast(run.bytes, ctypes.c_char_p)
+                whole = run.n_pieces == 1
+                data = ctypes.cast(run.pieces[0].base, ctypes.c_char_p) if whole else run.joined()
                 lib.nf_fold_receive(core.handle, data, run.length, run.segment, ctypes.byref(origin), False, 0)
 
     def narrow_all(how: abi.Narrowing, tops: quantise.Scales, lanes: Flat) -> None:

@@ -115,14 +115,25 @@ class StreamRoute(C.Structure):
     _fields_ = [("source", C.c_uint32), ("destination", C.c_uint32), ("source_port", C.c_uint16)]
 
 
-class FoldRunStruct(C.Structure):
-    """``nf_run``: packets of equal length to one destination, sent as one super-packet."""
+class Piece(C.Structure):
+    """``struct iovec``: bytes that stand together."""
 
+    _fields_ = [("base", C.c_void_p), ("length", C.c_size_t)]
+
+
+class FoldRunStruct(C.Structure):
+    """``nf_run``: packets of equal length to one destination, sent as one super-packet, whose bytes lie in pieces."""
+
+    n_pieces: int
     _fields_ = [
-        ("bytes", C.c_void_p), ("length", C.c_uint32), ("segment", C.c_uint32), ("packets", C.c_uint32),
-        ("asks", C.c_uint32),
+        ("pieces", Piece * (2 * RUN_PACKETS)), ("n_pieces", C.c_uint32),
+        ("length", C.c_uint32), ("segment", C.c_uint32), ("packets", C.c_uint32), ("asks", C.c_uint32),
         ("route", StreamRoute), ("tree", C.c_uint32), ("kind", C.c_uint32), ("seqs", C.c_uint64 * RUN_PACKETS),
     ]
+
+    def joined(self) -> bytes:
+        """The bytes of all packets, one behind the other."""
+        return b"".join(C.string_at(piece.base, piece.length) for piece in self.pieces[: self.n_pieces])
 
 
 def show(field: str, value: int) -> str:

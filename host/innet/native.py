@@ -260,7 +260,7 @@ class Core:
             return None
         run = self._run
         route = run.route
-        return Run(C.string_at(run.bytes, run.length), run.segment, route.source_port, dotted(route.destination))
+        return Run(run.joined(), run.segment, route.source_port, dotted(route.destination))
 
     def receive(self, data: bytes, now: int, origin: Origin, *, segment: int = 0, marked: bool = False) -> None:
         """Takes received UDP payloads, split every ``segment`` bytes (0: one packet); what came from anywhere but the

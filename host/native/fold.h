@@ -19,12 +19,15 @@
  */
 #ifndef NF_FOLD_H
 #define NF_FOLD_H
+#include <sys/uio.h>
+
 #include "history.h"
 #include "stream.h"
 
 #define NF_MAX_TREES 64
-#define NF_MAX_WINDOW (1u << 19) /* packets: two windows of PSNs are far from half of their space, 2^23 */
-#define NF_RUN_PACKETS 60        /* segments in a super-packet: below UDP_MAX_SEGMENTS (64) and 64 KiB */
+#define NF_MAX_WINDOW (1u << 19)           /* packets: two windows of PSNs are far from half of their space, 2^23 */
+#define NF_RUN_PACKETS 60                  /* segments in a super-packet: below UDP_MAX_SEGMENTS (64) and 64 KiB */
+#define NF_RUN_PIECES (2 * NF_RUN_PACKETS) /* a packet with a RETH has two */
 
 typedef enum { NF_FLOAT32 = 0, NF_INT32 = 1 } nf_dtype;
 /* NF_AVERAGE is a sum whose results are divided; NF_SATURATED is of int32. */
@@ -88,8 +91,9 @@ typedef struct {                           /* where a stream stands, for message
     nf_counters counters;
 } nf_stream_state;
 
-typedef struct { /* a run of packets for one destination, in one super-packet */
-    const uint8_t *bytes;
+typedef struct {                        /* a run of packets for one destination, in one super-packet */
+    struct iovec pieces[NF_RUN_PIECES]; /* of it, in order; a packet's border need not be one of theirs */
+    uint32_t n_pieces;
     uint32_t length, segment; /* every packet but the last has `segment` bytes */
     uint32_t packets;
     uint32_t asks; /* whether these are NAKs, which nobody sends again */
@@ -123,7 +127,7 @@ uint32_t nf_fold_missing(
     const nf_fold *, uint32_t tree,
     nf_kind); /* PSN of the lowest packet without a result, or where its message begins (`message`) */
 
-/* Writes the next run to send now; its bytes are good until the next call.  Returns false where nothing may leave. */
+/* Makes the next run to send now; its bytes are good until the next call.  Returns false where nothing may leave. */
 bool nf_fold_send(nf_fold *, int64_t now, nf_run *);
 /* Takes the packets of a run from the `from`-th on back, which the kernel did not take: they are to be sent again. */
 void nf_fold_unsent(nf_fold *, const nf_run *, uint32_t from);

@@ -40,34 +40,49 @@ static uint64_t worth_sending(const nf_fold *f, nf_channel *c) {
     return n;
 }
 
+static void begin_run(const nf_fold *f, const nf_channel *c, bool asks, nf_run *run) {
+    run->n_pieces = run->length = run->segment = run->packets = 0;
+    run->asks = asks;
+    run->tree = c->tree;
+    run->kind = c->kind;
+    run->route = (nf_route){f->address, c->plan.peer, (uint16_t)c->plan.source_port};
+}
+
+static void append(nf_run *run, uint8_t *bytes, size_t n) {
+    struct iovec *last = run->pieces + run->n_pieces;
+    run->length += (uint32_t)n;
+    if (run->n_pieces && (uint8_t *)last[-1].iov_base + last[-1].iov_len == bytes)
+        last[-1].iov_len += n;
+    else
+        run->pieces[run->n_pieces++] = (struct iovec){bytes, n};
+}
+
 static bool send_channel(nf_fold *f, nf_channel *c, int64_t now, nf_run *run) {
     if (worth_sending(f, c) == 0) return false;
     uint64_t limit = limit_of(f, c);
-    *run = (nf_run){.bytes = f->run,
-                    .asks = false,
-                    .tree = c->tree,
-                    .kind = c->kind,
-                    .route = {f->address, c->plan.peer, (uint16_t)c->plan.source_port}};
+    begin_run(f, c, false, run);
     while (run->packets < f->max_run && nf_stream_sendable(&c->stream, limit)) {
         uint64_t seq = nf_stream_peek(&c->stream);
         bool before = seq < c->history.next;
         nf_header h = before ? nf_history_at(&c->history, seq)->header : nf_payload_header(f, c, seq - c->base);
-        size_t bytes = nf_packet_bytes(h.opcode, f->path_mtu);
+        uint32_t bytes = (uint32_t)nf_packet_bytes(h.opcode, f->path_mtu);
         if (run->packets && bytes > run->segment) break; /* only the last packet may differ, and be shorter */
-        uint8_t *packet = f->run + run->length, *payload = nf_history_payload(&c->history, seq);
+        uint8_t *payload = nf_history_payload(&c->history, seq);
         if (!before)
             nf_payload_write(f, c, seq - c->base, nf_history_add(&c->history, &h));
         else if (c->stream.n_lost == 0)
             c->stream.counters.retransmitted++; /* it had left already, over the trees before these */
         h.dest_qp += c->plan.peer_qp;
         h.psn = nf_stream_psn(&c->stream, seq);
-        memcpy(nf_write_header(packet, &h), payload, f->path_mtu);
-        nf_write_icrc(packet, bytes, &run->route, (uint16_t)run->packets);
+        uint8_t *head = nf_has_reth(h.opcode) ? f->heads[run->packets] : payload - NF_BTH_BYTES;
+        size_t head_bytes = (size_t)(nf_write_header(head, &h) - head);
+        nf_write_icrc_behind(head, head_bytes, payload, f->path_mtu, &run->route, (uint16_t)run->packets);
+        append(run, head, head_bytes);
+        append(run, payload, f->path_mtu + NF_ICRC_BYTES);
         nf_stream_send(&c->stream, now);
         run->seqs[run->packets++] = seq;
-        run->length += (uint32_t)bytes;
         if (run->packets == 1)
-            run->segment = (uint32_t)bytes;
+            run->segment = bytes;
         else if (bytes < run->segment)
             break;
     }
@@ -77,18 +92,16 @@ static bool send_channel(nf_fold *f, nf_channel *c, int64_t now, nf_run *run) {
 /* A run of NAKs for what the stream asks for. */
 static bool send_asks(nf_fold *f, nf_channel *c, int64_t now, nf_run *run) {
     uint64_t seq;
-    *run = (nf_run){.bytes = f->run,
-                    .segment = NF_NAK_BYTES,
-                    .asks = true,
-                    .tree = c->tree,
-                    .kind = c->kind,
-                    .route = {f->address, c->plan.peer, (uint16_t)c->plan.source_port}};
+    if (c->stream.n_ask == 0) return false;
+    begin_run(f, c, true, run);
+    run->segment = NF_NAK_BYTES;
     while (run->packets < f->max_run && nf_stream_ask(&c->stream, &seq, now)) {
         nf_nak nak = {c->plan.peer_qp + nf_history_at(&c->history, seq)->header.dest_qp, nf_stream_psn(&c->stream, seq),
                       nf_stream_psn(&c->stream, seq + 1)};
-        nf_write_nak(f->run + run->length, &nak);
-        nf_write_icrc(f->run + run->length, NF_NAK_BYTES, &run->route, (uint16_t)run->packets++);
-        run->length += NF_NAK_BYTES;
+        uint8_t *packet = f->heads[0] + run->length;
+        nf_write_nak(packet, &nak);
+        nf_write_icrc(packet, NF_NAK_BYTES, &run->route, (uint16_t)run->packets++);
+        append(run, packet, NF_NAK_BYTES);
     }
     return run->packets > 0;
 }

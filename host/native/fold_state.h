@@ -49,7 +49,8 @@ struct nf_fold {
     nf_failure failure;
     uint64_t foreign, refused, unfolded;
     nf_origin refused_from; /* the last of `refused` */
-    uint8_t run[NF_UDP_MOST];
+    /* of the run that was made last: headers that do not stand before their payload, or NAKs */
+    uint8_t heads[NF_RUN_PACKETS][NF_BTH_BYTES + NF_RETH_BYTES];
 };
 
 /* Packets of a stream's longest message. */

@@ -4,14 +4,24 @@
 #include <stdlib.h>
 
 bool nf_history_open(nf_history *h, uint32_t size, size_t bytes) {
-    *h = (nf_history){
-        .size = size, .bytes = bytes, .sent = calloc(size, sizeof *h->sent), .payloads = calloc(size, bytes)};
-    return h->sent && h->payloads;
+    size_t stride = NF_BTH_BYTES + bytes + NF_ICRC_BYTES;
+    *h = (nf_history){.size = size,
+                      .bytes = bytes,
+                      .head = NF_BTH_BYTES,
+                      .stride = stride,
+                      .sent = calloc(size, sizeof *h->sent),
+                      .packets = calloc(size, stride)};
+    return h->sent && h->packets;
+}
+
+void nf_history_bare(nf_history *h) {
+    h->head = 0;
+    h->stride = h->bytes;
 }
 
 void nf_history_close(nf_history *h) {
     free(h->sent);
-    free(h->payloads);
+    free(h->packets);
     *h = (nf_history){0};
 }
 

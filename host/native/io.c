@@ -94,7 +94,8 @@ static int send_all(nf_io *io) {
         }
         int64_t begin = begin_span(io);
         int error;
-        nf_sending sending = nf_udp_send(io->udp, &run->route, run->bytes, run->length, run->segment, &error);
+        nf_sending sending =
+            nf_udp_send(io->udp, &run->route, run->pieces, run->n_pieces, run->length, run->segment, &error);
         end_span(io, io->leaving, begin, run->packets);
         switch (sending) {
         case NF_SENT: io->taken = run->packets; continue;

@@ -46,7 +46,8 @@ static int send_all(nf_rc_io *io) {
         if (!io->pending && !nf_rc_send(io->rc, nf_now(), &io->run)) return 0;
         const nf_rc_run *run = &io->run;
         int error;
-        nf_sending sending = nf_udp_send(io->udp, &run->route, run->bytes, run->length, run->segment, &error);
+        const struct iovec bytes = {(void *)(uintptr_t)run->bytes, run->length};
+        nf_sending sending = nf_udp_send(io->udp, &run->route, &bytes, 1, run->length, run->segment, &error);
         io->pending = sending == NF_BLOCKED;
         switch (sending) {
         case NF_SENT: continue;

@@ -70,15 +70,18 @@ void nf_udp_transient_errors(const nf_udp *u, uint64_t *count, int32_t *error) {
     *error = u->transient_error;
 }
 
-static ssize_t send_bytes(int fd, const nf_route *route, const uint8_t *bytes, size_t n, uint32_t segment) {
+static ssize_t send_pieces(int fd, const nf_route *route, const struct iovec *pieces, uint32_t n_pieces, size_t n,
+                           uint32_t segment) {
     struct sockaddr_in to = {
         .sin_family = AF_INET, .sin_port = htons(NF_UDP_PORT), .sin_addr.s_addr = htonl(route->destination)};
-    struct iovec iov = {(void *)(uintptr_t)bytes, n};
     union {
         char space[CMSG_SPACE(sizeof(uint16_t))];
         struct cmsghdr align;
     } control = {0};
-    struct msghdr m = {.msg_name = &to, .msg_namelen = sizeof to, .msg_iov = &iov, .msg_iovlen = 1};
+    struct msghdr m = {.msg_name = &to,
+                       .msg_namelen = sizeof to,
+                       .msg_iov = (struct iovec *)(uintptr_t)pieces,
+                       .msg_iovlen = n_pieces};
     if (n > segment) {
         m.msg_control = &control;
         m.msg_controllen = sizeof control.space;
@@ -101,9 +104,10 @@ static bool passes(int error) {
            error == ECONNREFUSED || error == EHOSTDOWN;
 }
 
-nf_sending nf_udp_send(nf_udp *u, const nf_route *route, const uint8_t *bytes, size_t n, uint32_t segment, int *error) {
+nf_sending nf_udp_send(nf_udp *u, const nf_route *route, const struct iovec *pieces, uint32_t n_pieces, size_t n,
+                       uint32_t segment, int *error) {
     *error = 0;
-    if (send_bytes(nf_udp_sender(u, route->source_port), route, bytes, n, segment) >= 0) return NF_SENT;
+    if (send_pieces(nf_udp_sender(u, route->source_port), route, pieces, n_pieces, n, segment) >= 0) return NF_SENT;
     int e = *error = errno;
     if (e == EAGAIN || e == EWOULDBLOCK) return NF_BLOCKED;
     if (n > segment && (e == EIO || e == EINVAL || e == EOPNOTSUPP || e == EMSGSIZE)) return NF_REFUSED_RUN;

@@ -5,7 +5,7 @@
  */
 #ifndef NF_UDP_H
 #define NF_UDP_H
-#include <sys/types.h>
+#include <sys/uio.h>
 
 #include "roce.h"
 
@@ -32,8 +32,10 @@ typedef enum {
     NF_BROKEN,      /* an errno that will not pass */
 } nf_sending;
 
-/* Sends `n` bytes, which the kernel cuts into packets of `segment` bytes where that is less; *error: the errno. */
-nf_sending nf_udp_send(nf_udp *, const nf_route *, const uint8_t *bytes, size_t n, uint32_t segment, int *error);
+/* Sends `n` bytes in so many pieces, which the kernel cuts into packets of `segment` bytes where that is less; *error:
+ * the errno. */
+nf_sending nf_udp_send(nf_udp *, const nf_route *, const struct iovec *pieces, uint32_t n_pieces, size_t n,
+                       uint32_t segment, int *error);
 
 /* Times the kernel had no room or no way for a packet just then, and the last such errno. */
 void nf_udp_transient_errors(const nf_udp *, uint64_t *count, int32_t *error);

@@ -55,7 +55,8 @@ static bool register_stream(nf_verbs *v, stream *s) {
         nf_verbs_say(&v->device, ENOMEM, "no memory for %u results", s->room);
         return false;
     }
-    s->sends = nf_verbs_register(&v->device, h->payloads, h->size * h->bytes, false);
+    nf_history_bare(h);
+    s->sends = nf_verbs_register(&v->device, h->packets, h->size * h->stride, false);
     s->results = s->sends ? nf_verbs_register(&v->device, s->ring, (size_t)s->room * v->fold->path_mtu, true) : NULL;
     return s->results != NULL;
 }
