@@ -115,7 +115,7 @@ class StreamRoute(C.Structure):
     _fields_ = [("source", C.c_uint32), ("destination", C.c_uint32), ("source_port", C.c_uint16)]
 
 
-class Piece(C.Structure):
+class IoVec(C.Structure):
     """``struct iovec``: bytes that stand together."""
 
     _fields_ = [("base", C.c_void_p), ("length", C.c_size_t)]
@@ -126,7 +126,7 @@ class FoldRunStruct(C.Structure):
 
     n_pieces: int
     _fields_ = [
-        ("pieces", Piece * (2 * RUN_PACKETS)), ("n_pieces", C.c_uint32),
+        ("pieces", IoVec * (2 * RUN_PACKETS)), ("n_pieces", C.c_uint32),
         ("length", C.c_uint32), ("segment", C.c_uint32), ("packets", C.c_uint32), ("asks", C.c_uint32),
         ("route", StreamRoute), ("tree", C.c_uint32), ("kind", C.c_uint32), ("seqs", C.c_uint64 * RUN_PACKETS),
     ]

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fold_state.h"
+#include "past_caches.h"
 
 #include <stdlib.h>
 
@@ -130,6 +131,8 @@ bool nf_fold_start(nf_fold *f, const nf_operation *op, int64_t now, const char *
     f->op = *op;
     f->piece = piece;
     f->scaled = scaled;
+    /* in place the lines that are overwritten were read just now */
+    f->past_caches = nf_can_pass_caches() && op->out != op->source && op->count * sizeof(float) >= NF_LARGE;
     f->narrowing = (nf_narrowing){.bits = op->lane_bits,
                                   .levels = nf_levels(f->world, op->lane_bits),
                                   .stochastic = op->stochastic,

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fold_payload.h"
+#include "past_caches.h"
+
+#define SOME 1024 /* elements of a result that are decoded at a time, in the first cache: whole blocks */
 
 /* Elements of a run of `most` from `first` on that are in the tensor: fewer at its end, none beyond. */
 static size_t elements_from(const nf_fold *f, uint64_t first, uint32_t most) {
@@ -123,11 +126,12 @@ static void read_scales(nf_fold *f, const nf_tree *tr, uint64_t chunk, const uin
     }
 }
 
-static void read_blocks(nf_fold *f, uint64_t first, size_t n, const uint8_t *payload) {
+/* Elements `first` to `first + n` of a sum of floats, block by block, to `to`. */
+static void read_blocks(nf_fold *f, uint64_t first, size_t n, const uint8_t *payload, float *to) {
     for (uint32_t at = 0; at < n; at += NF_BLOCK) {
         size_t some = n - at < NF_BLOCK ? n - at : NF_BLOCK;
         const uint8_t *wire = block_in(f, (uint8_t *)payload, at);
-        float *out = (float *)f->op.out + first + at;
+        float *out = to + at;
         uint32_t scale = f->scales[(first + at) / NF_BLOCK];
         if (f->op.lane_bits == 32) {
             nf_dequantise(wire, some, scale, f->headroom, f->op.divisor, out);
@@ -137,6 +141,18 @@ static void read_blocks(nf_fold *f, uint64_t first, size_t n, const uint8_t *pay
             nf_narrow_residual(&f->narrowing, (const float *)f->op.source + first + at, f->op.residual + first + at,
                                some, scale, first + at);
         nf_widen(&f->narrowing, wire, some, scale, f->op.divisor, out);
+    }
+}
+
+static void read_elements(nf_fold *f, uint64_t first, size_t n, const uint8_t *payload, void *to) {
+    bool least = f->op.reduction == NF_MIN;
+    if (f->scaled) {
+        read_blocks(f, first, n, payload, to);
+    } else if (f->op.dtype == NF_INT32) {
+        nf_from_lanes(payload, n, least, to);
+        if (f->op.reduction == NF_SATURATED) f->saturated += nf_count_at_limits(to, n);
+    } else {
+        nf_from_order(payload, n, least, to);
     }
 }
 
@@ -152,14 +168,19 @@ void nf_payload_read(nf_fold *f, const nf_channel *c, uint64_t i, const uint8_t 
     }
     uint64_t first = (tr->first + i) * f->piece;
     size_t n = elements_from(f, first, f->piece);
-    bool least = f->op.reduction == NF_MIN;
-    if (f->scaled) {
-        read_blocks(f, first, n, payload);
-    } else if (f->op.dtype == NF_INT32) {
-        int32_t *out = (int32_t *)f->op.out + first;
-        nf_from_lanes(payload, n, least, out);
-        if (f->op.reduction == NF_SATURATED) f->saturated += nf_count_at_limits(out, n);
-    } else {
-        nf_from_order(payload, n, least, (float *)f->op.out + first);
+    uint32_t *out = (uint32_t *)f->op.out + first; /* elements of all types have 4 bytes */
+    if (!f->past_caches) {
+        read_elements(f, first, n, payload, out);
+        return;
     }
+    uint32_t some[SOME] __attribute__((aligned(NF_LINE)));
+    for (uint32_t at = 0; at < n; at += SOME) {
+        size_t m = n - at < SOME ? n - at : SOME;
+        read_elements(f, first + at, m, block_in(f, (uint8_t *)payload, at), some);
+        nf_copy_past_caches((uint8_t *)(out + at), (const uint8_t *)some, m * sizeof *some);
+    }
+}
+
+void nf_payload_all_read(const nf_fold *f) {
+    if (f->past_caches) nf_passed_caches();
 }

@@ -21,6 +21,8 @@ nf_header nf_payload_header(const nf_fold *, const nf_channel *, uint64_t i);
 void nf_payload_write(const nf_fold *, const nf_channel *, uint64_t i, uint8_t *payload);
 /* Takes in the result of packet `i`: agreed scales, or sums, which go to their place in the output. */
 void nf_payload_read(nf_fold *, const nf_channel *, uint64_t i, const uint8_t *payload);
+/* After some results: other threads see the output as it is now. */
+void nf_payload_all_read(const nf_fold *);
 /* Whether all ranks began the same operation; else f->failure holds what differs. */
 bool nf_payload_signatures(nf_fold *, const uint8_t *payload);
 #endif

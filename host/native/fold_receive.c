@@ -93,6 +93,7 @@ void nf_fold_receive(nf_fold *f, const uint8_t *bytes, size_t n, size_t segment,
                      int64_t now) {
     for (size_t done = 0; done < n && f->failure.error == NF_OK; done += segment)
         receive_packet(f, bytes + done, n - done < segment ? n - done : segment, from, marked, now);
+    nf_payload_all_read(f);
     for (uint32_t t = 0; t < f->n_trees; t++)
         for (int kind = 0; kind < 2; kind++) nf_stream_end_batch(&f->trees[t].channels[kind].stream, now);
 }

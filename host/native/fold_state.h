@@ -10,6 +10,7 @@
 #include "quantise.h"
 
 #define NF_FIELD_TOP 0x7fffffffu /* of the signature's values: MAX lanes are signed (p4src/lanes.p4) */
+#define NF_LARGE (4u << 20)      /* bytes of results from which on they pass the caches by */
 #define NF_UDP_MOST 65507        /* bytes of UDP payload in one super-packet */
 
 typedef struct { /* one stream, and its share of the operation */
@@ -40,6 +41,7 @@ struct nf_fold {
     uint32_t piece;         /* elements of one packet */
     uint32_t entries;       /* scales of one packet */
     bool scaled;            /* blocks have scales */
+    bool past_caches;       /* results are more than caches hold */
     nf_narrowing narrowing; /* of narrow lanes */
     uint32_t *scales;       /* agreed ones, by block */
     uint64_t scales_room;

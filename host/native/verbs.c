@@ -265,6 +265,7 @@ static void take_next(nf_verbs *v, stream *s) {
         nf_payload_read(f, c, seq - c->base, payload);
         nf_history_result(&c->history, seq);
     }
+    nf_payload_all_read(f);
     c->stream.counters.received += m->packets;
     c->stream.una = c->stream.next = m->first + m->packets;
     s->taken++;
