@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from softswitch.compiler import ir
 from softswitch.compiler.c_text import INCLUDES, c_comment, c_name, c_string, verify, width
+from softswitch.compiler.cell_reads import referring_reads
 from softswitch.compiler.diagnostics import NOWHERE, P4Error
 from softswitch.compiler.emit_extern import stride
 from softswitch.compiler.emit_stmt import MAX_ADDED, StmtEmitter, emitted_bytes
@@ -18,6 +19,7 @@ from softswitch.compiler.p4info_ids import Ids
 from softswitch.compiler.program import Function, LoweredProgram
 from softswitch.compiler.trace_sites import Sites
 from softswitch.compiler.types import BOOL, Bits
+from softswitch.compiler.wire_values import has_pointers, in_wire_order
 
 _MATCH = {"exact": "SS_EXACT", "lpm": "SS_LPM", "ternary": "SS_TERNARY", "range": "SS_RANGE", "optional": "SS_OPTIONAL"}
 _UNIT = {"packets": "SS_PACKETS", "bytes": "SS_BYTES", "packets_and_bytes": "SS_PACKETS_AND_BYTES"}
@@ -108,6 +110,7 @@ class _Emitter(StmtEmitter):
 
     def emit_function(self, name: str, function: Function) -> list[str]:
         self.function = function
+        self.referring = referring_reads(function.body)
         self.lines, self.depth, self.shown = [], 1, None
         self.targets = {function.exit} | set(_targets(function.body))
         self.may_overflow = emitted_bytes(self.program.functions["deparse"].body) > MAX_ADDED
@@ -129,11 +132,14 @@ class _Emitter(StmtEmitter):
             self.line("const uint8_t *c = frame, *end = frame + len;")
         if name == "deparse":
             self.line("uint8_t *o = out;")
+            self.line("ss_parts_begin(parts);")
             if self.may_overflow:
                 self.line("const uint8_t *limit = out + SS_MAX_ADDED + s->parsed;")
         for var in function.locals:
             if c_name(var.name) in used:
-                self.line(f"{self.declare(var.type, c_name(var.name))};")
+                # no pointer is ever wild
+                value = "" if not has_pointers(var.type) else " = NULL" if ir.is_scalar(var.type) else " = { 0 }"
+                self.line(f"{self.declare(var.type, c_name(var.name))}{value};")
         self.line("(void)sw; (void)s; (void)p;")
         self.lines += body
         if name == "parse":
@@ -142,7 +148,7 @@ class _Emitter(StmtEmitter):
                 self.line("s->parsed = (uint32_t)(c - frame);")
             self.line("p->payload_len = (uint32_t)(end - c);")
         if name == "deparse":
-            self.line("*parts = (ss_parts){ .head = (uint32_t)(o - out) };")
+            self.line("ss_parts_end(parts, out, o);")
         self.lines += ["}", ""]
         return self.lines
 
@@ -216,7 +222,8 @@ class _Emitter(StmtEmitter):
         return out
 
     def register_info(self, r: ExternObject) -> str:
-        return f"{{ {c_string(r.name)}, {self.ids.of(r)}u, {r.size}, {width(r.type)}, {stride(r.type)} }}"
+        about = f"{width(r.type)}, {stride(r.type)}, {_c(in_wire_order(r.type))}"
+        return f"{{ {c_string(r.name)}, {self.ids.of(r)}u, {r.size}, {about} }}"
 
     def array_info(self, c: ExternObject) -> str:
         """The C initialiser that describes a counter or meter."""

@@ -6,10 +6,12 @@ from __future__ import annotations
 from softswitch.compiler import ir
 from softswitch.compiler.c_text import c_name, c_string, is_wide, limbs, width
 from softswitch.compiler.diagnostics import P4Error
-from softswitch.compiler.emit_packet import PacketEmitter
+from softswitch.compiler.emit_packet import PacketEmitter, stretches
+from softswitch.compiler.emit_wire import REFERRED
 from softswitch.compiler.objects import ExternObject
 from softswitch.compiler.program import Function
 from softswitch.compiler.types import Bits, Varbit
+from softswitch.compiler.wire_values import in_wire_order, size_of
 
 
 class ExternEmitter(PacketEmitter):
@@ -18,6 +20,7 @@ class ExternEmitter(PacketEmitter):
     def __init__(self) -> None:
         super().__init__()
         self.function = Function("")  # the function whose body is being written
+        self.referring: set[int] = set()  # ids of its register reads that may refer to the cell (cell_reads.py)
 
     def extern(self, s: ir.Extern) -> None:
         if self.function.name == "deparse" and s.op in ("log", "assert_failed", "digest"):
@@ -31,7 +34,13 @@ class ExternEmitter(PacketEmitter):
         index, out, t = self.fresh("i"), self.lv(s.out), s.out.type
         self.line(f"uint64_t {index} = {self.index(s.args[0])};")
         cells = f"registers[{reg.index}]"
-        if is_wide(t):
+        if in_wire_order(t):
+            size = width(t) // 8
+            cell = f"(const uint8_t *){cells} + {index} * {size}"
+            if id(s) not in self.referring:
+                cell = f"ss_b_kept(sw, {cell}, {size})"
+            self.line(f"{out} = {index} < {reg.size} ? {cell} : NULL;")
+        elif is_wide(t):
             n = limbs(width(t))
             self.line(f"if ({index} < {reg.size}) ss_w_copy({out}, (const uint64_t *){cells} + {index} * {n}, {n});")
             self.line(f"else ss_w_zero({out}, {n});")
@@ -43,7 +52,10 @@ class ExternEmitter(PacketEmitter):
         index, t = self.fresh("i"), s.args[1].type
         self.line(f"uint64_t {index} = {self.index(s.args[0])};")
         cells = f"registers[{reg.index}]"
-        if is_wide(t):
+        if in_wire_order(t):
+            size, value = width(t) // 8, self.bytes(s.args[1])
+            self.line(f"if ({index} < {reg.size}) ss_b_copy((uint8_t *){cells} + {index} * {size}, {value}, {size});")
+        elif is_wide(t):
             n = limbs(width(t))
             value = self.pointer(s.args[1])
             self.line(f"if ({index} < {reg.size}) ss_w_copy((uint64_t *){cells} + {index} * {n}, {value}, {n});")
@@ -76,8 +88,7 @@ class ExternEmitter(PacketEmitter):
     def op_hash(self, s: ir.Extern) -> None:
         assert s.out is not None
         base, limit, *data = s.args
-        buffer, n = self.field_list(data)
-        value = f"ss_hash(sw, {s.info}, {buffer}, {n})"
+        value = self.hashed(s.info, data)
         if isinstance(limit, ir.Const):
             value = f"({value} % {self.x(ir.const(limit.value or 1, limit.type))})"  # BMv2: max 0 counts as 1
         else:
@@ -92,14 +103,31 @@ class ExternEmitter(PacketEmitter):
         if algorithm == 6 and not any(isinstance(v.type, Varbit) for v in s.args):
             self.ones_complement(s, payload)
             return
-        buffer, n = self.field_list(s.args)
         if algorithm == 6:
+            buffer, n = self.field_list(s.args)
             if payload and n.isdigit() and int(n) % 2:
                 raise P4Error(s.pos, f"a checksum with payload over an odd number of header bytes ({n})")
             more = "p->payload, p->payload_len" if payload else "NULL, 0"
             self.line(f"{self.lv(s.out)} = ss_csum16({buffer}, {n}, {more});")
         else:
-            self.line(f"{self.lv(s.out)} = ss_hash(sw, {algorithm}, {buffer}, {n});")
+            self.line(f"{self.lv(s.out)} = {self.hashed(algorithm, s.args)};")
+
+    def hashed(self, algorithm: int, values: list[ir.Value]) -> str:
+        """The hash of a list of fields: long ones are read where they lie, the others are packed between them."""
+        pieces = stretches(values, REFERRED)
+        if any(isinstance(v.type, Varbit) for v in values) or all(long is None for _, long in pieces):
+            buffer, n = self.field_list(values)
+            return f"ss_hash(sw, {algorithm}, {buffer}, {n})"
+        runs, n = self.fresh("r"), self.fresh("n")
+        self.line(f"ss_run {runs}[{len(pieces)}];")
+        self.line(f"uint32_t {n} = 0;")
+        for short, long in pieces:
+            if long is None:
+                bytes_, size = self.field_list(short)
+            else:
+                bytes_, size = self.bytes(long), str(size_of(long))
+            self.line(f"{n} = ss_run_add({runs}, {n}, {bytes_}, {size});")
+        return f"ss_hash_runs(sw, {algorithm}, {runs}, {n})"
 
     def ones_complement(self, s: ir.Extern, payload: bool) -> None:
         """csum16 without packing fields into bytes: each is added at the position of its last bit in a 16-bit word."""
@@ -108,17 +136,27 @@ class ExternEmitter(PacketEmitter):
         if payload and (bits + 7) // 8 % 2:
             raise P4Error(s.pos, f"a checksum with payload over an odd number of header bytes ({(bits + 7) // 8})")
         parts, end = ["0ull"], 0
+        runs: dict[int, list[ir.Value]] = {}  # how far above a word's end they end -> long values
         for v in s.args:
             w = width(v.type)
             end += w
             shift = -end % 16
-            if is_wide(v.type):
+            if in_wire_order(v.type):
+                runs.setdefault(shift, []).append(v)
+            elif is_wide(v.type):
                 parts.append(f"ss_w_sum16({self.pointer(v)}, {limbs(w)}, {shift})")
             elif w > 64:
                 parts.append(f"ss_sum16((uint64_t)({self.x(v)}), {shift})")
                 parts.append(f"ss_sum16((uint64_t)(({self.x(v)}) >> 64), {shift})")
             elif w:
                 parts.append(f"ss_sum16({self.x(v)}, {shift})")
+        for shift, values in runs.items():
+            name, n = self.fresh("r"), self.fresh("n")
+            self.line(f"ss_run {name}[{len(values)}];")
+            self.line(f"uint32_t {n} = 0;")
+            for v in values:
+                self.line(f"{n} = ss_run_add({name}, {n}, {self.bytes(v)}, {size_of(v)});")
+            parts.append(f"(ss_run_sum16(sw, {name}, {n}) << {shift})")
         if payload:
             parts.append("(uint16_t)~ss_csum16(p->payload, p->payload_len, NULL, 0)")
         self.line(f"{self.lv(s.out)} = ss_sum16_end({' + '.join(parts)});")

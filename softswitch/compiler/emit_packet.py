@@ -2,8 +2,8 @@
 """C for bit strings: headers out of and into packets, and fields packed for keys, hashes, checksums and digests.
 
 Fields are handled in groups that begin and end at byte borders. A group of up to 128 bits is one load and some
-shifts; a wide field between byte borders is a row of byte-swapped limbs; only a wide field that shares a byte with a
-neighbour takes the slow path, which handles bit strings one by one.
+shifts; a wide field between byte borders is referred to (emit_wire.py) or becomes byte-swapped limbs;
+only a wide field that shares a byte with a neighbour takes the slow path, which handles bit strings one by one.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from softswitch.compiler import ir
 from softswitch.compiler.c_text import c_name, is_wide, limbs, u64, width
-from softswitch.compiler.emit_wide import WideEmitter
+from softswitch.compiler.emit_wire import PASSED, WireEmitter
 from softswitch.compiler.types import BOOL, Bits, Varbit
+from softswitch.compiler.wire_values import in_wire_order, is_piece, size_of
 
 
 @dataclass
@@ -42,7 +43,24 @@ def group(widths: Sequence[int]) -> list[FieldGroup]:
     return groups
 
 
-class PacketEmitter(WideEmitter):
+def stretches(values: Sequence[ir.Value], least: int) -> list[tuple[list[ir.Value], ir.Value | None]]:
+    """Cuts fields into those in wire order of at least so many bytes, each by itself, and stretches of others."""
+    found: list[tuple[list[ir.Value], ir.Value | None]] = []
+    rest: list[ir.Value] = []
+    bits = 0
+    for v in values:
+        if bits % 8 == 0 and (in_wire_order(v.type) or is_piece(v)) and size_of(v) >= least:
+            if rest:
+                found.append((rest, None))
+            found.append(([], v))
+            rest = []
+        else:
+            rest.append(v)
+            bits += width(v.type)
+    return [*found, (rest, None)] if rest else found
+
+
+class PacketEmitter(WireEmitter):
     """Writes the C that turns bytes of a packet into fields of headers, and fields into bytes."""
 
     # ---- from bytes to fields -----------------------------------------------------------------------------------
@@ -56,7 +74,10 @@ class PacketEmitter(WideEmitter):
                 self.unpack_slowly(where, chosen)
             elif len(chosen) == 1 and is_wide(chosen[0][1]):
                 lv, t = chosen[0]
-                self.line(f"ss_w_load({lv}, {limbs(width(t))}, {where}, {g.bits // 8});")
+                if in_wire_order(t):
+                    self.line(f"{lv} = {where};")
+                else:
+                    self.line(f"ss_w_load({lv}, {limbs(width(t))}, {where}, {g.bits // 8});")
             else:
                 self.unpack_group(where, g, chosen)
 
@@ -86,10 +107,14 @@ class PacketEmitter(WideEmitter):
             w = width(t)
             if w > 64:
                 temp = self.fresh("w")
-                dst = lv if w > 128 else temp
-                if w <= 128:
-                    self.line(f"uint64_t {temp}[2];")
+                wire = in_wire_order(t)
+                dst = lv if w > 128 and not wire else temp
+                if dst == temp:
+                    self.line(f"uint64_t {temp}[{limbs(w)}];")
                 self.line(f"ss_w_bits_get({dst}, {where}, {at}, {w});")
+                if wire:
+                    new = self.room(w // 8, lasting=True)
+                    self.line(f"ss_w_store({new}, {w // 8}, {temp}, {limbs(w)}); {lv} = {new};")
                 if w <= 128:
                     self.line(f"{lv} = ss_w_get128({temp}, 2, 0);")
             else:
@@ -107,6 +132,8 @@ class PacketEmitter(WideEmitter):
                 continue
             if not g.aligned:
                 self.pack_slowly(where, g, chosen)
+            elif self.has_bytes(chosen[0]):
+                self.line(f"ss_b_copy({where}, {self.bytes(chosen[0])}, {g.bits // 8});")
             elif len(chosen) == 1 and is_wide(chosen[0].type):
                 w = width(chosen[0].type)
                 self.line(f"ss_w_store({where}, {g.bits // 8}, {self.pointer(chosen[0])}, {limbs(w)});")
@@ -153,7 +180,9 @@ class PacketEmitter(WideEmitter):
         for v in values:
             size = (width(v.type) + 7) // 8
             where = f"{base} + {at}" if at else base
-            if is_wide(v.type):
+            if self.has_bytes(v):
+                self.line(f"ss_b_copy({where}, {self.bytes(v)}, {size});")
+            elif is_wide(v.type):
                 self.line(f"ss_w_store({where}, {size}, {self.pointer(v)}, {limbs(width(v.type))});")
             elif size > 8:
                 self.line(f"ss_store_128({where}, {size}, {self.x(v)});")
@@ -181,7 +210,9 @@ class PacketEmitter(WideEmitter):
         for lv, t in fields:
             size = (width(t) + 7) // 8
             where = f"{base} + {at}" if at else base
-            if is_wide(t):
+            if in_wire_order(t):
+                self.line(f"{lv} = ss_b_kept(sw, {where}, {size});")
+            elif is_wide(t):
                 self.line(f"ss_w_load({lv}, {limbs(width(t))}, {where}, {size});")
             elif size > 8:
                 self.line(f"{lv} = ss_load_128({where}, {size});")
@@ -294,19 +325,21 @@ class PacketEmitter(WideEmitter):
             self.check_room(header, leaves)
             self.emitted(header)
             cut = next((i for i, v in enumerate(leaves) if isinstance(v.type, Varbit)), None)
-            if cut is None:
-                self.pack("o", leaves)
-                self.line(f"o += {rec.bits // 8};")
-                return
-            first = sum(width(v.type) for v in leaves[:cut])
-            text = self.lv(leaves[cut])
-            self.pack("o", leaves[:cut])
-            self.line(f"memcpy(o + {first // 8}, {text}.data, {text}.bits / 8);")
-            self.line(f"o += {first // 8} + {text}.bits / 8;")
-            rest = sum(width(v.type) for v in leaves[cut + 1 :])
-            if rest:
-                self.pack("o", leaves[cut + 1 :])
-                self.line(f"o += {rest // 8};")
+            self.append(leaves[:cut])
+            if cut is not None:
+                text = self.lv(leaves[cut])
+                self.line(f"memcpy(o, {text}.data, {text}.bits / 8);")
+                self.line(f"o += {text}.bits / 8;")
+                self.append(leaves[cut + 1 :])
+
+    def append(self, leaves: Sequence[ir.LValue]) -> None:
+        """Appends fields to the frame that leaves: long values in wire order where they lie, all else by writing."""
+        for values, long in stretches(leaves, PASSED):
+            if long is not None:
+                self.line(f"o = ss_parts_pass(sw, p, parts, out, o, {self.bytes(long)}, {size_of(long)});")
+            else:
+                self.pack("o", values)
+                self.line(f"o += {sum(width(v.type) for v in values) // 8};")
 
 
 def _leaves(header: ir.LValue) -> list[ir.LValue]:

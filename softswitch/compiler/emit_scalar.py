@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from softswitch.compiler import ir
 from softswitch.compiler.c_text import c_name, c_packet_field, is_wide, limbs, u64, width
 from softswitch.compiler.types import BOOL, Bits, Varbit
+from softswitch.compiler.wire_values import in_wire_order, size_of
 
 
 class ScalarEmitter(ABC):
@@ -45,6 +46,8 @@ class ScalarEmitter(ABC):
             case Bits():
                 if t.width <= 64:
                     return f"uint64_t {name}"
+                if in_wire_order(t):
+                    return f"const uint8_t *{name}"
                 return f"ss_u128 {name}" if t.width <= 128 else f"uint64_t {name}[{limbs(t.width)}]"
             case Varbit():
                 return f"struct {{ uint32_t bits; uint8_t data[{max(1, (t.width + 7) // 8)}]; }} {name}"
@@ -88,6 +91,10 @@ class ScalarEmitter(ABC):
     @abstractmethod
     def pointer(self, e: ir.Value) -> str:
         """A pointer to the limbs of a wide value; defined in emit_wide.py."""
+
+    @abstractmethod
+    def bytes(self, e: ir.Value, *, lasting: bool = False) -> str:
+        """A pointer to the bytes of a value in wire order; defined in emit_wire.py."""
 
     # ---- scalars ------------------------------------------------------------------------------------------------
 
@@ -203,6 +210,8 @@ class ScalarEmitter(ABC):
             x, y = self.lv(a), self.lv(b)
             return f"({x}.bits == {y}.bits && memcmp({x}.data, {y}.data, ({x}.bits + 7) / 8) == 0)"
         if is_wide(t):
+            if in_wire_order(t) and isinstance(t, Bits) and (op == "==" or not t.signed):
+                return f"(memcmp({self.bytes(a)}, {self.bytes(b)}, {size_of(a)}) {op} 0)"
             x, y, n = self.pointer(a), self.pointer(b), limbs(width(t))
             if op == "==":
                 return f"ss_w_eq({x}, {y}, {n})"
@@ -226,8 +235,7 @@ class ScalarEmitter(ABC):
         assert isinstance(a.type, Bits)
         source = a.type
         if source.width > 128:
-            get = f"ss_w_get{64 if w <= 64 else 128}({self.pointer(a)}, {limbs(source.width)}, 0)"
-            return self.mask(get, w)
+            return self.mask(self.part(a, 0, w), w)
         if w <= source.width:
             text = self.x(a)
             if self.ctype(w) != self.ctype(source.width):
@@ -237,11 +245,17 @@ class ScalarEmitter(ABC):
             return self.mask(f"({self.ctype(w)})({'ss_i128' if w > 64 else 'int64_t'}){self.sext(a)}", w)
         return f"({self.ctype(w)}){self.x(a)}"
 
+    def part(self, e: ir.Value, lo: int, w: int) -> str:
+        """The bits of a wide value from `lo` on: w of them, and others above that do not count."""
+        size = 64 if w <= 64 else 128
+        if in_wire_order(e.type):
+            return f"ss_b_get{size}({self.bytes(e)}, {size_of(e)}, {lo})"
+        return f"ss_w_get{size}({self.pointer(e)}, {limbs(width(e.type))}, {lo})"
+
     def slice(self, e: ir.Slice) -> str:
         w, source = width(e.type), width(e.a.type)
         if source > 128:
-            get = f"ss_w_get{64 if w <= 64 else 128}({self.pointer(e.a)}, {limbs(source)}, {e.lo})"
-            return self.mask(get, w)
+            return self.mask(self.part(e.a, e.lo, w), w)
         text = self.x(e.a)
         if e.lo:
             text = f"({text} >> {e.lo})"

@@ -10,6 +10,7 @@ from softswitch.compiler.c_text import c_comment, c_name, is_wide, limbs, width
 from softswitch.compiler.diagnostics import P4Error, Pos
 from softswitch.compiler.emit_extern import ExternEmitter
 from softswitch.compiler.types import BOOL, Bits, Varbit
+from softswitch.compiler.wire_values import in_wire_order
 
 MAX_ADDED = 5120  # SS_MAX_ADDED
 MAX_STEPS = 1 << 16  # backward jumps a packet may make in one stage
@@ -106,7 +107,8 @@ class StmtEmitter(ExternEmitter):
         size = str(header.type.bits // 8)
         size += "".join(f" + {self.lv(v)}.bits / 8" for v in leaves if isinstance(v.type, Varbit))
         # A length that no frame may have: the runtime drops the frame and counts it (dropped_oversize).
-        self.line(f"if (limit - o < (ptrdiff_t)({size})) {{ *parts = (ss_parts){{ .head = SS_NO_FRAME }}; return; }}")
+        self.line(f"if (limit - o < (ptrdiff_t)(parts->ref_len + {size}))")
+        self.line("    { *parts = (ss_parts){ .head = SS_NO_FRAME }; return; }")
 
     def if_(self, s: ir.If) -> None:
         if not s.then and not s.other:
@@ -131,6 +133,8 @@ class StmtEmitter(ExternEmitter):
             self.copy(dst, src)
         elif isinstance(t, Varbit):
             self.line(f"memcpy(&{self.lv(dst)}, &{self.lv(src)}, sizeof {self.lv(dst)});")
+        elif in_wire_order(t):
+            self.assign_wire(dst, src)
         elif is_wide(t):
             self.assign_wide(dst, src)
         else:
@@ -178,6 +182,8 @@ class StmtEmitter(ExternEmitter):
         text = self.lv(dst)
         if isinstance(t, Bits | type(BOOL)) and not is_wide(t):
             self.line(f"{text} = 0;")
+        elif in_wire_order(t):
+            self.line(f"{text} = NULL;")
         elif isinstance(dst, ir.Var) and dst.storage == "packet":
             assert isinstance(t, ir.RecordType)
             for name, f in t.fields.items():
@@ -186,22 +192,13 @@ class StmtEmitter(ExternEmitter):
             self.line(f"memset(&{text}, 0, sizeof {text});")
 
     def deposit(self, s: ir.Deposit) -> None:
+        if in_wire_order(s.dst.type):
+            self.deposit_wire(s)
+            return
         w, part = width(s.dst.type), width(s.src.type)
         text = self.lv(s.dst)
         if w > 128:
-            if part > 128:
-                source = self.pointer(s.src)
-                if _reads(s.src, ir.root(s.dst)) and isinstance(s.src, ir.LValue):
-                    source = self.fresh("w")
-                    self.line(
-                        f"uint64_t {source}[{limbs(part)}]; ss_w_copy({source}, {self.lv(s.src)}, {limbs(part)});"
-                    )
-            else:
-                source = self.fresh("v")
-                self.line(f"{self.ctype(part)} {source} = {self.x(s.src)};")
-            self.line(f"ss_w_clear({text}, {s.lo}, {part});")
-            call = {True: f"ss_w_or({text}, {limbs(w)}, {s.lo}, {source}, {limbs(part)});"}.get(part > 128)
-            self.line(call or f"ss_w_or{64 if part <= 64 else 128}({text}, {limbs(w)}, {s.lo}, {source});")
+            self.deposit_limbs(text, s)
             return
         hole = ((1 << w) - 1) & ~(((1 << part) - 1) << s.lo)
         value = f"({self.ctype(w)}){self.x(s.src)}"

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """C for expressions wider than 128 bits: arrays of limbs of 64 bits, lowest first (runtime/wide.h).
 
+Variables are such arrays where their width is no multiple of 64; others are byte strings (emit_wire.py), whose limbs
+are loaded where an operator needs them.
+
 Wide expressions made of & | ^ ~ + - and ?: become one loop over limbs, carries included; operands that need other
 limbs (shifts, slices, concatenation, products) are computed into temporaries first.
 """
@@ -11,6 +14,7 @@ from softswitch.compiler import ir
 from softswitch.compiler.c_text import is_wide, limbs, u64, width
 from softswitch.compiler.emit_scalar import ScalarEmitter
 from softswitch.compiler.types import BOOL, Bits
+from softswitch.compiler.wire_values import in_wire_order, is_piece, parts_of, size_of
 
 
 class WideEmitter(ScalarEmitter):
@@ -18,7 +22,7 @@ class WideEmitter(ScalarEmitter):
 
     def pointer(self, e: ir.Value) -> str:
         """A pointer to the limbs of a wide value: where it is stored, or a temporary."""
-        if isinstance(e, ir.LValue):
+        if isinstance(e, ir.LValue) and not in_wire_order(e.type):
             return self.lv(e)
         if isinstance(e, ir.Const):
             return self.constant(e.value, width(e.type))
@@ -34,6 +38,8 @@ class WideEmitter(ScalarEmitter):
         w = width(e.type)
         n = limbs(w)
         match e:
+            case _ if is_piece(e) or (in_wire_order(e.type) and isinstance(e, ir.LValue)):
+                self.line(f"ss_w_load({dst}, {n}, {self.bytes(e)}, {size_of(e)});")
             case ir.LValue() | ir.Const():
                 self.line(f"ss_w_copy({dst}, {self.pointer(e)}, {n});")
             case ir.UnaryOp() | ir.Mux():
@@ -83,17 +89,7 @@ class WideEmitter(ScalarEmitter):
             self.line(f"ss_w_shr({dst}, {a}, {n}, {by});")
 
     def concat(self, e: ir.BinaryOp, dst: str) -> None:
-        parts: list[ir.Value] = []
-
-        def collect(part: ir.Value) -> None:
-            if isinstance(part, ir.BinaryOp) and part.op == "++":
-                collect(part.a)
-                collect(part.b)
-            else:
-                parts.append(part)
-
-        collect(e)
-        values = [(p, self.pointer(p) if is_wide(p.type) else self.x(p)) for p in parts if width(p.type)]
+        values = [(p, self.pointer(p) if is_wide(p.type) else self.x(p)) for p in parts_of(e)]
         n = limbs(width(e.type))
         self.line(f"ss_w_zero({dst}, {n});")
         lo = 0
@@ -127,6 +123,22 @@ class WideEmitter(ScalarEmitter):
         else:
             self.line(f"ss_w_set{64 if source.width <= 64 else 128}({dst}, {n}, {self.x(e.a)});")
         self.trim(dst, w)
+
+    def deposit_limbs(self, text: str, s: ir.Deposit) -> None:
+        """Writes a value into some bits of a wide one, whose limbs are `text`."""
+        w, part = width(s.dst.type), width(s.src.type)
+        if part > 128:
+            source = self.pointer(s.src)
+            if isinstance(s.src, ir.LValue) and not in_wire_order(s.src.type):  # it may be the value that is written to
+                source = self.fresh("w")
+                self.line(f"uint64_t {source}[{limbs(part)}]; ss_w_copy({source}, {self.lv(s.src)}, {limbs(part)});")
+            add = f"ss_w_or({text}, {limbs(w)}, {s.lo}, {source}, {limbs(part)});"
+        else:
+            source = self.fresh("v")
+            self.line(f"{self.ctype(part)} {source} = {self.x(s.src)};")
+            add = f"ss_w_or{64 if part <= 64 else 128}({text}, {limbs(w)}, {s.lo}, {source});"
+        self.line(f"ss_w_clear({text}, {s.lo}, {part});")
+        self.line(add)
 
     # ---- one loop for a whole tree of limb-wise operators --------------------------------------------------
 
@@ -168,8 +180,8 @@ class WideEmitter(ScalarEmitter):
                 return f"({self.limb(e.a, body, carries)} {e.op} {self.limb(e.b, body, carries)})"
             case ir.BinaryOp(op="+" | "-"):
                 a, b = self.limb(e.a, body, carries), self.limb(e.b, body, carries)
-                if e.op == "+" and top_bits_clear(e.a) and top_bits_clear(e.b):
-                    return f"({a} + {b})"  # no carry can leave a limb, as where lanes are added within masks
+                if stays_in_words(e):
+                    return f"({a} {e.op} {b})"
                 return self.carried("ss_addc" if e.op == "+" else "ss_subb", a, b, body, carries)
         return f"{self.pointer(e)}[i]"
 
@@ -178,6 +190,21 @@ class WideEmitter(ScalarEmitter):
         carries.append(carry)
         body.append(f"uint64_t {value} = {function}({a}, {b}, &{carry});")
         return value
+
+
+def stays_in_words(e: ir.BinaryOp) -> bool:
+    """Whether no carry can leave 64 bits of a sum or difference, as where lanes are added within masks."""
+    return top_bits_clear(e.b) and (top_bits_clear(e.a) if e.op == "+" else top_bits_set(e.a))
+
+
+def top_bits_set(e: ir.Value) -> bool:
+    """Whether bit 63 of every limb of this value is known to be one."""
+    match e:
+        case ir.Const():
+            return width(e.type) % 64 == 0 and all(e.value >> i & 1 for i in range(63, width(e.type), 64))
+        case ir.BinaryOp(op="|"):
+            return top_bits_set(e.a) or top_bits_set(e.b)
+    return False
 
 
 def top_bits_clear(e: ir.Value) -> bool:

@@ -125,9 +125,9 @@ typedef struct {
     uint32_t id;
     uint64_t size;
     uint32_t bits;
-    uint32_t stride;
+    uint32_t stride; /* bytes a cell: 1, 2, 4, 8, 16 or 8 * limbs */
+    bool wire;       /* cells are in the order of the wire, not little-endian integers */
 } ss_register_info;
-/* stride: bytes a cell, little-endian integer: 1, 2, 4, 8, 16 or 8 * limbs */
 typedef struct {
     const char *name;
     uint32_t id;

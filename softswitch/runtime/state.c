@@ -192,9 +192,13 @@ int ss_do_meter_write(ss_switch *sw, ss_reader *r, ss_writer *w) {
     return SS_OK;
 }
 
-/* Cells are little-endian integers of `stride` bytes; in requests they are big endian in the fewest bytes. */
-static void reverse(uint8_t *to, const uint8_t *from, uint32_t n) {
-    for (uint32_t i = 0; i < n; i++) to[i] = from[n - 1 - i];
+/* Cells are little-endian integers of `stride` bytes, or as on the wire; in requests they are big endian in the fewest
+ * bytes. */
+static void convert(const ss_register_info *info, uint8_t *to, const uint8_t *from, uint32_t n) {
+    if (info->wire)
+        memcpy(to, from, n);
+    else
+        for (uint32_t i = 0; i < n; i++) to[i] = from[n - 1 - i];
 }
 
 static int get_registers(ss_switch *sw, ss_reader *r, ss_writer *w, span *s) {
@@ -214,7 +218,7 @@ int ss_do_register_read(ss_switch *sw, ss_reader *r, ss_writer *w) {
         return refuse(w, SS_RESOURCE_EXHAUSTED, "register %s: %u cells of %u bytes do not fit a reply", info->name, s.n,
                       width);
     const uint8_t *cell = sw->registers[s.index].cells + s.first * info->stride;
-    for (uint32_t i = 0; i < s.n; i++, cell += info->stride, w->at += width) reverse(w->at, cell, width);
+    for (uint32_t i = 0; i < s.n; i++, cell += info->stride, w->at += width) convert(info, w->at, cell, width);
     return SS_OK;
 }
 
@@ -233,7 +237,7 @@ int ss_do_register_write(ss_switch *sw, ss_reader *r, ss_writer *w) {
     uint8_t *cell = sw->registers[s.index].cells + s.first * info->stride;
     for (uint32_t i = 0; i < s.n; i++, cell += info->stride, data += width) {
         memset(cell, 0, info->stride);
-        reverse(cell, data, width);
+        convert(info, cell, data, width);
     }
     return SS_OK;
 }
