@@ -11,6 +11,7 @@ from netfold.host.native.library import RUN_PACKETS
 
 FIELDS = (
     "operation number", "dtype", "operation", "lane bits", "elements", "elements / 2^31", "world size", "trees",
+    "guessed scales",
 )
 """Fields of an operation's signature, in the order of ``nf_field``."""
 AGREEMENT, DATA = 0, 1

@@ -43,6 +43,7 @@ SOURCES = (
     "congestion.c",
     "stream.c",
     "history.c",
+    "fold_guess.c",
     "fold_operation.c",
     "fold_payload.c",
     "fold_send.c",

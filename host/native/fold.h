@@ -11,8 +11,9 @@
  * Blocks are 256 elements of a sum of floats; what they agree on is in quantise.h (an exponent) and narrow.h (the
  * largest magnitude).  Integers, maxima and minima have none: their first packets leave at once.
  *
- * The agreement stream runs a few packets ahead, so that scales are there when the window reaches their blocks.
- * Packets are made from the tensor when they first leave, and kept (history.h) for when they must leave again.
+ * The agreement stream runs a few packets ahead, so that scales are there when the window reaches their blocks.  A
+ * short tensor does not wait for them: its data leaves at once in scales that are guessed (fold_guess.h), all on one
+ * tree. Packets are made from the tensor when they first leave, and kept (history.h) for when they must leave again.
  *
  * The signature: every operation starts with one packet of pairs (v, 2^31 - 1 - v) for what all ranks must agree on.
  * After the MAX fold a pair's two halves tell every rank the largest and the smallest v of all ranks.
@@ -58,6 +59,7 @@ typedef enum { /* what the signature holds, and what can be wrong */
                NF_FIELD_COUNT_HIGH,
                NF_FIELD_WORLD,
                NF_FIELD_TREES,
+               NF_FIELD_GUESS, /* a digest of the guessed scales (fold_guess.h) */
                NF_FIELDS,
 } nf_field;
 

@@ -14,7 +14,7 @@ nf_fold *nf_fold_open(uint32_t address, uint32_t world, uint32_t path_mtu, uint3
         return NULL;
     }
     nf_fold *f = calloc(1, sizeof *f);
-    if (!f || !(f->trees = calloc(n_trees, sizeof *f->trees))) goto fail;
+    if (!f || !(f->trees = calloc(n_trees, sizeof *f->trees)) || !(f->held = calloc(NF_HELD_BYTES, 1))) goto fail;
     f->address = address;
     f->world = world;
     f->path_mtu = path_mtu;
@@ -64,18 +64,21 @@ void nf_fold_close(nf_fold *f) {
         }
     free(f->trees);
     free(f->scales);
+    free(f->held);
     free(f);
 }
 
-/* Cuts the pieces into stripes.  Borders are rounded cumulative shares: every rank finds the same ones. */
+/* Cuts the pieces into stripes.  Borders are rounded cumulative shares: every rank finds the same ones.  A short tensor
+ * is one stripe, of the tree with the signature: what it costs is packets that make processes run, not bytes. */
 static void stripe(nf_fold *f, uint64_t pieces) {
+    bool whole = pieces * f->path_mtu <= NF_SHORT_BLOCKS * NF_BLOCK * sizeof(nf_lane);
     double total = 0, sum = 0;
     for (uint32_t t = 0; t < f->n_trees; t++) total += f->trees[t].weight;
     uint64_t border = 0;
     for (uint32_t t = 0; t < f->n_trees; t++) {
         nf_tree *tr = &f->trees[t];
         sum += tr->weight;
-        uint64_t next = t + 1 == f->n_trees ? pieces : (uint64_t)((double)pieces * (sum / total) + 0.5);
+        uint64_t next = whole || t + 1 == f->n_trees ? pieces : (uint64_t)((double)pieces * (sum / total) + 0.5);
         next = next > pieces ? pieces : next < border ? border : next;
         tr->first = border;
         tr->pieces = next - border;
@@ -114,6 +117,15 @@ static void fill_signature(nf_fold *f) {
     f->signature[NF_FIELD_COUNT_HIGH] = (uint32_t)(op->count >> 31) & NF_FIELD_TOP;
     f->signature[NF_FIELD_WORLD] = f->world;
     f->signature[NF_FIELD_TREES] = f->n_trees;
+    f->signature[NF_FIELD_GUESS] = nf_guess_digest(&f->guess);
+}
+
+/* Guesses the scales of a sum of floats that one tree has whole.  Not in jobs with NICs, where the packets of a message
+ * are what the NIC was told, nor in narrow lanes, whose scales are never the same twice. */
+static void guess(nf_fold *f, uint64_t blocks) {
+    bool may = f->scaled && f->op.lane_bits == 32 && !f->trees[0].channels[NF_DATA_STREAM].plan.message &&
+               nf_blocks_of(f, &f->trees[0]) == blocks;
+    nf_guess_begin(&f->guess, &f->past, f->op.count, may ? blocks : 0, f->piece / NF_BLOCK);
 }
 
 bool nf_fold_start(nf_fold *f, const nf_operation *op, int64_t now, const char **why) {
@@ -140,8 +152,9 @@ bool nf_fold_start(nf_fold *f, const nf_operation *op, int64_t now, const char *
     f->saturated = 0;
     f->progress = now;
     f->failure = (nf_failure){.error = NF_OK};
-    fill_signature(f);
     stripe(f, pieces);
+    guess(f, blocks);
+    fill_signature(f);
     for (uint32_t t = 0; t < f->n_trees; t++) {
         nf_tree *tr = &f->trees[t];
         nf_channel *agreement = &tr->channels[NF_AGREEMENT_STREAM], *data = &tr->channels[NF_DATA_STREAM];
@@ -151,7 +164,7 @@ bool nf_fold_start(nf_fold *f, const nf_operation *op, int64_t now, const char *
         agreement->packets = tr->signature + (scaled ? (nf_blocks_of(f, tr) + f->entries - 1) / f->entries : 0);
         data->lanes = lanes_of(op);
         data->base = data->history.next;
-        data->packets = tr->pieces;
+        data->packets = t == 0 && f->guess.guessed ? f->guess.guessed : tr->pieces;
         if (data->plan.message && data->lanes == NF_MAX32) { /* a NIC's queue pair has one operation: here are maxima */
             agreement->packets += data->packets;
             data->packets = 0;

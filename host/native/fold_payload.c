@@ -38,6 +38,21 @@ static void write_scales(const nf_fold *f, const nf_tree *tr, uint64_t chunk, ui
         nf_put32(payload + 4 * i, own_scale(f, tr->first * f->piece / NF_BLOCK + first + i));
 }
 
+/* Packet i of a short sum of floats: its blocks in the scales that this packet tries.  What a guess is too small for
+ * cannot come to count: there are zeros. */
+static void write_guess(const nf_fold *f, uint64_t i, uint8_t *payload) {
+    const nf_guess *g = &f->guess;
+    uint32_t first = g->piece[i] * g->each;
+    for (uint32_t b = first; b < first + g->each; b++, payload += NF_BLOCK * sizeof(nf_lane)) {
+        const float *x = (const float *)f->op.source + (uint64_t)b * NF_BLOCK;
+        size_t n = elements_from(f, (uint64_t)b * NF_BLOCK, NF_BLOCK);
+        uint32_t scale = nf_guess_scale(g, f->scales, (uint32_t)i, b);
+        if (scale == NF_NO_SCALE || nf_block_exponent(x, n) > scale) n = 0;
+        if (n) nf_quantise(x, n, scale, f->headroom, payload);
+        memset(payload + n * sizeof(nf_lane), 0, (NF_BLOCK - n) * sizeof(nf_lane));
+    }
+}
+
 /* Elements `first` to `first + n` of a sum of floats, block by block. */
 static void write_blocks(const nf_fold *f, uint64_t first, size_t n, uint8_t *payload) {
     const float *source = f->op.source;
@@ -55,8 +70,9 @@ static void write_blocks(const nf_fold *f, uint64_t first, size_t n, uint8_t *pa
 
 nf_message nf_payload_message(const nf_fold *f, const nf_channel *c, uint64_t i) {
     uint64_t alone = c->kind == NF_AGREEMENT_STREAM ? f->trees[c->tree].signature : 0, most = nf_message_of(f, c);
+    uint64_t guessed = c->kind == NF_DATA_STREAM ? f->guess.guessed : 0, begin = i < guessed ? 0 : alone + guessed;
     if (i < alone) return (nf_message){.first = i, .packets = 1};
-    uint64_t first = i - (i - alone) % most, left = c->packets - first;
+    uint64_t first = i - (i - begin) % most, left = (i < guessed ? guessed : c->packets) - first;
     return (nf_message){.first = first, .packets = (uint32_t)(left < most ? left : most)};
 }
 
@@ -92,6 +108,10 @@ void nf_payload_write(const nf_fold *f, const nf_channel *c, uint64_t i, uint8_t
             return;
         }
         i -= tr->signature; /* maxima of a job with RC queue pairs (nf_fold_start) */
+    }
+    if (f->guess.guessed) {
+        write_guess(f, i, payload);
+        return;
     }
     uint64_t first = (tr->first + i) * f->piece;
     size_t n = elements_from(f, first, f->piece);
@@ -156,6 +176,26 @@ static void read_elements(nf_fold *f, uint64_t first, size_t n, const uint8_t *p
     }
 }
 
+/* The blocks that packet i of a short sum of floats has in the agreed scales. */
+static void read_guess(nf_fold *f, uint64_t i, const uint8_t *payload) {
+    const nf_guess *g = &f->guess;
+    uint32_t first = g->piece[i] * g->each;
+    for (uint32_t b = first; b < first + g->each; b++, payload += NF_BLOCK * sizeof(nf_lane)) {
+        uint64_t at = (uint64_t)b * NF_BLOCK;
+        if (nf_guess_holds(g, f->scales, (uint32_t)i, b))
+            nf_dequantise(payload, elements_from(f, at, NF_BLOCK), f->scales[b], f->headroom, f->op.divisor,
+                          (float *)f->op.out + at);
+    }
+}
+
+void nf_payload_settle(nf_fold *f) {
+    nf_guess *g = &f->guess;
+    nf_guess_settle(g, f->scales);
+    f->trees[0].channels[NF_DATA_STREAM].packets += g->repeated;
+    for (uint32_t i = 0; i < g->guessed; i++)
+        if (g->held[i]) read_guess(f, i, f->held + (size_t)i * f->path_mtu);
+}
+
 void nf_payload_read(nf_fold *f, const nf_channel *c, uint64_t i, const uint8_t *payload) {
     const nf_tree *tr = &f->trees[c->tree];
     if (c->kind == NF_AGREEMENT_STREAM) {
@@ -165,6 +205,15 @@ void nf_payload_read(nf_fold *f, const nf_channel *c, uint64_t i, const uint8_t 
             read_scales(f, tr, i, payload);
             return;
         } /* otherwise maxima of a job with RC queue pairs (nf_fold_start) */
+    }
+    if (f->guess.guessed) {
+        if (f->guess.agreed) {
+            read_guess(f, i, payload);
+        } else {
+            memcpy(f->held + i * f->path_mtu, payload, f->path_mtu);
+            f->guess.held[i] = true;
+        }
+        return;
     }
     uint64_t first = (tr->first + i) * f->piece;
     size_t n = elements_from(f, first, f->piece);

@@ -23,6 +23,9 @@ void nf_payload_write(const nf_fold *, const nf_channel *, uint64_t i, uint8_t *
 void nf_payload_read(nf_fold *, const nf_channel *, uint64_t i, const uint8_t *payload);
 /* After some results: other threads see the output as it is now. */
 void nf_payload_all_read(const nf_fold *);
+/* All scales of a sum of floats are agreed on, and so is what is summed: what a guess has got right goes to the output,
+ * and the rest is to be sent once more. */
+void nf_payload_settle(nf_fold *);
 /* Whether all ranks began the same operation; else f->failure holds what differs. */
 bool nf_payload_signatures(nf_fold *, const uint8_t *payload);
 #endif

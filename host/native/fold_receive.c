@@ -72,11 +72,15 @@ static void receive_packet(nf_fold *f, const uint8_t *packet, size_t n, const nf
         return;
     }
     nf_error error = NF_OK;
+    const nf_channel *first = &f->trees[0].channels[NF_AGREEMENT_STREAM];
     bool signature = c->kind == NF_AGREEMENT_STREAM && seq - c->base < f->trees[c->tree].signature;
     if (signature && !nf_payload_signatures(f, payload))
         error = NF_SIGNATURES_DIFFER;
     else if (!headers_agree(f, c, seq, &h))
         error = NF_HEADERS_DIFFER;
+    if (error == NF_HEADERS_DIFFER && first->history.una == first->base)
+        return; /* the signature is still to come, and says what the ranks disagree about; without it this comes again
+                 */
     if (error != NF_OK) {
         f->failure.error = error;
         f->failure.tree = c->tree;
@@ -86,6 +90,8 @@ static void receive_packet(nf_fold *f, const uint8_t *packet, size_t n, const nf
     nf_payload_read(f, c, seq - c->base, payload);
     nf_stream_result(&c->stream, seq, marked, now);
     nf_history_result(&c->history, seq);
+    if (c->tree == 0 && c->kind == NF_AGREEMENT_STREAM && c->history.una == c->base + c->packets && f->scaled)
+        nf_payload_settle(f);
     f->progress = now;
 }
 

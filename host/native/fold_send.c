@@ -9,7 +9,7 @@ static uint64_t limit_of(const nf_fold *f, nf_channel *c) {
     const nf_channel *agreement = &tr->channels[NF_AGREEMENT_STREAM], *data = &tr->channels[NF_DATA_STREAM];
     uint64_t ready = c->packets;
     uint64_t each = (uint64_t)f->entries * NF_BLOCK / f->piece; /* packets that one packet of scales serves */
-    if (c->kind == NF_DATA_STREAM && f->scaled) {
+    if (c->kind == NF_DATA_STREAM && f->scaled && !f->guess.guessed) {
         uint64_t known = agreement->history.una - agreement->base;
         known = known > tr->signature ? (known - tr->signature) * each : 0;
         ready = known < ready ? known : ready;

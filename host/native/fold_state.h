@@ -6,12 +6,14 @@
 #ifndef NF_FOLD_STATE_H
 #define NF_FOLD_STATE_H
 #include "fold.h"
+#include "fold_guess.h"
 #include "narrow.h"
 #include "quantise.h"
 
 #define NF_FIELD_TOP 0x7fffffffu /* of the signature's values: MAX lanes are signed (p4src/lanes.p4) */
 #define NF_LARGE (4u << 20)      /* bytes of results from which on they pass the caches by */
 #define NF_UDP_MOST 65507        /* bytes of UDP payload in one super-packet */
+#define NF_HELD_BYTES (NF_GUESSES * NF_SHORT_BLOCKS * NF_BLOCK * sizeof(nf_lane))
 
 typedef struct { /* one stream, and its share of the operation */
     nf_stream stream;
@@ -43,7 +45,10 @@ struct nf_fold {
     bool scaled;            /* blocks have scales */
     bool past_caches;       /* results are more than caches hold */
     nf_narrowing narrowing; /* of narrow lanes */
-    uint32_t *scales;       /* agreed ones, by block */
+    nf_past past;           /* scales of short sums so far */
+    nf_guess guess;
+    uint8_t *held;    /* sums of guessed data that wait, by packet of the stream: NF_HELD_BYTES */
+    uint32_t *scales; /* agreed ones, by block */
     uint64_t scales_room;
     uint64_t saturated;
     uint32_t signature[NF_FIELDS];

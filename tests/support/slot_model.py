@@ -18,6 +18,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -303,6 +304,33 @@ def make_fabric(
         for rank in range(world)
     ]
     return Fabric(layout, network, cores, slots)
+
+
+def plan_anew(fabric: Fabric, network: TerribleNetwork, at: int, trees: int, *, again: int) -> None:
+    """At a given time the switches lose all they hold; ranks halt one by one, and go on together over new trees."""
+    missing: dict[int, dict[int, int]] = {}
+
+    def stop(rank: int) -> None:
+        fabric.frozen.add(rank)
+        missing[rank] = fabric.cores[rank].missing()
+
+    def go_on() -> None:
+        reported = [list(missing[rank].values()) for rank in range(len(fabric.cores))]
+        starts = [min(column, key=lambda psn: roce.psn_age(psn, column[0])) for column in zip(*reported, strict=True)]
+        for rank, core in enumerate(fabric.cores):
+            planned = plan_trees(rank, len(fabric.cores), trees=trees, slots=fabric.slots, again=again)
+            core.resume([
+                msgspec.structs.replace(tree, agreement=msgspec.structs.replace(tree.agreement, psn=starts[2 * t]),
+                                        data=msgspec.structs.replace(tree.data, psn=starts[2 * t + 1]))
+                for t, tree in enumerate(planned)
+            ], network.now)
+        fabric.grow()
+        fabric.frozen.clear()
+
+    network.at(at, fabric.die)
+    for rank in range(len(fabric.cores)):
+        network.at(at + network.rng.randrange(MILLISECOND), lambda rank=rank: stop(rank))
+    network.at(at + 2 * MILLISECOND, go_on)
 
 
 def count_ranks(layout: Layout) -> int:

@@ -77,16 +77,22 @@ def lone_core(*, slots: int = 64) -> Core:
 
 
 def test_headers_of_another_message_are_reported_field_by_field() -> None:
-    """For a result with another RETH than expected, the error has the operation, offset and length that came."""
+    """For a result with another RETH than expected, the error has the operation, offset and length that came; before
+    the signature is agreed on, which may say more, such a result is dropped."""
     core = lone_core()
     source = np.zeros(256 * 3, np.int32)
     core.start(5, source, np.empty_like(source), 1.0, 0)
-    core.send(0)
-    run_ = core.send(0)
-    assert run_ is not None
-    packet = bytearray(run_.packets()[0])
+    agreement, data = core.send(0), core.send(0)
+    assert agreement is not None
+    assert data is not None
+    signature, packet = bytearray(agreement.packets()[0]), bytearray(data.packets()[0])
+    roce.BTH.pack_into(signature, 0, roce.Opcode.WRITE_ONLY, 0, roce.PKEY_WINDOWED, 40 + roce.LaneOperation.MAX32, 10)
     roce.BTH.pack_into(packet, 0, roce.Opcode.WRITE_FIRST, 0, roce.PKEY_WINDOWED, 24, 10)
     roce.RETH.pack_into(packet, roce.BTH_BYTES, 6 << 32, 99, 4096)
+    core.receive(bytes(packet), 1, RESULT)
+    assert core.failure().error == 0
+    assert core.state(0, DATA).results == 0
+    core.receive(bytes(signature), 1, RESULT)
     core.receive(bytes(packet), 1, RESULT)
     failure = core.failure()
     assert failure.error == abi.HEADERS_DIFFER

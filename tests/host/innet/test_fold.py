@@ -17,16 +17,15 @@ from hypothesis import strategies as st
 from netfold.host.innet import native
 from netfold.host.innet.native import Core
 from netfold.host.native.library import Run
-from netfold.wire import roce
 from support.slot_model import (
     MILLISECOND,
     SECOND,
     Call,
-    Fabric,
     Layout,
     TerribleNetwork,
     fold,
     make_fabric,
+    plan_anew,
     plan_trees,
     run,
 )
@@ -85,33 +84,6 @@ def test_floats_get_the_same_bits_on_every_rank_with_and_without_loss(
         results += fold(fabric, floats(len(fabric.cores), size, seed))
     for result in results[1:]:
         assert (result.view(np.uint32) == results[0].view(np.uint32)).all()
-
-
-def plan_anew(fabric: Fabric, network: TerribleNetwork, at: int, trees: int, *, again: int) -> None:
-    """At a given time the switches lose all they hold; ranks halt one by one, and go on together over new trees."""
-    missing: dict[int, dict[int, int]] = {}
-
-    def stop(rank: int) -> None:
-        fabric.frozen.add(rank)
-        missing[rank] = fabric.cores[rank].missing()
-
-    def go_on() -> None:
-        reported = [list(missing[rank].values()) for rank in range(len(fabric.cores))]
-        starts = [min(column, key=lambda psn: roce.psn_age(psn, column[0])) for column in zip(*reported, strict=True)]
-        for rank, core in enumerate(fabric.cores):
-            planned = plan_trees(rank, len(fabric.cores), trees=trees, slots=fabric.slots, again=again)
-            core.resume([
-                msgspec.structs.replace(tree, agreement=msgspec.structs.replace(tree.agreement, psn=starts[2 * t]),
-                                        data=msgspec.structs.replace(tree.data, psn=starts[2 * t + 1]))
-                for t, tree in enumerate(planned)
-            ], network.now)
-        fabric.grow()
-        fabric.frozen.clear()
-
-    network.at(at, fabric.die)
-    for rank in range(len(fabric.cores)):
-        network.at(at + network.rng.randrange(MILLISECOND), lambda rank=rank: stop(rank))
-    network.at(at + 2 * MILLISECOND, go_on)
 
 
 @settings(max_examples=60)
