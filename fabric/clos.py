@@ -113,6 +113,19 @@ class Clos:
             self._climbs[leaf] = ways
         return self._climbs[leaf]
 
+    def single_ways(self, source: str, destination: str) -> list[tuple[str, Path]] | None:
+        """The switches where paths between two leaves turn, in a fixed order, with the climb from the source; None
+        where one has several ways there, as over parallel links, or some uplinks are suspect: see `paths`."""
+        if self._suspects:
+            return None
+        up, down = self.climbs(source), self.climbs(destination)
+        shared = up.keys() & down.keys()
+        lowest = min((self.tier[switch] for switch in shared), default=0)
+        tops = sorted(switch for switch in shared if self.tier[switch] == lowest)
+        if not all(len(up[top]) == len(down[top]) == 1 for top in tops):
+            return None
+        return [(top, up[top][0]) for top in tops]
+
     def paths(self, source: str, destination: str) -> tuple[Path, ...]:
         """All live paths between two leaves that turn at the lowest tier where they can, in a fixed order.
 

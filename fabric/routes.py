@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import networkx as nx
 
 
-@dataclass(frozen=True, order=True)
-class NextHop:
+class NextHop(NamedTuple):
     """A port of a switch on a shortest path, and the neighbour behind it."""
 
     port: int
@@ -18,8 +17,7 @@ class NextHop:
     """The neighbour at the other end of the link."""
 
 
-@dataclass(frozen=True)
-class Route:
+class Route(NamedTuple):
     """The next hops of one switch towards one host."""
 
     switch: str
@@ -33,23 +31,31 @@ def plan(graph: nx.MultiGraph[str]) -> Iterator[Route]:
 
     ``graph`` is `Fabric.graph`, less whatever is down.  Hosts forward nothing.
     """
-    switches = graph.subgraph(n for n, kind in graph.nodes(data="kind") if kind == "switch")
-    hosts: dict[str, list[str]] = {}
-    for host, kind in graph.nodes(data="kind"):
-        if kind == "host" and graph.adj[host]:
-            hosts.setdefault(next(iter(graph.adj[host])), []).append(host)
+    kinds = dict(graph.nodes(data="kind"))
+    ports: dict[str, list[NextHop]] = {node: [] for node, kind in kinds.items() if kind == "switch"}
+    hosts: dict[str, list[tuple[str, tuple[NextHop, ...]]]] = {}
+    for switch, near in ports.items():
+        for neighbour, links in graph.adj[switch].items():
+            there = [NextHop(data["ports"][switch], neighbour) for data in links.values()]
+            if kinds[neighbour] == "switch":
+                near += there
+            elif next(iter(graph.adj[neighbour])) == switch:
+                hosts.setdefault(switch, []).append((neighbour, tuple(sorted(there))))
+        near.sort()
     for last, attached in hosts.items():
-        distance = nx.single_source_shortest_path_length(switches, last)
-        for switch, steps in distance.items():
-            if switch == last:
-                for host in attached:
-                    yield Route(switch, host, _hops(graph, switch, [host]))
-                continue
-            nearer = [n for n in switches.adj[switch] if distance.get(n) == steps - 1]
-            hops = _hops(graph, switch, nearer)
-            for host in attached:
+        for host, direct in attached:
+            yield Route(last, host, direct)
+        for switch, hops in _towards(last, ports):
+            for host, _ in attached:
                 yield Route(switch, host, hops)
 
 
-def _hops(graph: nx.MultiGraph[str], here: str, neighbours: list[str]) -> tuple[NextHop, ...]:
-    return tuple(sorted(NextHop(data["ports"][here], n) for n in neighbours for data in graph.adj[here][n].values()))
+def _towards(last: str, ports: Mapping[str, Sequence[NextHop]]) -> Iterator[tuple[str, tuple[NextHop, ...]]]:
+    """Every other switch that reaches the switch ``last``, the nearest ones first, with its ports on shortest paths."""
+    reached, ring = {last}, [last]
+    while ring:
+        nearer = set(ring)
+        ring = list(dict.fromkeys(hop.node for switch in ring for hop in ports[switch] if hop.node not in reached))
+        reached.update(ring)
+        for switch in ring:
+            yield switch, tuple([hop for hop in ports[switch] if hop.node in nearer])

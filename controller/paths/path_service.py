@@ -254,7 +254,7 @@ class PathService:
             pins=[
                 PinRow(switch, leaf, source_port, port, far[End(switch, port)].node,
                        (switch, leaf, source_port) in self._steering.chosen)
-                for (switch, leaf, source_port), port in sorted(planned.items())
+                for switch, here in sorted(planned.items()) for (leaf, source_port), port in sorted(here.items())
             ],
         )
 
@@ -270,11 +270,11 @@ class PathService:
         """Set or remove a pin.  Raises Refusal for an unknown leaf, source port or uplink."""
         self._known_leaf(request.leaf)
         key = (request.switch, request.leaf, request.source_port)
-        pins = self._steering.pins(Clos(self._fabric.graph()))
-        if key not in pins:
+        pins = self._steering.pins(Clos(self._fabric.graph())).get(request.switch, {})
+        if key[1:] not in pins:
             raise Refusal(Code.NOT_FOUND, f"{request.switch} pins no source port {request.source_port} for "
                                           f"{request.leaf}; `netfold paths show --pins` lists them")
-        others = sorted({port for (switch, leaf, _), port in pins.items() if (switch, leaf) == key[:2]})
+        others = sorted({port for (leaf, _), port in pins.items() if leaf == request.leaf})
         if request.port and request.port not in others:
             raise Refusal(Code.INVALID_ARGUMENT, f"port: expected an uplink of {request.switch} towards "
                                                  f"{request.leaf}, one of {others}, or 0, got {request.port}")

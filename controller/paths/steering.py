@@ -16,14 +16,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from itertools import chain, permutations
 from typing import Final
 
 import networkx as nx
 
 from netfold.controller.health.drains import Drains
 from netfold.controller.switch import tables
-from netfold.controller.switch.tables import BySwitch, Mode, Pin
+from netfold.controller.switch.tables import BySwitch, Mode, Pin, Pins
 from netfold.fabric import routes
 from netfold.fabric.clos import Clos, Path, PathError
 from netfold.fabric.graph import Fabric
@@ -110,7 +110,7 @@ class Steering:
     def usable(cls, left: nx.MultiGraph[str], suspects: set[SuspectUplink], shared: frozenset[int]) -> Clos:
         """The paths that planners may use.  Suspicions that would leave two leaves without a path do not count."""
         for clos in (Clos(left, suspects=suspects, dead_links=shared), Clos(left, suspects=suspects)):
-            if all(cls._reaches(clos, a, b) for a in clos.leaves for b in clos.leaves):
+            if not (suspects or shared) or all(cls._reaches(clos, a, b) for a in clos.leaves for b in clos.leaves):
                 return clos
         return Clos(left)
 
@@ -135,27 +135,35 @@ class Steering:
             found[port] = path
         return found
 
-    def pins(self, clos: Clos) -> dict[Pin, int]:
+    def pins(self, clos: Clos) -> Pins:
         """The port at which a switch sends (destination leaf, source port) on, at every switch that has a choice.
 
         Where paths of two source leaves disagree about it (an irregular fabric), the first one counts.
         """
         graph = self.fabric.graph()
         port_of = {number: data["ports"] for *_, number, data in graph.edges(keys=True, data=True)}
-        pins: dict[Pin, int] = {}
-        for a in clos.leaves:
-            for b in clos.leaves:
-                if a == b or not self._reaches(clos, a, b):
-                    continue
-                for source_port, path in self.ports(clos, a, b).items():
-                    for hop in path[: len(path) // 2]:
-                        pins.setdefault((hop.tail, b, source_port), port_of[hop.link][hop.tail])
-        next_hops: dict[tuple[str, str], set[int]] = {}
-        for (switch, leaf, _), port in pins.items():
-            next_hops.setdefault((switch, leaf), set()).add(port)
-        return {
-            pin: self.chosen[pin] if self.chosen.get(pin) in next_hops[pin[:2]] else port for pin, port in pins.items()
-        }
+        pins: Pins = {}
+        for a, b in permutations(clos.leaves, 2):
+            for source_port, rise in self._rises(clos, a, b):
+                for hop in rise:
+                    pins.setdefault(hop.tail, {}).setdefault((b, source_port), port_of[hop.link][hop.tail])
+        wanted = [
+            (pins[switch], (leaf, source_port), port) for (switch, leaf, source_port), port in self.chosen.items()
+            if (leaf, source_port) in pins.get(switch, {})
+            and port in {p for (towards, _), p in pins[switch].items() if towards == leaf}
+        ]
+        for here, key, port in wanted:
+            here[key] = port
+        return pins
+
+    def _rises(self, clos: Clos, source: str, destination: str) -> Iterable[tuple[int, Path]]:
+        """The source port and the climb of every path from leaf to leaf; none where there is no path."""
+        single = clos.single_ways(source, destination)
+        if single is not None:  # the usual case, and that of large fabrics: no need to make the paths
+            return [(roce.PATH_PORT + self._numbers[top], rise) for top, rise in single]
+        if not self._reaches(clos, source, destination):
+            return ()
+        return [(port, path[: len(path) // 2]) for port, path in self.ports(clos, source, destination).items()]
 
     def entries(self, graph: nx.MultiGraph[str]) -> BySwitch:
         """Entries of policies and pins of every switch in ``graph``.
@@ -177,13 +185,17 @@ class Steering:
         keeps routes of its own, for packets that still arrive there."""
         left = self.drains.left(graph)
         suspects = self.suspects()
+        aside = (route for route in routes.plan(graph) if route.switch not in left) if len(left) < len(graph) else ()
+        found = chain(routes.plan(left), aside)
+        if not suspects:
+            yield from found
+            return
         link_at = {(node, port): number
                    for *_, number, data in graph.edges(keys=True, data=True) for node, port in data["ports"].items()}
-        aside = (route for route in routes.plan(graph) if route.switch not in left) if len(left) < len(graph) else ()
-        for route in (*routes.plan(left), *aside):
+        for route in found:
             leaf = self.leaf_of[route.host]
             good = tuple(hop for hop in route.hops if (leaf, link_at[route.switch, hop.port]) not in suspects)
-            yield replace(route, hops=good or route.hops)
+            yield route._replace(hops=good or route.hops)
 
     def path(self, source: str, destination: str, source_port: int) -> Path | None:
         """The path of a source port between two hosts' leaves, whatever is down; None if it belongs to no path."""

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Table entries, multicast groups and clone sessions as plain values: comparable, printable, and free of any protobuf.
 
+There are millions of them in a fabric of hundreds of switches, so they are msgspec's, whose making and comparing is C.
+
 `State` is what one switch holds or should hold.  Two states are compared by `netfold.controller.switch.reconcile`;
 `netfold.controller.switch.codec` turns entities into P4Runtime messages and back.
 """
@@ -9,8 +11,9 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
+
+import msgspec
 
 Value: TypeAlias = int | tuple[int, int]
 """An exact value, or (value, prefix length) for longest prefix match."""
@@ -25,8 +28,7 @@ class MeterRate(NamedTuple):
     """Packets that may come at once."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """A table entry; table and key identify it.  Keys and parameters go by name, in the program's order.
 
     Without a key it is the default action of a table that has none: always there, never inserted or deleted.
@@ -56,8 +58,7 @@ class Entry:
         return f"{self.table} {key} -> {self.action.rpartition('.')[2]}({params}){rate}"
 
 
-@dataclass(frozen=True)
-class Multicast:
+class Multicast(msgspec.Struct, frozen=True, gc=False):
     """A multicast group; each copy has a port and an instance, which the program sees as egress_rid."""
 
     group: int
@@ -72,8 +73,7 @@ class Multicast:
         return f"multicast group={self.group} -> " + " ".join(f"{port}:{rid}" for port, rid in self.replicas)
 
 
-@dataclass(frozen=True)
-class Clone:
+class Clone(msgspec.Struct, frozen=True, gc=False):
     """A clone session and the port to which it sends copies."""
 
     session: int

@@ -106,6 +106,8 @@ Mode = Literal["pinned", "ecmp", "spray"]
 """How packets to a leaf choose among equally short uplinks: the actions of `policy` in p4src/paths.p4."""
 Pin = tuple[str, str, int]
 """The key of a pin: switch, destination leaf, UDP source port."""
+Pins = dict[str, dict[tuple[str, int], int]]
+"""The port of every pin, by switch, then by destination leaf and UDP source port."""
 
 
 def route_entries(fabric: Fabric, routes: Iterable[Route]) -> BySwitch:
@@ -115,22 +117,24 @@ def route_entries(fabric: Fabric, routes: Iterable[Route]) -> BySwitch:
     groups: dict[str, dict[tuple[NextHop, ...], int]] = defaultdict(dict)
     addresses = {host.name: [_ip(address) for address in (host.address, fold) if address]
                  for host, fold in zip(fabric.hosts, fabric.fold_addresses(), strict=True)}
-    leaves, leaf_of = leaf_numbers(fabric), fabric.leaf_of()
+    leaves, leaf_of, macs = leaf_numbers(fabric), fabric.leaf_of(), _macs(fabric)
+    once: dict[tuple[object, ...], Entry] = {}  # most leaves spread packets to a host alike
     for route in sorted(routes, key=lambda r: (r.switch, addresses[r.host])):
         if len(route.hops) == 1:
-            action, params = FORWARD, _forward(fabric, route.switch, route.hops[0])
+            action, params = FORWARD, _forward(macs, route.switch, route.hops[0])
         else:
             known = groups[route.switch]
-            if route.hops not in known:
+            if (group := known.get(route.hops)) is None:
                 known[route.hops] = group = len(known) + 1
                 result[route.switch] += [
-                    Entry(UPLINK, (("group", group), ("member", member)), FORWARD, _forward(fabric, route.switch, hop))
+                    Entry(UPLINK, (("group", group), ("member", member)), FORWARD, _forward(macs, route.switch, hop))
                     for member, hop in enumerate(route.hops)
                 ]
-            action, params = SPREAD, (("leaf", leaves[leaf_of[route.host]]), ("group", known[route.hops]),
+            action, params = SPREAD, (("leaf", leaves[leaf_of[route.host]]), ("group", group),
                                       ("members", len(route.hops)))
-        result[route.switch] += [Entry(ROUTE, (("dst", (address, 32)),), action, params)
-                                 for address in addresses[route.host]]
+        for address in addresses[route.host]:
+            entry = Entry(ROUTE, (("dst", (address, 32)),), action, params)
+            result[route.switch].append(once.setdefault((address, params), entry))
     return result
 
 
@@ -140,28 +144,36 @@ def leaf_numbers(fabric: Fabric) -> dict[str, int]:
 
 
 def path_entries(
-    fabric: Fabric, modes: Mapping[str, Mode], pins: Mapping[Pin, int], spreading: Collection[str]
+    fabric: Fabric, modes: Mapping[str, Mode], pins: Pins, spreading: Collection[str]
 ) -> BySwitch:
     """Entries of `policy` and `pin`, and group 0 of `uplink`, which holds a switch's uplinks by port.
 
     modes      how each destination leaf's packets choose among ``spreading``'s uplinks
-    pins       (switch, destination leaf, UDP source port) -> port
     spreading  switches that have a choice of uplinks
     """
     result: BySwitch = defaultdict(list)
-    numbers = leaf_numbers(fabric)
-    far = {a: b.node for link in fabric.links for a, b in (link.ends, link.ends[::-1])}
+    numbers, macs = leaf_numbers(fabric), _macs(fabric)
+    uplinks: dict[str, list[NextHop]] = defaultdict(list)
+    for link in fabric.links:
+        for end, far in (link.ends, link.ends[::-1]):
+            if far.node in numbers:
+                uplinks[end.node].append(NextHop(end.port, far.node))
     for switch in spreading:
         result[switch] += [
-            Entry(UPLINK, (("group", 0), ("member", end.port)), FORWARD,
-                  _forward(fabric, switch, NextHop(end.port, node)))
-            for end, node in far.items() if end.node == switch and node in numbers
+            Entry(UPLINK, (("group", 0), ("member", hop.port)), FORWARD, _forward(macs, switch, hop))
+            for hop in uplinks[switch]
         ]
         result[switch] += [Entry(POLICY, (("leaf", numbers[leaf]),), f"{_PATHS}.{mode}")
                            for leaf, mode in modes.items() if leaf != switch]
-    for (switch, leaf, source_port), port in pins.items():
-        key = (("leaf", numbers[leaf]), ("sport", source_port))
-        result[switch].append(Entry(PIN, key, f"{_PATHS}.use", (("port", port),)))
+    once: dict[tuple[str, int, int], Entry] = {}  # leaves that are cabled alike have the same pins
+    use = f"{_PATHS}.use"
+    for switch, chosen in pins.items():
+        for (leaf, source_port), port in chosen.items():
+            entry = once.get((leaf, source_port, port))
+            if entry is None:
+                key = (("leaf", numbers[leaf]), ("sport", source_port))
+                entry = once[leaf, source_port, port] = Entry(PIN, key, use, (("port", port),))
+            result[switch].append(entry)
     return result
 
 
@@ -457,9 +469,13 @@ def _addresses(
 # ---- the rest -------------------------------------------------------------------------------------------------------
 
 
-def _forward(fabric: Fabric, switch: str, hop: NextHop) -> tuple[tuple[str, int], ...]:
-    return (("port", hop.port), ("src_mac", _mac(fabric.switch(switch).mac)),
-            ("dst_mac", _mac(fabric.node(hop.node).mac)))
+def _macs(fabric: Fabric) -> dict[str, int]:
+    """The MAC addresses of all nodes, by name."""
+    return {node.name: _mac(node.mac) for node in fabric.nodes}
+
+
+def _forward(macs: Mapping[str, int], switch: str, hop: NextHop) -> tuple[tuple[str, int], ...]:
+    return (("port", hop.port), ("src_mac", macs[switch]), ("dst_mac", macs[hop.node]))
 
 
 def _seed(fabric: Fabric, sender: End, receiver: End) -> int:

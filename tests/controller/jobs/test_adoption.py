@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +210,7 @@ def test_entries_that_were_changed_meanwhile_are_not_adopted(tmp_path: Path) -> 
         key = next(key for key in leaf if key[0].endswith(".replica"))
         entry = leaf[key]
         assert isinstance(entry, Entry)
-        leaf[key] = dataclasses.replace(entry, params=(*entry.params[:-1], (entry.params[-1][0], 99)))
+        leaf[key] = msgspec.structs.replace(entry, params=(*entry.params[:-1], (entry.params[-1][0], 99)))
         async with restarted(r) as r:
             error = await refused(r, watching(plans[0]))
             assert "leaf1 does not hold its entries" in (error.details() or "")

@@ -31,11 +31,11 @@ def without(fabric: Fabric, *links: int) -> nx.MultiGraph[str]:
     return graph
 
 
-def walk(fabric: Fabric, pins: dict[tables.Pin, int], source: str, destination: str, source_port: int) -> list[str]:
+def walk(fabric: Fabric, pins: tables.Pins, source: str, destination: str, source_port: int) -> list[str]:
     """The switches that pins lead through, up to the one where there is no choice any more."""
     far = {a: b.node for link in fabric.links for a, b in (link.ends, link.ends[::-1])}
     at, seen = source, [source]
-    while (port := pins.get((at, destination, source_port))) is not None:
+    while (port := pins.get(at, {}).get((destination, source_port))) is not None:
         at = next(node for end, node in far.items() if end.node == at and end.port == port)
         seen.append(at)
     return seen

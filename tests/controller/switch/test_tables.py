@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from ipaddress import IPv4Address
 from pathlib import Path
 
@@ -126,7 +125,7 @@ def test_fold_addresses_have_the_routes_of_their_hosts() -> None:
               if isinstance(entry, Entry) and entry.table == tables.ROUTE}
         for name, fold in (("h2", 2), ("h3", 3)):
             own = of[int(IPv4Address(fabric.host(name).address)), 32]
-            assert replace(own, key=(("dst", (int(IPv4Address("198.18.0.0")) + fold, 32)),)) in new
+            assert structs.replace(own, key=(("dst", (int(IPv4Address("198.18.0.0")) + fold, 32)),)) in new
 
 
 def test_losses_stand_where_packets_enter_switches_and_leave_to_hosts() -> None:

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a controller costs as its fabric grows: its start, its memory, a job's plan, and planning anew after a failure.
+
+    python -m netfold.bench.growth.controller leafspine,32,16,128       # prints one row as JSON
+
+The switches are in the controller's process and have no data plane (`bench.harness.memory_switch`).  Each fabric has a
+process of its own, since memory that was used once does not go back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from netfold.bench.harness.limits import machine
+from netfold.bench.harness.memory_switch import MemorySwitch
+from netfold.controller.controller import Controller
+from netfold.fabric import generate
+from netfold.fabric.graph import Switch
+from netfold.wire.jobs import Join
+
+FABRICS: Final = ("leafspine,2,2,8", "leafspine,32,16,128", "leafspine,464,16,928")
+"""4, 48 and 480 switches."""
+QUICK: Final = FABRICS[:1]
+RANKS: Final = 64
+"""Most ranks of the job, spread over the fabric's hosts."""
+SECONDS: Final = 900.0
+"""Seconds for one fabric."""
+
+
+class ControllerRow(msgspec.Struct, frozen=True):
+    """The cost of one fabric's controller.  Times are seconds of the clock and of the processor."""
+
+    fabric: str
+    switches: int
+    hosts: int
+    machine: str
+    entries: int
+    """Entities on all switches together."""
+    start: tuple[float, float]
+    """Until all switches hold their entries."""
+    mebibytes: float
+    """Memory of the process once all switches are up, without what it had before; the switches' own is included."""
+    peak_mebibytes: float
+    ranks: int
+    job: tuple[float, float]
+    """Until all ranks have their plans, and the switches the job's entries."""
+    link: tuple[float, float]
+    """Planning anew after a link between switches went down."""
+    link_updates: int
+    spine: tuple[float, float]
+    """Planning anew after all links of a spine went down, and the link above came back."""
+    spine_updates: int
+    unchanged: tuple[float, float]
+    """Planning anew where nothing has changed."""
+
+
+def measure(fabrics: Sequence[str], echo: Callable[[str], None]) -> list[ControllerRow]:
+    """A row for each fabric.  Raises subprocess.SubprocessError."""
+    rows = []
+    for fabric in fabrics:
+        done = subprocess.run([sys.executable, "-m", "netfold.bench.growth.controller", fabric], check=True,
+                              stdout=subprocess.PIPE, timeout=SECONDS)
+        rows.append(row := msgspec.json.decode(done.stdout, type=ControllerRow))
+        echo(f"{row.switches:>4} switches, {row.hosts:>5} hosts: {row.entries:>8} entries, {row.mebibytes:>7.0f} MiB "
+             f"(peak {row.peak_mebibytes:.0f}); start {row.start[0]:.2f} s, a job's plan {row.job[0]:.2f} s; "
+             f"anew after a link {row.link[0]:.2f} s ({row.link_updates} updates), a spine {row.spine[0]:.2f} s "
+             f"({row.spine_updates})")
+    return rows
+
+
+async def _timed(work: Callable[[], Awaitable[Any]]) -> tuple[float, float]:
+    clock, processor = time.perf_counter(), time.process_time()
+    await work()
+    return time.perf_counter() - clock, time.process_time() - processor
+
+
+def _mebibytes(field: str) -> float:
+    """A field of /proc/self/status that is memory."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"/proc/self/status: expected a line {field}")
+
+
+async def _measure(text: str, folder: Path) -> ControllerRow:
+    fabric = msgspec.structs.replace(generate.parse(text, rundir=folder), probe=0)
+    switches = {switch.name: MemorySwitch() for switch in fabric.switches}
+    gc.collect()
+    before = _mebibytes("VmRSS")
+
+    async def connect(switch: Switch) -> MemorySwitch:
+        return switches[switch.name]
+
+    def updates() -> int:
+        return sum(switch.updates for switch in switches.values())
+
+    def cable(spine: str, *, up: bool, count: int) -> None:
+        """Take the first links of a spine to leaves up or down."""
+        for link in [link for link in fabric.links if spine in (end.node for end in link.ends)][:count]:
+            for end in link.ends:
+                down = switches[end.node].ports_down
+                (down.discard if up else down.add)(end.port)
+
+    controller = Controller(fabric, connect=connect, start_timeout=SECONDS)
+    try:
+        start = await _timed(controller.start)
+        gc.collect()
+        after, entries = _mebibytes("VmRSS"), sum(len(switch.state) for switch in switches.values())
+        world = min(RANKS, len(fabric.hosts))
+        hosts = fabric.hosts[:: len(fabric.hosts) // world][:world]
+        spine = next((switch.name for switch in reversed(fabric.switches) if switch.role == "spine"), "")
+
+        async def join() -> None:
+            await asyncio.gather(*(controller.jobs.join(
+                Join("growth", world, rank, host.address, "10.0.0.1:1", fabric.path_mtu)
+            ) for rank, host in enumerate(hosts)))
+
+        await controller.replan()  # what the start has left to do comes before what is timed
+        await asyncio.sleep(0)
+        unchanged = await _timed(controller.replan)
+        known = updates()
+        cable(spine, up=False, count=1)
+        link, link_updates = await _timed(controller.replan), updates() - known
+        cable(spine, up=True, count=1)
+        await controller.replan()
+        known = updates()
+        cable(spine, up=False, count=len(fabric.links))
+        lost, spine_updates = await _timed(controller.replan), updates() - known
+        cable(spine, up=True, count=len(fabric.links))
+        await controller.replan()
+        job = await _timed(join)
+    finally:
+        await controller.stop()
+    return ControllerRow(
+        fabric=text, switches=len(fabric.switches), hosts=len(fabric.hosts), machine=machine(), entries=entries,
+        start=start, mebibytes=after - before, peak_mebibytes=_mebibytes("VmHWM") - before, ranks=world, job=job,
+        link=link, link_updates=link_updates, spine=lost, spine_updates=spine_updates, unchanged=unchanged,
+    )
+
+
+def main() -> None:
+    """Measure the fabric that the command line names, and print its row."""
+    with tempfile.TemporaryDirectory() as folder:
+        row = asyncio.run(_measure(sys.argv[1], Path(folder)))
+    os.write(1, msgspec.json.encode(row) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A switch without a data plane, in the controller's own process: it holds what is written to it, and answers at once.
+
+What the controller costs with such switches is its own planning and comparing, without P4Runtime's messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from netfold.controller.switch.entities import Entry, State
+from netfold.controller.switch.probe import SlotState
+from netfold.controller.switch.reconcile import Update
+from netfold.controller.switch.switch import Count, PacketIn
+
+
+class MemorySwitch:
+    """Implements netfold.controller.switch.target.Client; one session, which never ends by itself."""
+
+    def __init__(self) -> None:
+        self.state: State = {}
+        self.updates = 0
+        """Number of updates that were written."""
+        self.packets: asyncio.Queue[PacketIn] = asyncio.Queue()
+        self.packets_dropped = 0
+        self.ports_down: set[int] = set()
+        self.on_ports: Callable[[], None] = lambda: None
+        self._has_pipeline = False
+        self._closed = asyncio.Event()
+
+    async def packet_out(self, port: int, payload: bytes) -> None:
+        """Drop the packet."""
+
+    async def ensure_pipeline(self) -> bool:
+        """Take the program at the first time."""
+        pushed, self._has_pipeline = not self._has_pipeline, True
+        return pushed
+
+    async def read_state(self, tables: Iterable[str]) -> State:
+        """What is held of these tables, and all groups and sessions."""
+        wanted = set(tables)
+        return {key: entity for key, entity in self.state.items()
+                if not isinstance(entity, Entry) or entity.table in wanted}
+
+    async def read_counter(self, name: str) -> dict[int, Count]:
+        """Nothing was counted."""
+        return {}
+
+    async def read_cell(self, name: str, index: int) -> int:
+        """Nothing was counted."""
+        return 0
+
+    async def write(self, updates: list[Update]) -> None:
+        """Hold what the updates say."""
+        self.updates += len(updates)
+        for update in updates:
+            if update.verb == "delete":
+                del self.state[update.entity.identity]
+            else:
+                self.state[update.entity.identity] = update.entity
+
+    async def probe_all(self, slots: Iterable[int]) -> dict[int, SlotState]:
+        """All slots are empty."""
+        return {slot: SlotState(0, 0, False, False, 0) for slot in slots}
+
+    async def ended(self) -> str:
+        """Wait until the session is closed."""
+        await self._closed.wait()
+        return "closed"
+
+    async def close(self) -> None:
+        """End the session."""
+        self._closed.set()
