@@ -116,7 +116,7 @@ class Controller:
         """Set when routes may have to change."""
         self._targets: dict[str, Target] = {}
         allocator = slots.Allocator(
-            [switch.name for switch in fabric.switches], slots.SIZES[fabric.engine], rng
+            [switch.name for switch in fabric.switches], slots.sizes_of(fabric.engine, fabric.path_mtu), rng
         )
         self._adoption = Adoption(fabric, allocator, self._targets)
         for s in fabric.switches:

@@ -18,7 +18,6 @@ from typing import Any, Final, TypedDict, Unpack
 
 from netfold.fabric.graph import MAX_PORT, Engine, Fabric, FabricError, Host, Link, Role, Switch
 from netfold.fabric.validity import validate
-from netfold.wire.roce import PATH_MTU
 
 FORMS: Final = {
     "leafspine": "leafspine,LEAVES,SPINES,HOSTS",
@@ -29,6 +28,10 @@ PLANES: Final = {"dual": 2, "triple": 3}
 """Number of planes by the word that stands before the topology in `parse_planes`."""
 PLANE_NAMES: Final = "abcdefgh"
 """Letters that name planes, in order."""
+
+
+PATH_MTUS: Final[dict[Engine, int]] = {"softswitch": 4096, "bmv2": 1024}
+"""Path MTU of a generated fabric, whose links carry either, by engine: what costs the processor least a byte."""
 
 
 class Faults(TypedDict, total=False):
@@ -48,8 +51,8 @@ class FabricOptions(Faults, total=False):
     seed: int
     """Seed of the injected faults."""
     engine: Engine
-    path_mtu: int
-    """Payload bytes of a data packet."""
+    path_mtu: int | None
+    """Payload bytes of a data packet; None: PATH_MTUS has the engine's."""
     rundir: Path | None
     """Folder in which all gRPC addresses are unix sockets; None: ``base_port``."""
     base_port: int
@@ -142,7 +145,7 @@ def assemble(
     rate: str | None = None,
     seed: int = 0,
     engine: Engine = "softswitch",
-    path_mtu: int = PATH_MTU,
+    path_mtu: int | None = None,
     rundir: Path | None = None,
     base_port: int = 50050,
     rdma: bool = False,
@@ -184,6 +187,7 @@ def assemble(
     for lower, uppers_ in above.items():
         links += [Link(f"{lower}:{next(ports[lower])}", f"{upper}:{next(ports[upper])}", rate, **inside)
                   for upper in uppers_]
+    path_mtu = PATH_MTUS[engine] if path_mtu is None else path_mtu
     fabric = Fabric(name, engine, grpc("controller", 0), path_mtu, seed, switches=tuple(switches), hosts=tuple(hosts),
                     links=tuple(links))
     validate(fabric)

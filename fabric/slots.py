@@ -15,9 +15,15 @@ from functools import partial
 from itertools import chain
 from typing import Final, Literal
 
+from netfold.fabric.graph import Engine
 from netfold.fabric.trees import Fold, Tree
 from netfold.wire import roce
 
+DATA_SLOTS: Final = {1024: 1024, 4096: 512}
+"""Path MTU -> data slots of a job on a switch of softswitch, for all its trees: half of them are in flight, 0.5 or 1 MiB.
+More fill caches, and fewer 4096-byte packets leave super-packets half empty."""
+AGREEMENT_BYTES: Final = 1 << 17
+"""Payload bytes of the slots of one agreement stream there."""
 SLOTS: Final = 16384
 """Slots of one switch: SLOTS of p4src/sizes.p4."""
 MAX_GROUP: Final = 4095
@@ -80,11 +86,12 @@ class Sizes:
         return replace(self, data=size)
 
 
-SIZES: Final[Mapping[str, Sizes]] = {
-    "softswitch": Sizes(data=1024, agreement=128, together=1024),
-    # an egress queue of BMv2 holds 64 packets, and P4Runtime cannot make it longer
-    "bmv2": Sizes(data=64, agreement=16, together=128),
-}
+def sizes_of(engine: Engine, path_mtu: int) -> Sizes:
+    """What streams get on an engine: by bytes rather than packets, since links and caches count those."""
+    if engine == "bmv2":  # its egress queue holds 64 packets, of whatever length, and P4Runtime cannot make it longer
+        return Sizes(data=64, agreement=16, together=128)
+    data = DATA_SLOTS[path_mtu]
+    return Sizes(data=data, agreement=AGREEMENT_BYTES // path_mtu, together=data)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ import msgspec
 
 from cbuild import files
 from netfold.bench.harness.processors import cpu_seconds
-from netfold.fabric.generate import leafspine
+from netfold.fabric.generate import PATH_MTUS, leafspine
 from netfold.fabric.graph import Engine, FabricError, bits_per_second
 from netfold.host.collectives import ALLREDUCE
 from netfold.host.job_secret import draw
@@ -94,8 +94,8 @@ class AllreduceRow(msgspec.Struct, frozen=True):
 
 def spec(
     *, begin: str, end: str, factor: int, iterations: int, warmup: int, rounds: int, check: bool, ranks: int, topo: str,
-    engine: Engine, rate: str, loss: float, lane_bits: int, path_mtu: int, algorithms: str, seed: int,
-    timeout: float,
+    engine: Engine, rate: str, loss: float, lane_bits: int, path_mtu: int | None, algorithms: str,
+    seed: int, timeout: float,
 ) -> AllreduceSpec:
     """Check the options of the command line.  Raises ValueError, which names the option."""
     first, last = size(begin, "-b"), size(end, "-e")
@@ -111,6 +111,7 @@ def spec(
         raise ValueError(f"--ranks {ranks}: expected 2 or more, the same number on each of {leaves} leaves")
     if lane_bits not in LANE_BITS:
         raise ValueError(f"--lane-bits {lane_bits}: expected one of {', '.join(map(str, LANE_BITS))}")
+    path_mtu = PATH_MTUS[engine] if path_mtu is None else path_mtu
     if path_mtu not in roce.PATH_MTUS:
         raise ValueError(f"--path-mtu {path_mtu}: expected one of {', '.join(map(str, roce.PATH_MTUS))}")
     if not timeout > 0:

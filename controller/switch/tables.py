@@ -89,11 +89,11 @@ MANAGED: Final = (
 )
 """Tables that the controller reconciles: it deletes entries that it does not know."""
 
-MARK_DEPTH: Final[Mapping[Engine, int]] = {
-    "softswitch": 128,  # of 1024 frames
-    "bmv2": 16,  # of 64 packets
-}
-"""Packets in a port's queue above which they are marked (ECN): late enough for bursts, early enough to avoid losses."""
+MARK_BYTES: Final = 1 << 17
+"""Payload bytes in a port's queue above which packets are marked (ECN) on softswitch: late enough for bursts, early
+enough to avoid losses."""
+BMV2_MARK_DEPTH: Final = 16
+"""The same on BMv2 in packets, of whatever length: a queue holds 64 of them."""
 
 PARENT: Final = 0xFFFF
 """The key ``child`` of the replica entry for the parent: PARENT of p4src/sizes.p4."""
@@ -210,7 +210,7 @@ def _limits(link: Link, *, corrupt: bool) -> tuple[int, ...]:
 
 def congestion_entries(fabric: Fabric) -> BySwitch:
     """The default action of `congestion`: the queue length above which each switch marks packets."""
-    depth = MARK_DEPTH[fabric.engine]
+    depth = BMV2_MARK_DEPTH if fabric.engine == "bmv2" else MARK_BYTES // fabric.path_mtu
     return {s.name: [Entry(CONGESTION, (), MARK_ABOVE, (("depth", depth),))] for s in fabric.switches}
 
 

@@ -44,7 +44,7 @@ nf_fold *nf_fold_open(uint32_t address, uint32_t world, uint32_t path_mtu, uint3
                 *why = "expected messages of a quarter of the slots at most";
                 goto fail;
             }
-            if (!nf_stream_open(&c->stream, c->plan.psn, c->plan.window) ||
+            if (!nf_stream_open(&c->stream, c->plan.psn, c->plan.window, NF_LOSS_FLOOR / path_mtu) ||
                 !nf_history_open(&c->history, c->plan.slots, path_mtu))
                 goto fail;
         }

@@ -12,6 +12,7 @@
 
 #define NF_FIELD_TOP 0x7fffffffu /* of the signature's values: MAX lanes are signed (p4src/lanes.p4) */
 #define NF_LARGE (4u << 20)      /* bytes of results from which on they pass the caches by */
+#define NF_LOSS_FLOOR 65536      /* payload bytes that losses leave of a window at the least */
 #define NF_UDP_MOST 65507        /* bytes of UDP payload in one super-packet */
 #define NF_HELD_BYTES (NF_GUESSES * NF_SHORT_BLOCKS * NF_BLOCK * sizeof(nf_lane))
 

@@ -9,20 +9,20 @@ static inline uint64_t above(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
 /* Everything but where it stands: nothing is in flight, and the window is whole. */
 static void begin(nf_stream *s, uint32_t window) {
-    double floor = window / 4 > 64 ? window / 4 : window < 64 ? window : 64;
+    uint32_t floor = window / 4 > s->floor ? window / 4 : window < s->floor ? window : s->floor;
     s->window = window;
     s->timer = (nf_timer){.rto = NF_RTO_FIRST, .deadline = NF_NEVER};
     s->sample = -1;
     s->ask_due = NF_NEVER;
-    /* A fold has the fabric's slots to itself and starts with the whole window.  Loss leaves a quarter of it, or 64: a
+    /* A fold has the fabric's slots to itself and starts with the whole window.  Loss leaves a quarter of it, or `floor`: a
      * repair then queues behind fewer packets, and the rest of the window is room to go on while holes are open. */
     s->rules = (nf_congestion_rules){
         .start = window, .least = 1, .most = window, .loss_floor = floor, .growth = 1 + window / 32, .alpha = 1};
     nf_congestion_open(&s->congestion, &s->rules, s->next);
 }
 
-bool nf_stream_open(nf_stream *s, uint32_t first_psn, uint32_t window) {
-    *s = (nf_stream){.first_psn = first_psn, .ring = calloc(window, sizeof *s->ring)};
+bool nf_stream_open(nf_stream *s, uint32_t first_psn, uint32_t window, uint32_t floor) {
+    *s = (nf_stream){.first_psn = first_psn, .floor = floor, .ring = calloc(window, sizeof *s->ring)};
     begin(s, window);
     return s->ring != NULL;
 }
@@ -38,6 +38,7 @@ bool nf_stream_restart(nf_stream *s, uint64_t seq, uint32_t window) {
     free(s->ring);
     /* the round trips that were measured still tell more than nothing */
     *s = (nf_stream){.first_psn = s->first_psn,
+                     .floor = s->floor,
                      .una = seq,
                      .next = seq,
                      .top = seq,

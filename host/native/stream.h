@@ -60,6 +60,7 @@ typedef struct { /* packets, counted since the stream began */
 
 typedef struct {
     uint32_t first_psn, window; /* window: a power of two, at most half of the slots */
+    uint32_t floor;             /* packets that losses leave of the window at the least */
     uint64_t una, next;         /* lowest sequence number without result; lowest never sent */
     uint64_t top;               /* above the highest with a result: what is missing below it is a hole */
     uint64_t seen;              /* the holes below this are known as such */
@@ -82,8 +83,9 @@ typedef struct {
     nf_congestion_rules rules;
 } nf_stream;
 
-/* Sets a stream up at this PSN, with a window in packets.  Returns false where memory is short. */
-bool nf_stream_open(nf_stream *, uint32_t first_psn, uint32_t window);
+/* Sets a stream up at this PSN.  window: packets; floor: those that losses leave of it at the least.  Returns false where
+ * memory is short. */
+bool nf_stream_open(nf_stream *, uint32_t first_psn, uint32_t window, uint32_t floor);
 void nf_stream_close(nf_stream *);
 /* Begins again at `seq`, over another path: everything from there on is to be sent anew.  Returns false where memory is
  * short. */

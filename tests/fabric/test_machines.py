@@ -54,7 +54,7 @@ def test_connections_and_source_ports_tell_the_ranks_of_a_machine_apart(members:
     """The remainder of both by the number of ranks on a machine is the rank's place; nothing is given twice."""
     fabric = leafspine(2, 2, hosts)
     names = [host.name for host in fabric.hosts]
-    allocator = Allocator([s.name for s in fabric.switches], slots.SIZES["softswitch"], random.Random(seed))
+    allocator = Allocator([s.name for s in fabric.switches], slots.sizes_of("softswitch", 1024), random.Random(seed))
     by_rank = [name for name in names for _ in range(members)]
     groups = fold_groups(machines(by_rank), by_rank)
     streams = allocator.admit(allocator.open(), trees.plan(fabric.graph(), names), groups)
@@ -89,7 +89,7 @@ def test_a_stall_names_ranks_of_the_job_not_of_their_group() -> None:
     fabric = leafspine(2, 1, 3)
     names = [host.name for host in fabric.hosts]
     hosts = [name for name in names for _ in range(2)]
-    allocator = Allocator([s.name for s in fabric.switches], slots.SIZES["bmv2"], random.Random(3))
+    allocator = Allocator([s.name for s in fabric.switches], slots.sizes_of("bmv2", 1024), random.Random(3))
     groups = fold_groups(machines(hosts), hosts)
     streams = allocator.admit(allocator.open(), trees.plan(fabric.graph(), names), groups)
     second = next(stream for stream in streams if stream.ranks == (1, 3, 5))

@@ -43,8 +43,8 @@ def allreduce(
     rate: Annotated[str, typer.Option(help="Rate of every link, in tc's units; of the bridge's, too.")] = "1gbit",
     loss: Annotated[float, typer.Option(help="Share of packets lost on every link of the fabric, each way.")] = 0.0,
     lane_bits: Annotated[int, typer.Option("--lane-bits", help="Bits of a lane in what is folded: 32, 16 or 8.")] = 32,
-    path_mtu: Annotated[int, typer.Option("--path-mtu", help="Payload of a packet: 1024, or 4096 over jumbo links, the "
-                                          "bridge's too.")] = 1024,
+    path_mtu: Annotated[int | None, typer.Option("--path-mtu", help="Payload of a packet: 1024, or 4096 over jumbo "
+                                                 "links, the bridge's too; default: 4096, of BMv2 1024.")] = None,
     algorithms: Annotated[
         str,
         typer.Option("--algorithms", "--algos",

@@ -30,7 +30,7 @@ def plan(
     ranks = [name for name in hosts for _ in range(per_host)]
     groups = fold_groups(machines(ranks), ranks)
     planned = trees.plan(graph, hosts)
-    sizes = slots.SIZES[fabric.engine]
+    sizes = slots.sizes_of(fabric.engine, fabric.path_mtu)
     allocator = slots.Allocator([switch.name for switch in fabric.switches], sizes, random.Random(seed))
     streams = allocator.admit(allocator.open(), planned, groups)
     by_rank = [fabric.host(name) for name in ranks]

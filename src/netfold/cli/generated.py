@@ -15,7 +15,6 @@ from netfold.cli.common import checked, engine_of
 from netfold.cli.options import PathMtu, SwitchKind
 from netfold.fabric import generate
 from netfold.fabric.graph import Fabric
-from netfold.wire.roce import PATH_MTU
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Generated:
     reorder: Annotated[float, typer.Option(help="Share of packets held back for others to overtake.")] = 0.0
     corrupt: Annotated[float, typer.Option(help="Share of packets changed between a host and its leaf.")] = 0.0
     seed: Annotated[int, typer.Option(help="Seed of the faults: the same one hits the same packets.")] = 0
-    path_mtu: PathMtu = PATH_MTU
+    path_mtu: PathMtu = None
 
     def options(self) -> generate.FabricOptions:
         """The same options as `fabric.generate` takes them."""

@@ -13,7 +13,7 @@ from netfold.cli.common import CANNOT, FAILED, engine_of, fail, load
 from netfold.cli.generated import DEFAULTS, Generated, with_groups
 from netfold.cli.options import FabricFile, PathMtu, SwitchKind, Topo
 from netfold.fabric import file as fabric_file
-from netfold.wire.roce import PATH_MTU
+from netfold.fabric.generate import PATH_MTUS
 
 
 @with_groups
@@ -60,7 +60,7 @@ def plan(
 def compile_(
     switch: SwitchKind = "softswitch",
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")] = Path("build/p4"),
-    path_mtu: PathMtu = PATH_MTU,
+    path_mtu: PathMtu = None,
 ) -> None:
     """Compile the fold program: p4info, and what the switch loads."""
     from google.protobuf import text_format
@@ -69,7 +69,7 @@ def compile_(
 
     engine = engine_of(switch)
     try:
-        built = pipeline.build(engine, path_mtu=path_mtu)
+        built = pipeline.build(engine, path_mtu=PATH_MTUS[engine] if path_mtu is None else path_mtu)
         out.mkdir(parents=True, exist_ok=True)
         config = out / {"softswitch": "netfold.p4i", "bmv2": "netfold.json"}[engine]
         files.replace(config, built.device_config)

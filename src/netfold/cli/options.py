@@ -16,7 +16,8 @@ Topo = Annotated[str | None, typer.Option("--topo", metavar="leafspine,LEAVES,SP
                                                "threetier,PODS,LEAVES,AGGS,SPINES,HOSTS. `netfold up`: dual, or "
                                                "triple, before it makes two or three planes with the same hosts.")]
 SwitchKind = Annotated[str, typer.Option("--switch", help="softswitch, or bmv2 (simple_switch_grpc and p4c on PATH).")]
-PathMtu = Annotated[int, typer.Option(help="Payload bytes of a data packet: 1024, or 4096 over jumbo frames.")]
+PathMtu = Annotated[int | None, typer.Option(help="Payload bytes of a data packet: 1024, or 4096 over jumbo frames; "
+                                              "default: 4096, of BMv2 1024.")]
 FabricOption = Annotated[Path | None, typer.Option("--fabric", metavar="FABRIC.toml", help="Names the controller.")]
 Address = Annotated[str | None, typer.Option(help=f"The controller's gRPC address; default: ${CONTROLLER_VARIABLE}.")]
 Json = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]

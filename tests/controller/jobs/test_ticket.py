@@ -18,7 +18,7 @@ from netfold.controller.jobs import ticket
 from netfold.controller.jobs.ticket import Record, TicketError
 from netfold.fabric import trees
 from netfold.fabric.generate import leafspine
-from netfold.fabric.slots import SIZES, Allocator, RcEnd
+from netfold.fabric.slots import Allocator, RcEnd, sizes_of
 from netfold.wire.jobs import Join, Secret
 
 KEY = b"k" * 32
@@ -29,7 +29,7 @@ def record(leaves: int = 2, spines: int = 2, ranks: int = 4) -> Record:
     fabric = leafspine(leaves, spines, ranks)
     hosts = [host.name for host in fabric.hosts]
     planned = trees.plan(fabric.graph(), hosts)
-    allocator = Allocator([s.name for s in fabric.switches], SIZES["softswitch"], random.Random(3))
+    allocator = Allocator([s.name for s in fabric.switches], sizes_of("softswitch", 1024), random.Random(3))
     epoch = allocator.open()
     streams = allocator.admit(epoch, planned, [list(range(ranks))])
     joins = [Join("j", ranks, rank, host.address, "10.0.0.1:1", 1024) for rank, host in enumerate(fabric.hosts)]

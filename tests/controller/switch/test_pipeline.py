@@ -39,7 +39,7 @@ def everything() -> list[Entity]:
     hosts = tuple(msgspec.structs.replace(host, rdma=True) for host in fabric.hosts)
     fabric = msgspec.structs.replace(fabric, hosts=hosts)
     planned = trees.plan(fabric.graph(), ["h1", "h2", "h3"])
-    allocator = slots.Allocator([s.name for s in fabric.switches], slots.SIZES["softswitch"], random.Random(1))
+    allocator = slots.Allocator([s.name for s in fabric.switches], slots.sizes_of("softswitch", 1024), random.Random(1))
     streams = allocator.admit(allocator.open(), planned, [range(3)])
     nics = allocator.admit(allocator.open(), planned, [range(3)], rc=(1, 2))
     ends = {place: slots.RcEnd(17, 18, 1 << 40, 5) for place in (1, 2)}
