@@ -19,7 +19,8 @@ from netfold.rpc.certificates import Certificates
 from netfold.topo.failures import SwitchFailed
 from netfold.topo.guests import GuestLink
 from netfold.topo.switches import CLASSES
-from netfold.topo.wiring import FabricHost, FabricLink, HostInterface, mtu_for
+from netfold.topo.wiring import FabricHost, FabricLink, HostInterface
+from netfold.wire.roce import LINK_MTUS
 
 
 class FabricTopo(Topo):  # type: ignore[misc]
@@ -68,7 +69,7 @@ class FabricTopo(Topo):  # type: ignore[misc]
         macs = {host.name: host.mac for host in fabric.hosts}
         for link in fabric.links:
             a, b = link.ends
-            params = {"rate": link.rate, "offload": offload, "mtu": mtu_for(fabric.path_mtu)}
+            params = {"rate": link.rate, "offload": offload, "mtu": LINK_MTUS[fabric.path_mtu]}
             if guest := next((end for end in (a, b) if end.node in guests), None):
                 leaf, host = b if guest is a else a, fabric.host(guest.node)
                 self.guest_links.append(GuestLink(

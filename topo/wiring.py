@@ -17,12 +17,9 @@ from mininet.node import Host, Node
 
 from netfold.fabric.graph import bits_per_second
 from netfold.topo.failures import WiringError
-from netfold.wire.roce import Opcode, ip_packet_bytes
+from netfold.wire.roce import LINK_MTUS, PATH_MTU
 
 GATEWAY: Final = "169.254.1.1"
-MTU: Final = 1500
-JUMBO: Final = 4200
-"""MTU of links whose packets carry 4096 bytes; the switches take no longer frames."""
 QUEUE_BYTES: Final = 4_000_000
 """Least room of the queue behind a link's shaper."""
 HTB_QUANTUM: Final = 60_000
@@ -43,11 +40,6 @@ def execute(node: Node, script: str, what: str) -> str:
     return done.stdout
 
 
-def mtu_for(path_mtu: int) -> int:
-    """The MTU of a link for packets of a path MTU."""
-    return MTU if ip_packet_bytes(Opcode.WRITE_FIRST, path_mtu) <= MTU else JUMBO
-
-
 class FabricIntf(Intf):  # type: ignore[misc]
     """One end of a link.
 
@@ -55,7 +47,7 @@ class FabricIntf(Intf):  # type: ignore[misc]
     offload  whether segmentation and checksum offloads stay on, so that super-packets travel whole
     """
 
-    def config(self, rate: str | None = None, offload: bool = True, mtu: int = MTU, **others: Any) -> dict[str, Any]:
+    def config(self, rate: str | None = None, offload: bool = True, mtu: int = LINK_MTUS[PATH_MTU], **others: Any) -> dict[str, Any]:
         """Bring the interface up.  Raises WiringError, ValueError for Mininet's delay, loss and the like."""
         unknown = sorted(set(others) - {"ip", "ifconfig", "up"})
         if unknown:

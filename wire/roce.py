@@ -18,7 +18,10 @@ PATH_PORT: Final = 0xF000
 PATH_MTUS: Final = (1024, 4096)
 """Path MTUs that a fabric may have: payload bytes of every data packet."""
 PATH_MTU: Final = PATH_MTUS[0]
-"""Path MTU where nothing else is asked for."""
+"""Path MTU where nothing else is asked for: what any Ethernet carries."""
+LINK_MTUS: Final = {1024: 1500, 4096: 4200}
+"""Path MTU -> MTU of the links that we make for it.  Data packets need 60 bytes more than the path MTU
+(`ip_packet_bytes`), NICs ask for room for more headers."""
 LANE_BYTES: Final = 4
 LANES: Final = PATH_MTU // LANE_BYTES
 """Number of 32-bit big-endian lanes in a packet of path MTU 1024."""

@@ -178,7 +178,6 @@ def _start_workers(spec: AllreduceSpec) -> Iterator[tuple[dict[str, Workers], li
     from netfold.bench.harness.bridge import Bridge
     from netfold.bench.harness.workers import Workers
     from netfold.topo.net import Network, environment, with_sockets_in
-    from netfold.topo.wiring import mtu_for
 
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
     names: dict[str, list[str]] = {}
@@ -204,7 +203,7 @@ def _start_workers(spec: AllreduceSpec) -> Iterator[tuple[dict[str, Workers], li
                 envs = [environment(fabric, hosts, rank, job="bench") for rank in range(spec.ranks)]
                 workers[ours] = stack.enter_context(Workers(ours, _command(spec, names[ours]), pids, envs, logs))
         if names.keys() - set(ON_FABRIC):
-            bridge = stack.enter_context(Bridge(spec.ranks, spec.rate, mtu_for(spec.path_mtu)))
+            bridge = stack.enter_context(Bridge(spec.ranks, spec.rate, roce.LINK_MTUS[spec.path_mtu]))
             envs = [_environment(bridge, rank) for rank in range(spec.ranks)]
             for group_name in names.keys() - set(ON_FABRIC):
                 command = _command(spec, names[group_name], controller=False)

@@ -32,7 +32,6 @@ if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
 
 SECONDS: Final = 120.0
 """Seconds for all ranks of one round at one loss rate."""
-LANES_BYTES: Final = 4 * roce.LANES
 STATE_BYTES: Final = 32
 """Bytes of a slot beside its words: slot_state and slot_headers in p4src/fold.p4."""
 
@@ -43,6 +42,7 @@ class LossSpec:
 
     topo: str
     engine: Engine
+    path_mtu: int
     rate: str
     nbytes: int
     operations: int
@@ -85,7 +85,7 @@ class LossRow(msgspec.Struct, frozen=True):
 
 def spec(
     *, topo: str, engine: Engine, rate: str, nbytes: int, operations: int, rounds: int, losses: str, seed: int,
-    credits: str = "",
+    credits: str = "", path_mtu: int | None = None,
 ) -> LossSpec:
     """Check the options of the command line.  Raises ValueError, which names the option."""
     from netfold.fabric import generate
@@ -97,11 +97,11 @@ def spec(
         shares = tuple(sorted({0.0, *(float(share) for share in losses.split(","))}))
     except ValueError as error:
         raise ValueError(f"--losses {losses}: expected shares with commas, as 0.001,0.01") from error
-    generate.parse(topo, rate=rate, engine=engine, loss=shares[-1], seed=seed)
+    fabric = generate.parse(topo, rate=rate, engine=engine, loss=shares[-1], seed=seed, path_mtu=path_mtu)
     beside = tuple(credits.split(",")) if credits else ()
     for one in beside:
         Credits.parse(one)
-    return LossSpec(topo, engine, rate, nbytes, operations, rounds, shares, seed, ("", *beside))
+    return LossSpec(topo, engine, fabric.path_mtu, rate, nbytes, operations, rounds, shares, seed, ("", *beside))
 
 
 def run(spec: LossSpec, file: Path | None = None) -> list[LossRow]:
@@ -115,7 +115,7 @@ def run(spec: LossSpec, file: Path | None = None) -> list[LossRow]:
         for number in range(spec.rounds):
             for loss, credits in rounds:
                 fabric = parse(spec.topo, rate=spec.rate, engine=spec.engine, rundir=sandbox.rundir(), loss=loss,
-                               seed=spec.seed + number)
+                               seed=spec.seed + number, path_mtu=spec.path_mtu)
                 try:
                     with Network(fabric, logs=Path(logs)) as network:
                         rounds[loss, credits].append(_measure(network, spec, credits))
@@ -192,17 +192,17 @@ def _row(loss: float, credits: str, rounds: Sequence[_Round], clean: Sequence[_R
         lost=lost / ((spec.operations + 1) * len(rounds)), repeats_per_loss=again / lost if lost else 0.0,
         host_up=mean(ups), host_down=mean(downs), leaf_up=mean(uplinks),
         levels={name: count for name, count in levels.items() if count},
-        slot_bytes=held * job.slots * (LANES_BYTES + STATE_BYTES),
+        slot_bytes=held * job.slots * (clean[0].fabric.path_mtu + STATE_BYTES),
     )
 
 
-def theory(nbytes: int) -> float:
+def theory(nbytes: int, path_mtu: int) -> float:
     """Bytes of the frames (Ethernet without FCS) that carry a tensor of ``nbytes``, as a multiple of its size.
 
     So much crosses a host's link in each direction, and leaves each leaf upwards, where nothing is lost.
     """
-    packets = -(-nbytes // LANES_BYTES)
-    frame = 14 + roce.IPV4_BYTES + roce.UDP_BYTES + roce.data_packet_bytes(roce.Opcode.WRITE_MIDDLE)
+    packets = -(-nbytes // path_mtu)
+    frame = roce.ETHERNET_BYTES + roce.ip_packet_bytes(roce.Opcode.WRITE_MIDDLE, path_mtu)
     return packets * frame / nbytes
 
 
@@ -213,9 +213,10 @@ def _show(rows: Sequence[LossRow], spec: LossSpec) -> None:
 
     console = terminal.console()
     console.print(
-        f"{spec.topo} on {spec.engine}, {spec.rate} links, {spec.nbytes} bytes of int32; {spec.rounds} rounds "
-        f"of {spec.operations} operations. The job's slots take {rows[0].slot_bytes / 2**20:.2f} MiB of a switch. "
-        f"Theory without loss: {theory(spec.nbytes):.3f} of the tensor over a host's link each way, and up from a leaf."
+        f"{spec.topo} on {spec.engine}, path MTU {spec.path_mtu}, {spec.rate} links, {spec.nbytes} bytes of int32; "
+        f"{spec.rounds} rounds of {spec.operations} operations. The job's slots take "
+        f"{rows[0].slot_bytes / 2**20:.2f} MiB of a switch. Theory without loss: "
+        f"{theory(spec.nbytes, spec.path_mtu):.3f} of the tensor over a host's link each way, and up from a leaf."
     )
     table = Table("loss", "credits", "ms", "times (least..most)", "sent again", "lost", "repeats per loss", "time-outs",
                   "host up", "host down", "leaf up", box=None)

@@ -142,7 +142,7 @@ def run(spec: PathsSpec, logs: Path) -> list[PathsResult]:
 
     fabric = msgspec.structs.replace(
         leafspine(spec.leaves, spec.spines, spec.hosts, rate=spec.rate, engine=spec.switch,
-                  rundir=sandbox.rundir()), probe=spec.probe)
+                  rundir=sandbox.rundir(), path_mtu=roce.PATH_MTU), probe=spec.probe)
     task = PathsTask(list(spec.modes), list(spec.collectives), spec.rounds, spec.nbytes,
                      spec.fail_after is not None, spec.scope, WINDOW[spec.switch])
     results: list[PathsResult] = []

@@ -145,7 +145,7 @@ def run(*, hosts: int, rate: str, size: float, window: int, rounds: int, json: P
           f"{'resent':>7}")
     rows = []
     for spines in dict.fromkeys(case.spines for case in CASES):
-        fabric = leafspine(2, spines, hosts, rate=rate, rundir=sandbox.rundir())
+        fabric = leafspine(2, spines, hosts, rate=rate, rundir=sandbox.rundir(), path_mtu=roce.PATH_MTU)
         topology = of_fabric(fabric, delay=DELAY)
         with tempfile.TemporaryDirectory(dir=sandbox.rundir()) as logs, Network(fabric, logs=Path(logs)) as network:
             for case in (case for case in CASES if case.spines == spines):

@@ -10,7 +10,8 @@ from __future__ import annotations
 from mininet.node import Node
 
 from netfold.topo.lifecycle import Lifecycle
-from netfold.topo.wiring import MTU, execute, shaper
+from netfold.topo.wiring import execute, shaper
+from netfold.wire.roce import LINK_MTUS, PATH_MTU
 
 PREFIX = "10.254.0"
 """First three bytes of the hosts' addresses."""
@@ -23,7 +24,7 @@ class Bridge(Lifecycle):
     mtu   of the links, in bytes
     """
 
-    def __init__(self, count: int, rate: str | None, mtu: int = MTU) -> None:
+    def __init__(self, count: int, rate: str | None, mtu: int = LINK_MTUS[PATH_MTU]) -> None:
         if not 1 <= count <= 250:
             raise ValueError(f"a bridge of {count} hosts: expected 1 to 250")
         self.addresses = [f"{PREFIX}.{number + 1}" for number in range(count)]

@@ -122,7 +122,8 @@ def spoof(task: StrangerTask, rng: random.Random, stack: contextlib.ExitStack, _
         psn = (stream.psn + rng.choice([rng.randrange(-512, 4096), rng.randrange(1 << 24)])) & roce.PSN_MASK
         ttl = rng.choice([roce.RESULT_TTL, roce.CONTRIBUTION_TTL, rng.randrange(1, 256)])
         source = rng.choice([stream.source, stream.source, task.own, rng.choice(addresses)])
-        body = roce.BTH.pack(rng.choice(list(roce.Opcode)), 0, roce.PKEY, qp, psn) + rng.randbytes(roce.PATH_MTU)
+        body = roce.BTH.pack(rng.choice(list(roce.Opcode)), 0, roce.PKEY, qp, psn)
+        body += rng.randbytes(rng.choice(roce.PATH_MTUS))
         if rng.random() < 0.2:
             plain.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, ttl)
             plain.sendto(body + bytes(roce.ICRC_BYTES), (stream.destination, roce.UDP_PORT))

@@ -204,7 +204,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=sandbox.rundir()) as scratch:
         folder = Path(scratch)
         fabrics = {
-            engine: msgspec.structs.replace(leafspine(1, 0, 2, engine=engine, rundir=folder), probe=0)
+            engine: msgspec.structs.replace(leafspine(1, 0, 2, engine=engine, rundir=folder, path_mtu=roce.PATH_MTU),
+                                           probe=0)
             for engine in ("softswitch", "bmv2")
         }
         hosts = [VethHost(n, h.address, h.mac) for n, h in enumerate(fabrics["softswitch"].hosts, 1)]

@@ -4,8 +4,10 @@
     controller --packet-out--> switch --RoCEv2 to 224.0.0.2--> neighbour --route to the CPU port--> packet-in
 
 This works on any P4Runtime target, and finds what port status does not show (a cable in the wrong port, a far end that
-hangs).  A probe is plain RoCEv2: an RDMA WRITE to queue pair 1, addressed to all routers of the link.  A direction is
-down when more probes in a row are lost than the loss rate that the fabric states for the link explains.
+hangs).  A probe is plain RoCEv2: an RDMA WRITE to queue pair 1, addressed to all routers of the link, as long as a full
+data packet, since a link whose MTU is too small for those is of no use (RFC 8899 calls it packetization layer path MTU
+discovery).  A direction is down when more probes in a row are lost than the loss rate that the fabric states for the
+link explains; short ones follow a lost one, and where they alone arrive, the MTU is to blame.
 
 BMv2 has one thread for what arrives on all its ports, and libpcap keeps that thread at a port which was down until a
 frame arrives there: until then the switch is deaf, for probes as well.  A neighbour's probe wakes it at a port between
@@ -76,11 +78,24 @@ class Links:
         self._arrived = dict.fromkeys(self._directions, 0)
         self.seen: dict[End, End] = {}
         """The end at which probes from an end have arrived, whatever the fabric file says."""
+        self._short: dict[tuple[int, int], bool] = {}
+        """Whether a short probe has arrived since the last full one, by link and direction."""
         self._sequence = 0
 
     def down(self) -> frozenset[int]:
         """Numbers of the links, in the fabric's order, with at least one direction down."""
         return frozenset(n for (n, direction), missed in self._missed.items() if missed >= self._allowed_misses[n])
+
+    def why_down(self, number: int) -> str:
+        """Why a link is down."""
+        full = roce.ip_packet_bytes(roce.Opcode.WRITE_ONLY, self._fabric.path_mtu)
+        for direction in (0, 1):
+            if self._short.get((number, direction)):
+                sender, receiver = self._directions[number, direction]
+                return (f"short probes from {sender} arrive at {receiver}, those of {full} bytes are lost: path_mtu = "
+                        f"{self._fabric.path_mtu} needs an MTU of {full} or more at both ends (`ip link set dev ... "
+                        f"mtu {roce.LINK_MTUS[self._fabric.path_mtu]}`), or path_mtu = {roce.PATH_MTU} in the fabric's file")
+        return "its probes are lost"
 
     @property
     def probed(self) -> frozenset[int]:
@@ -121,7 +136,8 @@ class Links:
     def round(
         self, up: Collection[str], only: Collection[int] | None = None, *, counted: bool = True
     ) -> Iterator[Probe]:
-        """One probe for each direction of all links, or of those in ``only``, to be sent now.
+        """One probe for each direction of all links, or of those in ``only``, to be sent now, and a short one where
+        the last one was lost.
 
         up       switches that are up; links with another end get no probes
         counted  whether the loss of these probes counts against their links"""
@@ -130,8 +146,11 @@ class Links:
             if only is not None and number not in only:
                 continue
             if sender.node in up and receiver.node in up:
+                if self._missed[number, direction]:
+                    yield Probe(sender.node, sender.port, self._frame(sender, number, direction, _PAYLOAD.size))
                 self._missed[number, direction] += counted
-                yield Probe(sender.node, sender.port, self._frame(sender, number, direction))
+                yield Probe(sender.node, sender.port,
+                            self._frame(sender, number, direction, self._fabric.path_mtu))
             else:
                 self._missed[number, direction] = 0
 
@@ -154,8 +173,10 @@ class Links:
         if receiver != End(switch, port):
             return (f"cables: what leaves {sender} arrives at {switch}:{port}, the fabric's file says {receiver}; "
                     "correct one of them")
-        self._missed[number, direction] = 0
-        self._arrived[number, direction] += 1
+        self._short[number, direction] = len(frame) < _PAYLOAD_OFFSET + self._fabric.path_mtu
+        if not self._short[number, direction]:
+            self._missed[number, direction] = 0
+            self._arrived[number, direction] += 1
         return ""
 
     def _arp_frame(self, sender: End, host: Host) -> bytes:
@@ -164,25 +185,21 @@ class Links:
         arp = _ARP.pack(1, _ETHERTYPE_IPV4, 6, 4, 1, mine, bytes(4), nobody, IPv4Address(host.address).packed)
         return (_mac(host.mac) + mine + struct.pack("!H", _ETHERTYPE_ARP) + arp).ljust(_LEAST_FRAME, b"\0")
 
-    def _frame(self, sender: End, number: int, direction: int) -> bytes:
+    def _frame(self, sender: End, number: int, direction: int, nbytes: int) -> bytes:
+        """A probe with a payload of ``nbytes``."""
         switch = self._fabric.switch(sender.node)
         source, routers = IPv4Address(switch.address).packed, IPv4Address(tables.ROUTERS).packed
         payload = (
             roce.BTH.pack(roce.Opcode.WRITE_ONLY, 0, roce.PKEY, _QP, self._sequence)
-            + roce.RETH.pack(0, 0, _PAYLOAD.size)
-            + _PAYLOAD.pack(_MAGIC, number, direction)
+            + roce.RETH.pack(0, 0, nbytes)
+            + _PAYLOAD.pack(_MAGIC, number, direction).ljust(nbytes, b"\0")
         )
         length = roce.UDP_BYTES + len(payload) + roce.ICRC_BYTES
         ip = struct.pack("!BBHHHBBH4s4s", 0x45, 0, roce.IPV4_BYTES + length, 0, 0x4000, _TTL, _UDP, 0, source, routers)
         ip = ip[:10] + _checksum(ip) + ip[12:]
-        udp = struct.pack("!HHHH", _SOURCE_PORT, roce.UDP_PORT, length, 0)
-        icrc = roce.icrc(ip + udp + payload)
-        pseudo = source + routers + struct.pack("!BBH", 0, _UDP, length)
-        # a UDP checksum of 0 means none: what comes out as 0 is sent as its other form (RFC 768)
-        checksum = _checksum(pseudo + udp + payload + icrc)
-        udp = udp[:6] + (checksum if any(checksum) else b"\xff\xff")
+        udp = struct.pack("!HHHH", _SOURCE_PORT, roce.UDP_PORT, length, 0)  # no checksum: RoCEv2 has its ICRC
         ethernet = _ROUTERS_MAC + _mac(switch.mac) + struct.pack("!H", _ETHERTYPE_IPV4)
-        return ethernet + ip + udp + payload + icrc
+        return ethernet + ip + udp + payload + roce.icrc(ip + udp + payload)
 
 
 def _allowed_misses(loss: float, misses: int) -> int:

@@ -71,7 +71,7 @@ class Liveness:
     def links_down(self) -> dict[int, str]:
         """Why links are down, by their number in the fabric's order."""
         # probes of suspect links that were sent a moment ago count as lost already: only _probe_suspects may judge them
-        down = dict.fromkeys(self._links.down() - self._suspects, "its probes are lost")
+        down = {number: self._links.why_down(number) for number in self._links.down() - self._suspects}
         dark = {End(name, port) for name, target in self._targets.items() for port in target.ports_down}
         for number, link in enumerate(self._fabric.links):
             for end in dark.intersection(link.ends):

@@ -25,7 +25,7 @@ from netfold.host.innet.recovery_rounds import RecoveryRounds
 from netfold.host.innet.stall_detector import StallDetector
 from netfold.host.mesh.mesh import WATCHED_SLICE_SECONDS, ranks
 from netfold.host.native.library import RUN_PACKETS
-from netfold.host.native.sockets import open_sockets
+from netfold.host.native.sockets import check_mtu, open_sockets
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.rail import Flat, Op, RailStats, TreeStats, folds
 from netfold.host.operation.reduction import Reduction
@@ -117,6 +117,8 @@ class FoldRail:
         charge = SKB_BYTES[plan.path_mtu]
         wanted = sum(stream.slots // 2 for stream in streams) * charge
         ports = sorted({stream.source_port for stream in streams})
+        for peer in sorted({stream.peer for stream in streams}):
+            check_mtu(address, peer, plan.path_mtu)
         sockets = open_sockets(address, ports, room=wanted, shared=shared, ttl=roce.CONTRIBUTION_TTL)
         try:
             # A window that the receive buffer cannot hold would turn every burst into loss.

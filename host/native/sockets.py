@@ -16,7 +16,7 @@ from netfold.wire import roce
 
 # <linux/udp.h>, <linux/in.h>, <asm/socket.h>; Python's socket module does not name them all
 UDP_SEGMENT, UDP_GRO = 103, 104
-IP_MTU_DISCOVER, IP_PMTUDISC_DO = 10, 2
+IP_MTU_DISCOVER, IP_PMTUDISC_DO, IP_MTU = 10, 2, 14
 IP_RECVTTL, IP_RECVTOS = 12, 13
 SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
 SEND_BYTES = 1 << 20
@@ -77,6 +77,27 @@ def open_sockets(
             sock.close()
         raise
     return Sockets(receiver, senders, got, super_packets)
+
+
+def check_mtu(address: str, peer: str, path_mtu: int) -> None:
+    """Raises TransportError where the way from an address to a peer's begins with a link that does not carry packets of
+    a path MTU.  Links further on show no MTU to a host; the controller's probes find those between switches."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+            probe.connect((peer, roce.UDP_PORT))
+            mtu = probe.getsockopt(socket.IPPROTO_IP, IP_MTU)
+        except OSError:  # no such address, or no way: what comes next says so
+            return
+    needed = roce.ip_packet_bytes(roce.Opcode.WRITE_FIRST, path_mtu)
+    if mtu < needed:
+        raise TransportError(
+            errno.EMSGSIZE,
+            f"packets of {path_mtu} bytes of data need an MTU of {needed} or more on every link of the fabric, the "
+            f"one from {address} towards {peer} has {mtu} (`ip route get {peer} from {address}` names its interface): "
+            f"ip link set dev ... mtu {roce.LINK_MTUS.get(path_mtu, needed)}, or let the fabric's file say "
+            f"path_mtu = {roce.PATH_MTU}",
+        )
 
 
 def check_free(address: str) -> None:

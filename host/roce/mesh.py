@@ -24,6 +24,7 @@ from netfold.host.mesh.connected import PEER_LOST_HINT, ConnectedMesh
 from netfold.host.mesh.connection import PeerConnection
 from netfold.host.mesh.mesh import DONE, IDLE, Call, Pending, as_bytes
 from netfold.host.native.library import RUN_PACKETS
+from netfold.host.native.sockets import check_mtu
 from netfold.host.operation.arrays import Flat
 from netfold.host.roce import native
 from netfold.host.roce.clear_to_send import TEXT_BYTES, ClearToSend, Message, PeerTransfers
@@ -39,6 +40,8 @@ from netfold.wire.jobs import Plan
 from netfold.wire.paths import Paths
 
 MOST_PORTS = 256
+WINDOW_BYTES = 1 << 19
+"""Payload bytes in flight on a queue pair."""
 ENTROPIES = 32
 """Number of source ports that REPS draws from where none are given; the same on all ranks, since acknowledgements name
 them."""
@@ -57,8 +60,8 @@ class RoceMesh(ConnectedMesh):
     queue_pairs  queue pairs for data between any two ranks: 1 .. MOST_QUEUE_PAIRS
     open_pairs   queue pairs of this rank, to all peers, that have memory at once (``queue_pairs``); exceeding it is
                  logged
-    path_mtu     payload bytes of a packet; the fabric's MTU must be 60 more
-    window       packets in flight on a queue pair, a power of two
+    path_mtu     payload bytes of a packet; default: the plan's, which the fabric's links carry
+    window       packets in flight on a queue pair, a power of two; default: as many as WINDOW_BYTES hold
     reorder      packets that may overtake one before it counts as lost: more where packets are sprayed over paths
     ports        UDP source ports, which queue pairs take in turn; default: as many as needed, chosen by the kernel
     recycle      every packet takes one of ``ports`` by itself (REPS, native/reps.h); ``reorder`` should be large
@@ -81,8 +84,8 @@ class RoceMesh(ConnectedMesh):
         timeout: float,
         queue_pairs: int = 1,
         open_pairs: int = MAX_OPEN,
-        path_mtu: int = roce.PATH_MTU,
-        window: int = 512,
+        path_mtu: int | None = None,
+        window: int | None = None,
         reorder: int = 3,
         ports: Sequence[int] = (),
         recycle: bool = False,
@@ -94,6 +97,8 @@ class RoceMesh(ConnectedMesh):
     ) -> None:
         if planned is not None:
             queue_pairs, ports = planned.queue_pairs, planned.ports
+        path_mtu = plan.path_mtu if path_mtu is None else path_mtu
+        window = WINDOW_BYTES // path_mtu if window is None else window
         if not 1 <= queue_pairs <= MOST_QUEUE_PAIRS:
             raise ValueError(f"queue_pairs={queue_pairs}: expected 1 .. {MOST_QUEUE_PAIRS}")
         if open_pairs < 1:
@@ -115,6 +120,8 @@ class RoceMesh(ConnectedMesh):
         """Write id -> the message that it is a part of, or a clear-to-send that must stay in memory until it is
         acknowledged."""
         self._reads: dict[int, tuple[PeerTransfers, Message]] = {}
+        for peer in addresses.values():
+            check_mtu(mine, peer, path_mtu)
         room = window * min(8, plan.world) * (2 * path_mtu + 256)  # as the kernel counts a packet by itself
         if recycle and not ports:
             ports = range(roce.PATH_PORT + 1, roce.PATH_PORT + 1 + ENTROPIES)

@@ -59,7 +59,7 @@ def test_strangers_change_no_sum_and_are_counted(engine: Engine, tmp_path: Path)
         with Capture() as capture:
             steady.go_on()
         known = {**result_of(capture.frames, victim.address), "victim": victim.address, "seconds": SECONDS,
-                 "span": 200_000}
+                 "span": 200_000, "path_mtu": network.fabric.path_mtu}
         running = [
             network.launch([*program("hostile.py"), json.dumps({**known, "role": role, "own": host.address})],
                            job=f"hostile-{role}", hosts=[host])

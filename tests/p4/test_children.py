@@ -59,7 +59,7 @@ class Scene:
 
     def __init__(self, *, root: bool, grows: bool = True, path_mtu: int = FULL) -> None:
         self.root, self.grows = root, grows
-        fabric = leafspine(1, 0, 3) if root else leafspine(2, 1, 6)
+        fabric = leafspine(1, 0, 3, path_mtu=path_mtu) if root else leafspine(2, 1, 6, path_mtu=path_mtu)
         names = ["h1", "h2", "h3"] if root else ["h1", "h2", "h3", "h4"]
         hosts = tuple(msgspec.structs.replace(host, rdma=True) for host in fabric.hosts)
         self.fabric = fabric = msgspec.structs.replace(fabric, hosts=hosts)

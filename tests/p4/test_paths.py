@@ -24,7 +24,7 @@ from support.checksum import checksum
 from support.program import PROGRAM, library, mac, native
 from support.slot_model import ip_packet
 
-FABRIC = leafspine(3, 4, 6)
+FABRIC = leafspine(3, 4, 6, path_mtu=1024)
 LEAF = "leaf1"
 UPLINKS = (3, 4, 5, 6)
 PINNED = [roce.PATH_PORT + number for number, switch in enumerate(FABRIC.switches, 1) if switch.role == "spine"]

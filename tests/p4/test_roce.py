@@ -87,7 +87,7 @@ class RoutedFabric(Wires):
     def __init__(
         self, leaves: int, spines: int, hosts: int, network: TerribleNetwork, *, folding: bool, of_tree: bool = False
     ) -> None:
-        super().__init__(leafspine(leaves, spines, hosts), network)
+        super().__init__(leafspine(leaves, spines, hosts, path_mtu=roce.PATH_MTU), network)
         graph = self.fabric.graph()
         planned = trees.plan(graph, [host.name for host in self.hosts])
         allocator = slots.Allocator(self.engines, slots.Sizes(data=64, agreement=16), random.Random(5))

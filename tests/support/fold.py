@@ -234,7 +234,7 @@ async def checks(fabric: Fabric, controller: Controller, rng: random.Random) -> 
 
 async def main(engine: Engine, folder: Path) -> None:
     """Starts everything, runs all checks, and ends everything."""
-    fabric = leafspine(1, 0, RANKS, engine=engine, rundir=folder)
+    fabric = leafspine(1, 0, RANKS, engine=engine, rundir=folder, path_mtu=roce.PATH_MTU)
     plug(fabric)
     with (folder / "switch.log").open("wb") as log:
         switch = subprocess.Popen(command(engine, fabric), stdin=subprocess.DEVNULL, stdout=log, stderr=log)

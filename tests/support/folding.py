@@ -30,7 +30,7 @@ class P4Fabric(Wires):
     def __init__(
         self, leaves: int, spines: int, hosts: int, network: TerribleNetwork, *, apart: Sequence[Sequence[int]] = ()
     ) -> None:
-        super().__init__(leafspine(leaves, spines, hosts), network)
+        super().__init__(leafspine(leaves, spines, hosts, path_mtu=1024), network)
         sizes = slots.Sizes(data=64, agreement=16)
         self.allocator = slots.Allocator(self.engines, sizes, random.Random(5))
         self.frozen: set[int] = set()

@@ -148,7 +148,7 @@ async def restarted(r: Rig, *, start_timeout: float = BOUND, **settings: Any) ->
 @asynccontextmanager
 async def rig(folder: Path, **settings: Any) -> AsyncIterator[Rig]:
     """A 2x2x4 fabric in memory, its controller on a unix socket; there are no cables to probe."""
-    fabric = msgspec.structs.replace(leafspine(2, 2, 4, rundir=folder), **{"probe": 0, **settings})
+    fabric = msgspec.structs.replace(leafspine(2, 2, 4, rundir=folder, path_mtu=1024), **{"probe": 0, **settings})
     switches = {switch.name: MemorySwitch(switch.name) for switch in fabric.switches}
     controller = Controller(fabric, connect=lambda switch: switches[switch.name].connect(), rng=random.Random(5),
                             start_timeout=BOUND)

@@ -125,7 +125,7 @@ async def miswired(fabric: Fabric) -> None:
 
 async def main(engine: Engine, folder: Path) -> None:
     """Starts everything, runs all checks, and ends everything."""
-    fabric = msgspec.structs.replace(leafspine(2, 1, 2, engine=engine, rundir=folder), probe=0)
+    fabric = msgspec.structs.replace(leafspine(2, 1, 2, engine=engine, rundir=folder, path_mtu=1024), probe=0)
     plug(fabric)
     running = []
     try:

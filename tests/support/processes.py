@@ -65,7 +65,8 @@ def switches(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Switche
     """Four running switches of a 2x2x4 fabric with losses."""
     engine: Engine = request.param
     # there are no cables to probe
-    fabric = msgspec.structs.replace(leafspine(2, 2, 4, engine=engine, loss=0.01, rundir=tmp_path), probe=0)
+    fabric = msgspec.structs.replace(leafspine(2, 2, 4, engine=engine, loss=0.01, rundir=tmp_path, path_mtu=1024),
+                                   probe=0)
     made = Switches(fabric, tmp_path)
     try:
         for switch in made.fabric.switches:

@@ -129,7 +129,7 @@ async def checks(fabric: Fabric, session: Session, sockets: dict[int, socket.soc
 
 async def main(engine: Engine, folder: Path) -> None:
     """Starts everything, runs all checks, and ends everything."""
-    fabric = leafspine(1, 2, 1, engine=engine, rundir=folder)
+    fabric = leafspine(1, 2, 1, engine=engine, rundir=folder, path_mtu=1024)
     sockets = plug()
     switch = fabric.switch("leaf1")
     ports = [word for port in sockets for word in ("-i", f"{port}@v{port}")]

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from netfold.cli.common import CANNOT, FAILED, engine_of, fail
+from netfold.cli.options import PathMtu
 from netfold.topo.failures import FabricFailed
 
 app = typer.Typer(no_args_is_help=True, help="Benchmarks: rounds are interleaved, figures are ratios within one run.")
@@ -185,6 +186,7 @@ def loss(
     rounds: Annotated[int, typer.Option(help="Times that every share has its turn, each with another seed.")] = 3,
     losses: Annotated[str, typer.Option(help="Shares lost on every link, each way.")] = "0.001,0.01,0.05,0.1",
     credits: Annotated[str, typer.Option(help="By commas, as 2x170: in turn with the window alone.")] = "",
+    path_mtu: PathMtu = None,
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here, as a list.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the first round's losses; the next ones count up.")] = 0,
 ) -> None:
@@ -194,7 +196,7 @@ def loss(
     with _failing("loss"):
         bench.run(
             bench.spec(topo=topo, engine=engine_of(switch), rate=rate, nbytes=nbytes, operations=operations,
-                       rounds=rounds, losses=losses, seed=seed, credits=credits), json,
+                       rounds=rounds, losses=losses, seed=seed, credits=credits, path_mtu=path_mtu), json,
         )
 
 

@@ -21,6 +21,7 @@ from netfold.controller.switch.entities import Entry
 from netfold.fabric.file import dumps, loads
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import End, Fabric, FabricError
+from netfold.wire import roce
 from support.cables import Cables, link_between
 from support.controller import run, until
 from support.jobs import Rig, rig
@@ -41,7 +42,8 @@ def deliver(found: Links, fabric: Fabric, *, without: frozenset[End] = frozenset
 
 
 def test_a_probe_is_valid_rocev2() -> None:
-    """Scapy agrees with every length, checksum and ICRC; it is addressed to all routers, with the sender's address."""
+    """Scapy agrees with every length, checksum and ICRC; it is addressed to all routers, with the sender's address, and
+    as long as a data packet."""
     from scapy.contrib.roce import BTH
     from scapy.layers.l2 import Ether
 
@@ -54,9 +56,10 @@ def test_a_probe_is_valid_rocev2() -> None:
         assert BTH in packet
         assert (packet["IP"].src, packet["IP"].dst) == (FABRIC.switch(probe.switch).address, "224.0.0.2")
         again = packet.copy()
-        del again["IP"].chksum, again["IP"].len, again["UDP"].chksum, again["UDP"].len
+        del again["IP"].chksum, again["IP"].len, again["UDP"].len
         again[BTH].icrc = None
         assert bytes(again) == probe.frame
+        assert packet["IP"].len == roce.ip_packet_bytes(roce.Opcode.WRITE_FIRST, FABRIC.path_mtu)
 
 
 def test_hosts_at_switches_in_doubt_are_asked_for_a_sign_of_life() -> None:
@@ -114,6 +117,23 @@ def test_links_of_a_switch_that_is_down_are_not_judged() -> None:
     for _ in range(2 * FABRIC.misses):
         assert {probe.switch for probe in found.round(["leaf1", "leaf2", "spine1"])} == {"leaf1", "leaf2", "spine1"}
     assert found.down() == {link_between(FABRIC, "leaf1", "spine1"), link_between(FABRIC, "leaf2", "spine1")}
+
+
+def test_a_link_that_carries_short_probes_alone_is_down_for_its_mtu() -> None:
+    """The reason names both ends, the path MTU, and the MTU that it needs; once full probes arrive it is up."""
+    found, number = Links(FABRIC), link_between(FABRIC, "leaf1", "spine1")
+    for _ in range(FABRIC.misses + 1):
+        for probe in found.round([s.name for s in FABRIC.switches]):
+            here = End(probe.switch, probe.port)
+            there = next(b if a == here else a for a, b in (link.ends for link in FABRIC.links) if here in (a, b))
+            if len(probe.frame) <= 1514 or FABRIC.links[number].ends not in ((here, there), (there, here)):
+                found.receive(there.node, there.port, probe.frame)
+    assert found.down() == {number}
+    assert found.why_down(number) == (
+        "short probes from leaf1:3 arrive at spine1:1, those of 4156 bytes are lost: path_mtu = 4096 needs an MTU of "
+        "4156 or more at both ends (`ip link set dev ... mtu 4200`), or path_mtu = 1024 in the fabric's file")
+    deliver(found, FABRIC)
+    assert found.down() == frozenset()
 
 
 def test_a_cable_in_the_wrong_port_is_named() -> None:

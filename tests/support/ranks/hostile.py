@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends what looks like results and contributions of a job, from a host of the fabric, for some seconds.
 
-    python hostile.py JSON      {"role", "seconds", "own", "victim", "predecessor", "port", "qp", "psn", "span"}
+    python hostile.py JSON      {"role", "seconds", "own", "victim", "predecessor", "port", "qp", "psn", "span", "path_mtu"}
 
 role "host": another host of the fabric, with an ordinary UDP socket whose TTL goes through 1..255, and as root with the
 addresses of others.  Role "user": a user without privileges on the victim's own host, TTL 255.  PSNs are drawn from
@@ -26,7 +26,7 @@ IP_FREEBIND = 15
 
 
 def main(role: str, seconds: float, own: str, victim: str, predecessor: str, port: int, qp: int, psn: int,
-         span: int) -> None:
+         span: int, path_mtu: int) -> None:
     rng = random.Random(7)
     refused: list[str] = []
     senders = [udp(own)]
@@ -47,7 +47,7 @@ def main(role: str, seconds: float, own: str, victim: str, predecessor: str, por
                 attempt()
             except OSError:
                 refused.append(what)
-    lanes = bytes([0x77]) * roce.PATH_MTU
+    lanes = bytes([0x77]) * path_mtu
     sent, until = 0, time.monotonic() + seconds
     while time.monotonic() < until:
         for _ in range(50):

@@ -19,7 +19,6 @@ from netfold.host.operation.request import AllreduceRequest
 from netfold.host.roce.mesh import RoceMesh
 from netfold.host.selection.peers import Peers
 from netfold.topo.rank_program import check_data, run_rank
-from netfold.wire import roce
 from netfold.wire.jobs import Join, RankReport
 
 LENGTHS = (1, 255, 5_000, 100_003)
@@ -31,7 +30,7 @@ def main(seed: int) -> None:
     client = JobClient(os.environ["NETFOLD_CONTROLLER"])
     listener = listen(address)
     where = "{}:{}".format(*listener.getsockname())
-    plan = client.join(Join(job, world, rank, address, where, roce.PATH_MTU, fold=False))
+    plan = client.join(Join(job, world, rank, address, where, 0, fold=False))
     watcher = client.watch(lambda: plan)
     mesh = RoceMesh(plan, listener, timeout=30.0, queue_pairs=2)
     peers = Peers(mesh, algorithm="ring")
