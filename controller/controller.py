@@ -414,7 +414,8 @@ class Controller:
 
     async def _read_status(self) -> Status:
         up = {number for *_, number in self.liveness.graph().edges(keys=True)}
-        return await self.inspection.status(up, time.monotonic() - self._ready)
+        why = self.liveness.links_down()
+        return await self.inspection.status(up, why, time.monotonic() - self._ready)
 
     async def _answer_status(self, _: operator.AskStatus) -> Status:
         status, caller = await self.status(), CALLER.get()

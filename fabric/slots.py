@@ -20,8 +20,8 @@ from netfold.fabric.trees import Fold, Tree
 from netfold.wire import roce
 
 DATA_SLOTS: Final = {1024: 1024, 4096: 512}
-"""Path MTU -> data slots of a job on a switch of softswitch, for all its trees: half of them are in flight, 0.5 or 1 MiB.
-More fill caches, and fewer 4096-byte packets leave super-packets half empty."""
+"""Path MTU -> data slots of a job on a switch of softswitch, for all its trees: half of them are in flight, 0.5 MiB or
+1 MiB.  More fill caches, and fewer packets of 4096 bytes leave super-packets half empty."""
 AGREEMENT_BYTES: Final = 1 << 17
 """Payload bytes of the slots of one agreement stream there."""
 SLOTS: Final = 16384

@@ -47,7 +47,9 @@ class FabricIntf(Intf):  # type: ignore[misc]
     offload  whether segmentation and checksum offloads stay on, so that super-packets travel whole
     """
 
-    def config(self, rate: str | None = None, offload: bool = True, mtu: int = LINK_MTUS[PATH_MTU], **others: Any) -> dict[str, Any]:
+    def config(
+        self, rate: str | None = None, offload: bool = True, mtu: int = LINK_MTUS[PATH_MTU], **others: Any
+    ) -> dict[str, Any]:
         """Bring the interface up.  Raises WiringError, ValueError for Mininet's delay, loss and the like."""
         unknown = sorted(set(others) - {"ip", "ifconfig", "up"})
         if unknown:

@@ -185,6 +185,8 @@ class LinkStatus(msgspec.Struct, frozen=True):
     corrupt: float = 0.0
     drained: bool = False
     """Whether an operator has taken it, or one of its switches, out of use."""
+    problem: str = ""
+    """Why it is down; empty where it is up, or a switch is down."""
 
 
 class TreeStatus(msgspec.Struct, frozen=True):

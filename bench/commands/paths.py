@@ -29,6 +29,7 @@ from netfold.fabric.graph import Engine, Fabric
 from netfold.plots.charts import BarChart, PlotsMissing, bar_charts
 from netfold.topo import sandbox
 from netfold.topo.failures import FabricFailed
+from netfold.wire import roce
 
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
 COLLECTIVES: Final[tuple[Collective, ...]] = get_args(Collective)

@@ -88,13 +88,14 @@ class Links:
 
     def why_down(self, number: int) -> str:
         """Why a link is down."""
-        full = roce.ip_packet_bytes(roce.Opcode.WRITE_ONLY, self._fabric.path_mtu)
+        path_mtu = self._fabric.path_mtu
+        full = roce.ip_packet_bytes(roce.Opcode.WRITE_ONLY, path_mtu)
         for direction in (0, 1):
             if self._short.get((number, direction)):
                 sender, receiver = self._directions[number, direction]
                 return (f"short probes from {sender} arrive at {receiver}, those of {full} bytes are lost: path_mtu = "
-                        f"{self._fabric.path_mtu} needs an MTU of {full} or more at both ends (`ip link set dev ... "
-                        f"mtu {roce.LINK_MTUS[self._fabric.path_mtu]}`), or path_mtu = {roce.PATH_MTU} in the fabric's file")
+                        f"{path_mtu} needs an MTU of {full} or more at both ends (`ip link set dev ... mtu "
+                        f"{roce.LINK_MTUS[path_mtu]}`), or path_mtu = {roce.PATH_MTU} in the fabric's file")
         return "its probes are lost"
 
     @property

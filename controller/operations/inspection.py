@@ -47,8 +47,13 @@ class Inspection:
 
     # ---- counters --------------------------------------------------------------------------------------------------
 
-    async def status(self, up: Collection[int], uptime: float) -> Status:
-        """The status of fabric and jobs.  ``up``: numbers of the links that are up; ``uptime``: in seconds."""
+    async def status(self, up: Collection[int], why: Mapping[int, str], uptime: float) -> Status:
+        """The status of fabric and jobs.
+
+        up      numbers of the links that are up
+        why     why others are not, where it is not for a switch
+        uptime  in seconds
+        """
         names = list(self._targets)
         counters = dict(zip(names, await asyncio.gather(*map(self._counters, names)), strict=True))
         used, drained = self._allocator.used(), self._drains.links
@@ -62,7 +67,8 @@ class Inspection:
                 for switch in self._fabric.switches
             ],
             links=[
-                of_link(link, counters, up=number in up, drained=number in drained)
+                of_link(link, counters, up=number in up, problem=why.get(number, ""),
+                        drained=number in drained)
                 for number, link in enumerate(self._fabric.links)
             ],
             jobs=[of_job(job) for job in self._jobs.all()],

@@ -66,11 +66,12 @@ def _outcomes(counters: Counters) -> Outcomes:
     return Outcomes(*(cells.get(index, _NOTHING).packets for index in range(len(Outcomes.__struct_fields__))))
 
 
-def of_link(link: Link, counters: Mapping[str, Counters], *, up: bool, drained: bool) -> LinkStatus:
+def of_link(link: Link, counters: Mapping[str, Counters], *, up: bool, problem: str, drained: bool) -> LinkStatus:
     """The status of one link; ``counters``: those of all switches, by switch."""
     a, b = link.ends
     return LinkStatus(link.a, link.b, link.rate, link.loss, _traffic(counters, a, b), _traffic(counters, b, a), up,
-                      duplicate=link.duplicate, reorder=link.reorder, corrupt=link.corrupt, drained=drained)
+                      duplicate=link.duplicate, reorder=link.reorder, corrupt=link.corrupt, drained=drained,
+                      problem=problem)
 
 
 def _traffic(counters: Mapping[str, Counters], sender: End, receiver: End) -> Traffic:

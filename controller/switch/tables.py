@@ -19,7 +19,7 @@ from itertools import accumulate
 from typing import Final, Literal
 
 from netfold.controller.switch.entities import Clone, Entity, Entry, MeterRate, Multicast
-from netfold.fabric.graph import End, Engine, Fabric, Host, Link
+from netfold.fabric.graph import End, Fabric, Host, Link
 from netfold.fabric.routes import NextHop, Route
 from netfold.fabric.slots import Holding, Stream
 from netfold.fabric.trees import Child, Fold

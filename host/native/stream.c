@@ -14,8 +14,9 @@ static void begin(nf_stream *s, uint32_t window) {
     s->timer = (nf_timer){.rto = NF_RTO_FIRST, .deadline = NF_NEVER};
     s->sample = -1;
     s->ask_due = NF_NEVER;
-    /* A fold has the fabric's slots to itself and starts with the whole window.  Loss leaves a quarter of it, or `floor`: a
-     * repair then queues behind fewer packets, and the rest of the window is room to go on while holes are open. */
+    /* A fold has the fabric's slots to itself and starts with the whole window.  Loss leaves a quarter of it, or
+     * `floor`: a repair then queues behind fewer packets, and the rest of the window is room to go on while holes are
+     * open. */
     s->rules = (nf_congestion_rules){
         .start = window, .least = 1, .most = window, .loss_floor = floor, .growth = 1 + window / 32, .alpha = 1};
     nf_congestion_open(&s->congestion, &s->rules, s->next);

@@ -83,8 +83,8 @@ typedef struct {
     nf_congestion_rules rules;
 } nf_stream;
 
-/* Sets a stream up at this PSN.  window: packets; floor: those that losses leave of it at the least.  Returns false where
- * memory is short. */
+/* Sets a stream up at this PSN.  window: packets; floor: those that losses leave of it at the least.  Returns false
+ * where memory is short. */
 bool nf_stream_open(nf_stream *, uint32_t first_psn, uint32_t window, uint32_t floor);
 void nf_stream_close(nf_stream *);
 /* Begins again at `seq`, over another path: everything from there on is to be sent anew.  Returns false where memory is

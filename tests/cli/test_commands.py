@@ -60,7 +60,7 @@ def test_plan_shows_trees_without_a_switch(tmp_path: Path) -> None:
     assert "spine2: insert multicast" in full.stdout
     shared = CliRunner().invoke(app, ["plan", str(file), "--ranks-per-host", "2"])
     assert "place 1: ranks 1 3 5 7" in shared.stdout
-    assert "tree spine1: weight 0.500, 2 levels, 256 slots a switch" in shared.stdout
+    assert "tree spine1: weight 0.500, 2 levels, 128 slots a switch" in shared.stdout
 
 
 @pytest.mark.parametrize(("arguments", "code", "says"), [
@@ -115,7 +115,8 @@ def test_status_for_people_names_what_is_down_and_why() -> None:
                                punts=Punts(177_000, 12, 5)),
                   SwitchStatus("spine1", "spine", "unix:/b", False, "stream broke: UNAVAILABLE", 0, 1, 0, 16384, 0)],
         links=[LinkStatus("leaf1:1", "h1:0", "1gbit", 0.01, Traffic(10, 10_000_000, 1), Traffic(9, 9_000_000, 2)),
-               LinkStatus("leaf1:2", "spine1:1", None, 0, Traffic(1, 1, 0), Traffic(1, 1, 0), up=False)],
+               LinkStatus("leaf1:2", "spine1:1", None, 0, Traffic(1, 1, 0), Traffic(1, 1, 0), up=False,
+                          problem="its probes are lost")],
         jobs=[JobStatus("train", "active", 77, 2, [0, 1], [], ["10.0.1.1", "10.0.1.2"], 2048,
                         [TreeStatus("leaf1", 1.0, {"leaf1": ["h1", "h2"]})], "",
                         [RankReport("train", 0, 77, 1, 1_000_000, 900, 4)], lost=[1]),
@@ -130,7 +131,7 @@ def test_status_for_people_names_what_is_down_and_why() -> None:
                   "leaf1 has no 2048 slots", "4 sent again", "0 left, 1 lost"):
         assert words in text, text
     cut = next(line for line in text.splitlines() if "leaf1:2 - spine1:1" in line)
-    assert "down" in cut
+    assert "down: its probes are lost" in cut
 
 
 def test_status_tells_what_carries_a_job_and_its_last_disaster() -> None:

@@ -17,11 +17,13 @@ from netfold.fabric.graph import Engine
 from netfold.topo import sandbox
 from support import needs
 from support.capture import Capture
+from support.steady import Steady
 from support.topo import ENGINES, in_sandbox, program
 from support.tshark import dissect
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
+from netfold.topo.failures import RankFailed
 from netfold.topo.net import Network
 from netfold.wire import roce
 
@@ -77,3 +79,26 @@ def test_tshark_dissects_packets_of_4096_bytes(engine: Engine, tmp_path: Path) -
     assert dissect(some, ["infiniband.bth.opcode", "ip.len"], tmp_path) == [
         [str(frame[42]), str(len(frame) - 14)] for frame in some
     ]
+
+
+@in_sandbox(timeout=100)
+def test_links_with_too_small_an_mtu_are_named(tmp_path: Path) -> None:
+    """One between switches counts as down, for its MTU, and sums go over the others; a rank behind one does not
+    join."""
+    fabric = leafspine(2, 2, 2, rundir=sandbox.rundir())
+    number, uplink = next((n, link) for n, link in enumerate(fabric.links) if link.ends[1].node == "spine1")
+
+    def set_mtu(node: str, port: int) -> None:
+        network.mininet.get(node).cmd(f"ip link set dev {node}-eth{port} mtu 1500")
+
+    with Network(fabric, logs=tmp_path / "logs") as network:
+        with Steady(network, seed=1) as steady:
+            steady.go_on()
+            set_mtu(*uplink.ends[0])
+            status = steady.until("the uplink is down", lambda status: not status.links[number].up)
+            steady.go_on()
+            steady.end()
+        assert "path_mtu = 4096 needs an MTU of 4156" in status.links[number].problem
+        set_mtu("h1", 0)
+        with pytest.raises(RankFailed, match=r"MTU of 4156 or more on every link.* from 10\.0\.1\.1 .* has 1500"):
+            network.launch([*program("rank_operations.py"), "7"], job="late").wait(within=60)

@@ -55,7 +55,7 @@ GOOD = dumps(leafspine(2, 1, 2, loss=0.5, rate="1gbit"))
     ("device_id = 1", 'device_id = "one"', ["lab.toml: switch[0].device_id: Expected `int`"]),
     ('role = "leaf"', 'rolle = "leaf"', ["lab.toml: switch[0]: ", "`rolle`", "expected one of name, role, device_id"]),
     ("[[host]]", "[[hosts]]", ["`hosts`", "expected one of fabric, switch, host, link"]),
-    ("path_mtu = 1024", "path_mtu = 2048", ["path_mtu", "1024 or 4096", "2048"]),
+    ("path_mtu = 4096", "path_mtu = 2048", ["path_mtu", "1024 or 4096", "2048"]),
     ('address = "10.0.1.1"', 'address = "10.0.1"', ["host[0].address", "'10.0.1'"]),
     ('address = "10.0.2.1"', 'address = "10.0.1.1"', ["host[1].address", "10.0.1.1", "host[0]"]),
     ('mac = "02:00:0a:00:01:01"', 'mac = "03:00:0a:00:01:01"', ["host[0].mac", "unicast"]),

@@ -44,8 +44,9 @@ def show(status: Status, console: Console | None = None) -> None:
     links = Table("link", "state", "rate", "faults", "there", "back", "done there/back", "gaps there/back", box=None)
     for link in status.links:
         there, back = link.a_to_b, link.b_to_a
-        links.add_row(f"{link.a} - {link.b}", words(link.up, link.drained), link.rate or "-", _faults(link),
-                      _traffic(there), _traffic(back), f"{_done(there)} / {_done(back)}", f"{there.gaps} / {back.gaps}")
+        state = words(link.up, link.drained, link.problem)
+        links.add_row(f"{link.a} - {link.b}", state, link.rate or "-", _faults(link), _traffic(there),
+                      _traffic(back), f"{_done(there)} / {_done(back)}", f"{there.gaps} / {back.gaps}")
     console.print(links)
     for job in status.jobs:
         _job(console, job)

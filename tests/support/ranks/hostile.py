@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends what looks like results and contributions of a job, from a host of the fabric, for some seconds.
 
-    python hostile.py JSON      {"role", "seconds", "own", "victim", "predecessor", "port", "qp", "psn", "span", "path_mtu"}
+    python hostile.py JSON      {"role", "seconds", "own", "victim", "predecessor", "port", "qp", "psn", "span",
+                                 "path_mtu"}
 
 role "host": another host of the fabric, with an ordinary UDP socket whose TTL goes through 1..255, and as root with the
 addresses of others.  Role "user": a user without privileges on the victim's own host, TTL 255.  PSNs are drawn from
