@@ -167,7 +167,7 @@ async def take_all_slots(fabric: Fabric) -> None:
         for places in ((4, 7), (0, 3)):
             for number in range(100):
                 plans = await asyncio.gather(*(
-                    join(Join(f"other-{places[0]}-{number}", 2, rank, fabric.hosts[place].address, "10.0.0.1:1", 1024),
+                    join(Join(f"other-{places[0]}-{number}", 2, rank, fabric.hosts[place].address, "10.0.0.1:1", 0),
                          timeout=60)
                     for rank, place in enumerate(places)
                 ))
