@@ -90,7 +90,7 @@ class _Emitter(StmtEmitter):
             lines.append(f"struct {name} {{ {c_comment(f'{rec.kind} {rec.p4}')}")
             if rec.kind == "header":
                 lines.append("    bool _valid;")
-            lines += (f"    {self.declare(t, c_name(n))};" for n, t in rec.fields.items())
+            lines += (f"    {self.declare_field(t, c_name(n))};" for n, t in rec.fields.items())
             if not rec.fields and rec.kind != "header":
                 lines.append("    char _nothing;")
             lines.append("};")

@@ -57,6 +57,11 @@ class ScalarEmitter(ABC):
                 return f"struct {c_name(t.item.name)}_stack{t.size} {name}"
         return f"bool {name}"
 
+    def declare_field(self, t: ir.Type, name: str) -> str:
+        """A C declaration of a field of a struct or header, no wider than need be: it is copied with the others."""
+        size = next((n for n in (8, 16, 32) if isinstance(t, Bits) and t.width <= n), 0)
+        return f"uint{size}_t {name}" if size else self.declare(t, name)
+
     def constant(self, value: int, w: int) -> str:
         """The name of a file-level array with a wide constant."""
         key = (value, w)
@@ -121,6 +126,8 @@ class ScalarEmitter(ABC):
                 if e.type == BOOL:
                     return "true" if e.value else "false"
                 return self.scalar_const(e.value, width(e.type))
+            case ir.Field(type=Bits(width=w)) if w <= 32:
+                return f"(uint64_t){self.lv(e)}"  # it may be kept in fewer bits
             case ir.LValue():
                 return self.lv(e)
             case ir.Valid():

@@ -43,7 +43,13 @@ class WordLoop:
         self._before: list[str] = []
         self._carries = 0
         self._swaps = _moves_bits(e)
-        self._value = self._word(e)
+        lanes = lanes_added(e)
+        if lanes is not None:
+            bits, a, b = lanes
+            self._value = f"ss_b_add{bits}(to, {self._leaf(a)}, {self._leaf(b)}, {self._size});"
+        else:
+            self._value = self._word(e)
+        self._is_call = lanes is not None
         parts = [f"{self._size} {len(self.leaves)} {len(self.conditions)}", *self._before, self._value]
         self.text = "\n".join([*parts, *(f"{t.name} {t.value:#x}" for t in self.tables)])
 
@@ -55,9 +61,11 @@ class WordLoop:
         head = f"for (int i = {self._size - 8}; i >= 0; i -= 8)" if self._carries else \
             f"for (int i = 0; i < {self._size}; i += 8)"
         carries = ", ".join(f"carry{i} = 0" for i in range(self._carries))
+        begin = [f"static SS_LOOP void {name}({', '.join(arguments)})", "{"]
+        if self._is_call:
+            return [*begin, f"    {self._value}", "}", ""]
         return [
-            f"static SS_LOOP void {name}({', '.join(arguments)})",
-            "{",
+            *begin,
             *(f"    {text}" for text in tables),
             *([f"    uint64_t {carries};"] if carries else []),
             f"    {head} {{",
@@ -118,6 +126,28 @@ class WordLoop:
         self._carries += 1
         self._before.append(f"uint64_t {value} = {function}({a}, {b}, &{carry});")
         return value
+
+
+def lanes_added(e: ir.Value) -> tuple[int, ir.Value, ir.Value] | None:
+    """Of a sum of lanes that no carry leaves, ((a & ~T) + (b & ~T)) ^ ((a ^ b) & T) where T has the top bit of every
+    lane: the bits of a lane, a and b."""
+    match e:
+        case ir.BinaryOp(
+            op="^",
+            a=ir.BinaryOp(
+                op="+",
+                a=ir.BinaryOp(op="&", a=ir.LValue() as a, b=ir.Const(value=low)),
+                b=ir.BinaryOp(op="&", a=ir.LValue() as b, b=ir.Const(value=other)),
+            ),
+            b=ir.BinaryOp(
+                op="&", a=ir.BinaryOp(op="^", a=ir.LValue() as c, b=ir.LValue() as d), b=ir.Const(value=top)
+            ),
+        ):
+            same = (str(a), str(b)) == (str(c), str(d)) and low == other == top ^ (1 << width(e.type)) - 1
+            for bits in (8, 16, 32):
+                if same and top == sum(1 << i for i in range(bits - 1, width(e.type), bits)):
+                    return bits, a, b
+    return None
 
 
 def _moves_bits(e: ir.Value) -> bool:

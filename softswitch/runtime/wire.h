@@ -41,6 +41,17 @@ SS_INLINE void ss_b_put(uint8_t *b, uint64_t v) { memcpy(b, &v, 8); }
 /* A loop over the words of values, compiled once for all places that compute alike. */
 #define SS_LOOP __attribute__((noinline))
 
+/* Adds lanes of 8, 16 or 32 bits, each by itself. */
+SS_INLINE void ss_b_add8(uint8_t *restrict d, const uint8_t *a, const uint8_t *b, uint32_t n) {
+    for (uint32_t i = 0; i < n; i++) d[i] = (uint8_t)(a[i] + b[i]);
+}
+SS_INLINE void ss_b_add16(uint8_t *restrict d, const uint8_t *a, const uint8_t *b, uint32_t n) {
+    for (uint32_t i = 0; i < n; i += 2) ss_store16(d + i, ss_load16(a + i) + ss_load16(b + i));
+}
+SS_INLINE void ss_b_add32(uint8_t *restrict d, const uint8_t *a, const uint8_t *b, uint32_t n) {
+    for (uint32_t i = 0; i < n; i += 4) ss_store32(d + i, ss_load32(a + i) + ss_load32(b + i));
+}
+
 /* The word that has bits 64 i to 64 i + 63; zero beyond the highest. */
 SS_INLINE uint64_t ss_b_limb(const uint8_t *b, uint32_t n, uint32_t i) {
     return 8 * i + 8 <= n ? ss_load64(b + n - 8 * i - 8) : 0;
