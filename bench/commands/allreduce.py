@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from cbuild import files
+from netfold.bench.harness.limits import Limit, limited_by, machine
 from netfold.bench.harness.processors import cpu_seconds
 from netfold.fabric.generate import PATH_MTUS, leafspine
 from netfold.fabric.graph import Engine, FabricError, bits_per_second
 from netfold.host.collectives import ALLREDUCE
+from netfold.host.innet.native import CREDITS_VARIABLE
 from netfold.host.job_secret import draw
 from netfold.topo import sandbox
 from netfold.topo.allreduce_rank import PlainPeers, RankSetup, Timing, TimingCommand
@@ -37,6 +39,8 @@ if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
     from netfold.bench.harness.workers import Workers
 
 BRIDGE: Final = "@bridge"
+UNSHAPED: Final = "none"
+"""The rate of links that are not shaped, as options name it."""
 ON_FABRIC: Final = ("fabric", "roce")
 READY_SECONDS: Final = 120.0
 """Seconds for all ranks to join; the first compilation of the native library on a slow machine takes long."""
@@ -55,13 +59,16 @@ class AllreduceSpec:
     leaves: int
     spines: int
     engine: Engine
-    rate: str
+    rate: str | None
+    """Rate of every link in tc's units; None: not shaped."""
     loss: float
     lane_bits: int
     path_mtu: int
     algorithms: tuple[str, ...]
     seed: int
     timeout: float
+    credits: str = ""
+    """What NETFOLD_CREDITS says to ranks on the fabric; empty: the window alone."""
 
 
 class AllreduceRow(msgspec.Struct, frozen=True):
@@ -79,8 +86,10 @@ class AllreduceRow(msgspec.Struct, frozen=True):
     seconds_best: float
     seconds_worst: float
     algbw_bytes_per_s: float
+    rate: str
+    """Rate of the links in tc's units; empty: not shaped."""
     link_fraction: float
-    """Part of a link's rate that `least_bytes`, moved in this time, would take."""
+    """Part of a link's rate that `least_bytes`, moved in this time, would take; 0 where links are not shaped."""
     cpu_seconds: float
     """Processor time of all ranks for one operation; threads of the kernel are not charged to them."""
     switch_cpu_seconds: float
@@ -90,6 +99,12 @@ class AllreduceRow(msgspec.Struct, frozen=True):
     retransmissions: int
     wrong: int
     path: str
+    credits: str
+    """NETFOLD_CREDITS of the ranks on the fabric; empty: the window alone."""
+    limited_by: Limit
+    """What this figure shows the limit of."""
+    machine: str
+    """Where it was measured."""
 
 
 def spec(
@@ -117,9 +132,10 @@ def spec(
     if not timeout > 0:
         raise ValueError(f"--timeout {timeout:g}: expected seconds above 0")
     try:
-        bits_per_second(rate)
+        if rate != UNSHAPED:
+            bits_per_second(rate)
     except FabricError as error:
-        raise ValueError(f"--rate: {error}") from error
+        raise ValueError(f"--rate: {error}, or {UNSHAPED}") from error
     names = tuple(dict.fromkeys(name.strip() for name in algorithms.split(",") if name.strip()))
     known = {"innet", "roce", "auto", "gloo", *ALLREDUCE}
     for name in names:
@@ -134,7 +150,7 @@ def spec(
         sizes.append(first // 4 * 4)
         first *= factor
     return AllreduceSpec(tuple(sizes), iterations, warmup, rounds, check, ranks, int(leaves), int(spines), engine,
-                         rate, loss, lane_bits, path_mtu, names, seed, timeout)
+                         None if rate == UNSHAPED else rate, loss, lane_bits, path_mtu, names, seed, timeout)
 
 
 def size(text: str, option: str) -> int:
@@ -200,7 +216,8 @@ def _start_workers(spec: AllreduceSpec) -> Iterator[tuple[dict[str, Workers], li
             for number, ours in enumerate(here):
                 hosts = [host for at, host in enumerate(fabric.hosts) if at // under % len(here) == number]
                 pids = [network.mininet.get(host.name).pid for host in hosts]
-                envs = [environment(fabric, hosts, rank, job="bench") for rank in range(spec.ranks)]
+                envs = [{**environment(fabric, hosts, rank, job="bench"), CREDITS_VARIABLE: spec.credits}
+                        for rank in range(spec.ranks)]
                 workers[ours] = stack.enter_context(Workers(ours, _command(spec, names[ours]), pids, envs, logs))
         if names.keys() - set(ON_FABRIC):
             bridge = stack.enter_context(Bridge(spec.ranks, spec.rate, roce.LINK_MTUS[spec.path_mtu]))
@@ -223,11 +240,11 @@ def _measure(
     echo(
         f"# {spec.ranks} ranks; fabric {spec.leaves} x {spec.spines}, {spec.engine}"
         + (f", losing {spec.loss:.1%} on each link" if spec.loss else "")
-        + f"; links {spec.rate}; float32 sum, {spec.lane_bits}-bit lanes, path MTU {spec.path_mtu}; medians of "
-        f"{spec.rounds} interleaved rounds of {spec.iterations}"
+        + f"; links {spec.rate or 'not shaped'}; float32 sum, {spec.lane_bits}-bit lanes, path MTU {spec.path_mtu}; "
+        f"medians of {spec.rounds} interleaved rounds of {spec.iterations}"
     )
     echo(f"# {'bytes':>10}  {'algorithm':<24} {'ms':>9} {'best..worst':>17} {'algbw MB/s':>10} {'link':>5} "
-         f"{'cpu s/GB':>8} {'switches':>8} {'busy':>5} {'repeats':>7} {'wrong':>5}")
+         f"{'cpu s/GB':>8} {'switches':>8} {'busy':>5} {'limit':<9} {'repeats':>7} {'wrong':>5}")
     rows: list[AllreduceRow] = []
     for nbytes in spec.sizes:
         turns: dict[str, list[tuple[list[Timing], float]]] = {name: [] for name in spec.algorithms}
@@ -258,6 +275,8 @@ def _row(spec: AllreduceSpec, name: str, nbytes: int, rounds: Sequence[tuple[Seq
     median = statistics.median(seconds)
     least = least_bytes(name.removesuffix(BRIDGE), spec.ranks, nbytes, spec.lane_bits)
     on_fabric = _group_of(name) in ON_FABRIC
+    link = least * 8 / median / bits_per_second(spec.rate) if spec.rate else 0.0
+    busy = statistics.median(ranks[0].machine_busy for ranks, _ in rounds)
     return AllreduceRow(
         algorithm=name,
         engine=spec.engine if on_fabric else "bridge",
@@ -269,13 +288,17 @@ def _row(spec: AllreduceSpec, name: str, nbytes: int, rounds: Sequence[tuple[Seq
         seconds_best=seconds[0],
         seconds_worst=seconds[-1],
         algbw_bytes_per_s=nbytes / median,
-        link_fraction=least * 8 / median / bits_per_second(spec.rate),
+        rate=spec.rate or "",
+        link_fraction=link,
         cpu_seconds=statistics.median(sum(took.cpu_seconds for took in ranks) for ranks, _ in rounds),
         switch_cpu_seconds=statistics.median(spent for _, spent in rounds) if on_fabric else 0.0,
-        machine_busy=statistics.median(ranks[0].machine_busy for ranks, _ in rounds),
+        machine_busy=busy,
         retransmissions=sum(took.retransmissions for ranks, _ in rounds for took in ranks),
         wrong=sum(took.wrong for ranks, _ in rounds for took in ranks),
         path=rounds[-1][0][0].path,
+        credits=spec.credits if on_fabric else "",
+        limited_by=limited_by(link, busy),
+        machine=machine(),
     )
 
 
@@ -287,8 +310,8 @@ def _line(row: AllreduceRow, rows: Sequence[AllreduceRow]) -> str:
     return (
         f"  {row.nbytes:>10}  {row.algorithm:<24} {row.seconds * 1e3:>9.2f} {spread:>17} "
         f"{row.algbw_bytes_per_s / 1e6:>10.1f} {row.link_fraction:>5.0%} {row.cpu_seconds / gigabytes:>8.1f} "
-        f"{row.switch_cpu_seconds / gigabytes:>8.1f} {row.machine_busy:>5.0%} {row.retransmissions:>7} "
-        f"{row.wrong:>5}{beside}"
+        f"{row.switch_cpu_seconds / gigabytes:>8.1f} {row.machine_busy:>5.0%} {row.limited_by:<9} "
+        f"{row.retransmissions:>7} {row.wrong:>5}{beside}"
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import subprocess
 import sys
@@ -151,6 +152,7 @@ async def _measure(text: str, folder: Path) -> ControllerRow:
 
 def main() -> None:
     """Measure the fabric that the command line names, and print its row."""
+    logging.disable(logging.WARNING)  # of every link that is down or up again
     with tempfile.TemporaryDirectory() as folder:
         row = asyncio.run(_measure(sys.argv[1], Path(folder)))
     os.write(1, msgspec.json.encode(row) + b"\n")

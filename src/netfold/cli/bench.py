@@ -41,7 +41,7 @@ def allreduce(
     ranks: Annotated[int, typer.Option(help="Ranks, one on each host.")] = 4,
     topo: Annotated[str, typer.Option("--topo", help="LEAVES,SPINES of the fabric.")] = "2,2",
     switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
-    rate: Annotated[str, typer.Option(help="Rate of every link, in tc's units; of the bridge's, too.")] = "1gbit",
+    rate: Annotated[str, typer.Option(help="Rate of all links, the bridge's too, in tc's units, or none.")] = "1gbit",
     loss: Annotated[float, typer.Option(help="Share of packets lost on every link of the fabric, each way.")] = 0.0,
     lane_bits: Annotated[int, typer.Option("--lane-bits", help="Bits of a lane in what is folded: 32, 16 or 8.")] = 32,
     path_mtu: Annotated[int | None, typer.Option("--path-mtu", help="Payload of a packet: 1024, or 4096 over jumbo "
@@ -71,6 +71,24 @@ def allreduce(
         )
         rows = bench.run(spec, json)
     sys.exit(1 if any(row.wrong for row in rows) else 0)
+
+
+@app.command()
+def growth(
+    what: Annotated[str, typer.Option(help="By commas: ranks, sizes, credits, path-mtu, controller, programs.")] =
+    "ranks,sizes,credits,path-mtu,controller,programs",
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="For rows and figures.")] = Path("build/bench-growth"),
+    rate: Annotated[str, typer.Option(help="Rate of every link, in tc's units; none: not shaped.")] = "1gbit",
+    rounds: Annotated[int, typer.Option(help="Times that every algorithm has its turn; the median counts.")] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="Small points alone: see in seconds that it works.")] = False,
+    draw: Annotated[bool, typer.Option("--draw", help="Measure nothing, draw what was measured before.")] = False,
+) -> None:
+    """How cost grows, a figure each: with ranks, sizes, packets in flight and path MTU, fabrics and programs."""
+    from netfold.bench.growth import figures as bench
+
+    with _failing("growth"):
+        right = bench.run(bench.named(what), out=out, rate=rate, rounds=rounds, quick=quick, draw=draw)
+    sys.exit(0 if right else 1)
 
 
 @app.command()

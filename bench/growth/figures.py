@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netfold bench growth`: how cost grows, one figure for each of
+
+    ranks       time and processor time with 2 to 16 ranks, on 2 to 4 leaves and 1 to 4 spines
+    sizes       ... with tensors of 4 KiB to 256 MiB, beside a ring and gloo on the bridge
+    credits     ... with the packets that may be in flight
+    path-mtu    ... with payloads of 1024 and 4096 bytes, over sizes
+    controller  time and memory of a controller of 4, 48 and 480 switches without data plane, and planning anew
+    programs    compile time with the size of a program, softswitch's compiler beside p4c
+
+Rows are written to growth-NAME.json, with the machine and what limited each figure, and drawn as growth-NAME.svg; they
+can be drawn again without measuring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, get_args
+
+import msgspec
+
+from cbuild import files
+from netfold.bench.growth import controller, fabric, program
+from netfold.bench.growth.controller import ControllerRow
+from netfold.bench.growth.fabric import Axis, FabricRow
+from netfold.bench.growth.program import ProgramRow
+from netfold.plots.charts import LineChart, PlotsMissing, line_charts
+from netfold.topo import sandbox
+
+AXES: Final[Sequence[Axis]] = get_args(Axis)
+NAMES: Final = (*AXES, "controller", "programs")
+_ROWS: Final[dict[str, Any]] = {"controller": ControllerRow, "programs": ProgramRow}
+
+
+def named(text: str) -> list[str]:
+    """The names of figures in a list with commas.  Raises ValueError."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in NAMES:
+            raise ValueError(f"--what {name}: expected some of {', '.join(NAMES)}")
+    if not names:
+        raise ValueError(f"--what {text!r}: expected some of {', '.join(NAMES)}")
+    return list(dict.fromkeys(names))
+
+
+def run(
+    names: Sequence[str], *, out: Path, rate: str, rounds: int, quick: bool, draw: bool,
+    echo: Callable[[str], None] = print,
+) -> bool:
+    """Measure (unless ``draw``) and draw each figure into the folder ``out``.  Returns whether all sums were right.
+
+    quick  small points, which take seconds, to see that the command works
+    Raises FabricFailed, ValueError, OSError and subprocess.SubprocessError.
+    """
+    if rounds < 1:
+        raise ValueError(f"--rounds {rounds}: expected 1 or more")
+    if not draw and set(names) & set(AXES):
+        sandbox.enter()
+        from mininet.log import setLogLevel
+
+        setLogLevel("error")
+    out.mkdir(parents=True, exist_ok=True)
+    right = True
+    for name in names:
+        file = out / f"growth-{name}.json"
+        if not draw:
+            echo(f"# {name}")
+            found = _measure(name, rate, 1 if quick else rounds, quick, echo)
+            right = right and not any(getattr(row, "wrong", 0) for row in found)
+            files.replace(file, msgspec.json.format(msgspec.json.encode(found), indent=1))
+        try:
+            drawn = figure(name, file, out)
+        except PlotsMissing as error:
+            if draw:
+                raise ValueError(str(error)) from error
+            echo(f"# {file}; {error}")
+        else:
+            echo(f"# {file}, {', '.join(path.name for path in drawn)}")
+    return right
+
+
+def _measure(name: str, rate: str, rounds: int, quick: bool, echo: Callable[[str], None]) -> Sequence[Any]:
+    if name == "controller":
+        return controller.measure(controller.QUICK if quick else controller.FABRICS, echo)
+    if name == "programs":
+        return program.measure(program.QUICK if quick else program.TABLES, echo)
+    return fabric.measure(_axis(name), rate, quick, rounds, echo)
+
+
+def figure(name: str, file: Path, out: Path) -> list[Path]:
+    """Draw the rows of a file, and return what was written.  Raises OSError, ValueError and PlotsMissing."""
+    try:
+        rows = msgspec.json.decode(file.read_bytes(), type=list[_ROWS.get(name, FabricRow)])  # type: ignore[misc]
+    except (FileNotFoundError, msgspec.DecodeError) as error:
+        raise ValueError(f"{file}: {error}; expected what `netfold bench growth --what {name}` writes") from error
+    if not rows:
+        raise ValueError(f"{file}: expected at least one row")
+    if name == "controller":
+        drawn, x = _of_controller(rows), "switches"
+    elif name == "programs":
+        drawn, x = _of_programs(rows), "tables of the program"
+    else:
+        drawn, x = fabric.charts(_axis(name), rows)
+    return line_charts(out / f"growth-{name}", f"{name}: {rows[0].machine}", drawn, x=x, y="")
+
+
+def _axis(name: str) -> Axis:
+    return next(axis for axis in AXES if axis == name)
+
+
+def _of_controller(rows: Sequence[ControllerRow]) -> list[list[LineChart]]:
+    ticks = [str(row.switches) for row in rows]
+    times = {"start": "start", "a job's plan": "job", "anew after a link": "link", "anew after a spine": "spine"}
+    return [
+        [LineChart("processor seconds", ticks, {
+            label: [getattr(row, field)[1] for row in rows] for label, field in times.items()})],
+        [LineChart("MiB", ticks, {"memory": [row.mebibytes for row in rows],
+                                  "most memory": [row.peak_mebibytes for row in rows]})],
+    ]
+
+
+def _of_programs(rows: Sequence[ProgramRow]) -> list[list[LineChart]]:
+    sizes = list(dict.fromkeys(row.tables for row in rows))
+    by = {(row.compiler, row.tables): row for row in rows}
+    compilers = list(dict.fromkeys(row.compiler for row in rows))
+
+    def lines(field: str) -> dict[str, list[float | None]]:
+        return {compiler: [getattr(by.get((compiler, size)), field, None) for size in sizes] for compiler in compilers}
+
+    ticks = [str(size) for size in sizes]
+    return [[LineChart("processor seconds", ticks, lines("cpu_seconds"))],
+            [LineChart("MiB of the largest process", ticks, lines("mebibytes"))]]

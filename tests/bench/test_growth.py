@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netfold bench growth`: its points, its figures, and small runs of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from netfold.bench.growth import fabric, figures, program
+from netfold.bench.growth.controller import ControllerRow
+from netfold.bench.growth.fabric import FabricRow
+from softswitch.compiler.driver import compile_source
+
+ROW = FabricRow("innet", "softswitch", 8, 1 << 20, 32, 1024, 0.01, 0.01, 0.02, 1e8, "1gbit", 0.93, 0.002, 0.004, 0.5, 0,
+                0, "", "", "link", "a machine", "innet")
+
+
+def command(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as a user does."""
+    return subprocess.run([sys.executable, "-m", "netfold.cli", "bench", "growth", "--out", str(out), *words],
+                          capture_output=True, text=True, timeout=200, check=False)
+
+
+def test_a_figure_says_what_was_the_limit() -> None:
+    """Each tick names what limited the folding there, and each line has a value where there was a run."""
+    gloo = msgspec.structs.replace(ROW, algorithm="gloo", series="gloo", seconds=0.02, limited_by="neither")
+    large = msgspec.structs.replace(ROW, nbytes=4 << 20, limited_by="processor")
+    (time, cost), x = fabric.charts("sizes", [ROW, gloo, large])
+
+    assert time[0].ticks == ["1M\nlink", "4M\nprocessor"]
+    assert time[0].series == {"innet": [10.0, 10.0], "gloo": [20.0, None]}
+    assert [round(value or 0, 3) for value in cost[0].series["innet"]] == [5.722, 1.431]
+    assert "limited innet" in x
+
+
+def test_every_point_can_be_measured() -> None:
+    """Ranks are spread evenly over the leaves of each point's fabric, and its algorithms are known ones."""
+    for points in (*fabric.POINTS.values(), *fabric.QUICK.values()):
+        for point in points:
+            assert point.ranks % point.leaves == 0
+            assert set(point.algorithms) <= {"innet", "gloo", "ring@bridge"}
+
+
+def test_generated_programs_are_p4() -> None:
+    """A generated program has the tables that it was asked for."""
+    compiled = compile_source(program.source(3), "generated.p4")
+
+    assert [table.preamble.alias for table in compiled.p4info.tables] == ["t_0", "t_1", "t_2"]
+
+
+def test_figures_that_there_are_not_are_refused(tmp_path: Path) -> None:
+    """A wrong name, and a file that was never measured, are said with what was expected."""
+    with pytest.raises(ValueError, match="--what nonsense: expected some of ranks, sizes"):
+        figures.named("nonsense")
+    (tmp_path / "growth-ranks.json").write_text("[{}]")
+    with pytest.raises(ValueError, match="expected what `netfold bench growth --what ranks` writes"):
+        figures.run(["ranks"], out=tmp_path, rate="1gbit", rounds=1, quick=False, draw=True)
+
+
+@pytest.mark.netns
+@pytest.mark.needs("namespaces", "mininet", "matplotlib")
+def test_quick_figures_are_measured_and_drawn(tmp_path: Path) -> None:
+    """A small run of a fabric and of a controller leaves rows and figures, and they can be drawn again."""
+    done = command(tmp_path, "--quick", "--what", "credits,controller", "--rate", "none")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = msgspec.json.decode((tmp_path / "growth-credits.json").read_bytes(), type=list[FabricRow])
+    assert (row.credits, row.rate, row.link_fraction, row.wrong) == ("1x16", "", 0.0, 0)
+    (scale,) = msgspec.json.decode((tmp_path / "growth-controller.json").read_bytes(), type=list[ControllerRow])
+    assert scale.switches == 4
+    assert scale.entries > scale.spine_updates >= scale.link_updates > 0
+    figure = (tmp_path / "growth-controller.svg").read_text()
+    assert "anew after a spine" in figure
+    figures.run(["controller"], out=tmp_path, rate="none", rounds=1, quick=False, draw=True, echo=lambda line: None)
+    assert (tmp_path / "growth-controller.svg").read_text() == figure
