@@ -17,7 +17,7 @@
 // Turns a packet with lanes, or an acknowledgement, into the acknowledgement that is its answer.  Addresses and ICRC
 // follow (replica.p4).  The other headers stand behind the acknowledgement, and are cut off (netfold.p4).
 control Answer(inout headers_t hdr, inout meta_t meta) {
-    apply {
+    action make() {
         hdr.aeth.setValid();
         hdr.aeth.syndrome = SYNDROME_NAK;
         if (meta.answer == ANSWER_ACK) {
@@ -33,6 +33,10 @@ control Answer(inout headers_t hdr, inout meta_t meta) {
         hdr.bth.ack_req = 0;
         hdr.bth.psn = meta.answer_psn;
         meta.full = 0;
+        meta.made = 0;
+    }
+    apply {
+        make();
     }
 }
 #endif

@@ -29,11 +29,13 @@ control MakeChecksums(inout headers_t hdr, inout meta_t meta) {
     apply {
         update_checksum(hdr.ipv4.isValid() && hdr.ipv4.ihl == 5,
             { IPV4_FIELDS }, hdr.ipv4.checksum, HashAlgorithm.csum16);
+#if UDP_CHECKSUMS
         // RoCEv2 allows a UDP checksum of zero; a right one lets kernels and NICs carry runs as super-packets.
         update_checksum(meta.checksummed == 1 && hdr.reth.isValid(),
             { UDP_BEFORE_PAYLOAD, ICRC_RETH, ICRC_PAYLOAD, hdr.icrc.crc }, hdr.udp.checksum, HashAlgorithm.csum16);
         update_checksum(meta.checksummed == 1 && !hdr.reth.isValid(),
             { UDP_BEFORE_PAYLOAD, ICRC_PAYLOAD, hdr.icrc.crc }, hdr.udp.checksum, HashAlgorithm.csum16);
+#endif
     }
 }
 

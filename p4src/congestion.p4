@@ -7,10 +7,13 @@
 
 // Has this packet waited in too long a queue?
 control Congestion(inout headers_t hdr, inout standard_metadata_t sm) {
-    queue_depth_t limit = QUEUE_ENDLESS;
+    counter(PORTS, CounterType.packets) congestion_marked;
 
     action mark_above(queue_depth_t depth) {   // packets
-        limit = depth;
+        if (sm.enq_qdepth > depth && hdr.ipv4.isValid() && hdr.ipv4.ecn != 0) {
+            hdr.ipv4.ecn = ECN_CE;
+            congestion_marked.count((bit<32>)sm.egress_port);
+        }
     }
 
     // How long may a queue grow before its packets are marked?  One default action for all ports.
@@ -18,13 +21,8 @@ control Congestion(inout headers_t hdr, inout standard_metadata_t sm) {
         actions = { mark_above; }
         default_action = mark_above(QUEUE_ENDLESS);     // off
     }
-    counter(PORTS, CounterType.packets) congestion_marked;
     apply {
         congestion.apply();
-        if (hdr.ipv4.isValid() && hdr.ipv4.ecn != 0 && sm.enq_qdepth > limit) {
-            hdr.ipv4.ecn = ECN_CE;
-            congestion_marked.count((bit<32>)sm.egress_port);
-        }
     }
 }
 #endif

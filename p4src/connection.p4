@@ -23,42 +23,30 @@
 #define RC_GAP          4w11    //   ahead of one that is missing, the first to be
 #define RC_AHEAD        4w12    //   as well, and the NIC has been told; or what it repeats on its way back to there
 
-// What this switch knows of a packet's tree
-struct tree_t {
-    bit<4>              packet;         // what it is to the tree
-    children_t          children;       // one bit for each child
-    epoch_t             epoch;          // of the job; a slot of another epoch is free
-    bit<32>             base;           // the tree's slots are base + (PSN & mask)
-    psn_t               mask;
-    flow_t              flow;           // the sender's
-    bit<1>              root;           // sums become results here
-    bit<1>              check;          // first hop: the ICRC must hold
-    port_t              parent_port;
-    // of NICs alone
-    bit<OPERATION_BITS> operation;      // what becomes of the lanes
-    bit<64>             region;         // where the successor's region begins
-    psn_t               first_psn;      // the first PSN of the stream
-}
-
 // Which tree, and which child or parent?
-control Connection(in headers_t hdr, inout meta_t meta, inout tree_t tree) {
-    bit<QUEUE_PAIR_BITS> queue_pair = 0;
-    bit<16>              sport = 0;
+control Connection(in headers_t hdr, inout meta_t meta) {
+    bit<QUEUE_PAIR_BITS> queue_pair;
+    bit<16>              sport;
 
     action contribution(bit<16> group, child_t child, children_t children, epoch_t epoch, bit<32> base, psn_t mask,
                         flow_t flow, bit<1> root, bit<1> check, port_t parent_port) {
         meta.folded = 1;
         meta.group = group;
         meta.child = child;
-        tree.packet = UP;
-        tree.children = children;
-        tree.epoch = epoch;
-        tree.base = base;
-        tree.mask = mask;
-        tree.flow = flow;
-        tree.root = root;
-        tree.check = check;
-        tree.parent_port = parent_port;
+        if (hdr.aeth.isValid()) {
+            meta.tree.packet = ASK_UP;
+        } else {
+            meta.tree.packet = UP;
+        }
+        meta.tree.children = children;
+        meta.tree.epoch = epoch;
+        meta.tree.base = base;
+        meta.tree.mask = mask;
+        meta.tree.flow = flow;
+        meta.tree.root = root;
+        meta.tree.check = check;
+        meta.tree.parent_port = parent_port;
+        meta.tree.operation = hdr.bth.operation;
     }
     action contribution_rc(bit<16> group, child_t child, children_t children, epoch_t epoch, bit<32> base, psn_t mask,
                            flow_t flow, bit<1> root, port_t parent_port, bit<OPERATION_BITS> operation,
@@ -66,30 +54,35 @@ control Connection(in headers_t hdr, inout meta_t meta, inout tree_t tree) {
         meta.folded = 1;
         meta.group = group;
         meta.child = child;
-        tree.packet = RC;
-        tree.children = children;
-        tree.epoch = epoch;
-        tree.base = base;
-        tree.mask = mask;
-        tree.flow = flow;
-        tree.root = root;
-        tree.check = 1;
-        tree.parent_port = parent_port;
-        tree.operation = operation;
-        tree.region = region;
-        tree.first_psn = first_psn;
+        meta.tree.packet = RC;
+        meta.tree.children = children;
+        meta.tree.epoch = epoch;
+        meta.tree.base = base;
+        meta.tree.mask = mask;
+        meta.tree.flow = flow;
+        meta.tree.root = root;
+        meta.tree.check = 1;
+        meta.tree.parent_port = parent_port;
+        meta.tree.operation = operation;
+        meta.tree.region = region;
+        meta.tree.first_psn = first_psn;
     }
     action result(bit<16> group, children_t children, epoch_t epoch, bit<32> base, psn_t mask, flow_t flow) {
         meta.folded = 1;
         meta.group = group;
         meta.child = PARENT;
-        tree.packet = DOWN;
-        tree.children = children;
-        tree.epoch = epoch;
-        tree.base = base;
-        tree.mask = mask;
-        tree.flow = flow;
-        tree.parent_port = meta.port;
+        if (hdr.aeth.isValid()) {
+            meta.tree.packet = ASK_DOWN;
+        } else {
+            meta.tree.packet = DOWN;
+        }
+        meta.tree.children = children;
+        meta.tree.epoch = epoch;
+        meta.tree.base = base;
+        meta.tree.mask = mask;
+        meta.tree.flow = flow;
+        meta.tree.parent_port = meta.port;
+        meta.tree.operation = hdr.bth.operation;
     }
     direct_counter(CounterType.packets_and_bytes) connection_packets;
 
@@ -112,10 +105,10 @@ control Connection(in headers_t hdr, inout meta_t meta, inout tree_t tree) {
     }
 
     action acknowledges(flow_t flow, epoch_t epoch) {
-        tree.packet = ACKNOWLEDGED;
-        tree.flow = flow;
-        tree.epoch = epoch;
-        tree.check = 1;
+        meta.tree.packet = ACKNOWLEDGED;
+        meta.tree.flow = flow;
+        meta.tree.epoch = epoch;
+        meta.tree.check = 1;
     }
 
     // Does this acknowledgement tell what a NIC's successor has?  It passes the NIC's switch on its way to the NIC.  An
@@ -132,23 +125,22 @@ control Connection(in headers_t hdr, inout meta_t meta, inout tree_t tree) {
         const default_action = NoAction();
         size = CONNECTIONS;
     }
-    apply {
-        queue_pair = hdr.bth.connection ++ hdr.bth.operation;
+    // By which queue pair, and which source port, is this packet's entry found?
+    action name_sender() {
         if (hdr.bth.pkey == PKEY_WINDOWED && hdr.bth.operation <= OP_LAST) {
             sport = hdr.udp.sport;
             queue_pair = hdr.bth.connection ++ (bit<OPERATION_BITS>)0;
+        } else {
+            sport = 0;
+            queue_pair = hdr.bth.connection ++ hdr.bth.operation;
         }
+    }
+    apply {
+        name_sender();
         if (hdr.aeth.isValid() && sport == 0) {
             acknowledgement.apply();
         } else {
             connection.apply();
-            if (hdr.aeth.isValid()) {
-                if (tree.packet == UP) {
-                    tree.packet = ASK_UP;
-                } else if (tree.packet == DOWN) {
-                    tree.packet = ASK_DOWN;
-                }
-            }
         }
     }
 }

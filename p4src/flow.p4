@@ -18,92 +18,69 @@
 #define FLOW_TOLD(state)        state[0:0]          // RC: the NIC has been told of the gap before the next PSN
 #define FLOW_OF(epoch, next, lowest, told)  epoch ++ next ++ lowest ++ 15w0 ++ told
 
-// What a packet says of its flow
-struct order_t {
-    bit<1>  gap;        // windowed: packets are missing before this one, from `lowest` on
-    psn_t   lowest;     // of what is missing; RC: that the successor has not acknowledged
-}
-
 // Where does this packet stand in its flow?  Moves the flow on.
 //
 // untold  a gap that this packet shows cannot be told of now: the next packet will show it again
-control Flow(in headers_t hdr, in port_t port, in bit<1> untold, inout tree_t tree, inout order_t order) {
+control Flow(in headers_t hdr, in bit<1> untold, inout meta_t meta) {
     register<bit<FLOW_STATE_BITS>>(FLOWS) flow_state;
     counter(PORTS, CounterType.packets) gaps;       // that were told of, by the port of the sender
-    bit<FLOW_STATE_BITS> state = 0;
-    bit<32> index = 0;
-    psn_t   next = 0;
-    psn_t   ahead = 0;
-    bit<1>  told = 0;
+    bit<FLOW_STATE_BITS> state;
 
-    action windowed() {
-        flow_state.write(index, FLOW_OF(tree.epoch, (hdr.bth.psn + 1), (psn_t)0, 1w0));
-    }
-    action rc() {
-        flow_state.write(index, FLOW_OF(tree.epoch, next, order.lowest, told));
-    }
-    apply {
-        index = (bit<32>)tree.flow;
-        flow_state.read(state, index);
-        next = FLOW_NEXT(state);
-        if (tree.packet <= DOWN) {
-            if (FLOW_EPOCH(state) != tree.epoch) {
-                next = hdr.bth.psn;
+    action move_on() {
+        flow_state.read(state, (bit<32>)meta.tree.flow);
+        if (meta.tree.packet <= DOWN) {
+            if (FLOW_EPOCH(state) != meta.tree.epoch || FLOW_NEXT(state) == hdr.bth.psn) {
+                flow_state.write((bit<32>)meta.tree.flow, FLOW_OF(meta.tree.epoch, (hdr.bth.psn + 1), (psn_t)0, 1w0));
+            } else if (hdr.bth.psn - FLOW_NEXT(state) < PSN_HALF && untold == 0) {
+                meta.order.gap = 1;
+                meta.order.lowest = FLOW_NEXT(state);
+                gaps.count((bit<32>)meta.port);
+                flow_state.write((bit<32>)meta.tree.flow, FLOW_OF(meta.tree.epoch, (hdr.bth.psn + 1), (psn_t)0, 1w0));
             }
-            ahead = hdr.bth.psn - next;
-            if (ahead == 0) {
-                windowed();
-            } else if (ahead < PSN_HALF && untold == 0) {
-                order.gap = 1;
-                order.lowest = next;
-                gaps.count((bit<32>)port);
-                windowed();
+        } else if (meta.tree.packet == RC) {
+            if (FLOW_EPOCH(state) != meta.tree.epoch) {
+                state = FLOW_OF(meta.tree.epoch, meta.tree.first_psn, meta.tree.first_psn, 1w0);
             }
-        } else if (tree.packet == RC) {
-            order.lowest = FLOW_LOWEST(state);
-            told = FLOW_TOLD(state);
-            if (FLOW_EPOCH(state) != tree.epoch) {
-                next = tree.first_psn;
-                order.lowest = tree.first_psn;
-                told = 0;
-            }
-            ahead = hdr.bth.psn - next;
-            if (ahead == 0) {
-                tree.packet = RC_NEW;
-                next = next + 1;
-                told = 0;
-                rc();
-            } else if (ahead < PSN_HALF) {
-                tree.packet = RC_AHEAD;
-                if (told == 0) {
-                    tree.packet = RC_GAP;
-                    gaps.count((bit<32>)port);
-                    told = 1;
-                    rc();
+            meta.order.lowest = FLOW_LOWEST(state);
+            if (hdr.bth.psn == FLOW_NEXT(state)) {
+                meta.tree.packet = RC_NEW;
+                flow_state.write((bit<32>)meta.tree.flow,
+                                 FLOW_OF(meta.tree.epoch, (hdr.bth.psn + 1), meta.order.lowest, 1w0));
+            } else if (hdr.bth.psn - FLOW_NEXT(state) < PSN_HALF) {
+                meta.tree.packet = RC_AHEAD;
+                if (FLOW_TOLD(state) == 0) {
+                    meta.tree.packet = RC_GAP;
+                    gaps.count((bit<32>)meta.port);
+                    flow_state.write((bit<32>)meta.tree.flow,
+                                     FLOW_OF(meta.tree.epoch, FLOW_NEXT(state), meta.order.lowest, 1w1));
                 }
-            } else if (hdr.bth.psn == order.lowest) {
-                tree.packet = RC_LOWEST;
-            } else if (hdr.bth.psn - order.lowest < PSN_HALF) {
-                tree.packet = RC_AGAIN;
-                if (told == 1) {
-                    tree.packet = RC_AHEAD;     // on its way to the gap that it was told of: nobody has asked for this
+            } else if (hdr.bth.psn == meta.order.lowest) {
+                meta.tree.packet = RC_LOWEST;
+            } else if (hdr.bth.psn - meta.order.lowest < PSN_HALF) {
+                meta.tree.packet = RC_AGAIN;
+                if (FLOW_TOLD(state) == 1) {
+                    meta.tree.packet = RC_AHEAD;    // on its way to the gap that it was told of: nobody has asked for this
                 }
             } else {
-                tree.packet = RC_OLD;
+                meta.tree.packet = RC_OLD;
             }
         } else {
             // An acknowledgement says that its PSN is here, a negative one that those below its PSN are.  It moves the flow
             // forward alone, and to nothing that has not been sent.
-            order.lowest = hdr.bth.psn;
+            meta.order.lowest = hdr.bth.psn;
             if (hdr.aeth.syndrome < 0x20) {
-                order.lowest = hdr.bth.psn + 1;
+                meta.order.lowest = hdr.bth.psn + 1;
             }
-            told = FLOW_TOLD(state);
-            if (FLOW_EPOCH(state) == tree.epoch && (hdr.aeth.syndrome < 0x40 || hdr.aeth.syndrome == SYNDROME_NAK) &&
-                order.lowest - FLOW_LOWEST(state) < PSN_HALF && next - order.lowest < PSN_HALF) {
-                rc();
+            if (FLOW_EPOCH(state) == meta.tree.epoch &&
+                (hdr.aeth.syndrome < 0x40 || hdr.aeth.syndrome == SYNDROME_NAK) &&
+                meta.order.lowest - FLOW_LOWEST(state) < PSN_HALF && FLOW_NEXT(state) - meta.order.lowest < PSN_HALF) {
+                flow_state.write((bit<32>)meta.tree.flow,
+                                 FLOW_OF(meta.tree.epoch, FLOW_NEXT(state), meta.order.lowest, FLOW_TOLD(state)));
             }
         }
+    }
+    apply {
+        move_on();
     }
 }
 #endif

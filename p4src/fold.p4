@@ -15,6 +15,7 @@
 //      connection   whose packet is it?         verdict          what happens?
 //      flow         is it the next one?         lanes            the arithmetic
 //      slot         what does it find?          retransmission   a packet made anew from its slot
+//                                               result           what all receivers of a packet get
 #ifndef FOLD_P4
 #define FOLD_P4
 #include "headers.p4"
@@ -26,6 +27,7 @@
 #include "lanes.p4"
 #include "answer.p4"
 #include "retransmission.p4"
+#include "result.p4"
 
 // Is a packet with lanes, or an acknowledgement, one of ours, and where does it go?  Answers the controller's questions about
 // slots as well.
@@ -44,141 +46,148 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
     Verdict()        verdict;
     Lanes()          lanes;
     Retransmission() retransmission;
+    Result()         result;
 
-    tree_t           tree = { FOREIGN, 0, 0, 0, 0, 0, NO, NO, 0, 0, 0, 0 };
-    order_t          order = { NO, 0 };
-    slot_t           found = { SAME, NO, NO, NO, NO, NO, NO, NO, 0 };
-    verdict_t        decided = { KEEP, NO, NOBODY, ITSELF };
-    slot_state_t     state = 0;
-    slot_headers_t   headers = 0;
-    bit<32>          index = 0;
-    bit<32>          icrc = 0;
-    bit<32>          carried = 0;       // the packet's own ICRC
-    bit<64>          address = 0;       // of a RETH, in the region
-    bit<32>          length = 0;
-    psn_t            missing = 0;       // how many packets the asker lacks, from this PSN on
+    // What BMv2 takes least time for is few steps of many lines: an `if` in an action is a jump, one outside of it a node of
+    // its own, and what stands between two of these nodes a table.
 
-    // The clone that asks this packet's sender, or puts it off
-    action answer_by_clone(bit<2> answer) {
-        meta.clone = answer;
-        clone_preserving_field_list(CloneType.I2E, (bit<32>)meta.port, COPIES);
+    // What does the controller ask for?
+    action answer_probe() {
+        slot_state.read(hdr.probe.state, hdr.probe.slot);
+        slot_headers.read(hdr.probe.headers, hdr.probe.slot);
+        sm.egress_spec = CPU_PORT;
+    }
+    // Is the ICRC, made anew, the packet's own?
+    action verify() {
+        if (hdr.aeth.isValid()) {
+            if (hdr.aeth.icrc != ON_WIRE(meta.icrc)) {
+                corrupt.count(0);
+                meta.tree.packet = FOREIGN;
+            }
+        } else if (hdr.icrc.crc != ON_WIRE(meta.icrc)) {
+            corrupt.count(0);
+            meta.tree.packet = FOREIGN;
+        }
+    }
+    // A question for packets that are missing: of several, this is for the first, and a clone asks for the next
+    action ask() {
+        meta.order.lowest = hdr.bth.psn;
+        if (hdr.aeth.syndrome != SYNDROME_NAK) {
+            meta.tree.packet = FOREIGN;
+        } else if (hdr.aeth.msn - hdr.bth.psn > 1 && hdr.aeth.msn - hdr.bth.psn <= ASKED_AT_ONCE) {
+#if FAULTS
+            meta.copy = 0;                          // this clone goes before a fault's
+#endif
+            meta.clone = ASK_NEXT;
+            clone_preserving_field_list(CloneType.I2E, (bit<32>)meta.port, COPIES);
+        }
+    }
+    action find_slot() {
+        meta.found.index = meta.tree.base + (bit<32>)(hdr.bth.psn & meta.tree.mask);
+        slot_state.read(meta.found.state, meta.found.index);
+        slot_headers.read(meta.found.headers, meta.found.index);
+    }
+    // The slot's new state, and where the packet goes: at its receivers' ports it is rewritten (replica.p4)
+    action settle() {
+        if (meta.decided.lanes == STORE || meta.decided.lanes == ADD) {
+            slot_state.write(meta.found.index, STATE_OF(meta.tree.epoch, hdr.bth.psn, meta.decided.done, meta.found.marked,
+                                                        meta.tree.operation, meta.found.ack_req, meta.found.bitmap));
+            if (meta.found.age == NEWER) {
+                if (hdr.reth.isValid()) {
+                    slot_headers.write(meta.found.index,
+                                       HEADERS_OF(hdr.bth.opcode, PAD_OF(hdr.bth.flags), hdr.udp.length,
+                                                  (hdr.reth.address - meta.tree.region), hdr.reth.length));
+                } else {
+                    slot_headers.write(meta.found.index,
+                                       HEADERS_OF(hdr.bth.opcode, PAD_OF(hdr.bth.flags), hdr.udp.length, 64w0, 32w0));
+                }
+            }
+        }
+        if (meta.order.gap == YES) {
+            meta.clone_child = meta.child;
+            meta.answer_psn = meta.order.lowest;
+            meta.answer_msn = hdr.bth.psn;
+            meta.clone = ANSWER_NAK;
+            clone_preserving_field_list(CloneType.I2E, (bit<32>)meta.port, COPIES);
+        }
+        if (meta.decided.to != NOBODY) {
+            if (meta.found.marked == YES) {
+                hdr.ipv4.ecn = ECN_CE;              // a mark on any contribution reaches every rank
+            }
+            if (meta.decided.to == ONWARD) {
+                meta.routed = 1;
+            } else {
+                if (meta.tree.packet >= RC) {
+                    hdr.bth.operation = meta.tree.operation;
+                    if (hdr.reth.isValid()) {
+                        hdr.reth.address = hdr.reth.address - meta.tree.region;
+                    }
+                    if (meta.decided.turns != ITSELF) {
+                        meta.clone_child = meta.child + ANSWERS;
+                        meta.answer_psn = meta.order.lowest;
+                        if (meta.decided.turns == AND_RNR) {
+                            if (cloned == 0) {
+                                meta.clone = ANSWER_RNR;
+                                clone_preserving_field_list(CloneType.I2E, (bit<32>)meta.port, COPIES);
+                            }
+                        } else {
+                            meta.child = meta.clone_child;
+                            if (meta.decided.turns == ACK) {
+                                meta.answer = ANSWER_ACK;
+                                meta.answer_psn = meta.order.lowest - 1;
+                            } else if (meta.decided.turns == RNR) {
+                                meta.answer = ANSWER_RNR;
+                            } else {
+                                meta.answer = ANSWER_NAK;
+                            }
+                        }
+                    }
+                } else if (meta.decided.turns == NAK) {
+                    meta.answer_psn = hdr.bth.psn;
+                    meta.answer_msn = hdr.bth.psn + 1;
+                    meta.answer = ANSWER_NAK;
+                }
+                if (meta.found.ack_req == YES) {
+                    hdr.bth.ack_req = 0x80;
+                }
+                if (meta.decided.to == PARENT) {
+                    meta.child = PARENT;
+                    sm.egress_spec = meta.tree.parent_port;
+                } else if (meta.decided.to == ASKER) {
+                    sm.egress_spec = meta.port;
+                } else {
+                    sm.mcast_grp = meta.group;
+                }
+            }
+        }
     }
     apply {
         if (hdr.probe.isValid()) {
-            slot_state.read(hdr.probe.state, hdr.probe.slot);
-            slot_headers.read(hdr.probe.headers, hdr.probe.slot);
-            sm.egress_spec = CPU_PORT;
+            answer_probe();
         } else {
-            connection.apply(hdr, meta, tree);
-            if (tree.packet != FOREIGN) {
-                if (meta.folded == 1) {
-                    mark_to_drop(sm);
+            connection.apply(hdr, meta);
+            if (meta.tree.packet != FOREIGN) {
+                if (meta.tree.check == YES && again == 0) {
+                    icrc_check.apply(hdr, meta);
+                    verify();
                 }
-                if (tree.check == YES && again == 0) {
-                    icrc_check.apply(hdr, meta, icrc);
-                    carried = hdr.icrc.crc;
-                    if (hdr.aeth.isValid()) {
-                        carried = hdr.aeth.icrc;
+                if (meta.tree.packet == ASK_UP || meta.tree.packet == ASK_DOWN) {
+                    ask();
+                } else if (meta.tree.packet != FOREIGN) {
+                    flow.apply(hdr, cloned, meta);
+                }
+                if (meta.folded == 1 && meta.tree.packet != FOREIGN) {
+                    find_slot();
+                    slot.apply(hdr, meta);
+                    verdict.apply(meta);
+                    if (meta.decided.turns == RETRANSMIT) {
+                        retransmission.apply(hdr, meta);
                     }
-                    if (icrc != carried) {
-                        corrupt.count(0);
-                        tree.packet = FOREIGN;
+                    if (meta.decided.lanes != KEEP) {
+                        lanes.apply(hdr, meta);
                     }
-                }
-            }
-            if (tree.packet == ASK_UP || tree.packet == ASK_DOWN) {
-                order.lowest = hdr.bth.psn;
-                missing = hdr.aeth.msn - hdr.bth.psn;
-                if (hdr.aeth.syndrome != SYNDROME_NAK) {
-                    tree.packet = FOREIGN;
-                } else if (missing > 1 && missing <= ASKED_AT_ONCE) {
-#if FAULTS
-                    meta.copy = 0;                  // this clone goes before a fault's
-#endif
-                    answer_by_clone(ASK_NEXT);
-                }
-            } else if (tree.packet != FOREIGN) {
-                flow.apply(hdr, meta.port, cloned, tree, order);
-            }
-            if (meta.folded == 1 && tree.packet != FOREIGN) {
-                if (tree.packet < RC) {
-                    tree.operation = hdr.bth.operation;
-                }
-                if (hdr.reth.isValid()) {
-                    address = hdr.reth.address - tree.region;
-                    length = hdr.reth.length;
-                }
-                index = tree.base + (bit<32>)(hdr.bth.psn & tree.mask);
-                slot_state.read(state, index);
-                slot_headers.read(headers, index);
-                slot.apply(hdr, meta, tree, state, headers, address, found);
-                verdict.apply(tree, found, decided);
-                if (decided.turns == RETRANSMIT) {
-                    tree.operation = STATE_OPERATION(state);
-                    retransmission.apply(hdr, meta, state, headers);
-                }
-                lanes.apply(hdr, meta.rest != 0, decided.lanes, tree.operation, index);
-                if (decided.lanes == STORE || decided.lanes == ADD) {
-                    slot_state.write(index, STATE_OF(tree.epoch, hdr.bth.psn, decided.done, found.marked,
-                                                     tree.operation, found.ack_req, found.bitmap));
-                    if (found.age == NEWER) {
-                        slot_headers.write(index, HEADERS_OF(hdr.bth.opcode, PAD_OF(hdr.bth.flags), hdr.udp.length,
-                                                             address, length));
-                    }
-                }
-                if (found.marked == YES) {
-                    hdr.ipv4.ecn = ECN_CE;          // a mark on any contribution reaches every rank
-                }
-                if (order.gap == YES) {
-                    meta.clone_child = meta.child;
-                    meta.answer_psn = order.lowest;
-                    meta.answer_msn = hdr.bth.psn;
-                    answer_by_clone(ANSWER_NAK);
-                }
-                if (decided.to == ONWARD) {
-                    meta.onward = 1;
-                } else if (decided.to != NOBODY) {
-                    if (tree.packet >= RC) {
-                        hdr.bth.operation = tree.operation;
-                        if (hdr.reth.isValid()) {
-                            hdr.reth.address = address;
-                        }
-                        if (decided.turns != ITSELF) {
-                            meta.clone_child = meta.child + ANSWERS;
-                            meta.answer_psn = order.lowest;
-                        }
-                    } else if (decided.turns == NAK) {
-                        meta.answer_psn = hdr.bth.psn;
-                        meta.answer_msn = hdr.bth.psn + 1;
-                    }
-                    if (found.ack_req == YES) {
-                        hdr.bth.ack_req = 0x80;
-                    }
-                    if (decided.turns == AND_RNR) {
-                        if (cloned == 0) {
-                            answer_by_clone(ANSWER_RNR);
-                        }
-                    } else if (decided.turns == ACK) {
-                        meta.answer = ANSWER_ACK;
-                        meta.answer_psn = order.lowest - 1;
-                        meta.child = meta.clone_child;
-                    } else if (decided.turns == RNR) {
-                        meta.answer = ANSWER_RNR;
-                        meta.child = meta.clone_child;
-                    } else if (decided.turns == NAK) {
-                        meta.answer = ANSWER_NAK;
-                        if (tree.packet >= RC) {
-                            meta.child = meta.clone_child;
-                        }
-                    }
-                    if (decided.to == PARENT) {
-                        meta.child = PARENT;
-                        sm.egress_spec = tree.parent_port;
-                    } else if (decided.to == ASKER) {
-                        sm.egress_spec = meta.port;
-                    } else {
-                        sm.mcast_grp = meta.group;
-                    }
+                    settle();
+                    result.apply(hdr, meta);
                 }
             }
         }

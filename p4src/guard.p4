@@ -14,50 +14,38 @@
 #define GUARD_P4
 #include "headers.p4"
 
-// Who sent a packet, as the port says that it came from
-#define REFUSED     2w0         // nobody who may: the packet is dropped
-#define HOST        2w1         // the host at this port
-#define SWITCH      2w2         // a switch, on its own behalf or that of a host
-
-// May this packet be routed, and who is at the other end of the link that it came from?
-control Guard(in headers_t hdr, in port_t port, out bit<2> sender) {
+// May this packet be routed?  Says so in meta.routed.
+control Guard(in headers_t hdr, inout meta_t meta) {
     counter(PORTS, CounterType.packets) spoofed;        // a host's, but not from its address
     counter(PORTS, CounterType.packets) unassigned;     // at a port without an entry
     counter(PORTS, CounterType.packets) unfolded;       // a host's, to a fold address
-    ipv4_addr_t allowed = 0;                            // of a host
-    ipv4_addr_t fold = 0;                               // its fold address, or 0
 
+    // fold_address  0, if the host has none
     action host(ipv4_addr_t address, ipv4_addr_t fold_address) {
-        sender = HOST;
-        allowed = address;
-        fold = fold_address;
+        if (hdr.ipv4.src != address && (fold_address == 0 || hdr.ipv4.src != fold_address)) {
+            spoofed.count((bit<32>)meta.port);
+        } else if (hdr.ipv4.dst & FOLD_NETMASK == FOLD_NETWORK) {
+            unfolded.count((bit<32>)meta.port);
+        } else {
+            meta.routed = 1;
+        }
     }
     action neighbour() {
-        sender = SWITCH;
+        meta.routed = 1;
     }
     action nobody() {
-        sender = REFUSED;
-        unassigned.count((bit<32>)port);
+        unassigned.count((bit<32>)meta.port);
     }
 
     // Is a host or a switch at the other end of this port's link?  An entry for each link.
     table guard {
-        key = { port: exact @name("port"); }
+        key = { meta.port: exact @name("port"); }
         actions = { host; neighbour; @defaultonly nobody; }
         const default_action = nobody();
         size = PORTS;
     }
     apply {
         guard.apply();
-        if (sender == HOST) {
-            if (hdr.ipv4.src != allowed && (fold == 0 || hdr.ipv4.src != fold)) {
-                sender = REFUSED;
-                spoofed.count((bit<32>)port);
-            } else if (hdr.ipv4.dst & FOLD_NETMASK == FOLD_NETWORK) {
-                sender = REFUSED;
-                unfolded.count((bit<32>)port);
-            }
-        }
     }
 }
 #endif

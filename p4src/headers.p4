@@ -145,14 +145,69 @@ struct headers_t {
     icrc_t          icrc;
 }
 
-// What is known of a packet; the connection table (connection.p4) says most of it
+// What this switch knows of a packet's tree (connection.p4)
+struct tree_t {
+    bit<4>              packet;         // what it is to the tree
+    children_t          children;       // one bit for each child
+    epoch_t             epoch;          // of the job; a slot of another epoch is free
+    bit<32>             base;           // the tree's slots are base + (PSN & mask)
+    psn_t               mask;
+    flow_t              flow;           // the sender's
+    bit<1>              root;           // sums become results here
+    bit<1>              check;          // first hop: the ICRC must hold
+    port_t              parent_port;
+    bit<OPERATION_BITS> operation;      // what becomes of the lanes
+    // of NICs alone
+    bit<64>             region;         // where the successor's region begins
+    psn_t               first_psn;      // the first PSN of the stream
+}
+
+// What a packet says of its flow (flow.p4)
+struct order_t {
+    bit<1>  gap;        // windowed: packets are missing before this one, from `lowest` on
+    psn_t   lowest;     // of what is missing; RC: that the successor has not acknowledged
+}
+
+// A slot as the packet at hand finds it (slot.p4)
+struct slot_t {
+    bit<32>             index;
+    slot_state_t        state;          // as it was
+    slot_headers_t      headers;
+    bit<2>              age;            // of the packet: SAME, NEWER, OLDER or OTHER
+    bit<1>              done;           // the slot holds the result
+    bit<1>              seen;           // this child is in the bitmap already
+    bit<1>              complete;       // all children are in the bitmap
+    bit<1>              fills;          // all children are in it with this packet
+    bit<1>              bare;           // the slot's packets can be made from what it holds: they have no immediate data
+    bit<1>              marked;         // by congestion: this packet, or a contribution before it
+    bit<1>              ack_req;        // this packet asks for an acknowledgement, or a contribution before it
+    children_t          bitmap;         // with this packet's child
+}
+
+// What becomes of a packet and its slot (verdict.p4)
+struct verdict_t {
+    bit<2>              lanes;
+    bit<1>              done;           // the slot then holds the result
+    child_t             to;
+    bit<3>              turns;          // what the packet turns into
+}
+
+// What is known of a packet.  It is all zero when a packet comes in, and BMv2 takes its time for that, and again for every
+// copy of a packet: for each field here, and for each local variable of any control.  So the steps of the fold leave here,
+// for each other, what would be set to zero once more if it were local.
 struct meta_t {
+    tree_t      tree;
+    order_t     order;
+    slot_t      found;
+    verdict_t   decided;
+    bit<32>     icrc;       // as the engine makes it (icrc.p4)
+    bit<1>      made;       // the ICRC is that of the result, but for addresses and queue pair
     bit<1>      folded;     // this packet leaves rewritten (replica.p4)
     bit<1>      full;       // a payload of a whole path MTU, without immediate data
     bit<1>      immediate;  // there is immediate data
     bit<16>     payload;    // bytes of the payload, of a packet that is not full
     bit<16>     rest;       // parser: bytes of the payload that are still to be parsed; then those of its tail
-    bit<1>      onward;     // a NIC's packet goes to its successor by its own addresses, with the slot's lanes
+    bit<1>      routed;     // goes on by its own addresses; of a folded packet: a NIC's, to its successor, with the slot's lanes
     child_t     child;      // who the packet came from, then who it is for
     bit<2>      answer;     // what the packet turns into on its way out (answer.p4)
     @field_list(COPIES)

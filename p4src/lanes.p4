@@ -37,23 +37,23 @@
 #define SELECT(mask, a, b)  (b ^ ((a ^ b) & mask))
 
 #define SLOT_WORD(i)    register<word_t>(SLOTS) slot_word##i;
-#define STORE_WORD(i)   slot_word##i.write(slot, hdr.lanes[i].w);
-#define LOAD_WORD(i)    slot_word##i.read(hdr.lanes[i].w, slot);
+#define STORE_WORD(i)   slot_word##i.write(meta.found.index, hdr.lanes[i].w);
+#define LOAD_WORD(i)    slot_word##i.read(hdr.lanes[i].w, meta.found.index);
 #define ADD_SUM(i, T)                                                                       \
-        slot_word##i.read(w, slot);                                                         \
+        slot_word##i.read(w, meta.found.index);                                                         \
         hdr.lanes[i].w = SUM(w, hdr.lanes[i].w, T);                                         \
-        slot_word##i.write(slot, hdr.lanes[i].w);
+        slot_word##i.write(meta.found.index, hdr.lanes[i].w);
 #define SUM32(i)        ADD_SUM(i, TOP32)
 #define SUM16(i)        ADD_SUM(i, TOP16)
 #define SUM8(i)         ADD_SUM(i, TOP8)
 #define MAX32(i)                                                                            \
-        slot_word##i.read(w, slot);                                                         \
+        slot_word##i.read(w, meta.found.index);                                                         \
         top = NOT_LESS32(w, hdr.lanes[i].w);                                                \
         top = SPREAD32(top);                                                                \
         hdr.lanes[i].w = SELECT(top, w, hdr.lanes[i].w);                                    \
-        slot_word##i.write(slot, hdr.lanes[i].w);
+        slot_word##i.write(meta.found.index, hdr.lanes[i].w);
 #define SAT32(i)                                                                            \
-        slot_word##i.read(w, slot);                                                         \
+        slot_word##i.read(w, meta.found.index);                                                         \
         sum = SUM(w, hdr.lanes[i].w, TOP32);                                                \
         /* who is at an end stays there; where a sum overflows, both have its sign */       \
         sign = (AT_END32(w) & w) | (~AT_END32(w) & hdr.lanes[i].w);                         \
@@ -61,20 +61,18 @@
         top = (AT_END32(w) | AT_END32(hdr.lanes[i].w) | OVERFLOW32(w, hdr.lanes[i].w, sum)) & TOP32; \
         top = SPREAD32(top);                                                                \
         hdr.lanes[i].w = SELECT(top, END32(sign), sum);                                     \
-        slot_word##i.write(slot, hdr.lanes[i].w);
+        slot_word##i.write(meta.found.index, hdr.lanes[i].w);
 
-// What becomes of the lanes, as the verdict (KEEP, STORE, ADD, LOAD) and the packet's operation say?
-//
-// tail  the payload has lanes beyond whole words
-control Lanes(inout headers_t hdr, in bool tail, in bit<2> lanes, in bit<OPERATION_BITS> operation, in bit<32> slot) {
+// What becomes of the lanes, as the verdict (STORE, ADD, LOAD) and the packet's operation say?
+control Lanes(inout headers_t hdr, in meta_t meta) {
     EACH_WORD(SLOT_WORD)
-    word_t  w = 0;
-    word_t  top = 0;
-    word_t  sum = 0;
-    word_t  sign = 0;       // of the end that a lane stands at, or runs over
 
     action store()  { EACH_WORD(STORE_WORD) }
     action load()   { EACH_WORD(LOAD_WORD) }
+    word_t  w;
+    word_t  top;
+    word_t  sum;
+    word_t  sign;       // of the end that a lane stands at, or runs over
     action sum32()  { EACH_WORD(SUM32) }
     action max32()  { EACH_WORD(MAX32) }
     action sum16()  { EACH_WORD(SUM16) }
@@ -97,27 +95,25 @@ control Lanes(inout headers_t hdr, in bool tail, in bit<2> lanes, in bit<OPERATI
     }
 
     apply {
-        if (tail) {
+        if (meta.rest != 0) {       // the payload has lanes beyond whole words
             gather_tail();
         }
-        if (lanes == STORE) {
+        if (meta.decided.lanes == STORE) {
             store();
-        } else if (lanes == LOAD) {
+        } else if (meta.decided.lanes == LOAD) {
             load();
-        } else if (lanes == ADD) {
-            if (operation == OP_SUM32) {
-                sum32();
-            } else if (operation == OP_MAX32) {
-                max32();
-            } else if (operation == OP_SUM16) {
-                sum16();
-            } else if (operation == OP_SUM8) {
-                sum8();
-            } else {
-                sat32();
-            }
+        } else if (meta.tree.operation == OP_SUM32) {
+            sum32();
+        } else if (meta.tree.operation == OP_MAX32) {
+            max32();
+        } else if (meta.tree.operation == OP_SUM16) {
+            sum16();
+        } else if (meta.tree.operation == OP_SUM8) {
+            sum8();
+        } else {
+            sat32();
         }
-        if (tail) {
+        if (meta.rest != 0) {
             spread_tail();
         }
     }

@@ -24,66 +24,60 @@
 
 // Where does a packet go that comes in?
 control SwitchIngress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
-#if FAULTS
-    Fault() fault_in;
-#endif
     Fold()  fold;
     Guard() guard;
     Route() route;
     counter(PORTS, CounterType.packets_and_bytes) port_in;
 #if FAULTS
+    Fault() fault_in;
     bit<2>  copy = COPY_NONE;
     bit<1>  again = 0;
 #endif
     bit<1>  lost = 0;
     bit<1>  cloned = 0;
     bit<1>  next = 0;           // the question for the next one of several packets
-    bit<2>  sender;             // of a packet that is to be routed
-    bool    traffic = false;    // IPv4 from a link, whole
-    bool    routed = false;
 
-    apply {
+    action arrive() {
         mark_to_drop(sm);
         if (hdr.packet_out.isValid()) {
             sm.egress_spec = hdr.packet_out.egress_port;
-        } else {
-            if (sm.instance_type == RECIRCULATED) {
+            hdr.packet_out.setInvalid();
+        } else if (sm.instance_type == RECIRCULATED) {
 #if FAULTS
-                again = 1;
+            again = 1;
 #endif
-                if (meta.clone == ASK_NEXT) {
-                    next = 1;
-                }
-                meta.clone = NO_ANSWER;
-                meta.checksummed = 0;
-            } else {
-                meta.port = sm.ingress_port;
-                port_in.count((bit<32>)meta.port);
+            if (meta.clone == ASK_NEXT) {
+                next = 1;
             }
+            meta.clone = NO_ANSWER;
+            meta.checksummed = 0;
+        } else {
+            meta.port = sm.ingress_port;
+            port_in.count((bit<32>)sm.ingress_port);
+        }
+    }
+// IPv4 from a link, whole
+#define TRAFFIC (sm.ingress_port != CPU_PORT && hdr.ipv4.isValid() && sm.checksum_error == 0 && lost == 0)
+    apply {
+        arrive();
 #if FAULTS
+        if (sm.ingress_port != CPU_PORT) {
             fault_in.apply(hdr, meta, sm, meta.port, again, lost, copy);
             if (copy != COPY_NONE) {
                 cloned = 1;
                 clone_preserving_field_list(CloneType.I2E, (bit<32>)meta.port, COPIES);
             }
-#endif
-            if (lost == 0 && hdr.ipv4.isValid() && sm.checksum_error == 0) {
-                traffic = true;
-            }
         }
-        if (hdr.probe.isValid() || (traffic && (hdr.icrc.isValid() || hdr.aeth.isValid()))) {
+#endif
+        if (hdr.probe.isValid() || (TRAFFIC && (hdr.icrc.isValid() || hdr.aeth.isValid()))) {
             fold.apply(hdr, meta, sm, cloned, next);
         }
-        if (meta.onward == 1) {
-            routed = true;
-        } else if (traffic && meta.folded == 0) {
-            guard.apply(hdr, meta.port, sender);
-            routed = sender != REFUSED;
+        if (meta.folded == 0 && TRAFFIC) {
+            guard.apply(hdr, meta);
         }
-        if (routed) {
+        if (meta.routed == 1) {
             route.apply(hdr, meta, sm);
         }
-        hdr.packet_out.setInvalid();
     }
 }
 
@@ -97,34 +91,47 @@ control SwitchEgress(inout headers_t hdr, inout meta_t meta, inout standard_meta
     Fault()   fault_out;
     bit<2>    copy = COPY_NONE;
     bit<1>    again = 0;
+#define GOES_ROUND  (meta.clone == ASK_NEXT || meta.copy != COPY_NONE)
+#else
+#define GOES_ROUND  (meta.clone == ASK_NEXT)
 #endif
     bit<1>    lost = 0;
-    bool      round = false;
 
-    apply {
-        if (sm.instance_type == INGRESS_CLONE) {
+    action go_round() {
 #if FAULTS
-            if (meta.copy != COPY_NONE) {
-                round = true;
-            } else
-#endif
-            if (meta.clone == ASK_NEXT) {
-                hdr.bth.psn = hdr.bth.psn + 1;
-                round = true;
-            } else {
-                meta.folded = 1;
-                meta.child = meta.clone_child;
-                meta.answer = meta.clone;
-            }
+        if (meta.copy == COPY_NONE) {
+            hdr.bth.psn = hdr.bth.psn + 1;
         }
-        if (round) {
-            recirculate_preserving_field_list(COPIES);
+#else
+        hdr.bth.psn = hdr.bth.psn + 1;
+#endif
+        recirculate_preserving_field_list(COPIES);
+    }
+    action become_answer() {
+        meta.folded = 1;
+        meta.child = meta.clone_child;
+        meta.answer = meta.clone;
+    }
+    action to_cpu() {
+        hdr.packet_in.setValid();
+        hdr.packet_in.ingress_port = meta.port;
+        if (hdr.probe.isValid()) {
+            hdr.packet_in.kind = CPU_PROBE;
+        }
+    }
+    action leave() {
+        if (hdr.aeth.isValid()) {
+            truncate(ANSWER_BYTES);
+        }
+        if (lost == 0) {
+            port_out.count((bit<32>)sm.egress_port);
+        }
+    }
+    apply {
+        if (sm.instance_type == INGRESS_CLONE && GOES_ROUND) {
+            go_round();
         } else if (sm.egress_port == CPU_PORT) {
-            hdr.packet_in.setValid();
-            hdr.packet_in.ingress_port = meta.port;
-            if (hdr.probe.isValid()) {
-                hdr.packet_in.kind = CPU_PROBE;
-            }
+            to_cpu();
         } else {
 #if FAULTS
             if (sm.instance_type == EGRESS_CLONE) {
@@ -132,6 +139,9 @@ control SwitchEgress(inout headers_t hdr, inout meta_t meta, inout standard_meta
             } else
 #endif
             {
+                if (sm.instance_type == INGRESS_CLONE) {
+                    become_answer();
+                }
                 congestion.apply(hdr, sm);
                 if (meta.answer != NO_ANSWER) {
                     answer.apply(hdr, meta);
@@ -140,18 +150,13 @@ control SwitchEgress(inout headers_t hdr, inout meta_t meta, inout standard_meta
                     replica.apply(hdr, meta, sm);
                 }
             }
-            if (hdr.aeth.isValid()) {
-                truncate(ANSWER_BYTES);
-            }
 #if FAULTS
             fault_out.apply(hdr, meta, sm, sm.egress_port, again, lost, copy);
             if (copy != COPY_NONE) {
                 clone_preserving_field_list(CloneType.E2E, (bit<32>)sm.egress_port, COPIES);
             }
 #endif
-            if (lost == 0) {
-                port_out.count((bit<32>)sm.egress_port);
-            }
+            leave();
         }
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A folded packet gets the addresses and the queue pair of whom it is for: rank r+1 sees a packet of rank r, as if the
-// switch were not there; a switch sees one of its neighbour.  Then the ICRC is made anew.  A NIC's repeat that goes onward to
-// its successor keeps its own.
+// switch were not there; a switch sees one of its neighbour.  The ICRC is made anew, or put right where it has been made for
+// all receivers (result.p4).  A NIC's repeat that goes onward to its successor keeps its addresses.
 #ifndef REPLICA_P4
 #define REPLICA_P4
 #include "headers.p4"
@@ -10,28 +10,38 @@
 
 // Whose address, queue pair and checksums does a folded packet leave with?
 control Replica(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
-    bit<64> begin = 0;      // of the receiver's region: a NIC's; others have none
-    bit<32> region_key = 0;
-
+    // icrc  what these addresses and this queue pair change of the ICRC of a full packet without a RETH; of one with it
     action rewrite(mac_t src_mac, mac_t dst_mac, ipv4_addr_t src, ipv4_addr_t dst, bit<16> sport,
-                   bit<QUEUE_PAIR_BITS> queue_pair) {
+                   bit<QUEUE_PAIR_BITS> queue_pair, bit<32> icrc, bit<32> icrc_reth) {
         hdr.ethernet.src = src_mac;
         hdr.ethernet.dst = dst_mac;
         hdr.ipv4.src = src;
         hdr.ipv4.dst = dst;
-        hdr.ipv4.ttl = RESULT_TTL;
-        // IDs that count with the PSN let a sender's NIC or kernel cut a run of these packets from one super-packet
-        hdr.ipv4.id = hdr.bth.psn[15:0];
         hdr.udp.sport = sport;
-        hdr.udp.checksum = 0;
-        hdr.bth.flags = 2w0 ++ PAD_OF(hdr.bth.flags) ++ 4w0;
-        hdr.bth.pkey = PKEY_WINDOWED;
-        hdr.bth.fecn_becn = 0;
         hdr.bth.connection = queue_pair[(QUEUE_PAIR_BITS - 1):OPERATION_BITS];      // the operation stays
+        if (meta.made == 0) {
+            hdr.ipv4.ttl = RESULT_TTL;
+            hdr.ipv4.id = hdr.bth.psn[15:0];
+            hdr.udp.checksum = 0;
+            hdr.bth.flags = 2w0 ++ PAD_OF(hdr.bth.flags) ++ 4w0;
+            hdr.bth.pkey = PKEY_WINDOWED;
+            hdr.bth.fecn_becn = 0;
+            if (hdr.reth.isValid()) {
+                hdr.reth.rkey = 0;
+            }
+        } else if (hdr.reth.isValid()) {
+            hdr.icrc.crc = hdr.icrc.crc ^ icrc_reth;
+        } else {
+            hdr.icrc.crc = hdr.icrc.crc ^ icrc;
+        }
+#if UDP_CHECKSUMS
         meta.checksummed = meta.full;
+#endif
     }
+    // region, rkey  of the receiver, where its results are written
     action rewrite_rc(mac_t src_mac, mac_t dst_mac, ipv4_addr_t src, ipv4_addr_t dst, bit<16> sport,
                       bit<QUEUE_PAIR_BITS> queue_pair, bit<64> region, bit<32> rkey) {
+        meta.made = 0;
         hdr.ethernet.src = src_mac;
         hdr.ethernet.dst = dst_mac;
         hdr.ipv4.src = src;
@@ -44,11 +54,14 @@ control Replica(inout headers_t hdr, inout meta_t meta, inout standard_metadata_
         hdr.bth.fecn_becn = 0;
         hdr.bth.connection = queue_pair[(QUEUE_PAIR_BITS - 1):OPERATION_BITS];
         hdr.bth.operation = queue_pair[(OPERATION_BITS - 1):0];
-        begin = region;
-        region_key = rkey;
+        if (hdr.reth.isValid()) {
+            hdr.reth.address = hdr.reth.address + region;
+            hdr.reth.rkey = rkey;
+        }
     }
     action lost() {
         mark_to_drop(sm);
+        meta.made = 1;          // nobody needs its ICRC
     }
     direct_counter(CounterType.packets_and_bytes) replica_packets;
 
@@ -65,30 +78,27 @@ control Replica(inout headers_t hdr, inout meta_t meta, inout standard_metadata_
         size = REPLICAS;
     }
 
-    Icrc()  icrc_new;
-    bit<32> icrc = 0;
-    bool    whole = true;
+    Icrc() icrc_new;
+
+    action seal() {
+        if (hdr.aeth.isValid()) {
+            hdr.aeth.icrc = ON_WIRE(meta.icrc);
+        } else {
+            hdr.icrc.crc = ON_WIRE(meta.icrc);
+        }
+    }
     apply {
         if (sm.instance_type == REPLICATED) {
             meta.child = sm.egress_rid;
         }
-        if (meta.onward == 1) {
-            hdr.udp.checksum = 0;
+        if (meta.routed == 0) {
+            replica.apply();
         } else {
-            whole = replica.apply().hit;
+            hdr.udp.checksum = 0;
         }
-        if (whole) {
-            if (meta.onward == 0 && hdr.reth.isValid()) {
-                hdr.reth.address = hdr.reth.address + begin;
-                hdr.reth.rkey = region_key;
-            }
-            // not into hdr.icrc.crc at once: p4c would copy all headers first, since the call reads and writes `hdr`
-            icrc_new.apply(hdr, meta, icrc);
-            if (hdr.aeth.isValid()) {
-                hdr.aeth.icrc = icrc;
-            } else {
-                hdr.icrc.crc = icrc;
-            }
+        if (meta.made == 0) {
+            icrc_new.apply(hdr, meta);
+            seal();
         }
     }
 }

@@ -61,6 +61,18 @@
 #define ROOM_TO_GROW    1
 #endif
 
+// Whether a windowed result leaves with a right UDP checksum, by which kernels and NICs carry runs as super-packets, rather
+// than with 0, which RoCEv2 allows.  Not on BMv2, which knows no super-packets.
+#ifndef UDP_CHECKSUMS
+#define UDP_CHECKSUMS   1
+#endif
+
+// Whether the engine leaves the fields of invalid headers out of what it hashes, as BMv2 does: then one list of fields will do
+// for packets of any form.
+#ifndef SPARSE_LISTS
+#define SPARSE_LISTS    0
+#endif
+
 // Whether faults can be injected (fault.p4): -D FAULTS=1 for fabrics of which a link is to have some, and for tests.
 #ifndef FAULTS
 #define FAULTS          0

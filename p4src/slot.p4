@@ -39,70 +39,66 @@
 #define NO      1w0
 #define YES     1w1
 
-// A slot as the packet at hand finds it
-struct slot_t {
-    bit<2>              age;            // of the packet: SAME, NEWER, OLDER or OTHER
-    bit<1>              done;           // the slot holds the result
-    bit<1>              seen;           // this child is in the bitmap already
-    bit<1>              complete;       // all children are in the bitmap
-    bit<1>              fills;          // all children are in it with this packet
-    bit<1>              bare;           // the slot's packets can be made from what it holds: they have no immediate data
-    bit<1>              marked;         // by congestion: this packet, or a contribution before it
-    bit<1>              ack_req;        // this packet asks for an acknowledgement, or a contribution before it
-    children_t          bitmap;         // with this packet's child
-}
-
 // How does this packet find its slot?
-control Slot(in headers_t hdr, in meta_t meta, in tree_t tree, in slot_state_t state, in slot_headers_t headers,
-             in bit<64> address, inout slot_t found) {
-    psn_t      ahead = 0;
-    children_t child = 0;
-
-    apply {
+control Slot(in headers_t hdr, inout meta_t meta) {
+    action compare() {
         if (hdr.ipv4.ecn == ECN_CE) {
-            found.marked = YES;
+            meta.found.marked = YES;
         }
-        found.ack_req = hdr.bth.ack_req[7:7];
-        ahead = hdr.bth.psn - STATE_PSN(state);
-        if (STATE_EPOCH(state) != tree.epoch) {
-            found.age = NEWER;
-        } else if (ahead == 0) {
-            found.age = SAME;
-            found.done = STATE_DONE(state);
-            found.marked = found.marked | STATE_MARKED(state);
-            found.ack_req = found.ack_req | STATE_ACK_REQ(state);
-            found.bitmap = STATE_BITMAP(state);
+        if (hdr.bth.ack_req[7:7] == YES) {
+            meta.found.ack_req = YES;
+        }
+        if (STATE_EPOCH(meta.found.state) != meta.tree.epoch) {
+            meta.found.age = NEWER;
+        } else if (STATE_PSN(meta.found.state) == hdr.bth.psn) {
+            meta.found.bitmap = STATE_BITMAP(meta.found.state);
+            if (meta.found.bitmap == meta.tree.children) {
+                meta.found.complete = YES;
+            }
+            if (STATE_DONE(meta.found.state) == YES) {
+                meta.found.done = YES;
+            }
+            if (STATE_MARKED(meta.found.state) == YES) {
+                meta.found.marked = YES;
+            }
+            if (STATE_ACK_REQ(meta.found.state) == YES) {
+                meta.found.ack_req = YES;
+            }
             if (hdr.aeth.isValid()) {
 #if ROOM_TO_GROW
-                if (HEADERS_OPCODE(headers) != SEND_LAST_IMM && HEADERS_OPCODE(headers) != SEND_ONLY_IMM &&
-                    HEADERS_OPCODE(headers) != WRITE_LAST_IMM && HEADERS_OPCODE(headers) != WRITE_ONLY_IMM) {
-                    found.bare = YES;
+                if (HEADERS_OPCODE(meta.found.headers) != SEND_LAST_IMM &&
+                    HEADERS_OPCODE(meta.found.headers) != SEND_ONLY_IMM &&
+                    HEADERS_OPCODE(meta.found.headers) != WRITE_LAST_IMM &&
+                    HEADERS_OPCODE(meta.found.headers) != WRITE_ONLY_IMM) {
+                    meta.found.bare = YES;
                 }
 #endif
-            } else if (HEADERS_OPCODE(headers) != hdr.bth.opcode || HEADERS_UDP_LENGTH(headers) != hdr.udp.length ||
-                       HEADERS_PAD(headers) != PAD_OF(hdr.bth.flags)) {
-                found.age = OTHER;
-            } else if (tree.packet >= RC && HEADERS_ADDRESS(headers) != address) {
-                found.age = OTHER;
+            } else if (HEADERS_OPCODE(meta.found.headers) != hdr.bth.opcode ||
+                       HEADERS_UDP_LENGTH(meta.found.headers) != hdr.udp.length ||
+                       HEADERS_PAD(meta.found.headers) != PAD_OF(hdr.bth.flags)) {
+                meta.found.age = OTHER;
+            } else if (meta.tree.packet >= RC) {
+                if (hdr.reth.isValid() && HEADERS_ADDRESS(meta.found.headers) != hdr.reth.address - meta.tree.region) {
+                    meta.found.age = OTHER;
+                }
             }
-        } else if (ahead < PSN_HALF) {
-            found.age = NEWER;
+        } else if (hdr.bth.psn - STATE_PSN(meta.found.state) < PSN_HALF) {
+            meta.found.age = NEWER;
         } else {
-            found.age = OLDER;
+            meta.found.age = OLDER;
         }
-        if (found.bitmap == tree.children) {
-            found.complete = YES;
-        }
-        if (tree.packet != DOWN && tree.packet != ASK_DOWN) {
-            child = (children_t)1 << (bit<8>)meta.child;
-            if ((found.bitmap & child) != 0) {
-                found.seen = YES;
+        if (meta.tree.packet != DOWN && meta.tree.packet != ASK_DOWN) {
+            if ((meta.found.bitmap & ((children_t)1 << (bit<8>)meta.child)) != 0) {
+                meta.found.seen = YES;
             }
-            found.bitmap = found.bitmap | child;
+            meta.found.bitmap = meta.found.bitmap | ((children_t)1 << (bit<8>)meta.child);
         }
-        if (found.bitmap == tree.children) {
-            found.fills = YES;
+        if (meta.found.bitmap == meta.tree.children) {
+            meta.found.fills = YES;
         }
+    }
+    apply {
+        compare();
     }
 }
 #endif

@@ -40,36 +40,29 @@
 #define LACKED      4w9     // a question for what the asker itself has not contributed yet: it is asked in turn
 #define OUTCOMES    10
 
-struct verdict_t {
-    bit<2>              lanes;
-    bit<1>              done;           // the slot then holds the result
-    child_t             to;
-    bit<3>              turns;          // what the packet turns into
-}
-
 // What becomes of the packet and its slot?
-control Verdict(in tree_t tree, in slot_t found, inout verdict_t decided) {
+control Verdict(inout meta_t meta) {
     counter(OUTCOMES, CounterType.packets) outcomes;        // what `netfold status` shows
 
     action then(bit<2> lanes, bit<1> done, child_t to, bit<3> turns, bit<4> outcome) {
-        decided.lanes = lanes;
-        decided.done = done;
-        decided.to = to;
-        decided.turns = turns;
+        meta.decided.lanes = lanes;
+        meta.decided.done = done;
+        meta.decided.to = to;
+        meta.decided.turns = turns;
         outcomes.count((bit<32>)outcome);
     }
 
     // What happens to a packet that finds its slot like this?
     table verdict {
         key = {
-            tree.packet:    ternary @name("packet");
-            found.age:      ternary @name("age");
-            found.done:     ternary @name("done");
-            found.seen:     ternary @name("seen");
-            found.complete: ternary @name("complete");
-            found.fills:    ternary @name("fills");
-            found.bare:     ternary @name("bare");
-            tree.root:      ternary @name("root");
+            meta.tree.packet:    ternary @name("packet");
+            meta.found.age:      ternary @name("age");
+            meta.found.done:     ternary @name("done");
+            meta.found.seen:     ternary @name("seen");
+            meta.found.complete: ternary @name("complete");
+            meta.found.fills:    ternary @name("fills");
+            meta.found.bare:     ternary @name("bare");
+            meta.tree.root:      ternary @name("root");
         }
         actions = { then; }
         const default_action = then(KEEP, NO, NOBODY, ITSELF, LATE);

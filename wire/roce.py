@@ -152,6 +152,21 @@ def icrc(ip_packet: bytes) -> bytes:
     return struct.pack("<I", zlib.crc32(b"\xff" * 8 + masked))
 
 
+def icrc_change(src: int, dst: int, source_port: int, queue_pair: int, rest: int) -> int:
+    """What addresses, UDP source port and destination queue pair change of a packet's ICRC: the number to be added to it
+    (exclusive or) where they are zero.  A CRC is linear, so that this number is the same whatever else the packet has.
+
+    rest  bytes behind the BTH up to the ICRC
+    Returns the ICRC's four bytes as a big-endian number, as P4 sees them.
+    """
+    zero = bytes(8 + IPV4_BYTES + UDP_BYTES + BTH_BYTES + rest)
+    changed = bytearray(zero)
+    struct.pack_into("!II", changed, 8 + 12, src, dst)
+    struct.pack_into("!H", changed, 8 + IPV4_BYTES, source_port)
+    struct.pack_into("!I", changed, 8 + IPV4_BYTES + UDP_BYTES + 4, queue_pair)
+    return int.from_bytes(struct.pack("<I", zlib.crc32(changed) ^ zlib.crc32(zero)), "big")
+
+
 RESULT_TTL: Final = 255
 """TTL of results as switches write it: RESULT_TTL of p4src/sizes.p4.  What was routed has less, whatever its sender
 gave it, and so is no result (RFC 5082)."""

@@ -295,7 +295,7 @@ def fold_entries(fabric: Fabric, ranks: Sequence[Host], stream: Stream) -> BySwi
                              stream.down[fold.switch])
             entities.append(Entry(CONNECTION, down, RESULT, _tree(stream, fold, len(fold.children))))
             entities.append(Entry(REPLICA, _replica_key(stream, fold, PARENT), REWRITE, _rewrite(
-                here.mac, parent.mac, here.address, parent.address, stream.source_ports[0], stream.up[fold.switch])))
+                fabric, here.mac, parent.mac, here.address, parent.address, stream.source_ports[0], stream.up[fold.switch])))
         result[fold.switch] = entities
     return result
 
@@ -440,16 +440,21 @@ def _to_child(
     here = fabric.switch(fold.switch)
     if child.rank is None:
         below = fabric.switch(child.node)
-        return _rewrite(here.mac, below.mac, here.address, below.address, stream.source_ports[0],
+        return _rewrite(fabric, here.mac, below.mac, here.address, below.address, stream.source_ports[0],
                         stream.down[child.node])
     host, predecessor = ranks[child.rank], (child.rank - 1) % len(ranks)
-    return _rewrite(here.mac, host.mac, ranks[predecessor].address, host.address, stream.source_ports[predecessor],
-                    stream.connections[child.rank])
+    return _rewrite(fabric, here.mac, host.mac, ranks[predecessor].address, host.address,
+                    stream.source_ports[predecessor], stream.connections[child.rank])
 
 
-def _rewrite(src_mac: str, dst_mac: str, src: str, dst: str, sport: int, to: int) -> tuple[tuple[str, int], ...]:
-    """Parameters of `rewrite` towards a connection."""
-    return _addresses(src_mac, dst_mac, src, dst, sport, to << roce.OPERATION_BITS)
+def _rewrite(
+    fabric: Fabric, src_mac: str, dst_mac: str, src: str, dst: str, sport: int, to: int
+) -> tuple[tuple[str, int], ...]:
+    """Parameters of `rewrite` towards a connection, with what they change of a full packet's ICRC."""
+    queue_pair = to << roce.OPERATION_BITS
+    plain, reth = (roce.icrc_change(_ip(src), _ip(dst), sport, queue_pair, more + fabric.path_mtu)
+                   for more in (0, roce.RETH_BYTES))
+    return (*_addresses(src_mac, dst_mac, src, dst, sport, queue_pair), ("icrc", plain), ("icrc_reth", reth))
 
 
 def _rewrite_rc(

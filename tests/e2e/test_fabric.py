@@ -135,7 +135,8 @@ def test_every_packet_on_every_link_is_valid_rocev2(engine: Engine, tmp_path: Pa
         # scapy computes what we delete: IPv4 and UDP checksums and lengths, and the ICRC
         again = packet.copy()
         del again["IP"].chksum, again["IP"].len, again["UDP"].len
-        if frame[42] != roce.Opcode.ACKNOWLEDGE or packet["UDP"].chksum:  # what has no payload may go without
+        # what has no payload may go without a UDP checksum, and so may what BMv2 has folded
+        if packet["UDP"].chksum or (engine != "bmv2" and frame[42] != roce.Opcode.ACKNOWLEDGE):
             del again["UDP"].chksum
         again[BTH].icrc = None
         assert bytes(again) == frame, f"{interface}: scapy would send something else than {packet.summary()}"

@@ -21,6 +21,7 @@ from netfold.wire import roce
 from netfold.wire.roce import LaneOperation
 from softswitch.compiler.driver import compile_file
 from softswitch.engine import entities, linking, local
+from support.program import rewrite
 
 P4SRC = Path(__file__).resolve().parents[2] / "p4src"
 Lanes = NDArray[np.uint32]
@@ -55,7 +56,7 @@ class Leaf:
                 "contribution",
                 [GROUP, child, full, 1, 16, 15, child, 1, 1, 0],
             )
-            self.insert("replica", [GROUP, child], "rewrite", [1, 2, 3, 4, 5, 6 * roce.QUEUE_PAIRS])
+            self.insert("replica", [GROUP, child], "rewrite", rewrite(1, 2, 3, 4, 5, 6 * roce.QUEUE_PAIRS))
 
     def insert(self, table: str, key: list[int], action: str, params: list[int]) -> None:
         info = self.switch.table(table)

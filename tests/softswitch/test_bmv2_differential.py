@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from netfold.controller.switch import pipeline
 from netfold.wire import roce
 from softswitch.compiler.driver import compile_file
 from softswitch.engine.engine import Engine
@@ -17,6 +18,7 @@ from softswitch.engine.errors import EngineError
 from softswitch.engine.local import LocalEngine
 from softswitch.engine.program_info import KeyField, MatchKind, TableInfo
 from support.bmv2 import Bmv2, by_port
+from support.program import rewrite
 
 NATIVE = Path(__file__).resolve().parent.parent / "support" / "native"
 TRAFFIC, TABLES = NATIVE / "traffic.p4", NATIVE / "tables.p4"
@@ -173,9 +175,9 @@ def fold_entries(engine: Engine) -> tuple[list[Entry], list[Multicast]]:
         for child in range(3):
             add("connection", [child, SOURCE, HOST, SPORT, 8 * connection], "contribution",
                 [group, child, 7, 5, SLOTS * group, SLOTS - 1, 4 * group + child, root, 1, PARENT_PORT])
-            add("replica", [group, child], "rewrite", [0xA0, 0xB0 + child, 1, 2 + child, 50000, 8 * (77 + child)])
+            add("replica", [group, child], "rewrite", rewrite(0xA0, 0xB0 + child, 1, 2 + child, 50000, 8 * (77 + child)))
     add("connection", [PARENT_PORT, SOURCE, HOST, SPORT, 8 * PARENT], "result", [11, 7, 5, SLOTS * 11, SLOTS - 1, 47])
-    add("replica", [11, UP_TO_PARENT], "rewrite", [0xA1, 0xB9, 11, 12, 50001, 8 * 99])
+    add("replica", [11, UP_TO_PARENT], "rewrite", rewrite(0xA1, 0xB9, 11, 12, 50001, 8 * 99))
     add("route", [HOST], "forward", [ROUTED_PORT, 0xA2, 0xB2])
     for port in (0, 1):             # port 2 has no entry: what is not folded there is dropped
         add("guard", [port], "host", [SOURCE, 0])
@@ -230,7 +232,8 @@ def test_the_fold_program_folds_as_on_bmv2(tmp_path: Path, seed: int) -> None:
     other addresses and UDP ports than the ranks'; what is routed never leaves with a result's TTL."""
     print(f"seed {seed}")
     frames = fold_frames(random.Random(seed), 1500)
-    with LocalEngine.open(compile_file(FOLD), cpu_port=510) as engine, Bmv2(FOLD, tmp_path, ports=5) as bmv2:
+    with LocalEngine.open(compile_file(FOLD, defines=pipeline.LIKE_BMV2), cpu_port=510) as engine, Bmv2(
+            FOLD, tmp_path, ports=5, defines=pipeline.BMV2_DEFINES) as bmv2:
         entries, groups = fold_entries(engine)
         for group in groups:
             engine.write_multicast("insert", group)
