@@ -153,8 +153,8 @@ def icrc(ip_packet: bytes) -> bytes:
 
 
 def icrc_change(src: int, dst: int, source_port: int, queue_pair: int, rest: int) -> int:
-    """What addresses, UDP source port and destination queue pair change of a packet's ICRC: the number to be added to it
-    (exclusive or) where they are zero.  A CRC is linear, so that this number is the same whatever else the packet has.
+    """What addresses, UDP source port and destination queue pair change of a packet's ICRC: the number to be added to
+    it (exclusive or) where they are zero.  A CRC is linear, so that it is the same whatever else the packet has.
 
     rest  bytes behind the BTH up to the ICRC
     Returns the ICRC's four bytes as a big-endian number, as P4 sees them.

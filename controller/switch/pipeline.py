@@ -28,7 +28,7 @@ Defines = Mapping[str, str]
 
 P4C: Final = "p4c-bm2-ss"
 LIKE_BMV2: Final[Defines] = {"ROOM_TO_GROW": "0", "UDP_CHECKSUMS": "0"}
-"""Preprocessor definitions that make the program send the same on any engine as on BMv2: no packet may grow there, since
+"""Preprocessor definitions that make the program send the same on any engine as on BMv2: no packet may grow there, as
 BMv2 keeps 512 bytes of room before a packet, and UDP checksums are 0 (p4src/sizes.p4)."""
 BMV2_DEFINES: Final[Defines] = {**LIKE_BMV2, "SPARSE_LISTS": "1"}
 """Preprocessor definitions with which the program is compiled for BMv2."""

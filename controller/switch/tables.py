@@ -295,7 +295,8 @@ def fold_entries(fabric: Fabric, ranks: Sequence[Host], stream: Stream) -> BySwi
                              stream.down[fold.switch])
             entities.append(Entry(CONNECTION, down, RESULT, _tree(stream, fold, len(fold.children))))
             entities.append(Entry(REPLICA, _replica_key(stream, fold, PARENT), REWRITE, _rewrite(
-                fabric, here.mac, parent.mac, here.address, parent.address, stream.source_ports[0], stream.up[fold.switch])))
+                fabric, here.mac, parent.mac, here.address, parent.address, stream.source_ports[0],
+                stream.up[fold.switch])))
         result[fold.switch] = entities
     return result
 

@@ -175,7 +175,8 @@ def fold_entries(engine: Engine) -> tuple[list[Entry], list[Multicast]]:
         for child in range(3):
             add("connection", [child, SOURCE, HOST, SPORT, 8 * connection], "contribution",
                 [group, child, 7, 5, SLOTS * group, SLOTS - 1, 4 * group + child, root, 1, PARENT_PORT])
-            add("replica", [group, child], "rewrite", rewrite(0xA0, 0xB0 + child, 1, 2 + child, 50000, 8 * (77 + child)))
+            add("replica", [group, child], "rewrite",
+                rewrite(0xA0, 0xB0 + child, 1, 2 + child, 50000, 8 * (77 + child)))
     add("connection", [PARENT_PORT, SOURCE, HOST, SPORT, 8 * PARENT], "result", [11, 7, 5, SLOTS * 11, SLOTS - 1, 47])
     add("replica", [11, UP_TO_PARENT], "rewrite", rewrite(0xA1, 0xB9, 11, 12, 50001, 8 * 99))
     add("route", [HOST], "forward", [ROUTED_PORT, 0xA2, 0xB2])
