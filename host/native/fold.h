@@ -157,6 +157,8 @@ uint64_t nf_fold_foreign(const nf_fold *);
 uint64_t nf_fold_refused(const nf_fold *, nf_origin *last);
 /* Returns how many packets came that no switch folded: the rank before us sent them, and they were routed here. */
 uint64_t nf_fold_unfolded(const nf_fold *);
+/* Returns how many bytes this operation's tensor has. */
+uint64_t nf_fold_bytes(const nf_fold *);
 /* Returns how many elements of this operation are in this tree's stripe. */
 uint64_t nf_fold_elements(const nf_fold *, uint32_t tree);
 /* Returns how many packets were repeated, on all streams, since nf_fold_open. */

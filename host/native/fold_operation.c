@@ -260,6 +260,8 @@ uint64_t nf_fold_refused(const nf_fold *f, nf_origin *last) {
     return f->refused;
 }
 
+uint64_t nf_fold_bytes(const nf_fold *f) { return f->op.count * sizeof(float); }
+
 uint64_t nf_fold_saturated(const nf_fold *f) { return f->saturated; }
 
 uint64_t nf_fold_elements(const nf_fold *f, uint32_t t) {

@@ -5,9 +5,11 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdlib.h>
 
-#define ROUNDS 4 /* receive calls before what is due gets out again */
+#define ROUNDS 4                 /* receive calls before what is due gets out again */
+#define BATCH_BYTES (1ull << 20) /* of a tensor: from here on its time is the processors', not a round trip's */
 
 struct nf_io {
     nf_fold *fold;
@@ -157,9 +159,26 @@ static nf_run_status run_loop(nf_io *io, int64_t until, int32_t *error) {
     }
 }
 
+/* Where ranks and switches share processors, a thread that is woken by each packet takes the processor from one that
+ * would have had more to do for it soon: batch threads wait for their turn, and find more packets then.  Returns
+ * whether the thread is to be made an ordinary one again; one that the program has given another policy stays as it is.
+ */
+static bool begin_batch(const nf_io *io) {
+    const struct sched_param param = {0};
+    return nf_fold_bytes(io->fold) >= BATCH_BYTES && sched_getscheduler(0) == SCHED_OTHER &&
+           !sched_setscheduler(0, SCHED_BATCH, &param);
+}
+
+static void end_batch(void) {
+    const struct sched_param param = {0};
+    sched_setscheduler(0, SCHED_OTHER, &param);
+}
+
 nf_run_status nf_io_run(nf_io *io, int64_t until, int32_t *error) {
     uint32_t mode = nf_floats_exact();
+    bool batch = begin_batch(io);
     nf_run_status status = run_loop(io, until, error);
+    if (batch) end_batch();
     nf_floats_restore(mode);
     return status;
 }
