@@ -32,6 +32,9 @@ from netfold.host.selection.dispatch import Dispatch
 from netfold.host.selection.peers import named
 
 T = TypeVar("T")
+REMEMBERED = 64
+"""Kinds of calls of ``allreduce`` whose arguments are checked once: a program has a few, and makes them again and
+again; beside a small tensor, each check counts."""
 SCATTERED = ("ring", INNET)
 """Names of the algorithms of reduce_scatter."""
 
@@ -47,6 +50,8 @@ class Group:
     def __init__(self, dispatch: Dispatch, sequencer: OperationSequencer, coding: Coding = PLAIN) -> None:
         self._ranks = Members(dispatch, sequencer)
         self._coding = coding
+        self._checked: dict[tuple[object, ...], tuple[Reduction, Coding]] = {}
+        """What calls of ``allreduce`` ask for -> what that is, once it has been checked."""
         self._saturated = 0
         """Elements of all saturating sums so far that ended at an end of the range."""
 
@@ -99,11 +104,18 @@ class Group:
                    stays.  ``stats().saturated`` counts elements that stand there, and a RuntimeWarning says how many
         """
         array, ranks = np.asarray(array), self._ranks
-        reduction = Reduction(op, element_name(array, dtype))
-        coding = self._coding.asked(array, reduction.op, reduction.element, lane_bits, rounding, feedback, saturate)
-        if coding.lane_bits != 32:
-            ranks.dispatch.check_lanes(coding.lane_bits)
-        ranks.dispatch.check(algorithm, reduction, coding)
+        asked = array.dtype, op, dtype, algorithm, lane_bits, rounding, saturate
+        checked = self._checked.get(asked) if feedback is None else None
+        if checked is None:
+            reduction = Reduction(op, element_name(array, dtype))
+            coding = self._coding.asked(array, op, reduction.element, lane_bits, rounding, feedback, saturate)
+            if coding.lane_bits != 32:
+                ranks.dispatch.check_lanes(coding.lane_bits)
+            ranks.dispatch.check(algorithm, reduction, coding)
+            if feedback is None and len(self._checked) < REMEMBERED:
+                self._checked[asked] = reduction, coding
+        else:
+            reduction, coding = checked
         result = result_of(array.shape, array, out)
         with ranks.operation(name, array.nbytes, reduction.op, reduction.element) as number:
             saturated = ranks.dispatch.allreduce(

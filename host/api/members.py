@@ -4,12 +4,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import count, repeat
+from types import TracebackType
 
 from netfold.host.api.work import OperationSequencer
 from netfold.host.selection.dispatch import Dispatch
 from netfold.host.selection.peers import Peers
+
+
+class RunningOperation:
+    """One operation as a context, which gives its number (``Members.operation``)."""
+
+    __slots__ = ("_counted", "_members", "_numbers", "_what")
+
+    def __init__(
+        self, members: Members, numbers: Iterator[int], counted: bool, what: tuple[str, int, str, str]
+    ) -> None:
+        self._members, self._numbers, self._counted, self._what = members, numbers, counted, what
+
+    def __enter__(self) -> int:
+        members = self._members
+        peers = members.dispatch.hosts
+        number = members.sequencer.begin(self._numbers, peers.label.strip(), *self._what)
+        if self._counted:
+            peers.count_from(number)
+        return number
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._members.sequencer.end(error)
 
 
 class Members:
@@ -39,18 +63,12 @@ class Members:
         """The number of ranks."""
         return self.dispatch.hosts.size
 
-    @contextmanager
     def operation(
         self, name: str, nbytes: int = 0, op: str = "", dtype: object = "", *, counted: bool = True
-    ) -> Iterator[int]:
+    ) -> RunningOperation:
         """A context for one operation, which gives its number; ``counted``: all ranks of the group call it, else its
-        number is 0."""
-        numbers = self._numbers if counted else repeat(0)
-        peers = self.dispatch.hosts
-        with self.sequencer.operation(numbers, peers.label.strip(), name, nbytes, op, dtype) as number:
-            if counted:
-                peers.count_from(number)
-            yield number
+        number is 0.  It waits and raises as ``OperationSequencer.begin``."""
+        return RunningOperation(self, self._numbers if counted else repeat(0), counted, (name, nbytes, op, str(dtype)))
 
     def check_rank(self, rank: int, name: str) -> None:
         """Raises ValueError for a rank that does not exist."""

@@ -9,7 +9,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from netfold.host.errors import Busy, Closed, CollectiveTimeout, NetFoldError
@@ -99,11 +98,9 @@ class OperationSequencer:
         self._last: Work[object] | None = None
         self._thread: threading.Thread | None = None
 
-    @contextmanager
-    def operation(
-        self, numbers: Iterator[int], group: str, name: str, nbytes: int = 0, op: str = "", dtype: object = ""
-    ) -> Iterator[int]:
-        """One operation; gives its number.  Waits for asynchronous ones that were begun before it.
+    def begin(self, numbers: Iterator[int], group: str, name: str, nbytes: int, op: str, dtype: str) -> int:
+        """Begins an operation, after the asynchronous ones that were begun before it, and returns its number; ``end``
+        must follow.
 
         numbers  of the group's operations: the same on all of its ranks, whatever other groups do
         the others are for the flight recorder
@@ -120,17 +117,22 @@ class OperationSequencer:
             if self.broken is not None:
                 raise self.broken
             number = next(numbers)
-            try:
-                with self.flight.operation(number, group, name, op, str(dtype), nbytes):
-                    yield number
-            except NetFoldError as error:
+            self.flight.begin(number, group, name, op, dtype, nbytes)
+        except BaseException:
+            self._lock.release()
+            raise
+        return number
+
+    def end(self, error: BaseException | None) -> None:
+        """Ends the operation that ``begin`` began: with the error that it raises, after which no other can begin."""
+        try:
+            self.flight.end(error)
+            if isinstance(error, NetFoldError):
                 self.broken = error
-                raise
-            except BaseException as error:  # Ctrl-C in the middle: packets of this operation are out already
+            elif error is not None:  # Ctrl-C in the middle: packets of this operation are out already
                 self.broken = NetFoldError(
-                    f"{self.me}: operation {number} was interrupted ({type(error).__name__}); join anew"
+                    f"{self.me}: operation {self.flight.now.number} was interrupted ({type(error).__name__}); join anew"
                 )
-                raise
         finally:
             self._lock.release()
 

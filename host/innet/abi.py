@@ -137,6 +137,16 @@ class FoldRunStruct(C.Structure):
         return b"".join(C.string_at(piece.base, piece.length) for piece in self.pieces[: self.n_pieces])
 
 
+class RunTotals(C.Structure):
+    """``nf_totals``: what a rank looks at after each run."""
+
+    progress: int
+    retransmitted: int
+    refused: int
+    saturated: int
+    _fields_ = [("progress", C.c_int64), *((name, C.c_uint64) for name in ("retransmitted", "refused", "saturated"))]
+
+
 def show(field: str, value: int) -> str:
     """The value of a signature's field in words."""
     if field == "dtype":

@@ -41,6 +41,8 @@ SLICE_SECONDS = 0.05
 LOST_RANK_SECONDS = 0.5
 """Seconds without any new result after which a lost rank ends an operation; one that died after its last contribution
 need not end it."""
+REMEMBERED = 256
+"""Sizes of operations whose stripes are remembered."""
 MAX_ELEMENTS = 1 << 28
 """Largest number of elements of one operation (1 GiB), since RETH's offset has 32 bits."""
 SKB_BYTES = {1024: 2304, 4096: 8448}
@@ -93,12 +95,16 @@ class FoldRail:
         self._timeout = timeout
         self._operations = 0
         self._bytes = [0] * len(plan.trees)
+        self._shares: dict[tuple[int, int], list[int]] = {}
+        """Elements and lane bits of an operation -> elements of each tree's stripe."""
+        self._resent = 0
+        """Contributions sent again so far, as of the last run."""
         self._seconds = 0.0
         self._final: RailStats | None = None  # once closed
         self._fallback = Fallback(address, timeout)
         self._falls_back = falls_back
         self._begun = 0  # the highest number of an operation that ``begin`` has let in
-        self._refused = 0  # packets, as last logged
+        self._refused_warning = 1  # refused packets at which a warning is logged
         said = os.environ.get(native.CREDITS_VARIABLE, "")
         self._credits = native.Credits.parse(said) if said else None
         self.members = members or plan.world
@@ -187,14 +193,12 @@ class FoldRail:
                 ):  # an empty array still checks that all ranks agree
                     piece = request if source.size <= MAX_ELEMENTS else request.part(slice(first, first + MAX_ELEMENTS))
                     self._core.start(
-                        piece.number & 0xFFFFFFFF, piece.source, piece.out, divisor, self._core.now(),
+                        piece.number & 0xFFFFFFFF, piece.source, piece.out, divisor, time.monotonic_ns(),
                         op=cast(Op, reduction.op), coding=coding, feedback=piece.feedback, rank=self._plan.rank,
                     )
                     self._last = piece
-                    self._drive(piece)
-                    saturated += self._core.saturated()
-                    for tree in range(len(self._bytes)):
-                        self._bytes[tree] += self._core.elements(tree) * source.itemsize
+                    saturated += self._drive(piece)
+                    self._count(piece)
             except BaseException as error:
                 if not self._core.finished():  # the arrays are the caller's again: nobody may go on with them
                     self._lost = error if isinstance(error, NetFoldError) else NetFoldError(f"cut off by {error!r}")
@@ -221,25 +225,43 @@ class FoldRail:
         seconds of its last progress; what it raises ends the operation.  None: stops that."""
         self._watch = watch
 
-    def _drive(self, request: AllreduceRequest) -> None:
+    def _count(self, piece: AllreduceRequest) -> None:
+        """Adds the bytes of an operation to those of its trees."""
+        asked = piece.source.size, piece.coding.lane_bits
+        shares = self._shares.get(asked)
+        if shares is None:
+            shares = [self._core.elements(tree) for tree in range(len(self._bytes))]
+            if len(self._shares) < REMEMBERED:
+                self._shares[asked] = shares
+        for tree, elements in enumerate(shares):
+            self._bytes[tree] += elements * piece.source.itemsize
+
+    def _drive(self, request: AllreduceRequest) -> int:
+        """Runs the operation that has been started to its end.  Returns how many elements of a saturating sum stand at
+        an end of the range."""
         slice_ns = int((SLICE_SECONDS if self._watch is None else WATCHED_SLICE_SECONDS) * 1e9)
+        totals = self._core.totals()
         while True:
             timeout = int(self._timeout * 1e9)
             if self._rounds.pending:
                 self._go_on()
-            now = self._core.now()
-            if now >= self._core.progress() + timeout:
+                totals = self._core.totals()
+            now = time.monotonic_ns()
+            if now >= totals.progress + timeout:
                 raise self._timed_out(request)
             news = self._control.job_error()
-            if news is not None and now >= self._core.progress() + int(LOST_RANK_SECONDS * 1e9):
+            if news is not None and now >= totals.progress + int(LOST_RANK_SECONDS * 1e9):
                 raise type(news)(f"{self._who(request)}: {news}")
-            until = min(now + slice_ns, self._core.progress() + timeout)
+            until = min(now + slice_ns, totals.progress + timeout)
             status, error = (self._fallback.run(until), 0) if self._fallback.why else self._io.run(until)
             if self._timeline is not None:
                 self._timeline.spans(*self._io.spans())
-            self._warn_of_refused()
+            totals = self._core.totals()
+            self._resent = totals.retransmitted
+            if totals.refused >= self._refused_warning:
+                self._warn_of_refused()
             if status == native.DONE:
-                return
+                return totals.saturated
             if self._watch is not None and status == native.AGAIN:
                 self._watch(self._core.progress() / 1e9)
             if status == native.AGAIN and self._stalls.check(waits := self._waits(), self._core.progress(), now):
@@ -257,16 +279,15 @@ class FoldRail:
         raise TransportError(error, f"{self._who(request)}: the kernel refused a packet: {os.strerror(error)}{hint}")
 
     def _warn_of_refused(self) -> None:
-        """Logs a warning where somebody sends to this rank's queue pairs who may not: at the first packet, and whenever
-        there are ten times as many as in the last warning."""
+        """Logs a warning that somebody sends to this rank's queue pairs who may not; the next one comes when there are
+        ten times as many packets."""
         count, last = self._core.refused()
-        if count >= max(1, 10 * self._refused):
-            self._refused = count
-            log.warning(
-                "job %r, rank %d: %d packets so far to this rank's queue pairs were dropped, the last one from %s: "
-                "results come from the rank before it in the ring, with TTL %d; see docs/security.md",
-                self._plan.job, self._plan.rank, count, last, roce.RESULT_TTL,
-            )
+        self._refused_warning = 10 * count
+        log.warning(
+            "job %r, rank %d: %d packets so far to this rank's queue pairs were dropped, the last one from %s: "
+            "results come from the rank before it in the ring, with TTL %d; see docs/security.md",
+            self._plan.job, self._plan.rank, count, last, roce.RESULT_TTL,
+        )
 
     def halt(self, number: int) -> None:
         """Requests recovery round ``number``, because trees have failed; it is served even while no operation runs.
@@ -332,7 +353,7 @@ class FoldRail:
     @property
     def retransmissions(self) -> int:
         """Number of contributions sent again since the rail was made."""
-        return self._core.retransmitted()
+        return self._resent
 
     def stats(self) -> RailStats:
         if self._final is not None:

@@ -23,11 +23,13 @@ from netfold.host.innet.abi import (
     FoldOperation,
     FoldRunStruct,
     Narrowing,
+    RunTotals,
     StreamPlan,
     StreamState,
     TreePlan,
 )
 from netfold.host.native.library import RUN_PACKETS, Origin, Run, Sender, dotted, load, number, senders_table
+from netfold.host.operation.arrays import address_of
 from netfold.host.operation.coding import PLAIN, Coding
 from netfold.host.operation.half_precision import dtype_name
 from netfold.host.operation.rail import Flat, Op
@@ -62,7 +64,7 @@ SPAN_ROOM = 1 << 14
 """Spans that fit between two calls of ``Io.spans``; one takes at least a microsecond, mostly a hundred."""
 
 
-STRUCTURES = (TreePlan, Failure, StreamState, FoldRunStruct, Sender, Span, FoldOperation, Origin)
+STRUCTURES = (TreePlan, Failure, StreamState, FoldRunStruct, Sender, Span, FoldOperation, Origin, RunTotals)
 """The structures whose sizes ``nf_abi_size`` says."""
 FLAGS = ("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
 """Compiler flags: the first two let loops with rintf become vectors; results stay IEEE's."""
@@ -94,6 +96,7 @@ def functions() -> dict[str, tuple[Any, ...]]:
         "nf_fold_receive": (None, pointer, C.c_char_p, C.c_size_t, C.c_size_t, C.POINTER(Origin), C.c_bool, i64),
         "nf_fold_tick": (None, pointer, i64),
         "nf_fold_deadline": (i64, pointer),
+        "nf_fold_totals": (None, pointer, C.POINTER(RunTotals)),
         "nf_fold_finished": (C.c_bool, pointer),
         "nf_fold_failure": (C.POINTER(Failure), pointer),
         "nf_fold_progress": (i64, pointer),
@@ -185,6 +188,11 @@ class Core:
             self.close()
             raise ValueError(f"fold engine: messages of {credits.packets} packets: expected 1 .. {MESSAGE_PACKETS}")
         self._run = FoldRunStruct()
+        self._operations: dict[tuple[object, ...], FoldOperation] = {}
+        """What is asked for, but for numbers and arrays -> its structure, which is used again and again."""
+        self._totals = RunTotals()
+        self._totals_at = C.byref(self._totals)
+        self._why = C.c_char_p()
         self._keep: tuple[Flat, Flat, Flat | None] | None = None
 
     def _plans(self, trees: Sequence[RankTree]) -> C.Array[TreePlan]:
@@ -240,20 +248,26 @@ class Core:
         rank     part of the seed of stochastic rounding, so that ranks round differently
         Raises ValueError for what lanes cannot do, MemoryError.
         """
-        name = "saturating sum" if coding.saturate and op == "sum" else "average" if divisor != 1 else op
-        key = self._lib.nf_key(coding.seed, number, rank)
+        asked = source.dtype.char, op, coding.lane_bits, coding.rounding, coding.saturate, divisor
+        operation = self._operations.get(asked)
+        if operation is None:
+            operation = self._operations[asked] = FoldOperation(
+                dtype=DTYPE_CODES[dtype_name(source.dtype)], reduction=REDUCTIONS.index(_named(op, coding, divisor)),
+                lane_bits=coding.lane_bits, stochastic=coding.rounding == "stochastic", divisor=divisor,
+            )
         self._keep = (source, out, feedback)
-        operation = FoldOperation(
-            number, DTYPE_CODES[dtype_name(source.dtype)], REDUCTIONS.index(name), coding.lane_bits,
-            coding.rounding == "stochastic", key, divisor, source.size, source.ctypes.data, out.ctypes.data,
-            None if feedback is None else feedback.ctypes.data,
-        )
-        why = C.c_char_p()
-        if not self._lib.nf_fold_start(self.handle, C.byref(operation), now, C.byref(why)):
-            words = (why.value or b"").decode()
+        operation.number, operation.count = number, source.size
+        operation.source, operation.out = address_of(source), address_of(out)
+        operation.residual = None if feedback is None else address_of(feedback)
+        if operation.stochastic:
+            operation.key = self._lib.nf_key(coding.seed, number, rank)
+        if not self._lib.nf_fold_start(self.handle, operation, now, self._why):
+            words = (self._why.value or b"").decode()
             if words.startswith("out of memory"):
                 raise MemoryError(f"{words} of {source.size} elements")
-            raise ValueError(f"{name} of {source.dtype.name} in lanes of {coding.lane_bits} bits: {words}")
+            raise ValueError(
+                f"{_named(op, coding, divisor)} of {source.dtype.name} in lanes of {coding.lane_bits} bits: {words}"
+            )
 
     def send(self, now: int) -> Run | None:
         """The next run of packets to send, or None where there is nothing to send."""
@@ -280,6 +294,11 @@ class Core:
     def deadline(self) -> int:
         """Time in nanoseconds at which ``tick`` is due next; NEVER where nothing is in flight."""
         return int(self._lib.nf_fold_deadline(self.handle))
+
+    def totals(self) -> RunTotals:
+        """What a rank looks at after each run, in one call; the same object each time."""
+        self._lib.nf_fold_totals(self.handle, self._totals_at)
+        return self._totals
 
     def finished(self) -> bool:
         """Whether all results have arrived."""
@@ -339,6 +358,11 @@ class Core:
             self.close()
 
 
+def _named(op: Op, coding: Coding, divisor: float) -> str:
+    """The name of a reduction, as one of ``REDUCTIONS``."""
+    return "saturating sum" if coding.saturate and op == "sum" else "average" if divisor != 1 else op
+
+
 class PacketLink(Protocol):
     """What carries the packets of a core."""
 
@@ -372,6 +396,7 @@ class Io:
         self._lib = library()
         self._core = core
         self._sockets = [receiver, *senders.values()]  # kept alive as long as their numbers are in use
+        self._error = C.c_int32()
         self._handle = self._lib.nf_io_open(core.handle, receiver.fileno(), len(senders), senders_table(senders))
         if not self._handle:
             raise MemoryError("no memory for receive buffers")
@@ -387,8 +412,8 @@ class Io:
     def run(self, until: int) -> tuple[int, int]:
         """Runs until done, failed, interrupted or CLOCK_MONOTONIC ``until`` (ns).  Returns the status (DONE ..) and an
         errno."""
-        error = C.c_int32()
-        return int(self._lib.nf_io_run(self._handle, until, C.byref(error))), error.value
+        status: int = self._lib.nf_io_run(self._handle, until, self._error)
+        return status, self._error.value
 
     def trace(self) -> None:
         """Starts recording ``spans``."""

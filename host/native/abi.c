@@ -10,7 +10,7 @@
 uint32_t nf_abi_size(uint32_t which) {
     static const uint32_t sizes[] = {sizeof(nf_tree_plan), sizeof(nf_failure), sizeof(nf_stream_state),
                                      sizeof(nf_run),       sizeof(nf_sender),  sizeof(nf_span),
-                                     sizeof(nf_operation), sizeof(nf_origin)};
+                                     sizeof(nf_operation), sizeof(nf_origin),  sizeof(nf_totals)};
     return which < sizeof sizes / sizeof *sizes ? sizes[which] : 0;
 }
 

@@ -146,6 +146,14 @@ void nf_fold_tick(nf_fold *, int64_t now);
 /* Returns when nf_fold_tick is due, in nanoseconds; NF_NEVER where nothing is waited for. */
 int64_t nf_fold_deadline(const nf_fold *);
 
+typedef struct {            /* what a rank looks at after each run */
+    int64_t progress;       /* nf_fold_progress */
+    uint64_t retransmitted; /* packets that were repeated, on all streams, since nf_fold_open */
+    uint64_t refused;       /* nf_fold_refused */
+    uint64_t saturated;     /* nf_fold_saturated */
+} nf_totals;
+
+void nf_fold_totals(const nf_fold *, nf_totals *);
 bool nf_fold_finished(const nf_fold *);
 const nf_failure *nf_fold_failure(const nf_fold *);
 /* Returns when the last new result came, or the operation began, in nanoseconds. */

@@ -276,6 +276,13 @@ uint64_t nf_fold_retransmitted(const nf_fold *f) {
     return sum;
 }
 
+void nf_fold_totals(const nf_fold *f, nf_totals *totals) {
+    *totals = (nf_totals){.progress = f->progress,
+                          .retransmitted = nf_fold_retransmitted(f),
+                          .refused = f->refused,
+                          .saturated = f->saturated};
+}
+
 void nf_fold_stream_state(const nf_fold *f, uint32_t t, nf_kind kind, nf_stream_state *state) {
     const nf_channel *c = &f->trees[t].channels[kind];
     *state = (nf_stream_state){.sent_ahead = c->history.next - c->base,

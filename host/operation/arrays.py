@@ -18,6 +18,11 @@ Flat = NDArray[Any]
 """A one-dimensional, C-contiguous, aligned array in this machine's byte order."""
 
 
+def address_of(array: Array) -> int:
+    """Where the array's elements begin in memory."""
+    return int(array.__array_interface__["data"][0])  # ``array.ctypes.data``, without its objects
+
+
 def native(array: Array) -> np.dtype[Any]:
     """The array's dtype in the machine's byte order."""
     return array.dtype.newbyteorder("=")
@@ -26,7 +31,7 @@ def native(array: Array) -> np.dtype[Any]:
 def flat(array: Array) -> Flat:
     """The array's own memory as a flat array where it is plain, else a copy in the machine's byte order."""
     if array.flags.carray and array.dtype.isnative:  # the same as below, without its 3 us
-        return array.reshape(-1)
+        return array if array.ndim == 1 else array.reshape(-1)
     return np.require(array, native(array), ["C", "A"]).reshape(-1)
 
 
@@ -40,7 +45,7 @@ def result_of(shape: tuple[int, ...], like: Array, out: Array | None) -> Array:
     if out is None:
         return np.empty(shape, native(like))
     check_writeable(out, "out")
-    if out.shape != shape or native(out) != native(like):
+    if out.shape != shape or (out.dtype != like.dtype and native(out) != native(like)):
         raise ValueError(f"out is {out.dtype}{list(out.shape)}: expected {like.dtype}{list(shape)}")
     return out
 

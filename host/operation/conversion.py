@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec.structs import replace
 
-from netfold.host.operation.arrays import Array, flat
+from netfold.host.operation.arrays import Array, address_of, flat
 from netfold.host.operation.coding import add_feedback
 from netfold.host.operation.half_precision import HALVES, narrow, storage, widen
 from netfold.host.operation.reduction import Reduction
@@ -45,6 +45,9 @@ def in_lanes(request: AllreduceRequest, *, narrows: bool) -> AllreduceRequest:
     """
     source, out, reduction, feedback = request.source, request.out, request.reduction, request.feedback
     half = reduction.element in HALVES
+    if not half and feedback is None and source.ndim == out.ndim == 1 and flat(source) is source \
+            and _separate(out, source) is out:
+        return request  # as it is
     if half:  # as float32, which holds all of them exactly
         source = out = widen(source, reduction.element)
         reduction = Reduction(reduction.op, "float32")
@@ -65,6 +68,8 @@ def deliver(carried: AllreduceRequest, request: AllreduceRequest) -> int:
     Returns how many elements of a saturating sum between hosts are at an end of the range.
     """
     out, element = request.out, request.reduction.element
+    if carried is request:
+        return 0
     if carried.reduction.element == element:
         if not np.may_share_memory(carried.out, out):
             storage(out)[...] = carried.out.reshape(out.shape)
@@ -82,7 +87,9 @@ def _separate(out: Array, source: Array) -> Array:
 
     Results arrive while later contributions are still sent, so arrays must not overlap in part.
     """
+    if out is source:
+        return out
     plain = out.flags.carray and out.dtype == source.dtype
-    if plain and (source.ctypes.data == out.ctypes.data or not np.may_share_memory(source, out)):
+    if plain and (not np.may_share_memory(source, out) or address_of(source) == address_of(out)):
         return out
     return np.empty(source.shape, source.dtype)

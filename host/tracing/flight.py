@@ -73,6 +73,8 @@ class Flight:
         self.timeline = timeline
         self._epoch = time.time() - time.monotonic()
         """Seconds since 1970 when CLOCK_MONOTONIC was 0, as of now: later steps of the wall change no duration."""
+        self._begin = 0
+        """When it began, in nanoseconds of CLOCK_MONOTONIC."""
         self.now = _RunningRecord(0, "", "", "", "", 0, "", 0.0, state="done")
         """The operation under way, or else the last one."""
         if folder is not None:
@@ -85,22 +87,33 @@ class Flight:
     ) -> Iterator[OperationRecord]:
         """Records one operation while the context is open; an error inside marks it as failed and, with a folder,
         writes the file."""
-        self.now = operation = _RunningRecord(number, group, name, op, dtype, nbytes, "", self._time())
-        self._operations.append(operation)
-        begin = time.monotonic_ns()
+        operation = self.begin(number, group, name, op, dtype, nbytes)
         try:
             yield operation
-            operation.state = "done"
         except BaseException as error:
-            operation.state = "failed"
-            operation.error = f"{type(error).__name__}: {error}"
+            self.end(error)
             raise
-        finally:
-            operation.end = self._time()
-            if self.timeline is not None:
-                self.timeline.operation(operation, begin, time.monotonic_ns())
-            if operation.state == "failed" and self.folder is not None:
-                self.dump(f"operation {number} failed: {operation.error}")
+        self.end(None)
+
+    def begin(self, number: int, group: str, name: str, op: str, dtype: str, nbytes: int) -> OperationRecord:
+        """Records the beginning of an operation."""
+        begin = time.monotonic()
+        self.now = operation = _RunningRecord(number, group, name, op, dtype, nbytes, "", self._epoch + begin)
+        self._operations.append(operation)
+        self._begin = int(begin * 1e9)
+        return operation
+
+    def end(self, error: BaseException | None) -> None:
+        """Records the end of the operation under way, and writes the file where it ends with an error."""
+        operation = self.now
+        operation.end = self._epoch + time.monotonic()
+        operation.state = "done" if error is None else "failed"
+        if self.timeline is not None:
+            self.timeline.operation(operation, self._begin, time.monotonic_ns())
+        if error is not None:
+            operation.error = f"{type(error).__name__}: {error}"
+            if self.folder is not None:
+                self.dump(f"operation {operation.number} failed: {operation.error}")
 
     def _time(self) -> float:
         """Seconds since 1970 by a clock that never steps."""
