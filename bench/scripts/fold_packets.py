@@ -5,9 +5,9 @@
 
 Four children of one root send packets of the path MTU, as many at once as a super-packet holds; each result leaves to
 all four. What counts is the processor time in the switch: parsing, ICRC, tables, registers, replicas, checksums,
-deparsing, and a copy of what leaves. Nothing is cut or joined here. With --other, the same is done with another checkout
-of the project, by its own Python in CHECKOUT/.venv where there is one, in turns; figures are the least and the median of
-all rounds.
+deparsing, and a copy of what leaves. Nothing is cut or joined here. With --other, the same is done with another
+checkout of the project, by its own Python in CHECKOUT/.venv where there is one, in turns; figures are the least and the
+median of all rounds.
 """
 
 from __future__ import annotations

@@ -120,12 +120,6 @@ class _Emitter(StmtEmitter):
         self.lines = [_SIGNATURES.get(name, f"static void {name}(ss_switch *sw, void *state_)"), "{"]
         self.line("state *s = state_;")
         self.line("ss_packet *p = &s->packet;")
-        if "registers" in used:
-            registers = self.program.objects("register")
-            self.line(f"void *registers[{len(registers)}];")
-            for reg in registers:
-                if any(f"registers[{reg.index}]" in text for text in body):
-                    self.line(f"registers[{reg.index}] = ss_register_cells(sw, {reg.index});")
         if "steps" in used:
             self.line("uint32_t steps = 0;")
         if name == "parse":

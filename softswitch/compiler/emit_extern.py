@@ -33,7 +33,7 @@ class ExternEmitter(PacketEmitter):
         assert s.out is not None
         index, out, t = self.fresh("i"), self.lv(s.out), s.out.type
         self.line(f"uint64_t {index} = {self.index(s.args[0])};")
-        cells = f"registers[{reg.index}]"
+        cells = f"ss_register_cells(sw, {reg.index})"
         if in_wire_order(t):
             size = width(t) // 8
             cell = f"(const uint8_t *){cells} + {index} * {size}"
@@ -51,7 +51,7 @@ class ExternEmitter(PacketEmitter):
         reg: ExternObject = s.info
         index, t = self.fresh("i"), s.args[1].type
         self.line(f"uint64_t {index} = {self.index(s.args[0])};")
-        cells = f"registers[{reg.index}]"
+        cells = f"ss_register_cells(sw, {reg.index})"
         if in_wire_order(t):
             size, value = width(t) // 8, self.bytes(s.args[1])
             self.line(f"if ({index} < {reg.size}) ss_b_copy((uint8_t *){cells} + {index} * {size}, {value}, {size});")
@@ -71,7 +71,9 @@ class ExternEmitter(PacketEmitter):
         return self.x(e) if w <= 64 else f"ss_amount128({self.x(e)})"
 
     def op_count(self, s: ir.Extern) -> None:
-        self.line(f"ss_count(sw, p, {s.info.index}, {self.index(s.args[0])});")
+        index = self.fresh("i")
+        self.line(f"uint64_t {index} = {self.index(s.args[0])};")
+        self.line(f"if ({index} < {s.info.size}) ss_count(sw, {s.info.index}, {index});")
 
     def op_meter(self, s: ir.Extern) -> None:
         assert s.out is not None

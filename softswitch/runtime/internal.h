@@ -14,10 +14,6 @@
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
 
-typedef struct {
-    uint64_t packets, bytes;
-} ss_count_cell;
-
 typedef struct {    /* two-rate three-colour meter as BMv2 runs it */
     bool set, slow; /* slow: rates are units in 10^6 seconds, not in one */
     uint64_t cir, cburst, pir, pburst;
@@ -184,6 +180,7 @@ void ss_turn_end(ss_switch *); /* nothing refers to what was taken any more */
 void ss_turn_close(ss_switch *);
 
 struct ss_switch {
+    ss_shared shared; /* the first member: what programs reach without a call */
     const ss_program *program;
     ss_options options;
     ss_stats stats;

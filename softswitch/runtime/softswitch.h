@@ -214,9 +214,23 @@ typedef struct ss_entry {
 ss_entry ss_lookup(ss_switch *, ss_packet *, uint32_t table, const uint64_t *key, const uint8_t *sel, uint32_t sel_len);
 bool ss_value_set_has(ss_switch *, uint32_t value_set, const uint8_t *key);
 
+typedef struct {
+    uint64_t packets, bytes;
+} ss_count_cell;
+typedef struct { /* what programs reach without a call: a switch begins with it */
+    uint8_t **registers;
+    ss_count_cell **counters;
+    const uint32_t *counted; /* bytes of the frame as it came in, which counters count (BMv2) */
+} ss_shared;
+
 /* size * stride bytes.  The program checks the index: reads out of range give 0, and writes there do nothing (BMv2). */
-void *ss_register_cells(ss_switch *, uint32_t reg);
-void ss_count(ss_switch *, ss_packet *, uint32_t counter, uint64_t index);
+static inline uint8_t *ss_register_cells(ss_switch *sw, uint32_t reg) { return ((ss_shared *)sw)->registers[reg]; }
+/* Of a counter that is not direct; the program checks the index. */
+static inline void ss_count(ss_switch *sw, uint32_t counter, uint64_t index) {
+    ss_count_cell *cell = &((ss_shared *)sw)->counters[counter][index];
+    cell->packets++;
+    cell->bytes += *((ss_shared *)sw)->counted;
+}
 uint32_t ss_meter(ss_switch *, ss_packet *, uint32_t meter, uint64_t index); /* 0 green, 1 yellow, 2 red */
 uint32_t ss_direct_meter(ss_switch *, ss_packet *, const ss_entry *);
 

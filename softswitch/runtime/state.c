@@ -14,13 +14,16 @@ static void *cells(uint64_t n, uint64_t size) {
 bool ss_state_open(ss_switch *sw) {
     const ss_program *p = sw->program;
     sw->registers = calloc(p->n_registers + 1, sizeof *sw->registers);
+    sw->shared.registers = calloc(p->n_registers + 1, sizeof *sw->shared.registers);
     sw->counters = calloc(p->n_counters + 1, sizeof *sw->counters);
     sw->meters = calloc(p->n_meters + 1, sizeof *sw->meters);
-    if (!sw->registers || !sw->counters || !sw->meters) return false;
+    if (!sw->registers || !sw->shared.registers || !sw->counters || !sw->meters) return false;
+    sw->shared.counters = sw->counters;
+    sw->shared.counted = &sw->counted;
     for (uint32_t i = 0; i < p->n_registers; i++) { /* cells on cache lines; untouched pages cost nothing */
         ss_register_array *reg = &sw->registers[i];
         if (!(reg->memory = cells(p->registers[i].size * p->registers[i].stride + 128, 1))) return false;
-        reg->cells = (uint8_t *)(((uintptr_t)reg->memory + 63) & ~(uintptr_t)63);
+        sw->shared.registers[i] = reg->cells = (uint8_t *)(((uintptr_t)reg->memory + 63) & ~(uintptr_t)63);
     }
     for (uint32_t i = 0; i < p->n_counters; i++)
         if (!(sw->counters[i] = cells(p->counters[i].table < 0 ? p->counters[i].size : 0, sizeof(ss_count_cell))))
@@ -36,7 +39,7 @@ void ss_state_close(ss_switch *sw) {
     for (uint32_t i = 0; sw->registers && i < p->n_registers; i++) free(sw->registers[i].memory);
     for (uint32_t i = 0; sw->counters && i < p->n_counters; i++) free(sw->counters[i]);
     for (uint32_t i = 0; sw->meters && i < p->n_meters; i++) free(sw->meters[i]);
-    free(sw->registers), free(sw->counters), free(sw->meters);
+    free(sw->registers), free(sw->shared.registers), free(sw->counters), free(sw->meters);
 }
 
 void ss_state_reset(ss_switch *sw) {
@@ -50,15 +53,6 @@ void ss_state_reset(ss_switch *sw) {
 }
 
 /* ---- what a program calls ---------------------------------------------------------------------------------------- */
-
-void *ss_register_cells(ss_switch *sw, uint32_t reg) { return sw->registers[reg].cells; }
-
-void ss_count(ss_switch *sw, ss_packet *packet, uint32_t counter, uint64_t index) {
-    (void)packet;
-    if (unlikely(index >= sw->program->counters[counter].size || sw->program->counters[counter].table >= 0)) return;
-    sw->counters[counter][index].packets++;
-    sw->counters[counter][index].bytes += sw->counted; /* the frame as it came in, like BMv2 */
-}
 
 uint32_t ss_meter(ss_switch *sw, ss_packet *packet, uint32_t meter, uint64_t index) {
     (void)packet;

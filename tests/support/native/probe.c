@@ -152,7 +152,7 @@ static void ingress(ss_switch *sw, void *at) {
     case SELECT: table(sw, s, 5); break;
     case CONST: table(sw, s, 6); break;
     case REGISTER: {
-        uint32_t *cells = ss_register_cells(sw, 0);
+        uint32_t *cells = (uint32_t *)ss_register_cells(sw, 0);
         if (s->a < 16) s->c = (cells[s->a] += (uint32_t)s->c);
         s->std.egress_spec = s->b;
         break;
@@ -164,7 +164,7 @@ static void ingress(ss_switch *sw, void *at) {
         break;
     }
     case COUNT:
-        ss_count(sw, &s->std, 0, s->a);
+        if (s->a < 8) ss_count(sw, 0, s->a);
         s->std.egress_spec = s->b;
         break;
     case METER:
