@@ -100,7 +100,7 @@ def spec(
     fabric = generate.parse(topo, rate=rate, engine=engine, loss=shares[-1], seed=seed, path_mtu=path_mtu)
     beside = tuple(credits.split(",")) if credits else ()
     for one in beside:
-        Credits.parse(one)
+        Credits.parse(one, fabric.path_mtu)
     return LossSpec(topo, engine, fabric.path_mtu, rate, nbytes, operations, rounds, shares, seed, ("", *beside))
 
 

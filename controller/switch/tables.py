@@ -29,7 +29,7 @@ ROUTERS: Final = "224.0.0.2"
 """Multicast address of all routers on a link (RFC 1112), such as link probes have: switches send them to the CPU."""
 PROBES_PER_LINK: Final = 50
 """Probes a second that `netfold.controller.health.liveness` may send over a link each way beside the regular ones: of a
-suspect link, and where somebody waits for an answer."""
+suspect link, and where somebody waits for an answer.  As many short ones follow those that are lost."""
 PUNT_HEADROOM: Final = 4
 """How many times as many probes as the controller sends may reach the CPU port: links that duplicate packets do so to
 probes too, and a switch that was late has several at once."""

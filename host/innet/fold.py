@@ -106,7 +106,7 @@ class FoldRail:
         self._begun = 0  # the highest number of an operation that ``begin`` has let in
         self._refused_warning = 1  # refused packets at which a warning is logged
         said = os.environ.get(native.CREDITS_VARIABLE, "")
-        self._credits = native.Credits.parse(said) if said else None
+        self._credits = native.Credits.parse(said, plan.path_mtu) if said else None
         self.members = members or plan.world
         self._core, self._io = self._open(address, shared)
         self._windows = [self._core.state(index, DATA).window for index in range(len(plan.trees))]

@@ -57,7 +57,7 @@ SOURCES = (
 MESSAGE_PACKETS = 4096
 """Packets of the longest message: NF_MESSAGE_PACKETS."""
 CREDITS_VARIABLE = "NETFOLD_CREDITS"
-"""Environment variable with the message-level credits of folds, as "2x170" (``Credits``); the same on all ranks."""
+"""Environment variable with the message-level credits of folds, as "2x170K" (``Credits``); the same on all ranks."""
 DONE, AGAIN, FAILED, OS_ERROR = range(4)
 """Results of ``Io.run``: ``nf_run_status``."""
 SPAN_ROOM = 1 << 14
@@ -134,14 +134,18 @@ class Credits:
     packets: int
 
     @classmethod
-    def parse(cls, text: str) -> Credits:
-        """Parses "2x170" as two messages of 170 packets.  Raises ValueError."""
-        messages, cross, packets = text.partition("x")
-        if not (cross and messages.isdecimal() and packets.isdecimal() and int(messages) >= 1
-                and 1 <= int(packets) <= MESSAGE_PACKETS):
-            raise ValueError(f"{CREDITS_VARIABLE}={text!r}: expected MESSAGESxPACKETS, as 2x170: at least one message, "
-                             f"of 1 to {MESSAGE_PACKETS} packets")
-        return cls(int(messages), int(packets))
+    def parse(cls, text: str, path_mtu: int = roce.PATH_MTU) -> Credits:
+        """Parses "2x170" as two messages of 170 packets, and "2x170K" as two of 170 KiB, in packets of this path MTU.
+        Raises ValueError."""
+        messages, cross, length = text.partition("x")
+        number = length.removesuffix("K")
+        packets = int(number) if messages.isdecimal() and number.isdecimal() else 0
+        if number != length:
+            packets = -(-packets * 1024 // path_mtu)
+        if not (cross and packets and int(messages) >= 1 and packets <= MESSAGE_PACKETS):
+            raise ValueError(f"{CREDITS_VARIABLE}={text!r}: expected MESSAGESxPACKETS, as 2x170, or MESSAGESxLENGTHK, "
+                             f"as 2x170K: at least one message, of 1 to {MESSAGE_PACKETS} packets")
+        return cls(int(messages), packets)
 
 
 def result_origin(stream: RankStream) -> Origin:

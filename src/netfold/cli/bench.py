@@ -203,7 +203,7 @@ def loss(
     operations: Annotated[int, typer.Option("-n", "--operations", help="Timed in a round, after one to warm up.")] = 5,
     rounds: Annotated[int, typer.Option(help="Times that every share has its turn, each with another seed.")] = 3,
     losses: Annotated[str, typer.Option(help="Shares lost on every link, each way.")] = "0.001,0.01,0.05,0.1",
-    credits: Annotated[str, typer.Option(help="By commas, as 2x170: in turn with the window alone.")] = "",
+    credits: Annotated[str, typer.Option(help="By commas, as 2x170K: in turn with the window alone.")] = "",
     path_mtu: PathMtu = None,
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here, as a list.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the first round's losses; the next ones count up.")] = 0,

@@ -219,6 +219,8 @@ def test_credits_cost_no_more_than_the_window_where_packets_are_lost() -> None:
 def test_credits_are_said_as_messages_of_packets() -> None:
     """Invalid values are refused before anything is opened."""
     assert Credits.parse("2x170") == Credits(messages=2, packets=170)
+    assert Credits.parse("2x170K", 1024) == Credits(messages=2, packets=170)
+    assert Credits.parse("2x170K", 4096) == Credits(messages=2, packets=43)
     for wrong in ("", "2", "0x170", "2x0", "2x5000", "x", "-1x3"):
         with pytest.raises(ValueError, match="expected MESSAGESxPACKETS"):
             Credits.parse(wrong)
