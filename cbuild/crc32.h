@@ -135,6 +135,47 @@ static bool ss_cpu_has_clmul(void) { return false; }
 #define ss_crc32_short(crc, p, n) (crc)
 #endif
 
+/* ---- bytes that are known by their own CRC: crc(a b) = crc(a) x^(8 |b|) + crc(b), modulo the polynomial -------------
+ */
+
+#define SS_CRC32_X33 0x76dc4190u /* x^33 */
+
+/* a b, where bit 31 is x^0. */
+static uint32_t ss_crc32_times(uint32_t a, uint32_t b) {
+    uint32_t product = 0;
+    for (uint32_t bit = 1u << 31; bit; bit >>= 1) {
+        if (a & bit) product ^= b;
+        b = b >> 1 ^ (b & 1 ? SS_CRC32_POLY : 0);
+    }
+    return product;
+}
+
+/* What ss_crc32_join multiplies by for `n` >= 5 bytes: x^(8 n - 33). */
+static uint32_t ss_crc32_factor(uint32_t n) {
+    uint32_t power = 1u << 31, square = 1u << 30; /* 1, x */
+    for (uint64_t e = 8 * (uint64_t)n - 33; e; e >>= 1, square = ss_crc32_times(square, square))
+        if (e & 1) power = ss_crc32_times(power, square);
+    return power;
+}
+
+#if defined(__x86_64__)
+SS_CLMUL uint64_t ss_crc32_clmul(uint32_t a, uint32_t b) {
+    return (uint64_t)_mm_cvtsi128_si64(_mm_clmulepi64_si128(_mm_cvtsi32_si128((int)a), _mm_cvtsi32_si128((int)b), 0));
+}
+#else
+#define ss_crc32_clmul(a, b) ((uint64_t)0)
+#endif
+
+/* The CRC of some bytes and `n` >= 5 more, from that of either; `factor` is ss_crc32_factor(n).  The product of 64 bits
+ * is one x too great, and the tables reduce it to what stands x^32 ahead. */
+static inline uint32_t ss_crc32_join(uint32_t before, uint32_t factor, uint32_t after) {
+    if (!ss_have_clmul) return after ^ ss_crc32_times(before, ss_crc32_times(factor, SS_CRC32_X33));
+    uint64_t w = ss_crc32_clmul(before, factor);
+    uint8_t bytes[8];
+    memcpy(bytes, &w, 8);
+    return after ^ ss_crc_by_table(ss_crc32_table, 0, bytes, 8);
+}
+
 __attribute__((constructor)) static void ss_crc32_prepare(void) {
     ss_crc_make(ss_crc32_table, SS_CRC32_POLY);
     ss_have_clmul = ss_cpu_has_clmul();

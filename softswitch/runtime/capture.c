@@ -48,8 +48,9 @@ static uint8_t *reserve(void *io, uint32_t port, uint32_t cap) {
     return at ? at + HEAD : NULL;
 }
 
-static void commit(void *io, uint32_t port, uint32_t len) {
+static void commit(void *io, uint32_t port, const ss_outgoing *made) {
     capture *c = io;
+    uint32_t len = ss_flatten(c->out + c->used + HEAD, &made->parts);
     if (len == 0) return;
     head(c->out + c->used, 0, port, c->now_us, len);
     c->used += HEAD + len;
@@ -101,7 +102,8 @@ void ss_capture_limit(capture *c, uint32_t frames, uint32_t queue_depth) {
 
 void ss_capture_receive(capture *c, uint32_t port, const uint8_t *frame, uint32_t len, uint64_t now_us) {
     c->now_us = now_us;
-    ss_receive(c->sw, port, frame, len, now_us);
+    ss_receive(c->sw, port, &(ss_arrival){.bytes = frame, .len = len, .sum = SS_NO_SUM}, now_us);
+    ss_turn_end(c->sw);
 }
 
 uint64_t ss_capture_tick(capture *c, uint64_t now_us) {
@@ -111,7 +113,9 @@ uint64_t ss_capture_tick(capture *c, uint64_t now_us) {
 
 size_t ss_capture_control(capture *c, uint64_t now_us, const uint8_t *req, size_t n, uint8_t *reply, size_t cap) {
     c->now_us = now_us;
-    return ss_control(c->sw, now_us, req, n, reply, cap);
+    size_t replied = ss_control(c->sw, now_us, req, n, reply, cap);
+    ss_turn_end(c->sw);
+    return replied;
 }
 
 /* The bytes since the last call; they stay where they are until the next call of anything here. */

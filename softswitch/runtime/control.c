@@ -39,7 +39,8 @@ static int do_packet_out(ss_switch *sw, ss_reader *r, ss_writer *w) {
     size_t n = get_left(r);
     if (sw->options.cpu_port == SS_NO_PORT) return refuse(w, SS_FAILED_PRECONDITION, "the switch has no CPU port");
     if (n > SS_MAX_FRAME) return refuse(w, SS_INVALID_ARGUMENT, "frame of %zu bytes is above %u", n, SS_MAX_FRAME);
-    ss_receive(sw, sw->options.cpu_port, get_bytes(r, n), (uint32_t)n, sw->now_us);
+    ss_arrival in = {.bytes = get_bytes(r, n), .len = (uint32_t)n, .sum = SS_NO_SUM};
+    ss_receive(sw, sw->options.cpu_port, &in, sw->now_us);
     return SS_OK;
 }
 

@@ -77,6 +77,8 @@ static uint16_t fold16(uint64_t sum) {
     return (uint16_t)((sum & 0xffff) + (sum >> 16));
 }
 
+uint16_t ss_sum16_of(const uint8_t *bytes, uint32_t n) { return __builtin_bswap16(fold16(sum16(bytes, n))); }
+
 uint16_t ss_csum16(const uint8_t *bytes, uint32_t n, const uint8_t *more, uint32_t n_more) {
     return __builtin_bswap16((uint16_t)~fold16(sum16(bytes, n) + (n_more ? sum16(more, n_more) : 0)));
 }

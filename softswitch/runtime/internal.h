@@ -174,10 +174,26 @@ typedef struct ss_work { /* a packet that waits for its turn within one ss_recei
 typedef struct ss_chunk ss_chunk;
 typedef struct {
     ss_chunk *first, *now;
-    size_t used; /* of `now` */
+    size_t used, mark; /* of `now`; up to `mark` it is kept when the packet ends */
 } ss_turn;
-void ss_turn_end(ss_switch *); /* nothing refers to what was taken any more */
+bool ss_taken(const ss_switch *, const uint8_t *bytes, uint32_t n); /* whether ss_take gave these */
+void ss_turn_keep(ss_switch *, const uint8_t *bytes, uint32_t n);   /* a frame that leaves refers to them */
+void ss_turn_packet(ss_switch *);                                   /* the packet is through */
 void ss_turn_close(ss_switch *);
+
+/* ---- sums.c ------------------------------------------------------------------------------------------------------ */
+#define SS_KNOWN 8u
+#define SS_FACTORS 64u
+typedef struct { /* a run of bytes, and what is known of it */
+    const uint8_t *bytes;
+    uint32_t len, sum, crc; /* SS_NO_SUM: not yet */
+    bool has_crc;
+} ss_known;
+typedef struct {
+    uint32_t len, factor; /* ss_crc32_factor(len) */
+} ss_factor;
+uint32_t ss_sum_known(ss_switch *, const uint8_t *bytes, uint32_t n); /* SS_NO_SUM where it would have to be computed */
+void ss_sum_is(ss_switch *, const uint8_t *bytes, uint32_t n, uint32_t sum);
 
 struct ss_switch {
     ss_shared shared; /* the first member: what programs reach without a call */
@@ -188,14 +204,16 @@ struct ss_switch {
     uint32_t ingress_port, counted; /* of the packet now in the pipeline */
     ss_prng prng;
     ss_turn turn;
+    const uint8_t *frame, *stable; /* of the packet in ss_receive */
+    uint32_t frame_len, n_known;   /* known[0..n_known), or all of them where it is more */
+    ss_known known[SS_KNOWN + 1];  /* the last one stands for what cannot be known */
+    ss_factor factors[SS_FACTORS];
     void *state; /* of the packet in ss_receive */
     void **spare;
     uint32_t n_spare, cap_spare; /* further states */
     ss_work *work;
     uint32_t work_head, work_tail, work_cap;
-    uint8_t **held;
-    uint32_t n_held, cap_held; /* recirculated frames, freed at the end of ss_receive */
-    uint8_t *scratch;          /* a frame for the CPU port */
+    uint8_t *scratch; /* a frame for the CPU port */
     ss_table *tables;
     ss_profile *profiles;
     ss_register_array *registers;

@@ -2,10 +2,11 @@
  *
  * The event loop; see io.h.  One turn:
  *
- *   epoll_wait -> a batch from every port that has packets, through the pipeline into the ports' queues
+ *   epoll_wait -> a batch from every port that has packets, through the pipeline into the ports' queues;
+ *                 after each, all ports are flushed
  *              -> requests of the control plane
  *              -> ports that can send again
- *              -> flush all ports, replies and events
+ *              -> replies and events
  *
  * Without packets it sleeps without end: a timer runs only while an entry may fall idle or a full interface queue is to
  * be tried again.
@@ -54,7 +55,12 @@ uint8_t *ss_io_reserve(void *arg, uint32_t number, uint32_t cap) {
     return p ? ss_port_reserve(p, cap) : NULL;
 }
 
-void ss_io_commit(void *arg, uint32_t number, uint32_t len) { ss_port_commit(port_of(arg, number), len); }
+void ss_io_commit(void *arg, uint32_t number, const ss_outgoing *made) {
+    ss_io *io = arg;
+    ss_port *p = port_of(io, number);
+    ss_port_commit(p, made);
+    if (ss_port_crowded(p)) io->crowded = true;
+}
 
 /* Frames of the batch at hand are not a queue: they leave at the end of the turn unless the link is behind. */
 uint32_t ss_io_depth(void *arg, uint32_t number) {
@@ -72,18 +78,6 @@ uint32_t ss_io_refusal(void *arg, uint32_t number) {
 void ss_io_event(void *arg, const ss_event *e) {
     ss_io *io = arg;
     ss_channel_event(&io->channel, (uint8_t)e->kind, e->id, e->now_us, e->data, e->len);
-}
-
-typedef struct {
-    ss_io *io;
-    uint32_t port;
-} arrival;
-
-static void receive(void *arg, const uint8_t *frame, uint32_t len) {
-    arrival *a = arg;
-    ss_io *io = a->io;
-    io->last_port = a->port, io->last_len = len, io->last_frame = frame;
-    ss_receive(io->sw, a->port, frame, len, io->now_us);
 }
 
 /* ---- ports ------------------------------------------------------------------------------------------------------- */
@@ -123,14 +117,50 @@ static void flush(ss_io *io, ss_port *p) {
 static void flush_all(ss_io *io, bool retry) {
     for (uint32_t i = 0; i < io->n_ports; i++) {
         ss_port *p = io->ports[io->numbers[i]];
-        /* A flush in the middle of a turn may have left the port waiting unwatched: then this one tells epoll. */
         bool due = p->tx == SS_TX_IDLE || (retry && p->tx == SS_TX_WAIT_TIMER) ||
                    (p->tx == SS_TX_WAIT_RATE && io->now_us * 1000 >= p->next_ns);
-        if (ss_port_waiting(p) && due)
-            flush(io, p);
-        else if (p->tx == SS_TX_WAIT_WRITABLE && p->fd >= 0)
-            watch(io, p->fd, p->number, EPOLLIN | EPOLLOUT);
+        if (ss_port_waiting(p) && due) flush(io, p);
     }
+}
+
+/* ---- what arrives ------------------------------------------------------------------------------------------------ */
+
+typedef struct {
+    ss_io *io;
+    uint32_t port;
+} arrival;
+
+static void receive(void *arg, const ss_segment *s) {
+    arrival *a = arg;
+    ss_io *io = a->io;
+    io->last_port = a->port, io->last_len = s->len, io->last_frame = s->bytes;
+    ss_arrival in = {s->bytes, s->len, s->stable, s->sum};
+    ss_receive(io->sw, a->port, &in, io->now_us);
+}
+
+/* Where frames pile up they leave before the rest of the batch is handled. */
+static void relieve(void *arg) {
+    ss_io *io = ((arrival *)arg)->io;
+    if (!io->crowded) return;
+    io->crowded = false;
+    for (uint32_t i = 0; i < io->n_ports; i++)
+        if (ss_port_crowded(io->ports[io->numbers[i]])) flush(io, io->ports[io->numbers[i]]);
+}
+
+/* The end of a batch: what it made leaves, or is copied to wait, as its memory is needed again. */
+static void settle(ss_io *io) {
+    flush_all(io, false);
+    for (uint32_t i = 0; i < io->n_ports; i++) ss_port_settle(io->ports[io->numbers[i]]);
+    ss_turn_end(io->sw);
+    io->crowded = false;
+}
+
+static void receive_batch(ss_io *io, ss_port *p) {
+    arrival a = {io, p->number};
+    ss_port_user user = {&a, receive, relieve};
+    ss_port_receive(p, &user);
+    io->last_frame = NULL;
+    settle(io);
 }
 
 /* ---- requests ---------------------------------------------------------------------------------------------------- */
@@ -255,6 +285,7 @@ static size_t execute(void *arg, const uint8_t *batch, size_t n, uint8_t *reply,
     if (op == OP_PACKET_OUT) io->last_port = io->cpu_port, io->last_len = (uint32_t)n - 6, io->last_frame = batch + 6;
     size_t length = ss_control(io->sw, io->now_us, batch, n, reply, cap);
     io->last_frame = NULL;
+    settle(io);
     return length;
 }
 
@@ -380,10 +411,8 @@ void ss_io_run(ss_io *io) {
             } else {
                 ss_port *p = port_of(io, key);
                 if (!p) continue; /* removed by a request of this turn */
-                arrival a = {io, key};
                 if (events[i].events & EPOLLOUT) flush(io, p);
-                if (events[i].events & (EPOLLIN | EPOLLERR)) ss_port_receive(p, receive, &a);
-                io->last_frame = NULL;
+                if (events[i].events & (EPOLLIN | EPOLLERR)) receive_batch(io, p);
             }
         }
         flush_all(io, retry);

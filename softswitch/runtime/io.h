@@ -38,6 +38,7 @@ typedef struct ss_io {
     uint32_t numbers[SS_MAX_PORTS], n_ports; /* port numbers in use */
     ss_port_options port_options;            /* of ports that are added later */
     bool started;                            /* OP_START was there */
+    bool crowded;                            /* a port has more frames than should wait for the end of a batch */
     int epoll, netlink, timer;
     uint64_t start_us, now_us; /* monotonic; now_us counts from start_us */
     uint64_t timer_due;        /* what the timer is set to, as now_us; UINT64_MAX: off */
@@ -61,7 +62,7 @@ void ss_io_close(ss_io *);
 
 /* Callbacks for ss_options. */
 uint8_t *ss_io_reserve(void *io, uint32_t port, uint32_t cap);
-void ss_io_commit(void *io, uint32_t port, uint32_t len);
+void ss_io_commit(void *io, uint32_t port, const ss_outgoing *);
 uint32_t ss_io_depth(void *io, uint32_t port);
 void ss_io_event(void *io, const ss_event *);
 

@@ -26,6 +26,7 @@
 #include "internal.h"
 
 #define SS_MAX_PASSES 4096u
+#define SHORTEST_REF 256u /* bytes: shorter payloads are copied */
 #define SS_MASK48 0xffffffffffffull
 
 typedef struct {
@@ -105,32 +106,76 @@ static void trace_clone(ss_switch *sw, uint32_t id, const ss_clone *session, boo
 
 /* ---- out --------------------------------------------------------------------------------------------------------- */
 
-/* The frame in out[0..): header bytes, payload, truncation; 0 where it is longer than any frame may be. */
-static uint32_t build(ss_switch *sw, void *state, uint8_t *out, bool truncate) {
-    ss_packet *p = state;
-    ss_parts parts;
-    sw->program->deparse(sw, state, out, &parts);
-    uint32_t header = parts.head == SS_NO_FRAME ? 0 : parts.head + parts.ref_len + parts.tail;
-    uint64_t len = (uint64_t)header + p->payload_len;
-    if (parts.head == SS_NO_FRAME)
-        len = UINT32_MAX;
-    else if (truncate && p->truncate_to && p->truncate_to < len)
-        len = p->truncate_to;
-    if (len > SS_MAX_FRAME) {
-        sw->stats.dropped_oversize++;
-        TRACE(NUMBERS(sw, SS_REC_DROP, SS_DROP_TOO_LONG_OUT, (uint32_t)len);)
-        return 0;
+/* A run that was to be referred to is where it will stay, or else copied there. */
+static const uint8_t *lasting(ss_switch *sw, const uint8_t *bytes, uint32_t n) {
+    size_t at = (uintptr_t)bytes - (uintptr_t)sw->stable, size = sw->frame_len - (size_t)(sw->stable - sw->frame);
+    if (at > size || n > size - at) {
+        if (!ss_taken(sw, bytes, n)) bytes = memcpy(ss_take(sw, n), bytes, n);
+        ss_turn_keep(sw, bytes, n);
     }
-    if (parts.ref_len) {
-        memmove(out + parts.head + parts.ref_len, out + parts.head, parts.tail);
-        memcpy(out + parts.head, parts.ref, parts.ref_len);
-    }
-    if (len > header) memcpy(out + header, p->payload, len - header);
-    return (uint32_t)len;
+    return bytes;
 }
 
-static void to_controller(ss_switch *sw, void *state) {
-    uint32_t len = build(sw, state, sw->scratch, true);
+/* Puts the payload behind what was deparsed: as the run that is referred to, if there is none or it goes on there. */
+static void add_payload(const ss_switch *sw, uint8_t *out, ss_parts *parts, const uint8_t *payload, uint32_t n) {
+    if (parts->ref_len && !parts->tail && payload == parts->ref + parts->ref_len) {
+        parts->ref_len += n;
+        return;
+    }
+    if (!parts->ref_len && n >= SHORTEST_REF) {
+        size_t movable = (uintptr_t)sw->stable - (uintptr_t)payload; /* bytes that will be overwritten */
+        if (movable <= (size_t)(sw->stable - sw->frame)) {
+            uint32_t first = movable < n ? (uint32_t)movable : n;
+            memcpy(out + parts->head, payload, first);
+            parts->head += first, payload += first, n -= first;
+        }
+        parts->ref = payload;
+        parts->ref_len = n;
+        return;
+    }
+    memcpy(out + parts->head + parts->tail, payload, n);
+    parts->tail += n;
+}
+
+static void cut_to(ss_parts *p, uint32_t len) {
+    if (p->head > len) p->head = len;
+    if (p->ref_len > len - p->head) p->ref_len = len - p->head;
+    if (p->tail > len - p->head - p->ref_len) p->tail = len - p->head - p->ref_len;
+}
+
+/* The frame, as `out` (of at least `cap` bytes) and what it refers to: header bytes, payload, truncation.  Its length;
+ * 0 where it is longer than any frame may be. */
+static uint32_t build(ss_switch *sw, void *state, uint8_t *out, uint32_t cap, bool truncate, ss_outgoing *made) {
+    ss_packet *p = state;
+    ss_parts *parts = &made->parts;
+    *made = (ss_outgoing){.sum = SS_NO_SUM};
+    sw->program->deparse(sw, state, out, parts);
+    uint64_t len = parts->head == SS_NO_FRAME ? UINT32_MAX : (uint64_t)ss_outgoing_length(made) + p->payload_len;
+    bool cut = len < UINT32_MAX && truncate && p->truncate_to && p->truncate_to < len;
+    if ((cut ? p->truncate_to : len) > SS_MAX_FRAME || len > cap) {
+        sw->stats.dropped_oversize++;
+        TRACE(NUMBERS(sw, SS_REC_DROP, SS_DROP_TOO_LONG_OUT, (uint32_t)len);)
+        *made = (ss_outgoing){.sum = SS_NO_SUM};
+        return 0;
+    }
+    if (p->payload_len) add_payload(sw, out, parts, p->payload, p->payload_len);
+    if (cut) cut_to(parts, p->truncate_to);
+    if (parts->ref_len) {
+        parts->ref = lasting(sw, parts->ref, parts->ref_len);
+        made->sum = ss_sum_known(sw, parts->ref, parts->ref_len);
+    }
+    return cut ? p->truncate_to : (uint32_t)len;
+}
+
+/* The frame in out[0..length). */
+static uint32_t build_whole(ss_switch *sw, void *state, uint8_t *out, uint32_t cap, bool truncate) {
+    ss_outgoing made;
+    uint32_t len = build(sw, state, out, cap, truncate, &made);
+    return len ? ss_flatten(out, &made.parts) : 0;
+}
+
+static void to_controller(ss_switch *sw, void *state, uint32_t cap) {
+    uint32_t len = build_whole(sw, state, sw->scratch, cap, true);
     if (!len) return;
     sw->stats.packet_ins++;
     TRACE(ss_trace_frame(sw, SS_REC_PACKET_IN, sw->ingress_port, sw->scratch, len);)
@@ -139,25 +184,13 @@ static void to_controller(ss_switch *sw, void *state) {
 
 static void recirculate(ss_switch *sw, void *state, uint32_t cap) {
     ss_packet *old = state;
-    if (sw->n_held == sw->cap_held) {
-        uint32_t n = sw->cap_held + 16;
-        uint8_t **held = realloc(sw->held, n * sizeof *held);
-        if (!held) {
-            lose(sw, NULL);
-            return;
-        }
-        sw->held = held;
-        sw->cap_held = n;
-    }
-    uint8_t *frame = malloc(cap);
     void *next = take_state(sw);
-    if (!frame || !next) {
-        free(frame);
-        lose(sw, next);
+    if (!next) {
+        lose(sw, NULL);
         return;
     }
-    sw->held[sw->n_held++] = frame;
-    uint32_t len = build(sw, state, frame, false);
+    uint8_t *frame = ss_take(sw, cap);
+    uint32_t len = build_whole(sw, state, frame, cap, false);
     if (!len) {
         give_state(sw, next);
         return;
@@ -200,7 +233,8 @@ static void egress(ss_switch *sw, void *state, uint32_t port, uint32_t instance,
             ss_packet *c = memset(copy, 0, sizeof *c);
             c->payload = p->payload;
             c->payload_len = p->payload_len;
-            c->frame = p->frame, c->stable = p->stable;
+            c->frame = p->frame;
+            c->stable = p->stable;
             c->instance_type = SS_EGRESS_CLONE;
             c->truncate_to = session->truncate_to;
             program->reset_metadata(copy);
@@ -223,7 +257,7 @@ static void egress(ss_switch *sw, void *state, uint32_t port, uint32_t instance,
         return;
     }
     if (unlikely(port == sw->options.cpu_port)) {
-        to_controller(sw, state);
+        to_controller(sw, state, cap);
         return;
     }
     uint8_t *out = sw->options.reserve(sw->options.io, port, cap);
@@ -232,9 +266,10 @@ static void egress(ss_switch *sw, void *state, uint32_t port, uint32_t instance,
         TRACE(ss_trace_refused(sw, port);)
         return;
     }
-    uint32_t len = build(sw, state, out, true);
-    TRACE(if (len) ss_trace_frame(sw, SS_REC_OUT, port, out, len);)
-    sw->options.commit(sw->options.io, port, len);
+    ss_outgoing made;
+    uint32_t len = build(sw, state, out, cap, true, &made);
+    TRACE(if (len) ss_trace_parts(sw, SS_REC_OUT, port, out, &made.parts);)
+    sw->options.commit(sw->options.io, port, &made);
     sw->stats.sent += len != 0;
     sw->stats.sent_bytes += len;
 }
@@ -274,7 +309,8 @@ static void clone_to(ss_switch *sw, const ss_clone *session, void *state, frame_
 
 static void parse(ss_switch *sw, void *state, frame_ref frame) {
     ss_packet *p = state;
-    p->frame = p->stable = frame.bytes;
+    p->frame = frame.bytes;
+    p->stable = frame.bytes == sw->frame ? sw->stable : frame.bytes;
     sw->program->parse(sw, state, frame.bytes, frame.len);
 }
 
@@ -293,7 +329,8 @@ static void clone_ingress(ss_switch *sw, void *state, uint32_t port, frame_ref f
     memset(p, 0, sizeof *p);
     p->payload = payload;
     p->payload_len = payload_len;
-    p->frame = p->stable = frame.bytes;
+    p->frame = sw->frame;
+    p->stable = sw->stable;
     p->instance_type = SS_INGRESS_CLONE;
     p->truncate_to = session->truncate_to;
     sw->program->reset_metadata(copy);
@@ -371,7 +408,9 @@ static void ingress(ss_switch *sw, void *state, frame_ref frame, uint32_t length
     egress(sw, state, (uint32_t)p->egress_spec, (uint32_t)p->egress_rid, frame, length);
 }
 
-void ss_receive(ss_switch *sw, uint32_t port, const uint8_t *frame, uint32_t len, uint64_t now_us) {
+void ss_receive(ss_switch *sw, uint32_t port, const ss_arrival *in, uint64_t now_us) {
+    const uint8_t *frame = in->bytes;
+    uint32_t len = in->len;
     sw->now_us = now_us;
     sw->stats.received++;
     sw->stats.received_bytes += len;
@@ -389,6 +428,11 @@ void ss_receive(ss_switch *sw, uint32_t port, const uint8_t *frame, uint32_t len
     p->ingress_global_timestamp = now_us & SS_MASK48;
     sw->ingress_port = port;
     sw->counted = len;
+    sw->frame = frame;
+    sw->stable = frame + in->stable;
+    sw->frame_len = len;
+    sw->n_known = 0;
+    if (in->sum != SS_NO_SUM) ss_sum_is(sw, sw->stable, len - in->stable, in->sum);
     ingress(sw, sw->state, (frame_ref){frame, len}, len);
     for (uint32_t passes = 0; unlikely(sw->work_head < sw->work_tail); passes++) {
         ss_work work = sw->work[sw->work_head++];
@@ -407,8 +451,7 @@ void ss_receive(ss_switch *sw, uint32_t port, const uint8_t *frame, uint32_t len
         give_state(sw, work.state);
     }
     sw->work_head = sw->work_tail = 0;
-    while (unlikely(sw->n_held)) free(sw->held[--sw->n_held]);
-    ss_turn_end(sw);
+    ss_turn_packet(sw);
     TRACE(ss_trace_done(sw);)
 }
 
@@ -472,7 +515,7 @@ void ss_close(ss_switch *sw) {
     for (uint32_t i = 0; i <= SS_MAX_CRCS; i++) free(sw->crcs[i]);
     while (sw->n_spare) free(sw->spare[--sw->n_spare]);
     TRACE(ss_trace_close(sw);)
-    free(sw->spare), free(sw->work), free(sw->held), free(sw->state), free(sw->scratch), free(sw);
+    free(sw->spare), free(sw->work), free(sw->state), free(sw->scratch), free(sw);
 }
 
 const ss_stats *ss_get_stats(const ss_switch *sw) { return &sw->stats; }

@@ -14,6 +14,9 @@
 #include <net/if.h>
 #include "pcap.h"
 #include "segment.h"
+#include "switch.h"
+
+#define SS_TX_FRAMES 256u /* frames that may wait for the end of a turn: they still are in the cache then */
 
 typedef struct {
     uint64_t received, received_bytes;    /* frames, after cutting */
@@ -24,6 +27,14 @@ typedef struct {
 } ss_port_stats;
 
 typedef enum { SS_TX_IDLE, SS_TX_WAIT_WRITABLE, SS_TX_WAIT_TIMER, SS_TX_WAIT_RATE } ss_tx_state;
+
+struct ss_slot {        /* a frame that waits: head, ref, tail */
+    size_t at;          /* of head in the port's memory; tail lies right behind */
+    const uint8_t *ref; /* NULL: it lies there, too, between the two */
+    uint32_t head, ref_len, tail;
+    uint32_t sum; /* of ref, or SS_NO_SUM */
+};
+static inline uint32_t ss_slot_length(const struct ss_slot *s) { return s->head + s->ref_len + s->tail; }
 
 typedef struct ss_port {
     uint32_t number;
@@ -42,11 +53,9 @@ typedef struct ss_port {
     const uint64_t *now_us; /* the event loop's clock */
     uint8_t *arena;
     size_t arena_size, used; /* frames that wait, back to back, first to last */
-    struct ss_slot {
-        size_t at;
-        uint32_t len;
-    } *slots;
-    uint32_t first, n, n_slots, limit, singles; /* waiting: slots[first..n); singles: next frames not to be joined */
+    size_t owed;             /* room for what slots[settled..n) refer to */
+    struct ss_slot *slots;
+    uint32_t first, settled, n, n_slots, limit, singles; /* waiting: slots[first..n); singles: first ones not to join */
     ss_port_stats stats;
     ss_pcap *pcap_in, *pcap_out;
 } ss_port;
@@ -68,15 +77,29 @@ bool ss_port_refresh(ss_port *);
 
 void ss_port_count_missed(ss_port *); /* brings stats.missed up to date */
 
-/* Receives one batch and hands each segment to `each`; returns the number of packets taken from the socket. */
-uint32_t ss_port_receive(ss_port *, ss_segment_fn *each, void *arg);
+typedef struct { /* who takes what arrives */
+    void *arg;
+    void (*each)(void *arg, const ss_segment *); /* a frame */
+    void (*between)(void *arg);                  /* after each: bytes that frames refer to are as they were */
+} ss_port_user;
 
+/* Receives one batch and hands on each frame; returns the number of packets taken from the socket.  What frames that
+ * wait refer to stays until the next call, of whatever port. */
+uint32_t ss_port_receive(ss_port *, const ss_port_user *);
+
+/* ---- queue.c ----------------------------------------------------------------------------------------------------- */
 uint8_t *ss_port_reserve(ss_port *, uint32_t cap); /* NULL: full or down, counted */
-void ss_port_commit(ss_port *, uint32_t len);
+void ss_port_commit(ss_port *, const ss_outgoing *);
+void ss_port_settle(ss_port *); /* from now on nothing that waits refers to other memory */
+void ss_port_empty(ss_port *);
+static inline uint32_t ss_port_waiting(const ss_port *p) { return p->n - p->first; }
+static inline bool ss_port_crowded(const ss_port *p) { /* more waits than should until the end of a batch */
+    return p->tx == SS_TX_IDLE && (ss_port_waiting(p) >= SS_TX_FRAMES || (p->gap_ns && ss_port_waiting(p)));
+}
+
+/* ---- transmit.c -------------------------------------------------------------------------------------------------- */
 /* Lets at most `pps` frames a second leave from now on, evenly spaced; 0: as many as the link takes. */
 void ss_port_set_rate(ss_port *, uint64_t pps);
-static inline uint32_t ss_port_waiting(const ss_port *p) { return p->n - p->first; }
-
 /* Sends what waits, until the kernel takes no more; p->tx then says what to wait for. */
 void ss_port_flush(ss_port *);
 #endif

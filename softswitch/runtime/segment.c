@@ -20,30 +20,26 @@ static void put16(uint8_t *p, uint32_t v) { p[0] = (uint8_t)(v >> 8), p[1] = (ui
 static uint32_t get32(const uint8_t *p) { return (uint32_t)get16(p) << 16 | get16(p + 2); }
 static void put32(uint8_t *p, uint32_t v) { put16(p, v >> 16), put16(p + 2, v); }
 
-typedef struct {      /* where a UDP or TCP packet's parts lie */
-    uint8_t protocol; /* UDP, TCP */
-    bool v6;
-    uint32_t l3, l4, headers; /* offsets of the IP header, the UDP/TCP header, the payload */
-    uint32_t end;             /* of the payload, by the IP header: Ethernet padding may follow */
-} layout;
+typedef ss_layout layout;
 
 /* Understands plain UDP and TCP over IPv4 or IPv6, behind up to two VLAN tags; no fragments, no extension headers.
- * In a super-packet the IP length says nothing, so that the frame's length counts. */
-static bool understand(const uint8_t *f, uint32_t len, bool super, layout *at) {
+ * In a super-packet the IP length says nothing, so that the frame's length counts.  Of `len` bytes the first `here` lie
+ * at f; all headers must. */
+static bool understand(const uint8_t *f, uint32_t here, uint32_t len, bool super, layout *at) {
     uint32_t type_at = 12;
-    if (len < ETH) return false;
+    if (here < ETH) return false;
     for (int tags = 0; tags < 2 && (get16(f + type_at) == 0x8100 || get16(f + type_at) == 0x88a8); tags++) {
         type_at += VLAN;
-        if (len < type_at + 2) return false;
+        if (here < type_at + 2) return false;
     }
     uint32_t l3 = type_at + 2, ip_len;
     const uint8_t *ip = f + l3;
     if (get16(f + type_at) == 0x0800) {
-        if (len < l3 + 20 || ip[0] >> 4 != 4 || (ip[0] & 15) < 5 || (get16(ip + 6) & 0x3fff)) return false;
+        if (here < l3 + 20 || ip[0] >> 4 != 4 || (ip[0] & 15) < 5 || (get16(ip + 6) & 0x3fff)) return false;
         *at = (layout){.protocol = ip[9], .v6 = false, .l3 = l3, .l4 = l3 + 4u * (ip[0] & 15)};
         ip_len = get16(ip + 2);
     } else if (get16(f + type_at) == 0x86dd) {
-        if (len < l3 + 40 || ip[0] >> 4 != 6) return false;
+        if (here < l3 + 40 || ip[0] >> 4 != 6) return false;
         *at = (layout){.protocol = ip[6], .v6 = true, .l3 = l3, .l4 = l3 + 40};
         ip_len = 40 + get16(ip + 4);
     } else
@@ -52,13 +48,13 @@ static bool understand(const uint8_t *f, uint32_t len, bool super, layout *at) {
     if (at->end > len) return false;
     if (at->protocol == UDP)
         at->headers = at->l4 + 8;
-    else if (at->protocol == TCP && at->end >= at->l4 + 20) {
+    else if (at->protocol == TCP && here >= at->l4 + 20) {
         uint32_t words = f[at->l4 + 12] >> 4;
         if (words < 5) return false;
         at->headers = at->l4 + 4 * words;
     } else
         return false;
-    return at->headers <= at->end;
+    return at->headers <= at->end && at->headers <= here;
 }
 
 static uint32_t checksum_at(const layout *at) { return at->l4 + (at->protocol == UDP ? 6 : 16); }
@@ -80,10 +76,20 @@ static uint16_t partial_checksum(const uint8_t *f, const layout *at, uint32_t l4
     return (uint16_t)~ss_sum16_end(pseudo_header(f, at, l4_len));
 }
 
+/* Bytes that begin at an odd place of what is summed count the other way round. */
+static uint64_t placed(uint16_t sum, uint32_t at) { return at & 1 ? __builtin_bswap16(sum) : sum; }
+
 /* 0 where the checksum in the packet is right (RFC 1071: the sum over it is then all ones). */
-static uint16_t checksum_error(const uint8_t *f, const layout *at) {
-    uint64_t headers = pseudo_header(f, at, at->end - at->l4) + sum_of(f + at->l4, at->headers - at->l4);
-    return ss_csum16_after(headers, f + at->headers, at->end - at->headers);
+static uint16_t checksum_error(const ss_frame *frame, const layout *at) {
+    const uint8_t *f = frame->head;
+    uint64_t sum = pseudo_header(f, at, at->end - at->l4) + sum_of(f + at->l4, at->headers - at->l4);
+    sum += ss_sum16_of(f + at->headers, frame->head_len - at->headers);
+    uint32_t place = frame->head_len - at->l4;
+    if (frame->ref_len)
+        sum +=
+            placed((uint16_t)(frame->sum == SS_NO_SUM ? ss_sum16_of(frame->ref, frame->ref_len) : frame->sum), place);
+    if (frame->tail_len) sum += placed(ss_sum16_of(frame->tail, frame->tail_len), place + frame->ref_len);
+    return (uint16_t)ss_sum16_end(sum);
 }
 
 static uint16_t ip_checksum_error(const uint8_t *ip) { return (uint16_t)ss_sum16_end(sum_of(ip, 4u * (ip[0] & 15))); }
@@ -128,18 +134,18 @@ static bool complete(uint8_t *f, uint32_t len, const ss_vnet *v) {
     return true;
 }
 
-uint32_t ss_cut(uint8_t *f, uint32_t len, const ss_vnet *v, ss_segment_fn *each, void *arg, const char **why) {
+uint32_t ss_cut_begin(ss_cut *c, uint8_t *f, uint32_t len, const ss_vnet *v, const char **why) {
     uint8_t type = v->gso_type & (uint8_t)~SS_GSO_ECN;
-    layout at;
-    if (type == SS_GSO_NONE) {
+    layout at = {0};
+    *c = (ss_cut){.frame = f, .left = len, .n = 0, .single = type == SS_GSO_NONE};
+    if (c->single) {
         if ((v->flags & SS_VNET_NEEDS_CSUM) && !complete(f, len, v)) {
             *why = "checksum offload points outside of the frame";
             return 0;
         }
-        each(arg, f, len);
         return 1;
     }
-    if (!understand(f, len, true, &at)) {
+    if (!understand(f, len, len, true, &at)) {
         *why = "super-packet that is not plain UDP or TCP over IP";
         return 0;
     }
@@ -153,67 +159,87 @@ uint32_t ss_cut(uint8_t *f, uint32_t len, const ss_vnet *v, ss_segment_fn *each,
         *why = "super-packet with segments of 0 bytes";
         return 0;
     }
-
-    uint8_t saved[ETH + 2 * VLAN + 60 + 60]; /* longest headers: options included */
-    uint32_t headers = at.headers, left = len - headers, n = 0;
-    memcpy(saved, f, headers);
-    uint8_t flags = at.protocol == TCP ? saved[at.l4 + 13] : 0;
-    uint32_t seq = at.protocol == TCP ? get32(saved + at.l4 + 4) : 0;
-    uint16_t id = at.v6 ? 0 : get16(saved + at.l3 + 4);
+    uint8_t *saved = c->headers;
+    c->at = at;
+    c->size = v->gso_size;
+    c->left = len - at.headers;
+    memcpy(saved, f, at.headers);
+    c->flags = at.protocol == TCP ? saved[at.l4 + 13] : 0;
+    c->seq = at.protocol == TCP ? get32(saved + at.l4 + 4) : 0;
+    c->id = at.v6 ? 0 : get16(saved + at.l3 + 4);
     /* What the segments' checksums have in common; the rest is added as the numbers that are written. */
     clear_what_changes(saved, &at);
-    uint64_t ip_sum = at.v6 ? 0 : sum_of(saved + at.l3, at.l4 - at.l3);
-    uint64_t l4_sum = pseudo_header(saved, &at, 0) + sum_of(saved + at.l4, at.headers - at.l4);
-    do {
-        /* Each segment's headers are written right before its payload, over the end of the segment before it, which has
-         * been handled by then: nothing is copied but headers. */
-        uint32_t payload = left < v->gso_size ? left : v->gso_size, l4_len = headers - at.l4 + payload;
-        uint8_t *segment = f + (size_t)n * v->gso_size;
-        uint64_t sum = l4_sum + l4_len;
-        left -= payload;
-        memcpy(segment, saved, headers);
-        set_lengths(segment, &at, payload);
-        if (!at.v6) {
-            uint16_t own = (uint16_t)(id + n);
-            put16(segment + at.l3 + 4, own);
-            put16(segment + at.l3 + 10, ss_sum16_end(ip_sum + at.l4 - at.l3 + l4_len + own));
-        }
-        if (at.protocol == TCP) {
-            uint8_t only = flags;
-            if (left) only &= (uint8_t)~(FIN | PSH);
-            if (n) only &= (uint8_t)~CWR;
-            segment[at.l4 + 13] = only;
-            put32(segment + at.l4 + 4, seq + n * v->gso_size);
-            sum += (uint64_t)only + (seq + n * v->gso_size);
-        } else
-            sum += l4_len;
-        uint16_t checksum = ss_csum16_after(sum, segment + headers, payload);
-        put16(segment + checksum_at(&at), checksum == 0 && at.protocol == UDP ? 0xffff : checksum); /* 0: "none" */
-        each(arg, segment, headers + payload);
-        n++;
-    } while (left);
-    return n;
+    c->ip_sum = at.v6 ? 0 : sum_of(saved + at.l3, at.l4 - at.l3);
+    c->l4_sum = pseudo_header(saved, &at, 0) + sum_of(saved + at.l4, at.headers - at.l4);
+    return c->left ? (c->left - 1) / c->size + 1 : 1;
+}
+
+static bool next_single(ss_cut *c, ss_segment *out) {
+    if (c->n++) return false;
+    *out = (ss_segment){.bytes = c->frame, .len = c->left, .sum = SS_NO_SUM};
+    return true;
+}
+
+void ss_cut_put_back(ss_cut *c) {
+    if (!c->single) memcpy(c->frame + (size_t)(c->n - 1) * c->size, c->under, c->at.headers);
+}
+
+bool ss_cut_next(ss_cut *c, ss_segment *out) {
+    if (c->single) return next_single(c, out);
+    const layout at = c->at;
+    const uint32_t headers = at.headers, n = c->n, payload = c->left < c->size ? c->left : c->size;
+    if (n && !c->left) return false;
+    uint8_t *segment = c->frame + (size_t)n * c->size;
+    uint32_t l4_len = headers - at.l4 + payload;
+    uint64_t sum = c->l4_sum + l4_len;
+    c->left -= payload;
+    c->n++;
+    memcpy(c->under, segment, headers);
+    memcpy(segment, c->headers, headers);
+    set_lengths(segment, &at, payload);
+    if (!at.v6) {
+        uint16_t own = (uint16_t)(c->id + n);
+        put16(segment + at.l3 + 4, own);
+        put16(segment + at.l3 + 10, ss_sum16_end(c->ip_sum + at.l4 - at.l3 + l4_len + own));
+    }
+    if (at.protocol == TCP) {
+        uint8_t only = c->flags;
+        if (c->left) only &= (uint8_t)~(FIN | PSH);
+        if (n) only &= (uint8_t)~CWR;
+        segment[at.l4 + 13] = only;
+        put32(segment + at.l4 + 4, c->seq + n * c->size);
+        sum += (uint64_t)only + (c->seq + n * c->size);
+    } else
+        sum += l4_len;
+    uint16_t own = ss_sum16_of(segment + headers, payload), checksum = (uint16_t)ss_sum16_end(sum + own);
+    put16(segment + checksum_at(&at), checksum == 0 && at.protocol == UDP ? 0xffff : checksum); /* 0: "none" */
+    *out = (ss_segment){.bytes = segment, .len = headers + payload, .stable = headers, .sum = own};
+    return true;
 }
 
 /* ---- joining ----------------------------------------------------------------------------------------------------- */
 
+static uint32_t length(const ss_frame *frame) { return frame->head_len + frame->ref_len + frame->tail_len; }
+
 /* A frame that could be the first or a further part of a super-packet, as far as its headers say. */
 static bool joinable(const ss_frame *frame, uint32_t mtu, layout *at) {
-    const uint8_t *f = frame->bytes;
-    if (!understand(f, frame->len, false, at) || at->l3 != ETH || at->end != frame->len || at->headers == at->end ||
-        at->headers > SS_HEADERS_MAX || frame->len - ETH > mtu)
+    const uint8_t *f = frame->head;
+    uint32_t len = length(frame);
+    if (!understand(f, frame->head_len, len, false, at) || at->l3 != ETH || at->end != len || at->headers == at->end ||
+        at->headers > SS_HEADERS_MAX || len - ETH > mtu)
         return false;
     if (!at->v6 && at->l4 != at->l3 + 20) return false; /* options: rare, left alone */
-    if (at->protocol == UDP) return get16(f + at->l4 + 4) == frame->len - at->l4 && get16(f + at->l4 + 6);
+    if (at->protocol == UDP) return get16(f + at->l4 + 4) == len - at->l4 && get16(f + at->l4 + 6);
     return !(f[at->l4 + 13] & (SYN | RST | URG | CWR)) && (f[at->l4 + 13] & ACK) && !(f[at->l4 + 12] & 15) &&
            get16(f + at->l4 + 16) != 0xffff;
 }
 
 /* 0xffff and 0 both check as the number zero; the kernel writes 0 (but 0xffff in UDP), so that the other is not
  * joined. */
-static bool right_checksums(const uint8_t *f, const layout *at) {
+static bool right_checksums(const ss_frame *frame, const layout *at) {
+    const uint8_t *f = frame->head;
     return (at->v6 || (get16(f + at->l3 + 10) != 0xffff && ip_checksum_error(f + at->l3) == 0)) &&
-           checksum_error(f, at) == 0;
+           checksum_error(frame, at) == 0;
 }
 
 /* May `f` (same layout but for its end) follow `before` frames of `size` payload bytes, the first of which is `a`? */
@@ -235,21 +261,21 @@ static bool follows(const uint8_t *a, const uint8_t *f, const layout *at, uint32
 uint32_t ss_join(const ss_frame *frames, uint32_t n, uint32_t mtu, ss_super *out) {
     layout at, next;
     if (n < 2 || !joinable(&frames[0], mtu, &at)) return 1;
-    const uint8_t *first = frames[0].bytes;
-    uint32_t size = at.end - at.headers, total = size, taken = 1;
+    const uint8_t *first = frames[0].head;
+    uint32_t len = at.end, size = len - at.headers, total = size, taken = 1;
     if (n > SS_JOIN_MAX) n = SS_JOIN_MAX;
     while (taken < n) {
         const ss_frame *frame = &frames[taken];
-        const uint8_t *before = frames[taken - 1].bytes;
-        if (frames[taken - 1].len != frames[0].len) break;                   /* a shorter one is the last */
+        const uint8_t *before = frames[taken - 1].head;
+        if (length(&frames[taken - 1]) != len) break;                        /* a shorter one is the last */
         if (at.protocol == TCP && (before[at.l4 + 13] & (FIN | PSH))) break; /* so is one with FIN or PSH */
-        if (frame->len > frames[0].len || !joinable(frame, mtu, &next)) break;
+        if (length(frame) > len || !joinable(frame, mtu, &next)) break;
         if (next.protocol != at.protocol || next.v6 != at.v6 || next.headers != at.headers) break;
         uint32_t payload = next.end - next.headers;
         if (at.headers - at.l3 + total + payload > 65535) break;
-        if (!follows(first, frame->bytes, &at, taken, size)) break;
-        if (taken == 1 && !right_checksums(first, &at)) break;
-        if (!right_checksums(frame->bytes, &next)) break;
+        if (!follows(first, frame->head, &at, taken, size)) break;
+        if (taken == 1 && !right_checksums(&frames[0], &at)) break;
+        if (!right_checksums(frame, &next)) break;
         total += payload;
         taken++;
     }
@@ -258,7 +284,7 @@ uint32_t ss_join(const ss_frame *frames, uint32_t n, uint32_t mtu, ss_super *out
     memcpy(out->header, first, at.headers);
     set_lengths(out->header, &at, total);
     if (!at.v6) fill_ip_checksum(out->header + at.l3);
-    if (at.protocol == TCP) out->header[at.l4 + 13] = frames[taken - 1].bytes[at.l4 + 13];
+    if (at.protocol == TCP) out->header[at.l4 + 13] = frames[taken - 1].head[at.l4 + 13];
     put16(out->header + checksum_at(&at), partial_checksum(first, &at, at.headers - at.l4 + total));
     out->vnet = (ss_vnet){
         .flags = SS_VNET_NEEDS_CSUM,

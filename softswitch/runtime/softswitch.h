@@ -255,6 +255,8 @@ uint64_t ss_hash_runs(ss_switch *, uint32_t algo, const ss_run *, uint32_t n);
 /* The ones' complement sum of a run as big-endian 16-bit words, 0..0xffff, where 0 stands for zeros alone; an odd last
  * byte is the upper half of a word. */
 uint64_t ss_sum16_run(ss_switch *, const uint8_t *bytes, uint32_t n);
+#define SS_NO_SUM 0x10000u                              /* not a sum: not known */
+uint16_t ss_sum16_of(const uint8_t *bytes, uint32_t n); /* the same, computed anew */
 /* csum16 over two runs of bytes, the second of which is the payload (update_checksum_with_payload).  n is even where
  * n_more is not 0. */
 uint16_t ss_csum16(const uint8_t *bytes, uint32_t n, const uint8_t *more, uint32_t n_more);

@@ -33,13 +33,29 @@ typedef struct {
     uint32_t len;
 } ss_event;
 
+typedef struct {
+    ss_parts parts;
+    uint32_t sum; /* of parts.ref, as ss_sum16_of has it, or SS_NO_SUM */
+} ss_outgoing;
+
+static inline uint32_t ss_outgoing_length(const ss_outgoing *o) {
+    return o->parts.head + o->parts.ref_len + o->parts.tail;
+}
+
+/* Puts the parts of a frame together in `out`, where its head and tail are; `cap` of reserve is enough for it. */
+static inline uint32_t ss_flatten(uint8_t *out, const ss_parts *p) {
+    if (p->tail) memmove(out + p->head + p->ref_len, out + p->head, p->tail);
+    if (p->ref_len) memcpy(out + p->head, p->ref, p->ref_len);
+    return p->head + p->ref_len + p->tail;
+}
+
 typedef struct ss_options {
     void *io; /* first argument of every callback */
     /* Where to build a frame of at most `cap` bytes for `port`; NULL: queue full or no such port (counted, frame lost).
-     * Every non-NULL reserve is followed by exactly one commit with the final length, before any other callback;
-     * length 0 means: nothing to send after all. */
+     * Every non-NULL reserve is followed by exactly one commit with what the frame consists of, before any other
+     * callback; no bytes at all mean: nothing to send after all.  What `ref` refers to stays until ss_turn_end. */
     uint8_t *(*reserve)(void *io, uint32_t port, uint32_t cap);
-    void (*commit)(void *io, uint32_t port, uint32_t len);
+    void (*commit)(void *io, uint32_t port, const ss_outgoing *);
     uint32_t (*depth)(void *io, uint32_t port); /* frames queued; NULL: always 0 */
     void (*event)(void *io, const ss_event *);  /* NULL: nobody listens */
     uint32_t cpu_port;                          /* frames for it become SS_EVENT_PACKET_IN; SS_NO_PORT: none */
@@ -53,11 +69,22 @@ typedef struct ss_options {
 ss_switch *ss_open(const ss_program *, const ss_options *, const char **why);
 void ss_close(ss_switch *);
 
-/* Runs one frame through the whole pipeline, with all its copies, resubmissions and recirculations.  `frame` must stay
- * untouched during the call and must not overlap what reserve returns.  A packet-out is a frame from cpu_port.
+typedef struct { /* a frame that comes in */
+    const uint8_t *bytes;
+    uint32_t len;
+    uint32_t stable; /* bytes from here on may be referred to until ss_turn_end, those before it are copied */
+    uint32_t sum;    /* of the bytes from there on, as ss_sum16_of has it, or SS_NO_SUM */
+} ss_arrival;
+
+/* Runs one frame through the whole pipeline, with all its copies, resubmissions and recirculations.  The frame must
+ * stay untouched during the call and must not overlap what reserve returns.  A packet-out is a frame from cpu_port.
  * now_us: microseconds since the switch started, never going back.  Frames longer than SS_MAX_FRAME and ports above 511
  * are dropped, counted as oversize. */
-void ss_receive(ss_switch *, uint32_t port, const uint8_t *frame, uint32_t len, uint64_t now_us);
+void ss_receive(ss_switch *, uint32_t port, const ss_arrival *, uint64_t now_us);
+
+/* To be called where frames were received or ss_control was called, and all that was committed has been sent or copied:
+ * what it refers to is given up. */
+void ss_turn_end(ss_switch *);
 
 /* Reports entries idle for too long; returns when to call again (UINT64_MAX: nothing to wait for; ask again after any
  * ss_control). */

@@ -103,6 +103,21 @@ void ss_trace_frame(ss_switch *sw, uint8_t kind, uint32_t id, const uint8_t *fra
     if (at) memcpy(put32(at, len), frame, kept);
 }
 
+static uint8_t *put_kept(uint8_t *at, const uint8_t *bytes, uint32_t n, uint32_t *kept) {
+    if (n > *kept) n = *kept;
+    *kept -= n;
+    return n ? (uint8_t *)memcpy(at, bytes, n) + n : at;
+}
+
+void ss_trace_parts(ss_switch *sw, uint8_t kind, uint32_t id, const uint8_t *out, const ss_parts *p) {
+    uint32_t len = p->head + p->ref_len + p->tail, kept = len < sw->trace.keep ? len : sw->trace.keep;
+    uint8_t *at = record(sw, kind, id, 4 + kept);
+    if (!at) return;
+    at = put_kept(put32(at, len), out, p->head, &kept);
+    at = put_kept(at, p->ref, p->ref_len, &kept);
+    put_kept(at, out + p->head, p->tail, &kept);
+}
+
 void ss_trace_text(ss_switch *sw, uint32_t id, const char *text) {
     size_t n = strlen(text);
     uint8_t *at = record(sw, SS_REC_LOG, id, n);

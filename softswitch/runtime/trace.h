@@ -98,6 +98,7 @@ void ss_trace_numbers(ss_switch *, uint8_t kind, uint32_t id, uint32_t n, const 
 #define NUMBERS(sw, kind, id, ...) \
     ss_trace_numbers(sw, kind, id, sizeof((uint32_t[]){__VA_ARGS__}) / 4, (uint32_t[]){__VA_ARGS__})
 void ss_trace_frame(ss_switch *, uint8_t kind, uint32_t id, const uint8_t *frame, uint32_t len);
+void ss_trace_parts(ss_switch *, uint8_t kind, uint32_t id, const uint8_t *out, const ss_parts *);
 void ss_trace_text(ss_switch *, uint32_t id, const char *text);
 void ss_trace_refused(ss_switch *, uint32_t port);
 /* Returns the entry.  u8 hit, u8 kind (SS_DO_*), u32 action that runs, u64 handle, u32 slot, i32 priority, u32 target,

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Memory of the turn: what programs compute for a packet and what frames that leave may refer to, taken piece by piece
- * and given back all at once.
+ * and given back together.  At the end of a packet what no frame refers to goes back at once, so that the next packet
+ * computes in the same, cached place; at the end of the turn the rest.
  */
 #include <stdio.h>
 #include "internal.h"
 
 #define CHUNK (256u << 10)
+#define KEPT_CHUNKS 8u /* more than these are freed at the end of a turn */
 
 struct ss_chunk {
     ss_chunk *next;
@@ -32,12 +34,29 @@ uint8_t *ss_take(ss_switch *sw, uint32_t n) {
         ss_chunk **next = t->now ? &t->now->next : &t->first;
         if (!*next) *next = new_chunk(size > CHUNK ? size : CHUNK);
         t->now = *next;
-        t->used = 0;
+        t->used = t->mark = 0;
     }
     uint8_t *at = t->now->bytes + t->used;
     t->used += size;
     return at;
 }
+
+bool ss_taken(const ss_switch *sw, const uint8_t *bytes, uint32_t n) {
+    for (const ss_chunk *chunk = sw->turn.first; chunk; chunk = chunk->next) {
+        size_t at = (uintptr_t)bytes - (uintptr_t)chunk->bytes;
+        if (at <= chunk->size && n <= chunk->size - at) return true;
+        if (chunk == sw->turn.now) break;
+    }
+    return false;
+}
+
+void ss_turn_keep(ss_switch *sw, const uint8_t *bytes, uint32_t n) {
+    ss_turn *t = &sw->turn;
+    size_t at = t->now ? (uintptr_t)bytes - (uintptr_t)t->now->bytes : SIZE_MAX;
+    if (at < t->used && at + n > t->mark) t->mark = (at + n + 63) & ~(size_t)63;
+}
+
+void ss_turn_packet(ss_switch *sw) { sw->turn.used = sw->turn.mark; }
 
 static void free_chunks(ss_chunk *chunk) {
     while (chunk) {
@@ -49,12 +68,14 @@ static void free_chunks(ss_chunk *chunk) {
 
 void ss_turn_end(ss_switch *sw) {
     ss_turn *t = &sw->turn;
-    if (t->now != t->first) { /* more than one is seldom needed, and may be much */
-        free_chunks(t->first->next);
-        t->first->next = NULL;
+    ss_chunk *last = t->first;
+    for (uint32_t n = 1; last && n < KEPT_CHUNKS; n++) last = last->next;
+    if (last) {
+        free_chunks(last->next);
+        last->next = NULL;
     }
     t->now = t->first;
-    t->used = 0;
+    t->used = t->mark = 0;
 }
 
 void ss_turn_close(ss_switch *sw) {

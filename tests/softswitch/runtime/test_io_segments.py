@@ -38,16 +38,22 @@ class Vnet(ctypes.Structure):
 class Frame(ctypes.Structure):
     """The C struct ss_frame."""
 
-    _fields_ = [("bytes", ctypes.c_void_p), ("len", ctypes.c_uint32)]
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("head", "ref", "tail")),
+        *((name, ctypes.c_uint32) for name in ("head_len", "ref_len", "tail_len", "sum")),
+    ]
+
+
+class Segment(ctypes.Structure):
+    """The C struct ss_segment."""
+
+    _fields_ = [("bytes", ctypes.c_void_p), *((name, ctypes.c_uint32) for name in ("len", "stable", "sum"))]
 
 
 class Super(ctypes.Structure):
     """The C struct ss_super."""
 
     _fields_ = [("vnet", Vnet), ("header_len", ctypes.c_uint32), ("header", ctypes.c_uint8 * 128)]
-
-
-_Each = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint8), ctypes.c_uint32)
 
 
 @functools.cache
@@ -60,26 +66,60 @@ def _library() -> ctypes.CDLL:
         flags=["-g"],
     )
     library = ctypes.CDLL(str(path))
-    library.ss_cut.restype = library.ss_join.restype = ctypes.c_uint32
+    library.ss_cut_begin.restype = library.ss_join.restype = ctypes.c_uint32
+    library.ss_cut_next.restype = ctypes.c_bool
+    library.ss_sum16_of.restype = ctypes.c_uint16
     return library
 
 
+NO_SUM = 0x10000
+
+
 def cut(frame: bytes, vnet: Vnet) -> list[bytes]:
-    """Cut a super-packet by ss_cut; an empty list where it refuses."""
+    """Cut a super-packet as a port does; an empty list where it is refused.
+
+    What is told of each segment's bytes must hold: they stay as they are, and their sum is right.
+    """
     segments: list[bytes] = []
+    told: list[Segment] = []
     buffer = ctypes.create_string_buffer(frame, len(frame) + 1)
-    each = _Each(lambda _, data, size: segments.append(ctypes.string_at(data, size)))
     why = ctypes.c_char_p()
-    n = _library().ss_cut(buffer, len(frame), ctypes.byref(vnet), each, None, ctypes.byref(why))
+    state = ctypes.create_string_buffer(1024)  # ss_cut
+    n = _library().ss_cut_begin(state, buffer, len(frame), ctypes.byref(vnet), ctypes.byref(why))
+    segment = Segment()
+    while n and _library().ss_cut_next(state, ctypes.byref(segment)):
+        segments.append(ctypes.string_at(segment.bytes, segment.len))
+        told.append(Segment(segment.bytes, segment.len, segment.stable, segment.sum))
+        _library().ss_cut_put_back(state)
+    for t, whole in zip(told, segments, strict=True):
+        assert ctypes.string_at(t.bytes + t.stable, t.len - t.stable) == whole[t.stable :]
+        assert t.sum in (NO_SUM, ones_sum(whole[t.stable :]))
     assert n == len(segments)
     assert (n == 0) == (why.value is not None)
     return segments
 
 
-def join(frames: list[bytes], mtu: int = 65535) -> tuple[int, bytes, Vnet]:
-    """ss_join on the first frames: (how many, the super-packet, its description)."""
-    buffers = [ctypes.create_string_buffer(frame, len(frame)) for frame in frames]
-    array = (Frame * len(frames))(*(Frame(ctypes.addressof(b), len(f)) for b, f in zip(buffers, frames, strict=True)))
+def ones_sum(data: bytes) -> int:
+    """The ones' complement sum, of which 0 stands for zeros alone."""
+    return ~checksum(data) & 0xFFFF
+
+
+def join(frames: list[bytes], mtu: int = 65535, seed: int | None = None, least: int = 0) -> tuple[int, bytes, Vnet]:
+    """ss_join on the first frames: (how many, the super-packet, its description).
+
+    With a seed the frames come in parts, the first of at least `least` bytes, with sums that are known or not.
+    """
+    rng = random.Random(seed)
+    buffers = []
+    array = (Frame * len(frames))()
+    for i, frame in enumerate(frames):
+        first, last = (0, 0) if seed is None else sorted(rng.randint(least, len(frame)) for _ in range(2))
+        if seed is None or rng.random() < 0.2:
+            first = last = len(frame)
+        pieces = [frame[:first], frame[first:last], frame[last:]]
+        buffers.append([ctypes.create_string_buffer(piece, len(piece) + 1) for piece in pieces])
+        total = ones_sum(pieces[1]) if rng.random() < 0.7 else NO_SUM
+        array[i] = Frame(*map(ctypes.addressof, buffers[-1]), *map(len, pieces), total)
     out = Super()
     taken = int(_library().ss_join(array, len(frames), mtu, ctypes.byref(out)))
     header = bytes(out.header[: out.header_len])
@@ -201,6 +241,28 @@ def test_what_was_cut_is_joined_and_cut_again_without_a_trace(packet: Packet, si
         assert cut(joined, vnet) == frames[:taken]
 
 
+@settings(max_examples=150)
+@given(packets, st.integers(1, 3000), st.integers(0, 2**32))
+def test_frames_in_parts_are_joined_as_whole_ones_are(packet: Packet, size: int, seed: int) -> None:
+    """Wherever a frame is cut, evenly or not: with its headers in one part it is joined, else it may go alone."""
+    frames = expected(packet, size)
+    assert join(frames, seed=seed, least=describe(packet, size).header_len)[:2] == join(frames)[:2]
+
+    taken, joined, vnet = join(frames, seed=seed)
+    if taken > 1:
+        assert cut(joined, vnet) == frames[:taken]
+
+
+@pytest.mark.parametrize("kind", [UDP4, TCP4, UDP6, TCP6])
+def test_a_payload_of_zeros_has_another_sum_than_one_of_ones(kind: int) -> None:
+    """Sums of 0 and 0xffff are one number in the checksum, but only zeros add up to 0."""
+    for payload in (bytes(100), b"\xff" * 100, bytes(98) + b"\xff\xff", bytes(99) + b"\1"):
+        frames = [replace(p, payload=payload).frame() for p in _neighbours(kind)]
+        header = len(frames[0]) - 100
+        for seed in range(20):
+            assert join(frames, seed=seed, least=header)[0] == join(frames)[0]
+
+
 CHANGES: dict[str, Callable[[Packet], Packet]] = {
     "ID does not count up": lambda p: replace(p, ident=p.ident + 1),
     "another TTL": lambda p: replace(p, ttl=63),
@@ -245,6 +307,7 @@ def test_wrong_checksums_are_never_repaired(kind: int) -> None:
             bad = list(good)
             bad[which] = bad[which][:at] + bytes([bad[which][at] ^ 1]) + bad[which][at + 1 :]
             assert join(bad)[0] == 1
+            assert all(join(bad, seed=seed)[0] == 1 for seed in range(10))
     if kind == UDP4:
         none = [frame[:40] + b"\0\0" + frame[42:] for frame in good]  # no checksum: the kernel would add one
         assert join(none)[0] == 1

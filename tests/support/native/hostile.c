@@ -18,17 +18,44 @@ static uint32_t draw(uint32_t n) { // 0..n-1
 static uint8_t *held; // the frame being built
 static uint64_t frames, bytes;
 
+#define TURN 64 // frames that wait as a port has them: what they refer to must stay
+static struct {
+    uint8_t *out, *whole;
+    ss_parts parts;
+    uint32_t len;
+} waiting[TURN];
+static uint32_t n_waiting;
+
+static void leave(void) {
+    for (uint32_t i = 0; i < n_waiting; i++) {
+        ss_flatten(waiting[i].out, &waiting[i].parts);
+        if (memcmp(waiting[i].out, waiting[i].whole, waiting[i].len)) abort();
+        free(waiting[i].out), free(waiting[i].whole);
+    }
+    n_waiting = 0;
+}
+
 static uint8_t *reserve(void *io, uint32_t port, uint32_t cap) {
     (void)io, (void)port;
     if (draw(50) == 0) return NULL;
     return held = malloc(cap);
 }
 
-static void commit(void *io, uint32_t port, uint32_t len) {
+static void commit(void *io, uint32_t port, const ss_outgoing *made) {
     (void)io, (void)port;
+    const ss_parts *p = &made->parts;
+    uint32_t len = ss_outgoing_length(made);
+    if (made->sum != SS_NO_SUM && made->sum != ss_sum16_of(p->ref, p->ref_len)) abort();
+    if (len && p->ref_len && n_waiting < TURN) {
+        uint8_t *out = malloc(len);
+        memcpy(out, held, p->head + p->tail);
+        waiting[n_waiting].out = out, waiting[n_waiting].parts = *p, waiting[n_waiting].len = len;
+        waiting[n_waiting++].whole = held;
+    }
+    ss_flatten(held, p);
     for (uint32_t i = 0; i < len; i++) bytes += held[i]; // reads each: uninitialised or foreign bytes are seen
     frames += len != 0;
-    free(held);
+    if (!n_waiting || waiting[n_waiting - 1].whole != held) free(held);
 }
 
 static void event(void *io, const ss_event *e) {
@@ -39,10 +66,18 @@ static void event(void *io, const ss_event *e) {
 static uint64_t now;
 
 static void receive(ss_switch *sw, const uint8_t *data, uint32_t len) {
-    uint8_t *frame = malloc(len ? len : 1);
+    static uint8_t *received[8]; // of this turn
+    static uint32_t n;
+    uint8_t *frame = received[n++] = malloc(len ? len : 1);
     memcpy(frame, data, len);
-    ss_receive(sw, draw(512), frame, len, now += draw(5000));
-    free(frame);
+    ss_arrival in = {.bytes = frame, .len = len, .stable = draw(2) ? draw(len + 1) : 0, .sum = SS_NO_SUM};
+    if (draw(2)) in.sum = ss_sum16_of(frame + in.stable, len - in.stable);
+    ss_receive(sw, draw(512), &in, now += draw(5000));
+    memset(frame, 0x5a, in.stable); // as the next segment's headers do
+    if (n < 8 && draw(4)) return;
+    leave();
+    ss_turn_end(sw);
+    while (n) free(received[--n]);
 }
 
 static size_t request(ss_switch *sw, const uint8_t *data, size_t n) {
@@ -51,6 +86,7 @@ static size_t request(ss_switch *sw, const uint8_t *data, size_t n) {
     memcpy(copy, data, n);
     size_t got = ss_control(sw, now, copy, n, reply, sizeof reply);
     if (got > sizeof reply) abort();
+    leave();
     free(copy);
     return got;
 }
