@@ -11,7 +11,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from netfold.wire import roce
+
 T = TypeVar("T")
+
+MTU = max(roce.LINK_MTUS.values())
+"""Of the links in bytes: enough for every path MTU."""
 
 _CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -35,8 +40,8 @@ class VethHost:
         self._path = f"/proc/{os.getpid()}/fd/{self._namespace}"
         end = f"s{number}"
         sh(f"ip link add {end} type veth peer name h{number}; ip link set h{number} netns {self._path} name eth0")
-        sh(f"sysctl -qw net.ipv6.conf.{end}.disable_ipv6=1; ip link set {end} up")
-        self.run("sysctl -qw net.ipv6.conf.eth0.disable_ipv6=1; ip link set eth0 up;"
+        sh(f"sysctl -qw net.ipv6.conf.{end}.disable_ipv6=1; ip link set {end} mtu {MTU} up")
+        self.run(f"sysctl -qw net.ipv6.conf.eth0.disable_ipv6=1; ip link set eth0 mtu {MTU} up;"
                  f" ip addr add {address}/24 dev eth0")
 
     def run(self, command: str) -> None:

@@ -25,17 +25,15 @@ import os
 import shlex
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from netfold.bench.harness import paced
+from netfold.bench.harness import checkouts, paced
 from netfold.bench.harness.limits import limited_by, machine
 
-HERE = Path(__file__).resolve().parents[2]
 DEFAULTS = ("--algorithms", "innet,gloo")
 
 
@@ -55,17 +53,13 @@ class Checkout:
     """A checkout's benchmark, which takes its turns."""
 
     def __init__(self, name: str, folder: Path, turns: int, options: Sequence[str], scratch: Path) -> None:
-        own = folder / ".venv" / "bin" / "python"
-        source = folder / "src" if (folder / "src").is_dir() else folder
-        path = [str(source)] if (source / "netfold" / "bench").is_dir() else []  # older ones are found by their .venv
         self.name = name
         self._log = scratch / f"{name}.log"
         self._json = scratch / f"{name}.json"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [str(own) if own.exists() else sys.executable, paced.__file__, str(turns), *options,
-                 "--json", str(self._json)],
-                cwd=folder, env={**os.environ, "PYTHONPATH": os.pathsep.join(path)}, text=True,
+                [checkouts.python(folder), paced.__file__, str(turns), *options, "--json", str(self._json)],
+                cwd=folder, env=checkouts.environment(folder), text=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
             )
 
@@ -177,7 +171,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
         running = []
         for name, folder, words in (
-            ("this", HERE, [*options, *shlex.split(asked.this_options)]),
+            ("this", checkouts.HERE, [*options, *shlex.split(asked.this_options)]),
             ("other", asked.other.resolve(), [*without(options, "gloo"), *shlex.split(asked.other_options)]),
         ):
             running.append(Checkout(name, folder, asked.rounds, words, Path(scratch)))
