@@ -30,7 +30,10 @@ def call(pos: Pos) -> Pos:
 
 
 def _back(pos: Pos, pattern: re.Pattern[str]) -> Pos:
-    found = pattern.search(pos.text, 0, pos.col - 1)
+    end = pos.col - 1
+    reach = 256  # a line may hold all that a macro makes, hundreds of thousands of characters
+    while (found := pattern.search(pos.text, begin := max(0, end - reach), end)) and begin and found.start() == begin:
+        reach *= 4  # what was found may begin before the window
     return replace(pos, col=found.start() + 1, length=len(found[0].rstrip()) + pos.length) if found else pos
 
 
