@@ -8,8 +8,8 @@
 
 Options behind -- are those of `netfold bench allreduce`; --rate none leaves the links unshaped.  Both checkouts start
 their fabrics, in sandboxes of their own, and then take turns: the first turn of a round is the one's and the other's
-alternately.  gloo runs with this checkout alone.  A checkout is run by the Python of its .venv where it has one, else
-by this Python.
+alternately.  gloo runs with this checkout alone, which is all there is without --other.  A checkout is run by the
+Python of its .venv where it has one, else by this Python.
 
 Each row has medians over rounds, with least and greatest: time of the slowest rank, processor time of ranks and of
 switches for a gigabyte of tensor, part of the link, share of all cores that was busy, and what limited it.  Ratios are
@@ -156,7 +156,7 @@ def table(rows: Mapping[Key, Rounds]) -> list[str]:
 def main() -> int:
     """Measure, print the table, write the JSON, and return 1 where a sum was wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--other", type=Path, required=True, metavar="DIR", help="the other checkout")
+    parser.add_argument("--other", type=Path, metavar="DIR", help="the other checkout; default: none")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows of all rounds there")
     parser.add_argument("--this-options", default="", metavar="WORDS", help="more options, for this checkout alone")
@@ -170,10 +170,11 @@ def main() -> int:
     rows: dict[Key, list[dict[str, Any]]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
         running = []
-        for name, folder, words in (
-            ("this", checkouts.HERE, [*options, *shlex.split(asked.this_options)]),
-            ("other", asked.other.resolve(), [*without(options, "gloo"), *shlex.split(asked.other_options)]),
-        ):
+        sides = [("this", checkouts.HERE, [*options, *shlex.split(asked.this_options)])]
+        if asked.other:
+            sides.append(("other", asked.other.resolve(), [*without(options, "gloo"),
+                                                           *shlex.split(asked.other_options)]))
+        for name, folder, words in sides:
             running.append(Checkout(name, folder, asked.rounds, words, Path(scratch)))
             stack.callback(running[-1].end)
         turns = {checkout.await_turn() for checkout in running}

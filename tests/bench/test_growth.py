@@ -13,6 +13,7 @@ import pytest
 from netfold.bench.growth import fabric, figures, program
 from netfold.bench.growth.controller import ControllerRow
 from netfold.bench.growth.fabric import FabricRow
+from netfold.bench.scripts import rows
 from softswitch.compiler.driver import compile_source
 
 ROW = FabricRow("innet", "softswitch", 8, 1 << 20, 32, 1024, 0.01, 0.01, 0.02, 1e8, "1gbit", 0.93, 0.002, 0.004, 0.5, 0,
@@ -35,6 +36,18 @@ def test_a_figure_says_what_was_the_limit() -> None:
     assert time[0].series == {"innet": [10.0, 10.0], "gloo": [20.0, None]}
     assert [round(value or 0, 3) for value in cost[0].series["innet"]] == [5.722, 1.431]
     assert "limited innet" in x
+
+
+def test_rows_of_tables_name_their_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a benchmark wrote becomes a row with gloo beside it, below its machine."""
+    gloo = msgspec.structs.replace(ROW, algorithm="gloo", seconds=0.02, switch_cpu_seconds=0.0)
+    (tmp_path / "rows.json").write_bytes(msgspec.json.encode([ROW, gloo]))
+
+    assert rows.main([str(tmp_path / "rows.json")]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[1] == "a machine"
+    assert said[-1] == ("| 8, 1gbit, 32 bit, 1024 | 1M | 10 (10..20) | 20 (10..20) | 2.00 | 93% | 50% | 1.9 + 3.8 | 1.9 | "
+                        "link |")
 
 
 def test_every_point_can_be_measured() -> None:
