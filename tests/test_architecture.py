@@ -30,7 +30,7 @@ ROOMS = {
     "sim": ("cbuild", "fabric", "plots"),
     "topo": ("controller", "fabric", "host", "rpc", "wire"),
     "demo": ("cbuild", "controller", "fabric", "host", "rpc", "topo", "wire"),
-    "bench": ("cbuild", "controller", "demo", "fabric", "host", "plots", "rpc", "sim", "topo", "wire"),
+    "bench": ("cbuild", "controller", "demo", "fabric", "host", "plots", "rpc", "sim", "softswitch", "topo", "wire"),
     "cli": ("bench", "cbuild", "controller", "demo", "fabric", "rpc", "sim", "softswitch", "topo", "wire"),
 }
 """The rooms and which others each may import, lowest first.  A script may also import what users do, netfold itself."""

@@ -37,7 +37,7 @@ PACKETS = 24_000
 """Packets into the switch in one round, about."""
 
 
-class Target(ctypes.Structure):
+class FoldTarget(ctypes.Structure):
     """The C file's struct of the same name."""
 
     _fields_ = (("capture", ctypes.c_void_p), ("receive", ctypes.c_void_p), ("take", ctypes.c_void_p))
@@ -81,7 +81,7 @@ def measure(path_mtu: int, rounds: int) -> None:
         insert("connection", key, "contribution", [GROUP, child, full, 1, PSNS, PSNS - 1, child, 1, 1, 0])
         insert("replica", [GROUP, child], "rewrite", [1, 2, 3, 4, 5, 6 * roce.QUEUE_PAIRS])
     lib = switch._local._lib
-    target = Target(switch._local._capture, ctypes.cast(lib.ss_capture_receive, ctypes.c_void_p),
+    target = FoldTarget(switch._local._capture, ctypes.cast(lib.ss_capture_receive, ctypes.c_void_p),
                     ctypes.cast(lib.ss_capture_take, ctypes.c_void_p))
     frames = b"".join(frame(child, path_mtu) for child in range(CHILDREN))
     size = len(frames) // CHILDREN
