@@ -77,7 +77,7 @@ SS_INLINE void ss_b_set(uint8_t *d, uint32_t n, ss_u128 v, bool ones) {
     memset(d, ones ? 0xff : 0, n - 16);
     ss_store_128(d + n - 16, 16, v);
 }
-SS_INLINE void ss_b_shr(uint8_t *restrict d, const uint8_t *a, uint32_t n, uint64_t by) {
+static SS_LOOP __attribute__((unused)) void ss_b_shr(uint8_t *restrict d, const uint8_t *a, uint32_t n, uint64_t by) {
     uint32_t q = by < 8ull * n ? (uint32_t)by / 64 * 8 : n, r = by % 64;
     memset(d, 0, q);
     if (q == n) return;
@@ -89,7 +89,7 @@ SS_INLINE void ss_b_shr(uint8_t *restrict d, const uint8_t *a, uint32_t n, uint6
     for (uint32_t i = 8; i < n - q; i += 8)
         ss_store64(d + q + i, ss_load64(a + i) >> r | ss_load64(a + i - 8) << (64 - r));
 }
-SS_INLINE void ss_b_shl(uint8_t *restrict d, const uint8_t *a, uint32_t n, uint64_t by) {
+static SS_LOOP __attribute__((unused)) void ss_b_shl(uint8_t *restrict d, const uint8_t *a, uint32_t n, uint64_t by) {
     uint32_t q = by < 8ull * n ? (uint32_t)by / 64 * 8 : n, r = by % 64;
     memset(d + n - q, 0, q);
     if (q == n) return;
