@@ -32,8 +32,8 @@ _PACKET_FIELDS = frozenset(re.findall(r"\w+", """
 """))
 _WORDS = _PACKET_FIELDS | frozenset(re.findall(r"\w+", """
     bool break case char const default else false for goto if int int32_t int64_t long memcmp memcpy memmove memset NULL
-    ptrdiff_t restrict return sizeof snprintf static struct switch true typedef uint8_t uint16_t uint32_t uint64_t
-    unsigned void
+    offsetof ptrdiff_t restrict return sizeof snprintf static struct switch true typedef uint8_t uint16_t uint32_t
+    uint64_t unsigned void
 
     _nothing _valid bits c compute_checksum counters data deparse digests e egress end errors frame from from_ i ingress
     init keep_fields len limit list meters next o out p packet params parse parsed profiles registers registers_info

@@ -52,13 +52,15 @@ class _Emitter(StmtEmitter):
         keep = self.keep_fields()
         extra = [self.program.extra] if self.program.extra is not None else []
         variables = [*self.program.state, *extra]
+        first = c_name(variables[0].name)
         head = [
             c_comment(f"Made from {self.program.source} by softswitch. Not meant to be edited."),
             INCLUDES,
             *self.types(),
             "typedef struct {",
             "    ss_packet packet;",
-            *(f"    {self.declare(v.type, c_name(v.name))};" for v in variables),
+            *(f"    {'SS_LINE ' if i == 0 else ''}{self.declare(v.type, c_name(v.name))};"
+              for i, v in enumerate(variables)),
             *(["    uint32_t parsed; /* bytes of the frame in front of the payload */"] if self.may_overflow else []),
             "} state;",
             "",
@@ -67,7 +69,7 @@ class _Emitter(StmtEmitter):
             "static void init(void *state_)",
             "{",
             "    state *s = state_;",
-            *(f"    memset(&s->{c_name(v.name)}, 0, sizeof s->{c_name(v.name)});" for v in variables),
+            f"    memset(&s->{first}, 0, sizeof *s - offsetof(state, {first}));",
             "}",
             "",
             "static void reset_metadata(void *state_)",

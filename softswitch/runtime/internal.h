@@ -44,6 +44,7 @@ typedef struct {     /* all rules of one prefix length (exact tables have a sing
     uint64_t *mask;  /* words */
 } ss_prefix;
 
+#define SS_SEEN 8u /* keys that a table remembers */
 typedef struct ss_table {
     const ss_table_info *info;
     uint32_t key_bytes, words; /* words: key_bytes rounded up to 8, in uint64_t; at least 1 */
@@ -64,8 +65,8 @@ typedef struct ss_table {
     uint32_t *order;
     uint64_t *packed;
     uint32_t cap_order;
-    uint64_t *last_key;
-    ss_rule *last; /* what the packet before looked up: packets come in runs; NULL: nothing */
+    uint64_t *seen_keys;    /* what packets before looked up, since they come in runs and leave to a few receivers */
+    ss_rule *seen[SS_SEEN]; /* the rule that each key met; NULL: no key here */
     uint32_t default_action;
     uint8_t *default_params;
     ss_count_cell default_count;

@@ -79,11 +79,21 @@ static inline bool same_words(const ss_table *t, const uint64_t *a, const uint64
     return differs == 0;
 }
 
-static ss_rule *find_and_keep(ss_table *t, const uint64_t *words) {
-    t->last = ss_rule_match(t, words);
-    if (t->last) memcpy(t->last_key, words, 8 * t->words);
-    return t->last;
+static ss_rule *find_and_keep(ss_table *t, const uint64_t *key, uint32_t place) {
+    t->seen[place] = ss_rule_match(t, key);
+    if (t->seen[place]) memcpy(t->seen_keys + place * t->words, key, 8 * t->words);
+    return t->seen[place];
 }
+
+static inline ss_rule *rule_of(ss_table *t, const uint64_t *key) {
+    uint64_t mix = key[0];
+    for (uint32_t i = 1; i < t->words; i++) mix = (mix << 7 | mix >> 57) ^ key[i];
+    uint32_t place = (uint32_t)(mix * 0x9E3779B97F4A7C15u >> 32) % SS_SEEN;
+    ss_rule *rule = t->seen[place];
+    return rule && same_words(t, key, t->seen_keys + place * t->words) ? rule : find_and_keep(t, key, place);
+}
+
+static void forget_keys(ss_table *t) { memset(t->seen, 0, sizeof t->seen); }
 
 /* ---- what a program calls ---------------------------------------------------------------------------------------- */
 
@@ -98,7 +108,7 @@ ss_entry ss_lookup(ss_switch *sw, ss_packet *packet, uint32_t table, const uint6
     (void)packet;
     ss_table *t = &sw->tables[table];
     ss_rule *rule = NULL;
-    if (t->used && t->info->n_keys) rule = t->last && same_words(t, key, t->last_key) ? t->last : find_and_keep(t, key);
+    if (t->used && t->info->n_keys) rule = rule_of(t, key);
     if (!rule)
         return TRACED(NULL, 0, (ss_entry){.action = t->default_action, .hit = false, .params = t->default_params});
     rule->last_hit = sw->now_us;
@@ -281,7 +291,7 @@ ss_rule *ss_rule_add(ss_table *t, const uint64_t *key, const uint64_t *mask, int
         pack(t, rule, t->packed + i * each);
     }
     t->slots[slot] = rule;
-    t->last = NULL;
+    forget_keys(t);
     t->free_hint = slot + 1;
     t->used++;
     return rule;
@@ -317,7 +327,7 @@ void ss_rule_remove(ss_table *t, ss_rule *rule) {
     }
     t->slots[rule->slot] = NULL;
     t->uses[rule->slot]++;
-    t->last = NULL;
+    forget_keys(t);
     if (rule->slot < t->free_hint) t->free_hint = rule->slot;
     t->used--;
     free(rule);
@@ -330,7 +340,7 @@ void ss_rule_clear(ss_table *t) {
     if (t->uses) memset(t->uses, 0, t->n_slots * sizeof *t->uses);
     if (t->buckets) memset(t->buckets, 0, t->n_buckets * sizeof *t->buckets);
     t->n_prefixes = t->used = t->free_hint = 0;
-    t->last = NULL;
+    forget_keys(t);
 }
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
@@ -361,8 +371,8 @@ static bool open_table(ss_table *t, const ss_table_info *info) {
         if (n > t->max_params) t->max_params = n;
     }
     t->default_params = calloc(1, t->max_params + 1);
-    t->last_key = calloc(t->words, 8);
-    return t->default_params && t->last_key;
+    t->seen_keys = calloc(SS_SEEN * t->words, 8);
+    return t->default_params && t->seen_keys;
 }
 
 bool ss_tables_open(ss_switch *sw) {
@@ -378,7 +388,7 @@ void ss_tables_close(ss_switch *sw) {
         ss_table *t = &sw->tables[i];
         ss_rule_clear(t);
         free(t->offsets), free(t->value_bits), free(t->slots), free(t->uses), free(t->buckets), free(t->prefixes);
-        free(t->order), free(t->packed), free(t->default_params), free(t->last_key);
+        free(t->order), free(t->packed), free(t->default_params), free(t->seen_keys);
     }
     free(sw->tables);
 }
