@@ -82,6 +82,8 @@ class Clos:
             hops.sort()
         self._dead_switches = frozenset(dead_switches)
         self._climbs: dict[str, dict[str, list[Path]]] = {}
+        self._rising: dict[str, list[str]] = {}
+        """The switches that each leaf climbs to, the lowest first."""
         self._paths: dict[tuple[str, str], tuple[Path, ...]] = {}
         self._weights: dict[tuple[Path, ...], list[Fraction]] = {}
 
@@ -119,12 +121,17 @@ class Clos:
         if self._suspects:
             return None
         up, down = self.climbs(source), self.climbs(destination)
-        shared = up.keys() & down.keys()
-        lowest = min((self.tier[switch] for switch in shared), default=0)
-        tops = sorted(switch for switch in shared if self.tier[switch] == lowest)
-        if not all(len(up[top]) == len(down[top]) == 1 for top in tops):
-            return None
-        return [(top, up[top][0]) for top in tops]
+        if source not in self._rising:
+            self._rising[source] = sorted(up, key=lambda switch: (self.tier[switch], switch))
+        found: list[tuple[str, Path]] = []
+        for top in self._rising[source]:
+            if found and self.tier[top] > self.tier[found[0][0]]:
+                break
+            if top in down:
+                if len(up[top]) > 1 or len(down[top]) > 1:
+                    return None
+                found.append((top, up[top][0]))
+        return found
 
     def paths(self, source: str, destination: str) -> tuple[Path, ...]:
         """All live paths between two leaves that turn at the lowest tier where they can, in a fixed order.

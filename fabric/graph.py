@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -258,6 +259,7 @@ def _named(nodes: Iterable[Node], name: str) -> Node:
     raise KeyError(f"the fabric has no {name}")
 
 
+@lru_cache(maxsize=1 << 17)
 def _end(text: str) -> End:
     node, _, port = text.rpartition(":")
     if not node or not re.fullmatch(r"\d{1,9}", port, re.ASCII):

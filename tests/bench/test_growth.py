@@ -46,8 +46,8 @@ def test_rows_of_tables_name_their_limit(tmp_path: Path, capsys: pytest.CaptureF
     assert rows.main([str(tmp_path / "rows.json")]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[1] == "a machine"
-    assert said[-1] == ("| 8, 1gbit, 32 bit, 1024 | 1M | 10 (10..20) | 20 (10..20) | 2.00 | 93% | 50% | 1.9 + 3.8 | 1.9 "
-                        "| link |")
+    assert said[-1] == (
+        "| 8, 1gbit, 32 bit, 1024 | 1M | 10 (10..20) | 20 (10..20) | 2.00 | 93% | 50% | 1.9 + 3.8 | 1.9 | link |")
 
 
 def test_every_point_can_be_measured() -> None:
