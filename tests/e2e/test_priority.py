@@ -31,7 +31,7 @@ MOST_JOBS = 14
 
 def fabric_of(folder: Path) -> Fabric:
     """Two leaves, two spines, four hosts; ranks that join with the operator's token are of a low priority."""
-    fabric = leafspine(2, 2, 4, rate="1gbit", engine="softswitch", rundir=sandbox.rundir())
+    fabric = leafspine(2, 2, 4, rate="1gbit", path_mtu=1024, rundir=sandbox.rundir())
     tenants = (Tenant("default", priority=-1), tenant(folder, "urgent", priority=5))
     return msgspec.structs.replace(fabric, misses=PATIENCE, lease=120.0, tenants=tenants, **scopes(folder))
 
