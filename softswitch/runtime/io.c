@@ -2,11 +2,10 @@
  *
  * The event loop; see io.h.  One turn:
  *
- *   epoll_wait -> a batch from every port that has packets, through the pipeline into the ports' queues;
- *                 after each, all ports are flushed
+ *   epoll_wait -> a batch from every port that has packets, through the pipeline into the ports' queues
  *              -> requests of the control plane
  *              -> ports that can send again
- *              -> replies and events
+ *              -> flush all ports, put aside what has to wait, replies and events
  *
  * Without packets it sleeps without end: a timer runs only while an entry may fall idle or a full interface queue is to
  * be tried again.
@@ -16,6 +15,7 @@
 #include <errno.h>
 #include <linux/netlink.h>
 #include <linux/rtnetlink.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +27,8 @@
 #include <unistd.h>
 #include "control.h"
 
-#define RETRY_US 500u /* after "interface queue full": a 64 KB super-packet takes that long at 1 Gb/s */
+#define RETRY_US 500u   /* after "interface queue full": a 64 KB super-packet takes that long at 1 Gb/s */
+#define PLAIN_TURNS 64u /* without a super-packet, after which there are short messages alone */
 enum { KEY_CHANNEL = 1000, KEY_NETLINK, KEY_TIMER, KEY_TRACE }; /* epoll keys; below: port numbers */
 
 static uint64_t monotonic_us(void) {
@@ -147,20 +148,37 @@ static void relieve(void *arg) {
         if (ss_port_crowded(io->ports[io->numbers[i]])) flush(io, io->ports[io->numbers[i]]);
 }
 
-/* The end of a batch: what it made leaves, or is copied to wait, as its memory is needed again. */
-static void settle(ss_io *io) {
-    flush_all(io, false);
+/* What the batches of a turn made leaves, or is copied to wait, as their memory is needed again. */
+static void settle(ss_io *io, bool retry) {
+    flush_all(io, retry);
     for (uint32_t i = 0; i < io->n_ports; i++) ss_port_settle(io->ports[io->numbers[i]]);
     ss_turn_end(io->sw);
+    ss_port_forget();
     io->crowded = false;
 }
 
+/* While super-packets come this is a batch process, which does not interrupt who sends to it: it works on what has
+ * piled up, with fewer turns.  Single packets are short messages, which somebody waits for: then it is one like others.
+ */
+static void choose_policy(ss_io *io) {
+    bool bulky = false;
+    for (uint32_t i = 0; i < io->n_ports; i++) bulky |= io->ports[io->numbers[i]]->bulky;
+    if (bulky)
+        io->plain_turns = 0;
+    else if (io->plain_turns < PLAIN_TURNS)
+        io->plain_turns++;
+    bool batch = io->plain_turns < PLAIN_TURNS;
+    if (batch == io->batch) return;
+    io->batch = batch;
+    sched_setscheduler(0, batch ? SCHED_BATCH : SCHED_OTHER, &(struct sched_param){0});
+}
+
 static void receive_batch(ss_io *io, ss_port *p) {
+    if (!ss_port_room(p)) settle(io, false);
     arrival a = {io, p->number};
     ss_port_user user = {&a, receive, relieve};
     ss_port_receive(p, &user);
     io->last_frame = NULL;
-    settle(io);
 }
 
 /* ---- requests ---------------------------------------------------------------------------------------------------- */
@@ -285,7 +303,7 @@ static size_t execute(void *arg, const uint8_t *batch, size_t n, uint8_t *reply,
     if (op == OP_PACKET_OUT) io->last_port = io->cpu_port, io->last_len = (uint32_t)n - 6, io->last_frame = batch + 6;
     size_t length = ss_control(io->sw, io->now_us, batch, n, reply, cap);
     io->last_frame = NULL;
-    settle(io);
+    settle(io, false);
     return length;
 }
 
@@ -319,6 +337,7 @@ bool ss_io_open(ss_io *io, int control_fd, const char **why) {
     memset(io, 0, sizeof *io);
     io->start_us = monotonic_us();
     io->timer_due = UINT64_MAX;
+    io->plain_turns = PLAIN_TURNS;
     *why = "out of memory";
     if (!ss_channel_open(&io->channel, control_fd)) return false;
     *why = "cannot set up the event loop";
@@ -415,11 +434,12 @@ void ss_io_run(ss_io *io) {
                 if (events[i].events & (EPOLLIN | EPOLLERR)) receive_batch(io, p);
             }
         }
-        flush_all(io, retry);
+        settle(io, retry);
         ss_channel_write(&io->channel);
         ss_channel_report_lost(&io->channel, io->now_us);
         ss_channel_write(&io->channel);
         TRACE(flush_trace(io);)
+        choose_policy(io);
         uint32_t now = channel_interest(io);
         if (now != interest) watch(io, io->channel.fd, KEY_CHANNEL, interest = now);
     }

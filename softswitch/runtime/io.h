@@ -38,6 +38,8 @@ typedef struct ss_io {
     uint32_t numbers[SS_MAX_PORTS], n_ports; /* port numbers in use */
     ss_port_options port_options;            /* of ports that are added later */
     bool started;                            /* OP_START was there */
+    bool batch;                              /* SCHED_BATCH is set */
+    uint32_t plain_turns;                    /* since super-packets came last */
     bool crowded;                            /* a port has more frames than should wait for the end of a batch */
     int epoll, netlink, timer;
     uint64_t start_us, now_us; /* monotonic; now_us counts from start_us */

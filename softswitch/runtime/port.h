@@ -83,9 +83,11 @@ typedef struct { /* who takes what arrives */
     void (*between)(void *arg);                  /* after each: bytes that frames refer to are as they were */
 } ss_port_user;
 
-/* Receives one batch and hands on each frame; returns the number of packets taken from the socket.  What frames that
- * wait refer to stays until the next call, of whatever port. */
+/* Receives one batch and hands on each frame; returns the number of packets taken from the socket.  What was received,
+ * by whatever port, stays until ss_port_forget(), which must come first where there is no room for a batch. */
 uint32_t ss_port_receive(ss_port *, const ss_port_user *);
+bool ss_port_room(const ss_port *);
+void ss_port_forget(void);
 
 /* ---- queue.c ----------------------------------------------------------------------------------------------------- */
 uint8_t *ss_port_reserve(ss_port *, uint32_t cap); /* NULL: full or down, counted */

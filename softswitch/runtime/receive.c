@@ -14,8 +14,10 @@
 #endif
 
 #define RX_BATCH 16u
-#define RX_BULKY 2u     /* super-packets: more of them would be out of the cache before their turn comes */
-#define RX_HEADROOM 64u /* a VLAN tag goes back in here */
+#define RX_BULKY 2u           /* super-packets: more of them would be out of the cache before their turn comes */
+#define RX_BUFFERS 32u        /* of all ports in a turn */
+#define RX_BYTES (512u << 10) /* in them, that the second cache has room for */
+#define RX_HEADROOM 64u       /* a VLAN tag goes back in here */
 #define RX_FRAME (65536u + 256u)
 
 /* Without virtio_net_hdr a sender's unfinished checksum is only flagged; for UDP and TCP its place is known. */
@@ -51,6 +53,15 @@ static const struct tpacket_auxdata *auxdata(struct msghdr *m) {
     return NULL;
 }
 
+static uint8_t buffers[RX_BUFFERS][RX_HEADROOM + RX_FRAME] __attribute__((aligned(64)));
+static uint32_t used, used_bytes; /* since ss_port_forget() */
+
+static uint32_t batch_of(const ss_port *p) { return p->bulky ? RX_BULKY : RX_BATCH; }
+
+bool ss_port_room(const ss_port *p) { return batch_of(p) <= RX_BUFFERS - used && used_bytes < RX_BYTES; }
+
+void ss_port_forget(void) { used = used_bytes = 0; }
+
 static void hand_on(ss_port *p, ss_cut *cut, const ss_port_user *user) {
     ss_segment segment;
     while (ss_cut_next(cut, &segment)) {
@@ -64,7 +75,6 @@ static void hand_on(ss_port *p, ss_cut *cut, const ss_port_user *user) {
 }
 
 uint32_t ss_port_receive(ss_port *p, const ss_port_user *user) {
-    static uint8_t frames[RX_BATCH][RX_HEADROOM + RX_FRAME] __attribute__((aligned(64)));
     static ss_vnet vnets[RX_BATCH];
     static union {
         struct cmsghdr align;
@@ -73,11 +83,11 @@ uint32_t ss_port_receive(ss_port *p, const ss_port_user *user) {
     struct iovec pieces[RX_BATCH][2];
     struct mmsghdr messages[RX_BATCH];
     if (p->fd < 0) return 0;
-    uint32_t want = p->bulky ? RX_BULKY : RX_BATCH;
+    uint32_t want = batch_of(p);
     for (uint32_t i = 0; i < want; i++) {
         pieces[i][0] = (struct iovec){&vnets[i], sizeof vnets[i]};
         /* 2: IP headers aligned to 4 bytes, as the kernel has them */
-        pieces[i][1] = (struct iovec){frames[i] + RX_HEADROOM + 2, RX_FRAME - 2};
+        pieces[i][1] = (struct iovec){buffers[used + i] + RX_HEADROOM + 2, RX_FRAME - 2};
         messages[i].msg_hdr = (struct msghdr){.msg_iov = pieces[i] + !p->vnet,
                                               .msg_iovlen = 1 + p->vnet,
                                               .msg_control = &controls[i],
@@ -89,12 +99,14 @@ uint32_t ss_port_receive(ss_port *p, const ss_port_user *user) {
         if (errno == EINVAL && p->vnet) p->stats.malformed++; /* a super-packet that the kernel could not describe */
         return 0;
     }
+    used += (uint32_t)n;
     for (int i = 0; i < n; i++) {
         uint8_t *frame = pieces[i][1].iov_base;
         ss_vnet *v = &vnets[i];
         uint32_t len = messages[i].msg_len, head = p->vnet ? sizeof *v : 0;
         const struct tpacket_auxdata *aux = auxdata(&messages[i].msg_hdr);
         const char *why;
+        used_bytes += len;
         if (len < head + 14 || (messages[i].msg_hdr.msg_flags & MSG_TRUNC)) {
             p->stats.malformed++;
             continue;
