@@ -58,7 +58,7 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
         sm.egress_spec = CPU_PORT;
     }
     // Is the ICRC, made anew, the packet's own?
-    action verify() {
+    action check_icrc() {
         if (hdr.aeth.isValid()) {
             if (hdr.aeth.icrc != ON_WIRE(meta.icrc)) {
                 corrupt.count(0);
@@ -169,7 +169,7 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
             if (meta.tree.packet != FOREIGN) {
                 if (meta.tree.check == YES && again == 0) {
                     icrc_check.apply(hdr, meta);
-                    verify();
+                    check_icrc();
                 }
                 if (meta.tree.packet == ASK_UP || meta.tree.packet == ASK_DOWN) {
                     ask();

@@ -5,54 +5,38 @@
 #define ICRC_P4
 #include "headers.p4"
 
-#define ICRC_HEADERS(src, dst, sport, connection)                                           \
-    64w0xffffffffffffffff,                                                                  \
-    hdr.ipv4.version, hdr.ipv4.ihl, 8w0xff, hdr.ipv4.total_len, hdr.ipv4.id, hdr.ipv4.flags,\
-    hdr.ipv4.frag_offset, 8w0xff, hdr.ipv4.protocol, 16w0xffff, src, dst,                   \
-    sport, hdr.udp.dport, hdr.udp.length, 16w0xffff,                                        \
-    hdr.bth.opcode, hdr.bth.flags, hdr.bth.pkey, 8w0xff, connection, hdr.bth.operation,     \
-    hdr.bth.ack_req, hdr.bth.psn
+// One number, as p4c copies each thing that is hashed
+#define ICRC_HEADERS(src, dst, sport, connection)                                               \
+    64w0xffffffffffffffff ++ hdr.ipv4.version ++ hdr.ipv4.ihl ++ 8w0xff ++ hdr.ipv4.total_len ++ \
+    hdr.ipv4.id ++ hdr.ipv4.flags ++ hdr.ipv4.frag_offset ++ 8w0xff ++ hdr.ipv4.protocol ++     \
+    16w0xffff ++ src ++ dst ++ sport ++ hdr.udp.dport ++ hdr.udp.length ++ 16w0xffff ++         \
+    hdr.bth.opcode ++ hdr.bth.flags ++ hdr.bth.pkey ++ 8w0xff ++ connection ++                  \
+    hdr.bth.operation ++ hdr.bth.ack_req ++ hdr.bth.psn
 #define ICRC_BEFORE_PAYLOAD ICRC_HEADERS(hdr.ipv4.src, hdr.ipv4.dst, hdr.udp.sport, hdr.bth.connection)
 #define ICRC_ADDRESSLESS    ICRC_HEADERS(32w0, 32w0, 16w0, (connection_t)0)
 #define CRC32_VALUES    64w0x100000000      // hash() counts them: 2^32
-#define ICRC_RETH       hdr.reth.address, hdr.reth.rkey, hdr.reth.length
+#define ICRC_RETH       hdr.reth.address ++ hdr.reth.rkey ++ hdr.reth.length
 #define WORD(i)         hdr.lanes[i].w
 #define ICRC_PAYLOAD    ALL_WORDS(WORD)
 
 // A CRC as it stands on the wire
 #define ON_WIRE(crc)    (crc[7:0] ++ crc[15:8] ++ crc[23:16] ++ crc[31:24])
 
-// What is this packet's invariant CRC?  Where the engine takes lists of whatever headers there are, it is made at once.  Else
-// that of a full packet is, and that of others piece by piece: a CRC goes on behind what it covers as a new one does whose
-// first four bytes it has been added to, without carry.
+// What is this packet's invariant CRC?  That of a full packet is made at once, that of others piece by piece: a CRC goes on
+// behind what it covers as a new one does whose first four bytes it has been added to, without carry.
 control Icrc(in headers_t hdr, inout meta_t meta) {
-#if SPARSE_LISTS
-    action make() {
-        if (hdr.aeth.isValid()) {       // other headers may be there as well, and are cut off (answer.p4)
-            hash(meta.icrc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD, hdr.aeth.syndrome, hdr.aeth.msn },
-                 CRC32_VALUES);
-        } else {
-            hash(meta.icrc, HashAlgorithm.crc32, 32w0,
-                 { ICRC_BEFORE_PAYLOAD, ICRC_RETH, hdr.immediate.data, ICRC_PAYLOAD, hdr.tail32.w, hdr.tail16.w,
-                   hdr.tail8.w, hdr.tail4.w, hdr.tail2.w, hdr.tail1.w }, CRC32_VALUES);
-        }
-    }
-    apply {
-        make();
-    }
-#else
     action full_with_reth() {
-        hash(meta.icrc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD, ICRC_RETH, ICRC_PAYLOAD }, CRC32_VALUES);
+        hash(meta.icrc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD ++ ICRC_RETH, ICRC_PAYLOAD }, CRC32_VALUES);
     }
     action full() {
         hash(meta.icrc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD, ICRC_PAYLOAD }, CRC32_VALUES);
     }
     action acknowledgement() {
-        hash(meta.icrc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD, hdr.aeth.syndrome, hdr.aeth.msn },
+        hash(meta.icrc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD ++ hdr.aeth.syndrome ++ hdr.aeth.msn },
              CRC32_VALUES);
     }
     action headers_with_reth() {
-        hash(meta.icrc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD, ICRC_RETH }, CRC32_VALUES);
+        hash(meta.icrc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD ++ ICRC_RETH }, CRC32_VALUES);
     }
     action headers() {
         hash(meta.icrc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD }, CRC32_VALUES);
@@ -60,7 +44,7 @@ control Icrc(in headers_t hdr, inout meta_t meta) {
 #define GO_ON(name, w, bits)                                                                                \
     action name() {                                                                                         \
         hash(meta.icrc, HashAlgorithm.crc32, 32w0,                                                          \
-             { w[bits - 1:bits - 32] ^ ON_WIRE(meta.icrc), w[bits - 33:0] }, CRC32_VALUES);                 \
+             { w ^ (ON_WIRE(meta.icrc) ++ (bit<(bits - 32)>)0) }, CRC32_VALUES);                            \
     }
 #define GO_ON_WORD(i)   GO_ON(word##i, hdr.lanes[i].w, WORD_BITS)
 #define IF_WORD(i)      if (meta.payload[15:8] > i) { word##i(); }
@@ -115,6 +99,5 @@ control Icrc(in headers_t hdr, inout meta_t meta) {
             }
         }
     }
-#endif
 }
 #endif

@@ -24,19 +24,15 @@ control Result(inout headers_t hdr, inout meta_t meta) {
         if (hdr.reth.isValid()) {
             hdr.reth.rkey = 0;
         }
-#if SPARSE_LISTS
-        hash(meta.icrc, HashAlgorithm.crc32, 32w0, { ICRC_ADDRESSLESS, ICRC_RETH, ICRC_PAYLOAD }, CRC32_VALUES);
-#else
         if (hdr.reth.isValid()) {
-            hash(meta.icrc, HashAlgorithm.crc32, 32w0, { ICRC_ADDRESSLESS, ICRC_RETH, ICRC_PAYLOAD }, CRC32_VALUES);
+            hash(meta.icrc, HashAlgorithm.crc32, 32w0, { ICRC_ADDRESSLESS ++ ICRC_RETH, ICRC_PAYLOAD }, CRC32_VALUES);
         } else {
             hash(meta.icrc, HashAlgorithm.crc32, 32w0, { ICRC_ADDRESSLESS, ICRC_PAYLOAD }, CRC32_VALUES);
         }
-#endif
         hdr.icrc.crc = ON_WIRE(meta.icrc);
     }
     apply {
-        if (meta.decided.to != NOBODY && meta.tree.packet <= DOWN && meta.full == 1) {
+        if (meta.decided.to != NOBODY && meta.tree.packet <= DOWN && meta.full == 1 && hdr.lanes[WORDS - 1].isValid()) {
             make();
         }
     }

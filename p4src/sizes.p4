@@ -67,12 +67,6 @@
 #define UDP_CHECKSUMS   1
 #endif
 
-// Whether the engine leaves the fields of invalid headers out of what it hashes, as BMv2 does: then one list of fields will do
-// for packets of any form.
-#ifndef SPARSE_LISTS
-#define SPARSE_LISTS    0
-#endif
-
 // Whether faults can be injected (fault.p4): -D FAULTS=1 for fabrics of which a link is to have some, and for tests.
 #ifndef FAULTS
 #define FAULTS          0

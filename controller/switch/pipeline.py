@@ -30,7 +30,7 @@ P4C: Final = "p4c-bm2-ss"
 LIKE_BMV2: Final[Defines] = {"ROOM_TO_GROW": "0", "UDP_CHECKSUMS": "0"}
 """Preprocessor definitions that make the program send the same on any engine as on BMv2: no packet may grow there, as
 BMv2 keeps 512 bytes of room before a packet, and UDP checksums are 0 (p4src/sizes.p4)."""
-BMV2_DEFINES: Final[Defines] = {**LIKE_BMV2, "SPARSE_LISTS": "1"}
+BMV2_DEFINES: Final[Defines] = LIKE_BMV2
 """Preprocessor definitions with which the program is compiled for BMv2."""
 P4C_TIMEOUT: Final = 120.0
 """Seconds that p4c may take; it usually takes 2."""
