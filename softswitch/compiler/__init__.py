@@ -16,8 +16,9 @@
     objects  ir  program  stages                               the lowered program and its representation
     lower_base  lower_expr  lower_call  lower_stmt             typed ast -> ir: side effects ordered, calls inlined,
       elaborate  lower_parser  lower_extern  lower               instances and tables made, states turned into labels
-    c_text  emit_scalar  emit_wide  emit_packet                ir -> C, for runtime/softswitch.h and runtime/wide.h
-      emit_extern  emit_stmt  emit_trace  emit_c
+    c_text  wire_values  cell_reads                            ir -> C, for runtime/softswitch.h, wide.h and wire.h;
+      emit_scalar  emit_wide  wire_loops  emit_wire            wide values are shared bytes or limbs
+      emit_packet  emit_extern  emit_stmt  emit_trace  emit_c
     trace_sites                                                ir -> what the packet trace's numbers mean
     p4info_ids  p4info_notes  p4info_order  p4info             ir -> P4Info with p4c's ids
       p4info_files                                           P4Info -> files in p4c's formats

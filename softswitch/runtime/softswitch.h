@@ -9,9 +9,11 @@
  *            `------ one `state` a packet ------'   (copies it for      `------------ once a copy ------------'
  *                                                    every replica)
  *
- * Numbers.  A value of bit<W>/int<W> with W <= 64 is a uint64_t, with W <= 128 an unsigned __int128, and beyond that
- * an array of ceil(W/64) uint64_t limbs, least significant first; bits above W are always zero (int<W> too: two's
- * complement in W bits).  No _BitInt: gcc 12 has none, and run-time shifts on it cost microseconds.
+ * Numbers.  A value of bit<W>/int<W> with W <= 64 is a uint64_t (in a struct the shortest type that holds it), with
+ * W <= 128 an unsigned __int128, and beyond that, where W is a multiple of 64, a pointer to W / 8 bytes in the order of
+ * the wire that never change (wire.h), else an array of ceil(W/64) uint64_t limbs, least significant first (wide.h);
+ * bits above W are always zero (int<W> too: two's complement in W bits).  No _BitInt: gcc 12 has none, and run-time
+ * shifts on it cost microseconds.
  *
  * Bytes.  Where the runtime sees values as bytes (keys, parameters, digests) each field is ceil(W/8) bytes, big endian,
  * left padded with zero bits, fields one after another without gaps.
