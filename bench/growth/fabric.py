@@ -44,7 +44,7 @@ POINTS: Final[Mapping[Axis, Sequence[GrowthPoint]]] = {
               for leaves, spines in ((2, 1), (2, 2), (4, 2), (4, 4)) for ranks in (2, 4, 8, 16) if ranks >= leaves],
     "sizes": [GrowthPoint("innet", sizes=_SIZES, algorithms=("innet", "ring@bridge", "gloo"))],
     "credits": [GrowthPoint("innet", credits=credits)
-                for credits in ("1x16", "1x32", "1x64", "1x128", "2x128", "4x128", "")],
+                for credits in ("1x32K", "1x64K", "1x128K", "1x256K", "2x256K", "")],
     "path-mtu": [GrowthPoint(f"path MTU {mtu}", sizes=(64 * KIB, MIB, 16 * MIB, 64 * MIB), path_mtu=mtu)
                  for mtu in (1024, 4096)],
 }
@@ -59,7 +59,7 @@ QUICK: Final[Mapping[Axis, Sequence[GrowthPoint]]] = {
 _X: Final[Mapping[Axis, tuple[str, Callable[[AllreduceRow], str]]]] = {
     "ranks": ("ranks", lambda row: str(row.ranks)),
     "sizes": ("bytes of the tensor", lambda row: in_units(row.nbytes)),
-    "credits": ("messages x packets in flight a tree (window: without credits)", lambda row: row.credits or "window"),
+    "credits": ("messages x KiB in flight a tree (window: without credits)", lambda row: row.credits or "window"),
     "path-mtu": ("bytes of the tensor", lambda row: in_units(row.nbytes)),
 }
 
