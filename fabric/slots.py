@@ -404,7 +404,7 @@ class Allocator:
             raise OverQuota(f"{most} trees through one switch need {need} slots at the least, a job may have "
                           f"{sizes.quota} of a switch")
         kinds: tuple[tuple[Kind, int], ...] = (("data", sizes.data), ("agreement", sizes.agreement))
-        return [
+        streams = [
             replace(self._stream(epoch, tree, kind, length, tuple(group), (len(groups), place)),
                     rc_ranks=tuple(at for at, rank in enumerate(group) if rank in rc),
                     operation=operation_of(kind, lane_bits))
@@ -412,6 +412,8 @@ class Allocator:
             for tree in trees
             for kind, length in kinds
         ]
+        # Both streams of a tree have the same source ports: their packets can leave as one super-packet.
+        return [replace(stream, source_ports=streams[at // 2 * 2].source_ports) for at, stream in enumerate(streams)]
 
     def reserve(self, epoch: int, found: Mapping[str, Holding]) -> bool:
         """Allocate what switches hold of an epoch, by switch, until `release`: numbers that an earlier controller has

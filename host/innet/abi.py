@@ -129,7 +129,8 @@ class FoldRunStruct(C.Structure):
     _fields_ = [
         ("pieces", IoVec * (2 * RUN_PACKETS)), ("n_pieces", C.c_uint32),
         ("length", C.c_uint32), ("segment", C.c_uint32), ("packets", C.c_uint32), ("asks", C.c_uint32),
-        ("route", StreamRoute), ("tree", C.c_uint32), ("kind", C.c_uint32), ("seqs", C.c_uint64 * RUN_PACKETS),
+        ("route", StreamRoute), ("tree", C.c_uint32), ("kind", C.c_uint32), ("data", C.c_uint32),
+        ("seqs", C.c_uint64 * RUN_PACKETS),
     ]
 
     def joined(self) -> bytes:

@@ -13,13 +13,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from netfold.host.errors import TransportError
+from netfold.host.mesh import congestion_control
 from netfold.host.mesh.mesh import Pending
 
 HEADER = struct.Struct("!QQI76s")
 """Layout of a message header, 96 bytes: call number, payload bytes, tag, and the call's text cut to 76 bytes."""
-CONGESTION_VARIABLE: Final = "NETFOLD_TCP_CONGESTION"
-"""Environment variable that names the TCP congestion control of connections between ranks; default: the kernel's own.
-BBR paces by rates that it estimates, so between a collective's short messages it may pause for up to 40 ms."""
 BACKLOG: Final = 1024
 """Connections that the kernel keeps for a listener while nobody accepts them, at most net.core.somaxconn; a full
 backlog costs each further one a second."""
@@ -35,15 +33,15 @@ def text_of(field: bytes) -> str:
 def open_socket() -> socket.socket:
     """A TCP socket of a mesh, with the congestion control that $NETFOLD_TCP_CONGESTION names.  Raises ValueError."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    name = os.environ.get(CONGESTION_VARIABLE)
+    name = os.environ.get(congestion_control.VARIABLE)
     if name:
         try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+            congestion_control.choose(sock, name)
         except OSError as error:
             sock.close()
             raise ValueError(
-                f"{CONGESTION_VARIABLE}={name!r}: the kernel does not give it to this process ({error.strerror}); "
-                "expected one of `sysctl net.ipv4.tcp_allowed_congestion_control`, or nothing for the machine's own"
+                f"{congestion_control.VARIABLE}={name!r}: the kernel does not give it to this process "
+                f"({error.strerror}); expected one of `sysctl net.ipv4.tcp_allowed_congestion_control`, or nothing"
             ) from error
     return sock
 
@@ -124,6 +122,8 @@ class PeerConnection:
     """Complete messages that arrived before a receive with their tag was posted, each in memory of its own."""
     events: int = 0
     """Poll events that the poller is registered for."""
+    control: congestion_control.CongestionControl | None = None
+    """That of the socket."""
 
     def write(self, most: int) -> int:
         """Hands about ``most`` bytes of what is posted to the kernel, or as many as it takes.  Returns how many.
@@ -151,6 +151,7 @@ class PeerConnection:
     def attach(self, sock: TcpSocket) -> None:
         """Takes the socket that connects the peer; it must be registered for ``events``."""
         self.socket = sock
+        self.control = congestion_control.CongestionControl(sock)
         self.events = self.poll_events()
 
     def registered(self, events: int) -> None:
@@ -165,7 +166,7 @@ class PeerConnection:
         """Closes the socket, for which no poller may be registered any more."""
         if self.socket is not None:
             self.socket.close()
-        self.socket, self.events = None, 0
+        self.socket, self.control, self.events = None, None, 0
 
     def withdraw(self) -> None:
         """Drops what is posted, except control messages and the rest of a message that is partly sent."""

@@ -32,6 +32,8 @@ class TcpMesh(ConnectedMesh):
         pending = Send(memoryview(head), view)
         link.sends.append(pending)
         self.bytes_sent += view.nbytes
+        if link.control is not None:
+            link.control.of(view.nbytes)
         if len(link.sends) == 1 and link.socket is not None:
             with self.spanned("send"):
                 self._write(link)  # most small messages are sent here, without a pass of the poll loop

@@ -100,8 +100,9 @@ typedef struct {                        /* a run of packets for one destination,
     uint32_t packets;
     uint32_t asks; /* whether these are NAKs, which nobody sends again */
     nf_route route;
-    /* the stream and the sequence numbers of the packets, for nf_fold_unsent */
-    uint32_t tree, kind;
+    /* the streams and the sequence numbers of the packets, for nf_fold_unsent: those from `data` on are of the data
+     * stream, those before of `kind` */
+    uint32_t tree, kind, data;
     uint64_t seqs[NF_RUN_PACKETS];
 } nf_run;
 

@@ -71,7 +71,7 @@ void nf_fold_close(nf_fold *f) {
 /* Cuts the pieces into stripes.  Borders are rounded cumulative shares: every rank finds the same ones.  A short tensor
  * is one stripe, of the tree with the signature: what it costs is packets that make processes run, not bytes. */
 static void stripe(nf_fold *f, uint64_t pieces) {
-    bool whole = pieces * f->path_mtu <= NF_SHORT_BLOCKS * NF_BLOCK * sizeof(nf_lane);
+    bool whole = f->brief = pieces * f->path_mtu <= NF_SHORT_BLOCKS * NF_BLOCK * sizeof(nf_lane);
     double total = 0, sum = 0;
     for (uint32_t t = 0; t < f->n_trees; t++) total += f->trees[t].weight;
     uint64_t border = 0;

@@ -82,6 +82,7 @@ nf_message nf_payload_message(const nf_fold *f, const nf_channel *c, uint64_t i)
     uint64_t alone = c->kind == NF_AGREEMENT_STREAM ? f->trees[c->tree].signature : 0, most = nf_message_of(f, c);
     uint64_t guessed = c->kind == NF_DATA_STREAM ? f->guess.guessed : 0, begin = i < guessed ? 0 : alone + guessed;
     if (i < alone) return (nf_message){.first = i, .packets = 1};
+    if (c->kind == NF_DATA_STREAM && f->brief && !c->plan.message) most = 1; /* of one length, and so one run */
     uint64_t first = i - (i - begin) % most, left = (i < guessed ? guessed : c->packets) - first;
     return (nf_message){.first = first, .packets = (uint32_t)(left < most ? left : most)};
 }

@@ -45,6 +45,7 @@ static void begin_run(const nf_fold *f, const nf_channel *c, bool asks, nf_run *
     run->asks = asks;
     run->tree = c->tree;
     run->kind = c->kind;
+    run->data = 0;
     run->route = (nf_route){f->address, c->plan.peer, (uint16_t)c->plan.source_port};
 }
 
@@ -57,10 +58,10 @@ static void append(nf_run *run, uint8_t *bytes, size_t n) {
         run->pieces[run->n_pieces++] = (struct iovec){bytes, n};
 }
 
-static bool send_channel(nf_fold *f, nf_channel *c, int64_t now, nf_run *run) {
-    if (worth_sending(f, c) == 0) return false;
+/* Adds what a channel may send to a run, which may have packets already. */
+static void add_channel(nf_fold *f, nf_channel *c, int64_t now, nf_run *run) {
     uint64_t limit = limit_of(f, c);
-    begin_run(f, c, false, run);
+    if (c->kind == NF_AGREEMENT_STREAM) run->data = UINT32_MAX;
     while (run->packets < f->max_run && nf_stream_sendable(&c->stream, limit)) {
         uint64_t seq = nf_stream_peek(&c->stream);
         bool before = seq < c->history.next;
@@ -86,6 +87,19 @@ static bool send_channel(nf_fold *f, nf_channel *c, int64_t now, nf_run *run) {
         else if (bytes < run->segment)
             break;
     }
+}
+
+/* Whether the data of a tree may leave in one run with what its ranks agree on. */
+static bool joins(const nf_fold *f, const nf_tree *tr, const nf_run *run) {
+    const nf_stream_plan *agreement = &tr->channels[0].plan, *data = &tr->channels[1].plan;
+    return f->brief && agreement->source_port == data->source_port && agreement->peer == data->peer && !data->message &&
+           run->length == run->packets * run->segment && run->packets < f->max_run;
+}
+
+static bool send_channel(nf_fold *f, nf_channel *c, int64_t now, nf_run *run) {
+    if (worth_sending(f, c) == 0) return false;
+    begin_run(f, c, false, run);
+    add_channel(f, c, now, run);
     return true;
 }
 
@@ -110,8 +124,14 @@ bool nf_fold_send(nf_fold *f, int64_t now, nf_run *run) {
     for (uint32_t t = 0; t < f->n_trees; t++)
         for (int kind = 0; kind < 2; kind++)
             if (send_asks(f, &f->trees[t].channels[kind], now, run)) return true;
-    for (uint32_t t = 0; t < f->n_trees; t++) /* exponents first: data waits for them */
-        if (send_channel(f, &f->trees[t].channels[NF_AGREEMENT_STREAM], now, run)) return true;
+    for (uint32_t t = 0; t < f->n_trees; t++) { /* exponents first: data waits for them */
+        nf_channel *data = &f->trees[t].channels[NF_DATA_STREAM];
+        if (!send_channel(f, &f->trees[t].channels[NF_AGREEMENT_STREAM], now, run)) continue;
+        if (!joins(f, &f->trees[t], run) || worth_sending(f, data) == 0) return true;
+        run->data = run->packets;
+        add_channel(f, data, now, run);
+        return true;
+    }
     for (uint32_t i = 0; i < f->n_trees; i++) {
         uint32_t t = (f->turn + i) % f->n_trees;
         if (send_channel(f, &f->trees[t].channels[NF_DATA_STREAM], now, run)) {
@@ -124,7 +144,8 @@ bool nf_fold_send(nf_fold *f, int64_t now, nf_run *run) {
 
 void nf_fold_unsent(nf_fold *f, const nf_run *run, uint32_t from) {
     for (uint32_t i = from; i < run->packets && !run->asks; i++) /* who was asked in vain is asked again */
-        nf_stream_unsent(&f->trees[run->tree].channels[run->kind].stream, run->seqs[i]);
+        nf_stream_unsent(&f->trees[run->tree].channels[i < run->data ? run->kind : NF_DATA_STREAM].stream,
+                         run->seqs[i]);
 }
 
 void nf_fold_no_runs(nf_fold *f) { f->max_run = 1; }

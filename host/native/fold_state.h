@@ -43,6 +43,7 @@ struct nf_fold {
     nf_operation op;
     uint32_t piece;         /* elements of one packet */
     uint32_t entries;       /* scales of one packet */
+    bool brief;             /* of one tree, whose packets leave in as few runs as can be */
     bool scaled;            /* blocks have scales */
     bool past_caches;       /* results are more than caches hold */
     nf_narrowing narrowing; /* of narrow lanes */

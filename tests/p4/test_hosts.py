@@ -109,7 +109,7 @@ def test_scapy_accepts_the_frames(fabric: P4Fabric) -> None:
 
     from netfold.wire.scapy_roce import RETH
 
-    reduce(fabric, [np.full(256 * 10, rank, np.float32) for rank in range(4)], 1)
+    reduce(fabric, [np.full(256 * 70, rank, np.float32) for rank in range(4)], 1)
     some: dict[int, bytes] = {}
     for node, frame in fabric.seen:
         if node.startswith("h"):
@@ -149,9 +149,9 @@ def test_a_corrupt_contribution_is_dropped_at_the_first_hop(fabric: P4Fabric) ->
         honest(end, frame)
 
     fabric.transmit = transmit  # type: ignore[method-assign]
-    ints = [np.arange(256 * 50, dtype=np.int32) * rank for rank in range(4)]
+    ints = [np.arange(256 * 70, dtype=np.int32) * rank for rank in range(4)]
     for out in reduce(fabric, ints, 1):
-        assert (out == np.arange(256 * 50) * 6).all()
+        assert (out == np.arange(256 * 70) * 6).all()
     leaf = fabric.engines["leaf1"]
     assert leaf.read_counter(leaf.counter(tables.CORRUPT))[0].packets == 5
 

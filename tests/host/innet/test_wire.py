@@ -51,15 +51,17 @@ def test_c_sizes_equal_the_python_ones() -> None:
         assert c[opcode.name] == opcode
 
 
-def sum_runs(elements: int, *, psn: int = 0, number: int = 3, max_run: int = 60) -> list[Run]:
-    """Runs of an int32 operation's data stream, without the signature."""
+def sum_runs(
+    elements: int, *, psn: int = 0, number: int = 3, max_run: int = 60, agreement_port: int = 50124
+) -> list[Run]:
+    """Runs from source port 50123 of an int32 operation: its data stream, without the signature."""
     tree = RankTree(
         name="t",
         weight=1.0,
         data=RankStream(peer="10.1.2.4", peer_qp=SUM_QP, qp=8, source_port=50123, psn=psn, slots=1 << 16,
                         predecessor="10.1.2.2", predecessor_port=50123),
-        agreement=RankStream(peer="10.1.2.4", peer_qp=MAX_QP, qp=16, source_port=50124, psn=0, slots=64,
-                             predecessor="10.1.2.2", predecessor_port=50124),
+        agreement=RankStream(peer="10.1.2.4", peer_qp=MAX_QP, qp=16, source_port=agreement_port, psn=0, slots=64,
+                             predecessor="10.1.2.2", predecessor_port=agreement_port),
     )
     core = Core(SOURCE, 4, [tree], max_run=max_run)
     source = np.arange(elements, dtype=np.int32)
@@ -83,7 +85,7 @@ MESSAGE = 4096
 )
 def test_messages_are_cut_as_rdma_writes(elements: int, psn: int, max_run: int) -> None:
     """FIRST (RETH) MIDDLE... LAST or ONLY, at most MESSAGE packets, consecutive PSNs, full payloads padded with
-    zeros."""
+    zeros; of tensors of up to 64 KiB each packet is a message, so that all have one length."""
     packets = [packet for run in sum_runs(elements, psn=psn, max_run=max_run) for packet in run.packets()]
     count = -(-elements // roce.LANES)
     assert len(packets) == count
@@ -92,8 +94,9 @@ def test_messages_are_cut_as_rdma_writes(elements: int, psn: int, max_run: int) 
         opcode, flags, pkey, qp, ack_psn = roce.BTH.unpack_from(packet)
         assert (flags, pkey, qp) == (0, roce.PKEY_WINDOWED, SUM_QP)
         assert ack_psn & roce.PSN_MASK == (psn + i) & roce.PSN_MASK
-        place, message = i % MESSAGE, i // MESSAGE
-        length = min(MESSAGE, count - MESSAGE * message)
+        most = 1 if count <= 64 else MESSAGE
+        place, message = i % most, i // most
+        length = min(most, count - most * message)
         expected = (
             roce.Opcode.WRITE_ONLY if length == 1
             else roce.Opcode.WRITE_FIRST if place == 0
@@ -105,7 +108,7 @@ def test_messages_are_cut_as_rdma_writes(elements: int, psn: int, max_run: int) 
         assert ack_psn >> 31 == (place == length - 1), "acknowledgement is asked for at a message's end"
         start = roce.BTH_BYTES
         if expected.has_reth:
-            assert roce.RETH.unpack_from(packet, start) == (3 << 32 | message * MESSAGE * 1024, 0, length * 1024)
+            assert roce.RETH.unpack_from(packet, start) == (3 << 32 | message * most * 1024, 0, length * 1024)
             start += roce.RETH_BYTES
         data += packet[start:-4]
     lanes = np.frombuffer(data, ">i4")
@@ -118,6 +121,18 @@ def test_messages_are_cut_as_rdma_writes(elements: int, psn: int, max_run: int) 
 def test_icrcs_hold_for_the_ids_that_the_kernel_writes(elements: int, max_run: int) -> None:
     """Segment i of a super-packet is sent with IPv4 ID i: its ICRC is the one of wire.roce for that header."""
     for run in sum_runs(elements, max_run=max_run):
+        for ip_id, packet in enumerate(run.packets()):
+            check_icrc(packet, ip_id, SOURCE, run.source_port, run.destination)
+
+
+@pytest.mark.parametrize(("elements", "counts"), [(256 * 4, [5]), (256 * 64, [60, 5]), (256 * 65, [1, 2, 60, 3])])
+def test_a_short_tensor_leaves_in_one_super_packet_with_its_signature(elements: int, counts: list[int]) -> None:
+    """Where both streams of a tree have one source port; longer tensors leave by stream."""
+    runs = sum_runs(elements, agreement_port=50123)
+    assert [len(run.packets()) for run in runs] == counts
+    first = [roce.BTH.unpack_from(packet)[3] & ~7 for packet in runs[0].packets()]
+    assert first == [MAX_QP & ~7] + [SUM_QP & ~7] * (counts[0] - 1)
+    for run in runs:
         for ip_id, packet in enumerate(run.packets()):
             check_icrc(packet, ip_id, SOURCE, run.source_port, run.destination)
 
