@@ -45,7 +45,7 @@ UNITS: dict[str, tuple[TranslationUnit, ...]] = {
     "exe": (
         *SHARED_UNITS,
         TranslationUnit("io", "-O3", ("segment.c", "queue.c", "receive.c", "transmit.c", "io.c")),
-        TranslationUnit("process", "-O1", ("main.c", "port.c", "channel.c", "pcap.c", "confine.c")),
+        TranslationUnit("process", "-O1", ("main.c", "requests.c", "port.c", "channel.c", "pcap.c", "confine.c")),
     ),
     "shared": (*SHARED_UNITS, TranslationUnit("capture", "-O1", ("capture.c",))),
 }

@@ -37,8 +37,7 @@ static uint64_t monotonic_us(void) {
     return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
 }
 
-static void tell(ss_io *io, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void tell(ss_io *io, const char *format, ...) {
+void ss_io_tell(ss_io *io, const char *format, ...) {
     char text[256];
     va_list args;
     va_start(args, format);
@@ -49,29 +48,27 @@ static void tell(ss_io *io, const char *format, ...) {
 
 /* ---- the pipeline's side ----------------------------------------------------------------------------------------- */
 
-static ss_port *port_of(const ss_io *io, uint32_t number) { return number < SS_MAX_PORTS ? io->ports[number] : NULL; }
-
 uint8_t *ss_io_reserve(void *arg, uint32_t number, uint32_t cap) {
-    ss_port *p = port_of(arg, number);
+    ss_port *p = ss_io_port(arg, number);
     return p ? ss_port_reserve(p, cap) : NULL;
 }
 
 void ss_io_commit(void *arg, uint32_t number, const ss_outgoing *made) {
     ss_io *io = arg;
-    ss_port *p = port_of(io, number);
+    ss_port *p = ss_io_port(io, number);
     ss_port_commit(p, made);
     if (ss_port_crowded(p)) io->crowded = true;
 }
 
 /* Frames of the batch at hand are not a queue: they leave at the end of the turn unless the link is behind. */
 uint32_t ss_io_depth(void *arg, uint32_t number) {
-    const ss_port *p = port_of(arg, number);
+    const ss_port *p = ss_io_port(arg, number);
     return p && p->tx != SS_TX_IDLE ? ss_port_waiting(p) : 0;
 }
 
 #ifdef SS_TRACE
 uint32_t ss_io_refusal(void *arg, uint32_t number) {
-    const ss_port *p = port_of(arg, number);
+    const ss_port *p = ss_io_port(arg, number);
     return !p ? SS_DROP_NO_PORT : p->up ? SS_DROP_QUEUE : SS_DROP_PORT_DOWN;
 }
 #endif
@@ -83,12 +80,12 @@ void ss_io_event(void *arg, const ss_event *e) {
 
 /* ---- ports ------------------------------------------------------------------------------------------------------- */
 
-static void watch(ss_io *io, int fd, uint32_t key, uint32_t events) {
+void ss_io_watch(ss_io *io, int fd, uint32_t key, uint32_t events) {
     struct epoll_event e = {.events = events, .data.u32 = key};
     if (epoll_ctl(io->epoll, EPOLL_CTL_MOD, fd, &e) && errno == ENOENT) epoll_ctl(io->epoll, EPOLL_CTL_ADD, fd, &e);
 }
 
-static void tell_port(ss_io *io, ss_port *p) {
+void ss_io_tell_port(ss_io *io, ss_port *p) {
     uint8_t up = p->up;
     if (p->reported && p->reported_up == p->up) return;
     p->reported = true, p->reported_up = p->up;
@@ -97,10 +94,10 @@ static void tell_port(ss_io *io, ss_port *p) {
 
 static void refresh(ss_io *io, ss_port *p) {
     bool changed = ss_port_refresh(p);
-    tell_port(io, p); /* a flush may have seen it before us */
+    ss_io_tell_port(io, p); /* a flush may have seen it before us */
     if (!changed) return;
-    if (p->fd >= 0 && p->started) watch(io, p->fd, p->number, EPOLLIN);
-    tell(io, "port %u (%s) is %s", p->number, p->name, p->fd < 0 ? "gone" : p->up ? "up" : "down");
+    if (p->fd >= 0 && p->started) ss_io_watch(io, p->fd, p->number, EPOLLIN);
+    ss_io_tell(io, "port %u (%s) is %s", p->number, p->name, p->fd < 0 ? "gone" : p->up ? "up" : "down");
 }
 
 static void flush(ss_io *io, ss_port *p) {
@@ -108,11 +105,11 @@ static void flush(ss_io *io, ss_port *p) {
     int fd = p->fd;
     ss_port_flush(p);
     if (p->fd < 0) {
-        if (fd >= 0) tell(io, "port %u (%s) is gone", p->number, p->name);
+        if (fd >= 0) ss_io_tell(io, "port %u (%s) is gone", p->number, p->name);
         return;
     }
     if ((before == SS_TX_WAIT_WRITABLE) != (p->tx == SS_TX_WAIT_WRITABLE))
-        watch(io, p->fd, p->number, p->tx == SS_TX_WAIT_WRITABLE ? EPOLLIN | EPOLLOUT : EPOLLIN);
+        ss_io_watch(io, p->fd, p->number, p->tx == SS_TX_WAIT_WRITABLE ? EPOLLIN | EPOLLOUT : EPOLLIN);
 }
 
 static void flush_all(ss_io *io, bool retry) {
@@ -149,7 +146,7 @@ static void relieve(void *arg) {
 }
 
 /* What the batches of a turn made leaves, or is copied to wait, as their memory is needed again. */
-static void settle(ss_io *io, bool retry) {
+void ss_io_settle(ss_io *io, bool retry) {
     flush_all(io, retry);
     for (uint32_t i = 0; i < io->n_ports; i++) ss_port_settle(io->ports[io->numbers[i]]);
     ss_turn_end(io->sw);
@@ -174,137 +171,11 @@ static void choose_policy(ss_io *io) {
 }
 
 static void receive_batch(ss_io *io, ss_port *p) {
-    if (!ss_port_room(p)) settle(io, false);
+    if (!ss_port_room(p)) ss_io_settle(io, false);
     arrival a = {io, p->number};
     ss_port_user user = {&a, receive, relieve};
     ss_port_receive(p, &user);
     io->last_frame = NULL;
-}
-
-/* ---- requests ---------------------------------------------------------------------------------------------------- */
-
-static size_t reply_with(uint8_t *reply, uint16_t status, size_t body) {
-    uint32_t size = (uint32_t)body + 2;
-    memcpy(reply, &size, 4);
-    memcpy(reply + 4, &status, 2);
-    return 6 + body;
-}
-
-static size_t refuse_with(uint8_t *reply, size_t cap, uint16_t status, const char *format, ...)
-    __attribute__((format(printf, 4, 5)));
-static size_t refuse_with(uint8_t *reply, size_t cap, uint16_t status, const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    int n = vsnprintf((char *)reply + 6, cap - 6, format, args);
-    va_end(args);
-    return reply_with(reply, status, (size_t)n);
-}
-
-static size_t limit_queue(ss_io *io, const uint8_t *body, size_t n, uint8_t *reply, size_t cap) {
-    uint32_t number;
-    uint64_t value;
-    if (n != 13) return refuse_with(reply, cap, SS_INVALID_ARGUMENT, "expected a port and a limit");
-    memcpy(&number, body, 4), memcpy(&value, body + 5, 8);
-    if (number != SS_NO_PORT && !port_of(io, number))
-        return refuse_with(reply, cap, SS_NOT_FOUND, "there is no port %u", number);
-    for (uint32_t i = 0; i < io->n_ports; i++) {
-        ss_port *p = io->ports[io->numbers[i]];
-        if (number != SS_NO_PORT && p->number != number) continue;
-        if (body[4] == SS_LIMIT_RATE)
-            ss_port_set_rate(p, value);
-        else if (value <= io->port_options.queue)
-            p->limit = (uint32_t)value;
-        else
-            return refuse_with(reply, cap, SS_OUT_OF_RANGE, "a queue of %llu frames: there is room for %u (--queue)",
-                               (unsigned long long)value, io->port_options.queue);
-    }
-    return reply_with(reply, SS_OK, 0);
-}
-
-static size_t add_port(ss_io *io, const uint8_t *body, size_t n, uint8_t *reply, size_t cap) {
-    uint32_t number;
-    char name[IFNAMSIZ] = {0};
-    const char *why;
-    if (n <= 4 || n - 4 >= sizeof name) return refuse_with(reply, cap, SS_INVALID_ARGUMENT, "no interface's name");
-    memcpy(&number, body, 4), memcpy(name, body + 4, n - 4);
-    if (number >= SS_MAX_PORTS) return refuse_with(reply, cap, SS_INVALID_ARGUMENT, "port %u is above 510", number);
-    if (io->ports[number] || number == io->cpu_port)
-        return refuse_with(reply, cap, SS_ALREADY_EXISTS, "port %u is there already", number);
-    if (io->port_options.pcap) /* files cannot be made any more (confine.h) */
-        return refuse_with(reply, cap, SS_UNIMPLEMENTED, "port %u: a switch that captures cannot get ports", number);
-    ss_port *p = ss_port_open(number, name, &io->port_options, &why);
-    if (!p) return refuse_with(reply, cap, SS_NOT_FOUND, "port %u: %s: %s", number, name, why);
-    ss_io_add_port(io, p);
-    if (io->started && !ss_port_start(p, &why)) tell(io, "port %u: cannot receive from %s: %s", number, name, why);
-    if (io->started && p->fd >= 0) watch(io, p->fd, p->number, EPOLLIN);
-    tell_port(io, p);
-    return reply_with(reply, SS_OK, 0);
-}
-
-static size_t remove_port(ss_io *io, const uint8_t *body, size_t n, uint8_t *reply, size_t cap) {
-    uint32_t number = SS_NO_PORT;
-    if (n == 4) memcpy(&number, body, 4);
-    ss_port *p = port_of(io, number);
-    if (!p) return refuse_with(reply, cap, SS_NOT_FOUND, "there is no port %u", number);
-    for (uint32_t i = 0; i < io->n_ports; i++)
-        if (io->numbers[i] == number) io->numbers[i--] = io->numbers[--io->n_ports];
-    io->ports[number] = NULL;
-    ss_port_close(p);
-    return reply_with(reply, SS_OK, 0);
-}
-
-static size_t start_ports(ss_io *io, uint8_t *reply, size_t cap) {
-    io->started = true;
-    for (uint32_t i = 0; i < io->n_ports; i++) {
-        ss_port *p = io->ports[io->numbers[i]];
-        const char *why;
-        if (!ss_port_start(p, &why)) {
-            int n =
-                snprintf((char *)reply + 6, cap - 6, "port %u: cannot receive from %s: %s", p->number, p->name, why);
-            return reply_with(reply, SS_INTERNAL, (size_t)n);
-        }
-        if (p->fd >= 0) watch(io, p->fd, p->number, EPOLLIN);
-        tell_port(io, p);
-    }
-    return reply_with(reply, SS_OK, 0);
-}
-
-static size_t describe_ports(ss_io *io, uint8_t *reply, size_t cap) {
-    uint8_t *at = reply + 6;
-    memcpy(at, &io->n_ports, 4), at += 4;
-    for (uint32_t i = 0; i < io->n_ports; i++) {
-        ss_port *p = io->ports[io->numbers[i]];
-        uint16_t length = (uint16_t)strlen(p->name);
-        if ((size_t)(reply + cap - at) < 15 + sizeof p->stats + 2 + length) break;
-        ss_port_count_missed(p);
-        uint32_t waiting = ss_port_waiting(p);
-        memcpy(at, &p->number, 4), at += 4;
-        *at++ = p->up, *at++ = p->vnet, *at++ = p->join;
-        memcpy(at, &p->mtu, 4), at += 4;
-        memcpy(at, &waiting, 4), at += 4;
-        memcpy(at, &p->stats, sizeof p->stats), at += sizeof p->stats;
-        memcpy(at, &length, 2), at += 2;
-        memcpy(at, p->name, length), at += length;
-    }
-    return reply_with(reply, SS_OK, (size_t)(at - reply) - 6);
-}
-
-static size_t execute(void *arg, const uint8_t *batch, size_t n, uint8_t *reply, size_t cap) {
-    ss_io *io = arg;
-    uint16_t op = 0;
-    if (n >= 6) memcpy(&op, batch + 4, 2);
-    if (op == OP_START) return start_ports(io, reply, cap);
-    if (op == OP_PORTS) return describe_ports(io, reply, cap);
-    if (op == OP_LIMIT) return limit_queue(io, batch + 6, n - 6, reply, cap);
-    if (op == OP_ADD_PORT) return add_port(io, batch + 6, n - 6, reply, cap);
-    if (op == OP_REMOVE_PORT) return remove_port(io, batch + 6, n - 6, reply, cap);
-    if (op == OP_CONFINED)
-        return reply_with(reply, SS_OK, (size_t)snprintf((char *)reply + 6, cap - 6, "%s", io->confined));
-    if (op == OP_PACKET_OUT) io->last_port = io->cpu_port, io->last_len = (uint32_t)n - 6, io->last_frame = batch + 6;
-    size_t length = ss_control(io->sw, io->now_us, batch, n, reply, cap);
-    io->last_frame = NULL;
-    settle(io, false);
-    return length;
 }
 
 /* ---- timers, links ----------------------------------------------------------------------------------------------- */
@@ -347,9 +218,9 @@ bool ss_io_open(ss_io *io, int control_fd, const char **why) {
     if (io->epoll < 0 || io->timer < 0 || io->netlink < 0) return false;
     struct sockaddr_nl links = {.nl_family = AF_NETLINK, .nl_groups = RTMGRP_LINK};
     if (bind(io->netlink, (struct sockaddr *)&links, sizeof links)) return false;
-    watch(io, io->channel.fd, KEY_CHANNEL, EPOLLIN);
-    watch(io, io->netlink, KEY_NETLINK, EPOLLIN);
-    watch(io, io->timer, KEY_TIMER, EPOLLIN);
+    ss_io_watch(io, io->channel.fd, KEY_CHANNEL, EPOLLIN);
+    ss_io_watch(io, io->netlink, KEY_NETLINK, EPOLLIN);
+    ss_io_watch(io, io->timer, KEY_TIMER, EPOLLIN);
     return true;
 }
 
@@ -374,7 +245,7 @@ static void close_trace(ss_io *io) {
     ss_trace_file_end(&io->trace);
     for (uint64_t now; io->trace.waits && (now = monotonic_us()) < until; ss_trace_file_flush(&io->trace)) {
         struct epoll_event event;
-        watch(io, io->trace.fd, KEY_TRACE, EPOLLOUT | EPOLLONESHOT);
+        ss_io_watch(io, io->trace.fd, KEY_TRACE, EPOLLOUT | EPOLLONESHOT);
         epoll_wait(io->epoll, &event, 1, (int)((until - now) / 1000 + 1));
     }
     ss_trace_file_close(&io->trace);
@@ -385,11 +256,11 @@ static void flush_trace(ss_io *io) {
     if (!io->trace.out) return;
     if (!io->trace.waits) ss_trace_file_flush(&io->trace);
     if (io->trace.error && !io->trace_told)
-        tell(io, "the packet trace ends here: %s", strerror(io->trace.error)), io->trace_told = true;
+        ss_io_tell(io, "the packet trace ends here: %s", strerror(io->trace.error)), io->trace_told = true;
     if (io->trace.waits == io->trace_watched) return;
     io->trace_watched = io->trace.waits;
     if (io->trace_watched)
-        watch(io, io->trace.fd, KEY_TRACE, EPOLLOUT);
+        ss_io_watch(io, io->trace.fd, KEY_TRACE, EPOLLOUT);
     else
         epoll_ctl(io->epoll, EPOLL_CTL_DEL, io->trace.fd, NULL);
 }
@@ -417,7 +288,8 @@ void ss_io_run(ss_io *io) {
         for (int i = 0; i < n; i++) {
             uint32_t key = events[i].data.u32;
             if (key == KEY_CHANNEL) {
-                if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) ss_channel_read(&io->channel, execute, io);
+                if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR))
+                    ss_channel_read(&io->channel, ss_io_execute, io);
             } else if (key == KEY_NETLINK)
                 links_changed(io);
 #ifdef SS_TRACE
@@ -428,19 +300,19 @@ void ss_io_run(ss_io *io) {
                 uint64_t expirations;
                 if (read(io->timer, &expirations, sizeof expirations) > 0) io->timer_due = UINT64_MAX, retry = true;
             } else {
-                ss_port *p = port_of(io, key);
+                ss_port *p = ss_io_port(io, key);
                 if (!p) continue; /* removed by a request of this turn */
                 if (events[i].events & EPOLLOUT) flush(io, p);
                 if (events[i].events & (EPOLLIN | EPOLLERR)) receive_batch(io, p);
             }
         }
-        settle(io, retry);
+        ss_io_settle(io, retry);
         ss_channel_write(&io->channel);
         ss_channel_report_lost(&io->channel, io->now_us);
         ss_channel_write(&io->channel);
         TRACE(flush_trace(io);)
         choose_policy(io);
         uint32_t now = channel_interest(io);
-        if (now != interest) watch(io, io->channel.fd, KEY_CHANNEL, interest = now);
+        if (now != interest) ss_io_watch(io, io->channel.fd, KEY_CHANNEL, interest = now);
     }
 }

@@ -62,6 +62,18 @@ bool ss_io_add_port(ss_io *, ss_port *);
 void ss_io_run(ss_io *);
 void ss_io_close(ss_io *);
 
+/* What requests.c needs of the loop. */
+static inline ss_port *ss_io_port(const ss_io *io, uint32_t number) {
+    return number < SS_MAX_PORTS ? io->ports[number] : NULL;
+}
+void ss_io_tell(ss_io *, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void ss_io_tell_port(ss_io *, ss_port *); /* whether frames can pass, if the control plane was not told yet */
+void ss_io_watch(ss_io *, int fd, uint32_t key, uint32_t events);
+void ss_io_settle(ss_io *, bool retry); /* sends or puts aside all that waits, so that it refers to nothing */
+
+/* ---- requests.c -------------------------------------------------------------------------------------------------- */
+size_t ss_io_execute(void *io, const uint8_t *batch, size_t n, uint8_t *reply, size_t cap);
+
 /* Callbacks for ss_options. */
 uint8_t *ss_io_reserve(void *io, uint32_t port, uint32_t cap);
 void ss_io_commit(void *io, uint32_t port, const ss_outgoing *);
