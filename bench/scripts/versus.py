@@ -131,7 +131,7 @@ def ratio(above: Rounds, below: Rounds, of: Callable[[Mapping[str, Any]], float]
 def table(rows: Mapping[Key, Rounds]) -> list[str]:
     """The lines of the table: ``rows`` has the row of each round."""
     lines = [f"{'bytes':>10} {'algorithm':<14} {'checkout':<9} {'ms':>24} {'cpu s/GB':>20} {'ranks':>6} "
-             f"{'switches':>8} {'link':>5} {'busy':>5} {'limited by':<11} {'wrong':>5}  ratios, per round"]
+             f"{'switches':>8} {'link':>5} {'busy':>5} {'limited by':<11} {'repeats':>7} {'wrong':>5}  ratios, per round"]
     for key, ours in rows.items():
         median = {name: statistics.median(row[name] for row in ours)
                   for name in ("cpu_seconds", "switch_cpu_seconds", "link_fraction", "machine_busy")}
@@ -149,6 +149,7 @@ def table(rows: Mapping[Key, Rounds]) -> list[str]:
             f"{median['cpu_seconds'] / gigabytes:>6.1f} {median['switch_cpu_seconds'] / gigabytes:>8.1f} "
             f"{median['link_fraction']:>5.0%} {median['machine_busy']:>5.0%} "
             f"{limited_by(median['link_fraction'], median['machine_busy']):<11} "
+            f"{statistics.median(row.get('retransmissions', 0) for row in ours):>7.0f} "
             f"{sum(row['wrong'] for row in ours):>5}  {'; '.join(ratios)}")
     return lines
 
