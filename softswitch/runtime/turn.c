@@ -8,7 +8,8 @@
 #include "internal.h"
 
 #define CHUNK (256u << 10)
-#define KEPT_CHUNKS 8u /* more than these are freed at the end of a turn */
+#define MOST (1u << 30) /* bytes of a turn */
+#define KEPT_CHUNKS 8u  /* more than these are freed at the end of a turn */
 
 struct ss_chunk {
     ss_chunk *next;
@@ -16,11 +17,14 @@ struct ss_chunk {
     uint8_t bytes[] __attribute__((aligned(64)));
 };
 
-/* Nobody could go on without: half a value is worse than no switch. */
-static ss_chunk *new_chunk(size_t size) {
-    ss_chunk *chunk = aligned_alloc(64, sizeof *chunk + size);
+/* Nobody could go on without: half a value is worse than no switch.  A turn's frames refer to less than 100 MiB, so who
+ * takes more than the limit is a program that computes for ever, and must not take the machine's memory with it. */
+static ss_chunk *new_chunk(const ss_turn *t, size_t size) {
+    size_t taken = size;
+    for (const ss_chunk *c = t->first; c; c = c->next) taken += c->size;
+    ss_chunk *chunk = taken <= MOST ? aligned_alloc(64, sizeof *chunk + size) : NULL;
     if (!chunk) {
-        fputs("softswitch: out of memory for the values of a packet\n", stderr);
+        fprintf(stderr, "softswitch: the values of a packet take %zu bytes: too many, or out of memory\n", taken);
         abort();
     }
     *chunk = (ss_chunk){.size = size};
@@ -32,7 +36,7 @@ uint8_t *ss_take(ss_switch *sw, uint32_t n) {
     size_t size = ((size_t)n + 63) & ~(size_t)63;
     while (!t->now || t->now->size - t->used < size) {
         ss_chunk **next = t->now ? &t->now->next : &t->first;
-        if (!*next) *next = new_chunk(size > CHUNK ? size : CHUNK);
+        if (!*next) *next = new_chunk(t, size > CHUNK ? size : CHUNK);
         t->now = *next;
         t->used = t->mark = 0;
     }
