@@ -131,7 +131,7 @@ def ratio(above: Rounds, below: Rounds, of: Callable[[Mapping[str, Any]], float]
 def table(rows: Mapping[Key, Rounds]) -> list[str]:
     """The lines of the table: ``rows`` has the row of each round."""
     lines = [f"{'bytes':>10} {'algorithm':<14} {'checkout':<9} {'ms':>24} {'cpu s/GB':>20} {'ranks':>6} "
-             f"{'switches':>8} {'link':>5} {'busy':>5} {'limited by':<11} {'repeats':>7} {'wrong':>5}  ratios of rounds"]
+             f"{'switches':>8} {'link':>5} {'busy':>5} {'limited by':<11} {'repeats':>7} {'wrong':>5}  ratios"]
     for key, ours in rows.items():
         median = {name: statistics.median(row[name] for row in ours)
                   for name in ("cpu_seconds", "switch_cpu_seconds", "link_fraction", "machine_busy")}
