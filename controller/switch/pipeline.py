@@ -27,11 +27,9 @@ from netfold.wire.roce import PATH_MTU
 Defines = Mapping[str, str]
 
 P4C: Final = "p4c-bm2-ss"
-LIKE_BMV2: Final[Defines] = {"ROOM_TO_GROW": "0", "UDP_CHECKSUMS": "0"}
-"""Preprocessor definitions that make the program send the same on any engine as on BMv2: no packet may grow there, as
-BMv2 keeps 512 bytes of room before a packet, and UDP checksums are 0 (p4src/sizes.p4)."""
-BMV2_DEFINES: Final[Defines] = LIKE_BMV2
-"""Preprocessor definitions with which the program is compiled for BMv2."""
+BMV2_DEFINES: Final[Defines] = {"ROOM_TO_GROW": "0", "UDP_CHECKSUMS": "0"}
+"""Preprocessor definitions with which the program is compiled for BMv2: no packet may grow there, since BMv2 keeps
+512 bytes of room before a packet, and UDP checksums are 0 (p4src/sizes.p4)."""
 P4C_TIMEOUT: Final = 120.0
 """Seconds that p4c may take; it usually takes 2."""
 

@@ -242,7 +242,7 @@ def test_bmv2_sends_the_same_bytes(tmp_path: Path) -> None:
     finally:
         fabric.close()
     frames = [one for one in frames[:400] if asks_for_one_at_most(one[1])]
-    library = linking.build(compile_file(PROGRAM, defines=pipeline.LIKE_BMV2))
+    library = linking.build(compile_file(PROGRAM, defines=pipeline.BMV2_DEFINES))
     with LocalEngine.open(library, cpu_port=510) as engine, Bmv2(
             PROGRAM, tmp_path, ports=4, defines=pipeline.BMV2_DEFINES) as bmv2:
         for one in made:

@@ -233,7 +233,7 @@ def test_the_fold_program_folds_as_on_bmv2(tmp_path: Path, seed: int) -> None:
     other addresses and UDP ports than the ranks'; what is routed never leaves with a result's TTL."""
     print(f"seed {seed}")
     frames = fold_frames(random.Random(seed), 1500)
-    with LocalEngine.open(compile_file(FOLD, defines=pipeline.LIKE_BMV2), cpu_port=510) as engine, Bmv2(
+    with LocalEngine.open(compile_file(FOLD, defines=pipeline.BMV2_DEFINES), cpu_port=510) as engine, Bmv2(
             FOLD, tmp_path, ports=5, defines=pipeline.BMV2_DEFINES) as bmv2:
         entries, groups = fold_entries(engine)
         for group in groups:
