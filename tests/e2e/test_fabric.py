@@ -94,10 +94,11 @@ def test_training_ends_with_the_weights_of_a_single_process(engine: Engine, tmp_
 
 
 def captured(engine: Engine, tmp_path: Path) -> list[tuple[str, bytes]]:
-    """The interface and bytes of every frame but ARP on any link of a fabric where a training takes two steps."""
+    """The interface and bytes of every frame but ARP on any link of a fabric where a training takes two steps, with
+    gradients that are long enough for messages of several packets."""
     data = tmp_path / "digits.npz"
     train.save_digits(data)
-    spec = msgspec.structs.replace(TRAINING, data=str(data), steps=2, hidden=(64,))
+    spec = msgspec.structs.replace(TRAINING, data=str(data), steps=2, hidden=(320,))
     with Network(fabric_of(engine), logs=tmp_path / "logs", offload=False) as network, Capture() as capture:
         trained(network, spec)
         interfaces = {name for switch in network.switches for _, name in switch.interfaces()}
