@@ -58,7 +58,7 @@ def test_who_trusts_the_certificate_is_served(tmp_path: Path, monkeypatch: pytes
             assert (await client.status(fabric.jobs)).fabric == fabric.name
             async with tls.aio_channel(fabric.jobs) as channel:
                 join = channel.unary_unary(f"/{SERVICE}/Join", msgspec.json.encode, msgspec.json.Decoder(Plan).decode)
-                assert (await join(Join("j", 1, 0, fabric.hosts[0].address, "10.0.0.1:1", 1024), timeout=BOUND)).epoch
+                assert (await join(Join("j", 1, 0, fabric.hosts[0].address, "10.0.0.1:1", 0), timeout=BOUND)).epoch
             monkeypatch.setenv(tls.CA_VARIABLE, str(other))
             with pytest.raises(Unreachable, match=r"NETFOLD_CA is .*other\.pem"):
                 await client.status(fabric.jobs, timeout=2)
