@@ -136,6 +136,13 @@ def ip_packet_bytes(opcode: Opcode, path_mtu: int = PATH_MTU) -> int:
     return IPV4_BYTES + UDP_BYTES + data_packet_bytes(opcode, path_mtu)
 
 
+def mtu_remedy(path_mtu: int) -> str:
+    """What to do about a link whose MTU is too small for packets of a path MTU."""
+    mtu = LINK_MTUS.get(path_mtu) or ip_packet_bytes(Opcode.WRITE_FIRST, path_mtu)
+    smaller = f", or path_mtu = {PATH_MTU} in the fabric's file" if path_mtu > PATH_MTU else ""
+    return f"`ip link set dev ... mtu {mtu}`{smaller}"
+
+
 def icrc(ip_packet: bytes) -> bytes:
     """Invariant CRC of an IPv4 RoCEv2 packet.
 

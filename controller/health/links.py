@@ -78,8 +78,8 @@ class Links:
         self._arrived = dict.fromkeys(self._directions, 0)
         self.seen: dict[End, End] = {}
         """The end at which probes from an end have arrived, whatever the fabric file says."""
-        self._short: dict[tuple[int, int], bool] = {}
-        """Whether a short probe has arrived since the last full one, by link and direction."""
+        self._short = dict.fromkeys(self._directions, 0)
+        """Short probes that have arrived while full ones are lost, by link and direction."""
         self._sequence = 0
 
     def down(self) -> frozenset[int]:
@@ -91,11 +91,12 @@ class Links:
         path_mtu = self._fabric.path_mtu
         full = roce.ip_packet_bytes(roce.Opcode.WRITE_ONLY, path_mtu)
         for direction in (0, 1):
-            if self._short.get((number, direction)):
+            missed = self._missed[number, direction]
+            # a single one may have passed between losses, before the link was cut
+            if missed >= self._allowed_misses[number] and 2 * self._short[number, direction] >= missed:
                 sender, receiver = self._directions[number, direction]
                 return (f"short probes from {sender} arrive at {receiver}, those of {full} bytes are lost: path_mtu = "
-                        f"{path_mtu} needs an MTU of {full} or more at both ends (`ip link set dev ... mtu "
-                        f"{roce.LINK_MTUS[path_mtu]}`), or path_mtu = {roce.PATH_MTU} in the fabric's file")
+                        f"{path_mtu} needs an MTU of {full} or more at both ends: {roce.mtu_remedy(path_mtu)}")
         return "its probes are lost"
 
     @property
@@ -149,6 +150,8 @@ class Links:
             if sender.node in up and receiver.node in up:
                 if self._missed[number, direction]:
                     yield Probe(sender.node, sender.port, self._frame(sender, number, direction, _PAYLOAD.size))
+                else:
+                    self._short[number, direction] = 0
                 self._missed[number, direction] += counted
                 yield Probe(sender.node, sender.port,
                             self._frame(sender, number, direction, self._fabric.path_mtu))
@@ -174,8 +177,9 @@ class Links:
         if receiver != End(switch, port):
             return (f"cables: what leaves {sender} arrives at {switch}:{port}, the fabric's file says {receiver}; "
                     "correct one of them")
-        self._short[number, direction] = len(frame) < _PAYLOAD_OFFSET + self._fabric.path_mtu
-        if not self._short[number, direction]:
+        if len(frame) < _PAYLOAD_OFFSET + self._fabric.path_mtu:
+            self._short[number, direction] += 1
+        else:
             self._missed[number, direction] = 0
             self._arrived[number, direction] += 1
         return ""

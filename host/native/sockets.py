@@ -95,8 +95,7 @@ def check_mtu(address: str, peer: str, path_mtu: int) -> None:
             errno.EMSGSIZE,
             f"packets of {path_mtu} bytes of data need an MTU of {needed} or more on every link of the fabric, the "
             f"one from {address} towards {peer} has {mtu} (`ip route get {peer} from {address}` names its interface): "
-            f"ip link set dev ... mtu {roce.LINK_MTUS.get(path_mtu, needed)}, or let the fabric's file say "
-            f"path_mtu = {roce.PATH_MTU}",
+            f"{roce.mtu_remedy(path_mtu)}",
         )
 
 

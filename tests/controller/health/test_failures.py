@@ -131,9 +131,34 @@ def test_a_link_that_carries_short_probes_alone_is_down_for_its_mtu() -> None:
     assert found.down() == {number}
     assert found.why_down(number) == (
         "short probes from leaf1:3 arrive at spine1:1, those of 4156 bytes are lost: path_mtu = 4096 needs an MTU of "
-        "4156 or more at both ends (`ip link set dev ... mtu 4200`), or path_mtu = 1024 in the fabric's file")
+        "4156 or more at both ends: `ip link set dev ... mtu 4200`, or path_mtu = 1024 in the fabric's file")
     deliver(found, FABRIC)
     assert found.down() == frozenset()
+
+
+def test_a_link_that_is_cut_after_a_loss_is_not_blamed_on_its_mtu() -> None:
+    """A short probe that arrived between losses says nothing of a link over which nothing arrives any more."""
+    fabric = leafspine(2, 1, 2, path_mtu=1024)
+    found, cut = Links(fabric), frozenset([End("spine1", 1)])
+    deliver(found, fabric, without=cut)
+    short = next(probe for probe in found.round([s.name for s in fabric.switches])
+                 if probe.switch == "leaf1" and len(probe.frame) < 1024)
+    found.receive("spine1", 1, short.frame)
+    for _ in range(fabric.misses):
+        deliver(found, fabric, without=cut)
+    (number,) = found.down()
+    assert found.why_down(number) == "its probes are lost"
+
+
+def test_where_the_path_mtu_is_the_least_no_smaller_one_is_offered() -> None:
+    """The reason then asks for a larger MTU alone."""
+    fabric = leafspine(2, 1, 2, path_mtu=1024)
+    found = Links(fabric)
+    for _ in range(fabric.misses + 1):
+        for probe in found.round([s.name for s in fabric.switches]):
+            if probe.switch == "leaf1" and len(probe.frame) < 1024:
+                found.receive("spine1", 1, probe.frame)
+    assert found.why_down(link_between(fabric, "leaf1", "spine1")).endswith("both ends: `ip link set dev ... mtu 1500`")
 
 
 def test_a_cable_in_the_wrong_port_is_named() -> None:
