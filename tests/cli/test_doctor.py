@@ -13,6 +13,8 @@ from netfold.cli import doctor
 from netfold.cli.app import app
 from netfold.cli.common import FAILED
 from netfold.cli.doctor import Check, Finding, Missing
+from netfold.fabric.slots import sizes_of
+from netfold.host.innet.fold import SKB_BYTES
 from netfold.terminal import Terminal
 
 
@@ -104,3 +106,13 @@ def test_the_exit_status_is_for_scripts(monkeypatch: pytest.MonkeyPatch) -> None
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == FAILED
     assert "gone" in result.output
+
+
+def test_the_receive_buffer_asked_for_is_what_the_windows_of_two_trees_want() -> None:
+    """A machine that has it is not told that its ranks narrow their windows, and one that has less is."""
+    wanted = []
+    for path_mtu, charge in SKB_BYTES.items():
+        for trees in (1, 2):
+            sizes = sizes_of("softswitch", path_mtu).fitted(trees)
+            wanted.append(trees * (sizes.data // 2 + sizes.agreement // 2) * charge)
+    assert max(wanted) == doctor.RECEIVE_BYTES

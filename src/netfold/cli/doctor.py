@@ -36,8 +36,9 @@ VERBS_TIMEOUT: Final = 300.0
 """Seconds for the engine of the rail verbs, which may have to be compiled."""
 UDP_SEGMENT: Final = 103
 """Socket option of <linux/udp.h>, which Python's socket module does not have."""
-RECEIVE_BYTES: Final = 2 * (1024 + 64) * 2304
-"""Socket buffer for the windows of two trees: what the kernel charges for their packets (host/innet/fold.py)."""
+RECEIVE_BYTES: Final = 2 * (128 + 16) * 8448
+"""Socket buffer for the windows of two trees at path MTU 4096, which want the most: what the kernel charges for their
+packets (fabric/slots.py, host/innet/fold.py)."""
 
 
 def doctor() -> None:
