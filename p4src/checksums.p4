@@ -32,7 +32,8 @@ control MakeChecksums(inout headers_t hdr, inout meta_t meta) {
 #if UDP_CHECKSUMS
         // RoCEv2 allows a UDP checksum of zero; a right one lets kernels and NICs carry runs as super-packets.
         update_checksum(meta.checksummed == 1 && hdr.reth.isValid(),
-            { UDP_BEFORE_PAYLOAD, hdr.reth.address, hdr.reth.rkey, hdr.reth.length, ICRC_PAYLOAD, hdr.icrc.crc }, hdr.udp.checksum, HashAlgorithm.csum16);
+            { UDP_BEFORE_PAYLOAD, hdr.reth.address, hdr.reth.rkey, hdr.reth.length, ICRC_PAYLOAD, hdr.icrc.crc },
+            hdr.udp.checksum, HashAlgorithm.csum16);
         update_checksum(meta.checksummed == 1 && !hdr.reth.isValid(),
             { UDP_BEFORE_PAYLOAD, ICRC_PAYLOAD, hdr.icrc.crc }, hdr.udp.checksum, HashAlgorithm.csum16);
 #endif

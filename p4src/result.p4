@@ -10,8 +10,8 @@
 #include "slot.p4"
 #include "verdict.p4"
 
-// What have all receivers of this packet in common?  Makes a full packet of a windowed sender that goes on as it is, with the slot's lanes, into what its receivers get, but for
-// their addresses and queue pairs.
+// What have all receivers of this packet in common?  Makes a full packet of a windowed sender that goes on as it is, with
+// the slot's lanes, into what its receivers get, but for their addresses and queue pairs.
 control Result(inout headers_t hdr, inout meta_t meta) {
     action make() {
         meta.made = 1;
