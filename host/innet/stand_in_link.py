@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import select
 import socket
+from itertools import groupby
 
 from netfold.host.innet import native
 from netfold.host.innet.native import Core, result_origin
@@ -60,10 +61,16 @@ class StandInLink:
         self._sock.close()
 
     def _collect(self, now: int) -> None:
-        """Takes the runs that the core wants to send."""
+        """Takes the runs that the core wants to send, each cut by streams: a short tensor's agreement and data leave as
+        one."""
         while len(self._waiting) < AHEAD and (run := self._core.send(now)) is not None:
-            connection = roce.BTH.unpack_from(run.data)[3] // roce.QUEUE_PAIRS * roce.QUEUE_PAIRS
-            self._waiting += RUN.pack(len(run.data), run.segment, self._numbers[connection]) + run.data
+            for number, packets in groupby(run.packets(), self._stream_of):
+                data = b"".join(packets)
+                self._waiting += RUN.pack(len(data), run.segment, number) + data
+
+    def _stream_of(self, packet: bytes) -> int:
+        """The number of the stream that a packet belongs to."""
+        return self._numbers[roce.BTH.unpack_from(packet)[3] // roce.QUEUE_PAIRS * roce.QUEUE_PAIRS]
 
     def _send(self) -> None:
         while self._waiting:
