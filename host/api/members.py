@@ -26,8 +26,12 @@ class RunningOperation:
         members = self._members
         peers = members.dispatch.hosts
         number = members.sequencer.begin(self._numbers, peers.label.strip(), *self._what)
-        if self._counted:
-            peers.count_from(number)
+        try:
+            if self._counted:
+                peers.count_from(number)
+        except BaseException as error:  # Ctrl-C: nobody else ends what has begun
+            members.sequencer.end(error)
+            raise
         return number
 
     def __exit__(

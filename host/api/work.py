@@ -126,13 +126,13 @@ class OperationSequencer:
     def end(self, error: BaseException | None) -> None:
         """Ends the operation that ``begin`` began: with the error that it raises, after which no other can begin."""
         try:
-            self.flight.end(error)
             if isinstance(error, NetFoldError):
                 self.broken = error
             elif error is not None:  # Ctrl-C in the middle: packets of this operation are out already
                 self.broken = NetFoldError(
                     f"{self.me}: operation {self.flight.now.number} was interrupted ({type(error).__name__}); join anew"
                 )
+            self.flight.end(error)
         finally:
             self._lock.release()
 

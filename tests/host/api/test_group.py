@@ -241,3 +241,25 @@ def test_waiting_is_bounded_and_errors_come_out_of_wait() -> None:
         comms[0].close()
         with pytest.raises(Closed):
             comms[0].iallreduce(np.ones(10))
+
+
+# ---- operations that are cut off ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("where", ["beginning", "record"])
+def test_an_interrupt_beside_an_operation_ends_the_group_and_frees_it(where: str) -> None:
+    """Ctrl-C while an operation begins, or while its failure is recorded: the next call says so, and none finds the
+    group busy."""
+
+    def work(group: Group) -> None:
+        ranks = group._ranks
+        target: Any = ranks.dispatch.hosts if where == "beginning" else ranks.sequencer.flight
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        setattr(target, "count_from" if where == "beginning" else "end", interrupt)
+        with pytest.raises(KeyboardInterrupt), ranks.operation("barrier"):
+            raise KeyboardInterrupt
+        with pytest.raises(NetFoldError, match=r"interrupted .*join anew"):
+            group.barrier()
+
+    on_ranks(1, work)
