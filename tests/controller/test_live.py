@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 import subprocess
 import sys
@@ -110,7 +109,7 @@ def test_what_somebody_changed_by_hand_is_shown_and_repaired(switches: Switches)
         return found.writes
 
     async def story() -> None:
-        built = pipeline.build(fabric.engine)
+        built = pipeline.of_fabric(fabric)
         async with (
             asyncio.timeout(BOUND),
             Controller(fabric, start_timeout=BOUND) as controller,
@@ -119,9 +118,9 @@ def test_what_somebody_changed_by_hand_is_shown_and_repaired(switches: Switches)
             assert await ask() == []
             assert (await dry_run(fabric, built=built)).writes == []
             routes = [e for e in (await hand.read_state([tables.ROUTE])).values() if isinstance(e, Entry)]
-            bent = dataclasses.replace(routes[0], action=tables.FORWARD, params=routes[1].params)
+            bent = msgspec.structs.replace(routes[0], action=tables.FORWARD, params=routes[1].params)
             assert bent != routes[0]
-            extra = dataclasses.replace(routes[1], key=(("dst", (0x0A090909, 32)),))
+            extra = msgspec.structs.replace(routes[1], key=(("dst", (0x0A090909, 32)),))
             await hand.write([Update("modify", bent), Update("delete", routes[2]), Update("insert", extra)])
             found = await ask()
             assert {(d.verb, d.entity, d.was) for d in found} == {
@@ -185,7 +184,7 @@ def test_a_switch_that_a_stranger_took_is_claimed_again(switches: Switches) -> N
     switch = fabric.switch("leaf1")
 
     async def story() -> None:
-        built = pipeline.build(fabric.engine)
+        built = pipeline.of_fabric(fabric)
         async with asyncio.timeout(BOUND), Controller(fabric, start_timeout=BOUND) as controller:
             target = controller._targets["leaf1"]
             sessions = target.sessions
