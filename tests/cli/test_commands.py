@@ -15,8 +15,10 @@ from netfold.cli.common import CANNOT, FAILED
 from netfold.cli.show import show
 from netfold.cli.top import screen
 from netfold.controller import client
+from netfold.controller.switch import pipeline
 from netfold.fabric.file import load, save
 from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import Engine
 from netfold.terminal import Terminal
 from netfold.wire.jobs import RankReport
 from netfold.wire.operator import (
@@ -30,6 +32,7 @@ from netfold.wire.operator import (
     Traffic,
     TreeStatus,
 )
+from support.controller import tiny_p4info
 from support.credentials import scopes, token_file
 
 
@@ -258,3 +261,21 @@ def test_commands_take_the_widest_token_that_their_user_may_read(
     monkeypatch.setenv("NETFOLD_TOKEN_FILE", token_file(tmp_path, "mine"))
     assert status_code()[0] == 0
     assert said == ["operators", "viewers", "mine"]
+
+
+@pytest.mark.parametrize("options", [[], ["--faults"]])
+def test_compile_writes_the_program_of_a_fabric_with_or_without_faults(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --faults it is what the controller pushes where a link has some, by its cookie."""
+    built = pipeline.Pipeline(tiny_p4info(), b"program")
+
+    def build(engine: Engine, *, path_mtu: int, faults: bool) -> pipeline.Pipeline:
+        assert (engine, path_mtu, faults) == ("softswitch", 4096, bool(options))
+        return built
+
+    monkeypatch.setattr(pipeline, "build", build)
+    said = CliRunner().invoke(app, ["compile", "-o", str(tmp_path), *options])
+    assert said.exit_code == 0, said.output
+    assert f"cookie {built.cookie:#x}" in said.output
+    assert (tmp_path / "netfold.p4i").read_bytes() == b"program"

@@ -61,6 +61,7 @@ def compile_(
     switch: SwitchKind = "softswitch",
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")] = Path("build/p4"),
     path_mtu: PathMtu = None,
+    faults: Annotated[bool, typer.Option("--faults", help="As for a fabric of which a link has faults.")] = False,
 ) -> None:
     """Compile the fold program: p4info, and what the switch loads."""
     from google.protobuf import text_format
@@ -69,7 +70,7 @@ def compile_(
 
     engine = engine_of(switch)
     try:
-        built = pipeline.build(engine, path_mtu=PATH_MTUS[engine] if path_mtu is None else path_mtu)
+        built = pipeline.build(engine, path_mtu=PATH_MTUS[engine] if path_mtu is None else path_mtu, faults=faults)
         out.mkdir(parents=True, exist_ok=True)
         config = out / {"softswitch": "netfold.p4i", "bmv2": "netfold.json"}[engine]
         files.replace(config, built.device_config)
