@@ -174,12 +174,14 @@ typedef struct ss_work { /* a packet that waits for its turn within one ss_recei
 /* ---- turn.c ------------------------------------------------------------------------------------------------------ */
 typedef struct ss_chunk ss_chunk;
 typedef struct {
-    ss_chunk *first, *now;
-    size_t used, mark; /* of `now`; up to `mark` it is kept when the packet ends */
+    ss_chunk *first, *now, *kept;
+    size_t used, mark;          /* of `now`; of `kept`, up to which nothing is given back when the packet ends */
+    size_t before, kept_before; /* bytes of the chunks in front of each */
 } ss_turn;
 bool ss_taken(const ss_switch *, const uint8_t *bytes, uint32_t n); /* whether ss_take gave these */
 void ss_turn_keep(ss_switch *, const uint8_t *bytes, uint32_t n);   /* a frame that leaves refers to them */
 void ss_turn_packet(ss_switch *);                                   /* the packet is through */
+bool ss_turn_full(const ss_switch *); /* so much is taken that packets that go round must end */
 void ss_turn_close(ss_switch *);
 
 /* ---- sums.c ------------------------------------------------------------------------------------------------------ */

@@ -20,8 +20,8 @@
  * no priorities.
  *
  * The packet at hand runs through directly; egress clones, resubmitted and recirculated ones wait in sw->work until
- * it is done.  One received frame causes at most SS_MAX_PASSES such passes, so that a program that circulates packets
- * for ever cannot stop the switch.
+ * it is done.  One received frame causes at most SS_MAX_PASSES such passes, fewer where they take much memory, so that
+ * a program that circulates packets for ever cannot stop the switch.
  */
 #include "internal.h"
 
@@ -92,7 +92,7 @@ static void lose(ss_switch *sw, void *state) {
     TRACE(NUMBERS(sw, SS_REC_DROP, SS_DROP_PASSES, 0);)
     if (sw->stats.dropped_passes++ == 0) {
         static const char text[] =
-            "a frame went round too often: the rest of its copies are dropped (stats: dropped_passes)";
+            "a frame went round too often, or in too much memory: its copies are dropped (stats: dropped_passes)";
         ss_report(sw, SS_EVENT_LOG, 0, text, sizeof text - 1);
     }
     if (state) give_state(sw, state);
@@ -434,10 +434,14 @@ void ss_receive(ss_switch *sw, uint32_t port, const ss_arrival *in, uint64_t now
     sw->n_known = 0;
     if (in->sum != SS_NO_SUM) ss_sum_is(sw, sw->stable, len - in->stable, in->sum);
     ingress(sw, sw->state, (frame_ref){frame, len}, len);
+    bool ended = false;
     for (uint32_t passes = 0; unlikely(sw->work_head < sw->work_tail); passes++) {
         ss_work work = sw->work[sw->work_head++];
-        if (passes == SS_MAX_PASSES) lose(sw, NULL);
-        if (passes >= SS_MAX_PASSES) {
+        if (!ended && (passes == SS_MAX_PASSES || ss_turn_full(sw))) {
+            ended = true;
+            lose(sw, NULL);
+        }
+        if (ended) {
             give_state(sw, work.state);
             continue;
         }

@@ -102,7 +102,7 @@ typedef struct {
     uint64_t dropped_ingress, dropped_egress; /* by the program */
     uint64_t dropped_queue;                   /* reserve said no */
     uint64_t dropped_oversize;                /* frame in or out above SS_MAX_FRAME */
-    uint64_t dropped_passes;                  /* too many resubmissions/recirculations/clones of one frame */
+    uint64_t dropped_passes;                  /* one frame went round too often, or took too much memory */
     uint64_t parser_errors, asserts_failed, digests;
 } ss_stats;
 const ss_stats *ss_get_stats(const ss_switch *);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Memory of the turn: what programs compute for a packet and what frames that leave may refer to, taken piece by piece
- * and given back together.  At the end of a packet what no frame refers to goes back at once, so that the next packet
- * computes in the same, cached place; at the end of the turn the rest.
+ * and given back together.  At the end of a packet what was taken behind the last bytes that a frame refers to goes
+ * back at once, so that the next packet computes in the same, cached place; at the end of the turn the rest.
  */
 #include <stdio.h>
 #include "internal.h"
@@ -17,11 +17,11 @@ struct ss_chunk {
     uint8_t bytes[] __attribute__((aligned(64)));
 };
 
-/* Nobody could go on without: half a value is worse than no switch.  A turn's frames refer to less than 100 MiB, so who
- * takes more than the limit is a program that computes for ever, and must not take the machine's memory with it. */
+/* Nobody could go on without: half a value is worse than no switch.  A turn's frames refer to less than 100 MiB, and
+ * packets that go round are dropped at a quarter of the limit, so who takes more is a program that computes for ever in
+ * one pass, and must not take the machine's memory with it. */
 static ss_chunk *new_chunk(const ss_turn *t, size_t size) {
-    size_t taken = size;
-    for (const ss_chunk *c = t->first; c; c = c->next) taken += c->size;
+    size_t taken = t->before + size;
     ss_chunk *chunk = taken <= MOST ? aligned_alloc(64, sizeof *chunk + size) : NULL;
     if (!chunk) {
         fprintf(stderr, "softswitch: the values of a packet take %zu bytes: too many, or out of memory\n", taken);
@@ -36,9 +36,10 @@ uint8_t *ss_take(ss_switch *sw, uint32_t n) {
     size_t size = ((size_t)n + 63) & ~(size_t)63;
     while (!t->now || t->now->size - t->used < size) {
         ss_chunk **next = t->now ? &t->now->next : &t->first;
+        if (t->now) t->before += t->now->size;
         if (!*next) *next = new_chunk(t, size > CHUNK ? size : CHUNK);
         t->now = *next;
-        t->used = t->mark = 0;
+        t->used = 0;
     }
     uint8_t *at = t->now->bytes + t->used;
     t->used += size;
@@ -54,13 +55,29 @@ bool ss_taken(const ss_switch *sw, const uint8_t *bytes, uint32_t n) {
     return false;
 }
 
+/* What lies in front of the chunk of the mark is kept in any case. */
 void ss_turn_keep(ss_switch *sw, const uint8_t *bytes, uint32_t n) {
     ss_turn *t = &sw->turn;
-    size_t at = t->now ? (uintptr_t)bytes - (uintptr_t)t->now->bytes : SIZE_MAX;
-    if (at < t->used && at + n > t->mark) t->mark = (at + n + 63) & ~(size_t)63;
+    size_t before = t->kept_before;
+    for (ss_chunk *c = t->kept ? t->kept : t->first; c; before += c->size, c = c->next) {
+        size_t at = (uintptr_t)bytes - (uintptr_t)c->bytes;
+        if (at < c->size && (c != t->kept || at + n > t->mark)) {
+            t->kept = c;
+            t->kept_before = before;
+            t->mark = (at + n + 63) & ~(size_t)63;
+        }
+        if (at < c->size || c == t->now) return;
+    }
 }
 
-void ss_turn_packet(ss_switch *sw) { sw->turn.used = sw->turn.mark; }
+void ss_turn_packet(ss_switch *sw) {
+    ss_turn *t = &sw->turn;
+    t->now = t->kept ? t->kept : t->first;
+    t->used = t->mark;
+    t->before = t->kept_before;
+}
+
+bool ss_turn_full(const ss_switch *sw) { return sw->turn.before + sw->turn.used > MOST / 4; }
 
 static void free_chunks(ss_chunk *chunk) {
     while (chunk) {
@@ -78,8 +95,7 @@ void ss_turn_end(ss_switch *sw) {
         free_chunks(last->next);
         last->next = NULL;
     }
-    t->now = t->first;
-    t->used = t->mark = 0;
+    *t = (ss_turn){.first = t->first, .now = t->first};
 }
 
 void ss_turn_close(ss_switch *sw) {

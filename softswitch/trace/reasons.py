@@ -67,7 +67,10 @@ def words(reason: DropReason, detail: int, writer: Writer | None, missed: list[s
         case DropReason.TOO_LONG_OUT:
             return f"the frame would leave with {detail} bytes, longer than any may be (16384)"
         case DropReason.TOO_MANY_PASSES:
-            return "it went round too often: resubmitted, recirculated or cloned more than 4096 times"
+            return (
+                "it went round too often: resubmitted, recirculated or cloned more than 4096 times, "
+                "or with more than 256 MiB of values"
+            )
         case DropReason.NO_MEMORY:
             return "no memory for a copy"
         case DropReason.BAD_PORT:

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory of a turn is bounded: what packets computed goes back, and a packet that goes round cannot take it all."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import softswitch
+from softswitch.compiler.driver import compile_source
+from softswitch.engine.local import LocalEngine
+
+MANY_PACKETS = """
+#include <assert.h>
+#include "turn.c"
+static ss_switch sw;
+int main(void) {
+    const uint8_t *kept[20000];
+    for (int i = 0; i < 20000; i++) {
+        uint8_t *frame = ss_take(&sw, 200); /* the frame lies before, amid or behind what was computed */
+        for (int part = 0; part < 9; part++) {
+            if (part == i % 9) frame = ss_take(&sw, 200);
+            ss_take(&sw, 60000);
+        }
+        frame[0] = (uint8_t)i, frame[199] = (uint8_t)(i >> 8);
+        if (i % 50 == 0) ss_turn_keep(&sw, frame, 200);
+        kept[i] = frame;
+        ss_turn_packet(&sw);
+    }
+    for (int i = 0; i < 20000; i += 50)
+        assert(ss_taken(&sw, kept[i], 200) && kept[i][0] == (uint8_t)i && kept[i][199] == (uint8_t)(i >> 8));
+    assert(!ss_turn_full(&sw));
+    ss_turn_end(&sw);
+    ss_turn_close(&sw);
+}
+"""
+
+ROUND_AND_ROUND = """
+#include <core.p4>
+#include <v1model.p4>
+header word_t { bit<32768> w; }
+struct headers_t { word_t a; }
+struct meta_t {}
+parser Parse(packet_in p, out headers_t h, inout meta_t m, inout standard_metadata_t s) {
+    state start { p.extract(h.a); transition accept; }
+}
+control Check(inout headers_t h, inout meta_t m) { apply {} }
+control Work(inout headers_t h, inout meta_t m, inout standard_metadata_t sm) { apply { sm.egress_spec = 1; ALL } }
+control Out(inout headers_t h, inout meta_t m, inout standard_metadata_t sm) {
+    apply { if (h.a.w[0:0] == 0) { recirculate_preserving_field_list(0); } }
+}
+control Write(packet_out p, in headers_t h) { apply { p.emit(h); } }
+V1Switch(Parse(), Check(), Work(), Out(), Check(), Write()) main;
+""".replace("ALL", "h.a.w = h.a.w + 2; " * 80)
+
+
+def test_what_packets_of_a_turn_computed_goes_back_and_what_frames_refer_to_stays(tmp_path: Path) -> None:
+    """Packets that each take more than a piece of memory use the same pieces, but for what frames refer to."""
+    source, program = tmp_path / "turn.c", tmp_path / "turn"
+    source.write_text(MANY_PACKETS.replace('"turn.c"', f'"{Path(softswitch.__file__).parent / "runtime" / "turn.c"}"'))
+    subprocess.run(["cc", "-O1", "-std=gnu11", "-o", program, source], check=True)
+
+    subprocess.run([program], check=True)
+
+
+@pytest.mark.timeout(60)
+def test_a_packet_that_goes_round_with_wide_values_is_dropped_before_memory_ends() -> None:
+    """Wide values of thousands of passes would fill the memory: the packet is dropped and counted, the switch lives."""
+    with LocalEngine.open(compile_source(ROUND_AND_ROUND)) as engine:
+        assert engine.inject(0, bytes(4096)) == []
+        assert engine.stats().dropped_passes == 1
+        assert len(engine.inject(0, bytes(4095) + b"\1")) == 1
