@@ -29,7 +29,7 @@ from netfold.wire.bounds import MAX_STREAMS, Address, Count, Int32, Name, QueueP
 from netfold.wire.roce import PATH_MTU
 
 SERVICE: Final = "netfold.Jobs"
-PROTOCOL: Final = 7
+PROTOCOL: Final = 8
 """Version of packets and messages, raised whenever one changes its meaning: sides with different versions refuse each
 other."""
 LANE_BITS: Final = (32, 16, 8)
