@@ -54,6 +54,13 @@ class _RunningRecord(OperationRecord):
         """Adds packets that were sent again."""
         self.retransmissions += packets
 
+    def ended(self, end: float, error: BaseException | None) -> None:
+        """Says when the operation ended, in seconds since 1970, and with what."""
+        self.end = end
+        self.state = "done" if error is None else "failed"
+        if error is not None:
+            self.error = f"{type(error).__name__}: {error}"
+
 
 class Flight:
     """The flight recorder of one rank of a job.
@@ -106,14 +113,11 @@ class Flight:
     def end(self, error: BaseException | None) -> None:
         """Records the end of the operation under way, and writes the file where it ends with an error."""
         operation = self.now
-        operation.end = self._epoch + time.monotonic()
-        operation.state = "done" if error is None else "failed"
+        operation.ended(self._epoch + time.monotonic(), error)
         if self.timeline is not None:
             self.timeline.operation(operation, self._begin, time.monotonic_ns())
-        if error is not None:
-            operation.error = f"{type(error).__name__}: {error}"
-            if self.folder is not None:
-                self.dump(f"operation {operation.number} failed: {operation.error}")
+        if error is not None and self.folder is not None:
+            self.dump(f"operation {operation.number} failed: {operation.error}")
 
     def _time(self) -> float:
         """Seconds since 1970 by a clock that never steps."""

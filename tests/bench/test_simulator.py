@@ -60,7 +60,7 @@ def test_every_link_of_a_real_fabric_carries_what_the_simulator_says(tmp_path: P
     pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
     from netfold.topo.net import Network
 
-    fabric = leafspine(2, 2, 4, rate="100mbit", rundir=sandbox.rundir())
+    fabric = leafspine(2, 2, 4, rate="100mbit", rundir=sandbox.rundir(), path_mtu=roce.PATH_MTU)
     topology = of_fabric(fabric, delay=simulator.DELAY)
     work = COLLECTIVES["all-to-all"](range(4), 1_000_000)
     with Network(fabric, logs=tmp_path) as network:

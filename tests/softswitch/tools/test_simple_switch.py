@@ -107,7 +107,7 @@ def test_the_options_are_those_that_bmv2_lists(name: str, target: tuple[Option, 
     ours = {option.name for option in (*GENERAL, *target)}
     assert len(listed) > 20
     assert listed <= ours
-    assert ours - listed == {"debugger", "debugger-addr", "notifications-addr", "packet-in"}
+    assert ours - listed <= {"debugger", "debugger-addr", "notifications-addr", "packet-in"}
     assert set(re.findall(r"^  -(\w) ", said, re.MULTILINE)) == {option.short for option in GENERAL} - {""}
 
 
