@@ -85,6 +85,11 @@ class FaultInjector:
 
 
 def children(parent: int) -> list[int]:
-    """The processes that a process has started and that still run."""
-    threads = Path(f"/proc/{parent}/task").iterdir()
-    return [int(pid) for thread in threads for pid in (thread / "children").read_text().split()]
+    """The processes that a process has started and that still run.  Raises FileNotFoundError where it is gone."""
+    tasks = Path(f"/proc/{parent}/task")
+    while True:
+        try:
+            return [int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
+        except FileNotFoundError:  # a thread has ended meanwhile, and left its children to another one
+            if not tasks.exists():
+                raise

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from netfold.topo.faults import children
 
 def family(pid: int) -> list[int]:
     """A process and all its descendants."""
     found = [pid]
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found += family(int(child))
+    for child in children(pid):
+        found += family(child)
     return found
 
 
