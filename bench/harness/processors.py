@@ -7,6 +7,7 @@ from pathlib import Path
 
 from netfold.topo.faults import children
 
+
 def family(pid: int) -> list[int]:
     """A process and all its descendants."""
     found = [pid]
