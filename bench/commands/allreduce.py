@@ -68,7 +68,7 @@ class AllreduceSpec:
     seed: int
     timeout: float
     credits: str = ""
-    """What NETFOLD_CREDITS says to ranks on the fabric; empty: the window alone."""
+    """Value of NETFOLD_CREDITS for the ranks on the fabric, such as "2x170K"; empty: they have the window alone."""
 
 
 class AllreduceRow(msgspec.Struct, frozen=True):
@@ -102,7 +102,7 @@ class AllreduceRow(msgspec.Struct, frozen=True):
     credits: str
     """NETFOLD_CREDITS of the ranks on the fabric; empty: the window alone."""
     limited_by: Limit
-    """What this figure shows the limit of."""
+    """Whether the link or the processor was the limit of this figure, by its parts of both."""
     machine: str
     """Where it was measured."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a controller costs as its fabric grows: its start, its memory, a job's plan, and planning anew after a failure.
+"""Measures a controller as its fabric grows: its start, its memory, a job's plan, and planning anew after a failure.
 
     python -m netfold.bench.growth.controller leafspine,32,16,128       # prints one row as JSON
 

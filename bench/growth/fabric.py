@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an allreduce costs as ranks, sizes, packets in flight and path MTU grow: runs of `netfold bench allreduce`.
+"""Measures an allreduce as ranks, sizes, packets in flight and path MTU grow, by runs of `netfold bench allreduce`.
 
 Each point has a fabric of its own; the algorithms of a point take turns in each of its rounds.
 """

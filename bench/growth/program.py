@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs to compile a P4 program as it grows: softswitch's compiler, and p4c for BMv2 where that is on PATH.
+"""Measures compiling a P4 program as it grows, by softswitch's compiler, and by p4c for BMv2 where that is on PATH.
 
 Programs are generated: tables in a row, each with a key and two actions of its own, that write to fields of a header.
 """
@@ -35,7 +35,7 @@ class ProgramRow(msgspec.Struct, frozen=True):
     lines: int
     seconds: float
     cpu_seconds: float
-    """Of the compiler and of all that it starts."""
+    """Processor seconds of the compiler and of all processes that it starts."""
     mebibytes: float
     """The largest process' memory."""
     machine: str

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 Limit = Literal["link", "processor", "both", "neither"]
-"""What a figure was limited by; neither: waiting, as for a short message's way, or one process of several."""
+"""Limits of a figure; "neither" where it waited, as for a short message's way, or for one process of several."""
 LINK: Final = 0.9
 """From this part of its rate on a link is the limit; headers and shaping leave 0.95 of it to payload."""
 PROCESSOR: Final = 0.9
@@ -17,7 +17,7 @@ PROCESSOR: Final = 0.9
 
 
 def limited_by(link_fraction: float, machine_busy: float) -> Limit:
-    """What limited a measurement that used these parts of a link's rate and of all cores."""
+    """Returns the limit of a measurement that used these parts, from 0 to 1, of a link's rate and of all cores."""
     link, processor = link_fraction >= LINK, machine_busy >= PROCESSOR
     if link and processor:
         return "both"
