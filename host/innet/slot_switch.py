@@ -8,17 +8,27 @@ It has no sockets and no clock: packets in, packets out.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from netfold.wire import roce
 
+NO_LANES: Final = np.empty(0, np.uint32)
+"""What a packet of presence holds."""
+PRESENCE_BYTES: Final = roce.BTH_BYTES + roce.RETH_BYTES + roce.ICRC_BYTES
+"""Length in bytes of the UDP payload of a packet of presence: a WRITE of no bytes."""
+CONTENT: Final = 0x80
+"""The bit of the BTH's flags (solicited event) by which a contribution says that the acknowledgement is enough."""
+
 
 @dataclass(frozen=True)
 class Packet:
-    """A data packet without what switches rewrite: addresses, and the connection in the queue pair."""
+    """A data packet without what switches rewrite: addresses, and the connection in the queue pair.
+
+    One without lanes is presence: a contribution of nothing, or an acknowledgement without the result.
+    """
 
     operation: int
     opcode: int
@@ -27,18 +37,37 @@ class Packet:
     reth: bytes
     lanes: NDArray[np.uint32]
     marked: bool = False
+    content: bool = False
+    """Its sender wants no lanes back, but the acknowledgement alone."""
 
     @staticmethod
     def parse(payload: bytes) -> Packet:
         """Returns the packet of a UDP payload, BTH to ICRC; its length must fit its opcode.  Raises ValueError."""
-        opcode, qp, ack_psn = _base_header(payload)
+        opcode, flags, qp, ack_psn = _base_header(payload)
+        content = bool(flags & CONTENT)
+        if len(payload) == PRESENCE_BYTES and opcode == roce.Opcode.WRITE_ONLY:
+            reth = payload[roce.BTH_BYTES : roce.BTH_BYTES + roce.RETH_BYTES]
+            return Packet(qp % roce.QUEUE_PAIRS, opcode, ack_psn >> 24, ack_psn & roce.PSN_MASK, reth, NO_LANES,
+                          content=content)
         path_mtu = len(payload) - roce.data_packet_bytes(roce.Opcode(opcode), 0)
         if path_mtu not in roce.PATH_MTUS:
             raise ValueError(f"{path_mtu} bytes of lanes: expected one of {', '.join(map(str, roce.PATH_MTUS))}")
         data = roce.BTH_BYTES + (roce.RETH_BYTES if roce.Opcode(opcode).has_reth else 0)
         lanes = np.frombuffer(payload, ">u4", path_mtu // roce.LANE_BYTES, data).astype(np.uint32)
         reth = payload[roce.BTH_BYTES : data]
-        return Packet(qp % roce.QUEUE_PAIRS, opcode, ack_psn >> 24, ack_psn & roce.PSN_MASK, reth, lanes)
+        return Packet(
+            qp % roce.QUEUE_PAIRS, opcode, ack_psn >> 24, ack_psn & roce.PSN_MASK, reth, lanes, content=content
+        )
+
+    @property
+    def presence(self) -> bool:
+        """Whether it has no lanes."""
+        return not self.lanes.size
+
+    def without_lanes(self) -> Packet:
+        """The acknowledgement of this packet alone: presence of the same PSN."""
+        address = self.reth[:8] or bytes(8)
+        return replace(self, opcode=roce.Opcode.WRITE_ONLY, reth=address + bytes(8), lanes=NO_LANES)
 
     def build(self, connection: int) -> bytes:
         """Returns the UDP payload for this operation's queue pair of a connection, with an ICRC of zeros: hosts do not
@@ -46,7 +75,9 @@ class Packet:
 
         connection  the queue pair of its operation 0
         """
-        head = roce.BTH.pack(self.opcode, 0, roce.PKEY_WINDOWED, connection + self.operation, self.ack << 24 | self.psn)
+        flags = CONTENT if self.content else 0
+        number = connection + self.operation
+        head = roce.BTH.pack(self.opcode, flags, roce.PKEY_WINDOWED, number, self.ack << 24 | self.psn)
         return head + self.reth + self.lanes.astype(">u4").tobytes() + bytes(4)
 
 
@@ -61,7 +92,7 @@ class Nak:
     @staticmethod
     def parse(payload: bytes) -> Nak:
         """Returns the NAK of a UDP payload, BTH to ICRC.  Raises ValueError."""
-        opcode, _, ack_psn = _base_header(payload)
+        opcode, _, _, ack_psn = _base_header(payload)
         if opcode != roce.Opcode.ACKNOWLEDGE or len(payload) != roce.NAK_BYTES:
             raise ValueError(f"{len(payload)} bytes of opcode {opcode:#x}: expected {roce.NAK_BYTES} of ACKNOWLEDGE")
         (syndrome_end,) = roce.AETH.unpack_from(payload, roce.BTH_BYTES)
@@ -80,12 +111,15 @@ def parse(payload: bytes) -> Packet | Nak:
     return Nak.parse(payload) if payload[0] == roce.Opcode.ACKNOWLEDGE else Packet.parse(payload)
 
 
-def _base_header(payload: bytes) -> tuple[int, int, int]:
-    """Opcode, queue pair, and acknowledge request with PSN of a packet of a fold.  Raises ValueError."""
+def _base_header(payload: bytes) -> tuple[int, int, int, int]:
+    """Opcode, flags, queue pair, and acknowledge request with PSN of a packet of a fold.  Raises ValueError."""
     opcode, flags, pkey, qp, ack_psn = roce.BTH.unpack_from(payload)
-    if flags != 0 or pkey != roce.PKEY_WINDOWED:
-        raise ValueError(f"BTH flags {flags:#x} and partition key {pkey:#x}: expected 0x0 and {roce.PKEY_WINDOWED:#x}")
-    return opcode, qp, ack_psn
+    if flags & ~CONTENT or pkey != roce.PKEY_WINDOWED:
+        raise ValueError(
+            f"BTH flags {flags:#x} and partition key {pkey:#x}: expected 0x0 or {CONTENT:#x}, and "
+            f"{roce.PKEY_WINDOWED:#x}"
+        )
+    return opcode, flags, qp, ack_psn
 
 
 @dataclass
@@ -96,8 +130,15 @@ class Slot:
     psn: int = 0
     done: bool = False
     children: frozenset[int] = frozenset()
+    content: frozenset[int] = frozenset()
+    """The children that want no lanes back, as the first contribution of each has said."""
     packet: Packet = Packet(0, 0, 0, 0, b"", np.zeros(roce.LANES, np.uint32))
-    """The sum so far, or the result: its lanes, headers, and whether any packet in it met congestion."""
+    """The sum so far, or the result: its lanes, headers, and whether any packet in it met congestion.  It has none as
+    long as all that came was presence."""
+
+    def answer(self, child: int) -> Packet:
+        """What a child gets of the result."""
+        return self.packet.without_lanes() if child in self.content else self.packet
 
 
 Parent = Literal["parent"]
@@ -144,18 +185,23 @@ class SlotSwitch:
         """Sender -> the PSN after the highest that it has sent."""
 
     def take(self, sender: Sender, packet: Packet | Nak) -> list[tuple[Target, Packet | Nak]]:
-        """Takes a packet.  Returns what leaves, and where to: at most a NAK to its sender and one packet more."""
-        out: list[tuple[Target, Packet | Nak]] = []
+        """Takes a packet.  Returns what leaves, and where to: at most a NAK to its sender and one packet more, or one
+        to each child where some want the result and others its acknowledgement."""
         if isinstance(packet, Nak):
             answer = self.ask_down(packet) if sender == "parent" else self.ask_up(sender, packet)
-        else:
-            gap = self.gap(sender, packet.psn)
-            if gap is not None:
-                out.append((sender, gap))
-            answer = self.down(packet) if sender == "parent" else self.up(sender, packet)
-        if answer is not None:
-            out.append(answer)
-        return out
+            return [] if answer is None else [answer]
+        gap = self.gap(sender, packet.psn)
+        folded = self.down(packet) if sender == "parent" else self.up(sender, packet)
+        out: list[tuple[Target, Packet | Nak]] = [] if gap is None else [(sender, gap)]
+        if folded is None:
+            return out
+        target, result = folded
+        if target != "all":
+            return [*out, folded]
+        content = self.slots[packet.psn % len(self.slots)].content
+        if not content:
+            return [*out, folded]
+        return [*out, *((child, result.without_lanes() if child in content else result) for child in sorted(self.all))]
 
     def gap(self, sender: Sender, psn: int) -> Nak | None:
         """Notes that a data packet came from a neighbour.  Returns the NAK that names what is missing before it."""
@@ -170,25 +216,24 @@ class SlotSwitch:
         to all or to the child that repeated its contribution; None where nothing leaves."""
         slot = self.slots[packet.psn % len(self.slots)]
         age = roce.psn_age(packet.psn, slot.psn)
+        content = frozenset([child]) if packet.content else frozenset()
         if slot.epoch != self.epoch or age > 0:
             slot.epoch, slot.psn, slot.done = self.epoch, packet.psn, False
-            slot.children, slot.packet = frozenset([child]), packet
-        elif age < 0 or _shape(packet) != _shape(slot.packet):
+            slot.children, slot.content, slot.packet = frozenset([child]), content, replace(packet, content=False)
+        elif age < 0 or not _alike(packet, slot.packet):
             return None
         elif slot.done:
-            return child, slot.packet
+            return child, slot.answer(child)
         elif child in slot.children:
-            return ("parent", slot.packet) if slot.children == self.all else None
+            return ("parent", self._sum(slot)) if slot.children == self.all else None
         else:
             slot.children |= {child}
-            slot.packet = replace(
-                packet, ack=packet.ack | slot.packet.ack, marked=packet.marked or slot.packet.marked,
-                lanes=combine(packet.operation, slot.packet.lanes, packet.lanes),
-            )
+            slot.content |= content
+            slot.packet = _added(slot.packet, packet)
         if slot.children != self.all:
             return None
         slot.done = self.root
-        return ("all" if self.root else "parent"), slot.packet
+        return ("all", slot.packet) if self.root else ("parent", self._sum(slot))
 
     def down(self, packet: Packet) -> tuple[Target, Packet] | None:
         """Takes a result from the parent.  Returns its target, all children, and the packet; None where the slot has no
@@ -196,7 +241,8 @@ class SlotSwitch:
         slot = self._slot_of(packet.psn)
         if slot is None or slot.done or slot.children != self.all:
             return None
-        slot.done, slot.packet = True, replace(packet, marked=packet.marked or slot.packet.marked)
+        slot.done = True
+        slot.packet = replace(packet, marked=packet.marked or slot.packet.marked, content=False)
         return "all", slot.packet
 
     def ask_up(self, child: int, nak: Nak) -> tuple[Target, Packet | Nak] | None:
@@ -209,7 +255,7 @@ class SlotSwitch:
             newer = held.epoch == self.epoch and roce.psn_age(held.psn, nak.psn) > 0
             return None if newer else (child, one)
         if slot.done:
-            return child, slot.packet
+            return child, slot.answer(child)
         if slot.children == self.all:
             return "parent", one
         return None if child in slot.children else (child, one)
@@ -218,7 +264,11 @@ class SlotSwitch:
         """Takes the parent's NAK: it lacks this switch's sum of a PSN.  Returns the sum, or None: it is not complete,
         or went up and came back."""
         slot = self._slot_of(nak.psn)
-        return ("parent", slot.packet) if slot and slot.children == self.all and not slot.done else None
+        return ("parent", self._sum(slot)) if slot and slot.children == self.all and not slot.done else None
+
+    def _sum(self, slot: Slot) -> Packet:
+        """What goes up: lanes are wanted back as soon as one child wants them."""
+        return replace(slot.packet, content=slot.content == self.all)
 
     def _slot_of(self, psn: int) -> Slot | None:
         """The slot that holds this PSN, if one does."""
@@ -226,6 +276,16 @@ class SlotSwitch:
         return slot if slot.epoch == self.epoch and slot.psn == psn else None
 
 
-def _shape(packet: Packet) -> tuple[int, int]:
-    """What contributions to one slot have in common: opcode and length."""
-    return packet.opcode, packet.lanes.size
+def _alike(packet: Packet, other: Packet) -> bool:
+    """Whether two contributions may be in one slot: those with lanes have opcode and length in common."""
+    both = not packet.presence and not other.presence
+    return not both or (packet.opcode, packet.lanes.size) == (other.opcode, other.lanes.size)
+
+
+def _added(so_far: Packet, packet: Packet) -> Packet:
+    """A slot's packet with one contribution more; the headers are those of one that has lanes, where there is any."""
+    ack, marked = packet.ack | so_far.ack, packet.marked or so_far.marked
+    if packet.presence or so_far.presence:
+        return replace(so_far if packet.presence else packet, ack=ack, marked=marked, content=False)
+    lanes = combine(packet.operation, so_far.lanes, packet.lanes)
+    return replace(packet, ack=ack, marked=marked, content=False, lanes=lanes)
