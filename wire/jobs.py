@@ -29,7 +29,7 @@ from netfold.wire.bounds import MAX_STREAMS, Address, Count, Int32, Name, QueueP
 from netfold.wire.roce import PATH_MTU
 
 SERVICE: Final = "netfold.Jobs"
-PROTOCOL: Final = 8
+PROTOCOL: Final = 9
 """Version of packets and messages, raised whenever one changes its meaning: sides with different versions refuse each
 other."""
 LANE_BITS: Final = (32, 16, 8)
@@ -182,6 +182,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     message: int = 0
     """Most packets of a message: all ranks cut what they send on a stream into messages of ``message`` packets, or of a
     quarter of the stream's slots where those are fewer; 0: each rank as it likes."""
+    presence: bool = True
+    """Whether contributions with lanes and contributions without may meet in a slot (docs/protocol.md, "Packets without
+    lanes"): not where NICs take part, nor on BMv2, where no packet can grow."""
 
 
 class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """RoCEv2 as NetFold uses it: sizes, opcodes, and a plain reference implementation of the ICRC.
 
-A packet is Ethernet / IPv4 / UDP 4791 / BTH / [RETH on FIRST and ONLY] / payload / ICRC.  The same numbers stand in
+A packet is Ethernet / IPv4 / UDP 4791 / BTH / [RETH on FIRST and ONLY] / [payload] / ICRC.  The same numbers stand in
 p4src/sizes.p4 and host/native/roce.h; tests/wire/test_formats.py holds the three against each other.
 """
 
@@ -38,6 +38,11 @@ AETH_BYTES: Final = 4
 ICRC_BYTES: Final = 4
 NAK_BYTES: Final = BTH_BYTES + AETH_BYTES + ICRC_BYTES
 """Length in bytes of the UDP payload of an ACK or NAK."""
+PRESENCE_BYTES: Final = BTH_BYTES + RETH_BYTES + ICRC_BYTES
+"""Length in bytes of the UDP payload of presence, a packet without lanes: a WRITE ONLY of no bytes, RETH length 0."""
+CONTENT: Final = 0x80
+"""Bit of the BTH's flags (solicited event) by which a windowed contribution says that the acknowledgement of its result
+is enough: who set it gets presence in the place of the lanes.  NICs' packets do not say so, whatever they set."""
 
 PSN_BITS: Final = 24
 PSN_MASK: Final = (1 << PSN_BITS) - 1

@@ -17,10 +17,6 @@ from netfold.wire import roce
 
 NO_LANES: Final = np.empty(0, np.uint32)
 """What a packet of presence holds."""
-PRESENCE_BYTES: Final = roce.BTH_BYTES + roce.RETH_BYTES + roce.ICRC_BYTES
-"""Length in bytes of the UDP payload of a packet of presence: a WRITE of no bytes."""
-CONTENT: Final = 0x80
-"""The bit of the BTH's flags (solicited event) by which a contribution says that the acknowledgement is enough."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +40,12 @@ class Packet:
     def parse(payload: bytes) -> Packet:
         """Returns the packet of a UDP payload, BTH to ICRC; its length must fit its opcode.  Raises ValueError."""
         opcode, flags, qp, ack_psn = _base_header(payload)
-        content = bool(flags & CONTENT)
-        if len(payload) == PRESENCE_BYTES and opcode == roce.Opcode.WRITE_ONLY:
+        content = bool(flags & roce.CONTENT)
+        if len(payload) == roce.PRESENCE_BYTES and opcode == roce.Opcode.WRITE_ONLY:
             reth = payload[roce.BTH_BYTES : roce.BTH_BYTES + roce.RETH_BYTES]
+            if any(reth[12:]):
+                raise ValueError(f"a WRITE of no bytes with length {int.from_bytes(reth[12:], 'big')} in its RETH: "
+                                 "expected 0")
             return Packet(qp % roce.QUEUE_PAIRS, opcode, ack_psn >> 24, ack_psn & roce.PSN_MASK, reth, NO_LANES,
                           content=content)
         path_mtu = len(payload) - roce.data_packet_bytes(roce.Opcode(opcode), 0)
@@ -75,7 +74,7 @@ class Packet:
 
         connection  the queue pair of its operation 0
         """
-        flags = CONTENT if self.content else 0
+        flags = roce.CONTENT if self.content else 0
         number = connection + self.operation
         head = roce.BTH.pack(self.opcode, flags, roce.PKEY_WINDOWED, number, self.ack << 24 | self.psn)
         return head + self.reth + self.lanes.astype(">u4").tobytes() + bytes(4)
@@ -114,9 +113,9 @@ def parse(payload: bytes) -> Packet | Nak:
 def _base_header(payload: bytes) -> tuple[int, int, int, int]:
     """Opcode, flags, queue pair, and acknowledge request with PSN of a packet of a fold.  Raises ValueError."""
     opcode, flags, pkey, qp, ack_psn = roce.BTH.unpack_from(payload)
-    if flags & ~CONTENT or pkey != roce.PKEY_WINDOWED:
+    if flags & ~roce.CONTENT or pkey != roce.PKEY_WINDOWED:
         raise ValueError(
-            f"BTH flags {flags:#x} and partition key {pkey:#x}: expected 0x0 or {CONTENT:#x}, and "
+            f"BTH flags {flags:#x} and partition key {pkey:#x}: expected 0x0 or {roce.CONTENT:#x}, and "
             f"{roce.PKEY_WINDOWED:#x}"
         )
     return opcode, flags, qp, ack_psn
@@ -222,6 +221,8 @@ class SlotSwitch:
             slot.children, slot.content, slot.packet = frozenset([child]), content, replace(packet, content=False)
         elif age < 0 or not _alike(packet, slot.packet):
             return None
+        elif child in slot.children and slot.packet.presence and not packet.presence:
+            return None  # it has said that it has no lanes
         elif slot.done:
             return child, slot.answer(child)
         elif child in slot.children:
@@ -239,11 +240,14 @@ class SlotSwitch:
         """Takes a result from the parent.  Returns its target, all children, and the packet; None where the slot has no
         use for it, because it is late, repeated or of another epoch."""
         slot = self._slot_of(packet.psn)
-        if slot is None or slot.done or slot.children != self.all:
+        if slot is None or slot.done or slot.children != self.all or not _alike(packet, slot.packet):
             return None
-        slot.done = True
-        slot.packet = replace(packet, marked=packet.marked or slot.packet.marked, content=False)
-        return "all", slot.packet
+        if packet.presence and not slot.packet.presence and slot.content != self.all:
+            return None  # what is in the slot is no result, and nobody may take it for one
+        slot.done, marked = True, packet.marked or slot.packet.marked
+        if slot.packet.presence or not packet.presence:
+            slot.packet = replace(packet, marked=marked, content=False)
+        return "all", replace(packet, marked=marked, content=False)
 
     def ask_up(self, child: int, nak: Nak) -> tuple[Target, Packet | Nak] | None:
         """Takes a child's NAK: it lacks the result of a PSN.  Returns the result, or the same NAK, to the parent where
