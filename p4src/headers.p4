@@ -41,10 +41,16 @@ header ipv4_t {
 }
 
 header udp_t {
-    bit<16> sport;          // the flow's entropy: it pins the path
+    bit<16> sport;          // the flow's entropy: it names the path
     bit<16> dport;
     bit<16> length;
     bit<16> checksum;
+}
+
+// The rest of TCP is payload to a switch.
+header tcp_t {
+    bit<16> sport;
+    bit<16> dport;
 }
 
 header bth_t {
@@ -131,6 +137,7 @@ struct headers_t {
     ethernet_t      ethernet;
     ipv4_t          ipv4;
     udp_t           udp;
+    tcp_t           tcp;
     bth_t           bth;
     aeth_t          aeth;
     reth_t          reth;

@@ -38,6 +38,7 @@ parser Parse(packet_in pkt, out headers_t hdr, inout meta_t meta, inout standard
         pkt.extract(hdr.ipv4);
         transition select(hdr.ipv4.version, hdr.ipv4.ihl, hdr.ipv4.frag_offset, hdr.ipv4.protocol) {
             (4w4, 4w5, 13w0, PROTO_UDP): udp;
+            (4w4, 4w5, 13w0, PROTO_TCP): tcp;
             default:                     accept;
         }
     }
@@ -47,6 +48,10 @@ parser Parse(packet_in pkt, out headers_t hdr, inout meta_t meta, inout standard
             ROCE_PORT: bth;
             default:   accept;
         }
+    }
+    state tcp {
+        pkt.extract(hdr.tcp);
+        transition accept;
     }
     state bth {
         pkt.extract(hdr.bth);
@@ -159,6 +164,7 @@ control Deparse(packet_out pkt, in headers_t hdr) {
         pkt.emit(hdr.ethernet);
         pkt.emit(hdr.ipv4);
         pkt.emit(hdr.udp);
+        pkt.emit(hdr.tcp);
         pkt.emit(hdr.bth);
         pkt.emit(hdr.aeth);
         pkt.emit(hdr.reth);

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which of the equally short uplinks a packet takes, chosen for each destination leaf at run time.
 //
-//   ecmp     by a hash of the flow: of its UDP source port, above all.  A host that gives each packet another source
+//   ecmp     by a hash of the flow: of its source port, above all.  A host that gives each packet another source
 //            port (REPS) sprays by this mode as well
 //   spray    at random for each packet.  Engines draw numbers of their own: the share of each uplink is the same on
 //            all, the order is not
-//   pinned   RoCE packets where `pin` says for their source port (Ethereal); others by the hash, and counted
+//   pinned   where `pin` says for the port that names the packet's path (Ethereal), or at random where it says so;
+//            others by the hash, and counted
 //
-// Whatever is not RoCE keeps its hash: TCP takes reordering for loss.
+// RoCE packets are named by their UDP source port.  A TCP connection is, where one of its ports is from TCP_PATH_PORT up:
+// the source port of who opened it, which is the destination port of what answers.  Whatever else there is keeps its
+// hash: TCP takes reordering for loss.
 #ifndef PATHS_P4
 #define PATHS_P4
 #include "headers.p4"
@@ -15,6 +18,10 @@
 // Which member of its group of uplinks does a packet take?
 control Paths(in headers_t hdr, in bit<16> leaf, in bit<16> members, inout bit<16> group, inout bit<16> member) {
     counter(LEAVES, CounterType.packets_and_bytes) unpinned;
+    bit<16> sport = 0;
+    bit<16> dport = 0;
+    bit<16> name = 0;           // the port that names the path
+    bit<1>  named = 0;
 
     action ecmp() {}
     action spray() {
@@ -38,20 +45,38 @@ control Paths(in headers_t hdr, in bit<16> leaf, in bit<16> members, inout bit<1
         unpinned.count((bit<32>)leaf);
     }
 
-    // Which port is this source port pinned to?
+    // Which port is this name pinned to?
     table pin {
         key = {
-            leaf:          exact @name("leaf");
-            hdr.udp.sport: exact @name("sport");
+            leaf: exact @name("leaf");
+            name: exact @name("sport");
         }
-        actions = { use; stray; }
+        actions = { use; spray; stray; }
         const default_action = stray();
         size = PINS;
     }
     apply {
-        hash(member, HashAlgorithm.crc32, 16w0,
-             { hdr.ipv4.src, hdr.ipv4.dst, hdr.ipv4.protocol, hdr.udp.sport, hdr.udp.dport }, members);
-        if (hdr.bth.isValid()) {
+        if (hdr.udp.isValid()) {
+            sport = hdr.udp.sport;
+            dport = hdr.udp.dport;
+            name = sport;
+            if (hdr.bth.isValid()) {
+                named = 1;
+            }
+        } else if (hdr.tcp.isValid()) {
+            sport = hdr.tcp.sport;
+            dport = hdr.tcp.dport;
+            name = sport;
+            if (name < TCP_PATH_PORT) {
+                name = dport;
+            }
+            if (name >= TCP_PATH_PORT) {
+                name = name & (0xffff - TCP_SAME_PATH);
+                named = 1;
+            }
+        }
+        hash(member, HashAlgorithm.crc32, 16w0, { hdr.ipv4.src, hdr.ipv4.dst, hdr.ipv4.protocol, sport, dport }, members);
+        if (named == 1) {
             switch (policy.apply().action_run) {
                 pinned: { pin.apply(); }
                 default: {}

@@ -43,8 +43,8 @@
 #define LEAVES          1024
 // Ports in all groups of next hops on equally short paths together.
 #define UPLINKS         1024
-// Source ports that are steered at a switch, for all destination leaves together.
-#define PINS            16384
+// Ports that name paths at a switch, for all destination leaves together: those of UDP, and as many of TCP.
+#define PINS            32768
 
 // BMv2's ports are numbers of 9 bits; what is counted by port has a cell for each number.
 #define PORT_BITS       9
@@ -75,7 +75,11 @@
 // ---- packets --------------------------------------------------------------------------------------------------------
 
 #define ETHERTYPE_IPV4  0x0800
+#define PROTO_TCP       6
 #define PROTO_UDP       17
+// TCP ports from here up name paths.  Two ports that differ in this bit name the same one.
+#define TCP_PATH_PORT   0xf800
+#define TCP_SAME_PATH   0x0400
 #define ROCE_PORT       4791
 #define ECN_CE          3
 // The partition key of our own end points' packets and of those between switches: a full member of partition 1.  NICs use

@@ -12,10 +12,20 @@ from typing import Final, Literal
 
 import msgspec
 
+from netfold.wire import roce
 from netfold.wire.bounds import Count, Int32, Name
 from netfold.wire.jobs import Secret
 
 SERVICE: Final = "netfold.Paths"
+
+
+def tcp_ports(source_port: int) -> tuple[int, ...]:
+    """The TCP ports that name the same path as a UDP source port, the one to try first ahead; none where the path has a
+    greater number than TCP's ports can name, as in a fabric of more than 1023 switches."""
+    place = source_port - roce.PATH_PORT
+    if not 0 <= place < roce.TCP_SAME_PATH:
+        return ()
+    return roce.TCP_PATH_PORT + place, roce.TCP_PATH_PORT + roce.TCP_SAME_PATH + place
 
 
 class PathFlow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

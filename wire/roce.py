@@ -14,7 +14,12 @@ from typing import Final
 
 UDP_PORT: Final = 4791
 PATH_PORT: Final = 0xF000
-"""UDP source ports from here up name paths (controller/paths/steering.py); the kernel chooses others by itself."""
+"""UDP source ports from here up name paths (controller/paths/steering.py); the kernel chooses others by itself.
+This one names none: its packets are sprayed, each at random over the equally short paths."""
+TCP_PATH_PORT: Final = 0xF800
+"""TCP ports from here up name paths, the one of path ``PATH_PORT`` + n by ``TCP_PATH_PORT`` + n."""
+TCP_SAME_PATH: Final = 0x0400
+"""TCP ports that differ in this bit alone name the same path: where one is taken, the other may be free."""
 PATH_MTUS: Final = (1024, 4096)
 """Path MTUs that a fabric may have: payload bytes of every data packet."""
 PATH_MTU: Final = PATH_MTUS[0]

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steering: which UDP source port takes which path, how packets to each leaf choose, and which uplinks are avoided.
+"""Steering: which source port takes which path, how packets to each leaf choose, and which uplinks are avoided.
 
 A path of a folded Clos is determined by the switch where it turns, so its UDP source port is ``PATH_PORT`` + that
 switch's number in the fabric: the same for every pair of leaves, whatever else is down.  Leaves (and
 the tier above, in three-tier fabrics) pin it to the uplink that leads there (p4src/paths.p4).
+
+TCP's ports name the same paths (``wire.paths.tcp_ports``).  But a connection cannot leave its port, as a queue pair
+can, so the names of dead or suspect paths are pinned to others meanwhile.
 
     operator      modes by destination leaf, pins, drains          `netfold paths`, `netfold drain`
     hosts         suspect paths, which do not answer, for SUSPECT_SECONDS or until probes come through: each bars its
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, permutations
 from typing import Final
 
@@ -29,6 +32,7 @@ from netfold.fabric.clos import Clos, Path, PathError
 from netfold.fabric.graph import Fabric
 from netfold.fabric.routes import Route
 from netfold.wire import roce
+from netfold.wire.paths import tcp_ports
 
 SUSPECT_SECONDS: Final = 5.0
 """Seconds that a host's suspicion counts.  By then link probes have found the link down, or it works."""
@@ -62,6 +66,9 @@ class Steering:
         self._cleared: dict[Path, float] = {}
         """When the suspicion of a path was last cleared, on ``clock``."""
         self._numbers = tables.leaf_numbers(fabric)
+        self._whole = Clos(fabric.graph())
+        self._names: dict[tuple[str, str], list[int]] = {}
+        """The source ports of all paths from leaf to leaf, whatever is down."""
 
     # ---- what is known ---------------------------------------------------------------------------------------------
     def suspect(self, path: Path) -> bool:
@@ -129,22 +136,25 @@ class Steering:
             port = roce.PATH_PORT + self._numbers[path[len(path) // 2 - 1].head]
             while port in found:
                 port += len(self._numbers)
-            if port > 0xFFFF:
+            if port >= roce.TCP_PATH_PORT:
                 raise PathError(f"path {path} from {source} to {destination} would have the source port {port}: "
                                 f"{len(self._numbers)} switches with so many parallel links are too many")
             found[port] = path
         return found
 
-    def pins(self, clos: Clos) -> Pins:
+    def pins(self, clos: Clos, usable: Clos | None = None) -> Pins:
         """The port at which a switch sends (destination leaf, source port) on, at every switch that has a choice.
 
+        usable  the paths that TCP may take, where they are fewer than those of ``clos``
         Where paths of two source leaves disagree about it (an irregular fabric), the first one counts.
         """
         graph = self.fabric.graph()
         port_of = {number: data["ports"] for *_, number, data in graph.edges(keys=True, data=True)}
         pins: Pins = {}
         for a, b in permutations(clos.leaves, 2):
-            for source_port, rise in self._rises(clos, a, b):
+            rises = list(self._rises(clos, a, b))
+            for source_port, rise in chain(rises, self._tcp_rises(a, b, rises if usable is None else
+                                                                  list(self._rises(usable, a, b)))):
                 for hop in rise:
                     pins.setdefault(hop.tail, {}).setdefault((b, source_port), port_of[hop.link][hop.tail])
         wanted = [
@@ -165,16 +175,30 @@ class Steering:
             return ()
         return [(port, path[: len(path) // 2]) for port, path in self.ports(clos, source, destination).items()]
 
+    def _tcp_rises(self, source: str, destination: str, left: Sequence[tuple[int, Path]]) -> Iterator[tuple[int, Path]]:
+        """The TCP port of every path from leaf to leaf, whatever is down, and the climb that it takes: its own where
+        that is left, else one of those that are, in turn."""
+        if not left:
+            return
+        known = dict(left)
+        if (source, destination) not in self._names:
+            self._names[source, destination] = [port for port, _ in self._rises(self._whole, source, destination)]
+        for turn, name in enumerate(self._names[source, destination]):
+            for port in tcp_ports(name)[:1]:
+                yield port, known.get(name) or left[turn % len(left)][1]
+
     def entries(self, graph: nx.MultiGraph[str]) -> BySwitch:
         """Entries of policies and pins of every switch in ``graph``.
 
-        Suspect paths keep their pins: plans avoid them, but a source port must not change its path.  A host that
+        Suspect paths keep their UDP pins: plans avoid them, but a source port must not change its path.  A host that
         tries a suspect path has no better one; on another path it would mistake the answer for one over the suspect
         path, or, if that was the only live one, lose its packets.
         """
-        clos = Clos(self.drains.left(graph))
+        left, suspects, shared = self.usable_parts(graph)
+        clos = Clos(left)
         spreading = [switch for switch in clos.tier if len(clos.uplinks(switch)) > 1]
-        return tables.path_entries(self.fabric, self.modes, self.pins(clos), spreading)
+        usable = self.usable(left, suspects, shared) if suspects or shared else None
+        return tables.path_entries(self.fabric, self.modes, self.pins(clos, usable), spreading)
 
     def base(self, graph: nx.MultiGraph[str]) -> BySwitch:
         """Entries of routes, policies and pins of every switch in ``graph``."""
@@ -200,4 +224,4 @@ class Steering:
     def path(self, source: str, destination: str, source_port: int) -> Path | None:
         """The path of a source port between two hosts' leaves, whatever is down; None if it belongs to no path."""
         a, b = self.leaf_of[source], self.leaf_of[destination]
-        return self.ports(Clos(self.fabric.graph()), a, b).get(source_port) if a != b else None
+        return self.ports(self._whole, a, b).get(source_port) if a != b else None

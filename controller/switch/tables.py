@@ -105,9 +105,9 @@ BySwitch = dict[str, list[Entity]]
 Mode = Literal["pinned", "ecmp", "spray"]
 """How packets to a leaf choose among equally short uplinks: the actions of `policy` in p4src/paths.p4."""
 Pin = tuple[str, str, int]
-"""The key of a pin: switch, destination leaf, UDP source port."""
+"""The key of a pin: switch, destination leaf, UDP or TCP port that names the path."""
 Pins = dict[str, dict[tuple[str, int], int]]
-"""The port of every pin, by switch, then by destination leaf and UDP source port."""
+"""The port of every pin, by switch, then by destination leaf and port that names the path."""
 
 
 def route_entries(fabric: Fabric, routes: Iterable[Route]) -> BySwitch:
@@ -148,6 +148,8 @@ def path_entries(
 ) -> BySwitch:
     """Entries of `policy` and `pin`, and group 0 of `uplink`, which holds a switch's uplinks by port.
 
+    The first of UDP's and of TCP's ports that name paths is that of packets to spray.
+
     modes      how each destination leaf's packets choose among ``spreading``'s uplinks
     spreading  switches that have a choice of uplinks
     """
@@ -165,6 +167,8 @@ def path_entries(
         ]
         result[switch] += [Entry(POLICY, (("leaf", numbers[leaf]),), f"{_PATHS}.{mode}")
                            for leaf, mode in modes.items() if leaf != switch]
+        result[switch] += [Entry(PIN, (("leaf", numbers[leaf]), ("sport", port)), f"{_PATHS}.spray")
+                           for leaf in modes if leaf != switch for port in (roce.PATH_PORT, roce.TCP_PATH_PORT)]
     once: dict[tuple[str, int, int], Entry] = {}  # leaves that are cabled alike have the same pins
     use = f"{_PATHS}.use"
     for switch, chosen in pins.items():

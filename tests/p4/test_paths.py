@@ -18,6 +18,7 @@ from netfold.controller.switch.tables import Mode
 from netfold.fabric import routes
 from netfold.fabric.generate import leafspine
 from netfold.wire import roce
+from netfold.wire.paths import tcp_ports
 from softswitch.engine.local import LocalEngine
 from support.bmv2 import Bmv2, by_port
 from support.checksum import checksum
@@ -39,6 +40,16 @@ def entries(modes: dict[str, Mode] | None = None) -> list[Entry]:
     routed = tables.route_entries(FABRIC, routes.plan(graph))
     made = tables.merge([tables.guard_entries(FABRIC), routed, steering.entries(graph)])[LEAF]
     return [entity for entity in made if isinstance(entity, Entry)]
+
+
+def tcp_frame(source_port: int, destination_port: int, to: str = FAR.address) -> bytes:
+    """The first bytes of a segment of TCP from h1."""
+    packet = bytearray(ip_packet(bytes(32), 0, INSIDE.address, source_port, to))
+    packet[9] = 6
+    packet[10:12] = bytes(2)
+    packet[10:12] = struct.pack("!H", checksum(bytes(packet[:20])))
+    packet[20:24] = struct.pack("!HH", source_port, destination_port)
+    return mac("02:00:00:00:00:01") + mac(INSIDE.mac) + b"\x08\x00" + bytes(packet)
 
 
 def frame(source_port: int, to: str = FAR.address, *, dport: int = roce.UDP_PORT, psn: int = 0) -> bytes:
@@ -87,6 +98,28 @@ def test_a_source_port_of_the_plan_takes_its_uplink(leaf: LocalEngine) -> None:
     assert unpinned(leaf, "leaf3") == 0
 
 
+def test_a_tcp_port_of_the_plan_takes_its_uplink(leaf: LocalEngine) -> None:
+    """Whichever of a path's ports names it, and whichever end opened the connection; the bytes stay as they are."""
+    for to in (NEAR.address, FAR.address):
+        for number in (0, 1):
+            named = [tcp_ports(port)[number] for port in PINNED]
+            assert [out(leaf, tcp_frame(port, 40_000, to)) for port in named] == list(UPLINKS)
+            assert [out(leaf, tcp_frame(40_000, port, to)) for port in named] == list(UPLINKS)
+    sent = tcp_frame(tcp_ports(PINNED[1])[0], 40_000)
+    ((_, data),) = leaf.inject(1, sent)
+    assert data[34:] == sent[34:]
+    assert unpinned(leaf, "leaf3") == 0
+
+
+def test_packets_from_the_first_port_are_sprayed(leaf: LocalEngine) -> None:
+    """Those of one flow, RoCE or TCP, over all uplinks, in mode pinned; a plan's ports keep theirs meanwhile."""
+    for data in (frame(roce.PATH_PORT), tcp_frame(roce.TCP_PATH_PORT, 40_000)):
+        taken = Counter(out(leaf, data) for _ in range(400))
+        assert set(taken) == set(UPLINKS)
+        assert all(abs(count - 100) < 5 * (400 * 0.25 * 0.75) ** 0.5 for count in taken.values())
+    assert unpinned(leaf, "leaf3") == 0
+
+
 def test_other_source_ports_are_hashed_and_counted(leaf: LocalEngine) -> None:
     """One flow keeps its uplink, many flows find them all; counted for their leaf alone."""
     taken = [out(leaf, frame(port)) for port in range(50_000, 50_200)]
@@ -115,13 +148,15 @@ def test_spraying_spreads_one_flow_evenly(leaf: LocalEngine) -> None:
 
 
 @pytest.mark.parametrize("mode", ["pinned", "ecmp", "spray"])
-def test_what_is_not_roce_is_hashed_in_every_mode(leaf: LocalEngine, mode: Mode) -> None:
-    """A flow of TCP or other UDP is never reordered, whatever its ports are."""
-    before = [out(leaf, frame(port, dport=4000)) for port in (*PINNED, 50_000)]
+def test_what_names_no_path_is_hashed_in_every_mode(leaf: LocalEngine, mode: Mode) -> None:
+    """A flow of other UDP is never reordered, whatever its ports are, nor one of TCP between other ports."""
+    flows = [frame(port, dport=4000) for port in (*PINNED, 50_000)] + [tcp_frame(port, 443) for port in PINNED]
+    before = [out(leaf, flow) for flow in flows]
     if mode != "pinned":
         switch_to(leaf, mode, "leaf3")
     for _ in range(20):
-        assert before == [out(leaf, frame(port, dport=4000)) for port in (*PINNED, 50_000)]
+        assert before == [out(leaf, flow) for flow in flows]
+    assert unpinned(leaf, "leaf3") == 0
 
 
 def test_a_pin_that_is_taken_away_falls_to_the_hash(leaf: LocalEngine) -> None:
@@ -135,7 +170,8 @@ def test_a_pin_that_is_taken_away_falls_to_the_hash(leaf: LocalEngine) -> None:
 
 @pytest.mark.needs("bmv2")
 def test_bmv2_takes_the_same_uplinks(tmp_path: Path) -> None:
-    """Pinned to leaf2 and hashed to leaf3, RoCE or not: the same bytes at the same ports.  Sprayed: the same shares."""
+    """Pinned to leaf2 and hashed to leaf3, RoCE, TCP or neither: the same bytes at the same ports.  Sprayed: the same
+    shares."""
     rng = random.Random(11)
     ports = [rng.choice([*PINNED, rng.randrange(1024, 0xFFFF)]) for _ in range(200)]
     for part, modes, to in (("fixed", {"leaf3": "ecmp"}, [NEAR, FAR]), ("random", {"leaf3": "spray"}, [FAR])):
@@ -143,6 +179,10 @@ def test_bmv2_takes_the_same_uplinks(tmp_path: Path) -> None:
         folder.mkdir()
         frames = [(1, frame(port, rng.choice(to).address, dport=roce.UDP_PORT if part == "random" else
                             rng.choice([roce.UDP_PORT, 4000]), psn=psn)) for psn, port in enumerate(ports)]
+        if part == "fixed":
+            names = [name for port in PINNED for name in tcp_ports(port)] + [443]
+            frames += [(1, tcp_frame(*ends, to=host.address)) for name in names for host in to
+                       for ends in ((name, 40_000), (40_000, name))]
         with LocalEngine.open(library(), cpu_port=510) as engine, Bmv2(PROGRAM, folder, ports=7) as bmv2:
             for entry in entries(modes):  # type: ignore[arg-type]
                 engine.insert(native(engine, entry))

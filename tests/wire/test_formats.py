@@ -31,6 +31,7 @@ def test_p4_sizes_equal_the_python_ones() -> None:
     p4 = p4_defines()
     assert p4["PATH_MTU"] == roce.PATH_MTU
     assert p4["ROCE_PORT"] == roce.UDP_PORT
+    assert (p4["TCP_PATH_PORT"], p4["TCP_SAME_PATH"]) == (roce.TCP_PATH_PORT, roce.TCP_SAME_PATH)
     for opcode in roce.Opcode:
         assert p4[opcode.name.replace("IMMEDIATE", "IMM")] == opcode
     for opcode in (

@@ -25,7 +25,7 @@ from netfold.host.roce.path_client import ALL_TO_ALL, PlannedPaths
 from netfold.rpc import rpc
 from netfold.wire import roce
 from netfold.wire.jobs import Plan
-from netfold.wire.paths import SERVICE, Follow, Noted, PathFlow, Paths, Suspect
+from netfold.wire.paths import SERVICE, Follow, Noted, PathFlow, Paths, Suspect, tcp_ports
 from support.cables import Cables
 from support.controller import run
 from support.jobs import Rig, rig
@@ -160,7 +160,9 @@ def test_a_suspicion_moves_everybody_and_the_switches(tmp_path: Path) -> None:
                 async with asyncio.timeout(0.2):
                     await followers[2].next()
             pins = [e for e in r.switches["leaf1"].state.values() if isinstance(e, Entry) and e.table == tables.PIN]
-            assert [dict(pin.key)["sport"] for pin in pins] == [SPINE1, SPINE2]
+            taken = {dict(pin.key)["sport"]: dict(pin.params).get("port") for pin in pins}
+            assert (taken[SPINE1], taken[SPINE2]) == (3, 4), "a queue pair's port keeps its path"
+            assert {taken[port] for port in (*tcp_ports(SPINE1)[:1], *tcp_ports(SPINE2)[:1])} == {4}, "TCP's do not"
             routes = {dict(e.key)["dst"][0]: e for e in r.switches["leaf1"].state.values()  # type: ignore[index]
                       if isinstance(e, Entry) and e.table == tables.ROUTE}
             far = int(ipaddress.IPv4Address(r.fabric.hosts[2].address))
@@ -280,7 +282,8 @@ def test_an_operator_changes_modes_drains_and_pins(tmp_path: Path) -> None:
 
             table = await operate(r, "SetPin", path_service.SetPin("leaf1", "leaf2", SPINE1, 4))
             assert [(p.source_port, p.port, p.chosen) for p in table.pins if p.switch == "leaf1"] == [
-                (SPINE1, 4, True), (SPINE2, 4, False)]
+                (SPINE1, 4, True), (SPINE2, 4, False), (*tcp_ports(SPINE1)[:1], 3, False),
+                (*tcp_ports(SPINE2)[:1], 4, False)]
             table = await operate(r, "SetPin", path_service.SetPin("leaf1", "leaf2", SPINE1, 0))
             assert not any(pin.chosen for pin in table.pins)
 

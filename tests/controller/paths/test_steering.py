@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from netfold.controller.paths.steering import CLEAR_INTERVAL, SUSPECT_SECONDS, Steering
 from netfold.controller.switch import tables
-from netfold.controller.switch.entities import Entry, state
+from netfold.controller.switch.entities import Entry
 from netfold.fabric.clos import Clos, Path
 from netfold.fabric.generate import leafspine, threetier
 from netfold.fabric.graph import Fabric
 from netfold.wire import roce
+from netfold.wire.paths import tcp_ports
 from support.cables import link_between
 
 
@@ -80,6 +81,27 @@ def test_three_tiers_are_pinned_at_leaf_and_pod() -> None:
                                                               if isinstance(e, Entry))} >= set(clos.leaves)
 
 
+@given(st.integers(2, 4), st.integers(1, 5), st.data())
+def test_every_tcp_port_leads_somewhere(leaves: int, spines: int, data: st.DataObject) -> None:
+    """Over its own path where that is left, else over one that is, as long as the two leaves are connected."""
+    fabric = leafspine(leaves, spines, leaves)
+    uplinks = [n for n, link in enumerate(fabric.links) if "spine" in link.b]
+    graph = without(fabric, *data.draw(st.sets(st.sampled_from(uplinks), max_size=len(uplinks) // 2)))
+    steering = Steering(fabric)
+    clos, whole = steering.usable(*steering.usable_parts(graph)), Clos(fabric.graph())
+    pins = steering.pins(clos)
+    for a in clos.leaves:
+        for b in clos.leaves:
+            if a == b or not steering._reaches(clos, a, b):
+                continue
+            left = {port: path[0].head for port, path in steering.ports(clos, a, b).items()}
+            for port in steering.ports(whole, a, b):
+                name, _ = tcp_ports(port)
+                (_, over) = walk(fabric, pins, a, b, name)
+                assert over == left.get(port, over)
+                assert over in left.values()
+
+
 def test_a_suspicion_ends() -> None:
     """It takes one uplink from one leaf's routes and plans, for SUSPECT_SECONDS since it was last voiced; a port
     that names it leads there all the while."""
@@ -96,8 +118,10 @@ def test_a_suspicion_ends() -> None:
     assert len(steering.ports(clos, "leaf2", "leaf1")) == 3, "the way back is not suspect"
     ways = {(r.switch, r.host): len(r.hops) for r in steering.routes(graph)}
     assert (ways["leaf1", "h3"], ways["leaf2", "h1"]) == (2, 3)
-    assert {s: state(made) for s, made in steering.entries(graph).items()} == {
-        s: state(made) for s, made in before.items()}
+    changed = {(s, entity) for s, made in steering.entries(graph).items() for entity in set(made) ^ set(before[s])}
+    name, = {dict(entity.key)["sport"] for s, entity in changed if s == "leaf1" and isinstance(entity, Entry)}
+    assert {s for s, _ in changed} == {"leaf1"}
+    assert name >= roce.TCP_PATH_PORT, "only a connection of TCP goes another way, which cannot take another port"
     now[0] += SUSPECT_SECONDS / 2
     steering.suspect(suspect)
     now[0] += SUSPECT_SECONDS * 0.75
