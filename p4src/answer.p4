@@ -33,6 +33,7 @@ control Answer(inout headers_t hdr, inout meta_t meta) {
         hdr.bth.ack_req = 0;
         hdr.bth.psn = meta.answer_psn;
         meta.full = 0;
+        meta.present = 0;
         meta.made = 0;
     }
     apply {

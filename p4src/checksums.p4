@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The Internet checksums: IPv4's is checked on the way in and made on the way out; UDP's is made for what was folded and
-// goes to a windowed receiver, if it is a full packet.
+// goes to a windowed receiver, if it is a full packet or presence.
 #ifndef CHECKSUMS_P4
 #define CHECKSUMS_P4
 #include "headers.p4"
@@ -31,11 +31,14 @@ control MakeChecksums(inout headers_t hdr, inout meta_t meta) {
             { IPV4_FIELDS }, hdr.ipv4.checksum, HashAlgorithm.csum16);
 #if UDP_CHECKSUMS
         // RoCEv2 allows a UDP checksum of zero; a right one lets kernels and NICs carry runs as super-packets.
-        update_checksum(meta.checksummed == 1 && hdr.reth.isValid(),
+        update_checksum(meta.checksummed == 1 && hdr.reth.isValid() && hdr.lanes[0].isValid(),
             { UDP_BEFORE_PAYLOAD, hdr.reth.address, hdr.reth.rkey, hdr.reth.length, ICRC_PAYLOAD, hdr.icrc.crc },
             hdr.udp.checksum, HashAlgorithm.csum16);
         update_checksum(meta.checksummed == 1 && !hdr.reth.isValid(),
             { UDP_BEFORE_PAYLOAD, ICRC_PAYLOAD, hdr.icrc.crc }, hdr.udp.checksum, HashAlgorithm.csum16);
+        update_checksum(meta.checksummed == 1 && hdr.reth.isValid() && !hdr.lanes[0].isValid(),
+            { UDP_BEFORE_PAYLOAD, hdr.reth.address, hdr.reth.rkey, hdr.reth.length, hdr.icrc.crc },
+            hdr.udp.checksum, HashAlgorithm.csum16);
 #endif
     }
 }

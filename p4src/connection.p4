@@ -51,10 +51,12 @@ control Connection(in headers_t hdr, inout meta_t meta) {
     action contribution_rc(bit<16> group, child_t child, children_t children, epoch_t epoch, bit<32> base, psn_t mask,
                            flow_t flow, bit<1> root, port_t parent_port, bit<OPERATION_BITS> operation,
                            bit<64> region, psn_t first_psn) {
-        meta.folded = 1;
         meta.group = group;
         meta.child = child;
-        meta.tree.packet = RC;
+        if (meta.present == 0) {                // a NIC contributes lanes always
+            meta.folded = 1;
+            meta.tree.packet = RC;
+        }
         meta.tree.children = children;
         meta.tree.epoch = epoch;
         meta.tree.base = base;

@@ -13,8 +13,9 @@
 // must not be repeated yet is put off; what the successor has acknowledged already is acknowledged for it.
 //
 //      connection   whose packet is it?         verdict          what happens?
-//      flow         is it the next one?         lanes            the arithmetic
-//      slot         what does it find?          retransmission   a packet made anew from its slot
+//      flow         is it the next one?         presence         the same without lanes
+//      slot         what does it find?          lanes            the arithmetic
+//                                               retransmission   a packet made anew from its slot
 //                                               result           what all receivers of a packet get
 #ifndef FOLD_P4
 #define FOLD_P4
@@ -24,6 +25,7 @@
 #include "flow.p4"
 #include "slot.p4"
 #include "verdict.p4"
+#include "presence.p4"
 #include "lanes.p4"
 #include "answer.p4"
 #include "retransmission.p4"
@@ -37,6 +39,7 @@
 control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm, in bit<1> cloned, in bit<1> again) {
     register<slot_state_t>(SLOTS) slot_state;
     register<slot_headers_t>(SLOTS) slot_headers;
+    register<children_t>(SLOTS) slot_content;               // for whom the acknowledgement is enough
     counter(1, CounterType.packets_and_bytes) corrupt;      // ICRC wrong at the first hop
 
     Connection()     connection;
@@ -44,6 +47,7 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
     Flow()           flow;
     Slot()           slot;
     Verdict()        verdict;
+    Presence()       presence;
     Lanes()          lanes;
     Retransmission() retransmission;
     Result()         result;
@@ -86,12 +90,20 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
         meta.found.index = meta.tree.base + (bit<32>)(hdr.bth.psn & meta.tree.mask);
         slot_state.read(meta.found.state, meta.found.index);
         slot_headers.read(meta.found.headers, meta.found.index);
+        if (STATE_CONTENT(meta.found.state) == YES) {
+            slot_content.read(meta.found.content, meta.found.index);
+        }
     }
     // The slot's new state, and where the packet goes: at its receivers' ports it is rewritten (replica.p4)
     action settle() {
-        if (meta.decided.lanes == STORE || meta.decided.lanes == ADD) {
+        if (meta.decided.outcome == FIRST) {
+            if (meta.found.content != 0) {
+                meta.found.some = YES;
+                slot_content.write(meta.found.index, meta.found.content);
+            }
             slot_state.write(meta.found.index, STATE_OF(meta.tree.epoch, hdr.bth.psn, meta.decided.done, meta.found.marked,
-                                                        meta.tree.operation, meta.found.ack_req, meta.found.bitmap));
+                                                        meta.tree.operation, meta.found.ack_req, meta.found.empty,
+                                                        meta.found.some, meta.found.bitmap));
             if (meta.found.age == NEWER) {
                 if (hdr.reth.isValid()) {
                     slot_headers.write(meta.found.index,
@@ -146,6 +158,9 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
                     meta.answer_psn = hdr.bth.psn;
                     meta.answer_msn = hdr.bth.psn + 1;
                     meta.answer = ANSWER_NAK;
+                } else if (meta.found.content == meta.tree.children &&
+                           (meta.decided.to == PARENT || meta.tree.packet == ASK_DOWN)) {
+                    meta.content = 1;
                 }
                 if (meta.found.ack_req == YES) {
                     hdr.bth.ack_req = 0x80;
@@ -180,6 +195,9 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
                     find_slot();
                     slot.apply(hdr, meta);
                     verdict.apply(meta);
+                    if (meta.decided.lanes != KEEP && (meta.present == YES || meta.found.empty == YES)) {
+                        presence.apply(hdr, meta);
+                    }
                     if (meta.decided.turns == RETRANSMIT) {
                         retransmission.apply(hdr, meta);
                     }

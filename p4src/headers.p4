@@ -183,12 +183,15 @@ struct slot_t {
     bit<2>              age;            // of the packet: SAME, NEWER, OLDER or OTHER
     bit<1>              done;           // the slot holds the result
     bit<1>              seen;           // this child is in the bitmap already
+    bit<1>              empty;          // all that came is presence: there are no lanes; set before the verdict only for SAME
     bit<1>              complete;       // all children are in the bitmap
     bit<1>              fills;          // all children are in it with this packet
     bit<1>              bare;           // the slot's packets can be made from what it holds: they have no immediate data
     bit<1>              marked;         // by congestion: this packet, or a contribution before it
     bit<1>              ack_req;        // this packet asks for an acknowledgement, or a contribution before it
     children_t          bitmap;         // with this packet's child
+    children_t          content;        // for whom the acknowledgement is enough, with this packet's child
+    bit<1>              some;           // there are any of these
 }
 
 // What becomes of a packet and its slot (verdict.p4)
@@ -197,6 +200,7 @@ struct verdict_t {
     bit<1>              done;           // the slot then holds the result
     child_t             to;
     bit<3>              turns;          // what the packet turns into
+    bit<4>              outcome;
 }
 
 // What is known of a packet.  It is all zero when a packet comes in, and BMv2 takes its time for that, and again for every
@@ -211,6 +215,8 @@ struct meta_t {
     bit<1>      made;       // the ICRC is that of the result, but for addresses and queue pair
     bit<1>      folded;     // this packet leaves rewritten (replica.p4)
     bit<1>      full;       // a payload of a whole path MTU, without immediate data
+    bit<1>      present;    // presence: there are no lanes (presence.p4)
+    bit<1>      content;    // what goes up says that the acknowledgement is enough for all below
     bit<1>      immediate;  // there is immediate data
     bit<16>     payload;    // bytes of the payload, of a packet that is not full
     bit<16>     rest;       // parser: bytes of the payload that are still to be parsed; then those of its tail

@@ -58,6 +58,7 @@ parser Parse(packet_in pkt, out headers_t hdr, inout meta_t meta, inout standard
         transition select(hdr.bth.opcode, hdr.udp.length) {
             (WRITE_FIRST,  UDP_LEN_RETH): reth;
             (WRITE_ONLY,   UDP_LEN_RETH): reth;
+            (WRITE_ONLY,   UDP_LEN_PRESENCE): presence;
             (WRITE_MIDDLE, UDP_LEN_DATA): lanes;
             (WRITE_LAST,   UDP_LEN_DATA): lanes;
             (SEND_FIRST,   UDP_LEN_DATA): lanes;
@@ -71,6 +72,15 @@ parser Parse(packet_in pkt, out headers_t hdr, inout meta_t meta, inout standard
     state reth {
         pkt.extract(hdr.reth);
         transition lanes;
+    }
+    // No lanes: a WRITE of no bytes
+    state presence {
+        pkt.extract(hdr.reth);
+        meta.present = 1;
+        transition select(hdr.reth.length) {
+            0:       icrc;
+            default: accept;
+        }
     }
     state lanes {
         EACH_WORD(EXTRACT)

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // A folded packet gets the addresses and the queue pair of whom it is for: rank r+1 sees a packet of rank r, as if the
 // switch were not there; a switch sees one of its neighbour.  The ICRC is made anew, or put right where it has been made for
-// all receivers (result.p4).  A NIC's repeat that goes onward to its successor keeps its addresses.
+// all receivers (result.p4).  Whom the acknowledgement is enough for gets no lanes.  A NIC's repeat that goes onward to its successor keeps its addresses.
 #ifndef REPLICA_P4
 #define REPLICA_P4
 #include "headers.p4"
+#include "answer.p4"
 #include "icrc.p4"
 #include "slot.p4"
 
@@ -23,7 +24,7 @@ control Replica(inout headers_t hdr, inout meta_t meta, inout standard_metadata_
             hdr.ipv4.ttl = RESULT_TTL;
             hdr.ipv4.id = hdr.bth.psn[15:0];
             hdr.udp.checksum = 0;
-            hdr.bth.flags = 2w0 ++ PAD_OF(hdr.bth.flags) ++ 4w0;
+            hdr.bth.flags = meta.content ++ 1w0 ++ PAD_OF(hdr.bth.flags) ++ 4w0;
             hdr.bth.pkey = PKEY_WINDOWED;
             hdr.bth.fecn_becn = 0;
             if (hdr.reth.isValid()) {
@@ -35,7 +36,7 @@ control Replica(inout headers_t hdr, inout meta_t meta, inout standard_metadata_
             hdr.icrc.crc = hdr.icrc.crc ^ icrc;
         }
 #if UDP_CHECKSUMS
-        meta.checksummed = meta.full;
+        meta.checksummed = meta.full | meta.present;
 #endif
     }
     // region, rkey  of the receiver, where its results are written
@@ -78,6 +79,35 @@ control Replica(inout headers_t hdr, inout meta_t meta, inout standard_metadata_
         size = REPLICAS;
     }
 
+#define WITHOUT_WORD(i) hdr.lanes[i].setInvalid();
+    // Presence in the place of a result, for a child to which the acknowledgement is enough
+    action acknowledge_alone() {
+        if ((meta.found.content & ((children_t)1 << (bit<8>)meta.child)) != 0) {
+            meta.present = YES;
+            meta.full = 0;
+            meta.made = 0;
+            meta.payload = 0;
+            meta.immediate = 0;
+            hdr.ipv4.total_len = IPV4_BYTES + UDP_LEN_PRESENCE;
+            hdr.udp.length = UDP_LEN_PRESENCE;
+            hdr.bth.opcode = WRITE_ONLY;
+            hdr.bth.flags = 0;
+            if (!hdr.reth.isValid()) {
+                hdr.reth.setValid();
+                hdr.reth.address = 0;
+            }
+            hdr.reth.length = 0;
+            hdr.immediate.setInvalid();
+            EACH_WORD(WITHOUT_WORD)
+            hdr.tail32.setInvalid();
+            hdr.tail16.setInvalid();
+            hdr.tail8.setInvalid();
+            hdr.tail4.setInvalid();
+            hdr.tail2.setInvalid();
+            hdr.tail1.setInvalid();
+        }
+    }
+
     Icrc() icrc_new;
 
     action seal() {
@@ -90,6 +120,9 @@ control Replica(inout headers_t hdr, inout meta_t meta, inout standard_metadata_
     apply {
         if (sm.instance_type == REPLICATED) {
             meta.child = sm.egress_rid;
+        }
+        if (meta.found.content != 0 && meta.present == NO && meta.answer == NO_ANSWER && meta.child != PARENT) {
+            acknowledge_alone();
         }
         if (meta.routed == 0) {
             replica.apply();

@@ -20,7 +20,7 @@ control Result(inout headers_t hdr, inout meta_t meta) {
         hdr.bth.fecn_becn = 0;
         // IDs that count with the PSN let a sender's NIC or kernel cut a run of these packets from one super-packet
         hdr.ipv4.id = hdr.bth.psn[15:0];
-        hdr.bth.flags = 2w0 ++ PAD_OF(hdr.bth.flags) ++ 4w0;
+        hdr.bth.flags = meta.content ++ 1w0 ++ PAD_OF(hdr.bth.flags) ++ 4w0;
         if (hdr.reth.isValid()) {
             hdr.reth.rkey = 0;
         }

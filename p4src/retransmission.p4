@@ -7,8 +7,8 @@
 
 #define WITH_WORD(i)    if (meta.payload[15:8] > i) { hdr.lanes[i].setValid(); }
 
-// Turns a question, an acknowledgement, into the packet with lanes that it asks for.  lanes.p4 loads them; addresses and
-// ICRC follow (replica.p4).
+// Turns a question, an acknowledgement, into the packet that it asks for, and presence into what it completes.  lanes.p4
+// loads the lanes; addresses and ICRC follow (replica.p4).
 control Retransmission(inout headers_t hdr, inout meta_t meta) {
     action make() {
         hdr.aeth.setInvalid();
@@ -25,6 +25,8 @@ control Retransmission(inout headers_t hdr, inout meta_t meta) {
             hdr.reth.address = HEADERS_ADDRESS(meta.found.headers);
             hdr.reth.length = HEADERS_LENGTH(meta.found.headers);
             meta.payload = meta.payload - RETH_BYTES;
+        } else {
+            hdr.reth.setInvalid();
         }
         if (meta.payload == PATH_MTU) {
             meta.full = 1;

@@ -125,6 +125,8 @@
 #define IPV4_BYTES      20
 // UDP length of a packet that carries an acknowledgement
 #define UDP_LEN_ACK     (UDP_BYTES + BTH_BYTES + AETH_BYTES + ICRC_BYTES)
+// and of presence, a WRITE ONLY of no bytes
+#define UDP_LEN_PRESENCE (UDP_BYTES + BTH_BYTES + RETH_BYTES + ICRC_BYTES)
 // UDP lengths of a data packet without its payload: with nothing but BTH and ICRC, with more headers
 #define UDP_LEN_PLAIN   (UDP_BYTES + BTH_BYTES + ICRC_BYTES)
 // UDP lengths of a full data packet, without and with the RDMA extended header

@@ -49,6 +49,7 @@ control Verdict(inout meta_t meta) {
         meta.decided.done = done;
         meta.decided.to = to;
         meta.decided.turns = turns;
+        meta.decided.outcome = outcome;
         outcomes.count((bit<32>)outcome);
     }
 

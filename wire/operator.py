@@ -22,7 +22,7 @@ class OpenSlot(msgspec.Struct, frozen=True):
     tree: str
     """Name of the tree's root switch."""
     operation: str
-    """Lane operation of the contributions that have arrived: SUM32, MAX32, ..."""
+    """Lane operation of the contributions that have arrived: SUM32, MAX32, ...; presence, where none has lanes."""
     slot: int
     psn: int
     bitmap: int

@@ -129,6 +129,8 @@ def _open(stream: Stream, fold: Fold, hosts: Sequence[str], slot: int, state: Sl
 
 
 def _operation(state: SlotState) -> str:
+    if state.presence:
+        return "presence"
     try:
         return LaneOperation(state.operation).name
     except ValueError:

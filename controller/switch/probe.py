@@ -38,6 +38,10 @@ class SlotState:
     """BTH opcode of the contributions."""
     udp_length: int = 0
     """Bytes of the contributions' UDP datagrams."""
+    presence: bool = False
+    """Whether all that has come is presence: the slot has no lanes."""
+    content: bool = False
+    """Whether the acknowledgement is enough for some child."""
 
 
 def question(slot: int) -> bytes:
@@ -61,4 +65,6 @@ def answer(payload: bytes) -> tuple[int, SlotState]:
         ack_req=bool(state >> 66 & 1),
         opcode=headers >> 120,
         udp_length=headers >> 96 & 0xFFFF,
+        presence=bool(state >> 65 & 1),
+        content=bool(state >> 64 & 1),
     )

@@ -31,12 +31,13 @@ from netfold.controller.switch import tables
 from netfold.fabric import slots, trees
 from netfold.fabric.generate import parse
 from netfold.fabric.graph import End, Fabric
-from netfold.host.innet.slot_switch import Nak
+from netfold.host.innet.slot_switch import NO_LANES, Nak
 from netfold.host.innet.slot_switch import parse as packet_of
 from netfold.testing import Packet, SlotSwitch
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream
 from softswitch.engine import local
+from support.nic import icrc_holds
 from support.program import library
 from support.wires import as_sent, write
 
@@ -48,7 +49,7 @@ FLYING = 40
 
 @cache
 def fabric_of(text: str) -> Fabric:
-    return parse(text)
+    return parse(text, path_mtu=roce.PATH_MTU)
 
 
 class Flight(NamedTuple):
@@ -75,6 +76,8 @@ class Machine(RuleBasedStateMachine):
     topo: ClassVar[str]
     window: ClassVar[int]
     slots: ClassVar[int]
+    roles: ClassVar[bool]
+    """Whether some contribute no lanes, and to some the acknowledgement is enough; else all contribute and want."""
 
     @initialize(first=st.sampled_from([5, roce.PSN_MASK - 2, roce.PSN_MASK]))
     def build(self, first: int) -> None:
@@ -86,6 +89,12 @@ class Machine(RuleBasedStateMachine):
         self.sent = [0] * world
         self.has: list[set[int]] = [set() for _ in range(world)]
         self.flying: list[Flight] = []
+        drawn = random.Random(first)
+        every = range(world)
+        self.contributes = [{r for r in every if not self.roles or drawn.random() < 0.5} for _ in range(PSNS)]
+        """Of each PSN: the ranks that have lanes, none of all in some."""
+        self.content = [{r for r in every if self.roles and drawn.random() < 0.5} for _ in range(PSNS)]
+        """Of each PSN: the ranks to which the acknowledgement is enough, all of them in some."""
         planned = trees.plan(fabric.graph(), [host.name for host in self.hosts])
         sizes = slots.Sizes(data=self.slots, agreement=1)
         allocator = slots.Allocator([s.name for s in fabric.switches], sizes, random.Random(5))
@@ -194,7 +203,10 @@ class Machine(RuleBasedStateMachine):
     def transmit(self, rank: int, psn: int) -> None:
         stream = self.streams[rank]
         on_wire = (self.first + psn) & roce.PSN_MASK
-        packet = Packet(roce.LaneOperation.SUM32, roce.Opcode.WRITE_MIDDLE, 0, on_wire, b"", self.lanes(rank, psn))
+        opcode, reth, lanes = roce.Opcode.WRITE_MIDDLE, b"", self.lanes(rank, psn)
+        if rank not in self.contributes[psn]:
+            opcode, reth, lanes = roce.Opcode.WRITE_ONLY, roce.RETH.pack(7 << 32 | psn * roce.PATH_MTU, 0, 0), NO_LANES
+        packet = Packet(roce.LaneOperation.SUM32, opcode, 0, on_wire, reth, lanes, content=rank in self.content[psn])
         self.leave(rank, packet.build(stream.peer_qp))
 
     def leave(self, rank: int, payload: bytes) -> None:
@@ -216,8 +228,13 @@ class Machine(RuleBasedStateMachine):
                     if lacked < self.sent[rank]:
                         self.transmit(rank, lacked)
                 return
-            total = sum(self.lanes(other, psn) for other in range(len(self.hosts)))
-            assert (packet.lanes == total).all(), f"rank {rank}, PSN {psn}: a wrong sum"
+            if rank in self.content[psn] or not self.contributes[psn]:
+                assert packet.presence, f"rank {rank}, PSN {psn}: lanes that it does not want, or that nobody has sent"
+            else:
+                total = sum(self.lanes(other, psn) for other in self.contributes[psn])
+                assert not packet.presence, f"rank {rank}, PSN {psn}: no lanes"
+                assert (packet.lanes == total).all(), f"rank {rank}, PSN {psn}: a wrong sum"
+            assert not packet.content, f"rank {rank}, PSN {psn}: a result that says what only contributions say"
             assert psn < self.sent[rank], f"rank {rank} got a result that it never asked for"
             self.has[rank].add(psn)
             return
@@ -239,18 +256,19 @@ class Machine(RuleBasedStateMachine):
         same = sorted(got, key=repr) == sorted(expected, key=repr)
         assert same, f"{flight.node}, PSN {packet.psn}: sent to {[pair[0] for pair in got]}, other lanes or other ports"
         for port, frame in out:
+            assert icrc_holds(frame), f"{flight.node}, PSN {packet.psn}: ICRC"
             self.put(flight.node, port, frame)
 
 
 def shown(packet: Packet | Nak) -> object:
     """What is compared of a packet."""
-    return packet if isinstance(packet, Nak) else (packet.psn, packet.opcode, packet.lanes.tobytes())
+    return packet if isinstance(packet, Nak) else (packet.psn, packet.opcode, packet.content, packet.lanes.tobytes())
 
 
-def machine(topo: str, window: int, slots: int) -> type[Machine]:
+def machine(topo: str, window: int, slots: int, *, roles: bool = False) -> type[Machine]:
     """The state machine for a topology, a window and a number of slots."""
     name = f"{topo}, window {window}, {slots} slots"
-    return type(name, (Machine,), {"topo": topo, "window": window, "slots": slots})
+    return type(name, (Machine,), {"topo": topo, "window": window, "slots": slots, "roles": roles})
 
 
 def explore(kind: type[Machine], examples: int, *, shrink: bool = True) -> None:
@@ -276,6 +294,20 @@ def explore(kind: type[Machine], examples: int, *, shrink: bool = True) -> None:
 def test_the_program_does_what_the_model_does(topo: str, window: int, slots: int, examples: int) -> None:
     """One to three levels: the same packets as the model, exact sums, and no rank stuck, on any schedule."""
     explore(machine(topo, window, slots), examples)
+
+
+@pytest.mark.parametrize(
+    ("topo", "window", "slots", "examples"),
+    [
+        ("leafspine,1,0,3", 2, 4, 40),
+        ("leafspine,2,1,4", 2, 4, 40),
+        ("threetier,2,1,1,1,3", 2, 4, 20),
+    ],
+)
+def test_the_program_does_what_the_model_does_without_lanes(topo: str, window: int, slots: int, examples: int) -> None:
+    """Some contribute and others are there, some want the lanes and to others the acknowledgement is enough, in any
+    mixture: the same packets as the model, exact sums to who wants them and to nobody else, and no rank stuck."""
+    explore(machine(topo, window, slots, roles=True), examples)
 
 
 @pytest.mark.parametrize(("topo", "window", "slots"), [("leafspine,1,0,2", 1, 1), ("leafspine,2,1,3", 2, 2)])

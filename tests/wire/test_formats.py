@@ -42,6 +42,7 @@ def test_p4_sizes_equal_the_python_ones() -> None:
     ):
         length = p4["UDP_LEN_RETH" if opcode.has_reth else "UDP_LEN_DATA"]
         assert length == roce.UDP_BYTES + roce.data_packet_bytes(opcode)
+    assert p4["UDP_LEN_PRESENCE"] == roce.UDP_BYTES + roce.PRESENCE_BYTES
     headers = {name: p4[name] for name in ("UDP_BYTES", "BTH_BYTES", "RETH_BYTES", "ICRC_BYTES")}
     assert headers == {name: getattr(roce, name) for name in headers}
     assert p4["PSN_HALF"] * 2 == 1 << p4["PSN_BITS"] == roce.PSN_MASK + 1

@@ -37,15 +37,17 @@ EMPTY = SlotState(0, 0, False, False, 0)
 
 def packed(slot: int, state: SlotState) -> bytes:
     """A probe as the switch answers it, field by field: epoch 32 | PSN 24 | done 1 | ECN 1 | operation 3 |
-    acknowledgement asked for 1 | 0 2 | bitmap 64, then opcode 8 | 0 8 | UDP length 16 | RETH 96."""
-    bits = f"{state.epoch:032b}{state.psn:024b}{state.done:b}{state.ecn:b}{state.operation:03b}{state.ack_req:b}{0:02b}"
-    bits += f"{state.bitmap:064b}{state.opcode:08b}{0:08b}{state.udp_length:016b}{0:096b}"
+    acknowledgement asked for 1 | presence 1 | content 1 | bitmap 64, then opcode 8 | 0 8 | UDP length 16 | RETH 96."""
+    bits = f"{state.epoch:032b}{state.psn:024b}{state.done:b}{state.ecn:b}{state.operation:03b}{state.ack_req:b}"
+    bits += f"{state.presence:b}{state.content:b}{state.bitmap:064b}"
+    bits += f"{state.opcode:08b}{0:08b}{state.udp_length:016b}{0:096b}"
     return slot.to_bytes(4, "big") + int(bits, 2).to_bytes(32, "big")
 
 
 @given(st.integers(0, 2**32 - 1), st.builds(
     SlotState, st.integers(0, 2**32 - 1), st.integers(0, 2**24 - 1), st.booleans(), st.booleans(),
     st.integers(0, 2**64 - 1), st.integers(0, 7), st.booleans(), st.integers(0, 255), st.integers(0, 2**16 - 1),
+    st.booleans(), st.booleans(),
 ))
 def test_states_are_read_as_the_program_lays_them_out(slot: int, state: SlotState) -> None:
     """Every field of an answer comes from its own bits, whatever follows the probe."""
