@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
-from netfold.host.api.open_mesh import open_mesh
 from netfold.host.api.work import OperationSequencer
 from netfold.host.client.jobs import JobClient
 from netfold.host.client.membership import Membership
@@ -29,10 +28,12 @@ from netfold.host.operation.coding import Coding, LaneBits, lane_bits_from_envir
 from netfold.host.operation.rail import FoldingRail
 from netfold.host.rails.joining import Joined, join_rails
 from netfold.host.rails.multirail import MultiRail
+from netfold.host.rails.open_mesh import open_mesh
 from netfold.host.rails.planes import RAILS_VARIABLE, RailSpec, specs_of
+from netfold.host.rails.policy import RailOptions
 from netfold.host.selection.choice import INNET
 from netfold.host.selection.dispatch import Dispatch
-from netfold.host.selection.peers import ALGORITHM_VARIABLE, AUTO, Peers
+from netfold.host.selection.peers import ALGORITHM_VARIABLE, AUTO, KNOWN, Peers
 from netfold.host.tracing.flight import Flight
 from netfold.host.tracing.timeline import Timeline, timeline_from_environment
 from netfold.rpc.channel import CONTROLLER_VARIABLE
@@ -86,7 +87,7 @@ class JoinSettings:
             raise ValueError(f"rail={self.rail!r}: expected one of {', '.join(get_args(RailName))}")
         if not self.timeout > 0:
             raise ValueError(f"timeout={self.timeout!r}: expected seconds above 0")
-        if self._algorithm_is_innet() and self.rail not in ("auto", *FOLDING):
+        if self.algorithm_is_innet() and self.rail not in ("auto", *FOLDING):
             raise ValueError(f"algorithm='innet' (argument or {ALGORITHM_VARIABLE}), rail={self.rail!r}: give either")
         if self.resolved().rail in FOLDING and self.helpers:
             raise ValueError(
@@ -96,13 +97,14 @@ class JoinSettings:
 
     def resolved(self) -> JoinSettings:
         """The same settings, with algorithm="innet" replaced by the rail that it stands for."""
-        if not self._algorithm_is_innet():
+        if not self.algorithm_is_innet():
             return self
         if self.rail in FOLDING:
             return replace(self, algorithm=AUTO)
         return replace(self, rail="innet", algorithm=AUTO)
 
-    def _algorithm_is_innet(self) -> bool:
+    def algorithm_is_innet(self) -> bool:
+        """Whether argument or environment ask for algorithm "innet"."""
         return (self.algorithm or os.environ.get(ALGORITHM_VARIABLE)) == INNET
 
 
@@ -125,20 +127,20 @@ def join(
     if world > MAX_WORLD:
         raise ValueError(f"world={world}: at most {MAX_WORLD} ranks fold into one sum")
     specs = specs_of(rails, asked=settings.rail != "auto")
-    if len(specs) > 1 and (settings.algorithm is not None or settings.helpers):
-        said = (
-            f"algorithm={settings.algorithm!r}" if settings.algorithm is not None
-            else f"helpers={list(settings.helpers)}"
-        )
-        raise ValueError(f"rails={rails!r}, {said}: several rails choose for themselves; give either")
+    if specs:
+        _check_rails(specs, settings, controller)
     if len(specs) > 1 and world > 1:
-        return _of_rails(
-            join_rails(specs, job, rank, world, timeout=settings.timeout, join_timeout=join_timeout, token=token)
+        options = RailOptions(
+            timeout=settings.timeout, join_timeout=join_timeout, algorithm=settings.resolved().algorithm,
+            lane_bits=settings.lane_bits or lane_bits_from_environment(), path_mtu=path_mtu, token=token,
         )
+        return _of_rails(join_rails(specs, job, rank, world, options), options.lane_bits)
     if specs:
         plane = specs[0].plane
         settings, controller = replace(settings, rail=specs[0].kind, address=plane.address), plane.controller
     where = controller or os.environ.get(CONTROLLER_VARIABLE, "")
+    if not settings.address:
+        raise ValueError(f"job {job!r}, rank {rank}: address='': expected this host's IPv4 address on the fabric")
     if not where:
         raise JoinRefused(
             f"job {job!r}, rank {rank}: no controller named; give controller='host:port' or set "
@@ -182,6 +184,40 @@ def join(
         elif client is not None:
             client.close()
         raise
+
+
+def _check_rails(specs: Sequence[RailSpec], settings: JoinSettings, controller: str | None) -> None:
+    """Raises ValueError for settings that rails cannot follow, or that contradict their planes."""
+    names = "+".join(map(str, specs))
+    if settings.helpers:
+        raise ValueError(
+            f"rails={names}, helpers={list(settings.helpers)}: helpers add for the others on one rail; use rail='tcp' "
+            "alone"
+        )
+    between = [str(spec) for spec in specs if spec.kind not in FOLDING]
+    if settings.algorithm_is_innet() and between:
+        raise ValueError(
+            f"rails={names}, algorithm='innet' (argument or {ALGORITHM_VARIABLE}): {', '.join(between)} cannot fold; "
+            "leave it out, or use rails of the kind innet or verbs alone"
+        )
+    algorithm = settings.resolved().algorithm or os.environ.get(ALGORITHM_VARIABLE) or AUTO
+    if algorithm not in KNOWN:
+        raise ValueError(
+            f"rails={names}, algorithm={algorithm!r} (argument or {ALGORITHM_VARIABLE}): expected one of "
+            f"{', '.join(KNOWN)}"
+        )
+    addresses = [spec.plane.address for spec in specs]
+    if settings.address and settings.address not in addresses:
+        raise ValueError(
+            f"rails={names}, address={settings.address!r}: expected none, or one of those on the planes, "
+            f"{', '.join(addresses)}"
+        )
+    controllers = [spec.plane.controller for spec in specs]
+    if controller and controller not in controllers:
+        raise ValueError(
+            f"rails={names}, controller={controller!r}: expected none, or one of the planes', {', '.join(controllers)};"
+            " for one rail of another controller say rail="
+        )
 
 
 def of_plan(plan: Plan, settings: JoinSettings, listener: socket.socket | None) -> Parts:
@@ -271,7 +307,7 @@ def _open_fold(
     return rail
 
 
-def _of_rails(joined: Joined) -> Parts:
+def _of_rails(joined: Joined, lane_bits: LaneBits) -> Parts:
     """The parts for several rails used as one, each of which is a member of a job of its own."""
     plan, flight = joined.plan, joined.flight
     check_plan(plan)
@@ -281,7 +317,7 @@ def _of_rails(joined: Joined) -> Parts:
     )
     joined.rails.on_change(lambda: dispatch.go_over(joined.peers()))
     return _checked(
-        Parts(Membership(plan), dispatch, OperationSequencer(me, flight), _coding(plan, None), joined.rails)
+        Parts(Membership(plan), dispatch, OperationSequencer(me, flight), _coding(plan, lane_bits), joined.rails)
     )
 
 

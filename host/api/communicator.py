@@ -44,7 +44,7 @@ class Communicator(Group):
         rank: int,
         world: int,
         *,
-        address: str,
+        address: str = "",
         controller: str | None = None,
         timeout: float = 10.0,
         join_timeout: float = 30.0,
@@ -58,7 +58,7 @@ class Communicator(Group):
     ) -> Self:
         """Joins a job and waits until all its ranks have.
 
-        address      IPv4 address of this rank on the fabric
+        address      IPv4 address of this rank on the fabric; with ``rails`` those of their planes
         controller   address of the job service, "host:port" or "unix:/path"; default: $NETFOLD_CONTROLLER
         timeout      seconds without any progress after which a collective gives up with CollectiveTimeout
         join_timeout seconds to wait for the other ranks
@@ -78,7 +78,8 @@ class Communicator(Group):
         token        the fabric's, if it has one; default: that of
                      $NETFOLD_TOKEN_FILE, or $NETFOLD_TOKEN
         rails        several at once, "innet@a+tcp@b" with planes a and b of $NETFOLD_PLANES, or RailSpecs; instead of
-                     ``rail``, ``address`` and ``controller``; default: $NETFOLD_RAILS (docs/rails.md)
+                     ``rail``, ``address`` and ``controller``; default: $NETFOLD_RAILS.  What the other parameters mean
+                     then is in docs/rails.md
         Raises JoinRefused, PlanError, TransportError, ValueError.
         """
         settings = JoinSettings(address, rail, lane_bits, algorithm, helpers, timeout)
@@ -159,10 +160,10 @@ class Communicator(Group):
         Raises ValueError for an invalid width.
         """
         bits = replace(self._coding, lane_bits=lane_bits or self._coding.lane_bits).lane_bits
-        switches = self._parts.dispatch.switches
-        if switches is None:
+        narrow = self._parts.dispatch.narrow
+        if narrow is None:
             return 32
-        check_levels(bits, switches.members)
+        check_levels(bits, narrow.members)
         return bits
 
     def path(self, op: str = "sum", dtype: str = "float32") -> str:

@@ -79,7 +79,13 @@ def deliver(carried: AllreduceRequest, request: AllreduceRequest) -> int:
         return 0
     wide, ends = carried.out, np.iinfo(np.int32)
     out[...] = wide.clip(ends.min, ends.max).reshape(out.shape)
-    return int(np.count_nonzero((wide <= ends.min) | (wide >= ends.max)))
+    return elements_at_ends(wide)
+
+
+def elements_at_ends(sums: Array) -> int:
+    """How many elements stand at an end of int32's range, or beyond it."""
+    ends = np.iinfo(np.int32)
+    return int(np.count_nonzero((sums <= ends.min) | (sums >= ends.max)))
 
 
 def _separate(out: Array, source: Array) -> Array:

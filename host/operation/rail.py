@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, Final, Literal, Protocol, get_args
 
 import numpy as np
@@ -48,6 +48,10 @@ class TreeStats:
     """NAKs received, for contributions that a switch lacked."""
     ecn_marks: int = 0
     """Results with an ECN mark, which report a long queue somewhere."""
+
+    def __add__(self, other: TreeStats) -> TreeStats:
+        """The counts of both, as of a tree in two lives of its rail."""
+        return TreeStats(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,15 @@ class Rail(Protocol):
 
     def close(self) -> None:
         """Closes its sockets; safe to call twice."""
+
+
+class RailTeam(Rail, Protocol):
+    """Several rails used as one."""
+
+    members: int
+    """Number of ranks whose lanes the switches add."""
+    whole: tuple[str, ...]
+    """Names of the rails that carry floats in lanes of 32 bits whatever a call asks for."""
 
 
 class FoldingRail(Rail, Protocol):

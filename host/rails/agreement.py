@@ -13,6 +13,8 @@ from collections.abc import Callable
 import numpy as np
 
 from netfold.host.errors import NetFoldError, RankMismatch
+from netfold.host.operation.coding import PLAIN, Coding
+from netfold.host.operation.conversion import elements_at_ends
 from netfold.host.operation.rail import Flat
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
@@ -45,8 +47,10 @@ class Agreements:
         """Duration of the last agreement."""
         self.failed = False
         """Whether a rail failed during the last agreement."""
+        self.saturated = 0
+        """Elements of the last agreement, a saturating sum, that stand at an end of the range."""
 
-    def run(self, source: Flat, reduction: Reduction, rail: int) -> Flat:
+    def run(self, source: Flat, reduction: Reduction, rail: int, coding: Coding = PLAIN) -> Flat:
         """The reduction of every rank's ``source``, in memory that stays valid until the second agreement after this
         one.
 
@@ -63,7 +67,9 @@ class Agreements:
             try:
                 if rails.broken and rail in rails.broken:
                     raise rails.broken[rail]
-                rails[rail].allreduce(AllreduceRequest(source, result, reduction, position))
+                self.saturated = rails[rail].allreduce(
+                    AllreduceRequest(source, result, reduction, position, coding)
+                )
             except RankMismatch:
                 raise
             except NetFoldError as error:
@@ -83,6 +89,7 @@ class Agreements:
             if committed is not None:
                 # another rank had it before the rail failed; our absence at the next use makes the rail dead there
                 result.view(np.uint8)[:] = np.frombuffer(committed, np.uint8)
+                self.saturated = elements_at_ends(result) if coding.saturate else 0
                 state.adopt_outcome(position, result)
                 rails.broken.setdefault(rail, failure)
                 self.seconds = state.last_outcome_at - begin

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast, get_args
 
 import numpy as np
@@ -17,7 +17,7 @@ from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.open_rail import OpenRail
 from netfold.host.rails.out_of_band import PURPOSE, TcpOutOfBand
 from netfold.host.rails.planes import RailSpec
-from netfold.host.rails.policy import OutOfBand, RailListeners, RailPolicy, Start
+from netfold.host.rails.policy import OutOfBand, RailListeners, RailOptions, RailPolicy, Start
 from netfold.host.rails.rail_set import STALL_SECONDS
 from netfold.host.rails.rank_state import RankState
 from netfold.host.rails.reopening import BackgroundReopening
@@ -58,10 +58,8 @@ def join_rails(
     job: str,
     rank: int,
     world: int,
+    options: RailOptions,
     *,
-    timeout: float,
-    join_timeout: float,
-    token: str = "",
     start: Start | None = None,
     stall: float | None = None,
 ) -> Joined:
@@ -79,15 +77,12 @@ def join_rails(
     rails: list[OpenRail] = []
     channel: TcpOutOfBand | None = None
 
-    def open_rail(index: int, life: int, patience: float, seconds: float) -> OpenRail:
+    def open_rail(index: int, life: int, options: RailOptions) -> OpenRail:
         name = (job if index == 0 else f"{job}+{index}") + (f".{life + 1}" if life else "")
-        return OpenRail(
-            specs[index], name, rank, world, timeout=seconds, join_timeout=patience, token=token, timeline=timeline,
-            note=flight.note,
-        )
+        return OpenRail(specs[index], name, rank, world, options, timeline=timeline, note=flight.note)
 
     def reopen(index: int, deaths: int) -> BackgroundReopening:
-        return BackgroundReopening(lambda: open_rail(index, deaths, REJOIN, timeout))
+        return BackgroundReopening(lambda: open_rail(index, deaths, replace(options, join_timeout=REJOIN)))
 
     def keep(figures: list[Figure]) -> None:
         if file and rank == 0:
@@ -98,7 +93,7 @@ def join_rails(
         return told[0] if len(told) == len(rails) else None  # a rank is gone where all planes say so
 
     try:
-        rails += [open_rail(index, 0, join_timeout, timeout) for index in range(len(specs))]
+        rails += [open_rail(index, 0, options) for index in range(len(specs))]
         state = RankState()
         channel = TcpOutOfBand(
             [listen(spec.plane.address) for spec in specs], state.answer, Identity.of_plan(rails[0].plan, PURPOSE)
@@ -108,7 +103,7 @@ def join_rails(
             rails, rank, world, OutOfBand(state, channel, job_error),
             policy=RailPolicy(
                 start=start, known=known if known is not None and len(known) == len(rails) else (), stall=stall,
-                timeout=timeout,
+                timeout=options.timeout,
             ),
             listeners=RailListeners(
                 me=f"job {job!r}, rank {rank} of {world}", note=flight.note, timeline=timeline, keep=keep

@@ -24,8 +24,8 @@ import numpy as np
 
 from netfold.host.errors import Closed, NetFoldError, RailDown, TransportError
 from netfold.host.mesh.mesh import ranks
-from netfold.host.operation.coding import Coding, LaneBits
-from netfold.host.operation.rail import Flat, RailStats, folds
+from netfold.host.operation.coding import PLAIN, Coding, LaneBits
+from netfold.host.operation.rail import Flat, RailStats, TreeStats, folds
 from netfold.host.operation.reduction import INT32_SUM, Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.host.rails import rail_report, striping
@@ -85,8 +85,6 @@ class MultiRail:
     clock   monotonic seconds, the clock of the rails' progress
     """
 
-    narrows = False
-
     def __init__(
         self,
         rails: Sequence[WatchedRail],
@@ -106,7 +104,13 @@ class MultiRail:
         self.rank, self.world = rank, world
         self.retransmissions = 0
         """Number of packets sent again during calls."""
-        self.shares = RailShares(names, join=policy.overhead)
+        self.members = world
+        """Number of ranks whose lanes add up on every rail."""
+        self.narrows = any(rail.narrows for rail in rails)
+        """Whether any rail has narrow lanes; the others carry floats in 32 bits."""
+        self.whole = tuple(rail.name for rail in rails if not rail.narrows)
+        """Names of the rails that carry floats in 32 bits whatever a call asks for."""
+        self.shares = RailShares(names, narrow=[rail.narrows for rail in rails], join=policy.overhead)
         state, channel = out_of_band.state, out_of_band.channel
         detector = MissingRankDetector(
             state, channel, [other for other in range(world) if other != rank], timeout=policy.timeout,
@@ -139,8 +143,8 @@ class MultiRail:
 
     # ---- the rail that it is ---------------------------------------------------------------------------------------
     def takes(self, reduction: Reduction, coding: Coding) -> bool:
-        """Whether every kind of rail can make this reduction."""
-        return folds(reduction.op, reduction.element) and not coding.saturate
+        """Whether every kind of rail can make this reduction, each in lanes of its own (``OpenRail``)."""
+        return folds(reduction.op, reduction.element)
 
     def allreduce(self, request: AllreduceRequest) -> int:
         """Carries a request (``Rail``).  Raises what the rails raise where all of them are down, RankMismatch, PeerLost
@@ -151,13 +155,14 @@ class MultiRail:
             self._note(f"{self._rails.names[self._pinned]} (pinned)")
             return self._rails[self._pinned].allreduce(request)
         nbytes = request.nbytes
-        split = self.shares.split(nbytes, self._rails.live)
+        split = self.shares.split(nbytes, self._rails.live, request.coding.lane_bits)
         self._note(split.text)
         try:
-            if split.whole and nbytes <= MAX_AGREEMENT_BYTES:
-                self._short(request, split)
+            # a residual is a rank's own, so that no other can tell it as it can a sum (``agreement``)
+            if split.whole and nbytes <= MAX_AGREEMENT_BYTES and request.feedback is None:
+                saturated = self._short(request, split)
             else:
-                self._long(request, split)
+                saturated = self._long(request, split)
         except NetFoldError as error:
             source = request.source
             what = f"operation {request.number} ({source.size} x {source.dtype.name}, {nbytes} bytes)"
@@ -166,7 +171,7 @@ class MultiRail:
             ) from error
         self._operations += 1
         self._bytes += nbytes
-        return 0
+        return saturated
 
     @property
     def live(self) -> list[int]:
@@ -202,8 +207,13 @@ class MultiRail:
         return uses
 
     def stats(self) -> RailStats:
-        rails = self._rails.stats()
-        by_tree = {f"{i}/{name}": tree for i, stats in enumerate(rails) for name, tree in stats.by_tree.items()}
+        named = self._rails.stats()
+        rails = [stats for _, stats in named]
+        by_tree: dict[str, TreeStats] = {}
+        for rail, stats in named:
+            for tree, counts in stats.by_tree.items():
+                name = f"{rail}/{tree}"
+                by_tree[name] = by_tree[name] + counts if name in by_tree else counts
         return RailStats(
             operations=self._operations,
             bytes_reduced=self._bytes,
@@ -216,14 +226,17 @@ class MultiRail:
         )
 
     def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
-        split = self.shares.preview(nbytes, self.live)
+        split = self.shares.preview(nbytes, self.live, lane_bits)
         known = ", ".join(
             f"{self._rails.names[rail]} {show_seconds(figure.latency)} + {_rate(figure.bandwidth)}"
             for rail in self.live
             for figure in [self.shares.figures[rail]]
         )
         down = [f"; {use.name} is down: {use.why}" for use in self.use() if use.state == "down"]
-        return f"{nbytes} bytes: {split.text}; known: {known}{''.join(down)}"
+        lanes = "" if lane_bits == 32 or not self.narrows else f" in lanes of {lane_bits} bits"
+        if lanes and self.whole:
+            lanes += f" ({', '.join(self.whole)}: of 32)"
+        return f"{nbytes} bytes{lanes}: {split.text}; known: {known}{''.join(down)}"
 
     def close(self) -> None:
         if self._closed:
@@ -243,11 +256,15 @@ class MultiRail:
         self._rails.close()
 
     # ---- short and long --------------------------------------------------------------------------------------------
-    def _short(self, request: AllreduceRequest, split: Split) -> None:
+    def _short(self, request: AllreduceRequest, split: Split) -> int:
         """Carries a short call on one rail.  Such a call may take only a third of a millisecond, so little is done
-        around it."""
+        around it.  Returns how many elements of a saturating sum stand at an end of the range."""
         agreements = self._agreements
-        np.copyto(request.out, self._agree(request.source, request.reduction, split.single[0], tell=True))
+        np.copyto(
+            request.out,
+            self._agree(request.source, request.reduction, split.single[0], tell=True, coding=request.coding),
+        )
+        saturated = agreements.saturated
         usual = split.seconds or 1.0
         self._seconds += agreements.seconds
         if agreements.seconds > LATE_FACTOR * usual:  # in less nothing was sent again
@@ -258,49 +275,56 @@ class MultiRail:
             # each rail in its turn, also one that carries nothing now: so its latency is known, and whether it is up
             live = self._rails.live
             self._exchange({}, live[self._exchanges % len(live)], together=True)
+        return saturated
 
-    def _agree(self, source: Flat, reduction: Reduction, rail: int, *, tell: bool = False) -> Flat:
+    def _agree(
+        self, source: Flat, reduction: Reduction, rail: int, *, tell: bool = False, coding: Coding = PLAIN
+    ) -> Flat:
         """Runs an agreement.
 
         tell  its duration counts as the rail's cost, since all ranks come to it together
         """
         agreements = self._agreements
-        result = agreements.run(source, reduction, rail)
+        result = agreements.run(source, reduction, rail, coding)
         carrier = agreements.carrier
         if carrier != rail:
             self._note(f"then {self._rails.names[carrier]}, died: {self._rails.names[rail]}: {self._cause(rail)}")
         if tell:
             self._nbytes[carrier] += source.nbytes
             if not agreements.failed:
-                self._estimates[carrier].add(source.nbytes, agreements.seconds)
+                on_wire = self.shares.wire_bytes(carrier, source.nbytes, coding.lane_bits)
+                self._estimates[carrier].add(on_wire, agreements.seconds)
         return result
 
-    def _long(self, request: AllreduceRequest, split: Split) -> None:
-        """Carries a tensor in stripes, and repeats what some rank lacks until no rank lacks anything."""
-        source, begin, whole = request.source, self._clock(), True
-        left = [slice(0, source.size)]
+    def _long(self, request: AllreduceRequest, split: Split) -> int:
+        """Carries a tensor in stripes, and repeats what some rank lacks until no rank lacks anything.  Returns how many
+        elements of a saturating sum stand at an end of the range."""
+        source, bits, begin, whole = request.source, request.coding.lane_bits, self._clock(), True
+        left, saturated = [slice(0, source.size)], 0
         while True:
-            parts = striping.cut_stripes(left, split, self.shares.figures)
+            parts = striping.cut_stripes(left, split, self.shares.figures_at(bits))
             self._stripes.run(parts, request)
             for rail, part in parts.items():
                 if part.error is None:
-                    self._estimates[rail].add(part.elements * source.itemsize, part.seconds)
+                    on_wire = self.shares.wire_bytes(rail, part.elements * source.itemsize, bits)
+                    self._estimates[rail].add(on_wire, part.seconds)
             done = self._exchange(parts, self.shares.quickest(self._rails.live))
             for rail, part in parts.items():
                 self._nbytes[rail] += sum(source[chunk].nbytes for chunk in part.chunks[: done[rail]])
+                saturated += sum(part.saturated[: done[rail]])
                 if rail in self._rails.live:
                     self._count(rail)
-            left = striping.missing_chunks(parts, done, source)
+            left = striping.missing_chunks(parts, done, request)
             if not left:
                 seconds = self._clock() - begin
                 self._seconds += seconds
                 if whole:
                     self.shares.record_cut_call(split, self._rails.live)
                     self._took = seconds
-                return
+                return saturated
             whole = False
             again = sum(chunk.stop - chunk.start for chunk in left) * source.itemsize
-            split = self.shares.split(again, self._rails.live)
+            split = self.shares.split(again, self._rails.live, bits)
             dead = ", ".join(f"{self._rails.names[rail]}: {self._cause(rail)}" for rail in parts
                              if rail not in self._rails.live)
             self._note(f"{again} bytes again over {split.text}, died: {dead}")

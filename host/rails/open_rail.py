@@ -10,27 +10,33 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from netfold.host.client.fold_control import FoldControl
 from netfold.host.client.jobs import JobClient
 from netfold.host.client.membership import Membership
+from netfold.host.client.plans import check_plan, fabric_of, ring_order
 from netfold.host.errors import NetFoldError, PlanError, RailDown
 from netfold.host.innet.fold import FoldRail
 from netfold.host.mesh.connection import listen
-from netfold.host.mesh.tcp import TcpMesh
+from netfold.host.mesh.mesh import Mesh
 from netfold.host.operation.coding import Coding, LaneBits
+from netfold.host.operation.conversion import between_hosts, deliver
 from netfold.host.operation.rail import RailStats
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
+from netfold.host.rails.open_mesh import open_mesh
 from netfold.host.rails.planes import RailSpec
+from netfold.host.rails.policy import RailOptions
 from netfold.host.rails.rail_set import WatchedRail
-from netfold.host.roce.mesh import RoceMesh
 from netfold.host.selection.peers import Peers
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire.jobs import Join
 
 EXTRA_TIMEOUT = 1.0
 """Seconds by which a rail's own timeout is longer than that of all rails, so that missing ranks are known by then."""
+FOLDING = ("innet", "verbs")
+"""Kinds of rails whose sums the switches make."""
 
 
 class OpenRail:
@@ -38,15 +44,12 @@ class OpenRail:
     raises.
 
     job       the rail's own job, see above
-    timeout   seconds without progress after which ranks count as missing
     timeline  of the rank, where one was asked for
     note      called with what carries the rank's other collectives
     """
 
-    narrows = False
-
     def __init__(
-        self, spec: RailSpec, job: str, rank: int, world: int, *, timeout: float, join_timeout: float, token: str,
+        self, spec: RailSpec, job: str, rank: int, world: int, options: RailOptions, *,
         timeline: Timeline | None = None, note: Callable[[str], None] = lambda path: None,
     ) -> None:
         self.spec = spec
@@ -54,37 +57,42 @@ class OpenRail:
         self._closing = threading.Lock()
         self._closed = False
         self._membership: Membership | None = None
-        client = JobClient(spec.plane.controller, token=token)
+        if spec.kind == "verbs":
+            from netfold.host.verbs.rail import check_host  # its library is built only where it is wanted
+
+            check_host(spec.plane.address)
+        client = JobClient(spec.plane.controller, token=options.token)
         listener: socket.socket | None = None
         try:
             listener = listen(spec.plane.address)
             self.plan = client.join(
                 Join(
                     job=job, world=world, rank=rank, address=spec.plane.address,
-                    tcp="{}:{}".format(*listener.getsockname()), path_mtu=0, timeout=join_timeout,
-                    fold=spec.kind == "innet",
+                    tcp="{}:{}".format(*listener.getsockname()), path_mtu=options.path_mtu or 0,
+                    timeout=options.join_timeout, fold=spec.kind in FOLDING, lane_bits=options.lane_bits,
+                    kind="rc" if spec.kind == "verbs" else "windowed",
                 )
             )
+            check_plan(self.plan)
             self._membership = Membership(self.plan, client)
             if spec.kind != "tcp" and any(len(ranks) > 1 for ranks in self.plan.machines):
                 raise PlanError(f"rail {self} needs an address for each rank on its plane; use tcp")
-            if spec.kind == "innet" and not self.plan.trees:
+            if spec.kind in FOLDING and not self.plan.trees:
                 raise PlanError(f"rail {self}: no tree: {self.plan.reason or 'the controller gave no reason'}")
-            patience = timeout + EXTRA_TIMEOUT
+            patience = options.timeout + EXTRA_TIMEOUT
             own = None if timeline is None else timeline.part(self.name)
-            mesh = (RoceMesh if spec.kind == "roce" else TcpMesh)(self.plan, listener, timeout=patience, timeline=own)
-            self.others = Peers(mesh, note=note)
-            """The ranks of this rail for collectives that are not split."""
-            self._rail: WatchedRail = Peers(mesh, label="rail ")
-            if spec.kind == "innet":
-                control = FoldControl(self._membership.job_error)  # trees that go away end the rail
-                try:
-                    self._rail = FoldRail(
-                        self.plan, spec.plane.address, timeout=patience, control=control, timeline=own
-                    )
-                except BaseException:
-                    mesh.close()
-                    raise
+            mesh = open_mesh(self.plan, listener, patience, spec.kind, client, own)
+            try:
+                self.others = self._peers(mesh, options, note=note)
+                """The ranks of this rail for collectives that are not split."""
+                self._between = self._peers(mesh, options, label="rail ")
+                """The same ranks for what the rails carry together."""
+                self._rail: WatchedRail = self._between
+                if spec.kind in FOLDING:
+                    self._rail = self._fold(self._membership, patience, options.lane_bits, own)
+            except BaseException:
+                mesh.close()
+                raise
         except BaseException as error:
             if listener is not None:
                 listener.close()
@@ -95,6 +103,29 @@ class OpenRail:
                 self._membership.close()
             raise
 
+    def _peers(
+        self, mesh: Mesh, options: RailOptions, *, label: str = "", note: Callable[[str], None] = lambda path: None
+    ) -> Peers:
+        plan = self.plan
+        return Peers(
+            mesh, label=label, algorithm=options.algorithm, order=ring_order(plan), fabric=fabric_of(plan), note=note
+        )
+
+    def _fold(self, membership: Membership, patience: float, bits: LaneBits, timeline: Timeline | None) -> FoldRail:
+        """The rail over the plan's trees.  Trees that go away end it, and so does a queue pair in error: the other
+        rails carry on, and it is opened anew."""
+        plan, address = self.plan, self.spec.plane.address
+        if self.spec.kind == "innet":
+            control = FoldControl(membership.job_error)
+            return FoldRail(plan, address, timeout=patience, control=control, timeline=timeline, lane_bits=bits)
+        from netfold.host.verbs.devices import port_of
+        from netfold.host.verbs.rail import VerbsRail
+
+        control = replace(membership.fold_control(patience), resume=None)
+        return VerbsRail(
+            plan, address, port_of(address), timeout=patience, control=control, timeline=timeline, lane_bits=bits
+        )
+
     def job_error(self) -> NetFoldError | None:
         """What has ended the rail's job, according to the plane's controller, or None."""
         return None if self._membership is None else self._membership.job_error()
@@ -102,16 +133,30 @@ class OpenRail:
     def watched_by(self, watch: Callable[[float], None] | None) -> None:
         """Sets the function that watches the rail (``rail_set.WatchedRail``)."""
         self._rail.watched_by(watch)
+        if self._rail is not self._between:
+            self._between.watched_by(watch)
 
     def takes(self, reduction: Reduction, coding: Coding) -> bool:
-        """Whether the rail's kind can make this reduction."""
-        return self._rail.takes(reduction, coding)
+        """Always true: what its switches cannot make goes between the plane's hosts."""
+        return True
+
+    @property
+    def narrows(self) -> bool:
+        """Whether it has lanes narrower than 32 bits."""
+        return self._rail.narrows
 
     def allreduce(self, request: AllreduceRequest) -> int:
-        """Carries a request (``Rail``).  Raises RailDown where the rail was closed."""
+        """Carries a request (``Rail``), between the plane's hosts where the rail's switches cannot.  Raises RailDown
+        where the rail was closed."""
         if self._closed:
             raise RailDown(f"{self} was closed")
-        return self._rail.allreduce(request)
+        rail, coding = self._rail, request.coding
+        if rail is not self._between and rail.takes(request.reduction, coding):
+            return rail.allreduce(request)
+        if request.feedback is None and not coding.saturate:
+            return self._between.allreduce(request)
+        carried = between_hosts(request, request.algorithm)
+        return self._between.allreduce(carried) + deliver(carried, request)
 
     @property
     def retransmissions(self) -> int:

@@ -16,7 +16,7 @@ from typing import Literal, cast, get_args
 
 PLANES_VARIABLE = "NETFOLD_PLANES"
 RAILS_VARIABLE = "NETFOLD_RAILS"
-Kind = Literal["innet", "tcp", "roce"]
+Kind = Literal["innet", "verbs", "tcp", "roce"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Plane:
 
 @dataclass(frozen=True)
 class RailSpec:
-    """A rail of a job: its kind, "innet", "tcp" or "roce", and its plane."""
+    """A rail of a job: its kind, "innet", "verbs", "tcp" or "roce", and its plane."""
 
     kind: Kind
     plane: Plane

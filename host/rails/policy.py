@@ -8,12 +8,33 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from netfold.host.errors import NetFoldError
+from netfold.host.operation.coding import LaneBits
 from netfold.host.rails.rail_set import STALL_SECONDS
 from netfold.host.rails.rank_state import OutOfBandChannel, RankState
 from netfold.host.rails.shares import Figure
 from netfold.host.tracing.timeline import Timeline
 
 Start = Literal["hot", "cold"]
+
+
+@dataclass(frozen=True)
+class RailOptions:
+    """What a user asks of every rail (``Communicator.join``).
+
+    timeout       seconds without progress after which ranks count as missing
+    join_timeout  seconds to wait for the other ranks
+    lane_bits     of the job: in one with RC queue pairs sums have lanes of this width alone
+    algorithm     of what goes between the hosts; None: $NETFOLD_ALGO, or the cheapest
+    path_mtu      payload bytes of a packet, refused by a plane that has another; None: what each has
+    token         of the planes' controllers, the same for all; "": the environment's
+    """
+
+    timeout: float = 10.0
+    join_timeout: float = 30.0
+    lane_bits: LaneBits = 32
+    algorithm: str | None = None
+    path_mtu: int | None = None
+    token: str = ""
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class RailSet:
         self.causes: list[NetFoldError | None] = [None] * len(rails)
         """By rail: the error of its last failure."""
         self._reopenings: dict[int, RailReopening] = {}
-        self._past: list[RailStats] = []
+        self._past: list[tuple[str, RailStats]] = []
         self._changed: Callable[[], None] = lambda: None
         self._asked = [0.0] * len(rails)
         state.set_live(self.live)
@@ -106,9 +106,10 @@ class RailSet:
         assert rail is not None, f"rail {self.names[index]} is down"
         return rail
 
-    def stats(self) -> list[RailStats]:
-        """Statistics of all rails, and of their earlier lives."""
-        return [*self._past, *(rail.stats() for rail in self._rails if rail is not None)]
+    def stats(self) -> list[tuple[str, RailStats]]:
+        """Names and statistics of all rails, those of their earlier lives first."""
+        now = ((name, rail.stats()) for name, rail in zip(self.names, self._rails, strict=True) if rail is not None)
+        return [*self._past, *now]
 
     def describe_states(self) -> str:
         """Each rail's state in words, for errors."""
@@ -142,7 +143,7 @@ class RailSet:
             error = self.broken.pop(index, failure)
             self.causes[index] = error
             self.deaths[index] += 1
-            self._past.append(rail.stats())
+            self._past.append((self.names[index], rail.stats()))
             rail.watched_by(None)
             self._put(index, None)
             log.warning("rail %s is down: %s", self.names[index], error)
@@ -172,7 +173,7 @@ class RailSet:
             reopening.cancel()
         self._reopenings.clear()
         for index in self.live:
-            self._past.append(self[index].stats())
+            self._past.append((self.names[index], self[index].stats()))
             self[index].close()
             self._put(index, None)
 

@@ -57,6 +57,12 @@ class Figure:
         """The figure as ``equal_finish`` takes it; None where the bandwidth is unknown."""
         return None if self.bandwidth is None else RailCost(self.latency, self.bandwidth)
 
+    def narrowed(self, lane_bits: int) -> Figure:
+        """The figure in bytes of a tensor whose lanes have so many bits, made of that in bytes of 32-bit lanes."""
+        if self.bandwidth is None or lane_bits == 32:
+            return self
+        return Figure(self.latency, self.bandwidth * 32 / lane_bits)
+
 
 class Estimate:
     """The cost of one rail as one rank measures it.  Medians are used, so that calls which waited for a late rank or
@@ -145,18 +151,20 @@ def show_seconds(seconds: float | None) -> str:
 class RailShares:
     """The present shares, the same on every rank.
 
-    names  of the rails
-    join   initial estimate of the seconds that using several rails costs in itself, besides the exchange on the
-           quickest rail; the actual cost is learned (``split_overhead``)
+    names   of the rails
+    narrow  whether each rail has lanes narrower than 32 bits; default: none has
+    join    initial estimate of the seconds that using several rails costs in itself, besides the exchange on the
+            quickest rail; the actual cost is learned (``split_overhead``)
     """
 
-    def __init__(self, names: Sequence[str], *, join: float = 0.0003) -> None:
+    def __init__(self, names: Sequence[str], *, narrow: Sequence[bool] = (), join: float = 0.0003) -> None:
         self._names = tuple(names)
+        self._narrow = tuple(narrow) or (False,) * len(names)
         self._join = join
         self._overhead = SplitOverhead(8 * TRIAL_BYTES)
         self.figures = [Figure(0.0, None)] * len(names)
         self._cuts = 0
-        self._short: dict[int, Split] = {}
+        self._short: dict[tuple[int, int], Split] = {}
         self._live: Sequence[int] = ()
         """The rails for which the remembered splits hold: the list object itself, which is replaced where rails
         change."""
@@ -195,42 +203,56 @@ class RailShares:
         """The rail with the lowest latency."""
         return min(live, key=lambda rail: (self.figures[rail].latency, rail))
 
-    def best(self, nbytes: int, live: Sequence[int]) -> tuple[int, float | None]:
+    def figures_at(self, lane_bits: int) -> list[Figure]:
+        """The rails' figures in bytes of a tensor whose lanes have so many bits on the rails that have such lanes."""
+        if lane_bits == 32:
+            return self.figures
+        return [figure.narrowed(lane_bits) if narrow else figure
+                for figure, narrow in zip(self.figures, self._narrow, strict=True)]
+
+    def wire_bytes(self, rail: int, nbytes: int, lane_bits: int) -> int:
+        """Bytes of the lanes in which the rail carries so many bytes of a tensor; its figure is in these."""
+        return nbytes * lane_bits // 32 if self._narrow[rail] else nbytes
+
+    def best(self, nbytes: int, live: Sequence[int], lane_bits: int = 32) -> tuple[int, float | None]:
         """The rail that carries this many bytes alone the soonest, and the seconds that it takes, None where
         unknown."""
-        costs = {rail: cost for rail in live if (cost := self.figures[rail].cost) is not None}
+        figures = self.figures_at(lane_bits)
+        costs = {rail: cost for rail in live if (cost := figures[rail].cost) is not None}
         if not costs:
             return self.quickest(live), None
         rail = min(costs, key=lambda rail: (costs[rail].seconds(nbytes), rail))
         return rail, costs[rail].seconds(nbytes)
 
-    def split(self, nbytes: int, live: Sequence[int]) -> Split:
+    def split(self, nbytes: int, live: Sequence[int], lane_bits: int = 32) -> Split:
         """The shares of a tensor over the rails that are up.  It counts as a split call where several rails get any.
 
-        live  must be a new list object whenever it changes
+        live       must be a new list object whenever it changes
+        lane_bits  of the tensor, on the rails that have lanes so narrow
         """
         # remembered by size, since computing it takes long beside a short call
-        split = self._short.get(nbytes) if live is self._live else None
+        split = self._short.get((nbytes, lane_bits)) if live is self._live else None
         if split is not None:
             return split
         if len(live) > 1 and nbytes >= 8 * TRIAL_BYTES:
             self._cuts += 1
-            return self._with_trials(self.preview(nbytes, live), live)
+            return self._with_trials(self.preview(nbytes, live, lane_bits), live)
         if live is not self._live or len(self._short) >= REMEMBERED:
             self._live = live
             self._short.clear()
-        split = self._short[nbytes] = self.preview(nbytes, live)
+        split = self._short[nbytes, lane_bits] = self.preview(nbytes, live, lane_bits)
         return split
 
-    def preview(self, nbytes: int, live: Sequence[int]) -> Split:
+    def preview(self, nbytes: int, live: Sequence[int], lane_bits: int = 32) -> Split:
         """The same split without trials and without counting, for people."""
-        first, alone = self.best(nbytes, live)
+        first, alone = self.best(nbytes, live, lane_bits)
+        figures = self.figures_at(lane_bits)
         whole = [nbytes if rail == first else 0 for rail in range(len(self.figures))]
         only = Split(tuple(whole), alone, (first, alone), self._names)
-        known = [rail for rail in live if self.figures[rail].bandwidth is not None]
+        known = [rail for rail in live if figures[rail].bandwidth is not None]
         if alone is None or len(known) < 2:
             return only
-        costs = [cost for rail in known if (cost := self.figures[rail].cost) is not None]
+        costs = [cost for rail in known if (cost := figures[rail].cost) is not None]
         ideal = equal_finish(nbytes, costs)
         longest = max(cost.seconds(n) for cost, n in zip(costs, ideal, strict=True))
         together = longest + max(0.0, self._start(known) + self._overhead.extra_seconds(nbytes))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A long call: each rail carries a stripe of the tensor, in chunks of some 30 ms, on a thread of its own.
 
-A chunk is what has to be sent again after a failure.  Of a stripe that is reduced in place the sources of the last two
-chunks are kept, since no rank is further ahead of another.
+A chunk is what has to be sent again after a failure.  What a chunk overwrites, its source where it is reduced in place
+and the residual of narrow lanes, is kept of the last two chunks, since no rank is further ahead of another.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+
+from msgspec import structs
 
 from netfold.host.errors import NetFoldError, RankMismatch
 from netfold.host.operation.rail import Flat
@@ -35,7 +37,10 @@ class Stripe:
     done: int = 0
     seconds: float = 0.0
     error: NetFoldError | None = None
-    saved: dict[int, Flat] = field(default_factory=dict)
+    saved: dict[int, tuple[Flat | None, Flat | None]] = field(default_factory=dict)
+    """Chunk -> its source and its residual before it was begun, where it overwrites them."""
+    saturated: list[int] = field(default_factory=list)
+    """By chunk that is done: elements of a saturating sum that stand at an end of the range."""
 
     @property
     def elements(self) -> int:
@@ -66,15 +71,18 @@ def cut_stripes(left: Sequence[slice], split: Split, figures: Sequence[Figure]) 
     return stripes
 
 
-def missing_chunks(stripes: Mapping[int, Stripe], done: Sequence[int], source: Flat) -> list[slice]:
-    """Chunks that some rank lacks, given how many chunks of each rail all ranks have; restores the source of those
-    reduced in place."""
+def missing_chunks(stripes: Mapping[int, Stripe], done: Sequence[int], request: AllreduceRequest) -> list[slice]:
+    """Chunks that some rank lacks, given how many chunks of each rail all ranks have; restores what they have
+    overwritten of the request's source and residual."""
     left = []
     for rail, part in stripes.items():
         for index, chunk in enumerate(part.chunks[done[rail] :], done[rail]):
             left.append(chunk)
-            if index in part.saved:
-                source[chunk] = part.saved[index]
+            source, residual = part.saved.get(index, (None, None))
+            if source is not None:
+                request.source[chunk] = source
+            if residual is not None and request.feedback is not None:
+                request.feedback[chunk] = residual
     return left
 
 
@@ -114,10 +122,14 @@ class StripeThreads:
             if rail in self._rails.broken:
                 raise self._rails.broken[rail]
             for index, chunk in enumerate(part.chunks):
-                if request.in_place:
-                    part.saved[index] = request.source[chunk].copy()
+                piece = _piece(request, chunk, self._rails.position)
+                if request.in_place or piece.feedback is not None:
+                    part.saved[index] = (
+                        piece.source.copy() if request.in_place else None,
+                        None if piece.feedback is None else piece.feedback.copy(),
+                    )
                     part.saved.pop(index - 2, None)
-                self._chunk(rail, f"{index + 1} of {len(part.chunks)}", request.part(chunk, self._rails.position))
+                part.saturated.append(self._chunk(rail, f"{index + 1} of {len(part.chunks)}", piece))
                 part.done = index + 1
         except NetFoldError as error:
             part.error = error
@@ -127,10 +139,10 @@ class StripeThreads:
             part.seconds = self._clock() - begin
             self._state.leave_rail(rail, failure=part.error)
 
-    def _chunk(self, rail: int, name: str, chunk: AllreduceRequest) -> None:
+    def _chunk(self, rail: int, name: str, chunk: AllreduceRequest) -> int:
         begin = time.monotonic_ns()
         try:
-            self._rails[rail].allreduce(chunk)
+            return self._rails[rail].allreduce(chunk)
         finally:
             if self._timeline is not None:
                 about = {"nbytes": chunk.nbytes}
@@ -139,6 +151,15 @@ class StripeThreads:
     def close(self) -> None:
         """Ends the threads; to be called between calls."""
         self._threads.shutdown()
+
+
+def _piece(request: AllreduceRequest, chunk: slice, number: int) -> AllreduceRequest:
+    """The request of a chunk.  Stochastic rounding draws by an element's place in its chunk, so each chunk has a seed
+    of its own."""
+    piece, coding = request.part(chunk, number), request.coding
+    if coding.rounding == "nearest":
+        return piece
+    return structs.replace(piece, coding=replace(coding, seed=(coding.seed + chunk.start) & 0xFFFFFFFF))
 
 
 def _chunks(start: int, size: int, most: int) -> list[slice]:

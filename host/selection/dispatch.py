@@ -15,7 +15,7 @@ from netfold.host.operation.arrays import flat_copy, native
 from netfold.host.operation.coding import Coding, LaneBits, check_levels, narrows
 from netfold.host.operation.conversion import between_hosts, deliver, in_lanes
 from netfold.host.operation.half_precision import HALVES, storage
-from netfold.host.operation.rail import FoldingRail, Rail, RailStats, folds
+from netfold.host.operation.rail import FoldingRail, Rail, RailStats, RailTeam, folds
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.host.selection.choice import INNET, Collective
@@ -44,7 +44,7 @@ class Dispatch:
         hosts: Peers,
         *,
         switches: FoldingRail | None = None,
-        rails: Rail | None = None,
+        rails: RailTeam | None = None,
         always: bool = False,
         why: str = NO_SWITCHES,
         flight: Flight | None = None,
@@ -58,7 +58,7 @@ class Dispatch:
         self._always = always or rails is not None
         self._flight = flight
         self._me = me
-        self._said_whole = hosts.size == 1 or switches is not None
+        self._said_whole = hosts.size == 1 or switches is not None or (rails is not None and not rails.whole)
         """Whether the warning that lanes are not narrowed has been logged, or is not needed."""
         if switches is not None:
             hosts.chooser.fold_by(switches.trial, switches.begin)
@@ -67,6 +67,11 @@ class Dispatch:
     def rail(self) -> str:
         """Name of the rail that folds; without one, of the transport between the hosts."""
         return self._fold.name if self._fold and not self.fallback else self.hosts.name
+
+    @property
+    def narrow(self) -> FoldingRail | RailTeam | None:
+        """What has lanes narrower than 32 bits, with the number of ranks that they add up for; None: nothing has."""
+        return self._rails if self._rails is not None and self._rails.narrows else self.switches
 
     @property
     def fallback(self) -> str:
@@ -142,16 +147,21 @@ class Dispatch:
             raise ValueError(f"algorithm='innet': nothing folds for this job: {self.why}; expected one of {known}")
         elif not self._fold.takes(reduction, coding):
             raise ValueError(f"algorithm='innet': {reduction.op} of {reduction.element} does not fold")
+        elif self._rails is not None and self._rails.whole:
+            raise ValueError(
+                f"algorithm='innet' over {self._rails.name}: {', '.join(self._rails.whole)} cannot fold; leave it out"
+            )
 
     def check_lanes(self, lane_bits: LaneBits) -> None:
         """Raises ValueError where lanes of this width cannot hold the sum; logs once where nothing folds."""
-        if self.switches is not None:
-            check_levels(lane_bits, self.switches.members)
-        elif not self._said_whole:
+        if self.narrow is not None:
+            check_levels(lane_bits, self.narrow.members)
+        if not self._said_whole:
             self._said_whole = True
+            over = f" over {', '.join(self._rails.whole)}" if self._rails is not None else ""
             log.warning(
-                "%s: lanes of %d bits are for what the switches fold; floats go between the hosts whole",
-                self._me, lane_bits,
+                "%s: lanes of %d bits are for what the switches fold; floats go between the hosts whole%s",
+                self._me, lane_bits, over,
             )
 
     def explain(self, nbytes: int, reduction: Reduction, algorithm: str | None, coding: Coding) -> str:

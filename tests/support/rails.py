@@ -81,15 +81,14 @@ class Plane:
 
 
 class FakeRail:
-    """A rank's end of a plane.  ``charge`` is called with the bytes of each allreduce."""
-
-    narrows = False
+    """A rank's end of a plane.  ``charge`` is called with the bytes of each allreduce; ``narrows``: where there is a
+    residual, lanes are whole numbers."""
 
     def __init__(
         self, plane: Plane, rank: int, life: int = 0, charge: Callable[[int], None] = lambda nbytes: None,
-        name: str = "fake",
+        name: str = "fake", narrows: bool = False,
     ) -> None:
-        self.name = name
+        self.name, self.narrows = name, narrows
         self.watch: Callable[[float], None] | None = None
         self.plane, self.rank, self.life = plane, rank, life
         self.calls = 0
@@ -113,7 +112,12 @@ class FakeRail:
             meeting = plane.meetings.setdefault((self.life, call), _Meeting())
             last, how = death or (1 << 62, Death(0))
             dead = call >= last
-            meeting.parts[self.rank] = source.copy()
+            given = source if request.feedback is None else source + request.feedback
+            lanes = given if request.feedback is None else np.rint(given)
+            meeting.parts[self.rank] = lanes.copy()
+            left = given - lanes
+            if request.feedback is not None:
+                request.feedback[...] = np.nan
             out[...] = 0 if out.dtype.kind == "i" else np.nan  # a rail may leave anything behind
             if call > last or (dead and self.rank in how.errors):
                 raise RailDown("the fake plane is dead")
@@ -132,6 +136,8 @@ class FakeRail:
                     finally:
                         plane.changed.acquire()
             out[...] = meeting.result
+            if request.feedback is not None:
+                request.feedback[...] = left
         self.charge(source.nbytes)
         return 0
 
@@ -152,8 +158,8 @@ class FakeRail:
 class FakeReopening:
     """Opens the plane's next life as soon as it is up and all ranks ask for it."""
 
-    def __init__(self, plane: Plane, rank: int, life: int) -> None:
-        self.plane, self.rank, self.life = plane, rank, life
+    def __init__(self, plane: Plane, rank: int, life: int, narrows: bool = False) -> None:
+        self.plane, self.rank, self.life, self.narrows = plane, rank, life, narrows
         with plane.changed:
             plane.open.setdefault(life, set()).add(rank)
 
@@ -163,7 +169,7 @@ class FakeReopening:
         return self.life if everybody and self.plane.up.is_set() else 0
 
     def take(self) -> WatchedRail:
-        return FakeRail(self.plane, self.rank, self.life)
+        return FakeRail(self.plane, self.rank, self.life, narrows=self.narrows)
 
     def cancel(self) -> None:
         pass
@@ -201,7 +207,7 @@ class Ranks:
     """The MultiRails of all ranks over fake planes.
 
     options  as of ``RailPolicy``; ``known_by``: each rank's own ``known``; ``keep``; ``note``: called with rank and
-             path; ``charges``: of each rail, called with the bytes that it has carried
+             path; ``charges``: of each rail, called with the bytes that it has carried; ``narrows``: of the rails
     """
 
     def __init__(self, planes: Sequence[Plane], **options: Any) -> None:
@@ -212,17 +218,17 @@ class Ranks:
         options.setdefault("stall", STALL)
         options.setdefault("timeout", 1000.0)  # nothing here may need it
         states = self.channels.states
-        known = options.pop("known_by", {})
+        known, narrows = options.pop("known_by", {}), options.pop("narrows", False)
         keep = options.pop("keep", lambda figures: None)
         note = options.pop("note", lambda rank, path: None)
 
         def reopen(rank: int) -> Callable[[int, int], RailReopening]:
-            return lambda rail, deaths: FakeReopening(planes[rail], rank, deaths)
+            return lambda rail, deaths: FakeReopening(planes[rail], rank, deaths, narrows)
 
         def make(rank: int) -> MultiRail:
             return MultiRail(
                 [
-                    FakeRail(plane, rank, charge=charge, name=f"rail{i}")
+                    FakeRail(plane, rank, charge=charge, name=f"rail{i}", narrows=narrows)
                     for i, (plane, charge) in enumerate(zip(planes, charges, strict=True))
                 ],
                 rank, self.world, OutOfBand(states[rank], self.channels),

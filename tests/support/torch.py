@@ -51,7 +51,7 @@ class LoopbackJobs:
 
     def __init__(self, switch: LoopbackSwitch, world: int) -> None:
         self._switch = switch
-        self._joins: dict[int, Join] = {}
+        self.joins: dict[int, Join] = {}
         self._world = world
         self._secret = draw()
         self._complete = asyncio.Event()
@@ -59,8 +59,8 @@ class LoopbackJobs:
         self.reports: dict[int, RankReport] = {}
 
     async def join(self, request: Join) -> Plan:
-        self._joins[request.rank] = request
-        if len(self._joins) == self._world:
+        self.joins[request.rank] = request
+        if len(self.joins) == self._world:
             self._complete.set()
         await asyncio.wait_for(self._complete.wait(), request.timeout)
         return Plan(
@@ -68,7 +68,7 @@ class LoopbackJobs:
             epoch=1,
             rank=request.rank,
             world=request.world,
-            peers=[Peer(r, join.address, join.tcp) for r, join in sorted(self._joins.items())],
+            peers=[Peer(r, join.address, join.tcp) for r, join in sorted(self.joins.items())],
             trees=self._switch.trees(request.rank, slots=SLOTS),
             secret=self._secret,
         )

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Communicators over several real rails in one process: each plane has loopback addresses, a switch in plain Python and
+a job service of its own."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from netfold.host.api.communicator import Communicator
+from netfold.host.rails.planes import Kind, Plane, RailSpec
+from netfold.testing import subnet
+from support.torch import LoopbackJobs, loopback_jobs
+
+NAMES = "abcdef"
+
+
+class LoopbackPlanes:
+    """Planes of so many ranks.
+
+    jobs   the job service of each
+    specs  by rank: its rails
+    """
+
+    def __init__(self, kinds: Sequence[Kind], world: int, stack: ExitStack) -> None:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        self.world = world
+        self.jobs: list[LoopbackJobs] = []
+        self.specs: list[list[RailSpec]] = [[] for _ in range(world)]
+        for kind, name in zip(kinds, NAMES, strict=False):
+            net, where = subnet(), f"unix:{folder}/{name}"
+            addresses = [f"{net}.{rank + 1}" for rank in range(world)]
+            self.jobs.append(stack.enter_context(loopback_jobs(f"{net}.200", addresses, where)))
+            for rank, address in enumerate(addresses):
+                self.specs[rank].append(RailSpec(kind, Plane(address, where), f"{kind}@{name}"))
+
+    def join(self, **settings: Any) -> list[Communicator]:
+        """All ranks' communicators, by rank; the caller closes them."""
+        with ThreadPoolExecutor(self.world) as pool:
+            made = [
+                pool.submit(Communicator.join, "rails", rank, self.world, rails=self.specs[rank], **settings)
+                for rank in range(self.world)
+            ]
+        return [future.result() for future in made]
+
+
+@contextmanager
+def loopback_planes(kinds: Sequence[Kind], world: int) -> Iterator[LoopbackPlanes]:
+    """Planes for rails of these kinds, whose switches and services end with the context."""
+    with ExitStack() as stack:
+        yield LoopbackPlanes(kinds, world, stack)
+
+
+@contextmanager
+def loopback_rails(kinds: Sequence[Kind], world: int, **settings: Any) -> Iterator[list[Communicator]]:
+    """The communicators of all ranks over rails of these kinds; ``settings`` as of ``Communicator.join``."""
+    with loopback_planes(kinds, world) as planes, ThreadPoolExecutor(world) as pool:
+        comms = planes.join(**settings)
+        try:
+            yield comms
+        finally:
+            list(pool.map(lambda comm: comm.close(), comms))
