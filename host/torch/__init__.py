@@ -12,6 +12,9 @@ or keep another backend and reduce only the gradients with NetFold:
     join.py            a communicator from the environment: the controller's plan, or one made through torch's store
     tensors.py         tensors as numpy arrays of the same memory
     pieces.py          all-gather and reduce-scatter of tensors
+    movement.py        broadcast, reduce, gather, scatter and all-to-all of tensors
+    messenger.py       send and receive, beside the collectives
+    work.py            what torch gets for what was started
     reducer.py         asynchronous collectives, as torch futures
     process_group.py   the backend
     hook.py            the communication hook

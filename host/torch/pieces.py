@@ -26,20 +26,20 @@ def all_gather(comm: Communicator, outputs: torch.Tensor | Sequence[torch.Tensor
     ValueError."""
     if isinstance(outputs, torch.Tensor):
         whole = outputs.detach()
-        _check("output", whole, comm.size * mine.numel(), mine)
+        check_like("output", whole, comm.size * mine.numel(), mine)
         if whole.is_contiguous():
-            return lambda: comm.all_gather(_bytes(mine), _bytes(whole))
-        return lambda: whole.copy_(_tensor(comm.all_gather(_bytes(mine)), whole))
+            return lambda: comm.all_gather(as_bytes(mine), as_bytes(whole))
+        return lambda: whole.copy_(as_tensor(comm.all_gather(as_bytes(mine)), whole))
     several = [output.detach() for output in outputs]
-    _check_count("outputs", several, comm)
+    check_count("outputs", several, comm)
     for rank, output in enumerate(several):
-        _check(f"output for rank {rank}", output, mine.numel() if rank == comm.rank else output.numel(), mine)
+        check_like(f"output for rank {rank}", output, mine.numel() if rank == comm.rank else output.numel(), mine)
 
     def gather() -> None:
         counts = [output.numel() * output.element_size() for output in several]
-        gathered = comm.all_gather(_bytes(mine), counts=counts)
+        gathered = comm.all_gather(as_bytes(mine), counts=counts)
         for output, end in zip(several, np.cumsum(counts).tolist(), strict=True):
-            output.copy_(_tensor(gathered[end - output.numel() * output.element_size() : end], output))
+            output.copy_(as_tensor(gathered[end - output.numel() * output.element_size() : end], output))
 
     return gather
 
@@ -51,15 +51,15 @@ def reduce_scatter(
     one tensor, or of several, one for each rank, that of this rank.  Raises ValueError."""
     mine = output.detach()
     if isinstance(inputs, torch.Tensor):
-        _check("input", inputs, comm.size * mine.numel(), mine)
+        check_like("input", inputs, comm.size * mine.numel(), mine)
         several = [inputs.detach()]
         counts = [mine.numel()] * comm.size
     else:
         several = [tensor.detach() for tensor in inputs]
         counts = [tensor.numel() for tensor in several]
-        _check_count("inputs", several, comm)
+        check_count("inputs", several, comm)
         for rank, tensor in enumerate(several):
-            _check(f"input for rank {rank}", tensor, mine.numel() if rank == comm.rank else tensor.numel(), mine)
+            check_like(f"input for rank {rank}", tensor, mine.numel() if rank == comm.rank else tensor.numel(), mine)
 
     def reduce() -> None:
         flat = [tensor.reshape(-1) for tensor in several]
@@ -67,26 +67,28 @@ def reduce_scatter(
         if mine.is_contiguous():
             comm.reduce_scatter(source, as_array(mine.view(-1))[0], op, counts=counts, dtype=dtype)
         else:
-            mine.copy_(_tensor(comm.reduce_scatter(source, op=op, counts=counts, dtype=dtype), mine))
+            mine.copy_(as_tensor(comm.reduce_scatter(source, op=op, counts=counts, dtype=dtype), mine))
 
     return reduce
 
 
-# ---- inside ----------------------------------------------------------------------------------------------------------
-def _bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
+# ---- shared with movement.py -----------------------------------------------------------------------------------------
+def as_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
     """The memory of a contiguous tensor as bytes, or that of a contiguous copy."""
-    array: NDArray[np.uint8] = tensor.detach().reshape(-1).contiguous().view(torch.uint8).numpy()
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    array: NDArray[np.uint8] = plain.reshape(-1).contiguous().view(torch.uint8).numpy()
     return array
 
 
-def _tensor(array: NDArray[Any], like: torch.Tensor) -> torch.Tensor:
+def as_tensor(array: NDArray[Any], like: torch.Tensor) -> torch.Tensor:
     """An array's memory as a tensor of the shape and dtype of ``like``."""
     if not like.numel():
         return like
     return torch.from_numpy(array.view(np.uint8)).view(like.dtype).view(like.shape)
 
 
-def _check(name: str, tensor: torch.Tensor, count: int, like: torch.Tensor) -> None:
+def check_like(name: str, tensor: torch.Tensor, count: int, like: torch.Tensor) -> None:
+    """Raises ValueError unless the tensor has so many elements of the dtype of ``like``."""
     if tensor.numel() != count or tensor.dtype != like.dtype:
         raise ValueError(
             f"{name} is {tensor.dtype} of {tuple(tensor.shape)}: expected {like.dtype} of {count} elements, beside a "
@@ -94,6 +96,7 @@ def _check(name: str, tensor: torch.Tensor, count: int, like: torch.Tensor) -> N
         )
 
 
-def _check_count(name: str, tensors: Sequence[torch.Tensor], comm: Communicator) -> None:
+def check_count(name: str, tensors: Sequence[torch.Tensor], comm: Communicator) -> None:
+    """Raises ValueError unless there is a tensor for each rank."""
     if len(tensors) != comm.size:
         raise ValueError(f"{len(tensors)} {name}: expected {comm.size}, one for each rank")

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backend "netfold": what DistributedDataParallel and FSDP reduce and gather goes through the communicator, everything
-else through gloo.
+"""Backend "netfold": every collective of torch.distributed, and its messages between two ranks, through NetFold.
 
-Allreduce and reduce-scatter of what the communicator reduces (``tensors.OPERATIONS``) fold in the switches or go
-between the hosts, as it decides; all-gather goes between the hosts.  The rest, other dtypes, bitwise operations, sparse
-tensors and all other collectives, is handed to an inner gloo group over the same store.  The first use of each kind is
-logged with the path that it takes.  gloo is also this group's registered backend for CPU tensors, so that C++ code
-which goes past the Python methods finds it.
+Reductions of what the communicator reduces (``tensors.OPERATIONS``), and all that only moves tensors, fold in the
+switches or go between the hosts, as it decides; they run in the order of the calls.  Messages (send, recv) have
+connections of their own (``messenger``).  What torch alone defines is handed to an inner gloo group on the same store:
+reductions of other dtypes, bitwise operations, sparse tensors, monitored_barrier.  The first use of each kind is logged
+with the path that it takes.  gloo is also this group's registered backend for CPU tensors, so that C++ code which goes
+past the Python methods finds it.
 """
 
 from __future__ import annotations
@@ -20,23 +20,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.futures import Future
 
 from netfold.host.api.communicator import Communicator
 from netfold.host.operation.reduction import ReduceOp
-from netfold.host.torch import pieces
+from netfold.host.torch import movement, pieces
 from netfold.host.torch.join import JOB_VARIABLE, STORE, Options, join
-from netfold.host.torch.reducer import PendingCollective, Reducer
+from netfold.host.torch.messenger import Messenger, open_messenger
+from netfold.host.torch.reducer import Reducer
 from netfold.host.torch.tensors import check_device, dtype_name, flattened, reduces
+from netfold.host.torch.work import TorchWork
 
 OPS: list[tuple[Any, ReduceOp]] = [
     (dist.ReduceOp.SUM, "sum"), (dist.ReduceOp.AVG, "average"), (dist.ReduceOp.MAX, "max"), (dist.ReduceOp.MIN, "min"),
     (dist.ReduceOp.PRODUCT, "product"),
 ]
-DELEGATED = (
-    "allgather_coalesced", "alltoall", "alltoall_base", "all_to_all_single", "barrier", "broadcast", "gather",
-    "monitored_barrier", "recv", "recv_anysource", "reduce", "scatter", "send",
-)
 GATHERS = (
     "allgather", "_allgather_base", "all_gather_single", "allgather_into_tensor_coalesced",
     "all_gather_single_coalesced",
@@ -45,61 +42,15 @@ SCATTERS = (
     "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_tensor_coalesced",
     "reduce_scatter_single_coalesced",
 )
-"""Methods of ProcessGroup that go to gloo (``DELEGATED``), that gather, and that reduce and scatter, under the names of
-torch 2.5 to 2.13; those that the installed torch has are used."""
+EXCHANGES = ("alltoall_base", "all_to_all_single")
+"""Methods of ProcessGroup that gather, that reduce and scatter, and that exchange rows, under the names of torch 2.5 to
+2.13; those that the installed torch has are used."""
 
 log = logging.getLogger("netfold")
 
 _not_compiled: Callable[..., Any] = torch._disable_dynamo
 """Decorator for methods that torch calls from C++: inside torch.compile'd code Dynamo would trace into them, and
 fail."""
-
-
-class TorchWork(dist._Work):
-    """A started collective, as torch.distributed expects it."""
-
-    def __init__(self, pending: PendingCollective) -> None:
-        super().__init__()
-        self._pending = pending
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Returns once the tensors hold the result; raises the communicator's error.
-
-        timeout  0 (torch's default): the communicator's own.  Raises CollectiveTimeout when it is over; the operation
-                 itself goes on
-        """
-        self._pending.wait(timeout.total_seconds() or None)
-        return True
-
-    def synchronize(self) -> None:
-        """The same as ``wait``."""
-        self.wait()
-
-    def is_completed(self) -> bool:
-        """Whether ``wait`` would return or raise at once."""
-        return self._pending.done()
-
-    def is_success(self) -> bool:
-        """Whether it is done, without an error."""
-        return self.is_completed() and self.exception() is None
-
-    def exception(self) -> BaseException | None:
-        """The error that it ended with, or None."""
-        if self.is_completed():
-            try:
-                self._pending.wait()
-            except Exception as error:
-                return error
-        return None
-
-    def result(self) -> list[torch.Tensor]:
-        """The tensors, once they hold the result."""
-        self.wait()
-        return self._pending.tensors
-
-    def get_future(self) -> Future[list[torch.Tensor]]:
-        """A future whose value is the tensors."""
-        return self._pending.future
 
 
 class NetfoldGroup(dist.ProcessGroup):
@@ -111,6 +62,7 @@ class NetfoldGroup(dist.ProcessGroup):
         self.communicator = communicator
         self._reducer = Reducer(communicator)
         self._said: set[str] = set()
+        self._messenger = open_messenger(store, communicator.plan, repr(communicator), timeout) if size > 1 else None
         # The epoch tells this group's addresses from those that an earlier one has left in the same store.
         prefix = f"gloo/{communicator.plan.epoch}"
         gloo = _gloo(dist.PrefixStore(prefix, store), communicator, timeout)
@@ -136,9 +88,109 @@ class NetfoldGroup(dist.ProcessGroup):
         """Reduces several tensors, each as ``allreduce`` does."""
         return self._reduce("allreduce_coalesced", tensors, opts, None)
 
+    @_not_compiled
+    def broadcast(
+        self, tensors: Any, opts: Any = 0, timeout: timedelta | None = None, *, root: int | None = None
+    ) -> dist._Work:
+        """Fills every rank's tensor with the root's: one tensor and the root's rank, or a list and BroadcastOptions."""
+        del timeout  # the group's own counts, as for every operation
+        mine, sender = _only("broadcast", tensors, opts), _root(opts, root)
+        if mine.layout != torch.strided:
+            return self._delegate("broadcast", tensors, opts, why="sparse")
+        return self._move("broadcast", [mine], movement.broadcast(self.communicator, mine, sender))
+
+    @_not_compiled
+    def reduce(
+        self, tensors: Any, opts: Any = 0, op: Any = dist.ReduceOp.SUM, timeout: timedelta | None = None, *,
+        root: int | None = None,
+    ) -> dist._Work:
+        """Reduces to the root by the communicator what it can reduce, and all else by gloo."""
+        del timeout
+        mine, asked = _only("reduce", tensors, opts), getattr(opts, "reduceOp", op)
+        known, to, dtype = _op(asked), _root(opts, root), dtype_name(mine.dtype)
+        if known is None or not reduces(mine, known):
+            wanted = dist.ReduceOptions()
+            wanted.rootRank, wanted.reduceOp = to, asked
+            sparse = "sparse " if mine.layout != torch.strided else ""
+            return self._delegate("reduce", [mine], wanted, why=f"{known or _name(asked)} of {sparse}{dtype}")
+        call = movement.reduce(self.communicator, mine, known, to)
+        return self._move("reduce", [mine], call, f"{known} of {dtype}")
+
+    @_not_compiled
+    def gather(
+        self, outputs: Any, inputs: Any, opts: Any = 0, timeout: timedelta | None = None, *, root: int | None = None
+    ) -> dist._Work:
+        """Puts every rank's tensor into the root's list of outputs."""
+        del timeout
+        check_device("gather", [outputs, inputs])
+        mine = _only("gather", inputs, opts)
+        several = flattened([outputs])
+        if any(tensor.layout != torch.strided for tensor in [mine, *several]):
+            return self._delegate("gather", outputs, inputs, opts, why="sparse")
+        call = movement.gather(self.communicator, several, mine, _root(opts, root))
+        return self._move("gather", several or [mine], call)
+
+    @_not_compiled
+    def scatter(
+        self, outputs: Any, inputs: Any, opts: Any = 0, timeout: timedelta | None = None, *, root: int | None = None
+    ) -> dist._Work:
+        """Fills every rank's output with its tensor of the root's list."""
+        del timeout
+        check_device("scatter", [outputs, inputs])
+        mine = _only("scatter", outputs, opts)
+        several = flattened([inputs])
+        if any(tensor.layout != torch.strided for tensor in [mine, *several]):
+            return self._delegate("scatter", outputs, inputs, opts, why="sparse")
+        call = movement.scatter(self.communicator, mine, several, _root(opts, root))
+        return self._move("scatter", [mine], call)
+
+    @_not_compiled
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> dist._Work:
+        """Sends each rank its tensor of the inputs, and fills the outputs with what each sends here."""
+        del opts
+        check_device("alltoall", [outputs, inputs])
+        return self._move("alltoall", list(outputs), movement.all_to_all(self.communicator, outputs, inputs))
+
+    @_not_compiled
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist._Work:
+        """Gathers several tensors: ``outputs[r][i]`` becomes rank r's ``inputs[i]``."""
+        lists = [[whole[place] for whole in outputs] for place in range(len(inputs))]
+        return self._gather("allgather_coalesced", lists, inputs, opts)
+
+    @_not_compiled
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
+        """Done once every rank has called it, after all that was started before."""
+        del opts, timeout
+        return self._move("barrier", [], self.communicator.barrier)
+
+    @_not_compiled
+    def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
+        """gloo's: rank 0 names ranks that do not come."""
+        self._delegate("monitored_barrier", *args, **kwargs)
+
+    # ---- messages ----------------------------------------------------------------------------------------------------
+    @_not_compiled
+    def send(self, tensors: Any, peer: int, tag: int = 0) -> dist._Work:
+        """Sends a tensor, whose bytes must stay until the work is done, to a rank that calls ``recv``."""
+        mine = self._message("send", tensors)
+        return TorchWork(self._messages().send(pieces.as_bytes(mine), peer, tag, [mine]))
+
+    @_not_compiled
+    def recv(self, tensors: Any, peer: int, tag: int = 0) -> dist._Work:
+        """Fills a tensor with the peer's next ``send`` with this tag, which must have its size."""
+        return self._receive("recv", tensors, peer, tag)
+
+    @_not_compiled
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> dist._Work:
+        """Fills a tensor with the next ``send`` with this tag, whoever's it is; the work tells who sent it."""
+        return self._receive("recv_anysource", tensors, None, tag)
+
     def shutdown(self) -> None:
-        """Waits for what is under way, and leaves the job; ``destroy_process_group`` calls it."""
+        """Waits for what is under way, and leaves the job; ``destroy_process_group`` calls it.  Messages that nobody
+        has waited for end with an error."""
         self._reducer.close()
+        if self._messenger is not None:
+            self._messenger.close()
         self.communicator.close()
         self._inner.shutdown()
 
@@ -163,11 +215,49 @@ class NetfoldGroup(dist.ProcessGroup):
         wanted.reduceOp = asked
         return self._inner.allreduce_coalesced(several, wanted)
 
-    def _delegate(self, kind: str, *args: Any, **kwargs: Any) -> Any:
+    def _delegate(self, kind: str, *args: Any, why: str = "", **kwargs: Any) -> Any:
         """Hands the collective to gloo."""
         check_device(kind, [args, list(kwargs.values())])
-        self._say(kind)
+        self._say(", ".join(filter(None, (kind, why))))
         return getattr(self._inner, kind)(*args, **kwargs)
+
+    def _move(self, kind: str, tensors: list[torch.Tensor], call: pieces.Call, what: str = "") -> TorchWork:
+        return self._later(kind, f"{kind}, {what}" if what else kind, tensors, [call])
+
+    def _exchange(
+        self, kind: str, output: torch.Tensor, tensor: torch.Tensor, out_rows: Any = (), rows: Any = (), *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Sends each rank its rows of the input, and puts the rows from each into the output."""
+        del args, kwargs  # options: a timeout, which is the group's own
+        check_device(kind, [output, tensor])
+        call = movement.all_to_all_rows(self.communicator, output, tensor, list(out_rows or ()), list(rows or ()))
+        return self._move(kind, [output], call)
+
+    def _message(self, kind: str, tensors: Any) -> torch.Tensor:
+        """The one tensor of a message.  Raises ValueError for what cannot be sent as bytes."""
+        mine = _only(kind, tensors, None)
+        check_device(kind, mine)
+        if mine.layout != torch.strided:
+            raise ValueError(f"{kind} of a sparse tensor of {tuple(mine.shape)}: expected a dense one, as gloo does")
+        self._say(kind, "goes over TCP, by connections of its own")
+        return mine
+
+    def _messages(self) -> Messenger:
+        if self._messenger is None:
+            raise ValueError(f"{self.communicator!r}: there is no other rank to send to or receive from")
+        return self._messenger
+
+    def _receive(self, kind: str, tensors: Any, peer: int | None, tag: int) -> TorchWork:
+        mine = self._message(kind, tensors).detach()
+        into = pieces.as_bytes(mine)
+        away = not mine.is_contiguous() or mine.is_conj() or mine.is_neg()
+
+        def finish() -> None:
+            if away:
+                mine.copy_(pieces.as_tensor(into, mine))
+
+        return TorchWork(self._messages().receive(into, peer, tag, [mine], finish))
 
     def _gather(self, kind: str, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Gathers by the communicator, or sparse tensors by gloo.  For each input there is a list of tensors, or one
@@ -233,9 +323,9 @@ def _method(name: str, how: Callable[..., Any]) -> Any:
 
 
 for _how, _names in (
-    (NetfoldGroup._delegate, DELEGATED),
     (NetfoldGroup._gather, GATHERS),
     (NetfoldGroup._scatter, SCATTERS),
+    (NetfoldGroup._exchange, EXCHANGES),
 ):
     for _name_of in _names:
         if hasattr(dist.ProcessGroup, _name_of):
@@ -249,6 +339,20 @@ def _pairs(outputs: Any, inputs: Any) -> list[tuple[Any, Any]]:
     if len(outputs) != len(inputs) or not outputs:
         raise ValueError(f"{len(outputs)} outputs and {len(inputs)} inputs: expected as many, one or more")
     return list(zip(outputs, inputs, strict=True))
+
+
+def _only(kind: str, tensors: Any, opts: Any) -> torch.Tensor:
+    """The tensor that torch passes by itself or as the only one of a list."""
+    several = flattened([tensors])
+    if len(several) != 1 or getattr(opts, "rootTensor", 0) != 0:
+        raise ValueError(f"{kind} of {len(several)} tensors: expected one, as torch.distributed passes it")
+    check_device(kind, several)
+    return several[0]
+
+
+def _root(opts: Any, root: int | None) -> int:
+    """The root's rank in the group, which torch passes by itself or in options."""
+    return int(root if root is not None else getattr(opts, "rootRank", opts))
 
 
 def _op(asked: Any) -> ReduceOp | None:

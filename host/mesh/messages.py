@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages between two ranks that are no part of a collective: posted at any time, in any number, and from any rank.
+
+``TcpMesh`` serves operations, one after the other, which all ranks call alike; here every message stands for itself.
+Those of one rank to another with one tag arrive in the order sent; all else is independent.  A message without a posted
+receive stays with its sender once the buffers of the connection are full, unless a receive for another tag of the same
+sender is posted: then it is read into memory of its own, so that the messages behind it can pass.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+
+from netfold.host.mesh.connection import HEADER, PeerConnection, Receive
+from netfold.host.mesh.mesh import Call, as_bytes
+from netfold.host.mesh.tcp import TcpMesh
+from netfold.host.operation.arrays import Flat
+from netfold.wire.jobs import Plan
+
+MESSAGES = Call(0, "messages between two ranks")
+"""The call that all messages belong to."""
+
+
+class OpenReceive(Receive):
+    """A posted receive for the first message with this tag from any rank.  ``source`` is that rank, once its message
+    has begun to arrive."""
+
+    __slots__ = ("source",)
+
+    def __init__(self, tag: int, view: memoryview) -> None:
+        super().__init__(tag, view)
+        self.source: int | None = None
+
+
+class MessageMesh(TcpMesh):
+    """The ranks of a plan, between which messages travel; used by one thread, which others may wake."""
+
+    kind = name = "TCP, messages"
+
+    def __init__(self, plan: Plan, listener: socket.socket, *, timeout: float) -> None:
+        super().__init__(plan, listener, timeout=timeout)
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller.register(self._wake, select.POLLIN)
+        self.begin(MESSAGES)
+
+    def receive_any(self, into: Flat, *, tag: int = 0) -> OpenReceive:
+        """Posts a receive for the next message with this tag, whoever sends it."""
+        pending = OpenReceive(tag, as_bytes(into, "receive into"))
+        for link in [self._link(peer) for peer in self._links]:
+            if not pending.done and pending.source is None:
+                link.receives.append(pending)
+                self._match_unexpected(link)
+                if link.current is None and link.header_bytes == HEADER.size:
+                    self._message(link)
+            self._watch(link)
+        return pending
+
+    def progress(self) -> None:
+        """Moves bytes, waiting until some can be moved, or for ``wake``.
+
+        Raises CollectiveTimeout when neither happened for the mesh's timeout, PeerLost, RankMismatch, TransportError.
+        """
+        self._advance()
+
+    def wake(self) -> None:
+        """Ends a ``progress`` or ``sleep`` of the mesh's thread, or its next one; any thread may call it."""
+        os.eventfd_write(self._wake, 1)
+
+    def sleep(self) -> None:
+        """Waits for ``wake``, however long; moves no bytes."""
+        select.select([self._wake], [], [])
+        os.eventfd_read(self._wake)
+
+    def close(self) -> None:
+        closed = self._wake < 0
+        super().close()
+        if not closed:
+            os.close(self._wake)
+            self._wake = -1
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+    def _handshake(self, fd: int) -> bool:
+        if fd != self._wake:
+            return super()._handshake(fd)
+        os.eventfd_read(self._wake)
+        return True
+
+    def _message(self, link: PeerConnection) -> None:
+        super()._message(link)
+        if isinstance(link.current, OpenReceive):
+            self._claim(link, link.current)
+
+    def _match_unexpected(self, link: PeerConnection) -> None:
+        before = [receive for receive in link.receives if isinstance(receive, OpenReceive)]
+        super()._match_unexpected(link)
+        for receive in before:
+            if receive.done and receive.source is None:
+                self._claim(link, receive)
+
+    def _claim(self, link: PeerConnection, receive: OpenReceive) -> None:
+        """Withdraws from the other ranks what this one's message goes to."""
+        receive.source = link.rank
+        for other in self._links.values():
+            if receive in other.receives:
+                other.receives.remove(receive)
+
+    def _busy(self, link: PeerConnection) -> bool:
+        """Whether anything is posted for this peer alone, or for any rank where no other is left to send it."""
+        posted = [*link.receives, *([] if link.current is None else [link.current])]
+        named = any(not isinstance(receive, OpenReceive) or receive.source is not None for receive in posted)
+        return named or bool(link.bytes_unsent) or (bool(posted) and all(one.lost for one in self._links.values()))
+

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""send, recv and their asynchronous forms: any number under way, apart from the collectives.
+
+A process group's collectives run one after the other, in the order of the calls.  Messages between two ranks must not
+wait for them, nor for each other: torch lets a rank post its receives and sends in any order
+(``batch_isend_irecv``).  So they have connections of their own, with the job's secret, and a thread of their own, which
+is started at the first message.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from netfold.host.errors import Closed, CollectiveTimeout
+from netfold.host.mesh.connection import listen
+from netfold.host.mesh.mesh import Pending
+from netfold.host.mesh.messages import MessageMesh, OpenReceive
+from netfold.host.operation.arrays import Flat
+from netfold.wire.jobs import Peer, Plan
+
+MOST_TAG = (1 << 32) - 1
+
+
+class TensorMessage:
+    """A send or receive that has been posted.
+
+    tensors  what it sends or fills
+    finish   called once the bytes have arrived, before anybody is told
+    """
+
+    def __init__(self, what: str, tensors: list[torch.Tensor], finish: Callable[[], object] = lambda: None) -> None:
+        self.what = what
+        self.tensors = tensors
+        self.pending: Pending | None = None
+        self._finish = finish
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+        self._future: Future[Any] = Future()
+        self.future: Future[list[torch.Tensor]] = self._future.then(_value_or_raise)
+        """A future whose value is the tensors."""
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Returns once the tensor is sent or filled; raises the error that it ended with.
+
+        timeout  seconds; default: the group's own.  Raises CollectiveTimeout; the message itself stays posted
+        """
+        if not self._done.wait(timeout):
+            raise CollectiveTimeout(f"{self.what}: not done within the {timeout:g} s of wait(); it goes on")
+        if self._error is not None:
+            raise self._error
+
+    def done(self) -> bool:
+        """Whether ``wait`` would return or raise at once."""
+        return self._done.is_set()
+
+    def source(self) -> int:
+        """The rank whose message was received, where any rank's was asked for.  Raises what ``wait`` raises."""
+        self.wait()
+        if not isinstance(self.pending, OpenReceive) or self.pending.source is None:
+            raise ValueError(f"{self.what}: only a receive from any rank has a source to tell")
+        return self.pending.source
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Marks it as done, or as failed."""
+        if error is None:
+            self._finish()
+        self._error = error
+        self._done.set()
+        self._future.set_result(self.tensors if error is None else error)
+
+
+class Messenger:
+    """Posts messages to and from the other ranks of a group.  Owns its mesh."""
+
+    def __init__(self, mesh: MessageMesh, me: str) -> None:
+        self._mesh = mesh
+        self._me = me
+        self._lock = threading.Lock()
+        self._new: deque[tuple[TensorMessage, Callable[[], Pending]]] = deque()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        """Why nothing can be posted any more."""
+
+    def send(self, data: Flat, peer: int, tag: int, tensors: list[torch.Tensor]) -> TensorMessage:
+        """Posts a message to another rank.  Raises ValueError, and the error that ended an earlier message."""
+        self._check(peer, tag)
+        message = TensorMessage(self._what(f"message of {data.nbytes} bytes to rank {peer}", tag), tensors)
+        return self._post(message, lambda: self._mesh.send(peer, data, tag=tag))
+
+    def receive(
+        self, into: Flat, peer: int | None, tag: int, tensors: list[torch.Tensor], finish: Callable[[], object]
+    ) -> TensorMessage:
+        """Posts a receive of another rank's message, or of any rank's.  Raises as ``send``."""
+        self._check(peer, tag)
+        whose = "any rank" if peer is None else f"rank {peer}"
+        message = TensorMessage(self._what(f"message of {into.nbytes} bytes from {whose}", tag), tensors, finish)
+        if peer is not None:
+            return self._post(message, lambda: self._mesh.receive(peer, into, tag=tag))
+        if not into.nbytes:
+            raise ValueError(f"{message.what}: a tensor without elements is not sent, so nobody can be its source")
+        return self._post(message, lambda: self._mesh.receive_any(into, tag=tag))
+
+    def close(self) -> None:
+        """Ends the thread and the connections.  What has not been done by then fails with Closed."""
+        with self._lock:
+            self._error = self._error or Closed(f"{self._me}: its process group was destroyed")
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            self._mesh.wake()
+            thread.join()
+        self._mesh.close()
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+    def _check(self, peer: int | None, tag: int) -> None:
+        mesh = self._mesh
+        if peer is not None and (peer == mesh.rank or not 0 <= peer < mesh.size):
+            raise ValueError(f"{self._me}: peer={peer}: expected another rank of 0 .. {mesh.size - 1}")
+        if not 0 <= tag <= MOST_TAG:
+            raise ValueError(f"{self._me}: tag={tag}: expected 0 .. {MOST_TAG}")
+
+    def _what(self, what: str, tag: int) -> str:
+        return f"{self._me}, {what}" + (f", tag {tag}" if tag else "")
+
+    def _post(self, message: TensorMessage, begin: Callable[[], Pending]) -> TensorMessage:
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            self._new.append((message, begin))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="netfold-messages", daemon=True)
+                self._thread.start()
+            self._mesh.wake()
+        return message
+
+    def _serve(self) -> None:
+        posted: list[TensorMessage] = []
+        try:
+            while True:
+                while (one := self._next()) is not None:
+                    posted.append(one[0])
+                    one[0].pending = one[1]()
+                done = [one for one in posted if one.pending is not None and one.pending.done]
+                posted = [one for one in posted if one not in done]
+                for one_done in done:
+                    one_done.end()
+                if done:
+                    continue  # what was posted meanwhile comes before a wait
+                if posted:
+                    self._mesh.progress()
+                else:
+                    self._mesh.sleep()
+        except BaseException as error:
+            with self._lock:
+                self._error = self._error or error
+                waiting = [message for message, _ in self._new]
+                self._new.clear()
+            if not isinstance(error, Closed):
+                self._mesh.abort(error)
+            for one_left in [*posted, *waiting]:
+                one_left.end(error)
+
+    def _next(self) -> tuple[TensorMessage, Callable[[], Pending]] | None:
+        """What is to be posted next.  Raises Closed once the messenger was closed."""
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            return self._new.popleft() if self._new else None
+
+
+def open_messenger(store: dist.Store, plan: Plan, me: str, timeout: timedelta) -> Messenger:
+    """The messenger of a group whose ranks tell each other through torch's store where they listen.
+
+    plan  the group's own, whose addresses, epoch and secret the messages have too
+    Raises RuntimeError where a rank does not come within the timeout.
+    """
+    address = next(peer.address for peer in plan.peers if peer.rank == plan.rank)
+    listener = listen(address)
+    try:
+        keys = [f"netfold/messages/{plan.epoch}/{peer.rank}" for peer in plan.peers]
+        store.set(keys[plan.rank], "{}:{}".format(*listener.getsockname()))
+        store.wait(keys, timeout)
+        peers = [
+            Peer(peer.rank, peer.address, store.get(key).decode())
+            for peer, key in zip(plan.peers, keys, strict=True)
+        ]
+        own = Plan(f"{plan.job}, messages", plan.epoch, plan.rank, plan.world, peers, [], secret=plan.secret)
+        return Messenger(MessageMesh(own, listener, timeout=timeout.total_seconds()), me)
+    except BaseException:
+        listener.close()
+        raise
+
+
+def _value_or_raise(future: Future[Any]) -> list[torch.Tensor]:
+    value = future.value()
+    if isinstance(value, BaseException):
+        raise value
+    return value  # type: ignore[no-any-return]

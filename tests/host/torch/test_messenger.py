@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages between two ranks: any number under way, in any order of tags and sources, and errors that name ranks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import numpy as np
+import pytest
+
+from support import needs
+
+torch = pytest.importorskip("torch", reason=needs.reason("torch"))
+
+import torch.distributed as dist  # noqa: E402
+
+from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost, RankMismatch  # noqa: E402
+from netfold.host.job_secret import draw  # noqa: E402
+from netfold.host.operation.arrays import Flat  # noqa: E402
+from netfold.host.torch.messenger import Messenger, TensorMessage, open_messenger  # noqa: E402
+from netfold.wire.jobs import Peer, Plan  # noqa: E402
+
+SOON = 20.0
+"""Seconds within which what must happen has happened."""
+
+
+@contextmanager
+def messengers(count: int, timeout: float = SOON) -> Iterator[list[Messenger]]:
+    """A messenger for each of several ranks of one job, on loopback."""
+    store, secret = dist.HashStore(), draw()
+    peers = [Peer(rank, "127.0.0.1", "") for rank in range(count)]
+    ours: dict[int, Messenger] = {}
+
+    def begin(rank: int) -> None:
+        plan = Plan("j", 3, rank, count, peers, [], secret=secret)
+        ours[rank] = open_messenger(store, plan, f"rank {rank}", timedelta(seconds=timeout))
+
+    threads = [threading.Thread(target=begin, args=(rank,)) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SOON)
+    try:
+        yield [ours[rank] for rank in range(count)]
+    finally:
+        for one in ours.values():
+            one.close()
+
+
+def send(one: Messenger, values: Flat, peer: int, tag: int = 0) -> TensorMessage:
+    return one.send(values.view(np.uint8), peer, tag, [])
+
+
+def receive(one: Messenger, into: Flat, peer: int | None, tag: int = 0) -> TensorMessage:
+    return one.receive(into.view(np.uint8), peer, tag, [], lambda: None)
+
+
+def test_both_may_send_first_whatever_the_size() -> None:
+    """Two ranks that post large sends before their receives do not wait for each other."""
+    with messengers(2) as both:
+        given = [np.full(3 << 20, rank) for rank in range(2)]
+        taken = [np.zeros(3 << 20, int) for _ in range(2)]
+        works = [send(one, given[rank], 1 - rank) for rank, one in enumerate(both)]
+        works += [receive(one, taken[rank], 1 - rank) for rank, one in enumerate(both)]
+        for work in works:
+            work.wait(SOON)
+        assert [int(one.min()) for one in taken] == [int(one.max()) for one in taken] == [1, 0]
+
+
+def test_tags_are_independent_and_each_keeps_its_order() -> None:
+    """Receives by tag take the messages with it in the order sent, in whichever order they are posted."""
+    with messengers(2) as (mine, other):
+        sends = [send(mine, np.array([value]), 1, tag=value % 3) for value in range(12)]
+        taken = {}
+        for tag in (2, 0, 1):
+            into = [np.zeros(1, int) for _ in range(4)]
+            for work in [receive(other, one, 0, tag) for one in into]:
+                work.wait(SOON)
+            sends[tag].wait(SOON)
+            taken[tag] = [int(one[0]) for one in into]
+        assert taken == {tag: [tag, tag + 3, tag + 6, tag + 9] for tag in range(3)}
+
+
+def test_any_source_takes_each_message_once_and_names_its_sender() -> None:
+    """Receives from any rank take what comes, early or late, and leave what is meant for a receive by name."""
+    with messengers(4) as (root, *others):
+        works = [send(one, np.array([10 * rank]), 0, tag=4) for rank, one in enumerate(others, start=1)]
+        works += [send(one, np.array([rank]), 0, tag=5) for rank, one in enumerate(others, start=1)]
+        named = np.zeros(1, int)
+        works.append(receive(root, named, 2, tag=5))
+        taken = [np.zeros(1, int) for _ in others]
+        opens = [receive(root, one, None, tag=4) for one in taken]
+        for work in [*works, *opens]:
+            work.wait(SOON)
+        assert sorted((work.source(), int(one[0])) for work, one in zip(opens, taken, strict=True)) == [
+            (1, 10), (2, 20), (3, 30)
+        ]
+        assert named[0] == 2
+        with pytest.raises(ValueError, match="only a receive from any rank"):
+            works[-1].source()
+
+
+def test_a_rank_that_is_done_may_leave() -> None:
+    """What others send each other goes on after a rank has left that nobody waits for."""
+    with messengers(3) as (first, second, third):
+        receives = receive(second, np.zeros(1, int), 2), receive(first, np.zeros(1, int), 2)
+        for work in (send(third, np.ones(1, int), 1), send(third, np.ones(1, int), 0), *receives):
+            work.wait(SOON)
+        third.close()
+        into = np.zeros(1, int)
+        opened = receive(second, into, None)
+        send(first, np.array([7]), 1).wait(SOON)
+        opened.wait(SOON)
+        assert (opened.source(), into[0]) == (0, 7)
+
+
+def failing(message: TensorMessage, kind: type[NetFoldError], says: str) -> None:
+    with pytest.raises(kind, match=says):
+        message.wait(SOON)
+    with pytest.raises(RuntimeError, match=says):
+        message.future.wait()
+    assert message.done()
+
+
+def test_failures_are_named_on_every_message() -> None:
+    """A lost peer, another size, and nothing for the timeout end what is under way, and all that comes after."""
+    with messengers(2) as (mine, other):
+        begun = send(other, np.ones(1), 0)
+        receive(mine, np.zeros(1), 1).wait(SOON)
+        begun.wait(SOON)
+        waiting = receive(mine, np.zeros(1), 1), receive(mine, np.zeros(1), 1, tag=9)
+        other.close()
+        for work in waiting:
+            failing(work, PeerLost, "rank 1")
+        with pytest.raises(PeerLost):
+            receive(mine, np.zeros(1), 1)
+    with messengers(2) as (mine, other):
+        send(other, np.ones(2), 0)
+        failing(receive(mine, np.zeros(1), 1), RankMismatch, "16 bytes where 8 were expected")
+    with messengers(2, timeout=1.0) as (mine, _):
+        waiting_long = receive(mine, np.zeros(1), 1)
+        with pytest.raises(CollectiveTimeout, match="it goes on"):
+            waiting_long.wait(0.01)
+        failing(waiting_long, CollectiveTimeout, "rank 1")
+
+
+def test_what_nobody_waited_for_ends_with_its_group() -> None:
+    """Closing does not wait for messages that never come; they end with Closed."""
+    with messengers(2) as (mine, _):
+        forgotten = receive(mine, np.zeros(1), 1)
+        mine.close()
+        failing(forgotten, Closed, "destroyed")
+
+
+def test_impossible_peers_and_tags_are_refused() -> None:
+    """Messages to oneself, to nobody, and with tags that do not fit are refused before anything is posted."""
+    with messengers(2) as (mine, _):
+        for peer, tag, says in ((0, 0, "peer=0"), (2, 0, "peer=2"), (1, -1, "tag=-1"), (1, 1 << 32, "tag=")):
+            with pytest.raises(ValueError, match=says):
+                send(mine, np.ones(1), peer, tag)
+        with pytest.raises(ValueError, match="without elements"):
+            receive(mine, np.zeros(0), None)
