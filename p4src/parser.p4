@@ -58,13 +58,13 @@ parser Parse(packet_in pkt, out headers_t hdr, inout meta_t meta, inout standard
         transition select(hdr.bth.opcode, hdr.udp.length) {
             (WRITE_FIRST,  UDP_LEN_RETH): reth;
             (WRITE_ONLY,   UDP_LEN_RETH): reth;
-            (WRITE_ONLY,   UDP_LEN_PRESENCE): presence;
             (WRITE_MIDDLE, UDP_LEN_DATA): lanes;
             (WRITE_LAST,   UDP_LEN_DATA): lanes;
             (SEND_FIRST,   UDP_LEN_DATA): lanes;
             (SEND_MIDDLE,  UDP_LEN_DATA): lanes;
             (SEND_LAST,    UDP_LEN_DATA): lanes;
             (SEND_ONLY,    UDP_LEN_DATA): lanes;
+            (WRITE_ONLY,   UDP_LEN_PRESENCE): presence;
             (ACKNOWLEDGE,  UDP_LEN_ACK):  aeth;
             default:                      other;
         }

@@ -45,8 +45,9 @@ class Exploration:
             received=none, had=none, acknowledged=none, confirmed=none, flow_expected=none, flow_acknowledged=none,
             starts=none, begun=(0 if fabric.each else fabric.psns,) * ranks, leaving=0, settled=0, left=0,
             replans=fabric.replans, restarts=fabric.restarts, lost=False,
-            slots=((FREE,) * fabric.slots,) * self.switches, sums=(0,) * len(fabric.leaves), results=at_switch,
-            old_limits=none, old_received=none,
+            slots=((FREE,) * fabric.slots,) * self.switches, sums=(0,) * len(fabric.leaves),
+            content_sums=(0,) * len(fabric.leaves), results=at_switch,
+            acknowledgements=(0,) * (ranks + len(fabric.leaves)), old_limits=none, old_received=none,
         )
 
     # ---- what the worst network may do -------------------------------------------------------------------------------
@@ -90,9 +91,15 @@ class Exploration:
                     found.append(("ACK to rank", "acknowledge", rank, state.acknowledged[rank] + 1))
             for psn in bits(system.results_for(rank)):
                 found.append(("result to rank", "receive", rank, psn))
+            found += [("acknowledgement to rank", "receive_presence", rank, psn)
+                      for psn in bits(state.acknowledgements[rank])]
         if fabric.spine >= 0:
             for leaf in range(len(fabric.leaves)):
                 found += [("sum of leaf", "sum_from_leaf", leaf, psn) for psn in bits(state.sums[leaf] & alive)]
+                found += [("content sum of leaf", "content_sum_from_leaf", leaf, psn)
+                          for psn in bits(state.content_sums[leaf] & alive)]
+                found += [("acknowledgement to leaf", "presence_from_parent", leaf, psn)
+                          for psn in bits(state.acknowledgements[fabric.ranks + leaf] & alive)]
                 down = bits(state.results[fabric.spine] & alive)
                 found += [("result to leaf", "result_from_parent", leaf, psn) for psn in down]
                 found += [("the spine's NAK to leaf", "asked_by_parent", leaf, psn) for psn in bits(alive)]
@@ -161,7 +168,8 @@ class Exploration:
         if self.rules.new_queue_pairs:
             return fresh
         return fresh._replace(
-            sums=state.sums, results=state.results,
+            sums=state.sums, content_sums=state.content_sums, results=state.results,
+            acknowledgements=state.acknowledgements,
             old_limits=tuple(map(max, state.old_limits, map(system.limit, range(self.fabric.ranks)))),
             old_received=tuple(map(max, state.old_received, map(lowest_missing, state.received))),
         )

@@ -43,6 +43,16 @@ class Rules:
     contribution, which then is answered or passed on; False: asks pass on to a parent that can do nothing with them."""
     sum_only_until_done: bool = True
     """A leaf asked by its parent sends the stored words up only while they are its own sum; False: also the result."""
+    keeps_content: bool = True
+    """A slot keeps to which children the acknowledgement is enough; False: the last contribution says it for all."""
+    content_if_all: bool = True
+    """A leaf's sum says that the acknowledgement is enough if it is for all its children; False: for any."""
+    stores_first_lanes: bool = True
+    """The first lanes that come into a slot of presence are stored; False: added to what an older PSN left there."""
+    presence_adds_nothing: bool = True
+    """Presence leaves a slot's lanes as they are; False: it stores zeros, as a contribution would itself."""
+    presence_goes_on_with_lanes: bool = True
+    """Presence that completes a slot goes on with the slot's lanes; False: as presence."""
     one_start: bool = True
     """After a switch's loss all ranks begin at the lowest PSN that any lacks; False: each where it lacks one itself."""
     new_queue_pairs: bool = True
@@ -84,6 +94,10 @@ class ModelFabric:
     """PSNs whose packets have immediate data, which slots do not hold."""
     each: int = 0
     """PSNs of an operation; 0: all PSNs are one operation, and no rank leaves."""
+    lanes: tuple[int, ...] = ()
+    """Of each PSN: the ranks that contribute lanes, as bits; the others are present.  Empty: all contribute."""
+    content: tuple[int, ...] = ()
+    """Of each PSN: the ranks to which the acknowledgement is enough, as bits.  Empty: all want the lanes."""
     unbounded: frozenset[int] = frozenset()
     """Ranks that cheat: they send whatever they like of all PSNs, at any time."""
 
@@ -94,6 +108,11 @@ class ModelFabric:
             raise ValueError("windowed ranks need a window, RC ranks a message length")
         if self.each and self.psns % self.each:
             raise ValueError(f"{self.psns} PSNs are no whole number of operations of {self.each}")
+        if any(len(roles) not in (0, self.psns) for roles in (self.lanes, self.content)):
+            raise ValueError(f"lanes {self.lanes} and content {self.content}: expected {self.psns} each, or none")
+        for r in self.rc:
+            if any(not lanes >> r & 1 for lanes in self.lanes) or any(content >> r & 1 for content in self.content):
+                raise ValueError(f"rank {r} is RC: it contributes lanes and wants them, whatever the PSN")
 
     @cached_property
     def kinds(self) -> str:
@@ -107,6 +126,19 @@ class ModelFabric:
     def everyone(self) -> int:
         """All ranks, as bits."""
         return (1 << self.ranks) - 1
+
+    @property
+    def leftover(self) -> int:
+        """The bit of words that an older PSN left in a slot."""
+        return 1 << self.ranks
+
+    def contributors(self, psn: int) -> int:
+        """The ranks that contribute lanes to a PSN, as bits."""
+        return self.lanes[psn] if self.lanes else self.everyone
+
+    def is_content(self, rank: int, psn: int) -> bool:
+        """Whether the acknowledgement of a PSN is enough to a rank."""
+        return bool(self.content and self.content[psn] >> rank & 1)
 
     @cached_property
     def rc(self) -> tuple[int, ...]:

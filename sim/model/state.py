@@ -9,14 +9,17 @@ from typing import NamedTuple
 class ModelSlot(NamedTuple):
     """A slot: PSN (-1: never used), children whose contributions are in it, whether it is done, and its words.
 
-    The words are the ranks whose contributions to this PSN they hold, as bits: a sum of the words of several ranks is
-    their union, and where two overlap, a contribution was added twice.
+    The words are the ranks whose lanes for this PSN they hold, as bits: a sum of the words of several ranks is their
+    union, and where two overlap, a contribution was added twice.  What an older PSN left has the bit after the last
+    rank's (`ModelFabric.leftover`).
     """
 
     psn: int
     bitmap: int
     done: bool
     words: int
+    empty: bool = False  # all that came is presence: the words are leftovers
+    content: int = 0  # children to which the acknowledgement is enough
 
 
 FREE = ModelSlot(-1, 0, False, 0)
@@ -41,7 +44,9 @@ class State(NamedTuple):
     lost: bool  # a switch has lost its state in this epoch, and the ranks do not know yet
     slots: tuple[tuple[ModelSlot, ...], ...]  # of each switch
     sums: tuple[int, ...]  # of each leaf: PSNs whose sum it has sent up, and which may still arrive
+    content_sums: tuple[int, ...]  # of each leaf: the same of sums that say that the acknowledgement is enough
     results: tuple[int, ...]  # of each switch: PSNs whose result it has sent down, and which may still arrive
+    acknowledgements: tuple[int, ...]  # of each rank, then each leaf: PSNs that it was sent presence for in their place
     old_limits: tuple[int, ...]  # of each rank: PSNs below have been sent in an epoch whose packets still count
     old_received: tuple[int, ...]  # of each rank: PSNs below have been received in such an epoch
 

@@ -14,7 +14,8 @@ network worse:
   any PSN, at any time.  All that they bring about is that something is sent again, which the first point allows
   anyhow, or a further ask.  Hence no state needs the expected PSNs of windowed senders, and the proof of liveness
   does without NAKs for gaps: the timers of ranks are enough;
-* sums of leaves and results of switches are kept (``State.sums``, ``State.results``); repeats add nothing to them.
+* sums of leaves, results of switches and presence in their place are kept (``State``); repeats add nothing to them.
+  Lanes that a switch has sent to some may reach any of its receivers, to whom presence is enough as well.
 
 **At once.**  ``ModelSystem(..., at_once=True)`` has a network without loss or delay: what a packet brings about is
 delivered, too, and so on until all is quiet.  Otherwise what is sent may arrive in a later step.
@@ -55,7 +56,9 @@ class ModelSystem:
         self.flow_acknowledged = list(state.flow_acknowledged)
         self.slots = [list(slots) for slots in state.slots]
         self.sums = list(state.sums)
+        self.content_sums = list(state.content_sums)
         self.results = list(state.results)
+        self.acknowledgements = list(state.acknowledgements)
 
     def freeze(self) -> State:
         """The state, without packets that change nothing any more, so that equal states are one.
@@ -73,7 +76,11 @@ class ModelSystem:
             flow_acknowledged=tuple(self.flow_acknowledged),
             slots=tuple(map(tuple, self.slots)),
             sums=tuple([self._kept(sums, leaf, self._sum_matters) for leaf, sums in enumerate(self.sums)]),
+            content_sums=tuple([self._kept(sums, leaf, self._sum_matters)
+                                for leaf, sums in enumerate(self.content_sums)]),
             results=tuple([self._kept(sent, switch, self._result_matters) for switch, sent in enumerate(self.results)]),
+            acknowledgements=tuple([self._kept(sent, receiver, self._acknowledgement_matters)
+                                    for receiver, sent in enumerate(self.acknowledgements)]),
         )
 
     def _kept(self, sent: int, sender: int, matters: Callable[[int, int], bool]) -> int:
@@ -92,8 +99,18 @@ class ModelSystem:
         """May a switch's result still change anything?  Not once its receivers have it, or are past it."""
         if switch != self.fabric.spine:
             return any(not self.received[rank] >> psn & 1 for rank in self.receivers[switch])
-        slots = [self._slot(leaf, psn) for leaf in range(switch)]
-        return any(slot.psn < psn or (slot.psn == psn and not slot.done) for slot in slots) or self.state.restarts > 0
+        return any(self._result_matters_to(leaf, psn) for leaf in range(switch)) or self.state.restarts > 0
+
+    def _result_matters_to(self, leaf: int, psn: int) -> bool:
+        slot = self._slot(leaf, psn)
+        return slot.psn < psn or (slot.psn == psn and not slot.done)
+
+    def _acknowledgement_matters(self, receiver: int, psn: int) -> bool:
+        """The same for presence in the place of a result, of each receiver by itself."""
+        leaf = receiver - self.fabric.ranks
+        if leaf < 0:
+            return not self.received[receiver] >> psn & 1
+        return self._result_matters_to(leaf, psn) or self.state.restarts > 0
 
     # ---- ranks -------------------------------------------------------------------------------------------------------
     def limit(self, rank: int) -> int:
@@ -121,6 +138,13 @@ class ModelSystem:
             self.changed = True
         if self.at_once and not self.state.left >> rank & 1:
             self.pass_acknowledgement(rank, lowest_missing(self.received[rank]))
+
+    def receive_presence(self, rank: int, psn: int) -> None:
+        """Presence reaches a windowed rank: all contributions have come.  It is no result where the rank wants lanes
+        that somebody contributes."""
+        if self.fabric.is_content(rank, psn) or not self.fabric.contributors(psn):
+            self.received[rank] |= 1 << psn
+            self.changed = True
 
     def pass_acknowledgement(self, successor: int, psn: int) -> None:
         """An ACK that says "all below psn" passes the leaf of the rank before on its way there."""
@@ -167,7 +191,8 @@ class ModelSystem:
                 return
             self.flow_expected[rank] = psn + 1
             self.changed = True
-        who = self._add(leaf, rank - fabric.ranks_of[leaf].start, psn, 1 << rank)
+        words = fabric.contributors(psn) & 1 << rank
+        who = self._add(leaf, rank - fabric.ranks_of[leaf].start, psn, words, content=fabric.is_content(rank, psn))
         if who == "late" and fabric.kinds[rank] != WINDOWED:
             self._repeated(leaf, rank, psn)
         elif who == "all":
@@ -175,7 +200,7 @@ class ModelSystem:
         elif who == "asker":
             self._send_results(leaf, psn, [rank])
         elif who == "parent":
-            self._send_up(leaf, psn)
+            self._send_up(leaf, psn, alone=not words)
 
     def _repeated(self, leaf: int, rank: int, psn: int) -> None:
         """An RC child's contribution that the leaf has taken before."""
@@ -223,7 +248,17 @@ class ModelSystem:
         """A result reaches a leaf."""
         slot = self._slot(leaf, psn)
         if slot.psn >= 0 and self._age(psn, slot) == 0 and slot.bitmap == self.fabric.full[leaf] and not slot.done:
-            self._put(leaf, ModelSlot(psn, slot.bitmap, True, self.fabric.everyone))
+            self._put(leaf, ModelSlot(psn, slot.bitmap, True, self.fabric.contributors(psn), content=slot.content))
+            self._send_results(leaf, psn, self.fabric.ranks_of[leaf])
+
+    def presence_from_parent(self, leaf: int, psn: int) -> None:
+        """Presence in the place of a result reaches a leaf: it takes it if it has no lanes, or nobody wants any."""
+        slot = self._slot(leaf, psn)
+        full = self.fabric.full[leaf]
+        if slot.psn >= 0 and self._age(psn, slot) == 0 and slot.bitmap == full and not slot.done and (
+            slot.empty or slot.content == full
+        ):
+            self._put(leaf, slot._replace(done=True))
             self._send_results(leaf, psn, self.fabric.ranks_of[leaf])
 
     def asked_by_parent(self, leaf: int, psn: int) -> None:
@@ -234,10 +269,14 @@ class ModelSystem:
             self._send_up(leaf, psn)
 
     # ---- the spine ---------------------------------------------------------------------------------------------------
-    def sum_from_leaf(self, leaf: int, psn: int) -> None:
-        """A leaf's sum reaches the spine."""
+    def content_sum_from_leaf(self, leaf: int, psn: int) -> None:
+        """The same, where it says that the acknowledgement is enough."""
+        self.sum_from_leaf(leaf, psn, content=True)
+
+    def sum_from_leaf(self, leaf: int, psn: int, *, content: bool = False) -> None:
+        """A leaf's sum, or its presence where none of its ranks has lanes, reaches the spine."""
         spine = self.fabric.spine
-        who = self._add(spine, leaf, psn, self.fabric.part[leaf])
+        who = self._add(spine, leaf, psn, self.fabric.part[leaf] & self.fabric.contributors(psn), content=content)
         if who == "all":
             self._send_results(spine, psn, range(len(self.fabric.leaves)))
         elif who == "asker":
@@ -254,8 +293,12 @@ class ModelSystem:
             self._send_results(self.fabric.spine, psn, [leaf])
 
     # ---- any switch --------------------------------------------------------------------------------------------------
-    def _add(self, switch: int, child: int, psn: int, words: int) -> str:
-        """Takes a contribution, and says who gets a packet: nobody, parent, asker or all; or that it is late."""
+    def _add(self, switch: int, child: int, psn: int, words: int, *, content: bool) -> str:
+        """Takes a contribution, and says who gets a packet: nobody, parent, asker or all; or that it is late.
+
+        words    the ranks whose lanes it holds; 0: presence
+        content  whether the acknowledgement is enough to the child
+        """
         slot = self._slot(switch, psn)
         age = self._age(psn, slot)
         root = switch == self.fabric.spine or self.fabric.spine < 0
@@ -263,7 +306,7 @@ class ModelSystem:
         if age < 0 and self.rules.checks_age:
             return "late"
         if age != 0:
-            slot = ModelSlot(psn, 1 << child, False, words)
+            slot = ModelSlot(psn, 1 << child, False, words or self.fabric.leftover, not words, content << child)
         elif slot.done:
             return "asker"
         elif slot.bitmap >> child & 1:
@@ -271,37 +314,64 @@ class ModelSystem:
         else:
             if slot.words & words:
                 raise WrongSum(f"switch {switch}, PSN {psn}: child {child} added twice")
-            slot = ModelSlot(psn, slot.bitmap | 1 << child, False, slot.words | words)
+            slot = self._with(slot, words)._replace(bitmap=slot.bitmap | 1 << child,
+                                                    content=slot.content | content << child)
+        if not self.rules.keeps_content:
+            slot = slot._replace(content=full if content else 0)
         complete = slot.bitmap == full
         if complete and root:
             slot = slot._replace(done=True)
         self._put(switch, slot)
         return "nobody" if not complete else "all" if root else "parent"
 
-    def _send_up(self, leaf: int, psn: int) -> None:
-        words = self._slot(leaf, psn).words
-        if words != self.fabric.part[leaf]:
+    def _with(self, slot: ModelSlot, words: int) -> ModelSlot:
+        """The slot with one contribution more, of these words."""
+        if not words:
+            return slot if self.rules.presence_adds_nothing or slot.empty else slot._replace(words=0)
+        if slot.empty and self.rules.stores_first_lanes:
+            return slot._replace(words=words, empty=False)
+        return slot._replace(words=slot.words | words, empty=False)
+
+    def _send_up(self, leaf: int, psn: int, *, alone: bool = False) -> None:
+        """Sends a leaf's sum to the spine.
+
+        alone  what completed it, and goes on, is presence
+        """
+        slot, full = self._slot(leaf, psn), self.fabric.full[leaf]
+        words = 0 if slot.empty or (alone and not self.rules.presence_goes_on_with_lanes) else slot.words
+        if words != self.fabric.part[leaf] & self.fabric.contributors(psn):
             raise WrongSum(f"leaf {leaf} sends the words of ranks {bits(words)} up as its sum of PSN {psn}")
-        if not self.sums[leaf] >> psn & 1 and self._sum_matters(leaf, psn):
-            self.sums[leaf] |= 1 << psn
+        content = slot.content == full if self.rules.content_if_all else slot.content > 0
+        sums = self.content_sums if content else self.sums
+        if not sums[leaf] >> psn & 1 and self._sum_matters(leaf, psn):
+            sums[leaf] |= 1 << psn
             self.changed = True
         if self.at_once:
-            self.sum_from_leaf(leaf, psn)
+            self.sum_from_leaf(leaf, psn, content=content)
 
     def _send_results(self, switch: int, psn: int, to: range | list[int]) -> None:
-        """Sends a slot's words as a result: to leaves, or to ranks."""
-        words = self._slot(switch, psn).words
-        if words != self.fabric.everyone:
+        """Sends a slot's words as a result, or presence in their place: to leaves, or to ranks."""
+        slot, to_leaves = self._slot(switch, psn), switch == self.fabric.spine
+        first = 0 if to_leaves else self.fabric.ranks_of[switch].start
+        content = [receiver for receiver in to if receiver >= first and slot.content >> (receiver - first) & 1]
+        wanting = [receiver for receiver in to if receiver not in content]
+        words = 0 if slot.empty else slot.words
+        if wanting and words != self.fabric.contributors(psn):
             raise WrongSum(f"switch {switch} sends the words of ranks {bits(words)} as the result of PSN {psn}")
-        if not self.results[switch] >> psn & 1 and self._result_matters(switch, psn):
+        if wanting and words and not self.results[switch] >> psn & 1 and self._result_matters(switch, psn):
             self.results[switch] |= 1 << psn
             self.changed = True
+        alone = content if words else [*content, *wanting]
+        for receiver in alone:
+            number = self.fabric.ranks + receiver if to_leaves else receiver
+            if not self.acknowledgements[number] >> psn & 1 and self._acknowledgement_matters(number, psn):
+                self.acknowledgements[number] |= 1 << psn
+                self.changed = True
         if self.at_once:
-            for receiver in to:
-                if switch == self.fabric.spine:
-                    self.result_from_parent(receiver, psn)
-                else:
-                    self.receive(receiver, psn)
+            for receiver in alone:
+                (self.presence_from_parent if to_leaves else self.receive_presence)(receiver, psn)
+            for receiver in wanting if words else []:
+                (self.result_from_parent if to_leaves else self.receive)(receiver, psn)
 
     def results_for(self, rank: int) -> int:
         """PSNs of the results that may reach a rank."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from itertools import product
 
 import pytest
 
@@ -33,6 +34,20 @@ MIXED = [
     ModelFabric(("rw", "r"), message=1, window=2, slots=4, psns=2),
     ModelFabric(("rr", "w"), message=1, window=2, slots=4, psns=2, immediate=frozenset({0, 1})),
 ]
+ROLES = [
+    ModelFabric(("ww",), window=2, slots=4, psns=5, lanes=(1, 2, 0, 3, 1), content=(1, 1, 2, 3, 2)),
+    ModelFabric(("www",), window=2, slots=4, psns=5, lanes=(7, 1, 2, 0, 6), content=(6, 1, 7, 0, 3)),
+    ModelFabric(("ww", "w"), window=1, slots=2, psns=4, lanes=(7, 1, 4, 0), content=(6, 3, 1, 5)),
+    ModelFabric(("ww", "ww"), window=1, slots=2, psns=3, lanes=(3, 9, 0), content=(14, 3, 5)),
+    ModelFabric(("rr", "w"), message=1, window=2, slots=4, psns=2, lanes=(3, 7), content=(4, 4)),
+    ModelFabric(("w", "w"), window=1, slots=2, psns=11, psn_bits=3, lanes=(1, 2, 3, 0) * 2 + (2, 1, 0),
+                content=(1, 1, 2) * 3 + (3, 0)),
+    ModelFabric(("w", "w"), window=1, slots=2, psns=3, restarts=1, lanes=(1, 2, 3), content=(1, 1, 2)),
+    ModelFabric(("ww",), window=1, slots=2, psns=3, replans=2, lanes=(1, 2, 0), content=(1, 2, 3)),
+    ModelFabric(("w", "w"), window=1, slots=2, psns=3, replans=1, lanes=(1, 2, 0), content=(1, 1, 3)),
+    ModelFabric(("ww",), window=1, slots=2, psns=2, each=1, replans=1, lanes=(1, 2), content=(1, 3)),
+]
+"""Some contribute lanes and others are present, and to some the acknowledgement is enough, PSN by PSN."""
 CHEAT = ModelFabric(("rrw",), message=1, window=2, slots=4, psns=5, unbounded=frozenset({2}))
 
 
@@ -49,12 +64,22 @@ def explained(report: ExplorationReport) -> str:
     return "\n".join([*report.path, str(report.wrong or report.stuck[:1])])
 
 
-@pytest.mark.parametrize("fabric", [*WINDOWED, *RC, *MIXED], ids=named)
+@pytest.mark.parametrize("fabric", [*WINDOWED, *RC, *MIXED, *ROLES], ids=named)
 def test_the_protocol_is_safe_and_live(fabric: ModelFabric) -> None:
     """Whatever is lost, repeated or late: with two windows of slots, four messages of RC ranks, all ranks finish."""
     report = explore(fabric)
     assert report.states > 30
     assert report.live, explained(report)
+
+
+@pytest.mark.parametrize("leaves", [("ww",), ("w", "w")], ids=str)
+def test_any_two_roles_may_follow_each_other(leaves: tuple[str, ...]) -> None:
+    """Of two PSNs in one slot, any ranks contribute, and to any the acknowledgement is enough: slots are taken over
+    from lanes by presence and from presence by lanes."""
+    for lanes in product(range(4), repeat=2):
+        for content in product(range(4), repeat=2):
+            report = explore(ModelFabric(leaves, window=1, slots=2, psns=3, lanes=(0, *lanes), content=(0, *content)))
+            assert report.live, f"lanes {lanes}, content {content}: {explained(report)}"
 
 
 @pytest.mark.parametrize(
@@ -107,6 +132,8 @@ STUCK = [
     (ModelFabric(("rr",), message=1, slots=4, psns=5), Rules(waits_for_acknowledgement=False)),
     (ModelFabric(("rr",), message=1, slots=4, psns=2, each=1), Rules(ends_acknowledged=True)),
     (ModelFabric(("ww",), window=1, slots=2, psns=3, replans=1), Rules(new_queue_pairs=False)),
+    (ModelFabric(("ww",), window=1, slots=2, psns=2, lanes=(1, 1), content=(1, 1)), Rules(keeps_content=False)),
+    (ModelFabric(("ww", "w"), window=1, slots=2, psns=2, lanes=(1, 1), content=(1, 1)), Rules(content_if_all=False)),
 ]
 
 
@@ -127,6 +154,14 @@ WRONG = [
     (ModelFabric(("rrw",), message=1, window=2, slots=2, psns=4), Rules(late="pass on"), WrongSum),
     (ModelFabric(("w", "w"), window=1, slots=2, psns=2), Rules(sum_only_until_done=False), WrongSum),
     (ModelFabric(("rr",), message=1, slots=4, psns=2, restarts=1), Rules(guarded=False), WrongSum),
+    (ModelFabric(("ww",), window=1, slots=2, psns=1, lanes=(1,)), Rules(stores_first_lanes=False), WrongSum),
+    (ModelFabric(("ww",), window=1, slots=2, psns=1, lanes=(1,)), Rules(presence_adds_nothing=False), WrongSum),
+    (ModelFabric(("ww", "w"), window=1, slots=2, psns=1, lanes=(1,)), Rules(presence_goes_on_with_lanes=False),
+     WrongSum),
+    (ModelFabric(("w", "w"), window=1, slots=2, psns=2, lanes=(1, 1), content=(1, 1)), Rules(keeps_content=False),
+     WrongSum),
+    (ModelFabric(("ww", "w"), window=1, slots=2, psns=2, lanes=(4, 4), content=(1, 1)), Rules(content_if_all=False),
+     WrongSum),
 ]
 
 
@@ -249,6 +284,10 @@ def test_a_fabric_that_makes_no_sense_is_refused() -> None:
         ModelFabric(("rr",), slots=4, psns=2)
     with pytest.raises(ValueError, match="whole number"):
         ModelFabric(("rr",), slots=4, psns=3, message=1, each=2)
+    with pytest.raises(ValueError, match="expected 3 each"):
+        ModelFabric(("ww",), slots=4, psns=3, window=2, lanes=(1,))
+    with pytest.raises(ValueError, match="rank 0 is RC"):
+        ModelFabric(("rr",), slots=4, psns=1, message=1, lanes=(2,))
 
 
 def test_too_many_states_are_an_error() -> None:
