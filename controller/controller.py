@@ -375,6 +375,7 @@ class Controller:
                 "Resume": (wire.Resume, self.jobs.resume),
                 "Connect": (wire.Connect, self.jobs.connect),
                 "Settled": (wire.Settled, self.jobs.settled),
+                "Reform": (wire.Reform, self.jobs.reform),
             }, {
                 "Watch": (wire.Watch, self.jobs.watch),
             }, admit=self._callers.admit(JOB)),

@@ -2,8 +2,9 @@
 """The exceptions that netfold.host raises.
 
 Every message says what happened, where (job, rank, operation, tree), what was expected, what came, and what to do.
-After any of these but ``Busy``, ``JoinRefused`` and ``Unproven`` the communicator is broken: the ranks no longer agree
-on what was reduced, so all later calls raise the same error again.  Close it and join anew.
+After any of these but ``Busy``, ``JoinRefused``, ``RanksChanged`` and ``Unproven`` the communicator is broken: the
+ranks no longer agree on what was reduced, so all later calls raise the same error again.  Close it and join anew; or go
+on with the ranks that are left (``Communicator.shrink``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,21 @@ class RankMismatch(NetFoldError):
 
 class PeerLost(NetFoldError, ConnectionError):
     """A rank is gone: its connection broke, or the controller reported its death."""
+
+
+class Evicted(NetFoldError):
+    """The controller has taken this rank for dead, and the others go on without it."""
+
+
+class RanksChanged(NetFoldError):
+    """The ranks have changed, and the operation that was under way is not finished; the communicator is usable.
+
+    change  which ranks there are, and which operations are finished
+    """
+
+    def __init__(self, message: str, change: object) -> None:
+        super().__init__(message)
+        self.change = change
 
 
 class RailDown(NetFoldError):

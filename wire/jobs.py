@@ -6,8 +6,9 @@ A job's life: every rank calls ``Join`` and all get their ``Plan`` together; ``R
 others have said that they are ``Settled``.  A rank whose retransmissions bring no result calls ``Suspect``, and one
 that has timed out calls ``Missing`` to learn which ranks the switches wait for.  Where a switch or a link fails, ranks
 are told to ``Halt``, and call ``Resume`` to go on over other trees.  Meanwhile each may hold a ``Watch`` open: on it
-the controller reports what happens to the others, and takes a broken one for the rank's death.  Every request of a
-rank carries the secret that its plan has given it.
+the controller reports what happens to the others, and takes a broken one for the rank's death.  Where ranks are lost,
+or others wait to join, the ranks that are there call ``Reform``, and go on as a new incarnation of the job.  Every
+request of a rank carries the secret that its plan has given it.
 
 A rank is windowed, or it is an RC rank, which folds with the queue pairs of its NIC (``Join.kind``).  What a NIC
 chooses, RC ranks tell in a second step after each plan with trees:
@@ -77,6 +78,21 @@ class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lane_bits: Int32 = 32
     """Default width in bits of the lanes of float32 sums."""
     kind: RankKind = "windowed"
+    joining: bool = False
+    """Whether this rank joins a job that runs: it waits until all its ranks call `Reform` to grow.  ``rank`` and
+    ``world`` are 0 and 1 then, and the plan says what they are."""
+
+
+class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What has become of the ranks of a job when it went on as a new incarnation (`Reform`)."""
+
+    former: list[int]
+    """By rank: its number before; -1 of one that has joined now."""
+    lost: list[int]
+    """Numbers before of those that are no ranks any more."""
+    finished: list[int]
+    """By rank: the number of the last operation that it had finished (`Reform.finished`); of one that has joined now,
+    the least of the others'.  All count on from the least."""
 
 
 class RankStream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -179,6 +195,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of an RC rank: the fold address of its host, from which its *in* queue pairs lead."""
     verb: Verb = "write"
     """How all ranks of the job send data."""
+    change: Change | None = None
+    """How the ranks have changed, in the first plan of an incarnation that `Reform` began; None: all ranks joined."""
     message: int = 0
     """Most packets of a message: all ranks cut what they send on a stream into messages of ``message`` packets, or of a
     quarter of the stream's slots where those are fewer; 0: each rank as it likes."""
@@ -214,6 +232,35 @@ class Leave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: Text = ""
     """Why it leaves before the end; empty where all is well."""
     secret: Secret = Secret()
+
+
+class Reform(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The request of a rank that has stopped, to go on with those that are there as a new incarnation of the job.
+
+    It is answered once every rank has asked that has neither left nor been lost.  Ranks that do not ask within
+    ``timeout`` are evicted where more than half of those that are there have asked; else this one is refused.
+    """
+
+    job: Name
+    rank: Int32
+    epoch: Int32
+    tcp: Name
+    """``address:port`` at which this rank's next mesh accepts TCP connections."""
+    finished: Count
+    """Number of the last operation of all ranks that this rank has finished; 0: none."""
+    grows: bool = False
+    """Whether ranks that wait to join are to be let in.  They are where all ask so and no rank is gone."""
+    timeout: Seconds = 10.0
+    """Seconds to wait for the other ranks."""
+    secret: Secret = Secret()
+
+
+class Reformed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer to `Reform`."""
+
+    plan: Plan | None = None
+    """This rank's plan in the new incarnation, with its number there, and ``change``; None: all ranks are there and
+    nobody waits to join, so the job goes on as it was."""
 
 
 class Watch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -346,6 +393,12 @@ class RankLost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True
     why: str
 
 
+class EvictedEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="Evicted"):
+    """The job goes on without this rank, or is about to: it was taken for dead."""
+
+    why: str
+
+
 class JobEndedEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="JobEnded"):
     """The job has been removed from the switches although this rank has not left."""
 
@@ -373,7 +426,7 @@ class Settled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     secret: Secret = Secret()
 
 
-Event = Watching | RankLost | JobEndedEvent | Halt | Settle
+Event = Watching | RankLost | EvictedEvent | JobEndedEvent | Halt | Settle
 
 
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

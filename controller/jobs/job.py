@@ -12,12 +12,13 @@ from netfold.fabric.graph import DEFAULT_TENANT, Tenant
 from netfold.fabric.slots import Stream
 from netfold.fabric.trees import Tree
 from netfold.rpc.limits import RateLimit
-from netfold.wire.jobs import Event, Join, Plan, RankLost, RankReport, Secret
+from netfold.wire.jobs import Change, Event, Join, Plan, RankLost, RankReport, Secret
 from netfold.wire.roce import OPERATION_BITS
 
 if TYPE_CHECKING:
     from netfold.controller.jobs.connecting import ConnectStep
     from netfold.controller.jobs.recovery import Round
+    from netfold.controller.jobs.reforming import Gathering
 
 JobState = Literal["gathering", "planning", "connecting", "active", "leaving", "broken", "finished"]
 """``connecting``: its RC ranks have their first plans, and the switches wait for their queue pairs."""
@@ -92,6 +93,14 @@ class Job:
     """How many requests each rank may make."""
     tenant: Tenant = field(default_factory=lambda: Tenant(DEFAULT_TENANT))
     """Whose job it is."""
+    change: Change | None = None
+    """How its ranks follow from those of the incarnation before; None: they have all joined."""
+    gathering: Gathering | None = None
+    """The ranks that have stopped to go on as a new incarnation; None: none has."""
+    successor: Job | None = None
+    """The incarnation as which those of its ranks that are left go on."""
+    places: dict[int, int] = field(default_factory=dict)
+    """This job's ranks in its successor, by their numbers here."""
 
     def __str__(self) -> str:
         return f"job {self.name!r}"
@@ -110,6 +119,11 @@ class Job:
     def is_connecting(self) -> bool:
         """Whether the job waits, after its first plan, until its RC ranks have told the queue pairs of their NICs."""
         return self.ready is not None and not self.ready.done()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self.state == "finished"
 
     @property
     def is_empty(self) -> bool:

@@ -9,6 +9,7 @@
 A name may be joined anew as soon as a rank has left: the last incarnation ends when all of its ranks have left, or when
 the new one is complete, since its ranks are all gone then.  A rank with a Watch stream counts as lost when the stream
 breaks before it has left: the others hear of it at once, and a job whose ranks have all left or are lost is finished.
+Those that are left may go on as a new incarnation, and let others in (reforming.py).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from netfold.controller.jobs.callers import CALLER
 from netfold.controller.jobs.connecting import ConnectStep
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.recovery import Installer, Recovery
+from netfold.controller.jobs.reforming import Reforming, evicted
 from netfold.controller.switch import tables
 from netfold.controller.switch.switch import SwitchError
 from netfold.fabric import slots, trees
@@ -46,6 +48,7 @@ from netfold.wire.jobs import (
     Connected,
     Done,
     Event,
+    EvictedEvent,
     Halt,
     JobEndedEvent,
     Join,
@@ -53,6 +56,8 @@ from netfold.wire.jobs import (
     Plan,
     RankLost,
     RankReport,
+    Reform,
+    Reformed,
     Resume,
     Secret,
     Settle,
@@ -110,6 +115,7 @@ class Jobs:
         self.totals = Totals()
         self._recovery = Recovery(fabric, allocator, installer, liveness, drains, self.totals, self._plans,
                                   self._plans_to_connect, self._lose)
+        self._reforming = Reforming(self._begin_successor, fabric.path_mtu)
         self._cleaning: set[asyncio.Task[None]] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jobs")
 
@@ -137,6 +143,8 @@ class Jobs:
         for held in (*self._jobs.values(), *self._ending):
             if held.name == request.job:
                 check_owner(held, tenant)
+        if request.joining:
+            return await self._plan_of(*await self._reforming.wait_to_join(request, tenant))
         job = self._jobs.get(request.job)
         if job is not None and job.state in ("leaving", "broken"):
             self._ending.append(job)
@@ -161,19 +169,57 @@ class Jobs:
         except asyncio.CancelledError:
             self._withdraw(job, request.rank, "it went away while waiting")
             raise
+        return await self._plan_of(job, request.rank)
+
+    async def _plan_of(self, job: Job, rank: int) -> Plan:
+        """The plan of a rank of a job whose ranks are all there, once it is made.  Raises Refusal."""
         if job.planning is None:
             refuse(Code.ABORTED, f"{job}: {job.reason}")
         try:
             # a rank that goes away must not cancel the plan of all
             made = await asyncio.shield(job.planning)
-            if job.ready is not None and request.kind == "windowed":
+            if job.ready is not None and job.joins[rank].kind == "windowed":
                 made = await asyncio.shield(job.ready)
-            return made[request.rank]
+            return made[rank]
         except asyncio.CancelledError:
             if job.planning.cancelled():
                 refuse(Code.ABORTED, f"{job}: {job.reason}")
-            self._withdraw(job, request.rank, "it went away before it had its plan")
+            self._withdraw(job, rank, "it went away before it had its plan")
             raise
+
+    async def reform(self, request: Reform) -> Reformed:
+        """Let a rank go on with those that are there, and with those that wait to join, as a new incarnation of its
+        job.  Raises Refusal."""
+        self._refuse_evicted(request)
+        place = await self._reforming.reform(self.find(request), request)
+        return Reformed() if place is None else Reformed(await self._plan_of(*place))
+
+    def _begin_successor(self, job: Job, successor: Job) -> None:
+        """Begin the incarnation as which a job's ranks go on; the one before ends before the switches get entries."""
+        other = self._jobs.get(job.name)
+        if other is not None and other is not job and other.state == "gathering":
+            other.reason = "the ranks of the job of this name go on; join it with joining=True"
+            other.complete.set()
+        self._jobs[job.name] = successor
+        if job not in self._ending:
+            self._ending.append(job)
+        successor.state = "planning"
+        successor.planning = asyncio.create_task(self._plan(successor), name=f"plan {successor}")
+        successor.complete.set()
+
+    def _refuse_evicted(self, request: RankRequest) -> None:
+        """Tell a rank that was taken for dead that it was.  Raises Refusal."""
+        job = self._evicts(request)
+        if job is not None:
+            refuse(Code.ABORTED, evicted(job, request.rank))
+
+    def _evicts(self, request: RankRequest) -> Job | None:
+        """The job to which a rank belonged that was taken for dead, and says that it lives."""
+        for job in self.all():
+            if _is_of(job, request) and request.rank in job.lost:
+                self._proven(request)
+                return job
+        return None
 
     async def report(self, request: RankReport) -> Done:
         """Record a rank's totals.  Raises Refusal."""
@@ -236,12 +282,15 @@ class Jobs:
 
     async def watch(self, request: Watch) -> AsyncGenerator[Event, None]:
         """Events for a rank until it leaves; a rank that closes the stream before counts as lost.  Raises Refusal."""
+        if (was := self._evicts(request)) is not None:
+            yield EvictedEvent(evicted(was, request.rank))
+            return
         self._adopt(request)
         job = self.find(request)
         if request.rank in job.watchers:
             refuse(Code.ALREADY_EXISTS, f"{job}: rank {request.rank} watches already; a rank has one Watch")
-        if request.rank in job.left or request.rank in job.lost:
-            refuse(Code.FAILED_PRECONDITION, f"{job}: rank {request.rank} has left, or was taken for dead; join anew")
+        if request.rank in job.left:
+            refuse(Code.FAILED_PRECONDITION, f"{job}: rank {request.rank} has left; join anew")
         queue = job.watchers[request.rank] = asyncio.Queue()
         try:
             yield Watching()
@@ -256,7 +305,7 @@ class Jobs:
         finally:
             del job.watchers[request.rank]
             if not self._closing:
-                self._lose(job, request.rank, "its connection to the controller broke before it left")
+                self._lose_watched(job, request.rank)
 
     def _adopt(self, request: Watch) -> None:
         """Go on with the job of a rank that registers with a ticket of an earlier controller.  Raises Refusal."""
@@ -532,6 +581,18 @@ class Jobs:
             # in the background, since the task that noticed is being cancelled itself
             self._background(self._end(job), f"end of {job}")
 
+    def _lose_watched(self, job: Job, rank: int) -> None:
+        """A rank's Watch is over.  One that went on to the next incarnation, and watches that, has closed it itself."""
+        here: Job | None = job
+        while here is not None and here.successor is not None:
+            place = here.places.get(rank)
+            if place is None:
+                return
+            here, rank = here.successor, place
+            if rank in here.watchers:
+                return
+        self._lose(here or job, rank, "its connection to the controller broke before it left")
+
     def _background(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
         self._cleaning.add(task)
@@ -556,9 +617,14 @@ class Jobs:
         if job in self._ending:
             self._ending.remove(job)
         self._finished.appendleft(job)
-        if not job.is_empty:
-            job.broadcast(JobEndedEvent(job.reason or "its ranks have joined anew"))
-        job.broadcast(None)
+        if job.successor is not None:
+            for rank in job.watchers.keys() - job.places.keys():
+                job.watchers[rank].put_nowait(EvictedEvent(evicted(job, rank)))
+                job.watchers[rank].put_nowait(None)
+        else:
+            if not job.is_empty:
+                job.broadcast(JobEndedEvent(job.reason or "its ranks have joined anew"))
+            job.broadcast(None)
         self._recovery.abort_if_ranks_gone(job)
         why = f"{job} has ended: {job.reason or 'its ranks have left'}; join anew"
         if job.step is not None:

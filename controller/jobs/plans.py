@@ -57,7 +57,7 @@ def before_connecting(
              rate, order, _path_mtu(fabric, job), number, job.secret,
              fabric_key.rank_secret(key, job.tenant.name, job.name, job.epoch, rank), job.ticket, addresses,
              fold_address=fabric.fold_address(hosts[rank]) if job.joins[rank].kind == "rc" else "",
-             verb="send" if message else "write", message=message,
+             verb="send" if message else "write", message=message, change=job.change,
              presence=fabric.engine == "softswitch" and not job.rc_ranks)
         for rank in range(job.world)
     ]

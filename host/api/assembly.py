@@ -25,7 +25,7 @@ from netfold.host.innet.fold import FoldRail
 from netfold.host.innet.parallel import ParallelFold
 from netfold.host.mesh.connection import listen
 from netfold.host.operation.coding import Coding, LaneBits, lane_bits_from_environment
-from netfold.host.operation.rail import FoldingRail
+from netfold.host.operation.rail import FoldingRail, RailStats
 from netfold.host.rails.joining import Joined, join_rails
 from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.open_mesh import open_mesh
@@ -33,6 +33,7 @@ from netfold.host.rails.planes import RAILS_VARIABLE, RailSpec, specs_of
 from netfold.host.rails.policy import RailOptions
 from netfold.host.selection.choice import INNET
 from netfold.host.selection.dispatch import Dispatch
+from netfold.host.selection.measure import Measured
 from netfold.host.selection.peers import ALGORITHM_VARIABLE, AUTO, KNOWN, Peers
 from netfold.host.tracing.flight import Flight
 from netfold.host.tracing.timeline import Timeline, timeline_from_environment
@@ -51,7 +52,8 @@ log = logging.getLogger("netfold")
 class Parts:
     """What a communicator consists of.
 
-    rails  the several rails of ``join(rails=)``, else None
+    rails     the several rails of ``join(rails=)``, else None
+    settings  the user's; None where ``rails`` has them
     """
 
     membership: Membership
@@ -59,6 +61,7 @@ class Parts:
     sequencer: OperationSequencer
     coding: Coding
     rails: MultiRail | None = None
+    settings: JoinSettings | None = None
 
     def close(self) -> None:
         """Leaves the job and releases everything, once; safe to call twice."""
@@ -119,14 +122,19 @@ def join(
     path_mtu: int | None = None,
     token: str = "",
     rails: str | Sequence[RailSpec] | None = None,
+    joining: bool = False,
 ) -> Parts:
     """Joins a job and waits until all its ranks have joined; parameters and errors are those of ``Communicator.join``.
+
+    joining  the job runs already, and its ranks let this one in (``Communicator.join_running``): rank 0, world 1
     """
     if not 0 <= rank < world:
         raise ValueError(f"rank={rank}, world={world}: expected 0 <= rank < world")
     if world > MAX_WORLD:
         raise ValueError(f"world={world}: at most {MAX_WORLD} ranks fold into one sum")
     specs = specs_of(rails, asked=settings.rail != "auto")
+    if len(specs) > 1 and joining:
+        raise ValueError(f"rails={rails!r}: a rank joins a running job over one rail alone; give rail=")
     if specs:
         _check_rails(specs, settings, controller)
     if len(specs) > 1 and world > 1:
@@ -147,7 +155,7 @@ def join(
             f"{CONTROLLER_VARIABLE} (`netfold up` prints the address)"
         )
     rail = settings.resolved().rail
-    if rail == "verbs" and world > 1:
+    if rail == "verbs" and (world > 1 or joining):
         from netfold.host.verbs.rail import check_host
 
         check_host(settings.address)
@@ -166,10 +174,11 @@ def join(
                 timeout=join_timeout,
                 fold=rail in ("auto", *FOLDING) and not settings.helpers,
                 lane_bits=settings.lane_bits or lane_bits_from_environment(),
-                kind="rc" if rail == "verbs" and world > 1 else "windowed",
+                kind="rc" if rail == "verbs" and (world > 1 or joining) else "windowed",
+                joining=joining,
             )
         )
-        if (plan.job, plan.rank, plan.world) != (job, rank, world):
+        if not joining and (plan.job, plan.rank, plan.world) != (job, rank, world):
             raise PlanError(
                 f"job {job!r}: asked to be rank {rank} of {world}, the plan of {where} is for job {plan.job!r}, "
                 f"rank {plan.rank} of {plan.world}: the controller mixed two joins up"
@@ -227,8 +236,55 @@ def of_plan(plan: Plan, settings: JoinSettings, listener: socket.socket | None) 
     return _of_membership(Membership(plan), settings, listener)
 
 
-def _of_membership(membership: Membership, settings: JoinSettings, listener: socket.socket | None) -> Parts:
-    """Opens one mesh between the hosts, and the rail that folds where the plan has trees and the settings want it."""
+def reform(parts: Parts, finished: int, *, grows: bool, timeout: float | None) -> Parts:
+    """The parts with which the ranks of a job go on that are there, and which take the place of these.  Returns the
+    same parts where the job goes on as it was.  Raises what ``JobClient.reform`` raises, PlanError, ValueError for what
+    cannot go on, TransportError; ``Communicator.shrink`` describes the parameters."""
+    settings, before = parts.settings, parts.membership
+    plan, client = before.plan, before.client
+    me = f"job {plan.job!r}, rank {plan.rank} of {plan.world}"
+    if client is None or settings is None:
+        what = "its plan came from elsewhere (of_plan, controller='store')" if settings else "it has several rails"
+        raise ValueError(f"{me}: only a controller says who is a rank, and this job has none for all of it, since "
+                         f"{what}: close the communicator, and make another one of the ranks that are left")
+    if settings.helpers:
+        raise ValueError(f"{me}: helpers={list(settings.helpers)}: which ranks they are would change; join anew")
+    listener = listen(settings.address)
+    membership = None
+    try:
+        # until the answer all connections stay open: ranks that have yet to stop would take this one for lost
+        tcp = "{}:{}".format(*listener.getsockname())
+        wait = settings.timeout if timeout is None else timeout
+        now = client.reform(plan, tcp, finished, grows=grows, timeout=wait)
+        if now is None:
+            listener.close()
+            return parts
+        check_plan(now)
+        remembered = parts.dispatch.hosts.chooser.measured
+        parts.dispatch.close()  # the next rail takes its place at UDP port 4791
+        membership = Membership(now, client.follow(now))
+        after = _of_membership(membership, settings, listener, parts.sequencer, remembered)
+    except BaseException as error:
+        listener.close()
+        if membership is not None:  # the others must not wait for it
+            membership.leave(RailStats(), str(error))
+            membership.close()
+        raise
+    membership.wait_registered(settings.timeout)
+    before.close()
+    return after
+
+
+def _of_membership(
+    membership: Membership, settings: JoinSettings, listener: socket.socket | None,
+    sequencer: OperationSequencer | None = None, remembered: Measured | None = None,
+) -> Parts:
+    """Opens one mesh between the hosts, and the rail that folds where the plan has trees and the settings want it.
+
+    sequencer   of the ranks before, where they have changed
+    remembered  what they have measured
+    """
+    said = settings
     plan, settings = membership.plan, settings.resolved()
     rail, helpers = settings.rail, settings.helpers
     coding = _coding(plan, settings.lane_bits)
@@ -253,6 +309,7 @@ def _of_membership(membership: Membership, settings: JoinSettings, listener: soc
             machines=plan.machines if shared else (),
             fabric=fabric_of(plan),
             note=flight.note,
+            remembered=remembered,
         )
         switches: FoldingRail | None = None
         if plan.world > 1 and rail in ("auto", *FOLDING) and not helpers:
@@ -274,7 +331,11 @@ def _of_membership(membership: Membership, settings: JoinSettings, listener: soc
         peers, switches=switches, always=rail in FOLDING, why=path_reason(plan, rail, helpers), flight=flight, me=me
     )
     log.info("%s: %s (%s)", me, dispatch.rail, dispatch.why)
-    return _checked(Parts(membership, dispatch, OperationSequencer(me, flight), coding))
+    if sequencer is None:
+        sequencer = OperationSequencer(me, flight)
+    else:
+        sequencer.begin_anew(me, flight)
+    return _checked(Parts(membership, dispatch, sequencer, coding, settings=said))
 
 
 def _open_fold(

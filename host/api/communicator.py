@@ -5,6 +5,8 @@
         comm.allreduce(gradient, out=gradient, op="average")
 
 Life: join (all ranks get their plan together) -> any number of collectives, in the same order on every rank -> close.
+Where a rank is lost, those that are left ``shrink`` to a communicator of their own; new ones ``join_running`` one that
+``grow``s.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from netfold.host.api import assembly
 from netfold.host.api.assembly import JoinSettings, Parts, RailName
+from netfold.host.api.change import RankChange
 from netfold.host.api.group import Group
+from netfold.host.errors import CollectiveTimeout, NetFoldError
 from netfold.host.operation.coding import LaneBits, check_levels
 from netfold.host.operation.rail import RailStats
 from netfold.host.operation.reduction import ReduceOp, Reduction
@@ -25,6 +29,8 @@ from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.planes import RailSpec
 from netfold.wire.flight import OperationRecord
 from netfold.wire.jobs import Plan
+
+OnLoss = Literal["raise", "shrink"]
 
 
 class Communicator(Group):
@@ -34,7 +40,9 @@ class Communicator(Group):
     """
 
     def __init__(self, parts: Parts) -> None:
-        super().__init__(parts.dispatch, parts.sequencer, parts.coding)
+        change = parts.membership.plan.change
+        first = 1 if change is None else min(change.finished) + 1
+        super().__init__(parts.dispatch, parts.sequencer, parts.coding, first)
         self._parts = parts
 
     @classmethod
@@ -55,7 +63,8 @@ class Communicator(Group):
         path_mtu: int | None = None,
         token: str = "",
         rails: str | Sequence[RailSpec] | None = None,
-    ) -> Self:
+        on_loss: OnLoss = "raise",
+    ) -> Communicator:
         """Joins a job and waits until all its ranks have.
 
         address      IPv4 address of this rank on the fabric; with ``rails`` those of their planes
@@ -80,15 +89,60 @@ class Communicator(Group):
         rails        several at once, "innet@a+tcp@b" with planes a and b of $NETFOLD_PLANES, or RailSpecs; instead of
                      ``rail``, ``address`` and ``controller``; default: $NETFOLD_RAILS.  What the other parameters mean
                      then is in docs/rails.md
+        on_loss      "raise": where a rank is lost, operations end with its name, and the ranks that are left may
+                     ``shrink``; "shrink": an allreduce does that by itself, and is finished all the same
+                     (``enduring``), for two copies of its tensor; over one rail alone
         Raises JoinRefused, PlanError, TransportError, ValueError.
         """
+        kind = cls._that(on_loss)
         settings = JoinSettings(address, rail, lane_bits, algorithm, helpers, timeout)
-        return cls(
-            assembly.join(
-                job, rank, world, settings, controller=controller, join_timeout=join_timeout, path_mtu=path_mtu,
-                token=token, rails=rails,
-            )
+        parts = assembly.join(
+            job, rank, world, settings, controller=controller, join_timeout=join_timeout, path_mtu=path_mtu,
+            token=token, rails=rails,
         )
+        if parts.settings is None and on_loss != "raise":
+            parts.close()
+            raise ValueError(f"on_loss={on_loss!r}, several rails: each is a job of its own, which would lose ranks by "
+                             "itself; give one rail, or on_loss='raise'")
+        return kind(parts)
+
+    @classmethod
+    def join_running(
+        cls,
+        job: str,
+        *,
+        address: str,
+        controller: str | None = None,
+        timeout: float = 10.0,
+        join_timeout: float = 30.0,
+        rail: RailName = "auto",
+        lane_bits: LaneBits | None = None,
+        algorithm: str | None = None,
+        token: str = "",
+        on_loss: OnLoss = "raise",
+    ) -> Communicator:
+        """Joins a job that runs already, as its last rank, and waits until its ranks let it in (``grow``): a rank that
+        comes back, or a new one.  Its next operation is that of the others after their ``grow``.
+
+        The parameters and errors are those of ``join``; ``join_timeout`` is for the others' ``grow``.
+        """
+        kind = cls._that(on_loss)
+        settings = JoinSettings(address, rail, lane_bits, algorithm, (), timeout)
+        parts = assembly.join(
+            job, 0, 1, settings, controller=controller, join_timeout=join_timeout, token=token, joining=True
+        )
+        return kind(parts)
+
+    @classmethod
+    def _that(cls, on_loss: OnLoss) -> type[Communicator]:
+        """The class of communicators that do this when a rank is lost.  Raises ValueError."""
+        if on_loss == "raise":
+            return cls
+        if on_loss != "shrink":
+            raise ValueError(f"on_loss={on_loss!r}: expected 'raise' or 'shrink'")
+        from netfold.host.api.enduring import EnduringCommunicator
+
+        return EnduringCommunicator
 
     @classmethod
     def of_plan(
@@ -173,6 +227,52 @@ class Communicator(Group):
         With rail="auto", small tensors may go between the hosts all the same (``explain``).
         """
         return self._parts.dispatch.path(op, dtype)
+
+    # ---- other ranks -------------------------------------------------------------------------------------------------
+    def shrink(self, *, timeout: float | None = None) -> RankChange:
+        """Goes on without the ranks that are lost: all that are left call it, after an operation has named a lost rank.
+
+        From then on this communicator is that of the ranks that are left, in their order, over new trees; its groups
+        are to be made anew.  Of the operations that were under way the answer says which ones all have finished
+        (``last``): the later ones are to be repeated by all, or, where some ranks have finished them (``ahead``), the
+        others take what came of them from those.  Where nobody is lost it is a new beginning for all.
+
+        timeout  seconds to wait for ranks that are there and have not called it; after that they are evicted, where
+                 more than half of the ranks have called it; default: the communicator's
+        Raises Evicted where this rank is no rank of the job any more, CollectiveTimeout where too few have called it,
+        JobEnded, PlanError, TransportError; ValueError where the job has no controller, several rails or helpers.
+        """
+        return self._reform(None, grows=False, timeout=timeout)
+
+    def grow(self, *, timeout: float | None = None) -> RankChange:
+        """Lets in the ranks that wait to join (``join_running``): all ranks call it between the same two operations.
+
+        They come after the others in the order of ranks, over new trees, and have yet to be given the state of the
+        computation (``broadcast``).  Where nobody waits, nothing changes, which takes one request to the controller.
+        Where a rank is lost meanwhile, it is as ``shrink``, and nobody is let in.  Parameters and errors are those of
+        ``shrink``.
+        """
+        return self._reform(None, grows=True, timeout=timeout)
+
+    def _reform(self, finished: int | None, *, grows: bool, timeout: float | None) -> RankChange:
+        """``finished``: number of the last operation that this rank has finished; default: as counted here."""
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"timeout={timeout!r}: expected seconds above 0")
+        parts = self._parts
+        with parts.sequencer.paused():
+            done = self._ranks.finished() if finished is None else finished
+            try:
+                self._parts = assembly.reform(parts, done, grows=grows, timeout=timeout)
+            except CollectiveTimeout:  # it may be called again
+                raise
+            except NetFoldError as error:
+                parts.sequencer.fail(error)
+                raise
+            if self._parts is parts:
+                return RankChange.none(self.size, done)
+            change = RankChange.of_plan(self.plan)
+            self._begin_anew(self._parts.dispatch, parts.sequencer, self._parts.coding, change.last + 1)
+        return change
 
     def close(self) -> None:
         """Reports totals, leaves the job and releases everything.  Never raises because a controller is absent."""

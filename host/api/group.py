@@ -45,15 +45,22 @@ class Group:
     dispatch   carries the group's reductions, and has the mesh between its ranks
     sequencer  that of the communicator, shared by all of its groups
     coding     coding in lanes where a call asks for nothing else
+    first      number of its first operation
     """
 
-    def __init__(self, dispatch: Dispatch, sequencer: OperationSequencer, coding: Coding = PLAIN) -> None:
-        self._ranks = Members(dispatch, sequencer)
-        self._coding = coding
+    def __init__(
+        self, dispatch: Dispatch, sequencer: OperationSequencer, coding: Coding = PLAIN, first: int = 1
+    ) -> None:
+        self._begin_anew(dispatch, sequencer, coding, first)
         self._checked: dict[tuple[object, ...], tuple[Reduction, Coding]] = {}
         """What calls of ``allreduce`` ask for -> what that is, once it has been checked."""
         self._saturated = 0
         """Elements of all saturating sums so far that ended at an end of the range."""
+
+    def _begin_anew(self, dispatch: Dispatch, sequencer: OperationSequencer, coding: Coding, first: int) -> None:
+        """Goes on with these ranks; ``first``: the number of their next operation."""
+        self._ranks = Members(dispatch, sequencer, first)
+        self._coding = coding
 
     @property
     def rank(self) -> int:

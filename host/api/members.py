@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count, repeat
+from itertools import repeat
 from types import TracebackType
 
 from netfold.host.api.work import OperationSequencer
@@ -40,17 +40,42 @@ class RunningOperation:
         self._members.sequencer.end(error)
 
 
+class OperationNumbers:
+    """Counts up from ``first``, as itertools.count, and tells the last number."""
+
+    __slots__ = ("last",)
+
+    def __init__(self, first: int) -> None:
+        self.last = first - 1
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        self.last += 1
+        return self.last
+
+
 class Members:
     """Ranks 0 .. size-1 of a group.
 
     dispatch   carries the group's reductions, and has the mesh between its ranks
     sequencer  that of the communicator, shared by all of its groups
+    first      number of the next operation
     """
 
-    def __init__(self, dispatch: Dispatch, sequencer: OperationSequencer) -> None:
+    def __init__(self, dispatch: Dispatch, sequencer: OperationSequencer, first: int = 1) -> None:
         self.dispatch = dispatch
         self.sequencer = sequencer
-        self._numbers = count(1)
+        self._numbers = OperationNumbers(first)
+
+    def finished(self) -> int:
+        """Number of the last operation of these ranks that this one has finished; 0: none.  While none is under way."""
+        begun = self._numbers.last
+        for operation in reversed(self.sequencer.flight.operations()):
+            if operation.number == begun and operation.group == self.peers.label.strip():
+                return begun - (operation.state == "failed")
+        return begun
 
     @property
     def peers(self) -> Peers:

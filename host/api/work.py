@@ -4,6 +4,7 @@ communicator."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -135,6 +136,29 @@ class OperationSequencer:
             self.flight.end(error)
         finally:
             self._lock.release()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """While this is open, no operation is under way and none can begin.  Raises Busy, Closed."""
+        if threading.current_thread() is not self._thread and self._last is not None:
+            self._last._done.wait()
+        if not self._lock.acquire(blocking=False):
+            raise Busy(f"{self.me}: another thread is inside a collective; call from one thread, or use a lock")
+        try:
+            if self._closed:
+                raise Closed(f"{self.me}: the communicator was closed")
+            yield
+        finally:
+            self._lock.release()
+
+    def fail(self, error: NetFoldError) -> None:
+        """No operation can begin any more, for this reason.  Inside ``paused``."""
+        self.broken = error
+
+    def begin_anew(self, me: str, flight: Flight) -> None:
+        """The ranks have changed: operations can begin again, and are recorded by ``flight``.  Inside ``paused``."""
+        self.flight.close()
+        self.me, self.flight, self.broken = me, flight, None
 
     def later(self, call: Callable[[], T], what: str) -> Work[T]:
         """Runs ``call``, which begins its operation itself, after all that were started before it."""

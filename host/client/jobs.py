@@ -15,7 +15,7 @@ import msgspec
 from netfold.host.client.controller_channel import AWAY, ControllerChannel
 from netfold.host.client.fold_control import FoldControl
 from netfold.host.client.watcher import Watcher
-from netfold.host.errors import JoinRefused, NetFoldError, PlanError, TreesLost
+from netfold.host.errors import CollectiveTimeout, Evicted, JobEnded, JoinRefused, NetFoldError, PlanError, TreesLost
 from netfold.rpc import channel as tls
 from netfold.rpc import tokens
 from netfold.rpc.certificates import TlsError
@@ -33,6 +33,8 @@ from netfold.wire.jobs import (
     OwnPairs,
     Plan,
     RankReport,
+    Reform,
+    Reformed,
     Resume,
     Secret,
     Settled,
@@ -45,6 +47,9 @@ MISSING_TIMEOUT = 3.0
 """Seconds that an operation which has timed out spends on asking for the reason."""
 MAX_RESUME = 600.0
 """Longest time in seconds that ranks wait for new trees."""
+REFORM_MARGIN = 10.0
+"""Seconds that the answer to ``Reform`` may take beyond the request's own timeout: ranks that do not ask are given some
+time before they are evicted, and what then begins has to be planned."""
 CONNECT_TIMEOUT = 30.0
 """Seconds that an RC rank waits at least for the others to connect: they may have joined much later than it."""
 REPORT_TIMEOUT = 2.0
@@ -69,6 +74,7 @@ class JobClient:
 
     def __init__(self, controller: str, *, token: str = "") -> None:
         self.controller = controller
+        self._token = token
         self._secret = Secret()
         """This rank's secret, from its plan."""
         self._watcher: Watcher | None = None
@@ -88,6 +94,7 @@ class JobClient:
         self._suspect = self.unary(f"{SERVICE}/Suspect", Done)
         self._settled = self.unary(f"{SERVICE}/Settled", Done)
         self._resume = self.unary(f"{SERVICE}/Resume", Plan)
+        self._reform = self.unary(f"{SERVICE}/Reform", Reformed)
         self._connect = self.unary(f"{SERVICE}/Connect", Connected)
         self._watch = self.stream(f"{SERVICE}/Watch", Event)
 
@@ -141,6 +148,42 @@ class JobClient:
                     raise
             self._connection.go_on(channel)
             time.sleep(RETRY_SECONDS)
+
+    def reform(self, plan: Plan, tcp: str, finished: int, *, grows: bool, timeout: float) -> Plan | None:
+        """Waits until all ranks that are there want to go on, as a new incarnation of the job.  Returns this rank's
+        plan in it, or None where the job goes on as it was.  Raises Evicted, CollectiveTimeout, JobEnded.
+
+        tcp       ``address:port`` at which this rank's next mesh listens
+        finished  number of the last operation that this rank has finished
+        grows     whether ranks that wait to join are to be let in
+        timeout   seconds to wait for the other ranks
+        """
+        who = f"job {plan.job!r}, rank {plan.rank} of {plan.world}"
+        until = time.monotonic() + min(timeout, MAX_RESUME)
+        while True:
+            times = self._registered(until)
+            left = max(until - time.monotonic(), 0.01)
+            request = Reform(plan.job, plan.rank, plan.epoch, tcp, finished, grows, left, plan.rank_secret)
+            try:
+                answer: Reformed = self._reform(request, timeout=left + REFORM_MARGIN)
+                return answer.plan
+            except grpc.RpcError as error:
+                if error.code() in AWAY and self._registers_again(times, until - time.monotonic()):
+                    continue
+                said = f"{who}: going on with the ranks that are there: {self.controller} says {error.code().name}: "
+                said += error.details() or "no details"
+                if error.code() is grpc.StatusCode.ABORTED:
+                    raise Evicted(said) from None
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    raise CollectiveTimeout(said) from None
+                raise JobEnded(said) from None
+
+    def follow(self, plan: Plan) -> JobClient:
+        """Another connection to the same controllers, for the plan of this rank in the next incarnation of its job."""
+        client = JobClient(",".join(self._connection.addresses), token=self._token)
+        client._secret = plan.rank_secret
+        client._connection.learn(plan.controllers)
+        return client
 
     def watch(self, plan: Callable[[], Plan]) -> Watcher:
         """Opens the stream by which the controller notices this rank's death and reports that of others.  To be closed

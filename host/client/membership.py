@@ -36,6 +36,11 @@ class Membership:
         """What has ended the job according to the controller, or None."""
         return None if self._watcher is None else self._watcher.job_error()
 
+    def wait_registered(self, timeout: float) -> None:
+        """Waits until the controller watches this rank, so that its death would be noticed; at most so many seconds."""
+        if self._watcher is not None:
+            self._watcher.registers_again(0, timeout)
+
     def fold_control(self, timeout: float) -> FoldControl:
         """The functions by which a fold talks to the controller; it waits for ``timeout`` seconds for new trees."""
         if self._client is None or self._watcher is None:

@@ -23,7 +23,7 @@ from netfold.host import errors
 from netfold.host.client.controller_channel import AWAY
 from netfold.host.client.stream_listener import StreamListener
 from netfold.host.errors import NetFoldError, PeerLost
-from netfold.wire.jobs import Event, Halt, JobEndedEvent, RankLost, Settle, Watching
+from netfold.wire.jobs import Event, EvictedEvent, Halt, JobEndedEvent, RankLost, Settle, Watching
 
 log = logging.getLogger("netfold")
 
@@ -124,7 +124,7 @@ class Watcher:
 
     def _on_end(self, why: str, status: grpc.StatusCode) -> float | None:
         self._watched = False
-        if self._closing or isinstance(self._job_error, errors.JobEnded):
+        if self._closing or isinstance(self._job_error, errors.JobEnded | errors.Evicted):
             return None
         if self._leaving and status is grpc.StatusCode.OK:
             return None
@@ -161,12 +161,17 @@ class Watcher:
                 self._on_halt(event.round)
         elif isinstance(event, Settle):
             self._on_settle(self._settled)
+        elif isinstance(event, EvictedEvent):
+            with self._registered:
+                self._job_error = errors.Evicted(f"{self._me}: {event.why}")
+                self._registered.notify_all()
+            log.warning("%s", self._job_error)
         if self._job_error is not None:
             return
         if isinstance(event, RankLost):
             self._job_error = PeerLost(
                 f"lost rank {event.rank} at {event.address} ({event.host}): {event.why}. Look at that rank's own "
-                "error; then join anew"
+                "error; then join anew, or go on without it: shrink()"
             )
             log.warning("%s: %s", self._me, self._job_error)
         elif isinstance(event, JobEndedEvent):

@@ -38,7 +38,7 @@ log = logging.getLogger("netfold")
 
 SLICE_SECONDS = 0.05
 """Seconds in native code between two checks of Python's signals (Ctrl-C), the timeout, and stalled streams."""
-LOST_RANK_SECONDS = 0.5
+LOST_RANK_SECONDS = 0.2
 """Seconds without any new result after which a lost rank ends an operation; one that died after its last contribution
 need not end it."""
 REMEMBERED = 256

@@ -46,6 +46,7 @@ class Chooser:
     strand    an allreduce by name, in place
     fabric    identifies the fabric in the file of figures
     measured  links of an earlier run; default: measured when first needed
+    remembered  links as measured before the ranks changed, if this rank was there: one that knows them is enough
     """
 
     def __init__(
@@ -56,8 +57,10 @@ class Chooser:
         *,
         fabric: str = "",
         measured: Measured | None = None,
+        remembered: Measured | None = None,
     ) -> None:
         self._mesh = mesh
+        self._remembers = remembered
         self._fabric = fabric
         self._machines = machines
         self._strand = strand
@@ -136,9 +139,10 @@ class Chooser:
         """The figures that an earlier run measured of the same ranks on the same fabric, if at least one rank's file
         has them."""
         path = os.environ.get(calibration.COST_VARIABLE)
-        found = calibration.share(self._mesh, calibration.load(path, self._key()) if path else None)
+        known = self._remembers or (calibration.load(path, self._key()) if path else None)
+        found = calibration.share(self._mesh, known)
         if found is not None:
-            log.info("rank %d of %d: links are as %s has them: %s",
+            log.info("rank %d of %d: links are as an earlier run, or %s, has them: %s",
                      self._mesh.rank, self._mesh.size, path or calibration.COST_VARIABLE, found.link)
         return found
 

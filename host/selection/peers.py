@@ -59,6 +59,7 @@ class Peers:
     measured   links of an earlier run; default: measured at the first operation that has a choice
     machines   ranks by machine, for "hierarchical"; default: found out when it is first used
     fabric     that the ranks are on, as the file of measured links calls it
+    remembered what the links were measured to be, if this rank knows: one rank that does is enough
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Peers:
         machines: Sequence[Sequence[int]] = (),
         fabric: str = "",
         note: Callable[[str], None] = lambda path: None,
+        remembered: Measured | None = None,
     ) -> None:
         if not set(helpers) < set(range(mesh.size)) or len(set(helpers)) != len(helpers):
             raise ValueError(f"helpers={list(helpers)}: expected some of 0 .. {mesh.size - 1}, not all, each once")
@@ -84,7 +86,8 @@ class Peers:
         self.algorithm = self.check(algorithm or os.environ.get(ALGORITHM_VARIABLE) or AUTO)
         self.fabric = fabric
         self.machines = Machines(mesh, machines)
-        self.chooser = Chooser(mesh, self.machines, self._allreduce, fabric=fabric, measured=measured)
+        self.chooser = Chooser(mesh, self.machines, self._allreduce, fabric=fabric, measured=measured,
+                               remembered=remembered)
         self.operations = 0
         self.bytes_reduced = 0
         self.seconds = 0.0

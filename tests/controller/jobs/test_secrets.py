@@ -12,7 +12,7 @@ import pytest
 
 from netfold.controller import client
 from netfold.wire import jobs, paths
-from netfold.wire.jobs import AskMissing, Connect, Leave, Plan, RankReport, Resume, Secret, Settled, Watch
+from netfold.wire.jobs import AskMissing, Connect, Leave, Plan, RankReport, Reform, Resume, Secret, Settled, Watch
 from netfold.wire.paths import Follow, Suspect
 from support.controller import BOUND, run
 from support.jobs import Code, Rig, rig
@@ -22,6 +22,7 @@ REQUESTS: Final[dict[str, Any]] = {
     f"{jobs.SERVICE}/Leave": Leave("victim", 0, 0, "because"),
     f"{jobs.SERVICE}/Report": RankReport("victim", 0, 0, 10**9, 0, 0, 0),
     f"{jobs.SERVICE}/Settled": Settled("victim", 0, 0),
+    f"{jobs.SERVICE}/Reform": Reform("victim", 0, 0, "h:1", 0),
     f"{jobs.SERVICE}/Missing": AskMissing("victim", 0, 0, {}),
     f"{jobs.SERVICE}/Suspect": AskMissing("victim", 0, 0, {}),
     f"{jobs.SERVICE}/Resume": Resume("victim", 0, 0, {}),

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A communicator that goes on by itself when a rank is lost: ``Communicator.join(..., on_loss="shrink")``.
+
+The allreduce that was under way is finished exactly, on all ranks alike:
+
+    no rank has finished it          all repeat it, from what they gave, over the ranks that are left
+    some have, and others have not   who has hands its result out: it is the sum with the lost rank's part
+
+For that it keeps a copy of the last result, and of what is summed in place: two copies of the tensor, which nobody else
+pays.  Whatever else is under way (a root or counts may name a rank that is gone) ends with RanksChanged on all ranks,
+with the ranks that are left, and the program repeats it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+import numpy as np
+
+from netfold.host.api.assembly import Parts
+from netfold.host.api.change import RankChange
+from netfold.host.api.communicator import Communicator
+from netfold.host.errors import CollectiveTimeout, PeerLost, RanksChanged, TreesLost
+from netfold.host.operation.arrays import Array
+from netfold.host.operation.reduction import ReduceOp
+
+LOSSES: Final = (PeerLost, TreesLost, CollectiveTimeout)
+"""What an operation may end with where a rank is lost."""
+OTHERS: Final = (
+    "reduce", "reduce_scatter", "broadcast", "all_gather", "gather", "scatter", "all_to_all", "barrier",
+)
+"""Operations of all ranks that are not repeated."""
+
+log = logging.getLogger("netfold")
+
+
+class EnduringCommunicator(Communicator):
+    """Made by ``Communicator.join(on_loss="shrink")``."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        change = parts.membership.plan.change
+        self._done = 0 if change is None else change.finished[self.rank]
+        """Number of the last operation that the program has finished."""
+        self._kept: Array | None = None
+        """Its result, if it was an allreduce."""
+
+    def allreduce(self, array: Array, out: Array | None = None, op: ReduceOp = "sum", **how: Any) -> Array:
+        """As ``Group.allreduce``; where a rank is lost meanwhile, the reduction is finished as above.  Raises
+        RanksChanged where the others were in something else."""
+        source, feedback = np.asarray(array), how.get("feedback")
+        if out is not None and np.may_share_memory(source, out):
+            source = source.copy()
+        residual = None if feedback is None else feedback.copy()
+        while True:
+            try:
+                result = super().allreduce(array, out, op, **how)
+                break
+            except LOSSES as error:
+                given = self._recover(error, source)
+            if feedback is not None:
+                feedback[...] = residual
+            if given is not None:
+                result = np.empty_like(source) if out is None else out
+                result[...] = given
+                break
+            array = source
+        self._done += 1
+        self._kept = result.copy()
+        return result
+
+    def shrink(self, *, timeout: float | None = None) -> RankChange:
+        """As ``Communicator.shrink``, where other ranks may be in an operation that goes on by itself: it ends with
+        RanksChanged there."""
+        change = self._reform(self._done, grows=False, timeout=timeout)
+        self._agree_on_nothing(change)
+        return change
+
+    def grow(self, *, timeout: float | None = None) -> RankChange:
+        """As ``Communicator.grow``."""
+        change = self._reform(self._done, grows=True, timeout=timeout)
+        if change.lost:
+            self._agree_on_nothing(change)
+        return change
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+    def _give_up(self, error: Exception) -> NoReturn:
+        """Goes on without the lost ranks; the operation under way is not repeated.  Raises RanksChanged, or the error
+        where no rank is lost."""
+        self._recover(error, None)
+        raise AssertionError("who is in no allreduce has no result to wait for")
+
+    def _recover(self, error: Exception, source: Array | None) -> Array | None:
+        """Goes on without the lost ranks.  Returns the result of the allreduce under way, or None where all repeat what
+        they are in.  Raises the error where no rank is lost, and RanksChanged."""
+        log.warning("%s: going on without lost ranks: %s", self._parts.sequencer.me, error)
+        while True:
+            change = self._reform(self._done, grows=False, timeout=None)
+            if not change.lost:
+                self._done, self._kept = change.last, None
+                raise error
+            try:
+                return self._agree(change, source)
+            except LOSSES as again:
+                error = again
+
+    def _agree_on_nothing(self, change: RankChange) -> None:
+        """Tells ranks that are in an operation that this one is in none."""
+        with contextlib.suppress(RanksChanged):
+            self._agree(change, None)
+
+    def _agree(self, change: RankChange, source: Array | None) -> Array | None:
+        """What becomes of the operations under way, the same on all ranks: a result that some rank has, for those that
+        lack it; or None, to repeat.  Raises RanksChanged.
+
+        source  of the allreduce that this rank is in; None: it is in something else
+        """
+        nbytes = -1 if source is None else source.nbytes
+        kept = -1 if self._kept is None else self._kept.nbytes
+        told = super().all_gather(np.array([self._done, nbytes, kept], np.int64)).reshape(-1, 3)
+        done, last = told[:, 0], int(told[:, 0].min())
+        behind, ahead = np.flatnonzero(done == last), np.flatnonzero(done > last)
+        fits = bool((told[:, 1] >= 0).all() and (done <= last + 1).all())
+        if fits and ahead.size:
+            fits = bool((told[ahead, 2] == told[behind[0], 1]).all())
+        if not fits:
+            self._done, self._kept = last, None
+            me = self._parts.sequencer.me
+            raise RanksChanged(
+                f"{me}: the ranks {list(change.lost)} are lost, and not all others were in the same allreduce: repeat "
+                f"all operations after number {last}, of which this rank has finished {int(done[self.rank]) - last}",
+                change,
+            )
+        if not ahead.size:
+            return None
+        giver = int(ahead[0])
+        given = np.ascontiguousarray(self._kept if self.rank == giver else np.empty_like(source))
+        super().broadcast(given, root=giver)
+        return given if self.rank in behind else None
+
+
+def _counted(name: str) -> Callable[..., Any]:
+    def call(self: EnduringCommunicator, *args: Any, **kwargs: Any) -> Any:
+        try:
+            result = getattr(Communicator, name)(self, *args, **kwargs)
+        except LOSSES as error:
+            self._give_up(error)
+        self._done += 1
+        self._kept = None
+        return result
+
+    call.__name__, call.__doc__ = name, getattr(Communicator, name).__doc__
+    return call
+
+
+for _name in OTHERS:
+    setattr(EnduringCommunicator, _name, _counted(_name))
