@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of a training whose ranks die and come back: all bring the same weights to zero, by sums that are exact.
+
+    python -m netfold.bench.ranks.survivor TASK     a JSON `SurvivorTask`; prints JSON `Reached` lines
+
+Each rank adds something of its own in each step, so that every set of ranks has another sum, and each sum is checked
+against what the ranks give that are there.  Where some have finished a step in which a rank was lost, and others have
+not, these take the weights from one that has (docs/host.md, "Ranks that die, and ranks that come").
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import zlib
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from netfold.host.api.assembly import RailName
+from netfold.host.api.communicator import Communicator
+from netfold.host.errors import CollectiveTimeout, PeerLost, TreesLost
+from netfold.topo.rank_program import check_data, print_message, run_rank
+
+FIRST: Final = 1 << 20
+"""What each weight is at first."""
+TELL: Final = 0.05
+"""Seconds between two lines, where the ranks stay the same."""
+BOUND: Final = 60.0
+"""Seconds that a rank waits to be let in."""
+
+Way = Literal["shrink", "by itself", "grow", "join"]
+"""shrink: calls ``shrink`` when a rank is lost.  by itself: on_loss="shrink".  grow: as shrink, and lets others in
+between two steps.  join: as grow, but comes while the others run."""
+
+
+class SurvivorTask(msgspec.Struct, frozen=True):
+    """What a rank does, over which rail, until the file ``enough`` is there."""
+
+    way: Way
+    rail: RailName
+    enough: str
+    elements: int = 20_000
+    pause: float = 0.0
+    """Seconds of computing in a step."""
+    timeout: float = 10.0
+
+
+class Reached(msgspec.Struct, frozen=True):
+    """Where a rank is."""
+
+    step: int
+    world: int
+    at: float
+    """When it was there, by CLOCK_MONOTONIC."""
+    loss: float
+    """Mean of the weights' magnitudes."""
+    checksum: int
+    """CRC-32 of the weights, to compare ranks by."""
+    rail: str
+    named: str = ""
+    """What the last lost rank was named by."""
+    named_at: float = 0.0
+    ended: bool = False
+
+
+class Training:
+    """The weights of one rank, and the ranks that it sums with."""
+
+    def __init__(self, comm: Communicator, task: SurvivorTask) -> None:
+        self._comm = comm
+        self._task = task
+        self._state = np.full(task.elements + 1, FIRST, np.int64)
+        self._state[-1] = 0  # the step that was last
+        self._told, self._world = 0.0, 0
+        self._named, self._named_at = "", 0.0
+
+    def run(self, *, joins: bool) -> None:
+        """Train until it is enough.  ``joins``: the others have the weights."""
+        grows = self._task.way in ("grow", "join")
+        over, root = False, 0 if joins else None
+        while not over:
+            try:
+                if root is not None:
+                    self._comm.broadcast(self._state, root=root, algorithm="binomial")  # measures no links
+                    root = None
+                over = self._step(enough=Path(self._task.enough).exists())
+                change = self._comm.grow() if grows and not over else None
+            except (PeerLost, TreesLost, CollectiveTimeout) as error:
+                self._named, self._named_at = str(error), time.monotonic()
+                change = self._comm.shrink()
+                over = False
+            if change is not None and (change.joined or change.ahead):
+                root = change.ahead[0] if change.ahead else 0
+        self._tell(ended=True)
+
+    def _step(self, *, enough: bool) -> bool:
+        """One step.  Returns whether it is the last one: some rank has said that it is enough."""
+        time.sleep(self._task.pause)
+        weights, step = self._state[:-1], int(self._state[-1]) + 1
+        before = _who(self._comm)
+        own = before[self._comm.rank]
+        gradient = np.append((weights // 16).astype(np.int32) + _part(step, own, weights.size), np.int32(enough))
+        total = self._comm.allreduce(gradient, out=gradient)
+        # a rank may have given its part before it was lost; then its part is in all ranks' sums
+        after = _who(self._comm)
+        ranks = after if np.array_equal(total[:-1], _sum(weights, step, after)) else before
+        expected = _sum(weights, step, ranks)
+        check_data(total[:-1], expected, rank=self._comm.rank, operation=f"sum of step {step}, {len(ranks)} ranks")
+        weights -= expected // len(ranks)
+        self._state[-1] = step
+        self._tell()
+        return bool(total[-1])
+
+    def _tell(self, *, ended: bool = False) -> None:
+        now, comm = time.monotonic(), self._comm
+        if ended or comm.size != self._world or now > self._told + TELL:
+            self._told, self._world = now, comm.size
+            weights = self._state[:-1]
+            print_message(Reached(int(self._state[-1]), comm.size, now, float(np.abs(weights).mean()),
+                                  zlib.crc32(self._state.tobytes()), comm.rail, self._named, self._named_at, ended))
+
+
+def _who(comm: Communicator) -> list[int]:
+    """A number for each rank that it keeps, whatever ranks come and go: that of its address."""
+    return [zlib.crc32(peer.address.encode()) % 997 for peer in comm.plan.peers]
+
+
+def _part(step: int, who: int, size: int) -> NDArray[np.int32]:
+    """What one rank adds of its own in a step."""
+    return (np.arange(size, dtype=np.int32) * (who + 3) + step * 7919) % 1009 - 504
+
+
+def _sum(weights: NDArray[np.int64], step: int, ranks: list[int]) -> NDArray[np.int64]:
+    """The sum of all that these ranks give."""
+    total: NDArray[np.int64] = len(ranks) * (weights // 16) + sum(_part(step, who, weights.size) for who in ranks)
+    return total
+
+
+def rank(task: SurvivorTask) -> None:
+    """Train until it is enough.  Raises WrongData."""
+    job, address = os.environ["NETFOLD_JOB"], os.environ["NETFOLD_ADDRESS"]
+    joins = task.way == "join"
+    comm = (
+        Communicator.join_running(job, address=address, rail=task.rail, timeout=task.timeout, join_timeout=BOUND)
+        if joins else
+        Communicator.join(job, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), address=address, rail=task.rail,
+                          timeout=task.timeout, on_loss="shrink" if task.way == "by itself" else "raise")
+    )
+    with comm:
+        Training(comm, task).run(joins=joins)
+
+
+if __name__ == "__main__":
+    run_rank(rank, msgspec.json.decode(sys.argv[1], type=SurvivorTask))

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks of a training are killed, stop, and come back, on a fabric in namespaces: the others go on with exact sums."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from netfold.bench.ranks.survivor import FIRST, Reached
+from netfold.fabric.generate import leafspine
+from netfold.topo import sandbox
+from support import needs
+from support.steady import PATIENCE
+from support.topo import in_sandbox
+
+pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
+
+from netfold.bench.harness.survivors import Survivors
+from netfold.topo.net import Network
+
+pytestmark = pytest.mark.timeout(300)
+SEED = 11
+ROUNDS = 2
+
+
+def alike(ends: list[Reached], world: int) -> None:
+    """All ranks have ended with the same weights, which are nearer to their target than at first."""
+    assert len(ends) == world
+    assert len({(end.step, end.checksum, end.world) for end in ends}) == 1, ends
+    assert ends[0].world == world
+    assert ends[0].loss < FIRST
+
+
+@in_sandbox(timeout=250)
+def test_ranks_are_killed_and_come_back_and_every_sum_is_exact(tmp_path: Path) -> None:
+    """Folding and over TCP, by themselves and by ``shrink``; two at once; one that comes back has the others' weights;
+    one that stands still is evicted by the others, and is told so when it runs again."""
+    rng = random.Random(SEED)
+    fabric = msgspec.structs.replace(leafspine(2, 2, 4, rate="200mbit", rundir=sandbox.rundir()), misses=PATIENCE)
+    with Network(fabric, logs=tmp_path) as network:
+        with Survivors(network, "grow", "innet", job="folds") as crew:
+            for _ in range(ROUNDS):
+                victim = rng.choice(sorted(crew.hosts))
+                _, reached = crew.kill(victim)
+                assert {(one.world, one.rail) for one in reached} == {(3, "innet")}
+                assert {one.world for one in crew.bring_back(victim)} == {4}
+            crew.kill("h1", "h3")
+            alike(crew.end(), 2)
+        with Survivors(network, "by itself", "tcp", job="itself") as crew:
+            crew.kill("h2")
+            alike(crew.end(), 3)
+        with Survivors(network, "by itself", "innet", job="still", timeout=3.0) as crew:
+            since = time.monotonic()
+            crew.signal("h4", signal.SIGSTOP)
+            still = crew.hosts - {"h4"}
+            crew.wait_for(still, since=since)
+            crew.signal("h4", signal.SIGCONT)
+            assert "Evicted" in crew.last_words("h4")
+            alike(crew.end(), 3)
+        network.check()
