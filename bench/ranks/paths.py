@@ -22,12 +22,12 @@ import numpy as np
 from netfold.controller import client
 from netfold.controller.paths import path_service
 from netfold.host.client.jobs import JobClient
+from netfold.host.client.path_client import PlannedPaths
 from netfold.host.collectives.flow import split_evenly
 from netfold.host.mesh.connection import listen
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.host.roce.mesh import RoceMesh
-from netfold.host.roce.path_client import PlannedPaths
 from netfold.host.selection.peers import Peers
 from netfold.rpc import rpc
 from netfold.topo.rank_program import check_data, run_rank

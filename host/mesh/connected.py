@@ -34,7 +34,7 @@ from netfold.host.errors import (
     RankMismatch,
     TransportError,
 )
-from netfold.host.mesh.connecting import Connecting, PeerUnreachable, Unconnected
+from netfold.host.mesh.connecting import Connecting, PeerUnreachable, Proven, Unconnected
 from netfold.host.mesh.connection import FAILURE_REPORT, HEADER, ControlMessage, PeerConnection, Receive, text_of
 from netfold.host.mesh.failure_reports import FailureReports
 from netfold.host.mesh.handshake import Outcome
@@ -66,6 +66,8 @@ class ConnectedMesh(Mesh):
 
     name: str
     """Name of this kind of mesh in errors."""
+    takes_lanes = False
+    """Whether peers may open connections beside the one for messages (``lanes``)."""
 
     def __init__(
         self,
@@ -90,7 +92,10 @@ class ConnectedMesh(Mesh):
         self._reports = FailureReports(plan.rank)
         self._error: NetFoldError | None = None
         self._poller = select.poll()
-        self._connecting = Connecting(plan, listener, self._poller, self._admit, clock=clock)
+        self._connecting = Connecting(
+            plan, listener, self._poller, self._admit, admit_lane=self._admit_lane if self.takes_lanes else None,
+            clock=clock,
+        )
         self.bytes_sent = 0
         """Payload bytes posted for sending so far."""
         self._watcher: Callable[[float], None] | None = None
@@ -129,7 +134,7 @@ class ConnectedMesh(Mesh):
         if self._error is not None:
             raise self._error
         for link in self._gone:
-            if self._busy(link):
+            if self._busy(link) and not self._still_arriving(link):
                 self._report_lost_rank(link.rank, f"is lost: {link.lost}")
         return self._poll(seconds)
 
@@ -140,7 +145,7 @@ class ConnectedMesh(Mesh):
         for fd, event in ready:
             link = self._by_fd.get(fd)
             if link is None:
-                moved |= self._handshake(fd)
+                moved |= self._lane_event(fd, event) or self._handshake(fd)
                 continue
             if event & select.POLLOUT and link.sends:
                 with self.spanned("send"):
@@ -186,7 +191,9 @@ class ConnectedMesh(Mesh):
                 if link.current is not None:
                     got = link.read_payload(link.current)
                     if not link.current.view:
-                        self._arrived(link, link.current)
+                        whole = link.current
+                        link.expect_header()
+                        self._arrived(link, whole)
                 elif link.header_bytes < HEADER.size:
                     got = link.read_header()
                     if link.header_bytes == HEADER.size:
@@ -226,7 +233,6 @@ class ConnectedMesh(Mesh):
 
     def _arrived(self, link: PeerConnection, receive: Receive) -> None:
         """Marks a completely received message as done."""
-        link.expect_header()
         receive.finish()
 
     # ---- connections -----------------------------------------------------------------------------------------------
@@ -242,7 +248,7 @@ class ConnectedMesh(Mesh):
 
     def _connect(self, link: PeerConnection) -> None:
         try:
-            self._connecting.connect(link.rank, link.address)
+            self._connecting.connect(link.rank, link.address, ports=self._ports_to(link.rank))
         except PeerUnreachable as error:
             self._drop(link, f"cannot connect: {error}")
         except (OSError, ValueError) as error:
@@ -277,6 +283,8 @@ class ConnectedMesh(Mesh):
         link = self._links[came.rank]
         if isinstance(came, Unconnected):
             self._drop(link, came.why)
+        elif came.lane is not None:
+            self._attach_lane(link, came)
         else:
             self._attach(link, came.socket)
         return True
@@ -290,6 +298,31 @@ class ConnectedMesh(Mesh):
         if link.socket is not None or link.lost:
             return Outcome.TAKEN
         return Outcome.CROSSED if rank < self.rank and self._connecting.connecting(rank) else Outcome.ACCEPTED
+
+    # ---- lanes, of meshes that take some ---------------------------------------------------------------------------
+    def _ports_to(self, peer: int) -> Sequence[int]:
+        """TCP source ports for the connection to a peer, to be tried in this order; empty: any."""
+        del peer
+        return ()
+
+    def _admit_lane(self, rank: int) -> bool:
+        """Whether this rank takes one more lane of a rank that has proven itself."""
+        del rank
+        return False
+
+    def _attach_lane(self, link: PeerConnection, came: Proven) -> None:
+        """Takes a proven lane, whose socket belongs to this mesh now."""
+        raise NotImplementedError(f"a lane of rank {link.rank}, {came}")
+
+    def _lane_event(self, fd: int, event: int) -> bool:
+        """Handles an event of a lane, where the descriptor is one.  Returns whether any byte moved."""
+        del fd, event
+        return False
+
+    def _still_arriving(self, link: PeerConnection) -> bool:
+        """Whether bytes of a peer whose connection has ended may still be on their way, on lanes."""
+        del link
+        return False
 
     # ---- failure ---------------------------------------------------------------------------------------------------
     @abstractmethod

@@ -12,10 +12,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,6 +32,9 @@ ATTEMPTS: Final = 8
 ACCEPTED_AT_ONCE: Final = 64
 """Connections accepted before others get their turn."""
 
+TAKEN: Final = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+"""What the kernel says where something else has a source port, or the same connection exists already."""
+
 log = logging.getLogger("netfold")
 
 
@@ -38,16 +42,21 @@ class PeerUnreachable(Exception):
     """A peer's address cannot be connected to; the message is the kernel's error name."""
 
 
-def connect(where: str) -> socket.socket:
-    """Starts a non-blocking connection to the listener at ``ADDRESS:PORT``.
+def connect(where: str, source: tuple[str, int] | None = None) -> socket.socket:
+    """Starts a non-blocking connection to the listener at ``ADDRESS:PORT``, from this address and port.
 
-    Raises PeerUnreachable; OSError, ValueError for what is no address.
+    Raises PeerUnreachable; OSError, ValueError for what is no address, OSError where the source port is taken.
     """
     host, _, port = where.rpartition(":")
     sock = open_socket()
     try:
         sock.setblocking(False)
+        if source is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections to others have the same port
+            sock.bind(source)
         code = sock.connect_ex((host, int(port)))
+        if code in TAKEN and source is not None:
+            raise OSError(code, os.strerror(code))
         if code not in (0, errno.EINPROGRESS):
             raise PeerUnreachable(errno.errorcode.get(code, str(code)))
     except BaseException:
@@ -62,6 +71,8 @@ class Proven:
 
     rank: int
     socket: socket.socket
+    lane: int | None = None
+    """The source port by which a lane was asked for, or 0 for a peer's lane; None: the connection for messages."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,9 @@ class _Outgoing:
     initiator: Initiator
     where: str
     attempts: int
+    lane: int | None = None
+    ports: tuple[int, ...] = ()
+    """The source ports to try."""
     greeted: bool = False
     """Whether the hello has been sent."""
 
@@ -99,6 +113,7 @@ class Connecting:
     poller  is registered for the listener and the connections; whatever it reports on these descriptors (``watched``)
             goes to ``on_ready``
     admit   says what this rank makes of a rank that has proven itself: ``Outcome.ACCEPTED``, ``TAKEN`` or ``CROSSED``
+    admit_lane  whether this rank takes one more lane of a rank; None: it takes no lanes
     clock   monotonic seconds
     Raises PlanError for a plan without a secret.
     """
@@ -110,18 +125,21 @@ class Connecting:
         poller: select.poll,
         admit: Callable[[int], Outcome],
         *,
+        admit_lane: Callable[[int], bool] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._me = Identity.of_plan(plan, PURPOSE)
         self._label = f"job {plan.job!r}, rank {plan.rank}"
         self._poller = poller
         self._admit = admit
+        self._admit_lane = admit_lane
         self._clock = clock
         self._outgoing: dict[int, _Outgoing] = {}
         self._incoming: dict[int, _Incoming] = {}
-        self._fd_of: dict[int, int] = {}
-        """Rank -> the descriptor of the connection that is being made to it."""
+        self._fd_of: dict[tuple[int, int | None], int] = {}
+        """Rank, lane -> the descriptor of the connection that is being made to it."""
         self._unproven: UnprovenLimit[int] = UnprovenLimit(plan.world)
+        self._warned = False
         self._refused = 0
         self._refused_last = ""
         self.listener = listener
@@ -130,14 +148,18 @@ class Connecting:
         poller.register(listener, select.POLLIN)
 
     # ---- what the mesh asks ------------------------------------------------------------------------------------------
-    def connect(self, peer: int, where: str) -> None:
-        """Begins to connect to a peer; does nothing where that is under way.  Raises as ``connect`` above."""
-        if peer not in self._fd_of:
-            self._open(peer, where, 1)
+    def connect(self, peer: int, where: str, *, lane: int | None = None, ports: Sequence[int] = ()) -> None:
+        """Begins to connect to a peer; does nothing where that is under way.  Raises as ``connect`` above.
+
+        lane   the source port that the plan names, for one more connection, which carries parts of messages
+        ports  the source ports to try, in order; where all are taken, the kernel chooses, and a warning says so
+        """
+        if (peer, lane) not in self._fd_of:
+            self._open(peer, where, 1, lane, tuple(ports))
 
     def connecting(self, peer: int) -> bool:
-        """Whether a connection that this rank opened to the peer is not proven yet."""
-        return peer in self._fd_of
+        """Whether a connection for messages that this rank opened to the peer is not proven yet."""
+        return (peer, None) in self._fd_of
 
     def watched(self) -> list[tuple[int, int]]:
         """File descriptors that the poller watches for this object, each with its poll events."""
@@ -181,17 +203,33 @@ class Connecting:
         self.listener.close()
 
     # ---- connections to peers ----------------------------------------------------------------------------------------
-    def _open(self, peer: int, where: str, attempts: int) -> None:
-        sock = connect(where)
-        self._fd_of[peer] = sock.fileno()
-        one = self._outgoing[sock.fileno()] = _Outgoing(sock, Initiator(self._me, peer), where, attempts)
+    def _open(self, peer: int, where: str, attempts: int, lane: int | None, ports: tuple[int, ...]) -> None:
+        sock = self._from_one_of(ports, where, peer)
+        self._fd_of[peer, lane] = sock.fileno()
+        initiator = Initiator(self._me, peer, lane=lane is not None)
+        one = self._outgoing[sock.fileno()] = _Outgoing(sock, initiator, where, attempts, lane, ports)
         self._poller.register(sock, one.events)
+
+    def _from_one_of(self, ports: Sequence[int], where: str, peer: int) -> socket.socket:
+        """Starts a connection from the first of these ports that is free."""
+        for port in ports:
+            try:
+                return connect(where, (self.listener.getsockname()[0], port))
+            except OSError as error:
+                if error.errno not in TAKEN:
+                    raise
+        if ports and not self._warned:
+            self._warned = True
+            log.warning("%s: the TCP ports %s of a path to rank %d are taken here: this connection, and others like "
+                        "it, take a port that the kernel chooses, and a path that the switches' hash does; see "
+                        "`ss -tan`", self._label, ", ".join(map(str, ports)), peer)
+        return connect(where)
 
     def _forget(self, one: _Outgoing) -> socket.socket:
         """Takes a connection out of this object's hands; its socket belongs to the caller."""
         fd = one.socket.fileno()
         self._poller.unregister(fd)
-        del self._outgoing[fd], self._fd_of[one.initiator.peer]
+        del self._outgoing[fd], self._fd_of[one.initiator.peer, one.lane]
         return one.socket
 
     def _initiate(self, one: _Outgoing) -> Proven | Unconnected | None:
@@ -218,7 +256,7 @@ class Connecting:
             return Unconnected(peer, error.strerror or str(error))
         sock = self._forget(one)
         if initiator.outcome == Outcome.ACCEPTED:
-            return Proven(peer, sock)
+            return Proven(peer, sock, one.lane)
         sock.close()
         if initiator.outcome == Outcome.CROSSED:
             return None  # its own connection comes
@@ -231,7 +269,7 @@ class Connecting:
         if one.attempts == ATTEMPTS:
             return Unconnected(peer, f"{why}, {ATTEMPTS} times before the end of the handshake")
         try:
-            self._open(peer, one.where, one.attempts + 1)
+            self._open(peer, one.where, one.attempts + 1, one.lane, one.ports)
         except (PeerUnreachable, OSError) as error:
             return Unconnected(peer, f"cannot connect: {error}")
         return None
@@ -251,7 +289,8 @@ class Connecting:
                 return
             sock.setblocking(False)
             fd = sock.fileno()
-            self._incoming[fd] = _Incoming(sock, Responder(self._me), f"{source[0]}:{source[1]}")
+            responder = Responder(self._me, lanes=self._admit_lane is not None)
+            self._incoming[fd] = _Incoming(sock, responder, f"{source[0]}:{source[1]}")
             self._poller.register(sock, select.POLLIN)
             if (oldest := self._unproven.add(fd, source[0], self._clock())) is not None:
                 self._refuse(self._incoming[oldest], f"was the oldest of {self._unproven.most} unproven ones",
@@ -266,7 +305,7 @@ class Connecting:
                     raise HandshakeRefused("was closed in the middle of its handshake")
                 _send(one.socket, responder.receive(data))
             assert responder.peer is not None
-            outcome = self._admit(responder.peer)
+            outcome = self._outcome(responder.peer, lane=responder.lane)
             _send(one.socket, responder.verdict(outcome))
         except BlockingIOError:
             return None
@@ -276,7 +315,7 @@ class Connecting:
         except OSError as error:
             self._refuse(one, f"broke: {error.strerror or error}")
             return None
-        if outcome == Outcome.TAKEN:
+        if outcome == Outcome.TAKEN and not responder.lane:
             log.warning("%s: %s proves to be rank %d, which has, or had, a connection already, and is refused: two "
                         "processes act as one rank", self._label, one.source, responder.peer)
         if outcome != Outcome.ACCEPTED:
@@ -285,9 +324,16 @@ class Connecting:
         self._poller.unregister(one.socket)
         del self._incoming[one.socket.fileno()]
         self._unproven.remove(one.socket.fileno())
-        if responder.peer in self._fd_of:
-            self._forget(self._outgoing[self._fd_of[responder.peer]]).close()
+        if responder.lane:
+            return Proven(responder.peer, one.socket, 0)
+        if self.connecting(responder.peer):
+            self._forget(self._outgoing[self._fd_of[responder.peer, None]]).close()
         return Proven(responder.peer, one.socket)
+
+    def _outcome(self, peer: int, *, lane: bool) -> Outcome:
+        if not lane or self._admit_lane is None:
+            return self._admit(peer)
+        return Outcome.ACCEPTED if self._admit_lane(peer) else Outcome.TAKEN
 
     def _refuse(self, one: _Incoming, why: str, *, say: bytes = b"", limited: bool = True) -> None:
         """Closes a connection that came.  ``say`` is sent before, as far as that is possible; ``limited``: it still

@@ -91,15 +91,43 @@ class ControlMessage(Send):
 
 class Receive(Pending):
     """A posted receive for a message with this tag.  ``buffer`` is None where ``view`` is the caller's memory, else the
-    memory allocated for a message that arrived before its receive was posted."""
+    memory allocated for a message that arrived before its receive was posted; ``target`` is that receive, where it was
+    posted before all of the message had come."""
 
-    __slots__ = ("buffer", "tag", "view")
+    __slots__ = ("buffer", "tag", "target", "view")
 
     def __init__(self, tag: int, view: memoryview, buffer: bytearray | None = None) -> None:
         super().__init__()
         self.tag = tag
         self.view = view
         self.buffer = buffer
+        self.target: Receive | None = None
+
+    def complete_into(self, target: Receive) -> None:
+        """Lets the message be copied to this receive once all of it has come."""
+        self.target = target
+
+
+def write_posted(sock: TcpSocket, sends: deque[Send], most: int) -> int:
+    """Hands about ``most`` bytes of what is posted to the kernel, or as many as it takes.  Returns how many.
+
+    Raises OSError where the connection is gone.
+    """
+    total = 0
+    try:
+        while sends and total < most:
+            parts = sends[0].parts
+            sent = sock.sendmsg(parts)
+            total += sent
+            while parts and sent >= len(parts[0]):
+                sent -= len(parts.pop(0))
+            if parts:
+                parts[0] = parts[0][sent:]
+            else:
+                sends.popleft().finish()
+    except (BlockingIOError, InterruptedError):
+        pass
+    return total
 
 
 @dataclass(eq=False)
@@ -131,21 +159,7 @@ class PeerConnection:
         Raises OSError where the connection is gone.
         """
         assert self.socket is not None
-        total = 0
-        try:
-            while self.sends and total < most:
-                parts = self.sends[0].parts
-                sent = self.socket.sendmsg(parts)
-                total += sent
-                while parts and sent >= len(parts[0]):
-                    sent -= len(parts.pop(0))
-                if parts:
-                    parts[0] = parts[0][sent:]
-                else:
-                    self.sends.popleft().finish()
-        except (BlockingIOError, InterruptedError):
-            pass
-        return total
+        return write_posted(self.socket, self.sends, most)
 
     # ---- life --------------------------------------------------------------------------------------------------------
     def attach(self, sock: TcpSocket) -> None:

@@ -29,6 +29,8 @@ from netfold.host.job_secret import derive
 from netfold.wire.jobs import Plan
 
 MAGIC: Final = b"netfold2"
+LANE_MAGIC: Final = b"netfold+"
+"""Begins the hello of a lane (``lanes``) instead of MAGIC."""
 NONCE_BYTES: Final = 32
 PROOF_BYTES: Final = 32
 HELLO = struct.Struct(f"!8sQIII{NONCE_BYTES}s")
@@ -79,11 +81,13 @@ class Initiator:
     ``outcome`` is there."""
 
     def __init__(
-        self, me: Identity, peer: int, *, random_bytes: Callable[[int], bytes] = secrets.token_bytes
+        self, me: Identity, peer: int, *, lane: bool = False,
+        random_bytes: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         self._me = me
         self.peer = peer
-        self.hello = HELLO.pack(MAGIC, me.epoch, me.rank, peer, me.world, random_bytes(NONCE_BYTES))
+        magic = LANE_MAGIC if lane else MAGIC
+        self.hello = HELLO.pack(magic, me.epoch, me.rank, peer, me.world, random_bytes(NONCE_BYTES))
         self._challenge = b""
         self._data = bytearray()
         self.outcome: Outcome | None = None
@@ -121,10 +125,16 @@ class Initiator:
 
 class Responder:
     """The side that has accepted.  Pass what arrives to ``receive`` and send what it returns, until ``peer`` is there:
-    the rank that has proven itself.  Then send ``verdict``."""
+    the rank that has proven itself.  Then send ``verdict``.
 
-    def __init__(self, me: Identity, *, random_bytes: Callable[[int], bytes] = secrets.token_bytes) -> None:
+    lanes  whether the connection may be a lane; ``lane`` says whether it is one
+    """
+
+    def __init__(
+        self, me: Identity, *, lanes: bool = False, random_bytes: Callable[[int], bytes] = secrets.token_bytes
+    ) -> None:
         self._me = me
+        self._magics = (MAGIC, LANE_MAGIC) if lanes else (MAGIC,)
         self._challenge = CHALLENGE.pack(MAGIC, random_bytes(NONCE_BYTES))
         self._hello = b""
         self._data = bytearray()
@@ -150,7 +160,7 @@ class Responder:
         me = self._me
         if not self._hello:
             magic, epoch, peer, to, world, _ = HELLO.unpack(message)
-            if magic != MAGIC:
+            if magic not in self._magics:
                 raise HandshakeRefused("is no rank of this version of NetFold")
             if (epoch, to, world) != (me.epoch, me.rank, me.world) or not 0 <= peer < world or peer == me.rank:
                 raise HandshakeRefused(
@@ -171,6 +181,11 @@ class Responder:
             raise ValueError("a verdict before the other side has proven itself")
         said = bytes([outcome])
         return said + self._me.proof("responder", said, self._hello, self._challenge)
+
+    @property
+    def lane(self) -> bool:
+        """Whether the connection is a lane, as the hello says, which the proofs cover."""
+        return self._hello.startswith(LANE_MAGIC)
 
     @property
     def refusal(self) -> bytes:

@@ -6,19 +6,24 @@ other.  Only an unexpected message, one that arrives before a receive with its t
 is read into memory of its own.
 
     message = header: call number | bytes | tag | call text        followed by the payload
+
+Where paths are planned, long messages are cut, and their payload comes on lanes (``laned``).
 """
 
 from __future__ import annotations
 
 from netfold.host.errors import RankMismatch
-from netfold.host.mesh.connected import SAME_ORDER_HINT, ConnectedMesh
+from netfold.host.mesh.connected import SAME_ORDER_HINT
 from netfold.host.mesh.connection import HEADER, PeerConnection, Receive, Send, text_of
+from netfold.host.mesh.laned import LanedMesh
+from netfold.host.mesh.lanes import STRIPED, StripedPart
 from netfold.host.mesh.mesh import DONE, Call, Pending, as_bytes
 from netfold.host.operation.arrays import Flat
 
 
-class TcpMesh(ConnectedMesh):
-    """The ranks of a plan connected over TCP; ``ConnectedMesh`` describes connections, time-outs and errors."""
+class TcpMesh(LanedMesh):
+    """The ranks of a plan connected over TCP; ``ConnectedMesh`` describes connections, time-outs and errors,
+    ``LanedMesh`` planned paths."""
 
     name = "TCP mesh"
 
@@ -28,11 +33,17 @@ class TcpMesh(ConnectedMesh):
         view = as_bytes(data, "send of")
         if not view.nbytes:
             return DONE
-        head = HEADER.pack(self._call.number, view.nbytes, tag, self._text)
-        pending = Send(memoryview(head), view)
-        link.sends.append(pending)
+        parts = self.cut(peer, view.nbytes)
+        head = HEADER.pack(self._call.number, view.nbytes | (STRIPED if parts else 0), tag, self._text)
+        pending: Pending
+        if parts:
+            pending = whole = self.post(peer, view, parts)
+            link.sends.append(StripedPart(whole, memoryview(head)))
+        else:
+            pending = posted = Send(memoryview(head), view)
+            link.sends.append(posted)
         self.bytes_sent += view.nbytes
-        if link.control is not None:
+        if link.control is not None and not parts:
             link.control.of(view.nbytes)
         if len(link.sends) == 1 and link.socket is not None:
             with self.spanned("send"):
@@ -58,13 +69,15 @@ class TcpMesh(ConnectedMesh):
         return pending
 
     def flush(self) -> None:
-        while any(link.sends or link.receives for link in self._links.values()):
+        while any(link.sends or link.receives or lanes.bytes_unsent or lanes.bytes_awaited
+                  for link, lanes in zip(self._links.values(), self._lanes.values(), strict=True)):
             self._advance()
 
     # ---- matching --------------------------------------------------------------------------------------------------
     def _message(self, link: PeerConnection) -> None:
         """Handles a complete header: finds the posted receive that the message belongs to, if there is one already."""
         number, nbytes, tag, text = HEADER.unpack(link.header)
+        cut, nbytes = bool(nbytes & STRIPED), nbytes & ~STRIPED
         if not link.receives:
             return
         wanted = next((receive for receive in link.receives if receive.tag == tag), None)
@@ -73,11 +86,18 @@ class TcpMesh(ConnectedMesh):
             raise self._fail(RankMismatch, f"rank {link.rank} is at {theirs}; expected {self._call}; {SAME_ORDER_HINT}")
         if wanted is None:
             memory = bytearray(nbytes)
-            link.expect_payload(Receive(tag, memoryview(memory), memory))
-            return
-        self._check_size(link, wanted, nbytes)
-        link.receives.remove(wanted)
-        link.expect_payload(wanted)
+            receive = Receive(tag, memoryview(memory), memory)
+            if cut:  # later ones with its tag may be complete before it
+                link.unexpected.append(receive)
+        else:
+            self._check_size(link, wanted, nbytes)
+            link.receives.remove(wanted)
+            receive = wanted
+        if cut:
+            link.expect_header()
+            self.place(link.rank, receive, receive.view)
+        else:
+            link.expect_payload(receive)
 
     def _arrived(self, link: PeerConnection, receive: Receive) -> None:
         super()._arrived(link, receive)
@@ -85,15 +105,24 @@ class TcpMesh(ConnectedMesh):
             link.unexpected.append(receive)
             self._match_unexpected(link)
 
+    def _assembled(self, link: PeerConnection, receive: Receive) -> None:
+        receive.finish()
+        if receive.buffer is not None and receive.target is not None:
+            receive.target.view[:] = receive.buffer
+            receive.target.finish()
+
     def _match_unexpected(self, link: PeerConnection) -> None:
-        """Copies unexpected messages to receives that have been posted since."""
+        """Copies unexpected messages to receives that have been posted since, now or as soon as they are complete."""
         for early in list(link.unexpected):
             wanted = next((receive for receive in link.receives if receive.tag == early.tag), None)
             if wanted is not None:
                 assert early.buffer is not None
                 self._check_size(link, wanted, len(early.buffer))
-                wanted.view[:] = early.buffer
-                wanted.finish()
+                if early.done:
+                    wanted.view[:] = early.buffer
+                    wanted.finish()
+                else:
+                    early.complete_into(wanted)
                 link.receives.remove(wanted)
                 link.unexpected.remove(early)
 
@@ -106,20 +135,26 @@ class TcpMesh(ConnectedMesh):
             )
 
     # ---- failure ---------------------------------------------------------------------------------------------------
+    def _awaited(self, link: PeerConnection) -> int:
+        return link.bytes_awaited + self._lanes[link.rank].bytes_awaited
+
+    def _unsent(self, link: PeerConnection) -> int:
+        return link.bytes_unsent + self._lanes[link.rank].bytes_unsent
+
     def _busy(self, link: PeerConnection) -> bool:
-        return bool(link.bytes_awaited or link.bytes_unsent)
+        return bool(self._awaited(link) or self._unsent(link))
 
     def _peers_awaited(self) -> list[PeerConnection]:
         links = self._links.values()
-        return [link for link in links if link.bytes_awaited] + [
-            link for link in links if link.bytes_unsent and not link.bytes_awaited
+        return [link for link in links if self._awaited(link)] + [
+            link for link in links if self._unsent(link) and not self._awaited(link)
         ]
 
     def _describe_missing(self, link: PeerConnection) -> str:
         parts = []
-        if link.bytes_awaited:
-            parts.append(f"has not sent {link.bytes_awaited} bytes")
-        if link.bytes_unsent:
-            parts.append(f"has not accepted {link.bytes_unsent} bytes")
+        if awaited := self._awaited(link):
+            parts.append(f"has not sent {awaited} bytes")
+        if unsent := self._unsent(link):
+            parts.append(f"has not accepted {unsent} bytes")
         state = "" if link.socket is not None else ", never connected" if not link.lost else f", {link.lost}"
         return f"rank {link.rank} ({link.address}{state}) {' and '.join(parts) or 'has nothing to send or accept'}"

@@ -9,11 +9,11 @@ import socket
 
 from netfold.host import environment
 from netfold.host.client.jobs import JobClient
+from netfold.host.client.path_client import PlannedPaths
 from netfold.host.errors import PlanError
 from netfold.host.mesh.memory import MemoryFabric
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.mesh.tcp import TcpMesh
-from netfold.host.roce.path_client import PlannedPaths
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire.jobs import Plan
 
@@ -49,7 +49,8 @@ def open_mesh(
         return RoceMesh(
             plan, listener, timeout=timeout, open_pairs=open_pairs, planned=_planned(plan, client), timeline=timeline
         )
-    return TcpMesh(plan, listener, timeout=timeout, timeline=timeline)
+    paths = None if client is None else PlannedPaths(client, plan, needed=False)
+    return TcpMesh(plan, listener, timeout=timeout, planned=paths, timeline=timeline)
 
 
 def _planned(plan: Plan, client: JobClient | None) -> PlannedPaths | None:

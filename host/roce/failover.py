@@ -13,8 +13,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+from netfold.host.mesh.source_ports import SourcePorts
 from netfold.host.roce.native import Endpoint, EndpointEvent
-from netfold.host.roce.source_ports import SourcePorts
 from netfold.wire.paths import Paths
 
 log = logging.getLogger("netfold")

@@ -23,6 +23,8 @@ from netfold.host.errors import NetFoldError, PeerLost, PlanError, RankMismatch,
 from netfold.host.mesh.connected import PEER_LOST_HINT, ConnectedMesh
 from netfold.host.mesh.connection import PeerConnection
 from netfold.host.mesh.mesh import DONE, IDLE, Call, Pending, as_bytes
+from netfold.host.mesh.planned import Collective, PathSource
+from netfold.host.mesh.source_ports import MOST_QUEUE_PAIRS, SourcePorts
 from netfold.host.native.library import RUN_PACKETS
 from netfold.host.native.sockets import check_mtu
 from netfold.host.operation.arrays import Flat
@@ -30,10 +32,8 @@ from netfold.host.roce import native
 from netfold.host.roce.clear_to_send import TEXT_BYTES, ClearToSend, Message, PeerTransfers
 from netfold.host.roce.failover import PathFailover
 from netfold.host.roce.native import ANSWERED, ARRIVED, SENT, STALLED, Endpoint, EndpointEvent, EndpointIo
-from netfold.host.roce.path_client import Collective, PlannedPaths
 from netfold.host.roce.queue_pairs import MAX_OPEN, MOST_RANKS, QueuePairs
 from netfold.host.roce.sockets import open_endpoint
-from netfold.host.roce.source_ports import MOST_QUEUE_PAIRS, SourcePorts
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire import roce
 from netfold.wire.jobs import Plan
@@ -90,7 +90,7 @@ class RoceMesh(ConnectedMesh):
         ports: Sequence[int] = (),
         recycle: bool = False,
         stay: bool = False,
-        planned: PlannedPaths | None = None,
+        planned: PathSource | None = None,
         shared: bool = False,
         clock: Callable[[], float] = time.monotonic,
         timeline: Timeline | None = None,

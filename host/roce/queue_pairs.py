@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 
 from netfold.host.job_secret import derive
+from netfold.host.mesh.source_ports import SourcePorts
 from netfold.host.roce.failover import PathFailover
 from netfold.host.roce.native import Connection, Endpoint
 from netfold.host.roce.sockets import CONNECTION_BIT
-from netfold.host.roce.source_ports import SourcePorts
 from netfold.wire import roce
 from netfold.wire.jobs import Plan
 

@@ -84,17 +84,18 @@ def netfold_paths(fabric: Fabric, *words: str) -> Table:
 
 
 @pytest.mark.alone
+@pytest.mark.parametrize("rail", ["roce", "tcp"])
 @in_sandbox(timeout=200)
-def test_a_communicator_over_queue_pairs_keeps_to_the_plan(tmp_path: Path) -> None:
-    """All its RoCE packets between leaves are pinned, both uplinks carry alike; with one drained all take the other,
-    and a mode set by the operator is in force."""
+def test_a_communicator_keeps_to_the_plan(rail: str, tmp_path: Path) -> None:
+    """All its packets with names between leaves are pinned, both uplinks carry alike; with one drained all take the
+    other, and a mode set by the operator is in force."""
     fabric = leafspine(2, 2, 4, rate="100mbit", rundir=sandbox.rundir())
     with Network(fabric, logs=tmp_path / "logs") as network:
 
         def use() -> list[int]:
             """Bytes that leaf1's uplinks carried during a job."""
             before = [link.a_to_b.bytes for link in network.status().links]
-            digests = network.launch(program("paths_rank.py"), job="planned").wait(within=90)
+            digests = network.launch([*program("paths_rank.py"), rail], job="planned").wait(within=90)
             assert len({lines[-1] for lines in digests}) == 1
             after = [link.a_to_b.bytes for link in network.status().links]
             return [y - x for x, y, link in zip(before, after, fabric.links, strict=True)

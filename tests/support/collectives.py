@@ -18,6 +18,7 @@ from netfold.host.collectives.flow import run
 from netfold.host.job_secret import draw
 from netfold.host.mesh.connection import listen
 from netfold.host.mesh.mesh import Call, Mesh
+from netfold.host.mesh.planned import PathSource
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import BFLOAT16, NATIVE, ReduceOp, Reduction
@@ -78,7 +79,9 @@ class Awake:
 class TcpRanks:
     """A context with the meshes of all ranks of a job over loopback TCP."""
 
-    def __init__(self, ranks: int, *, timeout: float = 30.0) -> None:
+    def __init__(
+        self, ranks: int, *, timeout: float = 30.0, planned: Callable[[int], PathSource | None] = lambda rank: None
+    ) -> None:
         number = os.getpid() * 16 + next(_subnets) % 16
         net = f"127.{64 + (number >> 8) % 128}.{number & 255}"
         listeners = [listen(f"{net}.{rank + 1}") for rank in range(ranks)]
@@ -86,7 +89,8 @@ class TcpRanks:
         secret = draw()
         self.meshes = [
             TcpMesh(
-                Plan("loop", 1, rank, ranks, peers, [], secret=secret), listeners[rank], timeout=timeout, clock=Awake()
+                Plan("loop", 1, rank, ranks, peers, [], secret=secret), listeners[rank], timeout=timeout, clock=Awake(),
+                planned=planned(rank),
             )
             for rank in range(ranks)
         ]

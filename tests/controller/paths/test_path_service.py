@@ -21,7 +21,7 @@ from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry
 from netfold.fabric import collectives
 from netfold.host.client.jobs import JobClient
-from netfold.host.roce.path_client import ALL_TO_ALL, PlannedPaths
+from netfold.host.client.path_client import ALL_TO_ALL, PlannedPaths
 from netfold.rpc import rpc
 from netfold.wire import roce
 from netfold.wire.jobs import Plan

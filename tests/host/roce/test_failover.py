@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from netfold.host.mesh.source_ports import SourcePorts
 from netfold.host.roce.failover import PathFailover
 from netfold.host.roce.native import ANSWERED, STALLED, Connection, Endpoint
-from netfold.host.roce.source_ports import SourcePorts
 from netfold.wire.paths import Paths, Reach
 from netfold.wire.roce import Opcode
 from support.roce import PORT, Datagram, Wires, Writer, address, some_bytes

@@ -24,6 +24,7 @@ from netfold.host.innet.fold import FoldRail
 from netfold.host.job_secret import draw
 from netfold.host.mesh.connection import listen
 from netfold.host.mesh.mesh import Call, Mesh
+from netfold.host.mesh.source_ports import SourcePorts
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.host.roce.failover import PathFailover
@@ -31,7 +32,6 @@ from netfold.host.roce.mesh import RoceMesh
 from netfold.host.roce.native import Connection, Endpoint
 from netfold.host.roce.queue_pairs import QueuePairs
 from netfold.host.roce.sockets import CONNECTION_BIT
-from netfold.host.roce.source_ports import SourcePorts
 from netfold.host.selection.peers import Peers
 from netfold.testing import LoopbackSwitch
 from netfold.wire import roce

@@ -16,7 +16,7 @@ from netfold.controller.paths.path_service import PathService
 from netfold.controller.paths.steering import Steering
 from netfold.fabric import collectives
 from netfold.fabric.generate import leafspine
-from netfold.host.roce.source_ports import SourcePorts
+from netfold.host.mesh.source_ports import SourcePorts
 from netfold.wire import roce
 from netfold.wire.paths import Follow, Paths
 from support.controller import run

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of the end-to-end test of planned paths: a communicator over queue pairs, all whose collectives are planned.
+"""One rank of the end-to-end test of planned paths: a communicator all whose collectives are planned.
 
-    python paths_rank.py        prints the sum's digest; ends with EXIT_WRONG_DATA where an element is wrong
+    python paths_rank.py RAIL   prints the sum's digest; ends with EXIT_WRONG_DATA where an element is wrong
 """
 
 import hashlib
 import os
+import sys
 
 import numpy as np
 
@@ -18,7 +19,8 @@ COUNT = 400_000
 def main() -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     with Communicator.join(
-        os.environ["NETFOLD_JOB"], rank, world, address=os.environ["NETFOLD_ADDRESS"], rail="roce", timeout=30.0
+        os.environ["NETFOLD_JOB"], rank, world, address=os.environ["NETFOLD_ADDRESS"], rail=sys.argv[1],  # type: ignore[arg-type]
+        timeout=30.0,
     ) as comm:
         data = np.arange(COUNT, dtype=np.int32) * (rank + 1)
         expected = np.arange(COUNT, dtype=np.int32) * sum(range(1, world + 1))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.host.roce.source_ports import LEAST_PART, MOST_QUEUE_PAIRS, MessagePart, SourcePorts, WeightedPort
+from netfold.host.mesh.source_ports import LEAST_PART, MOST_QUEUE_PAIRS, MessagePart, SourcePorts, WeightedPort
 from netfold.wire.paths import PathPiece, Paths, Reach
 
 PORTS = [61441, 61442, 61443, 61444]

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The UDP source ports from which a rank's flows leave: as the controller planned, and others as soon as a path fails.
+"""The source ports from which a rank's flows leave: as the controller planned, and others as soon as a path fails.
 
 Switches choose a packet's path by its source port.  A *weighted port* is a source port and the share of each message
-that it carries, on one queue pair (`mesh.RoceMesh`).  A path on which nothing is acknowledged is suspect for all peers
-under the same leaf, until it works after all, or until the controller's next plan.
+that it carries, on one queue pair (``roce.mesh``) or, by a TCP port that names the same path, on one lane (``laned``).
+A path on which nothing is acknowledged is suspect for all peers under the same leaf, until it works after all, or until
+the controller's next plan.
 """
 
 from __future__ import annotations
@@ -95,6 +96,10 @@ class SourcePorts:
                      for n, first in enumerate(range(0, nbytes, size))]
         return [MessagePart(lane, at, min(at + LONGEST_WRITE, last)) for lane, first, last in parts
                 for at in range(first, last, LONGEST_WRITE)]
+
+    def ports_to(self, peer: int) -> Sequence[int]:
+        """The source ports of all working paths to a peer; empty where none was planned, and under the same leaf."""
+        return () if peer in self._same_leaf else self._all[peer]
 
     def most_ports(self) -> int:
         """Largest number of weighted ports to any one peer."""

@@ -2,7 +2,7 @@
 """A rank's client of the controller's path service (wire/paths.py): its paths, their updates, and reports of suspects.
 
     planned = PlannedPaths(jobs, plan)
-    mesh = RoceMesh(plan, listener, planned=planned, timeout=30.0)    # owns it; asks before each collective
+    mesh = TcpMesh(plan, listener, planned=planned, timeout=30.0)    # owns it, as a RoceMesh does
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import grpc
 
@@ -21,7 +21,8 @@ from netfold.host.client.controller_channel import AWAY
 from netfold.host.client.jobs import JobClient
 from netfold.host.client.stream_listener import StreamListener
 from netfold.host.errors import PlanError
-from netfold.host.roce.source_ports import MOST_QUEUE_PAIRS
+from netfold.host.mesh.planned import Collective
+from netfold.host.mesh.source_ports import MOST_QUEUE_PAIRS
 from netfold.wire.jobs import Plan
 from netfold.wire.paths import SERVICE, Follow, Noted, Paths, Suspect
 
@@ -29,6 +30,8 @@ log = logging.getLogger("netfold")
 
 ANSWER_SECONDS: Final = 10.0
 """Seconds to wait for the controller's first answer."""
+PATIENCE_SECONDS: Final = 1.0
+"""The same where the rank can go without."""
 AGAIN_SECONDS: Final = 0.5
 """Seconds until paths are asked for again after the controller has gone."""
 AWAY_SECONDS: Final = 60.0
@@ -37,26 +40,21 @@ MOST_COLLECTIVES: Final = 32
 """Number of collectives whose paths a rank follows at once, a stream each; later ones use the all-to-all's."""
 
 
-class Collective(NamedTuple):
-    """The collective that paths are planned for: an algorithm, and the ranks that take part, in its order; no ranks:
-    all, by number."""
-
-    algorithm: str
-    ranks: tuple[int, ...] = ()
-    root: int = 0
-
-
 ALL_TO_ALL: Final = Collective("all_to_all")
 
 
 class PlannedPaths:
     """A rank's paths for each collective, requested when it is first used.  Raises PlanError.
 
-    scope  which flows are split together (wire.paths.Follow)
+    scope   which flows are split together (wire.paths.Follow)
+    needed  whether the rank cannot go without paths, so that they are asked for at once, and PlanError says where there
+            are none.  Else nobody waits for an answer longer than PATIENCE_SECONDS: until it comes, there are no paths
     """
 
-    def __init__(self, jobs: JobClient, plan: Plan, *, scope: Literal["host", "leaf", "auto"] = "auto") -> None:
-        self._jobs, self._plan, self._scope = jobs, plan, scope
+    def __init__(
+        self, jobs: JobClient, plan: Plan, *, scope: Literal["host", "leaf", "auto"] = "auto", needed: bool = True
+    ) -> None:
+        self._jobs, self._plan, self._scope, self._needed = jobs, plan, scope, needed
         self._clients: dict[Collective, PathClient] = {}
         self._refused: set[Collective] = set()
         self._adopted: tuple[Collective, Paths] | None = None
@@ -65,9 +63,14 @@ class PlannedPaths:
         self.changed_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """An eventfd that is readable when there may be newer paths."""
         self._report_suspect: Any = jobs.unary(f"{SERVICE}/Suspect", Noted)
+        self.ports: list[int] = []
+        """Source ports of all paths that this rank may ever use, where it cannot go without."""
+        if not needed:
+            return
         try:
-            self.ports = self._client(ALL_TO_ALL).paths.ports
-            """Source ports of all paths that this rank may ever use."""
+            paths = self._client(ALL_TO_ALL).paths
+            assert paths is not None, "the client has waited for them"
+            self.ports = paths.ports
         except BaseException:
             self.close()
             raise
@@ -90,10 +93,13 @@ class PlannedPaths:
                 self._client(wanted)
             except PlanError as error:
                 self._refused.add(wanted)
-                log.warning("no plan for %s: it takes the paths of an all-to-all: %s", wanted, error)
+                if self._needed:
+                    log.warning("no plan for %s: it takes the paths of an all-to-all: %s", wanted, error)
+                else:
+                    log.info("no plan for %s: the switches choose paths by their hash: %s", wanted, error)
         of = ALL_TO_ALL if wanted in self._refused else wanted
-        paths = self._clients[of].paths
-        if (of, paths) == self._adopted:
+        paths = self._clients[of].paths if of in self._clients else None
+        if paths is None or (of, paths) == self._adopted:
             return None
         self._adopted, self._last_given = (of, paths), paths
         return paths
@@ -134,7 +140,7 @@ class PlannedPaths:
     def _client(self, wanted: Collective) -> PathClient:
         if wanted not in self._clients:
             self._clients[wanted] = PathClient(
-                self._jobs, self._plan, wanted, scope=self._scope, on_change=self._signal
+                self._jobs, self._plan, wanted, scope=self._scope, needed=self._needed, on_change=self._signal
             )
         return self._clients[wanted]
 
@@ -143,12 +149,13 @@ class PathClient:
     """The stream of one rank's paths for one collective, over the channel of ``jobs``.  Raises PlanError.
 
     scope      which flows are split together (wire.paths.Follow)
+    needed     whether there must be paths, else PlanError is only raised where the controller refuses
     on_change  called with nothing after each plan that arrives, on a thread of its own
     """
 
     def __init__(
         self, jobs: JobClient, plan: Plan, of: Collective, *, scope: Literal["host", "leaf", "auto"] = "auto",
-        on_change: Callable[[], None] = lambda: None,
+        needed: bool = True, on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._signal = on_change
         request = Follow(plan.job, plan.rank, plan.epoch, collective=of.algorithm, ranks=list(of.ranks), root=of.root,
@@ -161,14 +168,14 @@ class PathClient:
         self._gone_since: float | None = None
         self._registers = bool(plan.ticket.value)
         self._listening = StreamListener(lambda: follow(request), "netfold-paths", self._on_paths, self._on_end)
-        if not self._first.wait(ANSWER_SECONDS) or self._paths is None:
+        came = self._first.wait(ANSWER_SECONDS if needed else PATIENCE_SECONDS)
+        if self._paths is None and (came or needed):
             self.close()
             raise PlanError(f"{self._me}: no paths from {jobs.controller}: {self._why}")
 
     @property
-    def paths(self) -> Paths:
-        """The newest paths."""
-        assert self._paths is not None
+    def paths(self) -> Paths | None:
+        """The newest paths; None where none are needed, and no answer has come yet."""
         return self._paths
 
     def close(self) -> None:

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lanes: further TCP connections to a peer, each from a source port that names a path, for the parts of cut messages.
+
+    connection for messages   header with STRIPED in its bytes; the order of messages is that of headers     both ways
+    lane                      number of the cut message | offset | bytes        followed by that payload    one way
+
+Who sends opens a lane for each source port that the plan has for a peer.  Who receives needs no plan: a part says where
+it belongs.  A part that overtakes its message's header waits in its connection, and nothing more is read from there.
+A peer's word about offsets and sizes counts only within the memory of the message.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from netfold.host.mesh.congestion_control import CongestionControl
+from netfold.host.mesh.connection import Receive, Send, TcpSocket, write_posted
+from netfold.host.mesh.mesh import Pending
+from netfold.wire import roce
+
+PART = struct.Struct("!QQQ")
+"""Layout of what precedes a part on a lane: number of the cut message among the sender's, offset, bytes."""
+STRIPED: Final = 1 << 63
+"""Bit of a message header's bytes: the payload comes in parts, on lanes."""
+CUT_BYTES: Final = 4096
+"""Messages are cut at multiples of this."""
+MOST_LANES: Final = 32
+"""Lanes in one direction between two ranks at most."""
+DEAD_SECONDS: Final = 0.1
+"""Seconds without an acknowledgement, in spite of retransmissions, after which a connection's path counts as dead."""
+
+_TCP_INFO = struct.Struct("=8B13I")
+"""The beginning of Linux's struct tcp_info, up to tcpi_last_ack_recv."""
+_BACKOFF, _UNACKED, _RETRANS, _LAST_ACK_RECV = 4, 12, 15, 20
+
+
+class Striped(Pending):
+    """A posted message that is cut: done once its header and all parts are sent."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, parts: int) -> None:
+        super().__init__()
+        self.left = parts + 1
+
+    def one_sent(self) -> None:
+        """Counts the header or a part that the kernel has taken."""
+        self.left -= 1
+        if not self.left:
+            self.finish()
+
+
+class StripedPart(Send):
+    """The header or one part of a cut message."""
+
+    __slots__ = ("whole",)
+
+    def __init__(self, whole: Striped, *parts: memoryview) -> None:
+        super().__init__(*parts)
+        self.whole = whole
+
+    def finish(self) -> None:
+        super().finish()
+        self.whole.one_sent()
+
+
+@dataclass(eq=False)
+class Assembly:
+    """A cut message that arrives: the receive that it is for, all of its memory, and the bytes that are missing."""
+
+    receive: Receive
+    view: memoryview
+    left: int
+
+    def took(self, nbytes: int) -> None:
+        """Counts bytes that have arrived."""
+        self.left -= nbytes
+
+
+@dataclass(eq=False)
+class OutLane:
+    """A lane that this rank opened.  ``socket`` is None until the peer has proven itself."""
+
+    rank: int
+    socket: TcpSocket | None = None
+    sends: deque[Send] = field(default_factory=deque)
+    control: CongestionControl | None = None
+
+    def attach(self, sock: TcpSocket) -> None:
+        """Takes the connected socket."""
+        self.socket, self.control = sock, CongestionControl(sock)
+
+    def close(self) -> None:
+        """Closes the socket; what the kernel has still arrives."""
+        if self.socket is not None:
+            self.socket.close()
+        self.socket, self.control = None, None
+
+    def post(self, part: Send) -> None:
+        """Posts a part."""
+        self.sends.append(part)
+        if self.control is not None:
+            self.control.of(len(part.parts[-1]))
+
+    def write(self, most: int) -> int:
+        """Hands about ``most`` bytes of what is posted to the kernel.  Returns how many it took.  Raises OSError."""
+        assert self.socket is not None
+        return write_posted(self.socket, self.sends, most)
+
+    @property
+    def events(self) -> int:
+        """Poll events to register for."""
+        return select.POLLIN | (select.POLLOUT if self.sends else 0)
+
+    @property
+    def bytes_unsent(self) -> int:
+        """Bytes that the kernel has not taken yet."""
+        return sum(len(piece) for send in self.sends for piece in send.parts)
+
+
+@dataclass(eq=False)
+class InLane:
+    """A lane that a peer opened, and how far its next part has been read."""
+
+    rank: int
+    socket: TcpSocket
+    header: bytearray = field(default_factory=lambda: bytearray(PART.size))
+    header_bytes: int = 0
+    into: memoryview | None = None
+    """The memory that the part's next bytes go to; None before the part has a place."""
+    of: Assembly | None = None
+
+    def close(self) -> None:
+        """Closes the socket."""
+        self.socket.close()
+
+    def read_header(self) -> int:
+        """Reads bytes of the next part's header that have arrived.  Returns how many, 0 at the end.  Raises OSError."""
+        got = self.socket.recv_into(memoryview(self.header)[self.header_bytes :])
+        self.header_bytes += got
+        return got
+
+    def read_payload(self) -> int:
+        """Reads bytes of the part that have arrived.  Returns how many, 0 at the end.  Raises OSError."""
+        assert self.into is not None
+        assert self.of is not None
+        got = self.socket.recv_into(self.into)
+        self.into = self.into[got:]
+        self.of.took(got)
+        return got
+
+    def place(self, assembly: Assembly, offset: int, size: int) -> None:
+        """Gives the part its memory."""
+        self.of, self.into = assembly, assembly.view[offset : offset + size]
+
+    def next_part(self) -> None:
+        """Lets the next bytes be read as a part's header."""
+        self.of, self.into, self.header_bytes = None, None, 0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the part's header is complete, and its message not known yet."""
+        return self.into is None and self.header_bytes == PART.size
+
+    @property
+    def number(self) -> int:
+        """Number of the message that a complete part header belongs to."""
+        return int(PART.unpack(self.header)[0])
+
+    @property
+    def in_the_middle(self) -> bool:
+        """Whether a part has begun and is not complete."""
+        return self.header_bytes > 0
+
+
+@dataclass(eq=False)
+class PeerLanes:
+    """All lanes between this rank and one peer, and the cut messages that arrive."""
+
+    out: dict[int, OutLane] = field(default_factory=dict)
+    """By the source port that the plan names."""
+    incoming: list[InLane] = field(default_factory=list)
+    sent: int = 0
+    """Cut messages posted so far."""
+    announced: int = 0
+    """Headers of cut messages that have arrived so far."""
+    assemblies: dict[int, Assembly] = field(default_factory=dict)
+
+    def count_sent(self) -> None:
+        """Counts a cut message that has been posted."""
+        self.sent += 1
+
+    def announce(self, assembly: Assembly) -> int:
+        """Records the peer's next cut message.  Returns its number."""
+        number, self.announced = self.announced, self.announced + 1
+        self.assemblies[number] = assembly
+        return number
+
+    def forget(self, lane: OutLane) -> None:
+        """Drops a lane of this rank's that has ended."""
+        self.out = {port: one for port, one in self.out.items() if one is not lane}
+
+    @property
+    def bytes_unsent(self) -> int:
+        """Bytes of parts that the kernel has not taken yet."""
+        return sum(lane.bytes_unsent for lane in self.out.values())
+
+    @property
+    def bytes_awaited(self) -> int:
+        """Bytes that are missing of messages that somebody waits for."""
+        return sum(one.left for one in self.assemblies.values()
+                   if one.receive.buffer is None or one.receive.target is not None)
+
+
+def path_is_dead(sock: socket.socket) -> bool:
+    """Whether nothing has been acknowledged on a connection for DEAD_SECONDS, though bytes were sent again."""
+    info = _TCP_INFO.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
+    return bool(info[_UNACKED] and (info[_BACKOFF] or info[_RETRANS]) and info[_LAST_ACK_RECV] >= DEAD_SECONDS * 1000)
+
+
+def path_of(sock: socket.socket) -> int | None:
+    """The UDP source port that names the same path as a connection's ports; None where they name none."""
+    for name in (sock.getsockname()[1], sock.getpeername()[1]):
+        if name >= roce.TCP_PATH_PORT:
+            return int(roce.PATH_PORT + (name - roce.TCP_PATH_PORT) % roce.TCP_SAME_PATH)
+    return None
