@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast one core of a rank quantises, dequantises, makes packets and reads them, compared with memcpy.
+"""How fast one core of a rank quantises, dequantises, makes packets and reads them, compared with memcpy; and what
+reproducible sums (``exact``) take of it.
 
     python bench/scripts/host.py [--mb 100] [--rounds 7] [--path-mtu 4096]
 
@@ -18,6 +19,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from netfold.host.exact import digits
 from netfold.host.innet import abi, native, quantise
 from netfold.host.native.library import Origin
 from netfold.host.operation.coding import PLAIN, Coding, LaneBits, Rounding
@@ -28,7 +30,7 @@ from netfold.wire.jobs import RankStream, RankTree
 WORLD = 8
 
 
-def rows(nbytes: int, path_mtu: int) -> dict[str, Callable[[], None]]:
+def rows(nbytes: int, path_mtu: int) -> dict[str, Callable[[], object]]:
     """The work of each row of the table; each reads or writes ``nbytes`` of float32."""
     lib = native.library()
     n = nbytes // 4
@@ -67,6 +69,13 @@ def rows(nbytes: int, path_mtu: int) -> dict[str, Callable[[], None]]:
     def loop_narrow(bits: LaneBits, rounding: Rounding) -> None:
         loop_back(x, y, coding=Coding(bits, rounding))
 
+    bounds = digits.scan("float32", x)
+    sums = digits.ExactSum("float32", x, bounds, WORLD)
+    exact: dict[str, Callable[[], object]] = {
+        "exact: scales": lambda: digits.scan("float32", x),
+        "exact: to digits": lambda: digits.ExactSum("float32", x, bounds, WORLD),
+        "exact: rounded": lambda: sums.round(y),
+    }
     ints = np.zeros(n, np.int32)
     into = np.empty_like(ints)
     narrow: dict[str, Callable[[], None]] = {}
@@ -85,6 +94,7 @@ def rows(nbytes: int, path_mtu: int) -> dict[str, Callable[[], None]]:
             wire.ctypes.data, n, agreed.ctypes.data, WORLD, 1.0, y.ctypes.data
         ),
         **narrow,
+        **exact,
         "float32 out and in": lambda: loop_back(x, y),
         "in lanes of 16": lambda: loop_narrow(16, "stochastic"),
         "in lanes of 8": lambda: loop_narrow(8, "stochastic"),

@@ -24,7 +24,13 @@ from netfold.host.errors import JoinRefused, PlanError
 from netfold.host.innet.fold import FoldRail
 from netfold.host.innet.parallel import ParallelFold
 from netfold.host.mesh.connection import listen
-from netfold.host.operation.coding import Coding, LaneBits, lane_bits_from_environment
+from netfold.host.operation.coding import (
+    REPRODUCIBLE_VARIABLE,
+    Coding,
+    LaneBits,
+    lane_bits_from_environment,
+    reproducible_from_environment,
+)
 from netfold.host.operation.rail import FoldingRail, RailStats
 from netfold.host.rails.joining import Joined, join_rails
 from netfold.host.rails.multirail import MultiRail
@@ -84,6 +90,7 @@ class JoinSettings:
     algorithm: str | None = None
     helpers: Sequence[int] = ()
     timeout: float = 10.0
+    reproducible: bool | None = None
 
     def __post_init__(self) -> None:
         if self.rail not in get_args(RailName):
@@ -97,6 +104,19 @@ class JoinSettings:
                 f"rail={self.resolved().rail!r}, helpers={list(self.helpers)}: switches fold what every rank sends; "
                 "use 'tcp'"
             )
+        if self.coding().reproducible and self.helpers:
+            raise ValueError(
+                f"reproducible=True (argument or {REPRODUCIBLE_VARIABLE}), helpers={list(self.helpers)}: helpers "
+                "have no data, and so cannot tell its scale; give either"
+            )
+
+    def coding(self, seed: int = 0) -> Coding:
+        """The coding where a call asks for nothing else; raises ValueError where its settings do not fit together.
+
+        seed  of stochastic rounding
+        """
+        exact = reproducible_from_environment() if self.reproducible is None else self.reproducible
+        return Coding(self.lane_bits or lane_bits_from_environment(), seed=seed, reproducible=exact)
 
     def resolved(self) -> JoinSettings:
         """The same settings, with algorithm="innet" replaced by the rail that it stands for."""
@@ -142,7 +162,7 @@ def join(
             timeout=settings.timeout, join_timeout=join_timeout, algorithm=settings.resolved().algorithm,
             lane_bits=settings.lane_bits or lane_bits_from_environment(), path_mtu=path_mtu, token=token,
         )
-        return _of_rails(join_rails(specs, job, rank, world, options), options.lane_bits)
+        return _of_rails(join_rails(specs, job, rank, world, options), settings)
     if specs:
         plane = specs[0].plane
         settings, controller = replace(settings, rail=specs[0].kind, address=plane.address), plane.controller
@@ -287,7 +307,7 @@ def _of_membership(
     said = settings
     plan, settings = membership.plan, settings.resolved()
     rail, helpers = settings.rail, settings.helpers
-    coding = _coding(plan, settings.lane_bits)
+    coding = _coding(plan, settings)
     me = f"job {plan.job!r}, rank {plan.rank} of {plan.world}"
     shared = any(len(ranks) > 1 for ranks in plan.machines)
     if rail in FOLDING and plan.world > 1 and not plan.trees:
@@ -368,7 +388,7 @@ def _open_fold(
     return rail
 
 
-def _of_rails(joined: Joined, lane_bits: LaneBits) -> Parts:
+def _of_rails(joined: Joined, settings: JoinSettings) -> Parts:
     """The parts for several rails used as one, each of which is a member of a job of its own."""
     plan, flight = joined.plan, joined.flight
     check_plan(plan)
@@ -378,13 +398,13 @@ def _of_rails(joined: Joined, lane_bits: LaneBits) -> Parts:
     )
     joined.rails.on_change(lambda: dispatch.go_over(joined.peers()))
     return _checked(
-        Parts(Membership(plan), dispatch, OperationSequencer(me, flight), _coding(plan, lane_bits), joined.rails)
+        Parts(Membership(plan), dispatch, OperationSequencer(me, flight), _coding(plan, settings), joined.rails)
     )
 
 
-def _coding(plan: Plan, lane_bits: LaneBits | None) -> Coding:
+def _coding(plan: Plan, settings: JoinSettings) -> Coding:
     """The coding in lanes where a call asks for nothing else."""
-    return Coding(lane_bits or lane_bits_from_environment(), seed=zlib.crc32(plan.job.encode()))
+    return settings.coding(zlib.crc32(plan.job.encode()))
 
 
 def _checked(parts: Parts) -> Parts:

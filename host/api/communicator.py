@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from netfold.host.api import assembly
+from netfold.host.api import reproducible as exact
 from netfold.host.api.assembly import JoinSettings, Parts, RailName
 from netfold.host.api.change import RankChange
 from netfold.host.api.group import Group
@@ -64,6 +65,7 @@ class Communicator(Group):
         token: str = "",
         rails: str | Sequence[RailSpec] | None = None,
         on_loss: OnLoss = "raise",
+        reproducible: bool | None = None,
     ) -> Communicator:
         """Joins a job and waits until all its ranks have.
 
@@ -92,10 +94,12 @@ class Communicator(Group):
         on_loss      "raise": where a rank is lost, operations end with its name, and the ranks that are left may
                      ``shrink``; "shrink": an allreduce does that by itself, and is finished all the same
                      (``enduring``), for two copies of its tensor; over one rail alone
+        reproducible of reductions of floats where a call says nothing else: bits that depend on the contributions
+                     alone (``allreduce``); default: whether $NETFOLD_REPRODUCIBLE is 1
         Raises JoinRefused, PlanError, TransportError, ValueError.
         """
         kind = cls._that(on_loss)
-        settings = JoinSettings(address, rail, lane_bits, algorithm, helpers, timeout)
+        settings = JoinSettings(address, rail, lane_bits, algorithm, helpers, timeout, reproducible)
         parts = assembly.join(
             job, rank, world, settings, controller=controller, join_timeout=join_timeout, path_mtu=path_mtu,
             token=token, rails=rails,
@@ -120,6 +124,7 @@ class Communicator(Group):
         algorithm: str | None = None,
         token: str = "",
         on_loss: OnLoss = "raise",
+        reproducible: bool | None = None,
     ) -> Communicator:
         """Joins a job that runs already, as its last rank, and waits until its ranks let it in (``grow``): a rank that
         comes back, or a new one.  Its next operation is that of the others after their ``grow``.
@@ -127,7 +132,7 @@ class Communicator(Group):
         The parameters and errors are those of ``join``; ``join_timeout`` is for the others' ``grow``.
         """
         kind = cls._that(on_loss)
-        settings = JoinSettings(address, rail, lane_bits, algorithm, (), timeout)
+        settings = JoinSettings(address, rail, lane_bits, algorithm, (), timeout, reproducible)
         parts = assembly.join(
             job, 0, 1, settings, controller=controller, join_timeout=join_timeout, token=token, joining=True
         )
@@ -156,6 +161,7 @@ class Communicator(Group):
         helpers: Sequence[int] = (),
         timeout: float = 10.0,
         listener: socket.socket | None = None,
+        reproducible: bool | None = None,
     ) -> Self:
         """A communicator for a plan that comes from elsewhere than a controller's job service, which then watches no
         rank.
@@ -163,7 +169,7 @@ class Communicator(Group):
         listener  bound TCP socket whose port stands in the plan, for all that does not fold; taken over
         The other parameters are those of ``join``.  Raises PlanError, TransportError, ValueError.
         """
-        settings = JoinSettings(address, rail, lane_bits, algorithm, helpers, timeout)
+        settings = JoinSettings(address, rail, lane_bits, algorithm, helpers, timeout, reproducible)
         return cls(assembly.of_plan(plan, settings, listener))
 
     # ---- what it is and does ---------------------------------------------------------------------------------------
@@ -198,22 +204,36 @@ class Communicator(Group):
         """
         return self._parts.sequencer.flight.operations()
 
+    @property
+    def reproducible(self) -> bool:
+        """Whether reductions of floats are reproducible where a call says nothing else."""
+        return self._coding.reproducible
+
     def explain(
-        self, nbytes: int, op: ReduceOp = "sum", dtype: str = "float32", *, algorithm: str | None = None
+        self,
+        nbytes: int,
+        op: ReduceOp = "sum",
+        dtype: str = "float32",
+        *,
+        algorithm: str | None = None,
+        reproducible: bool | None = None,
     ) -> str:
         """Which path an allreduce of ``nbytes`` bytes takes, and why, with each algorithm's expected cost once that is
         measured. Sends nothing.
 
-        algorithm  what the call would ask for
+        algorithm, reproducible  what the call would ask for
         """
+        if (self.reproducible if reproducible is None else reproducible) and "float" in dtype:
+            return exact.explain(self._parts.dispatch, nbytes, Reduction(op, dtype), algorithm)
         return self._parts.dispatch.explain(nbytes, Reduction(op, dtype), algorithm, self._coding)
 
-    def lanes(self, lane_bits: LaneBits | None = None) -> LaneBits:
-        """Width in bits of the lanes of a sum of floats where a call passes ``lane_bits``; 32 where nothing folds.
+    def lanes(self, lane_bits: LaneBits | None = None, *, reproducible: bool | None = None) -> LaneBits:
+        """Width in bits of the lanes of a sum of floats where a call passes these; 32 where nothing folds.
 
-        Raises ValueError for an invalid width.
+        Raises ValueError for an invalid width, and one that is not whole beside ``reproducible``.
         """
-        bits = replace(self._coding, lane_bits=lane_bits or self._coding.lane_bits).lane_bits
+        exactly = self.reproducible if reproducible is None else reproducible
+        bits = replace(self._coding, lane_bits=lane_bits or self._coding.lane_bits, reproducible=exactly).lane_bits
         narrow = self._parts.dispatch.narrow
         if narrow is None:
             return 32
@@ -226,6 +246,9 @@ class Communicator(Group):
 
         With rail="auto", small tensors may go between the hosts all the same (``explain``).
         """
+        if self.reproducible and "float" in dtype:
+            integers = exact.carried(op, dtype)
+            return self._parts.dispatch.path(integers.op, integers.element)
         return self._parts.dispatch.path(op, dtype)
 
     # ---- other ranks -------------------------------------------------------------------------------------------------

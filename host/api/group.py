@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 import numpy as np
 
 from netfold.host.api import data_movement
+from netfold.host.api import reproducible as exact
 from netfold.host.api.members import Members
 from netfold.host.api.work import OperationSequencer, Work
 from netfold.host.collectives import REDUCE
-from netfold.host.operation.arrays import Array, flat_copy, pieces_of, result_of, rows_of
+from netfold.host.operation.arrays import Array, flat_copy, native, pieces_of, result_of, rows_of
 from netfold.host.operation.coding import PLAIN, Coding, LaneBits, Rounding
 from netfold.host.operation.half_precision import storage
 from netfold.host.operation.reduction import ReduceOp, Reduction, element_name
@@ -74,7 +76,8 @@ class Group:
 
     def group(self, ranks: Sequence[int]) -> Group:
         """Some of this group's ranks, in this order, as a group of its own.  Only they call its operations."""
-        return Group(self._ranks.dispatch.group(ranks), self._ranks.sequencer)
+        coding = replace(PLAIN, reproducible=self._coding.reproducible)
+        return Group(self._ranks.dispatch.group(ranks), self._ranks.sequencer, coding)
 
     # ---- reductions --------------------------------------------------------------------------------------------------
     def allreduce(
@@ -90,6 +93,7 @@ class Group:
         rounding: Rounding | None = None,
         feedback: Array | None = None,
         saturate: bool = False,
+        reproducible: bool | None = None,
     ) -> Array:
         """The reduction of every rank's array, the same bits on every rank.
 
@@ -109,21 +113,30 @@ class Group:
                    on the same quantity.  It holds what narrow lanes left out so far, which is added before
         saturate   a sum of int32 stops at -2**31 and 2**31 - 1 instead of wrapping: a partial sum that gets there
                    stays.  ``stats().saturated`` counts elements that stand there, and a RuntimeWarning says how many
+
+        reproducible  floats are added exactly and rounded once, so that the bits depend on the contributions alone, not
+                   on the ranks' order, the path or what else is in the array (docs/host.md has the cost).  Default: the
+                   communicator's; integers are exact in any case
         """
         array, ranks = np.asarray(array), self._ranks
-        asked = array.dtype, op, dtype, algorithm, lane_bits, rounding, saturate
+        asked = array.dtype, op, dtype, algorithm, lane_bits, rounding, saturate, reproducible
         checked = self._checked.get(asked) if feedback is None else None
         if checked is None:
             reduction = Reduction(op, element_name(array, dtype))
-            coding = self._coding.asked(array, op, reduction.element, lane_bits, rounding, feedback, saturate)
+            coding = self._coding.asked(
+                array, op, reduction.element, lane_bits, rounding, feedback, saturate, reproducible
+            )
             if coding.lane_bits != 32:
                 ranks.dispatch.check_lanes(coding.lane_bits)
-            ranks.dispatch.check(algorithm, reduction, coding)
+            self._check_way(algorithm, reduction, coding)
             if feedback is None and len(self._checked) < REMEMBERED:
                 self._checked[asked] = reduction, coding
         else:
             reduction, coding = checked
         result = result_of(array.shape, array, out)
+        if coding.reproducible:
+            exact.allreduce(ranks, array, result, reduction, algorithm, name)
+            return result
         with ranks.operation(name, array.nbytes, reduction.op, reduction.element) as number:
             saturated = ranks.dispatch.allreduce(
                 AllreduceRequest(array, result, reduction, number, coding, algorithm, feedback, name)
@@ -151,13 +164,14 @@ class Group:
         rounding: Rounding | None = None,
         feedback: Array | None = None,
         saturate: bool = False,
+        reproducible: bool | None = None,
     ) -> Work[Array]:
         """Starts an ``allreduce`` and returns at once; several may be under way, and run in the order of their calls.
         """
         return self.later(
             partial(
                 self.allreduce, array, out, op, dtype=dtype, algorithm=algorithm, name=name, lane_bits=lane_bits,
-                rounding=rounding, feedback=feedback, saturate=saturate,
+                rounding=rounding, feedback=feedback, saturate=saturate, reproducible=reproducible,
             ),
             f"{name}, {op} of {np.size(array)} x {np.asarray(array).dtype}",
         )
@@ -179,16 +193,26 @@ class Group:
         root: int = 0,
         dtype: str | None = None,
         algorithm: str | None = None,
+        reproducible: bool | None = None,
     ) -> Array | None:
         """The reduction of every rank's array on ``root``; None elsewhere.
 
-        algorithm  one of ``collectives.REDUCE``; default: the cheapest
+        algorithm     one of ``collectives.REDUCE``; default: the cheapest
+        reproducible  as for ``allreduce``, which then carries it: every rank receives the sum
         """
         self._ranks.check_rank(root, "root")
         named(algorithm, REDUCE)
         array = np.asarray(array)
         reduction = Reduction(op, element_name(array, dtype))
         result = result_of(array.shape, array, out) if self.rank == root else None
+        coding = self._coding.asked(array, op, reduction.element, None, None, None, False, reproducible)
+        if coding.reproducible:
+            exact.check(self._ranks.dispatch)
+            if algorithm is not None:
+                raise ValueError(f"algorithm={algorithm!r}, reproducible=True: an allreduce carries it; give either")
+            whole = np.empty(array.shape, native(array)) if result is None else result
+            exact.allreduce(self._ranks, array, whole, reduction, None, "reduce")
+            return result
         data = flat_copy(array)
         with self._ranks.operation("reduce", data.nbytes, op, reduction.element):
             self._ranks.peers.reduce(storage(data), reduction, root, algorithm=algorithm)
@@ -205,25 +229,39 @@ class Group:
         counts: Sequence[int] | None = None,
         dtype: str | None = None,
         algorithm: str | None = None,
+        reproducible: bool | None = None,
     ) -> Array:
         """This rank's rows of the reduction of every rank's array.
 
         counts     rows of each rank; default: equally many
         algorithm  "ring", or "innet": the switches fold all of it, and each rank keeps its rows; default: the
                    cheaper one
+        reproducible  as for ``allreduce``, which then carries it: every rank receives the whole sum
         """
         array, ranks = np.asarray(array), self._ranks
         reduction = Reduction(op, element_name(array, dtype))
         rows = rows_of(array, counts, self.size)
-        coding = self._coding.asked(array, op, reduction.element, None, None, None, False)
-        if named(algorithm, SCATTERED) is not None and algorithm != "ring":
-            ranks.dispatch.check(algorithm, reduction, coding)
+        coding = self._coding.asked(array, op, reduction.element, None, None, None, False, reproducible)
+        if coding.reproducible or (named(algorithm, SCATTERED) is not None and algorithm != "ring"):
+            self._check_way(algorithm, reduction, coding)
         result = result_of((rows[self.rank], *array.shape[1:]), array, out)
+        if coding.reproducible:
+            whole = np.empty(array.shape, native(array))
+            exact.allreduce(ranks, array, whole, reduction, algorithm, "reduce_scatter")
+            result[...] = whole.reshape(-1)[pieces_of(rows, array)[self.rank]].reshape(result.shape)
+            return result
         with ranks.operation("reduce_scatter", array.nbytes, op, reduction.element) as number:
             ranks.dispatch.reduce_scatter(
                 AllreduceRequest(array, result, reduction, number, coding, algorithm), pieces_of(rows, array)
             )
         return result
+
+    def _check_way(self, algorithm: str | None, reduction: Reduction, coding: Coding) -> None:
+        """Raises ValueError for a way that does not exist, or cannot carry this reduction."""
+        if coding.reproducible:
+            exact.check(self._ranks.dispatch)
+            reduction, coding = exact.carried(reduction.op, reduction.element), PLAIN
+        self._ranks.dispatch.check(algorithm, reduction, coding)
 
     # ---- moving arrays as they are -----------------------------------------------------------------------------------
     def broadcast(self, array: Array, *, root: int = 0, algorithm: str | None = None) -> Array:

@@ -43,6 +43,7 @@ def init(
     rail: RailName = "auto",
     algorithm: str | None = None,
     lane_bits: LaneBits | None = None,
+    reproducible: bool | None = None,
 ) -> Communicator:
     """Joins the job that the environment names; arguments win over the environment.
 
@@ -68,6 +69,7 @@ def init(
         rail=rail,
         algorithm=algorithm,
         lane_bits=lane_bits,
+        reproducible=reproducible,
     )
     return _world
 

@@ -15,6 +15,7 @@ from netfold.host.operation.half_precision import HALVES, narrow, widen
 LaneBits = Literal[32, 16, 8]
 Rounding = Literal["nearest", "stochastic"]
 LANE_BITS_VARIABLE: Final = "NETFOLD_LANE_BITS"
+REPRODUCIBLE_VARIABLE: Final = "NETFOLD_REPRODUCIBLE"
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,14 @@ class Coding:
     rounding   of narrow lanes
     seed       of stochastic rounding; the operation's number and the rank are added
     saturate   sums of int32 stop at the ends of the range instead of wrapping around
+    reproducible  floats are reduced as integers, and rounded once (``exact``)
     """
 
     lane_bits: LaneBits = 32
     rounding: Rounding = "nearest"
     seed: int = 0
     saturate: bool = False
+    reproducible: bool = False
 
     def __post_init__(self) -> None:
         if self.lane_bits not in get_args(LaneBits):
@@ -39,6 +42,11 @@ class Coding:
             raise ValueError(f"rounding={self.rounding!r}: expected nearest or stochastic")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed={self.seed!r}: expected 0 .. 2^32 - 1")
+        if self.reproducible and self.lane_bits != 32:
+            raise ValueError(
+                f"reproducible=True with lane_bits={self.lane_bits}: narrow lanes leave something out; give either "
+                f"(arguments, or {REPRODUCIBLE_VARIABLE} and {LANE_BITS_VARIABLE})"
+            )
 
     def asked(
         self,
@@ -49,6 +57,7 @@ class Coding:
         rounding: Rounding | None,
         feedback: NDArray[Any] | None,
         saturate: bool,
+        reproducible: bool | None = None,
     ) -> Coding:
         """This coding with the settings that a call on an array asks for (``Communicator.allreduce``).
 
@@ -66,10 +75,13 @@ class Coding:
             _check_feedback(feedback, array)
         bits = lane_bits or (self.lane_bits if may else 32)
         usual: Rounding = "nearest" if bits == 32 or feedback is not None else "stochastic"
-        asked = bits, rounding or usual, saturate
-        if asked == (self.lane_bits, self.rounding, self.saturate):
+        exact = (self.reproducible if reproducible is None else reproducible) and "float" in element
+        if exact:
+            _check_exact(what, op, rounding, feedback)
+        asked = bits, rounding or usual, saturate, exact
+        if asked == (self.lane_bits, self.rounding, self.saturate, self.reproducible):
             return self  # nearly always: an object less on the way of a small tensor
-        return replace(self, lane_bits=bits, rounding=rounding or usual, saturate=saturate)
+        return replace(self, lane_bits=bits, rounding=rounding or usual, saturate=saturate, reproducible=exact)
 
 
 PLAIN: Final[Coding] = Coding()
@@ -96,6 +108,14 @@ def lane_bits_from_environment() -> LaneBits:
     raise ValueError(f"{LANE_BITS_VARIABLE}={said!r}: expected 32, 16 or 8")
 
 
+def reproducible_from_environment() -> bool:
+    """Whether $NETFOLD_REPRODUCIBLE asks for reproducible reductions.  Raises ValueError."""
+    said = os.environ.get(REPRODUCIBLE_VARIABLE, "0")
+    if said not in ("0", "1"):
+        raise ValueError(f"{REPRODUCIBLE_VARIABLE}={said!r}: expected 0 or 1")
+    return said == "1"
+
+
 def add_feedback(source: NDArray[Any], feedback: NDArray[Any], element: str = "float32") -> NDArray[Any]:
     """The source plus the residual, for carriers that leave nothing out.
 
@@ -112,6 +132,17 @@ def add_feedback(source: NDArray[Any], feedback: NDArray[Any], element: str = "f
         np.subtract(wide, widen(rounded, element), out=feedback)
     feedback[~np.isfinite(feedback)] = 0  # an Inf or NaN leaves no residual
     return rounded
+
+
+def _check_exact(what: str, op: str, rounding: Rounding | None, feedback: NDArray[Any] | None) -> None:
+    """Raises ValueError for what a reproducible reduction of floats cannot be."""
+    if op == "product":
+        raise ValueError(f"reproducible=True for {what}: expected sum, average, max or min; or reproducible=False")
+    if feedback is not None or rounding not in (None, "nearest"):
+        raise ValueError(
+            f"reproducible=True for {what} with rounding={rounding!r} or feedback: the exact sum is rounded to nearest "
+            "once, and nothing is left out; give either"
+        )
 
 
 def _check_feedback(feedback: NDArray[Any], array: NDArray[Any]) -> None:

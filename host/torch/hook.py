@@ -31,6 +31,8 @@ class NetfoldState:
     error_feedback  what narrow lanes leave out of a gradient is added to the same parameter's next one, so that over
                     the steps nothing is lost.  Takes a float32 for each element, from zero with each state;
                     ``state_dict`` is for checkpoints, ``reset`` forgets it
+    reproducible    bits that depend on the ranks' gradients alone, not on their order, the path or the bucket
+                    (``Communicator.allreduce``); default: the communicator's.  ValueError beside narrow lanes
     To be closed before the communicator, which it does not own.
     """
 
@@ -41,11 +43,14 @@ class NetfoldState:
         average: bool = True,
         lane_bits: LaneBits | None = None,
         error_feedback: bool = True,
+        reproducible: bool | None = None,
     ) -> None:
         self.communicator = communicator
         self.average = average
         self.lane_bits = lane_bits
-        self._residuals = Feedback() if error_feedback and communicator.lanes(lane_bits) != 32 else None
+        self.reproducible = communicator.reproducible if reproducible is None else reproducible
+        bits = communicator.lanes(lane_bits, reproducible=self.reproducible)
+        self._residuals = Feedback() if error_feedback and bits != 32 else None
         self._reducer = Reducer(communicator)
 
     def reduce(
@@ -58,7 +63,9 @@ class NetfoldState:
         # The average is taken of the sum, behind the integers that the switches add: no precision is lost before.
         op: ReduceOp = "average" if self.average else "sum"
         bits = self.lane_bits if narrows(op, dtype_name(tensor.dtype)) else None
-        pending = self._reducer.allreduce([tensor], op, name, lane_bits=bits, feedback=feedback)
+        pending = self._reducer.allreduce(
+            [tensor], op, name, lane_bits=bits, feedback=feedback, reproducible=self.reproducible
+        )
         return pending.future.then(_only)
 
     def reduce_bucket(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:

@@ -46,6 +46,7 @@ class Options:
     rail          "auto", "innet" or "tcp", as for Communicator
     algorithm     of allreduce over TCP, as for Communicator
     lane_bits     of folded sums of floats, as for Communicator: 32, 16 or 8, rounded stochastically; $NETFOLD_LANE_BITS
+    reproducible  of reductions of floats, as for Communicator; $NETFOLD_REPRODUCIBLE
     timeout       seconds without progress after which a collective gives up; $NETFOLD_TIMEOUT, else the process
                   group's own timeout, or 10 for ``join``
     join_timeout  seconds to wait for the other ranks
@@ -57,6 +58,7 @@ class Options:
     rail: RailName = "auto"
     algorithm: str | None = None
     lane_bits: LaneBits | None = None
+    reproducible: bool | None = None
     timeout: float | None = None
     join_timeout: float = 30.0
 
@@ -100,7 +102,7 @@ def join(
         return Communicator.join(
             job, rank, world, address=address, controller=controller, timeout=timeout,
             join_timeout=options.join_timeout, rail=options.rail, lane_bits=options.lane_bits,
-            algorithm=options.algorithm,
+            algorithm=options.algorithm, reproducible=options.reproducible,
         )
     store = store if store is not None else dist.distributed_c10d._get_default_store() if inside else None
     if store is None:
@@ -111,7 +113,7 @@ def join(
         plan = plan_by_store(store, job, rank, world, address, tcp, timeout=options.join_timeout)
         return Communicator.of_plan(
             plan, address=address, rail=options.rail, lane_bits=options.lane_bits, algorithm=options.algorithm,
-            timeout=timeout, listener=listener,
+            timeout=timeout, listener=listener, reproducible=options.reproducible,
         )
     except BaseException:
         listener.close()

@@ -70,9 +70,10 @@ class Reducer:
         *,
         lane_bits: LaneBits | None = None,
         feedback: NDArray[Any] | None = None,
+        reproducible: bool | None = None,
     ) -> PendingCollective:
-        """Starts to reduce tensors in place.  ``lane_bits`` and ``feedback`` (of a single tensor) are those of
-        ``Communicator.allreduce``.
+        """Starts to reduce tensors in place.  ``lane_bits``, ``feedback`` (of a single tensor) and ``reproducible`` are
+        those of ``Communicator.allreduce``.
 
         Raises ValueError for tensors that are not dense ones on the CPU, and Closed.
         """
@@ -81,7 +82,8 @@ class Reducer:
             tensors,
             lambda: [
                 self.comm.iallreduce(
-                    array, out=array, op=op, dtype=dtype, name=name, lane_bits=lane_bits, feedback=feedback
+                    array, out=array, op=op, dtype=dtype, name=name, lane_bits=lane_bits, feedback=feedback,
+                    reproducible=reproducible,
                 )
                 for array, dtype in arrays
             ],

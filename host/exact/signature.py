@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a reproducible reduction is, in words before its first integers, so that ranks which call different ones notice:
+the integers alone look alike."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from netfold.host.errors import RankMismatch
+from netfold.host.operation.reduction import NAMES, REDUCE_OPS, Reduction
+
+WORDS: Final = 6
+"""Number of words: of the number of elements, its upper part, and the reduction each one and its negative, so that a
+maximum or a minimum over the ranks shows both ends."""
+
+
+def signature(size: int, reduction: Reduction) -> NDArray[np.int32]:
+    """The words of a reduction of so many elements."""
+    words = [size & 0x7FFFFFFF, size >> 31, NAMES.index(reduction.element) * 8 + REDUCE_OPS.index(reduction.op)]
+    return np.array([sign * word for word in words for sign in (1, -1)], np.int32)
+
+
+def check(agreed: NDArray[Any], me: str) -> None:
+    """Raises RankMismatch where the ranks' maximum or minimum of words says that these are not the same.
+
+    me  job and rank
+    """
+    ends = sorted([agreed[0::2].tolist(), (-agreed[1::2]).tolist()])
+    if ends[0] != ends[1]:
+        sizes = [high * 2**31 + low for low, high, _ in ends]
+        raise RankMismatch(
+            f"{me}: ranks called different reproducible reductions: elements {min(sizes)} to {max(sizes)}, "
+            f"{' to '.join(dict.fromkeys(_named(code) for *_, code in ends))}; all ranks must call the same operations "
+            "in the same order"
+        )
+
+
+def _named(code: int) -> str:
+    element, op = divmod(code, 8)
+    if not (0 <= element < len(NAMES) and op < len(REDUCE_OPS)):
+        return f"reduction {code}"
+    return f"{REDUCE_OPS[op]} of {NAMES[element]}"
