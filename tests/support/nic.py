@@ -133,6 +133,8 @@ class Packet:
     pkey: int = DEFAULT_PKEY
     ack_req: bool = False
     pad: int = 0
+    solicited: bool = False
+    """Of a windowed contribution: the acknowledgement of its result is enough (``roce.CONTENT``)."""
     reth: Reth | None = None
     immediate: int | None = None
     syndrome: int | None = None
@@ -147,8 +149,8 @@ class Packet:
 
     def inner(self) -> bytes:
         """The UDP payload without the ICRC."""
-        data = roce.BTH.pack(self.opcode, self.pad << 4, self.pkey, self.becn << 24 | self.queue_pair,
-                             self.ack_req << 31 | self.psn)
+        data = roce.BTH.pack(self.opcode, self.solicited << 7 | self.pad << 4, self.pkey,
+                             self.becn << 24 | self.queue_pair, self.ack_req << 31 | self.psn)
         if self.reth is not None:
             data += roce.RETH.pack(*self.reth)
         if self.syndrome is not None:
@@ -193,8 +195,8 @@ class Packet:
         if at > end:
             return None
         return cls(socket.inet_ntoa(ip[12:16]), socket.inet_ntoa(ip[16:20]), opcode, qp & 0xFFFFFF,
-                   psn & roce.PSN_MASK, ip[at:end], pkey, bool(psn >> 31), flags >> 4 & 3, reth, immediate, syndrome,
-                   msn, source_port, ip[1], ip[8], int.from_bytes(ip[4:6], "big"), qp >> 24)
+                   psn & roce.PSN_MASK, ip[at:end], pkey, bool(psn >> 31), flags >> 4 & 3, bool(flags >> 7), reth,
+                   immediate, syndrome, msn, source_port, ip[1], ip[8], int.from_bytes(ip[4:6], "big"), qp >> 24)
 
 
 def icrc_holds(frame: bytes) -> bool:
