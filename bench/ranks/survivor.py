@@ -4,8 +4,8 @@
     python -m netfold.bench.ranks.survivor TASK     a JSON `SurvivorTask`; prints JSON `Reached` lines
 
 Each rank adds something of its own in each step, so that every set of ranks has another sum, and each sum is checked
-against what the ranks give that are there.  Where some have finished a step in which a rank was lost, and others have
-not, these take the weights from one that has (docs/host.md, "Ranks that die, and ranks that come").
+against what the ranks give that are there.  After each change of the ranks all take the weights of those that are
+furthest (docs/host.md, "Ranks that die, and ranks that come").
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from netfold.host.api.assembly import RailName
 from netfold.host.api.communicator import Communicator
+from netfold.host.api.objects import share_state
 from netfold.host.errors import CollectiveTimeout, PeerLost, TreesLost
 from netfold.topo.rank_program import check_data, print_message, run_rank
 
@@ -82,20 +83,19 @@ class Training:
     def run(self, *, joins: bool) -> None:
         """Train until it is enough.  ``joins``: the others have the weights."""
         grows = self._task.way in ("grow", "join")
-        over, root = False, 0 if joins else None
+        over, changed = False, joins
+        if joins:
+            self._state[-1] = -1
         while not over:
             try:
-                if root is not None:
-                    self._comm.broadcast(self._state, root=root, algorithm="binomial")  # measures no links
-                    root = None
+                if changed:
+                    _, self._state = share_state(self._comm, int(self._state[-1]), self._state)
                 over = self._step(enough=Path(self._task.enough).exists())
-                change = self._comm.grow() if grows and not over else None
+                changed = grows and not over and bool(self._comm.grow())
             except (PeerLost, TreesLost, CollectiveTimeout) as error:
                 self._named, self._named_at = str(error), time.monotonic()
-                change = self._comm.shrink()
-                over = False
-            if change is not None and (change.joined or change.ahead):
-                root = change.ahead[0] if change.ahead else 0
+                self._comm.shrink()
+                over, changed = False, True
         self._tell(ended=True)
 
     def _step(self, *, enough: bool) -> bool:

@@ -102,3 +102,21 @@ def broadcast(comm: Communicator, value: Any, root: int) -> Any:
         return value
     sealed = np.empty(TAG_BYTES + exchange.sizes[root], np.uint8)
     return exchange.opened(root, comm.broadcast(sealed, root=root))
+
+
+def share_state(comm: Communicator, version: int, state: Any) -> tuple[int, Any]:
+    """The state of a rank that is furthest, and its version, on every rank.
+
+    For when ranks have changed (``Communicator.shrink``, ``grow``): some may have finished a step that others have not,
+    and new ones have no state.  Nothing but the versions is sent where all are equally far.
+
+    version  how far this rank is, such as its number of steps; -1 where it has no state
+    state    any object that can be pickled: arrays, a ``state_dict`` of torch; changed only where another rank's is
+             returned, and only once that is here as a whole
+    Raises Unproven, and what collectives raise.
+    """
+    versions = comm.all_gather(np.array([version], np.int64))
+    root = int(versions.argmax())
+    if (versions == version).all():
+        return version, state
+    return int(versions[root]), broadcast(comm, state, root)

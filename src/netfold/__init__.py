@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from netfold.host.api.communicator import Communicator
+    from netfold.host.api.objects import share_state
     from netfold.host.api.verbs import (
         Average,
         Max,
@@ -57,11 +58,13 @@ __all__ = [
     "is_initialized",
     "local_rank",
     "rank",
+    "share_state",
     "shutdown",
     "size",
 ]
 
-_HOME = {"Communicator": "netfold.host.api.communicator", "NetFoldError": "netfold.host.errors"}
+_HOME = {"Communicator": "netfold.host.api.communicator", "NetFoldError": "netfold.host.errors",
+         "share_state": "netfold.host.api.objects"}
 
 
 def __getattr__(name: str) -> Any:

@@ -32,6 +32,21 @@ class Bomb:
         return Path.touch, (self._path,)
 
 
+def test_all_take_the_state_of_who_is_furthest() -> None:
+    """The first of those that are; whoever has none gets one; where all are equally far nobody's is sent."""
+
+    def work(comm: Communicator) -> None:
+        mine = {"weights": np.full(1000, comm.rank)}
+        version, state = objects.share_state(comm, [3, -1, 4, 4][comm.rank], mine)
+        assert version == 4
+        assert (state is mine) == (comm.rank == 2)
+        assert (state["weights"] == 2).all()
+        assert objects.share_state(comm, 7, mine) == (7, mine)
+
+    with loopback_job(4, rail="tcp") as comms:
+        assert on_every_rank(comms, work) == [None] * 4
+
+
 @pytest.mark.parametrize("rail", ["tcp", "roce", "innet"])
 def test_objects_reach_every_rank_over_every_rail(rail: RailName) -> None:
     """Of unlike sizes, empty ones and None among them; the root of a broadcast keeps its own."""
