@@ -50,7 +50,9 @@ class Agreements:
         self.saturated = 0
         """Elements of the last agreement, a saturating sum, that stand at an end of the range."""
 
-    def run(self, source: Flat, reduction: Reduction, rail: int, coding: Coding = PLAIN) -> Flat:
+    def run(
+        self, source: Flat, reduction: Reduction, rail: int, coding: Coding = PLAIN, algorithm: str | None = None
+    ) -> Flat:
         """The reduction of every rank's ``source``, in memory that stays valid until the second agreement after this
         one.
 
@@ -68,7 +70,7 @@ class Agreements:
                 if rails.broken and rail in rails.broken:
                     raise rails.broken[rail]
                 self.saturated = rails[rail].allreduce(
-                    AllreduceRequest(source, result, reduction, position, coding)
+                    AllreduceRequest(source, result, reduction, position, coding, algorithm)
                 )
             except RankMismatch:
                 raise

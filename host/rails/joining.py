@@ -18,12 +18,12 @@ from netfold.host.rails.open_rail import OpenRail
 from netfold.host.rails.out_of_band import PURPOSE, TcpOutOfBand
 from netfold.host.rails.planes import RailSpec
 from netfold.host.rails.policy import OutOfBand, RailListeners, RailOptions, RailPolicy, Start
+from netfold.host.rails.rail_peers import RailPeers
 from netfold.host.rails.rail_set import STALL_SECONDS
 from netfold.host.rails.rank_state import RankState
 from netfold.host.rails.reopening import BackgroundReopening
 from netfold.host.rails.shares import Figure
 from netfold.host.selection import calibration, saved_figures
-from netfold.host.selection.peers import Peers
 from netfold.host.tracing.flight import Flight
 from netfold.host.tracing.timeline import timeline_from_environment
 from netfold.wire.jobs import Plan
@@ -46,11 +46,12 @@ class Joined:
     rails: MultiRail
     flight: Flight
 
-    def peers(self) -> Peers:
-        """The ranks for operations that do not fold, on the plane of the first rail that is up."""
+    def peers(self) -> RailPeers:
+        """The ranks for operations that do not fold: over all rails; what is of some ranks alone is on the plane of the
+        first one that is up."""
         first = self.rails.track(self.rails.live[0])
         assert isinstance(first, OpenRail)
-        return first.others
+        return RailPeers(first.others, self.rails)
 
 
 def join_rails(

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One allreduce over several rails at once (Nezha): split so that all finish together, complete even if one of them
-dies.
+"""Operations over several rails at once (Nezha): split so that all finish together, complete even if one of them dies.
 
     short   an *agreement*: one rail carries it all, the one that is predicted to be the soonest (``agreement``)
     long    each rail carries a stripe, on a thread of its own (``striping``); then a short agreement in which every
             rank reports how many chunks each rail got done, and what the rails cost (``rail_report``).  Chunks that
             some rank lacks are split over the remaining rails, in the same call
+
+An allreduce that folds goes by the rails' own ways; all else goes between the hosts of each plane (``RailPeers``), in
+the same two forms.
 
 A rail that fails on any rank is dead on all (``rank_state``).  It is reopened in the background (``ReopenRail``); once
 it is open on all ranks, which an agreement reports too, it carries its share again (``rail_set``).  Missing ranks are
@@ -30,11 +32,14 @@ from netfold.host.operation.reduction import INT32_SUM, Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.host.rails import rail_report, striping
 from netfold.host.rails.agreement import Agreements
+from netfold.host.rails.cut import Cut, CutAllreduce, CutCollective
+from netfold.host.rails.ledger import Ledger
 from netfold.host.rails.missing_ranks import MissingRankDetector
 from netfold.host.rails.policy import DEFAULT_POLICY, NO_LISTENERS, OutOfBand, RailListeners, RailPolicy, Start
 from netfold.host.rails.rail_set import RailSet, ReopenRail, WatchedRail
 from netfold.host.rails.rank_state import first_line
-from netfold.host.rails.shares import LONG_BYTES, Estimate, RailShares, Split, show_seconds
+from netfold.host.rails.shares import LONG_BYTES, RailShares, Split, show_seconds
+from netfold.host.selection.choice import INNET
 
 MAX_AGREEMENT_BYTES = 2 << 20
 """Largest size of an agreement in bytes: its result is kept for ranks that may lack it."""
@@ -110,7 +115,12 @@ class MultiRail:
         """Whether any rail has narrow lanes; the others carry floats in 32 bits."""
         self.whole = tuple(rail.name for rail in rails if not rail.narrows)
         """Names of the rails that carry floats in 32 bits whatever a call asks for."""
-        self.shares = RailShares(names, narrow=[rail.narrows for rail in rails], join=policy.overhead)
+        self._join, self._between_names = policy.overhead, [rail.between_name for rail in rails]
+        self._own = Ledger(
+            names, [rail.narrows for rail in rails], policy.known or [None] * len(rails), policy.overhead
+        )
+        self._ledgers: dict[str, Ledger] = {}
+        """Kind of operation between the hosts -> what the rails cost in it."""
         state, channel = out_of_band.state, out_of_band.channel
         detector = MissingRankDetector(
             state, channel, [other for other in range(world) if other != rank], timeout=policy.timeout,
@@ -124,13 +134,10 @@ class MultiRail:
         self._state, self._channel, self._detector, self._clock = state, channel, detector, clock
         self._note, self._keep = listeners.note, listeners.keep
         self._me = listeners.me or f"rank {rank} of {world}"
-        self._estimates = [Estimate(figure) for figure in policy.known or [None] * len(rails)]
         self._nbytes = [0] * len(rails)
         self._resent = [0] * len(rails)
         self._operations = self._bytes = 0
         self._seconds = 0.0
-        self._took: float | None = None
-        """Seconds of the last split call, until they are reported."""
         self._owed = self._due = 0.0
         self._exchanges = 0
         self._pinned: int | None = None
@@ -155,23 +162,64 @@ class MultiRail:
             self._note(f"{self._rails.names[self._pinned]} (pinned)")
             return self._rails[self._pinned].allreduce(request)
         nbytes = request.nbytes
-        split = self.shares.split(nbytes, self._rails.live, request.coding.lane_bits)
+        algorithm = request.algorithm
+        ledger = self._own if algorithm is None or algorithm == INNET else self._ledger(f"allreduce by {algorithm}")
+        split = ledger.shares.split(nbytes, self._rails.live, request.coding.lane_bits)
         self._note(split.text)
         try:
             # a residual is a rank's own, so that no other can tell it as it can a sum (``agreement``)
             if split.whole and nbytes <= MAX_AGREEMENT_BYTES and request.feedback is None:
-                saturated = self._short(request, split)
+                saturated = self._short(request, split, ledger)
             else:
-                saturated = self._long(request, split)
+                saturated = self._long(CutAllreduce(request), split, ledger)
         except NetFoldError as error:
             source = request.source
-            what = f"operation {request.number} ({source.size} x {source.dtype.name}, {nbytes} bytes)"
-            raise _with_context(
-                error, f"{self._me}, {what}: {error}; rails: {self._rails.describe_states()}"
-            ) from error
+            raise self._told(error, request.number, f"{source.size} x {source.dtype.name}, {nbytes} bytes") from error
         self._operations += 1
         self._bytes += nbytes
         return saturated
+
+    def carry(self, cut: CutCollective, number: int) -> None:
+        """Carries another collective between the hosts of all planes.  Raises what ``allreduce`` raises.
+
+        number  of the operation, for errors
+        """
+        if self._closed:
+            raise Closed("the rails were closed")
+        if self._pinned is not None:
+            self._note(f"{self._between_names[self._pinned]} (pinned)")
+            cut.carry(self._rails[self._pinned], slice(0, cut.size), number)
+            return
+        ledger = self._ledger(cut.kind)
+        split = ledger.shares.split(cut.size, self._rails.live)
+        self._note(split.text)
+        try:
+            self._long(cut, split, ledger)
+        except NetFoldError as error:
+            raise self._told(error, number, f"{cut.kind}, {cut.size} bytes") from error
+        self._operations += 1
+
+    def _told(self, error: NetFoldError, number: int, what: str) -> NetFoldError:
+        """The error of an operation, with the state of every rail."""
+        return _with_context(
+            error, f"{self._me}, operation {number} ({what}): {error}; rails: {self._rails.describe_states()}"
+        )
+
+    @property
+    def shares(self) -> RailShares:
+        """The shares of an allreduce by the rails' own ways."""
+        return self._own.shares
+
+    def _ledger(self, kind: str) -> Ledger:
+        """What the rails cost in this kind of operation; before its first one, as much as an allreduce."""
+        ledger = self._ledgers.get(kind)
+        if ledger is None:
+            count = len(self._rails)
+            ledger = self._ledgers[kind] = Ledger(
+                self._between_names, [False] * count, [None] * count, self._join
+            )
+            ledger.begin_with(self.shares.figures)
+        return ledger
 
     @property
     def live(self) -> list[int]:
@@ -256,13 +304,13 @@ class MultiRail:
         self._rails.close()
 
     # ---- short and long --------------------------------------------------------------------------------------------
-    def _short(self, request: AllreduceRequest, split: Split) -> int:
+    def _short(self, request: AllreduceRequest, split: Split, ledger: Ledger) -> int:
         """Carries a short call on one rail.  Such a call may take only a third of a millisecond, so little is done
         around it.  Returns how many elements of a saturating sum stand at an end of the range."""
         agreements = self._agreements
         np.copyto(
             request.out,
-            self._agree(request.source, request.reduction, split.single[0], tell=True, coding=request.coding),
+            self._agree(request.source, request.reduction, split.single[0], ledger, request.coding, request.algorithm),
         )
         saturated = agreements.saturated
         usual = split.seconds or 1.0
@@ -278,53 +326,54 @@ class MultiRail:
         return saturated
 
     def _agree(
-        self, source: Flat, reduction: Reduction, rail: int, *, tell: bool = False, coding: Coding = PLAIN
+        self, source: Flat, reduction: Reduction, rail: int, ledger: Ledger | None = None, coding: Coding = PLAIN,
+        algorithm: str | None = None,
     ) -> Flat:
         """Runs an agreement.
 
-        tell  its duration counts as the rail's cost, since all ranks come to it together
+        ledger  where its duration counts as the rail's cost, since all ranks come to it together
         """
         agreements = self._agreements
-        result = agreements.run(source, reduction, rail, coding)
+        result = agreements.run(source, reduction, rail, coding, algorithm)
         carrier = agreements.carrier
         if carrier != rail:
             self._note(f"then {self._rails.names[carrier]}, died: {self._rails.names[rail]}: {self._cause(rail)}")
-        if tell:
+        if ledger is not None:
             self._nbytes[carrier] += source.nbytes
             if not agreements.failed:
-                on_wire = self.shares.wire_bytes(carrier, source.nbytes, coding.lane_bits)
-                self._estimates[carrier].add(on_wire, agreements.seconds)
+                on_wire = ledger.shares.wire_bytes(carrier, source.nbytes, coding.lane_bits)
+                ledger.estimates[carrier].add(on_wire, agreements.seconds)
         return result
 
-    def _long(self, request: AllreduceRequest, split: Split) -> int:
-        """Carries a tensor in stripes, and repeats what some rank lacks until no rank lacks anything.  Returns how many
-        elements of a saturating sum stand at an end of the range."""
-        source, bits, begin, whole = request.source, request.coding.lane_bits, self._clock(), True
-        left, saturated = [slice(0, source.size)], 0
+    def _long(self, cut: Cut, split: Split, ledger: Ledger) -> int:
+        """Carries an operation in stripes, and repeats what some rank lacks until no rank lacks anything.  Returns how
+        many elements of a saturating sum stand at an end of the range."""
+        shares, bits, begin, whole = ledger.shares, cut.lane_bits, self._clock(), True
+        left, saturated = [slice(0, cut.size)], 0
         while True:
-            parts = striping.cut_stripes(left, split, self.shares.figures_at(bits))
-            self._stripes.run(parts, request)
+            parts = striping.cut_stripes(left, split, shares.figures_at(bits), cut.unit)
+            self._stripes.run(parts, cut)
             for rail, part in parts.items():
                 if part.error is None:
-                    on_wire = self.shares.wire_bytes(rail, part.elements * source.itemsize, bits)
-                    self._estimates[rail].add(on_wire, part.seconds)
-            done = self._exchange(parts, self.shares.quickest(self._rails.live))
+                    on_wire = shares.wire_bytes(rail, part.elements * cut.unit, bits)
+                    ledger.estimates[rail].add(on_wire, part.seconds)
+            done = self._exchange(parts, self.shares.quickest(self._rails.live), ledger)
             for rail, part in parts.items():
-                self._nbytes[rail] += sum(source[chunk].nbytes for chunk in part.chunks[: done[rail]])
+                self._nbytes[rail] += cut.unit * sum(c.stop - c.start for c in part.chunks[: done[rail]])
                 saturated += sum(part.saturated[: done[rail]])
                 if rail in self._rails.live:
                     self._count(rail)
-            left = striping.missing_chunks(parts, done, request)
+            left = striping.missing_chunks(parts, done)
             if not left:
                 seconds = self._clock() - begin
                 self._seconds += seconds
                 if whole:
-                    self.shares.record_cut_call(split, self._rails.live)
-                    self._took = seconds
+                    shares.record_cut_call(split, self._rails.live)
+                    ledger.took = seconds
                 return saturated
             whole = False
-            again = sum(chunk.stop - chunk.start for chunk in left) * source.itemsize
-            split = self.shares.split(again, self._rails.live, bits)
+            again = sum(chunk.stop - chunk.start for chunk in left) * cut.unit
+            split = shares.split(again, self._rails.live, bits)
             dead = ", ".join(f"{self._rails.names[rail]}: {self._cause(rail)}" for rail in parts
                              if rail not in self._rails.live)
             self._note(f"{again} bytes again over {split.text}, died: {dead}")
@@ -339,16 +388,20 @@ class MultiRail:
         self._resent[rail] = resent
 
     # ---- what the ranks tell each other ------------------------------------------------------------------------------
-    def _exchange(self, parts: Mapping[int, striping.Stripe], rail: int, *, together: bool = False) -> list[int]:
+    def _exchange(
+        self, parts: Mapping[int, striping.Stripe], rail: int, ledger: Ledger | None = None, *, together: bool = False
+    ) -> list[int]:
         """Exchanges all ranks' reports: chunks done by rail, failures, figures.  Returns the chunks that all ranks
         have, by rail.
 
+        ledger    whose figures they are; default: of an allreduce by the rails' own ways
         rail      carries the exchange.  Dead rails are taken out of use, reopened ones restored, and shares learn
         together  no rank comes late to it, so its duration counts as the rail's cost; not so after stripes
         """
-        table = rail_report.encode(self.rank, self.world, self._rails, parts, self._estimates, self._took)
-        self._took = None
-        total = self._agree(table, INT32_SUM, rail, tell=together)
+        ledger = ledger or self._own
+        table = rail_report.encode(self.rank, self.world, self._rails, parts, ledger.estimates, ledger.took)
+        ledger.took = None
+        total = self._agree(table, INT32_SUM, rail, self._own if together else None)
         told = rail_report.decode(total, self.world, self._rails.live, parts)
         names = self._rails.names
         self._rails.mark_down({
@@ -359,8 +412,8 @@ class MultiRail:
             self._resent[index] = 0
         live = self._rails.live
         self._state.set_live(live, exchanged=True)
-        self.shares.adopt_cut_seconds(told.cut_call_seconds)
-        if self.shares.learn(told.figures, live):
+        ledger.shares.adopt_cut_seconds(told.cut_call_seconds)
+        if ledger.shares.learn(told.figures, live) and ledger is self._own:
             log.info("rails: %s", self.describe(64 << 20))
         self._exchanges += 1
         self._owed = 0.0
@@ -377,7 +430,7 @@ class MultiRail:
         for tell, nbytes in [(False, 1024)] * WARMUP_CALLS + [(True, nbytes) for nbytes in sizes]:
             for rail in strange:  # in turns: what disturbs one of them for a while disturbs all
                 if rail in self._rails.live:  # it may die here as well as later
-                    self._agree(np.zeros(nbytes // 4, np.int32), INT32_SUM, rail, tell=tell)
+                    self._agree(np.zeros(nbytes // 4, np.int32), INT32_SUM, rail, self._own if tell else None)
         if strange:
             self._exchange({}, self._rails.live[0])
 

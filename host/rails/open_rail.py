@@ -28,7 +28,7 @@ from netfold.host.operation.request import AllreduceRequest
 from netfold.host.rails.open_mesh import open_mesh
 from netfold.host.rails.planes import RailSpec
 from netfold.host.rails.policy import RailOptions
-from netfold.host.rails.rail_set import WatchedRail
+from netfold.host.selection.choice import INNET
 from netfold.host.selection.peers import Peers
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire.jobs import Join
@@ -87,7 +87,7 @@ class OpenRail:
                 """The ranks of this rail for collectives that are not split."""
                 self._between = self._peers(mesh, options, label="rail ")
                 """The same ranks for what the rails carry together."""
-                self._rail: WatchedRail = self._between
+                self._rail: FoldRail | Peers = self._between
                 if spec.kind in FOLDING:
                     self._rail = self._fold(self._membership, patience, options.lane_bits, own)
             except BaseException:
@@ -141,6 +141,20 @@ class OpenRail:
         return True
 
     @property
+    def between_name(self) -> str:
+        """Its mesh and its plane, for people."""
+        kind, at, plane = self.name.partition("@")
+        return f"{self._between.mesh.rail}@{plane}" if at else f"{self._between.mesh.rail} of {kind}"
+
+    def between_hosts(self, number: int, operation: Callable[[Peers], None]) -> None:
+        """Makes an operation between the plane's hosts (``rail_set.WatchedRail``).  Raises RailDown where the rail was
+        closed."""
+        if self._closed:
+            raise RailDown(f"{self} was closed")
+        self._between.count_from(number)
+        operation(self._between)
+
+    @property
     def narrows(self) -> bool:
         """Whether it has lanes narrower than 32 bits."""
         return self._rail.narrows
@@ -151,7 +165,8 @@ class OpenRail:
         if self._closed:
             raise RailDown(f"{self} was closed")
         rail, coding = self._rail, request.coding
-        if rail is not self._between and rail.takes(request.reduction, coding):
+        own = request.algorithm is None or request.algorithm == INNET
+        if own and rail is not self._between and rail.takes(request.reduction, coding):
             return rail.allreduce(request)
         if request.feedback is None and not coding.saturate:
             return self._between.allreduce(request)
@@ -175,6 +190,7 @@ class OpenRail:
             self._closed = True
         stats = self._rail.stats()
         self._rail.close()
+        self._between.close()
         self.others.close()
         if self._membership is not None:
             self._membership.leave(stats)

@@ -17,6 +17,7 @@ from netfold.host.errors import NetFoldError, PeerLost, RailDown
 from netfold.host.operation.rail import Rail, RailStats
 from netfold.host.rails.missing_ranks import ANSWER_SECONDS, MissingRankDetector
 from netfold.host.rails.rank_state import AgreementOutcome, Question, QuestionKind, RankState, first_line
+from netfold.host.selection.peers import Peers
 
 STALL_SECONDS = 0.08
 """Seconds without progress on any rank, all being present, after which a rail counts as dead."""
@@ -31,7 +32,19 @@ log = logging.getLogger("netfold")
 
 
 class WatchedRail(Rail, Protocol):
-    """A rail that can be watched and stopped."""
+    """A rail that can be watched and stopped.
+
+    between_name  what carries its operations between the hosts, for people
+    """
+
+    @property
+    def between_name(self) -> str: ...
+
+    def between_hosts(self, number: int, operation: Callable[[Peers], None]) -> None:
+        """Makes an operation between the hosts of the rail's plane.
+
+        number  of the operation, the same on all ranks
+        """
 
     def watched_by(self, watch: Callable[[float], None] | None) -> None:
         """From now on ``watch`` is called on the rail's own thread, at least every 10 ms while an allreduce waits, with
@@ -193,6 +206,8 @@ class RailSet:
         why = self.stopped
         if why is not None:
             raise why if isinstance(why, NetFoldError) else NetFoldError(f"interrupted ({why!r})")
+        if not self._state.carries(index):  # what is under way on its mesh is of some ranks alone, or between two
+            return
         position, name = self.position, self.names[index]
         if self._state.fenced(position):
             raise Fenced(f"{name}: another rank found it dead")

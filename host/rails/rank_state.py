@@ -151,6 +151,13 @@ class RankState:
                 self._left, self._looked, self._quiet = {}, {}, {}
         return now
 
+    def carries(self, rail: int) -> bool:
+        """Whether this rank waits for the rail in what all ranks do together."""
+        with self._lock:
+            if rail not in self._moved or rail in self._left:
+                return False
+            return not (self._in_agreement and self._outcomes and self._outcomes[-1][0] == self._at)
+
     def record_progress(self, rail: int, when: float, most: float = MAX_LOOK_GAP) -> float:
         """Records a look at a rail whose last progress was at ``when``.  Returns for how many seconds it has been
         quiet.

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A long call: each rail carries a stripe of the tensor, in chunks of some 30 ms, on a thread of its own.
+"""A long call: each rail carries a stripe of the operation, in chunks of some 30 ms, on a thread of its own.
 
-A chunk is what has to be sent again after a failure.  What a chunk overwrites, its source where it is reduced in place
-and the residual of narrow lanes, is kept of the last two chunks, since no rank is further ahead of another.
+A chunk is what has to be done again after a failure.  What a chunk overwrites and needs then, its source where it is
+reduced in place and the residual of narrow lanes, is kept of the last two chunks, since no rank is further ahead of
+another.
 """
 
 from __future__ import annotations
@@ -10,14 +11,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 
-from msgspec import structs
-
 from netfold.host.errors import NetFoldError, RankMismatch
-from netfold.host.operation.rail import Flat
-from netfold.host.operation.request import AllreduceRequest
+from netfold.host.rails.cut import Cut, Kept
 from netfold.host.rails.rail_set import RailSet
 from netfold.host.rails.rank_state import RankState
 from netfold.host.rails.shares import BLOCK, Figure, Split
@@ -37,27 +35,30 @@ class Stripe:
     done: int = 0
     seconds: float = 0.0
     error: NetFoldError | None = None
-    saved: dict[int, tuple[Flat | None, Flat | None]] = field(default_factory=dict)
-    """Chunk -> its source and its residual before it was begun, where it overwrites them."""
+    saved: dict[int, Kept] = field(default_factory=dict)
+    """Chunk -> what it overwrites, as it was before."""
     saturated: list[int] = field(default_factory=list)
     """By chunk that is done: elements of a saturating sum that stand at an end of the range."""
 
     @property
     def elements(self) -> int:
-        """Number of elements in all chunks."""
+        """Number of units in all chunks."""
         return sum(chunk.stop - chunk.start for chunk in self.chunks)
 
 
-def cut_stripes(left: Sequence[slice], split: Split, figures: Sequence[Figure]) -> dict[int, Stripe]:
-    """Splits what is left to do of a tensor of 4-byte elements into chunks for every rail, in order.
+def cut_stripes(
+    left: Sequence[slice], split: Split, figures: Sequence[Figure], unit: int = 4
+) -> dict[int, Stripe]:
+    """Splits what is left to do of an operation into chunks for every rail, in order.
 
     figures  of the rails, from which the length of a chunk follows
+    unit     bytes of what slices count, an element of the tensor
     """
     stripes = {}
     queue = list(left)
     for rail in split.used:
-        wanted = split.nbytes[rail] // 4 if rail != split.used[-1] else 1 << 62
-        most = max(LEAST_CHUNK, int((figures[rail].bandwidth or 0.0) * CHUNK_SECONDS)) // 4
+        wanted = split.nbytes[rail] // unit if rail != split.used[-1] else 1 << 62
+        most = max(LEAST_CHUNK, int((figures[rail].bandwidth or 0.0) * CHUNK_SECONDS)) // unit
         chunks: list[slice] = []
         while queue and wanted > 0:
             piece = queue.pop(0)
@@ -71,18 +72,15 @@ def cut_stripes(left: Sequence[slice], split: Split, figures: Sequence[Figure]) 
     return stripes
 
 
-def missing_chunks(stripes: Mapping[int, Stripe], done: Sequence[int], request: AllreduceRequest) -> list[slice]:
+def missing_chunks(stripes: Mapping[int, Stripe], done: Sequence[int]) -> list[slice]:
     """Chunks that some rank lacks, given how many chunks of each rail all ranks have; restores what they have
-    overwritten of the request's source and residual."""
+    overwritten."""
     left = []
     for rail, part in stripes.items():
         for index, chunk in enumerate(part.chunks[done[rail] :], done[rail]):
             left.append(chunk)
-            source, residual = part.saved.get(index, (None, None))
-            if source is not None:
-                request.source[chunk] = source
-            if residual is not None and request.feedback is not None:
-                request.feedback[chunk] = residual
+            for memory, before in part.saved.get(index, ()):
+                memory[...] = before
     return left
 
 
@@ -96,11 +94,11 @@ class StripeThreads:
         self._rails, self._state, self._timeline, self._clock = rails, state, timeline, clock
         self._threads = ThreadPoolExecutor(len(rails), thread_name_prefix="netfold-rail")
 
-    def run(self, stripes: Mapping[int, Stripe], request: AllreduceRequest) -> None:
+    def run(self, stripes: Mapping[int, Stripe], cut: Cut) -> None:
         """Carries all stripes at once.  Returns when each has ended, well or not; raises what ends the whole call."""
         self._state.enter_stripes(self._rails.advance(), list(stripes))
         jobs: list[Future[None]] = [
-            self._threads.submit(self._carry, rail, part, request) for rail, part in stripes.items()
+            self._threads.submit(self._carry, rail, part, cut) for rail, part in stripes.items()
         ]
         try:
             wait(jobs)
@@ -116,20 +114,15 @@ class StripeThreads:
             if part.error is not None:
                 self._rails.broken.setdefault(rail, part.error)
 
-    def _carry(self, rail: int, part: Stripe, request: AllreduceRequest) -> None:
+    def _carry(self, rail: int, part: Stripe, cut: Cut) -> None:
         begin = self._clock()
         try:
             if rail in self._rails.broken:
                 raise self._rails.broken[rail]
             for index, chunk in enumerate(part.chunks):
-                piece = _piece(request, chunk, self._rails.position)
-                if request.in_place or piece.feedback is not None:
-                    part.saved[index] = (
-                        piece.source.copy() if request.in_place else None,
-                        None if piece.feedback is None else piece.feedback.copy(),
-                    )
-                    part.saved.pop(index - 2, None)
-                part.saturated.append(self._chunk(rail, f"{index + 1} of {len(part.chunks)}", piece))
+                part.saved[index] = cut.keep(chunk)
+                part.saved.pop(index - 2, None)
+                part.saturated.append(self._chunk(rail, f"{index + 1} of {len(part.chunks)}", cut, chunk))
                 part.done = index + 1
         except NetFoldError as error:
             part.error = error
@@ -139,27 +132,18 @@ class StripeThreads:
             part.seconds = self._clock() - begin
             self._state.leave_rail(rail, failure=part.error)
 
-    def _chunk(self, rail: int, name: str, chunk: AllreduceRequest) -> int:
+    def _chunk(self, rail: int, name: str, cut: Cut, chunk: slice) -> int:
         begin = time.monotonic_ns()
         try:
-            return self._rails[rail].allreduce(chunk)
+            return cut.carry(self._rails[rail], chunk, self._rails.position)
         finally:
             if self._timeline is not None:
-                about = {"nbytes": chunk.nbytes}
+                about = {"nbytes": (chunk.stop - chunk.start) * cut.unit}
                 self._timeline.add(self._rails.names[rail], f"chunk {name}", begin, time.monotonic_ns(), about)
 
     def close(self) -> None:
         """Ends the threads; to be called between calls."""
         self._threads.shutdown()
-
-
-def _piece(request: AllreduceRequest, chunk: slice, number: int) -> AllreduceRequest:
-    """The request of a chunk.  Stochastic rounding draws by an element's place in its chunk, so each chunk has a seed
-    of its own."""
-    piece, coding = request.part(chunk, number), request.coding
-    if coding.rounding == "nearest":
-        return piece
-    return structs.replace(piece, coding=replace(coding, seed=(coding.seed + chunk.start) & 0xFFFFFFFF))
 
 
 def _chunks(start: int, size: int, most: int) -> list[slice]:

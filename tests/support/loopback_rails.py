@@ -4,18 +4,22 @@ a job service of its own."""
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 from netfold.host.api.communicator import Communicator
+from netfold.host.rails.joining import STALL_VARIABLE
 from netfold.host.rails.planes import Kind, Plane, RailSpec
 from netfold.testing import subnet
 from support.torch import LoopbackJobs, loopback_jobs
 
 NAMES = "abcdef"
+STALL = "5"
 
 
 class LoopbackPlanes:
@@ -38,8 +42,9 @@ class LoopbackPlanes:
                 self.specs[rank].append(RailSpec(kind, Plane(address, where), f"{kind}@{name}"))
 
     def join(self, **settings: Any) -> list[Communicator]:
-        """All ranks' communicators, by rank; the caller closes them."""
-        with ThreadPoolExecutor(self.world) as pool:
+        """All ranks' communicators, by rank; the caller closes them.  A rail is silent for seconds before it is given
+        up, so that a busy machine is no fault."""
+        with mock.patch.dict(os.environ, {STALL_VARIABLE: STALL}), ThreadPoolExecutor(self.world) as pool:
             made = [
                 pool.submit(Communicator.join, "rails", rank, self.world, rails=self.specs[rank], **settings)
                 for rank in range(self.world)

@@ -22,6 +22,7 @@ from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.policy import OutOfBand, RailListeners, RailPolicy
 from netfold.host.rails.rail_set import RailReopening, WatchedRail
 from netfold.host.rails.rank_state import Answer, Question, RankState
+from netfold.host.selection.peers import Peers
 
 T = TypeVar("T")
 TICK = 0.001
@@ -95,6 +96,13 @@ class FakeRail:
         self.charge = charge
         self.closed = False
         self.numbers: list[int] = []
+
+    @property
+    def between_name(self) -> str:
+        return f"hosts of {self.name}"
+
+    def between_hosts(self, number: int, operation: Callable[[Peers], None]) -> None:
+        raise NotImplementedError("nothing goes between the hosts of a fake plane")
 
     def watched_by(self, watch: Callable[[float], None] | None) -> None:
         self.watch = watch

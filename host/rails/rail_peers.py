@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks between the hosts of all planes: each collective cut over the rails, complete even if one of them dies.
+
+    short   a sum of int32 over the rails, in which each rank fills in what it gives and the others zeros: an allreduce
+            like any other, that folds where a rail folds.  Beside the bytes each rank fills in a checksum of what it
+            calls, so that calls that differ are told by name.  Reductions are sums anyway
+    long    parts over the meshes of all planes (``CutCollective``)
+
+What some of the ranks do alone, and messages between two, go over the first rail's plane that is up.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from msgspec import structs
+
+from netfold.host.errors import RankMismatch
+from netfold.host.mesh.mesh import ranks
+from netfold.host.operation.arrays import Flat
+from netfold.host.operation.rail import DTYPES, folds
+from netfold.host.operation.reduction import INT32_SUM, Reduction
+from netfold.host.operation.request import AllreduceRequest
+from netfold.host.rails.cut import CutCollective, Part
+from netfold.host.rails.multirail import MultiRail
+from netfold.host.selection.peers import AUTO, Peers
+
+SHORT_BYTES = 64 << 10
+"""Largest size in bytes of an operation that is a sum.  A sum of zeros and one rank's bytes takes at most twice the
+bytes of links, and saves the exchange that ends a long operation."""
+
+
+class RailPeers(Peers):
+    """All ranks of a job, over all of its rails.
+
+    first  the ranks on the plane of the first rail that is up
+    """
+
+    def __init__(self, first: Peers, rails: MultiRail) -> None:
+        super().__init__(
+            first.mesh, algorithm=first.algorithm, order=first.order, fabric=first.fabric, note=first.note
+        )
+        self._rails = rails
+
+    # ---- reductions --------------------------------------------------------------------------------------------------
+    def allreduce(self, request: AllreduceRequest) -> int:
+        return self._rails.allreduce(structs.replace(request, algorithm=request.algorithm or AUTO))
+
+    def reduce(self, data: Flat, reduction: Reduction, root: int, *, algorithm: str | None = None) -> None:
+        if algorithm is None and data.nbytes <= SHORT_BYTES:
+            self._sum(data, reduction)
+            return
+        self._cut(
+            "reduce", data.nbytes,
+            lambda peers, part: peers.reduce(data[part(_all(data))], reduction, root, algorithm=algorithm),
+            lambda part: [data[part(_all(data))]],
+        )
+
+    def reduce_scatter(self, data: Flat, pieces: Sequence[slice], reduction: Reduction) -> None:
+        if data.nbytes <= SHORT_BYTES:
+            self._sum(data, reduction)
+            return
+        self._cut(
+            "reduce_scatter", data.nbytes,
+            lambda peers, part: peers.reduce_scatter(data, [part(piece) for piece in pieces], reduction),
+            lambda part: [data[part(piece)] for piece in pieces],
+        )
+
+    def _sum(self, data: Flat, reduction: Reduction) -> None:
+        """An allreduce in place, by the rails' own ways where all can make it."""
+        own = data.dtype in DTYPES and folds(reduction.op, reduction.element)
+        self._rails.allreduce(
+            AllreduceRequest(data, data, reduction, self.number, algorithm=None if own else AUTO)
+        )
+
+    # ---- moving arrays as they are -----------------------------------------------------------------------------------
+    def all_gather(self, data: Flat, pieces: Sequence[slice]) -> None:
+        if data.nbytes <= SHORT_BYTES:
+            self._fill(f"all_gather of {data.nbytes}", data, [pieces[self.rank]], pieces)
+            return
+        self._cut(
+            "all_gather", data.nbytes,
+            lambda peers, part: peers.all_gather(data, [part(piece) for piece in pieces]),
+        )
+
+    def broadcast(self, data: Flat, root: int, *, algorithm: str | None = None) -> None:
+        if algorithm is None and data.nbytes <= SHORT_BYTES:
+            everything = [_all(data)]
+            self._fill(f"broadcast of {data.nbytes} from {root}", data, self._at(root, everything), everything)
+            return
+        self._cut(
+            "broadcast", data.nbytes,
+            lambda peers, part: peers.broadcast(data[part(_all(data))], root, algorithm=algorithm),
+        )
+
+    def gather(self, data: Flat, pieces: Sequence[slice], root: int) -> None:
+        if data.nbytes <= SHORT_BYTES:
+            self._fill(f"gather of {data.nbytes} to {root}", data, [pieces[self.rank]], self._at(root, pieces))
+            return
+        self._cut(
+            "gather", data.nbytes,
+            lambda peers, part: peers.gather(data, [part(piece) for piece in pieces], root),
+        )
+
+    def scatter(self, data: Flat, pieces: Sequence[slice], root: int) -> None:
+        if data.nbytes <= SHORT_BYTES:
+            self._fill(f"scatter of {data.nbytes} from {root}", data, self._at(root, pieces), [pieces[self.rank]])
+            return
+        self._cut(
+            "scatter", data.nbytes,
+            lambda peers, part: peers.scatter(data, [part(piece) for piece in pieces], root),
+        )
+
+    def all_to_all(self, source: Flat, given: Sequence[slice], out: Flat, taken: Sequence[slice]) -> None:
+        # the ranks may give different numbers of rows: first all learn the size of the largest part
+        sizes = np.zeros(self.size, np.int64)
+        sizes[self.rank] = max(source.nbytes, out.nbytes)
+        rows = [slice(8 * rank, 8 * rank + 8) for rank in range(self.size)]
+        self._fill("all_to_all", sizes.view(np.uint8), [rows[self.rank]], rows)
+        self._cut(
+            "all_to_all", int(sizes.max()),
+            lambda peers, part: peers.all_to_all(
+                source, [part(piece) for piece in given], out, [part(piece) for piece in taken]
+            ),
+        )
+
+    def barrier(self) -> None:
+        self._fill("barrier", np.empty(0, np.uint8), [], [])
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+    def _at(self, root: int, pieces: Sequence[slice]) -> Sequence[slice]:
+        return pieces if self.rank == root else ()
+
+    def _fill(self, what: str, data: Flat, own: Sequence[slice], wanted: Sequence[slice]) -> None:
+        """Makes a short operation as a sum of int32.
+
+        what    the operation, the same on all ranks
+        own     what this rank gives of ``data``, which are bytes; no two ranks give the same
+        wanted  what it takes
+        """
+        sums = np.zeros(self.size + -(-data.nbytes // 4), np.int32)
+        said = zlib.crc32(what.encode()) >> 1
+        sums[self.rank] = said
+        moved = sums[self.size:].view(np.uint8)
+        for piece in own:
+            moved[piece] = data[piece]
+        self._rails.allreduce(AllreduceRequest(sums, sums, INT32_SUM, self.number))
+        odd = np.flatnonzero(sums[: self.size] != said).tolist()
+        if odd:
+            raise RankMismatch(
+                f"operation {self.number}: rank {self.rank} calls {what} bytes, and {ranks(odd)} something else; call"
+                " the same operations in the same order on every rank, then join anew"
+            )
+        for piece in wanted:
+            data[piece] = moved[piece]
+
+    def _cut(
+        self, kind: str, size: int, over: Callable[[Peers, Part], None],
+        overwritten: Callable[[Part], Sequence[Flat]] = lambda part: (),
+    ) -> None:
+        """Makes a long operation in parts over all rails (``CutCollective``)."""
+        if size:
+            self._rails.carry(CutCollective(kind, size, over, overwritten), self.number)
+
+
+def _all(data: Flat) -> slice:
+    return slice(0, data.size)

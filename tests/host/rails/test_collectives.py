@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every collective over several rails: cut where that pays, complete when a rail dies in the middle, and told apart from
+another one that a rank calls instead."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from netfold.host.api.communicator import Communicator
+from netfold.host.errors import NetFoldError, RailDown, RankMismatch
+from netfold.host.rails.open_rail import OpenRail
+from netfold.host.rails.rail_peers import SHORT_BYTES
+from netfold.host.rails.shares import Figure
+from netfold.host.selection.peers import Peers
+from netfold.testing import on_every_rank
+from support.loopback_rails import loopback_rails
+
+pytestmark = pytest.mark.timeout(120)
+WORLD = 3
+
+
+def rows(rank: int, count: int, width: int, dtype: str = "float64") -> Any:
+    """A rank's rows, which are exact in any dtype here and have sums that are."""
+    return np.random.default_rng([rank, count, width]).integers(0, 99, (count, width)).astype(dtype)
+
+
+def all_gather(comm: Communicator, width: int) -> tuple[Any, Any]:
+    counts = [5, 0, 3]
+    got = comm.all_gather(rows(comm.rank, counts[comm.rank], width), counts=counts)
+    return got, np.concatenate([rows(rank, counts[rank], width) for rank in range(WORLD)])
+
+
+def broadcast(comm: Communicator, width: int) -> tuple[Any, Any]:
+    data = rows(comm.rank, 4, width, "float32")
+    return comm.broadcast(data, root=1), rows(1, 4, width, "float32")
+
+
+def gather(comm: Communicator, width: int) -> tuple[Any, Any]:
+    got = comm.gather(rows(comm.rank, 2, width, "int32"), root=2)
+    want = np.concatenate([rows(rank, 2, width, "int32") for rank in range(WORLD)])
+    return (got, want) if comm.rank == 2 else (np.zeros(1) if got is None else got, np.zeros(1))
+
+
+def scatter(comm: Communicator, width: int) -> tuple[Any, Any]:
+    counts = [1, 4, 2]
+    whole = rows(9, sum(counts), width)
+    out = np.empty((counts[comm.rank], width))
+    comm.scatter(whole if comm.rank == 0 else None, out, root=0, counts=counts)
+    at = sum(counts[: comm.rank])
+    return out, whole[at : at + counts[comm.rank]]
+
+
+def all_to_all(comm: Communicator, width: int) -> tuple[Any, Any]:
+    table = [[1, 2, 0], [3, 1, 1], [0, 2, 2]]
+    given, taken = table[comm.rank], [table[rank][comm.rank] for rank in range(WORLD)]
+    got = comm.all_to_all(rows(comm.rank, sum(given), width), counts=given, out_counts=taken)
+    want = []
+    for rank in range(WORLD):
+        at = sum(table[rank][: comm.rank])
+        want.append(rows(rank, sum(table[rank]), width)[at : at + taken[rank]])
+    return got, np.concatenate(want)
+
+
+def reduce(comm: Communicator, width: int) -> tuple[Any, Any]:
+    got = comm.reduce(rows(comm.rank, 3, width), op="max", root=1)
+    want = np.maximum.reduce([rows(rank, 3, width) for rank in range(WORLD)])
+    return (got, want) if comm.rank == 1 else (np.zeros(1), np.zeros(1))
+
+
+def reduce_scatter(comm: Communicator, width: int) -> tuple[Any, Any]:
+    counts = [2, 0, 4]
+    got = comm.reduce_scatter(rows(comm.rank, 6, width, "float32"), counts=counts)
+    at = sum(counts[: comm.rank])
+    total = np.sum([rows(rank, 6, width, "float32") for rank in range(WORLD)], axis=0)
+    return got, total[at : at + counts[comm.rank]]
+
+
+def products(comm: Communicator, width: int) -> tuple[Any, Any]:
+    got = comm.allreduce(rows(comm.rank, 2, width) % 4, op="product")
+    return got, np.prod([rows(rank, 2, width) % 4 for rank in range(WORLD)], axis=0)
+
+
+def rings(comm: Communicator, width: int) -> tuple[Any, Any]:
+    data = rows(comm.rank, 2, width, "int32")
+    comm.allreduce(data, out=data, algorithm="ring")
+    return data, np.sum([rows(rank, 2, width, "int32") for rank in range(WORLD)], axis=0)
+
+
+Operation = Callable[[Communicator, int], tuple[Any, Any]]
+OPERATIONS: list[Operation] = [
+    all_gather, broadcast, gather, scatter, all_to_all, reduce, reduce_scatter, products, rings,
+]
+SHORT, LONG = 7, 30_001
+"""Rows' widths: of an operation that is a sum, and of one that is cut."""
+
+
+def even(comms: list[Communicator]) -> None:
+    """Rails that count as equally fast whatever is measured, in every kind of operation."""
+    for comm in comms:
+        assert comm.rails is not None
+        comm.rails.shares.figures = [Figure(1e-4, 1e6)] * len(comm.rails.live)
+        comm.rails.shares.learn = lambda fresh, live: False  # type: ignore[method-assign]
+
+
+def exact(comms: list[Communicator], operation: Operation, width: int) -> None:
+    """Every rank's result is what it must be."""
+    for result in on_every_rank(comms, lambda comm: operation(comm, width)):
+        if isinstance(result, Exception):
+            raise result
+        np.testing.assert_array_equal(*result)
+
+
+def carried(comms: list[Communicator]) -> list[int]:
+    """Bytes that each rail has carried for rank 0."""
+    assert comms[0].rails is not None
+    return [use.nbytes for use in comms[0].rails.use()]
+
+
+@pytest.mark.parametrize("kinds", [["innet", "tcp"], ["tcp", "roce"]], ids="+".join)
+def test_every_collective_is_cut_over_the_rails(kinds: Any) -> None:
+    """Rows of any length, uneven and none at all arrive where they belong, and each rail has carried a part of what is
+    long; barriers, and what is of some ranks or between two, work beside that."""
+    with loopback_rails(kinds, WORLD) as comms:
+        even(comms)
+        for operation in OPERATIONS:
+            exact(comms, operation, SHORT)
+            before = carried(comms)
+            exact(comms, operation, LONG)
+            parts = [now - then for now, then in zip(carried(comms), before, strict=True)]
+            assert min(parts) > SHORT_BYTES // 2, (operation.__name__, parts)
+            assert comms[0].flight()[-1].path.count("%") == 2, comms[0].flight()[-1].path
+        assert not any(on_every_rank(comms, lambda comm: comm.barrier()))
+        got = on_every_rank(
+            comms, lambda comm: None if comm.rank == 1 else comm.group([0, 2]).allreduce(np.ones(9))
+        )
+        assert got[0][0] == got[2][0] == 2
+
+
+class Dying:
+    """A rail that fails on one rank in the n-th part that it carries between the hosts, and tells the others."""
+
+    def __init__(self, comm: Communicator, rail: int, after: int, after_carrying: bool) -> None:
+        assert comm.rails is not None
+        track = comm.rails.track(rail)
+        assert isinstance(track, OpenRail)
+        self.carry, self.left, self.late = track.between_hosts, after, after_carrying
+        self.mesh = track.others.mesh
+        track.between_hosts = self  # type: ignore[assignment, method-assign]
+
+    def __call__(self, number: int, operation: Callable[[Peers], None]) -> None:
+        if self.left or self.late:
+            self.carry(number, operation)
+        if self.left == 0:
+            error = RailDown("a test ends this rail")
+            self.mesh.abort(error)
+            raise error
+        self.left -= 1
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("operation", OPERATIONS[:7])
+def test_a_rail_that_dies_in_the_middle_leaves_its_part_to_the_others(
+    operation: Operation, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What some rank lacks is done again over the rail that is left, from what was there before; results are exact on
+    all ranks, and all ranks say which rail died."""
+    monkeypatch.setattr("netfold.host.rails.striping.LEAST_CHUNK", 64 << 10)
+    with loopback_rails(["tcp", "tcp"], WORLD) as comms:
+        even(comms)
+        Dying(comms[1], 1, 1, late)
+        exact(comms, operation, LONG)
+        for comm in comms:
+            assert comm.rails is not None
+            assert [use.deaths for use in comm.rails.use()] == [0, 1]
+            assert "died: tcp@b" in comm.flight()[-1].path
+        exact(comms, operation, SHORT)
+
+
+def test_ranks_that_call_different_collectives_learn_it() -> None:
+    """A broadcast is no gather, a root no other root, and a barrier nothing else: each rank raises, with names."""
+    calls: list[list[Callable[[Communicator], Any]]] = [
+        [lambda comm: comm.broadcast(np.zeros(10), root=0), lambda comm: comm.broadcast(np.zeros(10), root=1)],
+        [lambda comm: comm.broadcast(np.zeros(20)), lambda comm: comm.all_gather(np.zeros(10))],
+        [lambda comm: comm.barrier(), lambda comm: comm.broadcast(np.zeros(0))],
+    ]
+    for one, other in calls:
+        with loopback_rails(["innet", "tcp"], 2, timeout=2.0) as comms:
+            for said in on_every_rank(comms, lambda comm, one=one, other=other: (one, other)[comm.rank](comm)):
+                assert isinstance(said, RankMismatch), said
+                assert "something else; call the same operations" in str(said)
+
+
+def test_a_long_collective_against_another_call_ends_on_every_rank() -> None:
+    """Whatever the other rank calls, and over whatever it goes: an error on each, and no result."""
+    long = np.zeros(100_000)
+    with loopback_rails(["innet", "tcp"], 2, timeout=1.0) as comms:
+        even(comms)
+        said = on_every_rank(comms, lambda comm: comm.broadcast(long) if comm.rank else comm.allreduce(np.ones(9)))
+        assert all(isinstance(error, NetFoldError) for error in said), said
+
+
+def test_a_late_rank_between_some_ranks_is_no_dead_rail() -> None:
+    """Nobody asks how long a rail has been quiet while a group, or a pair, waits for one of its ranks."""
+    with loopback_rails(["tcp", "tcp"], 2) as comms:
+        waits = threading.Event()
+
+        def receive(comm: Communicator) -> Any:
+            if comm.rank == 0:
+                return comm.receive(np.empty(5), 1)
+            waits.wait(1.0)  # longer than any rail may be silent
+            comm.send(np.arange(5.0), 0)
+            return None
+
+        np.testing.assert_array_equal(on_every_rank(comms, receive)[0], np.arange(5.0))
+        assert comms[0].rails is not None
+        assert [use.deaths for use in comms[0].rails.use()] == [0, 0]
