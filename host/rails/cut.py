@@ -26,7 +26,7 @@ Kept = list[tuple[Flat, Flat]]
 """Memory that a part overwrites, and what was there before."""
 
 
-class Cut(Protocol):
+class CutOperation(Protocol):
     """An operation of ``size`` units of ``unit`` bytes, the same on all ranks; a part is a range of units.
 
     lane_bits  of its lanes, on the rails that have lanes so narrow

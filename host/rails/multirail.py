@@ -32,7 +32,7 @@ from netfold.host.operation.reduction import INT32_SUM, Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.host.rails import rail_report, striping
 from netfold.host.rails.agreement import Agreements
-from netfold.host.rails.cut import Cut, CutAllreduce, CutCollective
+from netfold.host.rails.cut import CutAllreduce, CutCollective, CutOperation
 from netfold.host.rails.ledger import Ledger
 from netfold.host.rails.missing_ranks import MissingRankDetector
 from netfold.host.rails.policy import DEFAULT_POLICY, NO_LISTENERS, OutOfBand, RailListeners, RailPolicy, Start
@@ -116,9 +116,7 @@ class MultiRail:
         self.whole = tuple(rail.name for rail in rails if not rail.narrows)
         """Names of the rails that carry floats in 32 bits whatever a call asks for."""
         self._join, self._between_names = policy.overhead, [rail.between_name for rail in rails]
-        self._own = Ledger(
-            names, [rail.narrows for rail in rails], policy.known or [None] * len(rails), policy.overhead
-        )
+        self._own = Ledger(names, [rail.narrows for rail in rails], policy.overhead, known=policy.known)
         self._ledgers: dict[str, Ledger] = {}
         """Kind of operation between the hosts -> what the rails cost in it."""
         state, channel = out_of_band.state, out_of_band.channel
@@ -214,11 +212,7 @@ class MultiRail:
         """What the rails cost in this kind of operation; before its first one, as much as an allreduce."""
         ledger = self._ledgers.get(kind)
         if ledger is None:
-            count = len(self._rails)
-            ledger = self._ledgers[kind] = Ledger(
-                self._between_names, [False] * count, [None] * count, self._join
-            )
-            ledger.begin_with(self.shares.figures)
+            ledger = self._ledgers[kind] = Ledger(self._between_names, (), self._join, agreed=self.shares.figures)
         return ledger
 
     @property
@@ -345,7 +339,7 @@ class MultiRail:
                 ledger.estimates[carrier].add(on_wire, agreements.seconds)
         return result
 
-    def _long(self, cut: Cut, split: Split, ledger: Ledger) -> int:
+    def _long(self, cut: CutOperation, split: Split, ledger: Ledger) -> int:
         """Carries an operation in stripes, and repeats what some rank lacks until no rank lacks anything.  Returns how
         many elements of a saturating sum stand at an end of the range."""
         shares, bits, begin, whole = ledger.shares, cut.lane_bits, self._clock(), True
@@ -368,8 +362,7 @@ class MultiRail:
                 seconds = self._clock() - begin
                 self._seconds += seconds
                 if whole:
-                    shares.record_cut_call(split, self._rails.live)
-                    ledger.took = seconds
+                    ledger.record_cut_call(split, self._rails.live, seconds)
                 return saturated
             whole = False
             again = sum(chunk.stop - chunk.start for chunk in left) * cut.unit
@@ -399,8 +392,7 @@ class MultiRail:
         together  no rank comes late to it, so its duration counts as the rail's cost; not so after stripes
         """
         ledger = ledger or self._own
-        table = rail_report.encode(self.rank, self.world, self._rails, parts, ledger.estimates, ledger.took)
-        ledger.took = None
+        table = rail_report.encode(self.rank, self.world, self._rails, parts, ledger.estimates, ledger.report())
         total = self._agree(table, INT32_SUM, rail, self._own if together else None)
         told = rail_report.decode(total, self.world, self._rails.live, parts)
         names = self._rails.names

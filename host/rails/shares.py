@@ -153,16 +153,18 @@ class RailShares:
 
     names   of the rails
     narrow  whether each rail has lanes narrower than 32 bits; default: none has
+    figures to begin with, the same on all ranks; default: none is known
     join    initial estimate of the seconds that using several rails costs in itself, besides the exchange on the
             quickest rail; the actual cost is learned (``split_overhead``)
     """
 
-    def __init__(self, names: Sequence[str], *, narrow: Sequence[bool] = (), join: float = 0.0003) -> None:
+    def __init__(self, names: Sequence[str], *, narrow: Sequence[bool] = (), join: float = 0.0003,
+                 figures: Sequence[Figure] = ()) -> None:
         self._names = tuple(names)
         self._narrow = tuple(narrow) or (False,) * len(names)
         self._join = join
         self._overhead = SplitOverhead(8 * TRIAL_BYTES)
-        self.figures = [Figure(0.0, None)] * len(names)
+        self.figures = list(figures) or [Figure(0.0, None)] * len(names)
         self._cuts = 0
         self._short: dict[tuple[int, int], Split] = {}
         self._live: Sequence[int] = ()

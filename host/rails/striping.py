@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from netfold.host.errors import NetFoldError, RankMismatch
-from netfold.host.rails.cut import Cut, Kept
+from netfold.host.rails.cut import CutOperation, Kept
 from netfold.host.rails.rail_set import RailSet
 from netfold.host.rails.rank_state import RankState
 from netfold.host.rails.shares import BLOCK, Figure, Split
@@ -94,7 +94,7 @@ class StripeThreads:
         self._rails, self._state, self._timeline, self._clock = rails, state, timeline, clock
         self._threads = ThreadPoolExecutor(len(rails), thread_name_prefix="netfold-rail")
 
-    def run(self, stripes: Mapping[int, Stripe], cut: Cut) -> None:
+    def run(self, stripes: Mapping[int, Stripe], cut: CutOperation) -> None:
         """Carries all stripes at once.  Returns when each has ended, well or not; raises what ends the whole call."""
         self._state.enter_stripes(self._rails.advance(), list(stripes))
         jobs: list[Future[None]] = [
@@ -114,7 +114,7 @@ class StripeThreads:
             if part.error is not None:
                 self._rails.broken.setdefault(rail, part.error)
 
-    def _carry(self, rail: int, part: Stripe, cut: Cut) -> None:
+    def _carry(self, rail: int, part: Stripe, cut: CutOperation) -> None:
         begin = self._clock()
         try:
             if rail in self._rails.broken:
@@ -132,7 +132,7 @@ class StripeThreads:
             part.seconds = self._clock() - begin
             self._state.leave_rail(rail, failure=part.error)
 
-    def _chunk(self, rail: int, name: str, cut: Cut, chunk: slice) -> int:
+    def _chunk(self, rail: int, name: str, cut: CutOperation, chunk: slice) -> int:
         begin = time.monotonic_ns()
         try:
             return cut.carry(self._rails[rail], chunk, self._rails.position)

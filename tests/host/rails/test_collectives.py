@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every collective over several rails: cut where that pays, complete when a rail dies in the middle, and told apart from
-another one that a rank calls instead."""
+"""Every collective over several rails: cut where that pays, complete when a rail dies in the middle, and told apart
+from another one that a rank calls instead."""
 
 from __future__ import annotations
 

@@ -139,6 +139,12 @@ def rails_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         Communicator.join("j", 0, 2, rails="ib@a+tcp@a")
 
 
+def a_job_of_several_rails_ends_with_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused_later = pytest.raises(ValueError, match="on_loss='shrink', several rails: each is a job of its own")
+    with refused_later, loopback_rails(["tcp", "tcp"], 2, on_loss="shrink"):
+        pass
+
+
 JOIN: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "address": address_is_of_a_plane,
     "controller": controller_is_of_a_plane,
@@ -151,6 +157,7 @@ JOIN: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "path_mtu": joins_say("path_mtu", 1024, path_mtu=1024),
     "token": token_goes_to_every_plane,
     "rails": rails_are_told_apart,
+    "on_loss": a_job_of_several_rails_ends_with_a_rank,
 }
 
 
