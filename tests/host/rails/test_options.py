@@ -145,6 +145,13 @@ def a_job_of_several_rails_ends_with_a_rank(monkeypatch: pytest.MonkeyPatch) -> 
         pass
 
 
+def reproducible_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    with loopback_rails(["innet", "tcp"], 2, reproducible=True) as comms:
+        assert comms[0].reproducible
+        even(comms)
+        exactly(comms)
+
+
 JOIN: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "address": address_is_of_a_plane,
     "controller": controller_is_of_a_plane,
@@ -157,6 +164,7 @@ JOIN: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "path_mtu": joins_say("path_mtu", 1024, path_mtu=1024),
     "token": token_goes_to_every_plane,
     "rails": rails_are_told_apart,
+    "reproducible": reproducible_by_default,
     "on_loss": a_job_of_several_rails_ends_with_a_rank,
 }
 
@@ -250,6 +258,13 @@ def saturation(comms: list[Communicator]) -> None:
     assert [comm.stats().saturated - before for comm in comms] == [5, 5]
 
 
+def exactly(comms: list[Communicator], **asked: Any) -> None:
+    parts = [X, np.roll(X, 1) * np.float32(1e-5)]
+    want = (parts[0].astype(np.float64) + parts[1]).astype(np.float32)
+    got = summed(comms, lambda comm: comm.allreduce(parts[comm.rank], **asked))
+    np.testing.assert_array_equal(got, want)
+
+
 ALLREDUCE: dict[str, Callable[[list[Communicator]], None]] = {
     "out": plain,
     "op": operations,
@@ -260,6 +275,7 @@ ALLREDUCE: dict[str, Callable[[list[Communicator]], None]] = {
     "rounding": rounding,
     "feedback": feedback,
     "saturate": saturation,
+    "reproducible": lambda comms: exactly(comms, reproducible=True),
 }
 
 
