@@ -32,8 +32,8 @@ if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
 
 SECONDS: Final = 120.0
 """Seconds for all ranks of one round at one loss rate."""
-STATE_BYTES: Final = 32
-"""Bytes of a slot beside its words: slot_state and slot_headers in p4src/fold.p4."""
+STATE_BYTES: Final = 40
+"""Bytes of a slot beside its words: slot_state, slot_headers and slot_content in p4src/fold.p4."""
 
 
 @dataclass(frozen=True)

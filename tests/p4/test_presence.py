@@ -21,6 +21,7 @@ from netfold.fabric.graph import CPU_PORT, End
 from netfold.host.native.library import Origin
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream
+from support.checksum import checksum
 from support.nic import SEQUENCE, Packet, Rc, Reth
 from support.scene import FULL, TOTAL, Out, Scene, compare_with_bmv2, lanes
 from support.slot_model import SECOND, TerribleNetwork
@@ -67,6 +68,13 @@ def sums(s: Scene, place: int, payload: bytes = TOTAL) -> tuple[int, int, bytes,
     return s.ports[place], Rc.WRITE_MIDDLE, payload, None, False
 
 
+def udp_sum(frame: bytes) -> int:
+    """0 where a frame's UDP checksum is right."""
+    ip = roce.ETHERNET_BYTES
+    datagram = frame[ip + roce.IPV4_BYTES :]
+    return checksum(frame[ip + 12 : ip + 20] + bytes([0, 17]) + len(datagram).to_bytes(2, "big") + datagram)
+
+
 def upwards(s: Scene, payload: bytes, *, content: bool, address: int | None = None) -> list[object]:
     """The one packet that goes up, as it is shown."""
     reth = None if address is None else Reth(address, 0, 0)
@@ -89,6 +97,8 @@ def barrier(s: Scene, psn: int) -> None:
         assert out == s.up(psn, opcode=Rc.WRITE_ONLY, reth=Reth(ADDRESS, 0, 0), ack_req=True)
         out = result(s, psn, b"")
     assert [len(frame) for _, frame in s.sent[-1]] == [PRESENCE] * 3
+    if s.grows:  # right UDP checksums let runs travel as super-packets
+        assert {udp_sum(frame) for _, frame in s.sent[-1]} == {0}
     before = s.hosts[1]
     there = next(packet for to, packet in out if to == s.ports[2])
     assert there == Packet(before.address, s.hosts[2].address, Rc.WRITE_ONLY, s.stream.connections[2] << 3, psn,
