@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from netfold.host.native.library import RUN_PACKETS
 
 FIELDS = (
-    "operation number", "dtype", "operation", "lane bits", "elements", "elements / 2^31", "world size", "trees",
-    "guessed scales",
+    "operation number", "collective", "root", "dtype", "operation", "lane bits", "elements", "elements / 2^31",
+    "digest of rows", "world size", "trees", "guessed scales",
 )
 """Fields of an operation's signature, in the order of ``nf_field``."""
 AGREEMENT, DATA = 0, 1
 """Kinds of streams: ``nf_kind``."""
-DTYPE_CODES = {"float32": 0, "int32": 1}
+DTYPE_CODES = {"float32": 0, "int32": 1, "bytes": 2}
+COLLECTIVES = ("allreduce", "reduce_scatter", "reduce", "all_gather", "broadcast", "barrier")
+"""Names of what folds, in the order of ``nf_collective``."""
 REDUCTIONS = ("sum", "average", "saturating sum", "max", "min")
 """Names of reductions, in the order of ``nf_reduction``."""
 SIGNATURES_DIFFER, HEADERS_DIFFER = 1, 2
@@ -37,13 +39,21 @@ class TreePlan(C.Structure):
     _fields_ = [("weight", C.c_double), ("streams", StreamPlan * 2)]
 
 
+class Row(C.Structure):
+    """``nf_row``: a rank's part of a tensor."""
+
+    _fields_ = [("first", C.c_uint64), ("count", C.c_uint64)]
+
+
 class FoldOperation(C.Structure):
     """``nf_operation``: the parameters of one operation."""
 
     _fields_ = [
-        ("number", C.c_uint32), ("dtype", C.c_int32), ("reduction", C.c_int32), ("lane_bits", C.c_uint32),
+        ("number", C.c_uint32), ("collective", C.c_int32), ("rank", C.c_uint32), ("root", C.c_uint32),
+        ("dtype", C.c_int32), ("reduction", C.c_int32), ("lane_bits", C.c_uint32),
         ("stochastic", C.c_uint32), ("key", C.c_uint32), ("divisor", C.c_float), ("count", C.c_uint64),
-        ("source", C.c_void_p), ("out", C.c_void_p), ("residual", C.c_void_p),
+        ("rows", C.POINTER(Row)), ("source", C.c_void_p), ("out", C.c_void_p), ("out_first", C.c_uint64),
+        ("residual", C.c_void_p),
     ]
 
 
@@ -152,6 +162,8 @@ def show(field: str, value: int) -> str:
     """The value of a signature's field in words."""
     if field == "dtype":
         return next((name for name, code in DTYPE_CODES.items() if code == value), f"code {value}")
+    if field == "collective":
+        return COLLECTIVES[value] if value < len(COLLECTIVES) else f"code {value}"
     if field == "operation":
         return REDUCTIONS[value] if value < len(REDUCTIONS) else f"code {value}"
     return str(value)

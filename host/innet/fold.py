@@ -29,7 +29,7 @@ from netfold.host.native.sockets import check_mtu, open_sockets
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.rail import Flat, Op, RailStats, TreeStats, folds
 from netfold.host.operation.reduction import Reduction
-from netfold.host.operation.request import AllreduceRequest
+from netfold.host.operation.request import AllreduceRequest, Request, RowsRequest
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire import roce
 from netfold.wire.jobs import Plan
@@ -54,7 +54,7 @@ NOTHING = np.empty(0, np.float32)
 
 
 class FoldRail:
-    """Allreduce over the trees of a plan.
+    """Collectives over the trees of a plan.
 
     address  this rank's address on the fabric: results arrive at its UDP port 4791
     timeout  seconds without any new result after which an operation gives up
@@ -91,7 +91,7 @@ class FoldRail:
         self._stalls = StallDetector()
         self._turn = threading.Lock()  # whoever drives the core
         self._lost: NetFoldError | None = None
-        self._last = AllreduceRequest(NOTHING, NOTHING, TRIAL)
+        self._last: Request = AllreduceRequest(NOTHING, NOTHING, TRIAL)
         self._timeout = timeout
         self._operations = 0
         self._bytes = [0] * len(plan.trees)
@@ -133,6 +133,7 @@ class FoldRail:
             core = Core(
                 address, self.members, plan.trees, path_mtu=plan.path_mtu, max_run=run, max_window=most,
                 credits=self._credits, message=plan.message if plan.verb == "send" else 0,
+                presence=plan.presence,
             )
             planned = max(stream.slots // 2 for stream in streams)
             if most < planned:
@@ -200,12 +201,42 @@ class FoldRail:
                     saturated += self._drive(piece)
                     self._count(piece)
             except BaseException as error:
-                if not self._core.finished():  # the arrays are the caller's again: nobody may go on with them
-                    self._lost = error if isinstance(error, NetFoldError) else NetFoldError(f"cut off by {error!r}")
+                self._cut_off(error)
                 raise
             self._operations += 1
             self._seconds += time.monotonic() - begin
             return saturated
+
+    def _cut_off(self, error: BaseException) -> None:
+        """Ends the rail where an operation has ended in the middle."""
+        if not self._core.finished():  # the arrays are the caller's again: nobody may go on with them
+            self._lost = error if isinstance(error, NetFoldError) else NetFoldError(f"cut off by {error!r}")
+
+    @property
+    def carries_rows(self) -> str:
+        """Why ``collect`` carries nothing; empty where it does."""
+        return "ranks with RDMA NICs fold allreduces alone" if self._plan.verb == "send" else ""
+
+    def collect(self, request: RowsRequest) -> None:
+        """Carries a collective of rows.  Raises what ``allreduce`` raises."""
+        reduction, rank = request.reduction, self._plan.rank
+        divisor = float(self._plan.world) if reduction is not None and reduction.op == "average" else 1.0
+        with self._turn:
+            if self._lost is not None:
+                raise self._lost
+            begin = time.monotonic()
+            try:
+                for part in request.parts(MAX_ELEMENTS):
+                    self._core.start_rows(part, rank, time.monotonic_ns(), divisor=divisor)
+                    self._last = part
+                    self._drive(part)
+                    for tree in range(len(self._bytes)):
+                        self._bytes[tree] += self._core.elements(tree) * part.source.itemsize
+            except BaseException as error:
+                self._cut_off(error)
+                raise
+            self._operations += 1
+            self._seconds += time.monotonic() - begin
 
     @property
     def shared_memory_rate(self) -> float:
@@ -236,7 +267,7 @@ class FoldRail:
         for tree, elements in enumerate(shares):
             self._bytes[tree] += elements * piece.source.itemsize
 
-    def _drive(self, request: AllreduceRequest) -> int:
+    def _drive(self, request: Request) -> int:
         """Runs the operation that has been started to its end.  Returns how many elements of a saturating sum stand at
         an end of the range."""
         slice_ns = int((SLICE_SECONDS if self._watch is None else WATCHED_SLICE_SECONDS) * 1e9)
@@ -271,7 +302,7 @@ class FoldRail:
             if status == native.OS_ERROR:
                 self._broken(request, error)
 
-    def _broken(self, request: AllreduceRequest, error: int) -> None:
+    def _broken(self, request: Request, error: int) -> None:
         """What carries the packets cannot go on, with this errno: raises TransportError, or returns where there is
         another way."""
         mtu = roce.ip_packet_bytes(roce.Opcode.WRITE_FIRST, self._plan.path_mtu)
@@ -403,10 +434,10 @@ class FoldRail:
             self._core.close()
 
     # ---- errors ----------------------------------------------------------------------------------------------------
-    def _who(self, request: AllreduceRequest) -> str:
+    def _who(self, request: Request) -> str:
         return f"job {self._plan.job!r}, rank {self._plan.rank} of {self._plan.world}, {request}"
 
-    def _timed_out(self, request: AllreduceRequest) -> NetFoldError:
+    def _timed_out(self, request: Request) -> NetFoldError:
         missing = self._control.missing(self._waits())
         lines = [
             f"{self._who(request)}: no result from the network for {self._timeout:g} s: "
@@ -443,7 +474,7 @@ class FoldRail:
                 waits[key] = state.una_psn
         return waits
 
-    def _failed(self, request: AllreduceRequest) -> NetFoldError:
+    def _failed(self, request: Request) -> NetFoldError:
         failure = self._core.failure()
         tree = self._plan.trees[failure.tree].name
         who = f"{self._who(request)}, tree {tree}"

@@ -12,10 +12,11 @@ import functools
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from netfold.host.innet.abi import (
     AGREEMENT,
+    COLLECTIVES,
     DATA,
     DTYPE_CODES,
     REDUCTIONS,
@@ -23,6 +24,7 @@ from netfold.host.innet.abi import (
     FoldOperation,
     FoldRunStruct,
     Narrowing,
+    Row,
     RunTotals,
     StreamPlan,
     StreamState,
@@ -33,6 +35,7 @@ from netfold.host.operation.arrays import address_of
 from netfold.host.operation.coding import PLAIN, Coding
 from netfold.host.operation.half_precision import dtype_name
 from netfold.host.operation.rail import Flat, Op
+from netfold.host.operation.request import RowsRequest
 from netfold.host.tracing.spans import Span
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream, RankTree
@@ -87,6 +90,7 @@ def functions() -> dict[str, tuple[Any, ...]]:
         "nf_fold_open": (pointer, u32, u32, u32, u32, C.POINTER(TreePlan), u32, C.POINTER(C.c_char_p)),
         "nf_fold_close": (None, pointer),
         "nf_fold_messages": (C.c_bool, pointer, u32, u32),
+        "nf_fold_no_presence": (None, pointer),
         "nf_fold_start": (C.c_bool, pointer, C.POINTER(FoldOperation), i64, C.POINTER(C.c_char_p)),
         "nf_fold_resume": (C.c_bool, pointer, C.POINTER(TreePlan), i64, C.POINTER(C.c_char_p)),
         "nf_fold_missing": (u32, pointer, u32, C.c_int),
@@ -158,6 +162,7 @@ class Core:
 
     message  contributions are SENDs, in messages of so many packets, or of a quarter of a stream's slots where that is
              less, as in all jobs with RC queue pairs; 0: WRITEs
+    presence  the switches take presence and lanes in one slot (``Plan.presence``)
     kept     how many times the slots' packets are kept for sending them again
     lib      the library that holds the engine; default: ``library()``
     """
@@ -173,6 +178,7 @@ class Core:
         max_window: int = 1 << 19,
         credits: Credits | None = None,
         message: int = 0,
+        presence: bool = True,
         kept: int = 1,
         lib: C.CDLL | None = None,
     ) -> None:
@@ -191,6 +197,8 @@ class Core:
         if credits is not None and not self._lib.nf_fold_messages(self.handle, credits.packets, credits.messages):
             self.close()
             raise ValueError(f"fold engine: messages of {credits.packets} packets: expected 1 .. {MESSAGE_PACKETS}")
+        if not presence:
+            self._lib.nf_fold_no_presence(self.handle)
         self._run = FoldRunStruct()
         self._operations: dict[tuple[object, ...], FoldOperation] = {}
         """What is asked for, but for numbers and arrays -> its structure, which is used again and again."""
@@ -266,12 +274,40 @@ class Core:
         if operation.stochastic:
             operation.key = self._lib.nf_key(coding.seed, number, rank)
         if not self._lib.nf_fold_start(self.handle, operation, now, self._why):
-            words = (self._why.value or b"").decode()
-            if words.startswith("out of memory"):
-                raise MemoryError(f"{words} of {source.size} elements")
-            raise ValueError(
-                f"{_named(op, coding, divisor)} of {source.dtype.name} in lanes of {coding.lane_bits} bits: {words}"
-            )
+            what = f"{_named(op, coding, divisor)} of {source.dtype.name} in lanes of {coding.lane_bits} bits"
+            raise self._refused(source.size, what)
+
+    def start_rows(self, request: RowsRequest, rank: int, now: int, *, divisor: float = 1.0) -> None:
+        """Begins a collective of rows; its arrays stay in use until it is finished or the core is closed.
+
+        rank   this one, among those that fold
+        Raises ValueError for what cannot be, MemoryError.
+        """
+        source, out, reduction, coding = request.source, request.out, request.reduction, request.coding
+        op = cast(Op, "sum" if reduction is None else reduction.op)
+        operation = FoldOperation(
+            number=request.number & 0xFFFFFFFF, collective=COLLECTIVES.index(request.collective), rank=rank,
+            root=request.root, dtype=DTYPE_CODES["bytes" if reduction is None else dtype_name(source.dtype)],
+            reduction=REDUCTIONS.index(_named(op, coding, divisor)), lane_bits=coding.lane_bits,
+            stochastic=coding.rounding == "stochastic", divisor=divisor, count=source.size,
+            source=address_of(source), out=address_of(out), out_first=request.out_first,
+        )
+        if request.collective == "barrier":
+            operation.dtype = DTYPE_CODES["float32"]
+        else:
+            operation.rows = (Row * len(request.rows))(*(Row(row.start, row.stop - row.start) for row in request.rows))
+        if operation.stochastic:
+            operation.key = self._lib.nf_key(coding.seed, operation.number, rank)
+        self._keep = (source, out, None)
+        if not self._lib.nf_fold_start(self.handle, operation, now, self._why):
+            raise self._refused(source.size, str(request))
+
+    def _refused(self, elements: int, what: str) -> Exception:
+        """The engine's reason for which it did not begin."""
+        words = (self._why.value or b"").decode()
+        if words.startswith("out of memory"):
+            return MemoryError(f"{words} of {elements} elements")
+        return ValueError(f"{what}: {words}")
 
     def send(self, now: int) -> Run | None:
         """The next run of packets to send, or None where there is nothing to send."""

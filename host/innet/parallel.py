@@ -42,7 +42,7 @@ from netfold.host.native.sockets import check_free
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.rail import Flat, RailStats, folds
 from netfold.host.operation.reduction import Reduction
-from netfold.host.operation.request import AllreduceRequest
+from netfold.host.operation.request import AllreduceRequest, RowsRequest
 from netfold.host.selection.measure import measure_inside
 from netfold.host.selection.peers import Peers
 from netfold.host.tracing.timeline import Timeline
@@ -115,6 +115,12 @@ class ParallelFold:
     def takes(self, reduction: Reduction, coding: Coding) -> bool:
         """Whether the switches can make this reduction; shared memory wraps around, so that sums cannot saturate."""
         return folds(reduction.op, reduction.element) and not coding.saturate
+
+    carries_rows = "several ranks share a machine, and fold their parts of allreduces alone"
+
+    def collect(self, request: RowsRequest) -> None:
+        """Never called (``carries_rows``)."""
+        raise NotImplementedError(self.carries_rows)
 
     @property
     def fallback(self) -> str:

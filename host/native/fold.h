@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One allreduce over T aggregation trees, without sockets or clocks: packets in, packets out, next deadline.
+ * One collective over T aggregation trees, without sockets or clocks: packets in, packets out, next deadline.
  *
  *   tensor | piece | piece | ... | piece |  as many elements each as a packet has lanes
  *          |--- tree 0 ---|--- tree 1 ---|  one contiguous stripe of pieces for each tree, sized by weight
@@ -10,6 +10,19 @@
  *
  * Blocks are 256 elements of a sum of floats; what they agree on is in quantise.h (an exponent) and narrow.h (the
  * largest magnitude).  Integers, maxima and minima have none: their first packets leave at once.
+ *
+ * An allreduce is of the whole tensor.  The other kinds are of rows, one for each rank, its owner:
+ *
+ *   reduce_scatter, reduce     all contribute but the owner, which alone wants the result, and adds its own integers
+ *   all_gather, broadcast      the owner contributes, and the others want what it sends: bytes, as they are
+ *   barrier                    there are no rows: the signature is all
+ *
+ * Who contributes nothing to a packet sends presence, a header without lanes; who wants nothing says so, and gets such
+ * a header as the acknowledgement.  So sequence numbers, windows, history and losses are those of an allreduce.  Of a
+ * reduce all rows but the root's are empty, of a broadcast as well.  Rows take turns, some packets of each, so that all
+ * links are used at any time:
+ *
+ *   row 0: pieces 0 .. 14 | row 1: pieces 0 .. 14 | ... | row 0: pieces 15 .. 29 | ...
  *
  * The agreement stream runs a few packets ahead, so that scales are there when the window reaches their blocks.  A
  * short tensor does not wait for them: its data leaves at once in scales that are guessed (fold_guess.h), all on one
@@ -29,8 +42,18 @@
 #define NF_MAX_WINDOW (1u << 19)           /* packets: two windows of PSNs are far from half of their space, 2^23 */
 #define NF_RUN_PACKETS 60                  /* segments in a super-packet: below UDP_MAX_SEGMENTS (64) and 64 KiB */
 #define NF_RUN_PIECES (2 * NF_RUN_PACKETS) /* a packet with a RETH has two */
+#define NF_TURN_PACKETS 15 /* of a row, before it is the next one's turn: a super-packet of path MTU 4096 */
 
-typedef enum { NF_FLOAT32 = 0, NF_INT32 = 1 } nf_dtype;
+/* NF_BYTES: what all_gather and broadcast move. */
+typedef enum { NF_FLOAT32 = 0, NF_INT32 = 1, NF_BYTES = 2 } nf_dtype;
+typedef enum {
+    NF_ALLREDUCE = 0,
+    NF_REDUCE_SCATTER = 1,
+    NF_REDUCE = 2,
+    NF_ALL_GATHER = 3,
+    NF_BROADCAST = 4,
+    NF_BARRIER = 5
+} nf_collective;
 /* NF_AVERAGE is a sum whose results are divided; NF_SATURATED is of int32. */
 typedef enum { NF_SUM = 0, NF_AVERAGE = 1, NF_SATURATED = 2, NF_MAX = 3, NF_MIN = 4 } nf_reduction;
 typedef enum { NF_AGREEMENT_STREAM = 0, NF_DATA_STREAM = 1 } nf_kind;
@@ -52,11 +75,14 @@ typedef struct { /* wire.jobs.Tree */
 
 typedef enum { /* what the signature holds, and what can be wrong */
                NF_FIELD_NUMBER,
+               NF_FIELD_COLLECTIVE,
+               NF_FIELD_ROOT,
                NF_FIELD_DTYPE,
                NF_FIELD_REDUCTION,
                NF_FIELD_LANE_BITS,
                NF_FIELD_COUNT_LOW,
                NF_FIELD_COUNT_HIGH,
+               NF_FIELD_ROWS, /* a digest of their lengths */
                NF_FIELD_WORLD,
                NF_FIELD_TREES,
                NF_FIELD_GUESS, /* a digest of the guessed scales (fold_guess.h) */
@@ -65,16 +91,25 @@ typedef enum { /* what the signature holds, and what can be wrong */
 
 typedef enum { NF_OK = 0, NF_SIGNATURES_DIFFER = 1, NF_HEADERS_DIFFER = 2 } nf_error;
 
-typedef struct { /* what is to be reduced, and how */
+typedef struct {           /* a rank's part of a tensor */
+    uint64_t first, count; /* elements */
+} nf_row;
+
+typedef struct { /* what is to be done, and how */
     uint32_t number;
+    int32_t collective;       /* nf_collective */
+    uint32_t rank, root;      /* this rank among those that fold; of a reduce or a broadcast */
     int32_t dtype, reduction; /* nf_dtype, nf_reduction */
     uint32_t lane_bits;       /* 32; or 16 or 8 for sums and averages of float32 */
     uint32_t stochastic;      /* narrow lanes are rounded stochastically, by a generator of this key */
     uint32_t key;
     float divisor;      /* of results of float32 */
-    uint64_t count;     /* elements */
-    const void *source; /* untouched until the end, unless it is `out` */
-    void *out;
+    uint64_t count;     /* elements of the tensor */
+    const nf_row *rows; /* one for each rank, which do not overlap, until the operation has begun; NULL: an allreduce's,
+                         * or a barrier's */
+    const void *source; /* the tensor; untouched until the end, unless it is `out` */
+    void *out;          /* the tensor from element `out_first` on */
+    uint64_t out_first;
     float *residual; /* error feedback of narrow lanes: `count` of them, or NULL */
 } nf_operation;
 
@@ -117,6 +152,9 @@ void nf_fold_close(nf_fold *);
  * packets, and message i + credits leaves once message i is through: each packet has its result, or was found lost.
  * 0 credits: the window alone bounds what is in flight.  False where a message would be too long. */
 bool nf_fold_messages(nf_fold *, uint32_t packets, uint32_t credits);
+/* The switches cannot put presence and lanes into one slot (wire.jobs.Plan.presence): who has nothing to contribute
+ * sends lanes that change nothing. */
+void nf_fold_no_presence(nf_fold *);
 
 /* Begins an operation.  The last one must be finished.  False with *why set where memory is short, or where it cannot
  * be. */

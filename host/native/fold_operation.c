@@ -23,6 +23,7 @@ nf_fold *nf_fold_open(uint32_t address, uint32_t world, uint32_t path_mtu, uint3
     f->max_run = NF_UDP_MOST / (uint32_t)nf_packet_bytes(NF_WRITE_FIRST, path_mtu);
     f->max_run = f->max_run < NF_RUN_PACKETS ? f->max_run : NF_RUN_PACKETS;
     f->max_run = f->max_run < max_run ? f->max_run : max_run;
+    f->kernel_run = max_run < NF_RUN_PACKETS ? max_run : NF_RUN_PACKETS;
     f->headroom = nf_headroom(world);
     f->message = NF_MESSAGE_PACKETS;
     for (uint32_t t = 0; t < n_trees; t++) {
@@ -64,6 +65,7 @@ void nf_fold_close(nf_fold *f) {
         }
     free(f->trees);
     free(f->scales);
+    free(f->pieces);
     free(f->held);
     free(f);
 }
@@ -86,7 +88,29 @@ static void stripe(nf_fold *f, uint64_t pieces) {
     }
 }
 
+static bool gathers(const nf_operation *op) {
+    return op->collective == NF_ALL_GATHER || op->collective == NF_BROADCAST;
+}
+
+/* What is wrong with an operation's rows, for all kinds but an allreduce. */
+static const char *refusal_of_rows(const nf_fold *f, const nf_operation *op) {
+    if (op->collective < NF_ALLREDUCE || op->collective > NF_BARRIER) return "expected a collective that folds";
+    if (op->rank >= f->world || op->root >= f->world) return "expected rank and root below the number of ranks";
+    if (!op->rows != (op->collective == NF_BARRIER)) return "expected rows, but for a barrier";
+    if (gathers(op) != (op->dtype == NF_BYTES)) return "what is gathered or broadcast are bytes, and nothing else";
+    if (op->residual || op->reduction == NF_SATURATED) return "error feedback and saturation are an allreduce's";
+    if (f->trees[0].channels[NF_DATA_STREAM].plan.message) return "a job with RC queue pairs has allreduce alone";
+    for (uint32_t r = 0; op->rows && r < f->world; r++)
+        if (op->rows[r].first > op->count || op->rows[r].count > op->count - op->rows[r].first)
+            return "expected rows within the tensor";
+    return NULL;
+}
+
 static const char *refusal(const nf_fold *f, const nf_operation *op) {
+    const char *why = op->collective == NF_ALLREDUCE ? NULL : refusal_of_rows(f, op);
+    if (why) return why;
+    if (op->collective == NF_ALLREDUCE && (op->rows || op->dtype == NF_BYTES || op->out_first))
+        return "an allreduce is of the whole tensor, of numbers";
     bool adds = op->reduction == NF_SUM || op->reduction == NF_AVERAGE;
     if (op->lane_bits != 32 && op->lane_bits != 16 && op->lane_bits != 8) return "expected lanes of 32, 16 or 8 bits";
     if (op->lane_bits != 32 && (op->dtype != NF_FLOAT32 || !adds))
@@ -107,8 +131,42 @@ static uint32_t lanes_of(const nf_operation *op) {
     }
 }
 
+/* Cuts the rows into pieces, which take turns.  Returns how many there are; false in *enough: memory is short. */
+static uint64_t cut_rows(nf_fold *f, const nf_operation *op, uint32_t piece, bool *enough) {
+    uint64_t n = 0;
+    for (uint32_t r = 0; r < f->world; r++) n += (op->rows[r].count + piece - 1) / piece;
+    *enough = true;
+    if (n > f->pieces_room) {
+        nf_piece *more = realloc(f->pieces, n * sizeof *more);
+        if (!more) {
+            *enough = false;
+            return 0;
+        }
+        f->pieces = more;
+        f->pieces_room = n;
+    }
+    const uint64_t turn = (uint64_t)NF_TURN_PACKETS * piece;
+    for (uint64_t done = 0, from = 0; done < n; from += turn)
+        for (uint32_t r = 0; r < f->world; r++)
+            for (uint64_t at = from; at < from + turn && at < op->rows[r].count; at += piece) {
+                uint64_t left = op->rows[r].count - at;
+                f->pieces[done++] = (nf_piece){op->rows[r].first + at, (uint32_t)(left < piece ? left : piece), r};
+            }
+    return n;
+}
+
+static uint32_t digest_of_rows(const nf_fold *f, const nf_operation *op) {
+    if (op->collective != NF_REDUCE_SCATTER && op->collective != NF_ALL_GATHER) return 0;
+    uint64_t digest = 0xcbf29ce484222325; /* FNV-1a, by row */
+    for (uint32_t r = 0; r < f->world; r++) digest = (digest ^ op->rows[r].count) * 0x100000001b3;
+    return (uint32_t)(digest >> 33);
+}
+
 static void fill_signature(nf_fold *f) {
     const nf_operation *op = &f->op;
+    f->signature[NF_FIELD_COLLECTIVE] = (uint32_t)op->collective;
+    f->signature[NF_FIELD_ROOT] = op->root;
+    f->signature[NF_FIELD_ROWS] = digest_of_rows(f, op);
     f->signature[NF_FIELD_NUMBER] = op->number & NF_FIELD_TOP;
     f->signature[NF_FIELD_DTYPE] = (uint32_t)op->dtype;
     f->signature[NF_FIELD_REDUCTION] = (uint32_t)op->reduction;
@@ -123,15 +181,21 @@ static void fill_signature(nf_fold *f) {
 /* Guesses the scales of a sum of floats that one tree has whole.  Not in jobs with NICs, where the packets of a message
  * are what the NIC was told, nor in narrow lanes, whose scales are never the same twice. */
 static void guess(nf_fold *f, uint64_t blocks) {
-    bool may = f->scaled && f->op.lane_bits == 32 && !f->trees[0].channels[NF_DATA_STREAM].plan.message &&
-               nf_blocks_of(f, &f->trees[0]) == blocks;
+    bool may = f->scaled && f->op.collective == NF_ALLREDUCE && f->op.lane_bits == 32 &&
+               !f->trees[0].channels[NF_DATA_STREAM].plan.message && nf_blocks_of(f, &f->trees[0]) == blocks;
     nf_guess_begin(&f->guess, &f->past, f->op.count, may ? blocks : 0, f->piece / NF_BLOCK);
 }
 
 bool nf_fold_start(nf_fold *f, const nf_operation *op, int64_t now, const char **why) {
     if ((*why = refusal(f, op))) return false;
-    uint32_t piece = f->path_mtu * 8 / op->lane_bits;
-    uint64_t pieces = (op->count + piece - 1) / piece, blocks = pieces * piece / NF_BLOCK;
+    uint32_t piece = op->dtype == NF_BYTES ? f->path_mtu : f->path_mtu * 8 / op->lane_bits;
+    bool enough = true;
+    uint64_t pieces = op->rows                       ? cut_rows(f, op, piece, &enough)
+                      : op->collective == NF_BARRIER ? 0
+                                                     : (op->count + piece - 1) / piece;
+    uint64_t blocks = pieces * piece / NF_BLOCK;
+    *why = "out of memory for the rows' pieces";
+    if (!enough) return false;
     bool scaled = op->dtype == NF_FLOAT32 && (op->reduction == NF_SUM || op->reduction == NF_AVERAGE);
     if (scaled && blocks > f->scales_room) {
         uint32_t *more = realloc(f->scales, blocks * sizeof *more);
@@ -142,9 +206,10 @@ bool nf_fold_start(nf_fold *f, const nf_operation *op, int64_t now, const char *
     }
     f->op = *op;
     f->piece = piece;
+    f->itemsize = op->dtype == NF_BYTES ? 1 : sizeof(float);
     f->scaled = scaled;
     /* in place the lines that are overwritten were read just now */
-    f->past_caches = nf_can_pass_caches() && op->out != op->source && op->count * sizeof(float) >= NF_LARGE;
+    f->past_caches = nf_can_pass_caches() && op->out != op->source && !op->rows && nf_fold_bytes(f) >= NF_LARGE;
     f->narrowing = (nf_narrowing){.bits = op->lane_bits,
                                   .levels = nf_levels(f->world, op->lane_bits),
                                   .stochastic = op->stochastic,
@@ -225,6 +290,8 @@ bool nf_fold_messages(nf_fold *f, uint32_t packets, uint32_t credits) {
     return true;
 }
 
+void nf_fold_no_presence(nf_fold *f) { f->no_presence = true; }
+
 /* ---- time and state ---------------------------------------------------------------------------------------------- */
 void nf_fold_tick(nf_fold *f, int64_t now) {
     for (uint32_t t = 0; t < f->n_trees; t++)
@@ -260,13 +327,15 @@ uint64_t nf_fold_refused(const nf_fold *f, nf_origin *last) {
     return f->refused;
 }
 
-uint64_t nf_fold_bytes(const nf_fold *f) { return f->op.count * sizeof(float); }
+uint64_t nf_fold_bytes(const nf_fold *f) { return f->op.count * f->itemsize; }
 
 uint64_t nf_fold_saturated(const nf_fold *f) { return f->saturated; }
 
 uint64_t nf_fold_elements(const nf_fold *f, uint32_t t) {
-    uint64_t first = f->trees[t].first * f->piece, end = first + f->trees[t].pieces * f->piece;
-    return (end < f->op.count ? end : f->op.count) - (first < f->op.count ? first : f->op.count);
+    const nf_tree *tr = &f->trees[t];
+    uint64_t sum = 0;
+    for (uint64_t p = tr->first; p < tr->first + tr->pieces; p++) sum += nf_piece_at(f, p).count;
+    return sum;
 }
 
 uint64_t nf_fold_retransmitted(const nf_fold *f) {

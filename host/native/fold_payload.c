@@ -5,7 +5,7 @@
 #define FETCH_AHEAD 4096 /* bytes */
 #define SOME 1024        /* elements of a result that are decoded at a time, in the first cache: whole blocks */
 
-/* Elements of a run of `most` from `first` on that are in the tensor: fewer at its end, none beyond. */
+/* Elements of a run of `most` from `first` on that are in the tensor of an allreduce: fewer at its end, none beyond. */
 static size_t elements_from(const nf_fold *f, uint64_t first, uint32_t most) {
     uint64_t left = f->op.count > first ? f->op.count - first : 0;
     return left < most ? (size_t)left : most;
@@ -13,6 +13,15 @@ static size_t elements_from(const nf_fold *f, uint64_t first, uint32_t most) {
 
 /* Where a block's elements are in the packet with its piece. */
 static uint8_t *block_in(const nf_fold *f, uint8_t *payload, uint32_t at) { return payload + at * f->op.lane_bits / 8; }
+
+/* Whether this rank has lanes for a piece of a row: what the others' sum lacks its owner adds itself. */
+static bool contributes(const nf_fold *f, uint64_t piece) {
+    bool reduces = f->op.collective == NF_REDUCE_SCATTER || f->op.collective == NF_REDUCE;
+    return !f->op.rows || (nf_piece_at(f, piece).owner == f->op.rank) != reduces;
+}
+
+/* The scales of a piece's blocks. */
+static const uint32_t *scales_of(const nf_fold *f, uint64_t piece) { return f->scales + piece * f->piece / NF_BLOCK; }
 
 /* ---- out --------------------------------------------------------------------------------------------------------- */
 static void write_signature(const nf_fold *f, uint8_t *payload) {
@@ -24,8 +33,10 @@ static void write_signature(const nf_fold *f, uint8_t *payload) {
 }
 
 static uint32_t own_scale(const nf_fold *f, uint64_t block) {
-    uint64_t first = block * NF_BLOCK;
-    size_t n = elements_from(f, first, NF_BLOCK);
+    uint64_t number = block * NF_BLOCK / f->piece, at = block * NF_BLOCK % f->piece;
+    nf_piece p = nf_piece_at(f, number);
+    uint64_t first = p.first + at, left = p.count > at ? p.count - at : 0;
+    size_t n = left < NF_BLOCK ? (size_t)left : NF_BLOCK;
     const float *x = (const float *)f->op.source + first;
     if (f->op.lane_bits == 32) return nf_block_exponent(x, n);
     return nf_block_top(x, f->op.residual ? f->op.residual + first : NULL, n);
@@ -61,13 +72,13 @@ static inline void fetch_ahead(const float *block) {
     for (uint32_t i = 0; i < NF_BLOCK * sizeof *block; i += NF_LINE) __builtin_prefetch((const void *)(at + i));
 }
 
-/* Elements `first` to `first + n` of a sum of floats, block by block. */
-static void write_blocks(const nf_fold *f, uint64_t first, size_t n, uint8_t *payload) {
+/* Elements `first` to `first + n` of a sum of floats, block by block, in these scales. */
+static void write_blocks(const nf_fold *f, const uint32_t *scales, uint64_t first, size_t n, uint8_t *payload) {
     const float *source = f->op.source;
     for (uint32_t at = 0; at < n; at += NF_BLOCK) {
         size_t some = n - at < NF_BLOCK ? n - at : NF_BLOCK;
         const float *x = source + first + at;
-        uint32_t scale = f->scales[(first + at) / NF_BLOCK];
+        uint32_t scale = scales[at / NF_BLOCK];
         if (f->op.lane_bits == 32)
             nf_quantise(x, some, scale, f->headroom, block_in(f, payload, at));
         else {
@@ -108,6 +119,40 @@ nf_header nf_payload_header(const nf_fold *f, const nf_channel *c, uint64_t i) {
     return h;
 }
 
+nf_header nf_payload_own_header(const nf_fold *f, const nf_channel *c, uint64_t i) {
+    nf_header h = nf_payload_header(f, c, i);
+    if (c->kind == NF_AGREEMENT_STREAM || !f->op.rows) return h;
+    h.content = contributes(f, f->trees[c->tree].first + i);
+    if (h.content || f->no_presence) return h;
+    h.presence = true;
+    h.opcode = NF_WRITE_ONLY;
+    h.address = (uint64_t)f->op.number << 32 | (uint32_t)(i * f->path_mtu);
+    h.length = 0;
+    return h;
+}
+
+/* Lanes of a piece of the source, and zeros behind the last one. */
+static void write_piece(const nf_fold *f, uint64_t number, uint8_t *payload) {
+    nf_piece p = nf_piece_at(f, number);
+    bool least = f->op.reduction == NF_MIN;
+    if (f->op.dtype == NF_BYTES)
+        memcpy(payload, (const uint8_t *)f->op.source + p.first, p.count);
+    else if (f->scaled)
+        write_blocks(f, scales_of(f, number), p.first, p.count, payload);
+    else if (f->op.dtype == NF_INT32)
+        nf_to_lanes((const int32_t *)f->op.source + p.first, p.count, least, payload);
+    else
+        nf_to_order((const float *)f->op.source + p.first, p.count, least, payload);
+    size_t bytes = f->op.dtype == NF_BYTES ? p.count : (size_t)p.count * f->op.lane_bits / 8;
+    memset(payload + bytes, 0, f->path_mtu - bytes);
+}
+
+/* Lanes that change nothing where they are added, or compared. */
+static void write_nothing(const nf_fold *f, uint8_t *payload) {
+    bool least = f->op.reduction == NF_MAX || f->op.reduction == NF_MIN;
+    for (size_t at = 0; at < f->path_mtu; at += 4) nf_put32(payload + at, least ? 0x80000000u : 0);
+}
+
 void nf_payload_write(const nf_fold *f, const nf_channel *c, uint64_t i, uint8_t *payload) {
     const nf_tree *tr = &f->trees[c->tree];
     if (c->kind == NF_AGREEMENT_STREAM) {
@@ -124,16 +169,10 @@ void nf_payload_write(const nf_fold *f, const nf_channel *c, uint64_t i, uint8_t
         write_guess(f, i, payload);
         return;
     }
-    uint64_t first = (tr->first + i) * f->piece;
-    size_t n = elements_from(f, first, f->piece);
-    bool least = f->op.reduction == NF_MIN;
-    if (f->scaled)
-        write_blocks(f, first, n, payload);
-    else if (f->op.dtype == NF_INT32)
-        nf_to_lanes((const int32_t *)f->op.source + first, n, least, payload);
+    if (contributes(f, tr->first + i))
+        write_piece(f, tr->first + i, payload);
     else
-        nf_to_order((const float *)f->op.source + first, n, least, payload);
-    if (n < f->piece) memset(payload + n * f->op.lane_bits / 8, 0, (f->piece - n) * f->op.lane_bits / 8);
+        write_nothing(f, payload);
 }
 
 /* ---- in ---------------------------------------------------------------------------------------------------------- */
@@ -157,13 +196,14 @@ static void read_scales(nf_fold *f, const nf_tree *tr, uint64_t chunk, const uin
     }
 }
 
-/* Elements `first` to `first + n` of a sum of floats, block by block, to `to`. */
-static void read_blocks(nf_fold *f, uint64_t first, size_t n, const uint8_t *payload, float *to) {
+/* Elements `first` to `first + n` of a sum of floats, block by block, in these scales, to `to`. */
+static void read_blocks(nf_fold *f, const uint32_t *scales, uint64_t first, size_t n, const uint8_t *payload,
+                        float *to) {
     for (uint32_t at = 0; at < n; at += NF_BLOCK) {
         size_t some = n - at < NF_BLOCK ? n - at : NF_BLOCK;
         const uint8_t *wire = block_in(f, (uint8_t *)payload, at);
         float *out = to + at;
-        uint32_t scale = f->scales[(first + at) / NF_BLOCK];
+        uint32_t scale = scales[at / NF_BLOCK];
         if (f->op.lane_bits == 32) {
             nf_dequantise(wire, some, scale, f->headroom, f->op.divisor, out);
             continue;
@@ -175,10 +215,11 @@ static void read_blocks(nf_fold *f, uint64_t first, size_t n, const uint8_t *pay
     }
 }
 
-static void read_elements(nf_fold *f, uint64_t first, size_t n, const uint8_t *payload, void *to) {
+static void read_elements(nf_fold *f, const uint32_t *scales, uint64_t first, size_t n, const uint8_t *payload,
+                          void *to) {
     bool least = f->op.reduction == NF_MIN;
     if (f->scaled) {
-        read_blocks(f, first, n, payload, to);
+        read_blocks(f, scales, first, n, payload, to);
     } else if (f->op.dtype == NF_INT32) {
         nf_from_lanes(payload, n, least, to);
         if (f->op.reduction == NF_SATURATED) f->saturated += nf_count_at_limits(to, n);
@@ -207,6 +248,34 @@ void nf_payload_settle(nf_fold *f) {
         if (g->held[i]) read_guess(f, i, f->held + (size_t)i * f->path_mtu);
 }
 
+/* own = own and theirs, as a switch combines lanes. */
+static void combine(const nf_fold *f, uint8_t *own, const uint8_t *theirs) {
+    uint32_t lanes = f->op.reduction == NF_MAX || f->op.reduction == NF_MIN ? 0 : f->op.lane_bits;
+    for (size_t at = 0; at < f->path_mtu; at += 4) {
+        uint32_t a = nf_get32(own + at), b = nf_get32(theirs + at), sum = a + b;
+        if (lanes == 0)
+            sum = (int32_t)a > (int32_t)b ? a : b;
+        else if (lanes == 16) /* without a carry from one lane to the next */
+            sum = ((a & 0x7fff7fff) + (b & 0x7fff7fff)) ^ ((a ^ b) & 0x80008000);
+        else if (lanes == 8)
+            sum = ((a & 0x7f7f7f7f) + (b & 0x7f7f7f7f)) ^ ((a ^ b) & 0x80808080);
+        nf_put32(own + at, sum);
+    }
+}
+
+/* A piece of a row of this rank's, of which the others have sent their sum, or what its owner has sent. */
+static void read_row(nf_fold *f, uint64_t number, const uint8_t *payload) {
+    nf_piece p = nf_piece_at(f, number);
+    uint8_t *out = (uint8_t *)f->op.out + (p.first - f->op.out_first) * f->itemsize, sum[NF_MAX_PATH_MTU];
+    if (f->op.dtype == NF_BYTES) {
+        memcpy(out, payload, p.count);
+        return;
+    }
+    write_piece(f, number, sum);
+    combine(f, sum, payload);
+    read_elements(f, scales_of(f, number), p.first, p.count, sum, out);
+}
+
 void nf_payload_read(nf_fold *f, const nf_channel *c, uint64_t i, const uint8_t *payload) {
     const nf_tree *tr = &f->trees[c->tree];
     if (c->kind == NF_AGREEMENT_STREAM) {
@@ -226,17 +295,22 @@ void nf_payload_read(nf_fold *f, const nf_channel *c, uint64_t i, const uint8_t 
         }
         return;
     }
+    if (f->op.rows) {
+        read_row(f, tr->first + i, payload);
+        return;
+    }
     uint64_t first = (tr->first + i) * f->piece;
     size_t n = elements_from(f, first, f->piece);
+    const uint32_t *scales = scales_of(f, tr->first + i);
     uint32_t *out = (uint32_t *)f->op.out + first; /* elements of all types have 4 bytes */
     if (!f->past_caches) {
-        read_elements(f, first, n, payload, out);
+        read_elements(f, scales, first, n, payload, out);
         return;
     }
     uint32_t some[SOME] __attribute__((aligned(NF_LINE)));
     for (uint32_t at = 0; at < n; at += SOME) {
         size_t m = n - at < SOME ? n - at : SOME;
-        read_elements(f, first + at, m, block_in(f, (uint8_t *)payload, at), some);
+        read_elements(f, scales + at / NF_BLOCK, first + at, m, block_in(f, (uint8_t *)payload, at), some);
         nf_copy_past_caches((uint8_t *)(out + at), (const uint8_t *)some, m * sizeof *some);
     }
 }

@@ -14,12 +14,15 @@ typedef struct { /* a run of packets that one RDMA operation carries */
 /* The message that packet `i` of a channel's share of the operation is in.  The signature is one by itself: ranks that
  * are in different operations send it with the same opcode, as switches want of what they put into one slot. */
 nf_message nf_payload_message(const nf_fold *, const nf_channel *, uint64_t i);
-/* The header of packet `i` of a channel's share of the operation, but for peer and PSN, which are the stream's: its
- * place in its message, and what the switches do with its lanes. */
+/* The header of packet `i` of a channel's share of the operation where it has lanes, but for peer and PSN, which are
+ * the stream's: its place in its message, and what the switches do with its lanes. */
 nf_header nf_payload_header(const nf_fold *, const nf_channel *, uint64_t i);
+/* The same header as this rank sends it: presence where it contributes nothing, and content where it wants nothing. */
+nf_header nf_payload_own_header(const nf_fold *, const nf_channel *, uint64_t i);
 /* The payload of packet `i` of a channel's share of the operation, as this rank contributes it. */
 void nf_payload_write(const nf_fold *, const nf_channel *, uint64_t i, uint8_t *payload);
-/* Takes in the result of packet `i`: agreed scales, or sums, which go to their place in the output. */
+/* Takes in the result of packet `i`, which this rank wants: agreed scales, or sums, which go to their place in the
+ * output. */
 void nf_payload_read(nf_fold *, const nf_channel *, uint64_t i, const uint8_t *payload);
 /* After some results: other threads see the output as it is now. */
 void nf_payload_all_read(const nf_fold *);

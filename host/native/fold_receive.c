@@ -24,9 +24,11 @@ static bool is_result(nf_fold *f, const nf_channel *c, const nf_origin *from) {
     return false;
 }
 
-/* Every rank sends the same headers for the same PSN, and the switches keep them: others mean that ranks disagree. */
+/* Whoever contributes lanes to a PSN sends the same headers, and the switches keep them: others mean that ranks
+ * disagree. */
 static bool headers_agree(nf_fold *f, const nf_channel *c, uint64_t seq, const nf_header *got) {
     nf_header own = nf_history_at(&c->history, seq)->header;
+    if (own.presence) own = nf_payload_header(f, c, seq - c->base);
     if (own.opcode == got->opcode && own.address == got->address && own.length == got->length) return true;
     f->failure.psn = got->psn;
     f->failure.expected_opcode = own.opcode;
@@ -71,12 +73,13 @@ static void receive_packet(nf_fold *f, const uint8_t *packet, size_t n, const nf
         nf_stream_result(&c->stream, seq, marked, now);
         return;
     }
+    if (h.presence && !sent->header.content) return; /* nobody has made that of lanes: they are asked for again */
     nf_error error = NF_OK;
     const nf_channel *first = &f->trees[0].channels[NF_AGREEMENT_STREAM];
     bool signature = c->kind == NF_AGREEMENT_STREAM && seq - c->base < f->trees[c->tree].signature;
     if (signature && !nf_payload_signatures(f, payload))
         error = NF_SIGNATURES_DIFFER;
-    else if (!headers_agree(f, c, seq, &h))
+    else if (!sent->header.content && !headers_agree(f, c, seq, &h))
         error = NF_HEADERS_DIFFER;
     if (error == NF_HEADERS_DIFFER && first->history.una == first->base)
         return; /* the signature is still to come, and says what the ranks disagree about; without it this comes again
@@ -87,7 +90,7 @@ static void receive_packet(nf_fold *f, const uint8_t *packet, size_t n, const nf
         f->failure.kind = c->kind;
         return;
     }
-    nf_payload_read(f, c, seq - c->base, payload);
+    if (!sent->header.content) nf_payload_read(f, c, seq - c->base, payload);
     nf_stream_result(&c->stream, seq, marked, now);
     nf_history_result(&c->history, seq);
     if (c->tree == 0 && c->kind == NF_AGREEMENT_STREAM && c->history.una == c->base + c->packets && f->scaled)

@@ -62,24 +62,31 @@ static void append(nf_run *run, uint8_t *bytes, size_t n) {
 static void add_channel(nf_fold *f, nf_channel *c, int64_t now, nf_run *run) {
     uint64_t limit = limit_of(f, c);
     if (c->kind == NF_AGREEMENT_STREAM) run->data = UINT32_MAX;
-    while (run->packets < f->max_run && nf_stream_sendable(&c->stream, limit)) {
+    while (nf_stream_sendable(&c->stream, limit)) {
         uint64_t seq = nf_stream_peek(&c->stream);
         bool before = seq < c->history.next;
-        nf_header h = before ? nf_history_at(&c->history, seq)->header : nf_payload_header(f, c, seq - c->base);
-        uint32_t bytes = (uint32_t)nf_packet_bytes(h.opcode, f->path_mtu);
+        nf_header h = before ? nf_history_at(&c->history, seq)->header : nf_payload_own_header(f, c, seq - c->base);
+        uint32_t bytes = (uint32_t)nf_bytes_of(&h, f->path_mtu);
+        if (run->packets == (h.presence ? f->kernel_run : f->max_run)) break;
         if (run->packets && bytes > run->segment) break; /* only the last packet may differ, and be shorter */
         uint8_t *payload = nf_history_payload(&c->history, seq);
-        if (!before)
-            nf_payload_write(f, c, seq - c->base, nf_history_add(&c->history, &h));
-        else if (c->stream.n_lost == 0)
+        if (!before) {
+            nf_history_add(&c->history, &h);
+            if (!h.presence) nf_payload_write(f, c, seq - c->base, payload);
+        } else if (c->stream.n_lost == 0)
             c->stream.counters.retransmitted++; /* it had left already, over the trees before these */
         h.dest_qp += c->plan.peer_qp;
         h.psn = nf_stream_psn(&c->stream, seq);
         uint8_t *head = nf_has_reth(h.opcode) ? f->heads[run->packets] : payload - NF_BTH_BYTES;
         size_t head_bytes = (size_t)(nf_write_header(head, &h) - head);
-        nf_write_icrc_behind(head, head_bytes, payload, f->path_mtu, &run->route, (uint16_t)run->packets);
-        append(run, head, head_bytes);
-        append(run, payload, f->path_mtu + NF_ICRC_BYTES);
+        if (h.presence) {
+            nf_write_icrc(head, bytes, &run->route, (uint16_t)run->packets);
+            append(run, head, bytes);
+        } else {
+            nf_write_icrc_behind(head, head_bytes, payload, f->path_mtu, &run->route, (uint16_t)run->packets);
+            append(run, head, head_bytes);
+            append(run, payload, f->path_mtu + NF_ICRC_BYTES);
+        }
         nf_stream_send(&c->stream, now);
         run->seqs[run->packets++] = seq;
         if (run->packets == 1)
@@ -148,4 +155,4 @@ void nf_fold_unsent(nf_fold *f, const nf_run *run, uint32_t from) {
                          run->seqs[i]);
 }
 
-void nf_fold_no_runs(nf_fold *f) { f->max_run = 1; }
+void nf_fold_no_runs(nf_fold *f) { f->max_run = f->kernel_run = 1; }

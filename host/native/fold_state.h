@@ -33,15 +33,26 @@ typedef struct {
     uint64_t signature;     /* 1 where the agreement starts with the signature, else 0 */
 } nf_tree;
 
+typedef struct { /* the elements of one packet */
+    uint64_t first;
+    uint32_t count, owner; /* owner: of its row; an allreduce's is nobody's, NF_NOBODY */
+} nf_piece;
+#define NF_NOBODY UINT32_MAX
+
 struct nf_fold {
-    uint32_t address, world, path_mtu, n_trees, max_run;
+    uint32_t address, world, path_mtu, n_trees;
+    uint32_t max_run, kernel_run; /* packets of a super-packet: full ones; of any length */
     unsigned headroom;
     nf_tree *trees;
+    bool no_presence;
     uint32_t message, credits; /* packets of a message; messages in flight at most, 0: as the window has it */
     uint32_t turn;             /* which tree may send next */
     /* the operation */
     nf_operation op;
-    uint32_t piece;         /* elements of one packet */
+    uint32_t piece;   /* elements of one packet at most */
+    size_t itemsize;  /* bytes of an element */
+    nf_piece *pieces; /* of rows, in the order in which they leave */
+    uint64_t pieces_room;
     uint32_t entries;       /* scales of one packet */
     bool brief;             /* of one tree, whose packets leave in as few runs as can be */
     bool scaled;            /* blocks have scales */
@@ -59,8 +70,15 @@ struct nf_fold {
     uint64_t foreign, refused, unfolded;
     nf_origin refused_from; /* the last of `refused` */
     /* of the run that was made last: headers that do not stand before their payload, or NAKs */
-    uint8_t heads[NF_RUN_PACKETS][NF_BTH_BYTES + NF_RETH_BYTES];
+    uint8_t heads[NF_RUN_PACKETS][NF_PRESENCE_BYTES];
 };
+
+/* The elements of piece `p` of the tensor; none beyond its end. */
+static inline nf_piece nf_piece_at(const nf_fold *f, uint64_t p) {
+    if (f->op.rows) return f->pieces[p];
+    uint64_t first = p * f->piece, left = f->op.count > first ? f->op.count - first : 0;
+    return (nf_piece){first, (uint32_t)(left < f->piece ? left : f->piece), NF_NOBODY};
+}
 
 /* Packets of a stream's longest message. */
 static inline uint32_t nf_message_of(const nf_fold *f, const nf_channel *c) {

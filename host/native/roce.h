@@ -50,6 +50,8 @@
 #define NF_ACKNOWLEDGE 0x11
 #define NF_NAK_SEQUENCE_ERROR 0x60
 #define NF_NAK_BYTES (NF_BTH_BYTES + NF_AETH_BYTES + NF_ICRC_BYTES)
+#define NF_PRESENCE_BYTES (NF_BTH_BYTES + NF_RETH_BYTES + NF_ICRC_BYTES) /* a WRITE ONLY of no bytes */
+#define NF_CONTENT 0x80 /* BTH, solicited event: to the sender the acknowledgement is enough */
 
 static inline bool nf_has_reth(uint8_t opcode) { return opcode == NF_WRITE_FIRST || opcode == NF_WRITE_ONLY; }
 static inline bool nf_begins_message(uint8_t opcode) {
@@ -99,7 +101,13 @@ typedef struct { /* the header fields of one packet */
     uint32_t dest_qp, psn;
     uint64_t address; /* RETH, on FIRST and ONLY */
     uint32_t length;
+    bool presence; /* no lanes: a WRITE ONLY of no bytes */
+    bool content;  /* of a contribution: its sender wants no lanes back */
 } nf_header;
+
+static inline size_t nf_bytes_of(const nf_header *h, uint32_t path_mtu) {
+    return h->presence ? NF_PRESENCE_BYTES : nf_packet_bytes(h->opcode, path_mtu);
+}
 
 typedef struct { /* where a packet goes: what its ICRC covers besides itself; host byte order */
     uint32_t source, destination;
@@ -116,7 +124,7 @@ typedef struct { /* where a packet came from, as the kernel says; host byte orde
 static inline uint8_t *nf_write_header(uint8_t *packet, const nf_header *h) {
     bool last = nf_ends_message(h->opcode);
     packet[0] = h->opcode;
-    packet[1] = 0; /* no solicited event, no padding, version 0 */
+    packet[1] = h->content ? NF_CONTENT : 0; /* no padding, version 0 */
     nf_put16(packet + 2, NF_PKEY_WINDOWED);
     nf_put32(packet + 4, h->dest_qp & NF_PSN_MASK);                          /* top byte: FECN, BECN, reserved */
     nf_put32(packet + 8, (h->psn & NF_PSN_MASK) | (last ? 0x80000000u : 0)); /* acknowledge requested at the end */
@@ -130,19 +138,18 @@ static inline uint8_t *nf_write_header(uint8_t *packet, const nf_header *h) {
     return packet;
 }
 
-/* Reads and checks the headers of a packet of `n` bytes; returns its payload, or NULL where it is none of this path
- * MTU.  The ICRC is not checked here: it covers fields of the IP and UDP headers that a socket does not show, the
- * first switch has checked the contributions', and the kernel has checked the UDP checksum, which covers all of
- * this. */
+/* Reads and checks the headers of a packet of `n` bytes; returns its payload, which presence has none of, or NULL where
+ * it is none of this path MTU.  The ICRC is not checked here: it covers fields of the IP and UDP headers that a socket
+ * does not show, the first switch has checked the contributions', and the kernel has checked the UDP checksum, which
+ * covers all of this. */
 static inline const uint8_t *nf_read_header(const uint8_t *packet, size_t n, uint32_t path_mtu, nf_header *h) {
-    if (n < NF_BTH_BYTES + path_mtu + NF_ICRC_BYTES) return NULL;
+    *h = (nf_header){.presence = n == NF_PRESENCE_BYTES};
+    if (n < NF_BTH_BYTES + path_mtu + NF_ICRC_BYTES && !h->presence) return NULL;
     h->opcode = packet[0];
     h->dest_qp = nf_get32(packet + 4) & NF_PSN_MASK;
     h->psn = nf_get32(packet + 8) & NF_PSN_MASK;
-    h->address = 0;
-    h->length = 0;
-    if (!nf_folds_opcode(h->opcode)) return NULL;
-    if (n != nf_packet_bytes(h->opcode, path_mtu)) return NULL;
+    if (!nf_folds_opcode(h->opcode) || (h->presence && h->opcode != NF_WRITE_ONLY)) return NULL;
+    if (n != nf_bytes_of(h, path_mtu)) return NULL;
     packet += NF_BTH_BYTES;
     if (nf_has_reth(h->opcode)) {
         h->address = nf_get64(packet);

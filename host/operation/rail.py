@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.half_precision import HALVES
 from netfold.host.operation.reduction import Reduction
-from netfold.host.operation.request import AllreduceRequest
+from netfold.host.operation.request import AllreduceRequest, RowsRequest
 from netfold.wire.jobs import Plan, RankReport
 
 Op = Literal["sum", "average", "max", "min"]
@@ -132,6 +132,13 @@ class FoldingRail(Rail, Protocol):
 
     members: int
     """Number of ranks whose lanes the switches add."""
+
+    @property
+    def carries_rows(self) -> str:
+        """Why ``collect`` carries nothing, for people to read; empty where it does."""
+
+    def collect(self, request: RowsRequest) -> None:
+        """Carries a collective of rows, or a barrier, after ``begin`` said that its number folds."""
 
     @property
     def fallback(self) -> str:

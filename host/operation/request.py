@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One allreduce as a value: made where the caller's arguments are checked, and passed on to what carries it."""
+"""One operation as a value: made where the caller's arguments are checked, and passed on to what carries it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal
+
 import msgspec
 
-from netfold.host.operation.arrays import Array
+from netfold.host.operation.arrays import Array, Flat
 from netfold.host.operation.coding import PLAIN, Coding
 from netfold.host.operation.reduction import Reduction
 
@@ -58,3 +61,56 @@ class AllreduceRequest(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         called = "" if self.name == ALLREDUCE else f"{self.name!r}, "
         return f"operation {self.number} ({called}{self.source.size} x {self.source.dtype.name})"
+
+
+RowsCollective = Literal["reduce_scatter", "reduce", "all_gather", "broadcast", "barrier"]
+"""What a ``RowsRequest`` may ask for."""
+
+
+class RowsRequest(msgspec.Struct, frozen=True):
+    """A collective of rows, of which each rank owns one: it gets the reduction of its row, or hands its row to all.
+
+    collective  "reduce_scatter" and "reduce" reduce; "all_gather" and "broadcast" move bytes; a barrier has no rows
+    source      flat: the rows of all ranks, of which a rank that moves bytes needs to have filled its own alone
+    out         flat: where what this rank gets goes: the source itself, its part from ``out_first`` on, or memory of
+                its own.  Of a reduce the root's alone matters
+    rows        each rank's elements of ``source``, which do not overlap; but for the root's, those of a reduce or a
+                broadcast are empty
+    number      of the operation in its group, from 1, the same on all ranks
+    root        of a reduce or a broadcast
+    out_first   the element of ``source`` with which ``out`` begins
+    reduction   what is computed; None where bytes are moved
+    coding      how elements become lanes of packets
+    """
+
+    collective: RowsCollective
+    source: Flat
+    out: Flat
+    rows: Sequence[slice]
+    number: int
+    root: int = 0
+    out_first: int = 0
+    reduction: Reduction | None = None
+    coding: Coding = PLAIN
+
+    def parts(self, most: int) -> list[RowsRequest]:
+        """The same as operations of at most so many elements, a part of each row in each; one at least."""
+        each = max(1, most // max(1, len(self.rows)))
+        longest = max((row.stop - row.start for row in self.rows), default=0)
+        if longest <= each or sum(row.stop - row.start for row in self.rows) <= most:
+            return [self]
+        return [
+            msgspec.structs.replace(self, rows=[
+                slice(min(row.stop, row.start + at), min(row.stop, row.start + at + each)) for row in self.rows
+            ])
+            for at in range(0, longest, each)
+        ]
+
+    def __str__(self) -> str:
+        what = "" if self.collective == "barrier" else f" of {self.source.size} x {self.source.dtype.name}"
+        at = f", root {self.root}" if self.collective in ("reduce", "broadcast") else ""
+        return f"operation {self.number} ({self.collective}{what}{at})"
+
+
+Request = AllreduceRequest | RowsRequest
+"""What a rail that folds may be asked for."""

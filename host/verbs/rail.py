@@ -21,7 +21,7 @@ from netfold.host.innet.fold import SLICE_SECONDS, FoldRail
 from netfold.host.innet.native import Core, PacketLink
 from netfold.host.operation.coding import LaneBits
 from netfold.host.operation.rail import RailStats
-from netfold.host.operation.request import AllreduceRequest
+from netfold.host.operation.request import Request
 from netfold.host.tracing.timeline import Timeline
 from netfold.host.verbs import native
 from netfold.host.verbs.devices import RETRANSMISSIONS, RocePort, fold_gid, port_of
@@ -120,7 +120,7 @@ class VerbsRail(FoldRail):
         self._verbs.connect(connected.pairs)
         self._connected = True
 
-    def _broken(self, request: AllreduceRequest, error: int) -> None:
+    def _broken(self, request: Request, error: int) -> None:
         """A queue pair is in error, or there are none yet: waits for `Halt`, by which all ranks make theirs anew."""
         assert self._verbs is not None
         why = self._verbs.why

@@ -27,6 +27,7 @@ from netfold.host.innet.slot_switch import Nak, Packet, Sender, SlotSwitch, pars
 from netfold.host.native.library import NEVER, Origin
 from netfold.host.operation.coding import PLAIN, Coding
 from netfold.host.operation.rail import Op
+from netfold.host.operation.request import RowsRequest
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream, RankTree
 
@@ -235,7 +236,7 @@ class Call:
 
 
 def run(
-    fabric: Fabric, calls: Sequence[Sequence[Call]], *, late: Sequence[int] = (), limit: int = 60 * SECOND
+    fabric: Fabric, calls: Sequence[Sequence[Call | RowsRequest]], *, late: Sequence[int] = (), limit: int = 60 * SECOND
 ) -> Iterator[int]:
     """Runs every rank's calls, one after another, in simulated time; yields that time as ranks finish or fail.
 
@@ -261,10 +262,13 @@ def run(
                 yield network.now
             if not busy[rank] and todo[rank] and network.now >= start[rank] and core.finished():
                 call = todo[rank].pop(0)
-                core.start(
-                    call.number, call.source, call.out, call.divisor, network.now, op=call.op, coding=call.coding,
-                    feedback=call.feedback, rank=rank,
-                )
+                if isinstance(call, RowsRequest):
+                    core.start_rows(call, rank, network.now)
+                else:
+                    core.start(
+                        call.number, call.source, call.out, call.divisor, network.now, op=call.op, coding=call.coding,
+                        feedback=call.feedback, rank=rank,
+                    )
                 busy[rank] = True
             if active(rank):
                 core.tick(network.now)
@@ -293,13 +297,14 @@ def fold(
 def make_fabric(
     layout: list[Layout], network: TerribleNetwork, *, trees: int = 1, slots: int = 64, psn: int = 0,
     weights: Sequence[float] = (), max_run: int = 60, path_mtu: int = roce.PATH_MTU, credits: Credits | None = None,
+    presence: bool = True,
 ) -> Fabric:
     """A fabric with a core for every rank that the layout names."""
     world = count_ranks(layout)
     cores = [
         Core(
             address(rank), world, plan_trees(rank, world, trees=trees, slots=slots, psn=psn, weights=weights),
-            max_run=max_run, path_mtu=path_mtu, credits=credits,
+            max_run=max_run, path_mtu=path_mtu, credits=credits, presence=presence,
         )
         for rank in range(world)
     ]

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives of rows and barriers, by native cores over a hostile simulated network and the reference switches."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import combinations, pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from netfold.host.innet import abi
+from netfold.host.innet.native import Core
+from netfold.host.operation.coding import Coding, LaneBits
+from netfold.host.operation.reduction import ReduceOp, Reduction
+from netfold.host.operation.request import RowsCollective, RowsRequest
+from netfold.wire import roce
+from support.slot_model import (
+    MICROSECOND,
+    MILLISECOND,
+    SECOND,
+    Call,
+    Fabric,
+    Layout,
+    TerribleNetwork,
+    count_ranks,
+    make_fabric,
+    plan_anew,
+    run,
+)
+
+LAYOUTS: list[list[Layout]] = [[0, 1], [[0, 1], [2]], [[[0, 1], [2]], [3, 4]]]
+KINDS: tuple[RowsCollective, ...] = ("reduce_scatter", "reduce", "all_gather", "broadcast", "barrier")
+Rows = list[NDArray[Any]]
+NOTHING = np.empty(0, np.float32)
+
+
+def cut(counts: Sequence[int]) -> list[slice]:
+    """Adjacent rows of these lengths."""
+    ends = np.cumsum([0, *counts])
+    return [slice(int(a), int(b)) for a, b in pairwise(ends)]
+
+
+def tensors(world: int, size: int, dtype: str, seed: int) -> Rows:
+    """Whole numbers, whose sums float32 holds exactly; int32 over its whole range."""
+    rng = np.random.default_rng(seed)
+    most = 2**31 if dtype == "int32" else 1000
+    return [rng.integers(-most, most, size).astype(dtype) for _ in range(world)]
+
+
+class Operation:
+    """One collective of all ranks, and what each must have afterwards."""
+
+    def __init__(
+        self, kind: RowsCollective, counts: Sequence[int], *, root: int = 0, dtype: str = "int32",
+        op: ReduceOp = "sum", number: int = 1, seed: int = 0, coding: Coding = Coding(), in_place: bool = False,  # noqa: B008
+    ) -> None:
+        world = len(counts)
+        if kind in ("reduce", "broadcast"):
+            counts = [sum(counts) if rank == root else 0 for rank in range(world)]
+        rows, size = cut(counts), sum(counts)
+        self.outs: Rows = []
+        self.expected: Rows = []
+        self.requests: list[RowsRequest] = []
+        if kind == "barrier":
+            self.requests = [RowsRequest(kind, NOTHING, NOTHING, (), number)] * world
+        elif kind in ("reduce_scatter", "reduce"):
+            self.sources = tensors(world, size, dtype, seed)
+            fold = {"sum": np.add, "average": np.add, "max": np.maximum, "min": np.minimum}[op]
+            whole = fold.reduce(self.sources, dtype=dtype)
+            for rank, row in enumerate(rows):
+                mine = row if kind == "reduce_scatter" or rank == root else slice(0, 0)
+                source = self.sources[rank].copy()
+                out = source[mine] if in_place else np.full(mine.stop - mine.start, 99, dtype)
+                self.outs.append(out)
+                self.expected.append(whole[mine])
+                self.requests.append(RowsRequest(
+                    kind, source, out, rows, number, root if kind == "reduce" else 0, mine.start,
+                    Reduction(op, dtype), coding,
+                ))
+        else:
+            whole = np.random.default_rng(seed).integers(0, 256, size).astype(np.uint8)
+            for row in rows:
+                data = np.zeros(size, np.uint8)
+                data[row] = whole[row]
+                self.outs.append(data)
+                self.expected.append(whole)
+                self.requests.append(
+                    RowsRequest(kind, data, data, rows, number, root if kind == "broadcast" else 0)
+                )
+
+    def check(self) -> None:
+        """Fails where a rank got something else."""
+        for rank, (out, expected) in enumerate(zip(self.outs, self.expected, strict=True)):
+            assert (out == expected).all(), f"{self.requests[rank]}, rank {rank}"
+
+
+def carry(fabric: Fabric, operations: Sequence[Operation]) -> None:
+    """Runs operations one after another on all ranks."""
+    for _ in run(fabric, [[one.requests[rank] for one in operations] for rank in range(len(fabric.cores))]):
+        pass
+    assert [core.failure().error for core in fabric.cores] == [0] * len(fabric.cores)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_every_collective_is_exact_whatever_the_network_does(data: st.DataObject) -> None:
+    """All kinds one after another, on the same streams: any dtype, uneven and empty rows, any root, one to three trees
+    of one to three levels, both path MTUs, with and without presence, losses, repeats and packets out of order."""
+    layout = data.draw(st.sampled_from(LAYOUTS))
+    world = count_ranks(layout)
+    loss = data.draw(st.sampled_from([0.0, 0.05]))
+    seed = data.draw(st.integers(0, 99))
+    network = TerribleNetwork(random.Random(seed), loss=loss, duplicate=loss, reorder=loss)
+    fabric = make_fabric(
+        layout, network, trees=data.draw(st.integers(1, 3)), path_mtu=data.draw(st.sampled_from([1024, 4096])),
+        max_run=data.draw(st.sampled_from([1, 60])), presence=data.draw(st.booleans()),
+    )
+    operations = [
+        Operation(
+            data.draw(st.sampled_from(KINDS)),
+            data.draw(st.lists(st.sampled_from([0, 1, 256, 1000, 9000, 30_000]), min_size=world, max_size=world)),
+            root=data.draw(st.integers(0, world - 1)), dtype=data.draw(st.sampled_from(["int32", "float32"])),
+            op=data.draw(st.sampled_from(["sum", "max", "min"])), number=number, seed=seed + number,
+            in_place=data.draw(st.booleans()),
+        )
+        for number in range(1, 5)
+    ]
+    carry(fabric, operations)
+    for operation in operations:
+        operation.check()
+
+
+@pytest.mark.parametrize("bits", [32, 16, 8])
+def test_a_reduce_has_the_bits_of_an_allreduce(bits: LaneBits) -> None:
+    """What the root adds itself is what the switches would have added: any floats, in any width of lanes."""
+    rng = np.random.default_rng(5)
+    sources = [(rng.standard_normal(5000) * np.exp2(rng.integers(-9, 9, 5000))).astype(np.float32) for _ in range(5)]
+    fabric = make_fabric(LAYOUTS[2], TerribleNetwork(random.Random(1)))
+    whole = [np.empty_like(source) for source in sources]
+    rows = [slice(0, 5000 if rank == 3 else 0) for rank in range(5)]
+    out = np.empty(5000, np.float32)
+    coding, summed = Coding(bits), Reduction("sum", "float32")
+    calls = [
+        [Call(source, whole[rank], 1.0, 1, coding=coding),
+         RowsRequest("reduce", source, out if rank == 3 else source, rows, 2, 3, 0, summed, coding)]
+        for rank, source in enumerate(sources)
+    ]
+    for _ in run(fabric, calls):
+        pass
+    assert (out.view(np.uint32) == whole[3].view(np.uint32)).all()
+
+
+def traffic(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[int]], list[list[int]]]:
+    """Bytes of UDP payload of each packet that each rank sends, and gets, from now on."""
+    up: list[list[int]] = [[] for _ in fabric.cores]
+    down: list[list[int]] = [[] for _ in fabric.cores]
+
+    def watch(rank: int, core: Core) -> None:
+        send, receive = core.send, core.receive
+
+        def sends(now: int) -> Any:
+            packets = send(now)
+            up[rank] += [] if packets is None else map(len, packets.packets())
+            return packets
+
+        def gets(data: bytes, *args: Any, **named: Any) -> None:
+            down[rank].append(len(data))
+            receive(data, *args, **named)
+
+        monkeypatch.setattr(core, "send", sends)
+        monkeypatch.setattr(core, "receive", gets)
+
+    for rank, core in enumerate(fabric.cores):
+        watch(rank, core)
+    return up, down
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_link_carries_the_theorys_bytes_and_headers(
+    kind: RowsCollective, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of M bytes of N ranks, with N - 1 of N, up and down: a reduce_scatter N - 1 and 1, an all_gather 1 and N - 1; the
+    root of a broadcast sends N and the others get them, of a reduce the other way round; the rest is presence."""
+    world, row = 5, 40 * roce.LANES
+    operation = Operation(kind, [row] * world, root=2)
+    if kind in ("all_gather", "broadcast"):
+        operation = Operation(kind, [row * 4] * world, root=2)
+    fabric = make_fabric(LAYOUTS[2], TerribleNetwork(random.Random(1)), slots=512)
+    up, down = traffic(fabric, monkeypatch)
+    carry(fabric, [operation])
+    operation.check()
+    full, n = roce.data_packet_bytes(roce.Opcode.WRITE_MIDDLE), 0 if kind == "barrier" else 40 * world
+    wanted = {  # packets with lanes, of n: up, down; of root and others where they differ
+        "reduce_scatter": [(n - 40, 40)] * world,
+        "all_gather": [(40, n - 40)] * world,
+        "reduce": [(0, n) if rank == 2 else (n, 0) for rank in range(world)],
+        "broadcast": [(n, 0) if rank == 2 else (0, n) for rank in range(world)],
+        "barrier": [(0, 0)] * world,
+    }[kind]
+    for rank in range(world):
+        for sizes, lanes in zip((up[rank], down[rank]), wanted[rank], strict=True):
+            signature = full + roce.RETH_BYTES
+            assert len(sizes) == n + 1
+            assert sum(size >= full for size in sizes) == lanes + 1
+            assert sum(sizes) <= signature + lanes * full + roce.RETH_BYTES + (n - lanes) * roce.PRESENCE_BYTES
+
+
+def mismatches() -> list[tuple[Operation | None, Operation | None, str]]:
+    """What some ranks call, and the others (None: an allreduce), and what the error must name."""
+    kinds: list[RowsCollective | None] = [*KINDS, None]
+    made: list[tuple[Operation | None, Operation | None, str]] = []
+    for first, second in combinations(kinds, 2):
+        counts = [3000] * 3
+        made.append((Operation(first, counts) if first else None, Operation(second, counts) if second else None,
+                     "collective"))
+    for kind in ("reduce", "broadcast"):
+        made.append((Operation(kind, [900] * 3, root=0), Operation(kind, [900] * 3, root=1), "root"))  # type: ignore[arg-type]
+    for kind in ("reduce_scatter", "all_gather"):
+        made.append((Operation(kind, [3, 2, 4]), Operation(kind, [2, 3, 4]), "digest of rows"))  # type: ignore[arg-type]
+    made.append((Operation("broadcast", [9, 9, 9]), Operation("broadcast", [9, 9, 8]), "elements"))
+    made.append((Operation("reduce", [9] * 3), Operation("reduce", [9] * 3, op="max"), "operation"))
+    made.append((Operation("barrier", [0] * 3), Operation("barrier", [0] * 3, number=2), "operation number"))
+    return made
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.1])
+def test_ranks_that_call_different_collectives_all_learn_it_by_name(loss: float) -> None:
+    """Another kind, root, number of rows, of elements, or reduction on one rank: every rank's operation fails, and says
+    in what the ranks differ."""
+    for first, second, field in mismatches():
+        network = TerribleNetwork(random.Random(3), loss=loss)
+        fabric = make_fabric([[0, 1], [2]], network)
+        plain = np.zeros(9000, np.int32)
+        calls = [
+            [Call(plain, np.empty_like(plain), 1.0, 1) if one is None else one.requests[rank]]
+            for rank, one in enumerate([first, second, first])
+        ]
+        for _ in run(fabric, calls, limit=5 * SECOND):
+            pass
+        index = abi.FIELDS.index(field)
+        for core in fabric.cores:
+            failure = core.failure()
+            assert failure.error == abi.SIGNATURES_DIFFER, f"{first and first.requests[0]}, {second}: {field}"
+            assert failure.low[index] != failure.high[index]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("loss", [0.0, 0.05])
+def test_trees_planned_anew_in_the_middle_change_nothing(kind: RowsCollective, loss: float) -> None:
+    """The switches lose all they hold, whenever that is, with two operations of a kind one after another, in place:
+    every rank ends both with the same result."""
+    for seed in range(12):
+        network = TerribleNetwork(random.Random(seed), loss=loss, packet_time=4 * MICROSECOND)
+        fabric = make_fabric(LAYOUTS[1], network, trees=2, slots=16)
+        operations = [
+            Operation(kind, [5000, 12_000, 1], root=seed % 3, dtype="float32", number=n, seed=n, in_place=True)
+            for n in (1, 2)
+        ]
+        plan_anew(fabric, network, (1 + seed) * MILLISECOND // 8, 2, again=1)
+        carry(fabric, operations)
+        for operation in operations:
+            operation.check()
+
+
+def test_presence_is_never_taken_for_a_result() -> None:
+    """A rank that wants lanes drops an acknowledgement without them, and asks again; one that is content takes it."""
+    operation = Operation("all_gather", [2000, 2000])
+    fabric = make_fabric([0, 1], TerribleNetwork(random.Random(1)))
+    switch = fabric.switches[0]
+    honest = switch.take
+    lies = []
+
+    def take(sender: Any, packet: Any) -> Any:
+        out = honest(sender, packet)
+        if len(lies) < 3:
+            for at, (target, answer) in enumerate(out):
+                if target != "parent" and getattr(answer, "lanes", NOTHING).size:
+                    out[at] = (target, answer.without_lanes())
+                    lies.append(answer)
+        return out
+
+    switch.take = take  # type: ignore[method-assign]
+    carry(fabric, [operation])
+    operation.check()
+    assert len(lies) >= 3
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"rows": [slice(0, 9), slice(9, 11)]}, "rows within the tensor"),
+        ({"root": 2}, "root below the number of ranks"),
+        ({"coding": Coding(saturate=True)}, "saturation"),
+        ({"reduction": None}, "bytes, and nothing else"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_leaves(change: dict[str, Any], why: str) -> None:
+    """Rows beyond the tensor, a root that does not exist and the like: an error that says what was expected."""
+    fabric = make_fabric([0, 1], TerribleNetwork(random.Random(1)))
+    data = np.zeros(10, np.int32)
+    asked: dict[str, Any] = {
+        "collective": "reduce", "source": data, "out": data, "rows": [slice(0, 10), slice(10, 10)], "number": 1,
+        "reduction": Reduction("sum", "int32"),
+    } | change
+    with pytest.raises(ValueError, match=why):
+        fabric.cores[0].start_rows(RowsRequest(**asked), 0, 0)
