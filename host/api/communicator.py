@@ -15,7 +15,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from netfold.host.api import assembly
 from netfold.host.api import reproducible as exact
@@ -28,6 +28,7 @@ from netfold.host.operation.rail import RailStats
 from netfold.host.operation.reduction import ReduceOp, Reduction
 from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.planes import RailSpec
+from netfold.host.selection.choice import Collective
 from netfold.wire.flight import OperationRecord
 from netfold.wire.jobs import Plan
 
@@ -217,15 +218,20 @@ class Communicator(Group):
         *,
         algorithm: str | None = None,
         reproducible: bool | None = None,
+        collective: Collective = "allreduce",
     ) -> str:
-        """Which path an allreduce of ``nbytes`` bytes takes, and why, with each algorithm's expected cost once that is
+        """Which path a collective of ``nbytes`` bytes takes, and why, with each algorithm's expected cost once that is
         measured. Sends nothing.
 
         algorithm, reproducible  what the call would ask for
+        collective               "allreduce", "reduce_scatter", "reduce", "all_gather", "broadcast" or "barrier"
         """
-        if (self.reproducible if reproducible is None else reproducible) and "float" in dtype:
+        if collective not in get_args(Collective):
+            raise ValueError(f"collective={collective!r}: expected one of {', '.join(get_args(Collective))}")
+        exactly = collective in ("allreduce", "reduce_scatter", "reduce") and "float" in dtype
+        if exactly and (self.reproducible if reproducible is None else reproducible):
             return exact.explain(self._parts.dispatch, nbytes, Reduction(op, dtype), algorithm)
-        return self._parts.dispatch.explain(nbytes, Reduction(op, dtype), algorithm, self._coding)
+        return self._parts.dispatch.explain(nbytes, Reduction(op, dtype), algorithm, self._coding, collective)
 
     def lanes(self, lane_bits: LaneBits | None = None, *, reproducible: bool | None = None) -> LaneBits:
         """Width in bits of the lanes of a sum of floats where a call passes these; 32 where nothing folds.

@@ -25,32 +25,35 @@ from netfold.host.operation.arrays import (
     rows_of,
     rows_with,
 )
-from netfold.host.selection.peers import named
 
 
 def broadcast(ranks: Members, array: Array, *, root: int = 0, algorithm: str | None = None) -> Array:
     """Implements ``Group.broadcast``."""
     ranks.check_rank(root, "root")
-    named(algorithm, BROADCAST)
+    ranks.dispatch.rows.check(algorithm, BROADCAST)
     check_writeable(array, "array")
     data = flat(array)
-    with ranks.operation("broadcast", data.nbytes, dtype=data.dtype):
-        ranks.peers.broadcast(data.view(np.uint8), root, algorithm=algorithm)
+    with ranks.operation("broadcast", data.nbytes, dtype=data.dtype) as number:
+        ranks.dispatch.rows.broadcast(data.view(np.uint8), root, number, algorithm)
     if not np.may_share_memory(data, array):
         array[...] = data.reshape(array.shape)
     return array
 
 
-def all_gather(ranks: Members, array: Array, out: Array | None = None, *, counts: Sequence[int] | None = None) -> Array:
+def all_gather(
+    ranks: Members, array: Array, out: Array | None = None, *, counts: Sequence[int] | None = None,
+    algorithm: str | None = None,
+) -> Array:
     """Implements ``Group.all_gather``."""
+    ranks.dispatch.rows.check(algorithm, ("ring",))
     array = np.asarray(array)
     rows = rows_with(array, counts, ranks.rank, ranks.size)
     result = result_of((sum(rows), *array.shape[1:]), array, out)
     pieces = pieces_of(rows, array)
     data = flat(result)
     data[pieces[ranks.rank]] = array.reshape(-1)
-    with ranks.operation("all_gather", data.nbytes, dtype=data.dtype):
-        ranks.peers.all_gather(data.view(np.uint8), in_bytes(pieces, data))
+    with ranks.operation("all_gather", data.nbytes, dtype=data.dtype) as number:
+        ranks.dispatch.rows.all_gather(data.view(np.uint8), in_bytes(pieces, data), number, algorithm)
     if not np.may_share_memory(data, result):
         result[...] = data.reshape(result.shape)
     return result
@@ -122,10 +125,11 @@ def all_to_all(
     return result
 
 
-def barrier(ranks: Members) -> None:
+def barrier(ranks: Members, *, algorithm: str | None = None) -> None:
     """Implements ``Group.barrier``."""
-    with ranks.operation("barrier"):
-        ranks.peers.barrier()
+    ranks.dispatch.rows.check(algorithm, ("dissemination",))
+    with ranks.operation("barrier") as number:
+        ranks.dispatch.rows.barrier(number, algorithm)
 
 
 def send(ranks: Members, array: Array, peer: int, *, tag: int = 0) -> None:

@@ -24,9 +24,8 @@ from netfold.host.api import reproducible as exact
 from netfold.host.api.members import Members
 from netfold.host.api.work import OperationSequencer, Work
 from netfold.host.collectives import REDUCE
-from netfold.host.operation.arrays import Array, flat_copy, native, pieces_of, result_of, rows_of
+from netfold.host.operation.arrays import Array, native, pieces_of, result_of, rows_of
 from netfold.host.operation.coding import PLAIN, Coding, LaneBits, Rounding
-from netfold.host.operation.half_precision import storage
 from netfold.host.operation.reduction import ReduceOp, Reduction, element_name
 from netfold.host.operation.request import ALLREDUCE, AllreduceRequest
 from netfold.host.selection.choice import INNET
@@ -197,27 +196,28 @@ class Group:
     ) -> Array | None:
         """The reduction of every rank's array on ``root``; None elsewhere.
 
-        algorithm     one of ``collectives.REDUCE``; default: the cheapest
+        algorithm     one of ``collectives.REDUCE``, or "innet": the switches fold for the root alone; default: the
+                      cheapest
         reproducible  as for ``allreduce``, which then carries it: every rank receives the sum
         """
-        self._ranks.check_rank(root, "root")
-        named(algorithm, REDUCE)
+        ranks = self._ranks
+        ranks.check_rank(root, "root")
         array = np.asarray(array)
         reduction = Reduction(op, element_name(array, dtype))
-        result = result_of(array.shape, array, out) if self.rank == root else None
+        ranks.dispatch.rows.check(algorithm, REDUCE, reduction)
         coding = self._coding.asked(array, op, reduction.element, None, None, None, False, reproducible)
+        result = result_of(array.shape, array, out) if self.rank == root else None
         if coding.reproducible:
-            exact.check(self._ranks.dispatch)
+            exact.check(ranks.dispatch)
             if algorithm is not None:
                 raise ValueError(f"algorithm={algorithm!r}, reproducible=True: an allreduce carries it; give either")
             whole = np.empty(array.shape, native(array)) if result is None else result
-            exact.allreduce(self._ranks, array, whole, reduction, None, "reduce")
+            exact.allreduce(ranks, array, whole, reduction, None, "reduce")
             return result
-        data = flat_copy(array)
-        with self._ranks.operation("reduce", data.nbytes, op, reduction.element):
-            self._ranks.peers.reduce(storage(data), reduction, root, algorithm=algorithm)
-        if result is not None:
-            result[...] = data.reshape(array.shape)
+        with ranks.operation("reduce", array.nbytes, op, reduction.element) as number:
+            ranks.dispatch.rows.reduce(
+                AllreduceRequest(array, array if result is None else result, reduction, number, coding, algorithm), root
+            )
         return result
 
     def reduce_scatter(
@@ -234,8 +234,7 @@ class Group:
         """This rank's rows of the reduction of every rank's array.
 
         counts     rows of each rank; default: equally many
-        algorithm  "ring", or "innet": the switches fold all of it, and each rank keeps its rows; default: the
-                   cheaper one
+        algorithm  "ring", or "innet": the switches fold, and each rank gets its rows; default: the cheaper one
         reproducible  as for ``allreduce``, which then carries it: every rank receives the whole sum
         """
         array, ranks = np.asarray(array), self._ranks
@@ -267,16 +266,20 @@ class Group:
     def broadcast(self, array: Array, *, root: int = 0, algorithm: str | None = None) -> Array:
         """Fills every rank's array with that of the root, in place.
 
-        algorithm  one of ``collectives.BROADCAST``; default: the cheapest
+        algorithm  one of ``collectives.BROADCAST``, or "innet": the switches copy it; default: the cheapest
         """
         return data_movement.broadcast(self._ranks, array, root=root, algorithm=algorithm)
 
-    def all_gather(self, array: Array, out: Array | None = None, *, counts: Sequence[int] | None = None) -> Array:
+    def all_gather(
+        self, array: Array, out: Array | None = None, *, counts: Sequence[int] | None = None,
+        algorithm: str | None = None,
+    ) -> Array:
         """Every rank's rows, one after another.
 
-        counts  rows of each rank's array; default: as many as this one's
+        counts     rows of each rank's array; default: as many as this one's
+        algorithm  "ring", or "innet": the switches copy each rank's rows to all; default: the cheaper one
         """
-        return data_movement.all_gather(self._ranks, array, out, counts=counts)
+        return data_movement.all_gather(self._ranks, array, out, counts=counts, algorithm=algorithm)
 
     def gather(
         self, array: Array, out: Array | None = None, *, root: int = 0, counts: Sequence[int] | None = None
@@ -305,9 +308,13 @@ class Group:
         """
         return data_movement.all_to_all(self._ranks, array, out, counts=counts, out_counts=out_counts)
 
-    def barrier(self) -> None:
-        """Returns once every rank has called it."""
-        data_movement.barrier(self._ranks)
+    def barrier(self, *, algorithm: str | None = None) -> None:
+        """Returns once every rank has called it.
+
+        algorithm  "dissemination" between the hosts, or "innet": one packet of each rank, which the switches fold;
+                   default: "innet" where they fold
+        """
+        data_movement.barrier(self._ranks, algorithm=algorithm)
 
     # ---- between two -------------------------------------------------------------------------------------------------
     def send(self, array: Array, peer: int, *, tag: int = 0) -> None:

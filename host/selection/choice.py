@@ -23,7 +23,7 @@ MARGIN = 1.1
 TIMED = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 2 << 20)
 """Sizes in bytes of the allreduces that a group may time to correct the model (``measure``)."""
 
-Collective = Literal["allreduce", "reduce_scatter"]
+Collective = Literal["allreduce", "reduce_scatter", "reduce", "all_gather", "broadcast", "barrier"]
 Timed = Mapping[str, Mapping[int, float]]
 """Algorithm -> bytes -> seconds that an allreduce took."""
 
@@ -72,6 +72,21 @@ def predict(
     found: dict[str, float] = {}
     if collective == "reduce_scatter":
         found["ring"] = cost.reduce_scatter(nbytes, ranks, link)
+    elif collective == "all_gather":
+        found["ring"] = cost.all_gather(nbytes, ranks, link)
+    elif collective == "broadcast":
+        found |= {
+            "binomial": cost.broadcast_binomial(nbytes, ranks, far),
+            "chain": cost.broadcast_chain(nbytes, ranks, link),
+            "scatter_all_gather": cost.broadcast_scatter_all_gather(nbytes, ranks, link),
+        }
+    elif collective == "reduce":
+        found |= {
+            "binomial": cost.broadcast_binomial(nbytes, ranks, far),  # the same tree, the other way
+            "reduce_scatter_gather": cost.reduce_scatter(nbytes, ranks, link) + link.alpha + nbytes * link.beta,
+        }
+    elif collective == "barrier":
+        found["dissemination"] = cost.barrier(ranks, far)
     else:
         found |= {
             "ring": cost.ring(nbytes, ranks, link),
@@ -89,7 +104,9 @@ def predict(
     if setting.fold is not None and groups is not None and inside is not None:
         found[INNET] = cost.netreduce_parallel(lanes, *groups, inside, setting.fold)
     elif setting.fold is not None:
-        found[INNET] = cost.innet(lanes, ranks, setting.fold)
+        # Of a row nobody sends, or gets, what is his own.
+        share = (ranks - 1) / ranks if collective in ("reduce_scatter", "all_gather") else 1.0
+        found[INNET] = cost.innet(lanes * share, ranks, setting.fold)
     return found
 
 
@@ -106,7 +123,7 @@ def choose(
 
     nbytes      of the tensor, on each rank
     folded      bytes that each rank sends to be folded; default: nbytes
-    collective  "reduce_scatter": folding gives every rank the whole sum, of which it keeps its piece
+    collective  what is asked for; the times are those of allreduces all the same
     timed       measured times.  A prediction is multiplied by the ratio of measured to predicted time of the same
                 algorithm, interpolated between two sizes on a logarithmic scale; an algorithm that was not timed by the
                 median ratio, or it would seem quick where the machine is slow

@@ -114,7 +114,7 @@ class Chooser:
                 folded=folded,
                 collective=collective,
                 timed=measured.timed,
-                only=(*CHOSEN, HIERARCHICAL, INNET).__contains__,
+                only=(lambda name: collective != "allreduce" or name in (*CHOSEN, HIERARCHICAL, INNET)),
             )
             known = self._choices[key] = measured, chosen
         return known[1]

@@ -20,6 +20,7 @@ from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.host.selection.choice import INNET, Collective
 from netfold.host.selection.peers import AUTO, Peers
+from netfold.host.selection.rows import RowsDispatch
 from netfold.host.tracing.flight import Flight
 
 NO_SWITCHES: Final = "this is a group of some ranks, and switches fold for all of them"
@@ -58,6 +59,7 @@ class Dispatch:
         self._always = always or rails is not None
         self._flight = flight
         self._me = me
+        self.rows = self._rows()
         self._said_whole = hosts.size == 1 or switches is not None or (rails is not None and not rails.whole)
         """Whether the warning that lanes are not narrowed has been logged, or is not needed."""
         if switches is not None:
@@ -91,6 +93,11 @@ class Dispatch:
         operation, which goes on."""
         hosts.count_from(self.hosts.number)
         self.hosts = hosts
+        self.rows = self._rows()
+
+    def _rows(self) -> RowsDispatch:
+        why = self.why if self._rails is None else "several rails carry allreduces alone"
+        return RowsDispatch(self.hosts, self.switches, always=self._always, why=why, flight=self._flight)
 
     # ---- reducing ----------------------------------------------------------------------------------------------------
     def allreduce(self, request: AllreduceRequest) -> int:
@@ -126,8 +133,10 @@ class Dispatch:
         pieces  each rank's elements of the flat source
         """
         source, out, mine = request.source, request.out, pieces[self.hosts.rank]
-        if self._choose_scatter(request) == INNET:
-            # The switches give the whole sum to every rank in one multicast: all links are as busy as one.
+        if self.rows.reduce_scatter(request, pieces):
+            return
+        if (self.switches is None or self.switches.carries_rows) and self._choose_scatter(request) == INNET:
+            # These give the whole sum to every rank in one multicast: all links are as busy as one.
             whole = np.empty(source.shape, native(source))
             self.allreduce(structs.replace(request, out=whole, algorithm=INNET))
             out[...] = whole.reshape(-1)[mine].reshape(out.shape)
@@ -164,8 +173,13 @@ class Dispatch:
                 self._me, lane_bits, over,
             )
 
-    def explain(self, nbytes: int, reduction: Reduction, algorithm: str | None, coding: Coding) -> str:
-        """Which path an allreduce takes, and why.  Sends nothing."""
+    def explain(
+        self, nbytes: int, reduction: Reduction, algorithm: str | None, coding: Coding,
+        collective: Collective = "allreduce",
+    ) -> str:
+        """Which path a collective takes, and why.  Sends nothing."""
+        if collective != "allreduce":
+            return self.rows.explain(collective, nbytes, reduction, algorithm, coding)
         op, dtype, hosts, fold = reduction.op, reduction.element, self.hosts, self._fold
         self.check(algorithm, reduction, coding)
         if algorithm not in (None, AUTO, INNET):
@@ -222,7 +236,7 @@ class Dispatch:
         return self._cheapest(request, "allreduce")
 
     def _choose_scatter(self, request: AllreduceRequest) -> str:
-        """INNET, or "ring" between the hosts.
+        """INNET, or "ring" between the hosts, where the switches carry no rows, but sums of the whole.
 
         A ring moves (N-1)/N of the tensor over a link, folding all of it: the more ranks, the less that matters beside
         the ring's N-1 steps.  Several rails cannot fold a part: there it is the ring of the first one.

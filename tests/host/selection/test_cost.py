@@ -322,9 +322,9 @@ def test_small_tensors_take_few_steps_and_large_ones_few_bytes() -> None:
 def test_scattered_sums_fold_where_the_rings_steps_cost_more_than_its_bytes_save(
     nbytes: int, ranks: int, link: LinkCost
 ) -> None:
-    """A ring moves (N-1)/N of what folding moves, in N-1 steps, and adds what it gets."""
+    """Both move (N-1)/N of the tensor over a link; a ring in N-1 steps, in which it adds what it gets."""
     chosen = choose(nbytes, Setting(ranks, link, fold=link), collective="reduce_scatter")
-    more = nbytes * link.beta / ranks - nbytes * link.gamma * (ranks - 1) / ranks - (ranks - 3) * link.alpha
+    more = -nbytes * link.gamma * (ranks - 1) / ranks - (ranks - 3) * link.alpha
     if abs(more) > 1e-9 * chosen.seconds:
         assert (chosen.algorithm == "innet") == (more < 0)
     assert {name for name, _ in chosen.candidates} == {"ring", "innet"}

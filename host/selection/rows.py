@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decides what carries a collective of rows or a barrier: the switches, where they can and it is cheaper, or an
+algorithm between the hosts.
+
+    reduce_scatter, reduce     switches fold what all send, and the rows' owners alone get sums
+    all_gather, broadcast      switches copy to all what the rows' owners send
+    barrier                    one packet of each rank, folded
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import numpy as np
+
+from netfold.host.operation.arrays import Flat, flat, flat_copy
+from netfold.host.operation.coding import PLAIN, Coding
+from netfold.host.operation.half_precision import HALVES, narrow, storage, widen
+from netfold.host.operation.rail import FoldingRail
+from netfold.host.operation.reduction import Reduction
+from netfold.host.operation.request import AllreduceRequest, RowsCollective, RowsRequest
+from netfold.host.selection.choice import INNET
+from netfold.host.selection.peers import AUTO, Peers, named
+from netfold.host.tracing.flight import Flight
+
+NOTHING: Final = np.empty(0, np.float32)
+"""The array of a barrier."""
+
+
+class RowsDispatch:
+    """Carries collectives of rows for one group of ranks.  All ranks call it alike, and get the same decisions.
+
+    hosts     the ranks, over the mesh between the hosts
+    switches  the rail that folds, where there is one
+    always    fold what can be folded, whatever it costs
+    why       reason for this set-up, for errors and ``explain``
+    flight    records what carries an operation, and its retransmissions
+    """
+
+    def __init__(
+        self, hosts: Peers, switches: FoldingRail | None, *, always: bool = False, why: str = "",
+        flight: Flight | None = None,
+    ) -> None:
+        self._hosts = hosts
+        self._switches = switches
+        self._always = always
+        self._why = why
+        self._flight = flight
+
+    @property
+    def refusal(self) -> str:
+        """Why the switches carry no rows in this job; empty where they do."""
+        return self._why if self._switches is None else self._switches.carries_rows
+
+    def check(self, algorithm: str | None, known: Collection[str], reduction: Reduction | None = None) -> None:
+        """Raises ValueError for an algorithm that is neither one of ``known`` nor "innet", or where the switches cannot
+        do what they are asked for."""
+        if algorithm != INNET:
+            named(algorithm, (*known, INNET))
+        elif self.refusal:
+            raise ValueError(
+                f"algorithm='innet': the switches do not carry this: {self.refusal}; expected one of {', '.join(known)}"
+            )
+        elif reduction is not None and not self._takes(reduction, PLAIN):
+            raise ValueError(f"algorithm='innet': {reduction.op} of {reduction.element} does not fold")
+
+    # ---- collectives -------------------------------------------------------------------------------------------------
+    def reduce_scatter(self, request: AllreduceRequest, pieces: Sequence[slice]) -> bool:
+        """Fills ``request.out`` with this rank's piece of the reduction, where the switches carry it.
+
+        pieces  each rank's elements of the flat source
+        """
+        mine = pieces[self._hosts.rank]
+        if not self._folds("reduce_scatter", request.nbytes, request.number, request.algorithm, request):
+            return False
+        self._reduce("reduce_scatter", request, pieces, mine)
+        return True
+
+    def reduce(self, request: AllreduceRequest, root: int) -> None:
+        """Fills the root's ``request.out`` with the reduction; the other ranks' is not touched."""
+        if self._folds("reduce", request.nbytes, request.number, request.algorithm, request):
+            rows = self._of_root(request.source.size, root)
+            self._reduce("reduce", request, rows, rows[self._hosts.rank], root)
+            return
+        data, hosts = flat_copy(request.source), self._hosts
+        algorithm = None if request.algorithm == INNET else request.algorithm
+        hosts.reduce(storage(data), request.reduction, root, algorithm=algorithm)
+        if hosts.rank == root:
+            request.out[...] = data.reshape(request.out.shape)
+
+    def all_gather(self, data: Flat, pieces: Sequence[slice], number: int, algorithm: str | None = None) -> None:
+        """Fills ``data``, bytes, with every rank's ``data[pieces[rank]]``."""
+        if self._folds("all_gather", data.nbytes, number, algorithm):
+            self._carry(RowsRequest("all_gather", data, data, pieces, number))
+        else:
+            self._hosts.all_gather(data, pieces)
+
+    def broadcast(self, data: Flat, root: int, number: int, algorithm: str | None = None) -> None:
+        """Fills ``data``, bytes, with that of the root."""
+        if self._folds("broadcast", data.nbytes, number, algorithm):
+            self._carry(RowsRequest("broadcast", data, data, self._of_root(data.size, root), number, root))
+        else:
+            self._hosts.broadcast(data, root, algorithm=None if algorithm == INNET else algorithm)
+
+    def barrier(self, number: int, algorithm: str | None = None) -> None:
+        """Returns once every rank has called it."""
+        if self._folds("barrier", 0, number, algorithm):
+            self._carry(RowsRequest("barrier", NOTHING, NOTHING, (), number))
+        else:
+            self._hosts.barrier()
+
+    def explain(
+        self, collective: RowsCollective, nbytes: int, reduction: Reduction, algorithm: str | None, coding: Coding
+    ) -> str:
+        """What carries such a collective, and why.  Sends nothing."""
+        hosts, refusal = self._hosts, self.refusal or ("" if self._switches is None else self._switches.fallback)
+        between = f"{collective} of {nbytes} bytes goes over {hosts.mesh.kind}"
+        if hosts.size == 1:
+            return f"{nbytes} bytes stay on this rank"
+        if refusal:
+            return f"{between}; {refusal}"
+        if collective in ("reduce", "reduce_scatter") and not self._takes(reduction, coding):
+            return f"{between}; {reduction.op} of {reduction.element} does not fold"
+        inside = f"{collective} of {nbytes} bytes goes over the switches"
+        if algorithm is not None:
+            return f"{inside if algorithm == INNET else f'{between} by {algorithm}'}, as asked for; {self._why}"
+        if self._always:
+            return f"{inside}; {self._why}"
+        if hosts.algorithm != AUTO:
+            return f"{between}: allreduce is by {hosts.algorithm}, as asked for"
+        if collective == "barrier":
+            return f"{inside}; {self._why}"
+        chosen = hosts.chooser.known(nbytes, folded=nbytes, collective=collective)
+        if chosen is None:
+            return f"{collective} of {nbytes} bytes goes the cheapest way, once an operation has measured the links"
+        return f"{inside if chosen.algorithm == INNET else between}: {chosen}"
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+    def _of_root(self, size: int, root: int) -> list[slice]:
+        """All elements as the root's row."""
+        return [slice(0, size if rank == root else 0) for rank in range(self._hosts.size)]
+
+    def _takes(self, reduction: Reduction, coding: Coding) -> bool:
+        return self._switches is not None and not coding.saturate and self._switches.takes(reduction, coding)
+
+    def _folds(
+        self, collective: RowsCollective, nbytes: int, number: int, algorithm: str | None,
+        request: AllreduceRequest | None = None,
+    ) -> bool:
+        """Whether the switches carry it; all ranks alike.  May measure."""
+        switches, hosts = self._switches, self._hosts
+        if switches is None or switches.carries_rows or algorithm not in (None, INNET):
+            return False
+        if request is not None and not self._takes(request.reduction, request.coding):
+            return False
+        if algorithm is None and not self._always:
+            if hosts.algorithm != AUTO:
+                return False
+            narrow_lanes = request is not None and request.coding.lane_bits != 32
+            half = request is not None and request.reduction.element in HALVES
+            # A barrier measures nothing: it is as long as its latency, which the switches have the least of.
+            if collective != "barrier" and not narrow_lanes and hosts.choice(
+                nbytes, f"{collective} of {nbytes} bytes", folded=nbytes * (1 + half), collective=collective
+            ).algorithm != INNET:
+                return False
+        return switches.begin(number)
+
+    def _reduce(
+        self, collective: RowsCollective, request: AllreduceRequest, rows: Sequence[slice], mine: slice, root: int = 0
+    ) -> None:
+        """Folds, and brings arrays into the form that lanes have, and back; ``mine``: what this rank gets."""
+        source, out, reduction = request.source, request.out, request.reduction
+        half, gets = reduction.element in HALVES, collective != "reduce" or self._hosts.rank == root
+        wide = widen(source, reduction.element).reshape(-1) if half else flat(source)
+        plain = gets and not half and out.flags.carray and out.dtype == wide.dtype
+        plain = plain and not np.may_share_memory(out, wide)
+        into = out.reshape(-1) if plain else np.empty(mine.stop - mine.start, wide.dtype)
+        op = Reduction(reduction.op, "float32") if half else reduction
+        first = mine.start if gets else 0
+        self._carry(RowsRequest(collective, wide, into, rows, request.number, root, first, op, request.coding))
+        if gets and half:
+            narrow(into.reshape(out.shape), reduction.element, out)
+        elif gets and not plain:
+            out[...] = into.reshape(out.shape)
+
+    def _carry(self, request: RowsRequest) -> None:
+        assert self._switches is not None
+        with self._recorded(self._switches):
+            self._switches.collect(request)
+
+    @contextmanager
+    def _recorded(self, switches: FoldingRail) -> Iterator[None]:
+        before, fallback = switches.retransmissions, switches.fallback
+        if self._flight is not None:
+            self._flight.note(switches.name)
+        try:
+            yield
+            if self._flight is not None and switches.fallback != fallback:
+                self._flight.note(f"{switches.name}, then TCP: {switches.fallback}")
+        finally:
+            if self._flight is not None and switches.retransmissions != before:
+                self._flight.count_retransmissions(switches.retransmissions - before)

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives of rows of a communicator, over real sockets on loopback: what carries them, their results, and errors
+that say what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from netfold.host.api.assembly import RailName
+from netfold.host.api.communicator import Communicator
+from netfold.host.errors import RankMismatch
+from netfold.testing import loopback_job, on_every_rank
+
+WORLD = 3
+COUNTS = (5, 0, 290)
+
+
+def whole(dtype: str, rows: int = sum(COUNTS)) -> NDArray[Any]:
+    """An array of rows of four numbers that every dtype holds."""
+    return (np.arange(4 * rows) % 7).reshape(rows, 4).astype(dtype)
+
+
+def every_way(comm: Communicator) -> None:
+    """Calls every collective of rows in many forms, and fails where a result is wrong."""
+    rank, start, name = comm.rank, sum(COUNTS[: comm.rank]), comm.rail
+    mine = slice(start, start + COUNTS[rank])
+    for dtype in ("int32", "float32", "float16", "int64"):
+        data = whole(dtype) * (rank + 1)
+        total = whole(dtype) * 6
+        for turn in (data, np.asfortranarray(data)):
+            assert (comm.reduce_scatter(turn, counts=COUNTS) == total[mine]).all(), (name, dtype)
+            for root in range(WORLD):
+                out = comm.reduce(turn, op="max", root=root)
+                assert out is None if rank != root else (out == whole(dtype) * 3).all(), (name, dtype)
+        own = data.copy()
+        comm.reduce(own, own, root=1)
+        assert (own == (total if rank == 1 else data)).all(), "in place, on the root alone"
+        part = data.copy()
+        comm.reduce_scatter(part, part[mine], counts=COUNTS)
+        assert (part[mine] == total[mine]).all(), "into a part of the source"
+    for dtype in ("float64", "uint8", "complex128", "datetime64[s]"):
+        rows = whole("uint8").astype(dtype)
+        assert (comm.all_gather(rows[mine], counts=COUNTS) == rows).all()
+        for root in range(WORLD):
+            received = rows.copy() if rank == root else np.zeros_like(rows)
+            assert (comm.broadcast(received, root=root) == rows).all()
+            columns = np.zeros((4, len(rows)), dtype).T
+            if rank == root:
+                columns[...] = rows
+            assert (comm.broadcast(columns, root=root) == rows).all()
+    empty = np.empty((0, 3), np.float32)
+    assert comm.all_gather(empty).shape == (0, 3)
+    assert comm.reduce_scatter(empty).shape == (0, 3)
+    assert comm.broadcast(empty) is empty
+    comm.barrier()
+    if rank != 1:
+        pair = comm.group([0, 2])
+        assert (pair.all_gather(np.array([rank])) == [0, 2]).all()
+        pair.barrier()
+
+
+@pytest.mark.parametrize(("rail", "loss"), [("innet", 0.0), ("innet", 0.02), ("tcp", 0.0)])
+def test_every_rank_gets_the_right_rows(rail: RailName, loss: float) -> None:
+    """All kinds, dtypes, uneven and empty rows, roots, layouts and in place, through the switch and between the hosts;
+    what a group of some ranks calls goes between the hosts."""
+    with loopback_job(WORLD, rail=rail, loss=loss) as comms:
+        assert on_every_rank(comms, every_way) == [None] * WORLD
+
+
+def test_the_flight_recorder_and_the_totals_say_what_carried_them() -> None:
+    """Each kind through the switch, by name, and the packets and bytes of its trees; with an algorithm between the
+    hosts asked for, that one."""
+
+    def calls(comm: Communicator) -> None:
+        comm.broadcast(np.zeros(1000, np.float64))
+        comm.all_gather(np.zeros(10))
+        comm.reduce_scatter(np.zeros(9, np.float32))
+        comm.reduce(np.zeros(9, np.float32), root=2)
+        comm.barrier()
+        comm.broadcast(np.zeros(10), algorithm="binomial")
+        comm.all_gather(np.zeros(10), algorithm="ring")
+        comm.barrier(algorithm="dissemination")
+
+    with loopback_job(WORLD) as comms:
+        assert on_every_rank(comms, calls) == [None] * WORLD
+        for comm in comms:
+            paths = [(record.name, record.path) for record in comm.flight()]
+            assert [name for name, path in paths if path == "innet"] == [
+                "broadcast", "all_gather", "reduce_scatter", "reduce", "barrier",
+            ], paths
+            stats = comm.stats()
+            assert stats.operations == 8
+            assert stats.by_tree["loop"].bytes_reduced == 8000 + 240 + 36 + 36
+            said = comm.explain(8000, collective="broadcast")
+            assert said.startswith("broadcast of 8000 bytes goes over the switches")
+            assert "does not fold" in comm.explain(80, "product", collective="reduce")
+            assert "by ring, as asked for" in comm.explain(80, collective="all_gather", algorithm="ring")
+
+
+def test_where_switches_carry_no_rows_the_reason_is_told() -> None:
+    """Over TCP, and where several ranks share a machine, collectives go between the hosts, explain says why, and
+    folding them cannot be asked for."""
+    for rail, members, why in (("tcp", 1, "asked for"), ("innet", 2, "several ranks share a machine")):
+        with loopback_job(4, rail=rail, members=members) as comms:  # type: ignore[arg-type]
+            said = comms[0].explain(4096, collective="broadcast")
+            assert "between" in said or "over" in said
+            assert why in said, said
+            with pytest.raises(ValueError, match=r"algorithm='innet': the switches do not carry this"):
+                comms[0].broadcast(np.zeros(3), algorithm="innet")
+            gathered = on_every_rank(comms, lambda comm: comm.all_gather(np.array([comm.rank])))
+            assert all((rows == range(4)).all() for rows in gathered)
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "message"),
+    [
+        ("all_gather", {"algorithm": "chain"}, "expected one of ring, innet"),
+        ("broadcast", {"algorithm": "ring"}, "expected one of .*innet"),
+        ("barrier", {"algorithm": "ring"}, "expected one of dissemination, innet"),
+        ("reduce", {"algorithm": "ring"}, "expected one of .*innet"),
+        ("reduce", {"algorithm": "innet", "op": "product"}, "product of float64 does not fold"),
+        ("broadcast", {"root": 3}, "root=3: expected a rank"),
+        ("reduce", {"root": -1}, "root=-1: expected a rank"),
+        ("explain", {"collective": "gather"}, "collective='gather': expected one of"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused_at_the_border(name: str, call: dict[str, Any], message: str) -> None:
+    """Unknown algorithms, roots and collectives: an error that names what was expected, and nothing is sent."""
+    with loopback_job(WORLD) as comms:
+        given = [] if name == "barrier" else [80] if name == "explain" else [np.zeros(3)]
+        with pytest.raises(ValueError, match=message):
+            getattr(comms[0], name)(*given, **call)
+        assert comms[0].stats().packets_sent == 0
+
+
+def test_a_rank_that_calls_another_collective_ends_all_by_name() -> None:
+    """One broadcasts while the others gather: every rank learns which collectives were called."""
+
+    def call(comm: Communicator) -> object:
+        return comm.broadcast(np.zeros(30)) if comm.rank == 1 else comm.all_gather(np.zeros(10))
+
+    with loopback_job(WORLD) as comms:
+        for error in on_every_rank(comms, call):
+            assert isinstance(error, RankMismatch)
+            assert "collective all_gather .. broadcast" in str(error)
