@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives of rows through real switches: the compiled program, hosts and links in namespaces."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import Engine
+from netfold.topo import sandbox
+from support import needs
+from support.topo import ENGINES, in_sandbox, program
+
+pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
+
+from netfold.topo.net import Network
+
+pytestmark = pytest.mark.timeout(300)
+RATES = {"softswitch": "1gbit", "bmv2": "20mbit"}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@in_sandbox(timeout=200)
+def test_rows_are_right_whatever_is_lost(engine: Engine, tmp_path: Path) -> None:
+    """Two leaves and two spines, four ranks: every collective through the switches, exact at 0 and 2 % loss on all
+    links, with rows of unlike lengths and none."""
+    for loss in (0.0, 0.02):
+        fabric = leafspine(2, 2, 4, rate=RATES[engine], loss=loss, seed=3, engine=engine, rundir=sandbox.rundir())
+        with Network(fabric, logs=tmp_path / f"logs{loss}") as network:
+            output = network.launch([*program("rank_rows.py"), "7"], job="rows").wait(within=150)
+        results = [json.loads(lines[-1]) for lines in output]
+        assert [result["paths"] for result in results] == [["innet"]] * 4
+        assert loss == 0 or sum(result["retransmissions"] for result in results) > 0
