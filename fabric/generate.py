@@ -188,8 +188,8 @@ def assemble(
         links += [Link(f"{lower}:{next(ports[lower])}", f"{upper}:{next(ports[upper])}", rate, **inside)
                   for upper in uppers_]
     path_mtu = PATH_MTUS[engine] if path_mtu is None else path_mtu
-    fabric = Fabric(name, engine, grpc("controller", 0), path_mtu, seed, switches=tuple(switches), hosts=tuple(hosts),
-                    links=tuple(links))
+    fabric = Fabric(name, engine, grpc("controller", 0), path_mtu, seed=seed, switches=tuple(switches),
+                    hosts=tuple(hosts), links=tuple(links))
     validate(fabric)
     return fabric
 

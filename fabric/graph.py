@@ -18,6 +18,8 @@ import networkx as nx
 from netfold.wire import roce
 
 Engine = Literal["softswitch", "bmv2"]
+PlannerName = Literal["fewest_pieces", "equal_split"]
+"""The planners of paths."""
 Role = Literal["leaf", "agg", "spine"]
 """A switch's tier: "agg", an aggregation switch, stands between leaves and spines in fabrics of three tiers."""
 
@@ -120,6 +122,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     jobs: str
     """gRPC address of the controller's job service, ``host:port`` or ``unix:/path``."""
     path_mtu: int = roce.PATH_MTU
+    planner: PlannerName = "fewest_pieces"
+    """How flows that are not folded are cut over paths (paths.py): "equal_split" is the paper's."""
     seed: int = 0
     """Seed of the injected faults: the same seed hits the same packets."""
     probe: float = 0.5

@@ -26,9 +26,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 from math import gcd, lcm
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from netfold.fabric.clos import Clos, Path, PathError
+from netfold.fabric.graph import PlannerName
 
 Share = int | Fraction
 
@@ -117,6 +118,18 @@ def _check(sizes: Sequence[int], shares: Sequence[Share], unit: int, start: int)
 def _aligned(position: int, size: int, unit: int) -> int:
     """A cut position rounded down to a multiple of ``unit``, within 0..size; the flow's end is not rounded."""
     return size if position >= size else max(0, position // unit * unit)
+
+
+def equal_where_possible(
+    sizes: Sequence[int], shares: Sequence[Share], *, unit: int = 1, start: int = 0
+) -> list[Cut]:
+    """`equal_split`, and `fewest_pieces` for unequal flows or paths, which the paper's rule does not take."""
+    alike = len(set(sizes)) <= 1 and len({share for share in shares if share}) <= 1
+    return (equal_split if alike else fewest_pieces)(sizes, shares, unit=unit, start=start)
+
+
+PLANNERS: Final[dict[PlannerName, Planner]] = {"fewest_pieces": fewest_pieces, "equal_split": equal_where_possible}
+"""What a fabric file's ``planner`` and `netfold paths planner` name."""
 
 
 class Flow(NamedTuple):

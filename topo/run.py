@@ -18,10 +18,11 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 from netfold.fabric.generate import PLANE_NAMES as NAMES
 from netfold.fabric.graph import Fabric, Host
+from netfold.host.rails.open_mesh import PATHS_VARIABLE, PathChoice
 from netfold.host.rails.planes import RAILS_VARIABLE, Plane, parse_rails
 from netfold.topo import sandbox
 from netfold.topo.console import Console, Stopped, stopping
@@ -44,6 +45,7 @@ class RunRequest:
     rails    rails of the job in the form of NETFOLD_RAILS; default: that variable, or folding on every plane
     grace    seconds that the other ranks may run after one has failed
     timeout  seconds for the whole run; None: without a limit
+    paths    how packets between hosts choose their paths, in the form of NETFOLD_PATHS; default: that variable
     """
 
     command: Sequence[str]
@@ -52,6 +54,7 @@ class RunRequest:
     rails: str | None = None
     grace: float = 15.0
     timeout: float | None = None
+    paths: str | None = None
 
 
 def run_in(fabrics: Sequence[Fabric], request: RunRequest) -> int:
@@ -61,6 +64,7 @@ def run_in(fabrics: Sequence[Fabric], request: RunRequest) -> int:
     """
     hosts_of_ranks(fabrics[0], request.ranks)
     rails_for(fabrics, request.rails)
+    paths_for(request.paths)
     try:
         import mininet  # noqa: F401
     except MininetMissing as error:
@@ -101,6 +105,7 @@ def run_on(fabrics: Sequence[Fabric], request: RunRequest) -> int:
                 'their own, do not reach: give it a unix socket, jobs = "unix:/run/netfold.sock"'
             )
     rails_for(fabrics, request.rails)
+    paths_for(request.paths)
     pids = mininet_hosts([host.name for host in hosts])
     try:
         with stopping(), started(fabrics, request, hosts, pids) as ranks:
@@ -120,6 +125,14 @@ def rails_for(fabrics: Sequence[Fabric], rails: str | None) -> dict[str, str]:
     except ValueError as error:
         raise CannotRun(f"rails {asked!r}: {error}") from error
     return {RAILS_VARIABLE: asked}
+
+
+def paths_for(paths: str | None) -> dict[str, str]:
+    """The environment variable that tells the ranks how to choose paths, where that is asked for.  Raises CannotRun."""
+    asked = paths or os.environ.get(PATHS_VARIABLE, "")
+    if asked and asked not in get_args(PathChoice):
+        raise CannotRun(f"paths {asked!r}: expected one of {', '.join(get_args(PathChoice))}")
+    return {PATHS_VARIABLE: asked} if asked else {}
 
 
 def hosts_of_ranks(fabric: Fabric, ranks: int | None) -> list[Host]:
@@ -179,7 +192,7 @@ def started(
 
     ranks = Console(sys.stdout.buffer, sys.stderr.buffer)
     path = {"PATH": f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}"}
-    rails = rails_for(fabrics, request.rails)
+    rails = rails_for(fabrics, request.rails) | paths_for(request.paths)
     try:
         for rank, (host, pid) in enumerate(zip(hosts, pids, strict=True)):
             ours: Mapping[str, str] = {

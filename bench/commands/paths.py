@@ -23,9 +23,9 @@ from typing import Final, Literal, NamedTuple, get_args
 import msgspec
 
 from cbuild import files
-from netfold.bench.ranks.paths import BREAK_LINK, RESTORE_LINK, Collective, Mode, PathsResult, PathsTask
+from netfold.bench.ranks.paths import BREAK_LINK, RESTORE_LINK, Collective, Mode, PathsResult, PathsTask, Transport
 from netfold.fabric.generate import leafspine
-from netfold.fabric.graph import Engine, Fabric
+from netfold.fabric.graph import Engine, Fabric, PlannerName
 from netfold.plots.charts import BarChart, PlotsMissing, bar_charts
 from netfold.topo import sandbox
 from netfold.topo.failures import FabricFailed
@@ -60,6 +60,8 @@ class PathsSpec(NamedTuple):
     fail_after: float | None = None
     silent: bool = False
     scope: Literal["host", "leaf"] = "leaf"
+    transport: Transport = "roce"
+    planner: PlannerName = "fewest_pieces"
     probe: float = 0.5
 
 
@@ -83,7 +85,7 @@ class PathsRow(NamedTuple):
 
 def spec(
     *, topo: str, rate: str, switch: Engine, nbytes: int, rounds: int, modes: str, collectives: str, scope: str,
-    fail_after: float | None, silent: bool,
+    fail_after: float | None, silent: bool, transport: str = "roce", planner: str = "fewest_pieces",
 ) -> PathsSpec:
     """Check the options of the command line.  Raises ValueError, which names the option, and FabricError."""
     numbers = topo.split(",")
@@ -94,9 +96,13 @@ def spec(
         raise ValueError(f"expected at least 2 hosts, 1 round, and 4 bytes for each host, got {hosts} hosts, {rounds} "
                          f"rounds, {nbytes} bytes")
     for what, given, known in (("--modes", modes, MODES), ("--collectives", collectives, COLLECTIVES),
-                               ("--scope", scope, ("leaf", "host"))):
+                               ("--scope", scope, ("leaf", "host")), ("--transport", transport, get_args(Transport)),
+                               ("--planner", planner, get_args(PlannerName))):
         if unknown := set(given.split(",")) - {*known, ""}:
             raise ValueError(f"{what}: expected some of {', '.join(known)}, got {', '.join(sorted(unknown))}")
+    if transport == "tcp" and "reps" in modes.split(","):
+        raise ValueError("--transport tcp, --modes reps: a TCP connection cannot take a source port for each packet; "
+                         "leave reps out")
     if fail_after is not None and fail_after < 0:
         raise ValueError(f"--fail-link: expected seconds, 0 or more, got {fail_after:g}")
     if silent and fail_after is None:
@@ -105,7 +111,8 @@ def spec(
     return PathsSpec(
         leaves, spines, hosts, rate, switch, nbytes, rounds, msgspec.convert(modes.split(","), tuple[Mode, ...]),
         msgspec.convert([name for name in collectives.split(",") if name], tuple[Collective, ...]), fail_after, silent,
-        msgspec.convert(scope, Literal["host", "leaf"]),
+        msgspec.convert(scope, Literal["host", "leaf"]), msgspec.convert(transport, Transport),
+        msgspec.convert(planner, PlannerName),
     )
 
 
@@ -126,7 +133,7 @@ def main(spec: PathsSpec, out: Path, json: Path | None) -> int:
         return 130
     rows = summary(results)
     title = (f"{spec.hosts} hosts, {spec.leaves} leaves x {spec.spines} spines ({spec.switch}), "
-             f"{spec.rate}, {spec.nbytes} bytes a rank, {spec.rounds} rounds")
+             f"{spec.rate}, {spec.nbytes} bytes a rank over {spec.transport}, {spec.planner}, {spec.rounds} rounds")
     print(f"{title}, {time.monotonic() - begin:.0f} s\n{show(rows)}", end="")
     try:
         print(f"figures: {', '.join(map(str, draw(rows, title, out)))}")
@@ -143,9 +150,9 @@ def run(spec: PathsSpec, logs: Path) -> list[PathsResult]:
 
     fabric = msgspec.structs.replace(
         leafspine(spec.leaves, spec.spines, spec.hosts, rate=spec.rate, engine=spec.switch,
-                  rundir=sandbox.rundir(), path_mtu=roce.PATH_MTU), probe=spec.probe)
+                  rundir=sandbox.rundir(), path_mtu=roce.PATH_MTU), probe=spec.probe, planner=spec.planner)
     task = PathsTask(list(spec.modes), list(spec.collectives), spec.rounds, spec.nbytes,
-                     spec.fail_after is not None, spec.scope, WINDOW[spec.switch])
+                     spec.fail_after is not None, spec.scope, WINDOW[spec.switch], spec.transport)
     results: list[PathsResult] = []
     with Network(fabric, logs=logs) as network:
         command = [sys.executable, "-m", "netfold.bench.ranks.paths", msgspec.json.encode(task).decode()]

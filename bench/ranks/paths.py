@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,8 @@ from netfold.host.client.jobs import JobClient
 from netfold.host.client.path_client import PlannedPaths
 from netfold.host.collectives.flow import split_evenly
 from netfold.host.mesh.connection import listen
+from netfold.host.mesh.planned import OnePort, PathSource
+from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.host.roce.mesh import RoceMesh
@@ -32,9 +35,10 @@ from netfold.host.selection.peers import Peers
 from netfold.rpc import rpc
 from netfold.topo.rank_program import check_data, run_rank
 from netfold.wire import roce
-from netfold.wire.jobs import Join, RankReport
+from netfold.wire.jobs import Join, Plan, RankReport
 
 Mode = Literal["pinned", "ecmp", "spray", "reps"]
+Transport = Literal["roce", "tcp"]
 Collective = Literal["all_to_all", "halving_doubling", "ring", "all_gather"]
 BREAK_LINK, RESTORE_LINK = "BREAK_LINK", "RESTORE_LINK"
 TIMEOUT: Final = 30.0
@@ -56,6 +60,7 @@ class PathsTask(msgspec.Struct, frozen=True):
     scope: Literal["host", "leaf"]
     window: int
     """Packets in flight on a queue pair at most."""
+    transport: Transport = "roce"
 
 
 class PathsResult(msgspec.Struct, frozen=True):
@@ -72,9 +77,11 @@ class PathsResult(msgspec.Struct, frozen=True):
     """The longest time in seconds that a flow of any rank had packets in flight without an acknowledgement."""
     retransmitted: int
     queue_pairs: int
-    """Queue pairs of one rank that sent or received data; the greatest number on any rank."""
+    """Queue pairs, or lanes, of one rank that sent or received data; the greatest number on any rank."""
     failed: bool
     """Whether a link failed meanwhile."""
+    processor: float = 0.0
+    """Seconds of processor time of all ranks together."""
 
 
 class Rank:
@@ -97,7 +104,7 @@ class Rank:
                         self.cell(mesh, peers, mode, "all_to_all", number, fail=True)
 
     @contextmanager
-    def session(self, job: str, mode: Mode) -> Iterator[tuple[RoceMesh, Peers]]:
+    def session(self, job: str, mode: Mode) -> Iterator[tuple[RoceMesh | TcpMesh, Peers]]:
         """Join a job, with the switches set to its mode before the first packet."""
         if self.rank == 0:
             self._wait_for_all_links()
@@ -107,14 +114,8 @@ class Rank:
         plan = client.join(Join(f"paths-{job}", self.world, self.rank, self.address, where, roce.PATH_MTU,
                                 fold=False))
         watcher = client.watch(lambda: plan)
-        settings: dict[str, Any] = {"window": self.task.window}
-        if mode in ("spray", "reps"):
-            settings["reorder"] = min(OVERTAKE, self.task.window // 2)
-        if mode == "reps":
-            settings["recycle"] = True
-        if mode == "pinned":
-            settings["planned"] = PlannedPaths(client, plan, scope=self.task.scope)
-        mesh = RoceMesh(plan, listener, timeout=TIMEOUT, **settings)
+        mesh = self._tcp(client, plan, listener, mode) if self.task.transport == "tcp" else self._roce(
+            client, plan, listener, mode)
         peers = Peers(mesh, algorithm="ring")
         try:
             yield mesh, peers
@@ -125,24 +126,45 @@ class Rank:
             watcher.close()
             client.close()
 
+    def _tcp(self, client: JobClient, plan: Plan, listener: socket.socket, mode: Mode) -> TcpMesh:
+        """A mesh over TCP: one connection to each peer where switches hash, lanes where they pin or spray."""
+        planned: PathSource | None = None
+        if mode == "pinned":
+            planned = PlannedPaths(client, plan, scope=self.task.scope)
+        elif mode == "spray":
+            planned = OnePort(plan, roce.PATH_PORT)
+        return TcpMesh(plan, listener, timeout=TIMEOUT, planned=planned)
+
+    def _roce(self, client: JobClient, plan: Plan, listener: socket.socket, mode: Mode) -> RoceMesh:
+        """A mesh over queue pairs."""
+        settings: dict[str, Any] = {"window": self.task.window}
+        if mode in ("spray", "reps"):
+            settings["reorder"] = min(OVERTAKE, self.task.window // 2)
+        if mode == "reps":
+            settings["recycle"] = True
+        if mode == "pinned":
+            settings["planned"] = PlannedPaths(client, plan, scope=self.task.scope)
+        return RoceMesh(plan, listener, timeout=TIMEOUT, **settings)
+
     def cell(
-        self, mesh: RoceMesh, peers: Peers, mode: Mode, collective: Collective,
+        self, mesh: RoceMesh | TcpMesh, peers: Peers, mode: Mode, collective: Collective,
         number: int, *, fail: bool,
     ) -> None:
         """Run one collective; rank 0 prints the `PathsResult`."""
         work, check = self.work(peers, collective, number)
         peers.barrier()
-        before, again = self._uplinks(), self._again(mesh)
+        counts = Counts(mesh)
+        before = self._uplinks()
         peers.barrier()
-        mesh.reset_stalls()
+        counts.reset()
         if fail and self.rank == 0:
             print(BREAK_LINK, flush=True)
-        begin = time.monotonic()
+        begin, used = time.monotonic(), time.process_time()
         work()
-        seconds = time.monotonic() - begin
-        stalled = self._stalled(mesh)
+        seconds, used = time.monotonic() - begin, time.process_time() - used
+        stalled = counts.stalled()
         check()
-        row = np.array([seconds, stalled, self._again(mesh) - again, self._pairs(mesh)], np.float64)
+        row = np.array([seconds, stalled, counts.again(), counts.carriers(), used], np.float64)
         rows = np.empty(self.world * row.size)
         rows[self.rank * row.size : (self.rank + 1) * row.size] = row
         peers.all_gather(rows, split_evenly(rows.size, self.world))
@@ -152,7 +174,7 @@ class Rank:
             moved = {end: count - before.get(end, 0) for end, count in self._uplinks().items()}
             table = rows.reshape(self.world, row.size)
             cell = PathsResult(mode, collective, number, float(table[:, 0].max()), moved, float(table[:, 1].max()),
-                        int(table[:, 2].sum()), int(table[:, 3].max()), fail)
+                        int(table[:, 2].sum()), int(table[:, 3].max()), fail, float(table[:, 4].sum()))
             print(msgspec.json.encode(cell).decode(), flush=True)
 
     def work(
@@ -205,20 +227,40 @@ class Rank:
         where = f"{path_service.OPERATOR}/{method}"
         return asyncio.run(rpc.call(self.controller, where, request, path_service.Table, path_service.TIMEOUT))
 
-    @staticmethod
-    def _stalled(mesh: RoceMesh) -> float:
-        return max(pair.stalled for pairs in mesh.queue_pair_states().values() for pair in pairs) / 1e9
 
-    @staticmethod
-    def _again(mesh: RoceMesh) -> int:
-        return sum(pair.retransmitted for pairs in mesh.queue_pair_states().values() for pair in pairs)
+class Counts:
+    """What the queue pairs or connections of a mesh have seen since ``reset``."""
 
-    @staticmethod
-    def _pairs(mesh: RoceMesh) -> int:
-        return sum(
-            bool(pair.sent or pair.received) for pairs in mesh.queue_pair_states().values() for pair in pairs[1:]
-        )
+    def __init__(self, mesh: RoceMesh | TcpMesh) -> None:
+        self._mesh = mesh
+        self._before = self._total()
 
+    def reset(self) -> None:
+        """Begin anew."""
+        self._mesh.reset_stalls()
+        self._before = self._total()
+
+    def stalled(self) -> float:
+        """The longest time in seconds without an acknowledgement while something was in flight."""
+        if isinstance(self._mesh, TcpMesh):
+            return self._mesh.longest_stall
+        return max(pair.stalled for pairs in self._mesh.queue_pair_states().values() for pair in pairs) / 1e9
+
+    def again(self) -> int:
+        """Packets that were sent again."""
+        return self._total() - self._before
+
+    def carriers(self) -> int:
+        """Queue pairs for data, or lanes, that have carried something."""
+        if isinstance(self._mesh, TcpMesh):
+            return self._mesh.lanes_in_use()
+        return sum(bool(pair.sent or pair.received)
+                   for pairs in self._mesh.queue_pair_states().values() for pair in pairs[1:])
+
+    def _total(self) -> int:
+        if isinstance(self._mesh, TcpMesh):
+            return self._mesh.segments_sent_again()
+        return sum(pair.retransmitted for pairs in self._mesh.queue_pair_states().values() for pair in pairs)
 
 
 if __name__ == "__main__":

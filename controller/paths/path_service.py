@@ -2,7 +2,7 @@
 """The path service: ranks get the paths of their flows, and new ones after each change; operators see and change them.
 
     ranks      Follow, Suspect                    wire/paths.py
-    operators  Table, SetMode, SetPin              `netfold paths`
+    operators  Table, SetMode, SetPlanner, SetPin  `netfold paths`
        both -> Steering -> Controller.replan -> switches;  `changed` -> all ranks that follow
 """
 
@@ -24,7 +24,7 @@ from netfold.controller.paths.planning import PathPlanner, View
 from netfold.controller.paths.steering import SUSPECT_SECONDS, Steering
 from netfold.controller.switch import tables
 from netfold.fabric.clos import Clos, Path
-from netfold.fabric.graph import End, Fabric
+from netfold.fabric.graph import End, Fabric, PlannerName
 from netfold.rpc import rpc
 from netfold.rpc.limits import Shared
 from netfold.rpc.rpc import Code, Refusal
@@ -48,6 +48,12 @@ class SetMode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     mode: tables.Mode
     leaves: list[Name] = []
+
+
+class SetPlanner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Sets how flows are cut over paths from now on; ranks get their new paths at once."""
+
+    planner: PlannerName
 
 
 class SetPin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,6 +104,8 @@ class Table(msgspec.Struct, frozen=True):
     leaves: list[LeafRow]
     uplinks: list[UplinkRow]
     pins: list[PinRow]
+    planner: PlannerName = "fewest_pieces"
+    """How flows are cut over paths."""
 
 
 class PathService:
@@ -143,6 +151,7 @@ class PathService:
             rpc.service(OPERATOR, {
                 "Table": (AskTable, self.table),
                 "SetMode": (SetMode, self.set_mode),
+                "SetPlanner": (SetPlanner, self.set_planner),
                 "SetPin": (SetPin, self.set_pin),
             }, admit=known.admit(callers.OPERATOR, {"Table": callers.VIEWER}, limited=True)),
         )
@@ -256,6 +265,7 @@ class PathService:
                        (switch, leaf, source_port) in self._steering.chosen)
                 for switch, here in sorted(planned.items()) for (leaf, source_port), port in sorted(here.items())
             ],
+            planner=self._steering.planner,
         )
 
     async def set_mode(self, request: SetMode) -> Table:
@@ -265,6 +275,12 @@ class PathService:
         for leaf in request.leaves or self._steering.modes:
             self._steering.modes[leaf] = request.mode
         return await self._done(f"{', '.join(request.leaves) or 'all leaves'}: packets there are {request.mode}")
+
+    async def set_planner(self, request: SetPlanner) -> Table:
+        """Set how flows are cut."""
+        self._steering.planner = request.planner
+        self.changed()
+        return await self._done(f"flows are cut over paths by {request.planner}")
 
     async def set_pin(self, request: SetPin) -> Table:
         """Set or remove a pin.  Raises Refusal for an unknown leaf, source port or uplink."""

@@ -53,7 +53,7 @@ class View:
     suspects: set[SuspectUplink]
     shared: frozenset[int]
     plans: dict[bytes, planners.PathPlan] = field(default_factory=dict)
-    """Plans by flows and scope."""
+    """Plans by flows, scope and planner."""
 
     @cached_property
     def clos(self) -> Clos:
@@ -147,18 +147,19 @@ class PathPlanner:
             self._all_ports[leaf] = sorted(ports)
         return self._all_ports[leaf]
 
-    @staticmethod
     def _pieces(
-        view: View, hosts: Sequence[str], request: Follow, step: Sequence[PathFlow]
+        self, view: View, hosts: Sequence[str], request: Follow, step: Sequence[PathFlow]
     ) -> list[tuple[PathFlow, planners.Piece]]:
         """The requesting rank's pieces of a step, with their flows."""
         assert request.scope != "auto", "_as_flows has replaced it"
         flows = [planners.Flow(hosts[f.source], hosts[f.destination], f.size) for f in step]
-        key = msgspec.json.encode((flows, request.scope))
+        planner = self._steering.planner
+        key = msgspec.json.encode((flows, request.scope, planner))
         if key not in view.plans:
             if sum(len(plan.flows) for plan in view.plans.values()) + len(flows) > MAX_CACHED_FLOWS:
                 view.plans.clear()
-            view.plans[key] = planners.plan(view.clos, flows, scope=request.scope)
+            view.plans[key] = planners.plan(view.clos, flows, planner=planners.PLANNERS[planner],
+                                              scope=request.scope)
         plan = view.plans[key]
         return [(step[piece.flow], piece) for piece in plan.pieces if step[piece.flow].source == request.rank]
 

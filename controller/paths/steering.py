@@ -29,7 +29,7 @@ from netfold.controller.switch import tables
 from netfold.controller.switch.tables import BySwitch, Mode, Pin, Pins
 from netfold.fabric import routes
 from netfold.fabric.clos import Clos, Path, PathError
-from netfold.fabric.graph import Fabric
+from netfold.fabric.graph import Fabric, PlannerName
 from netfold.fabric.routes import Route
 from netfold.wire import roce
 from netfold.wire.paths import tcp_ports
@@ -59,6 +59,8 @@ class Steering:
         self.leaf_of = fabric.leaf_of()
         self.modes: dict[str, Mode] = dict.fromkeys(dict.fromkeys(self.leaf_of.values()), DEFAULT)
         """Modes by destination leaf."""
+        self.planner: PlannerName = fabric.planner
+        """How flows are cut over paths."""
         self.chosen: dict[Pin, int] = {}
         """Ports that the operator has chosen for pins; they count while the port has a live link."""
         self._clock = clock

@@ -34,7 +34,7 @@ from netfold.host.operation.coding import (
 from netfold.host.operation.rail import FoldingRail, RailStats
 from netfold.host.rails.joining import Joined, join_rails
 from netfold.host.rails.multirail import MultiRail
-from netfold.host.rails.open_mesh import open_mesh
+from netfold.host.rails.open_mesh import PathChoice, open_mesh, path_choice
 from netfold.host.rails.planes import RAILS_VARIABLE, RailSpec, specs_of
 from netfold.host.rails.policy import RailOptions
 from netfold.host.selection.choice import INNET
@@ -91,12 +91,15 @@ class JoinSettings:
     helpers: Sequence[int] = ()
     timeout: float = 10.0
     reproducible: bool | None = None
+    paths: PathChoice | None = None
 
     def __post_init__(self) -> None:
         if self.rail not in get_args(RailName):
             raise ValueError(f"rail={self.rail!r}: expected one of {', '.join(get_args(RailName))}")
         if not self.timeout > 0:
             raise ValueError(f"timeout={self.timeout!r}: expected seconds above 0")
+        if self.paths is not None:
+            path_choice(self.paths, self.rail)
         if self.algorithm_is_innet() and self.rail not in ("auto", *FOLDING):
             raise ValueError(f"algorithm='innet' (argument or {ALGORITHM_VARIABLE}), rail={self.rail!r}: give either")
         if self.resolved().rail in FOLDING and self.helpers:
@@ -218,6 +221,9 @@ def join(
 def _check_rails(specs: Sequence[RailSpec], settings: JoinSettings, controller: str | None) -> None:
     """Raises ValueError for settings that rails cannot follow, or that contradict their planes."""
     names = "+".join(map(str, specs))
+    if settings.paths is not None:
+        raise ValueError(f"rails={names}, paths={settings.paths!r}: several rails choose paths by NETFOLD_PATHS, or as "
+                         "planned; leave paths= out")
     if settings.helpers:
         raise ValueError(
             f"rails={names}, helpers={list(settings.helpers)}: helpers add for the others on one rail; use rail='tcp' "
@@ -319,7 +325,7 @@ def _of_membership(
         raise PlanError(f"{me}: rail={rail!r} needs an address for each rank, and {sharing(plan)}; use rail='tcp'")
     timeline = timeline_from_environment(plan.job, plan.rank, plan.world)
     flight = Flight(plan.job, plan.rank, plan.world, timeline=timeline)
-    mesh = open_mesh(plan, listener, settings.timeout, rail, membership.client, timeline)
+    mesh = open_mesh(plan, listener, settings.timeout, rail, membership.client, timeline, settings.paths)
     try:
         peers = Peers(
             mesh,

@@ -27,6 +27,7 @@ from netfold.host.operation.coding import LaneBits, check_levels
 from netfold.host.operation.rail import RailStats
 from netfold.host.operation.reduction import ReduceOp, Reduction
 from netfold.host.rails.multirail import MultiRail
+from netfold.host.rails.open_mesh import PathChoice
 from netfold.host.rails.planes import RailSpec
 from netfold.host.selection.choice import Collective
 from netfold.wire.flight import OperationRecord
@@ -67,6 +68,7 @@ class Communicator(Group):
         rails: str | Sequence[RailSpec] | None = None,
         on_loss: OnLoss = "raise",
         reproducible: bool | None = None,
+        paths: PathChoice | None = None,
     ) -> Communicator:
         """Joins a job and waits until all its ranks have.
 
@@ -97,10 +99,13 @@ class Communicator(Group):
                      (``enduring``), for two copies of its tensor; over one rail alone
         reproducible of reductions of floats where a call says nothing else: bits that depend on the contributions
                      alone (``allreduce``); default: whether $NETFOLD_REPRODUCIBLE is 1
+        paths        how what goes between the hosts chooses among equally short paths: "planned", by the controller;
+                     "hashed", by the switches; "spray", each packet at random; "reps", each packet by the host, over
+                     rail="roce" alone; default $NETFOLD_PATHS, or "planned" (docs/ethereal.md)
         Raises JoinRefused, PlanError, TransportError, ValueError.
         """
         kind = cls._that(on_loss)
-        settings = JoinSettings(address, rail, lane_bits, algorithm, helpers, timeout, reproducible)
+        settings = JoinSettings(address, rail, lane_bits, algorithm, helpers, timeout, reproducible, paths)
         parts = assembly.join(
             job, rank, world, settings, controller=controller, join_timeout=join_timeout, path_mtu=path_mtu,
             token=token, rails=rails,

@@ -21,6 +21,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from netfold.host.errors import NetFoldError, RankMismatch, TransportError
 from netfold.host.mesh.connected import BURST_BYTES, ConnectedMesh
@@ -28,15 +29,17 @@ from netfold.host.mesh.connecting import PeerUnreachable, Proven
 from netfold.host.mesh.connection import PeerConnection, Receive
 from netfold.host.mesh.lanes import (
     CUT_BYTES,
+    DEAD_SECONDS,
     MOST_LANES,
     PART,
     Assembly,
     InLane,
     OutLane,
     PeerLanes,
+    Silence,
     Striped,
     StripedPart,
-    path_is_dead,
+    condition_of,
     path_of,
 )
 from netfold.host.mesh.planned import Collective, PathSource
@@ -86,6 +89,10 @@ class LanedMesh(ConnectedMesh):
         self._reported: dict[tuple[int, int], float] = {}
         """(Peer, source port) of paths that did not answer -> when that was last reported."""
         self._looked_at_paths = clock()
+        self.longest_stall = 0.0
+        """Seconds that a connection had bytes in flight and none acknowledged, as seen while this rank waited, where
+        paths are planned."""
+        self._silences: WeakKeyDictionary[socket.socket, Silence] = WeakKeyDictionary()
 
     # ---- plans -----------------------------------------------------------------------------------------------------
     def expect(self, algorithm: str, *, ranks: Sequence[int] = (), root: int = 0) -> None:
@@ -327,12 +334,29 @@ class LanedMesh(ConnectedMesh):
                 if sock is None:
                     continue
                 with suppress(OSError):  # who reads or writes there learns of it
-                    port = path_of(sock) if path_is_dead(sock) else None
+                    condition = condition_of(sock)
+                    silence = self._silences.setdefault(sock, Silence()).lasts(condition, now)
+                    self.longest_stall = max(self.longest_stall, silence)
+                    port = path_of(sock) if condition.repeats and silence >= DEAD_SECONDS else None
                     if port is not None and now >= self._reported.get((peer, port), -AGAIN_SECONDS) + AGAIN_SECONDS:
                         self._reported[peer, port] = now
                         log.warning("job %r, rank %d: no answer from rank %d over the path of source port %d",
                                     self._plan.job, self.rank, peer, port)
                         planned.suspect(peer, port)
+
+    def reset_stalls(self) -> None:
+        """Resets ``longest_stall``."""
+        self.longest_stall = 0.0
+
+    def lanes_in_use(self) -> int:
+        """Lanes between this rank and its peers, in both directions."""
+        return sum(len(lanes.out) + len(lanes.incoming) for lanes in self._lanes.values())
+
+    def segments_sent_again(self) -> int:
+        """Segments that connections which are open have sent again."""
+        socks = [link.socket for link in self._links.values()]
+        socks += [lane.socket for lanes in self._lanes.values() for lane in lanes.out.values()]
+        return sum(condition_of(sock).sent_again for sock in socks if sock is not None)
 
     # ---- life ----------------------------------------------------------------------------------------------------
     def abort(self, error: BaseException) -> None:

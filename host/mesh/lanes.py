@@ -16,7 +16,7 @@ import socket
 import struct
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from netfold.host.mesh.congestion_control import CongestionControl
 from netfold.host.mesh.connection import Receive, Send, TcpSocket, write_posted
@@ -34,9 +34,9 @@ MOST_LANES: Final = 32
 DEAD_SECONDS: Final = 0.1
 """Seconds without an acknowledgement, in spite of retransmissions, after which a connection's path counts as dead."""
 
-_TCP_INFO = struct.Struct("=8B13I")
-"""The beginning of Linux's struct tcp_info, up to tcpi_last_ack_recv."""
-_BACKOFF, _UNACKED, _RETRANS, _LAST_ACK_RECV = 4, 12, 15, 20
+_TCP_INFO = struct.Struct("=8B24I3Q")
+"""The beginning of Linux's struct tcp_info, up to tcpi_bytes_acked."""
+_BACKOFF, _UNACKED, _RETRANS, _TOTAL_RETRANS, _BYTES_ACKED = 4, 12, 15, 31, 34
 
 
 class Striped(Pending):
@@ -217,10 +217,38 @@ class PeerLanes:
                    if one.receive.buffer is None or one.receive.target is not None)
 
 
-def path_is_dead(sock: socket.socket) -> bool:
-    """Whether nothing has been acknowledged on a connection for DEAD_SECONDS, though bytes were sent again."""
+class Condition(NamedTuple):
+    """How a connection fares, as the kernel says."""
+
+    in_flight: bool
+    """Whether it waits for acknowledgements."""
+    repeats: bool
+    """Whether it has sent again what it waits for."""
+    acknowledged: int
+    """Bytes that have been acknowledged so far."""
+    sent_again: int
+    """Segments that were sent again so far."""
+
+
+def condition_of(sock: socket.socket) -> Condition:
+    """How a connection fares.  Raises OSError."""
     info = _TCP_INFO.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
-    return bool(info[_UNACKED] and (info[_BACKOFF] or info[_RETRANS]) and info[_LAST_ACK_RECV] >= DEAD_SECONDS * 1000)
+    return Condition(bool(info[_UNACKED]), bool(info[_BACKOFF] or info[_RETRANS]), info[_BYTES_ACKED],
+                     info[_TOTAL_RETRANS])
+
+
+class Silence:
+    """Since when a connection has had bytes in flight, and nothing acknowledged."""
+
+    def __init__(self) -> None:
+        self._since = 0.0
+        self._acknowledged = -1
+
+    def lasts(self, condition: Condition, now: float) -> float:
+        """Seconds that the silence has lasted; 0 where there is none."""
+        if not condition.in_flight or condition.acknowledged != self._acknowledged:
+            self._since, self._acknowledged = now, condition.acknowledged
+        return now - self._since
 
 
 def path_of(sock: socket.socket) -> int | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from netfold.wire.paths import Paths
+from netfold.wire.jobs import Plan
+from netfold.wire.paths import PathPiece, Paths, Reach
 
 
 class Collective(NamedTuple):
@@ -40,3 +41,34 @@ class PathSource(Protocol):
 
     def close(self) -> None:
         """Lets go of the controller; safe to call twice."""
+
+
+class OnePort:
+    """A ``PathSource`` without a controller: everything to every peer by one source port, that of packets to spray."""
+
+    changed_fd = -1
+    queue_pairs = 1
+
+    def __init__(self, plan: Plan, port: int) -> None:
+        self.ports = [port]
+        peers = [peer.rank for peer in plan.peers if peer.rank != plan.rank]
+        self._paths: Paths | None = Paths(
+            1, [port], [PathPiece(peer, 0, 1, port) for peer in peers],
+            [Reach(peer, f"rank {peer}", [port]) for peer in peers],
+        )
+
+    def changed(self, wanted: Collective) -> Paths | None:
+        """All paths, the first time."""
+        del wanted
+        paths, self._paths = self._paths, None
+        return paths
+
+    def newer(self) -> Paths | None:
+        """None: they never change."""
+        return None
+
+    def suspect(self, peer: int, port: int) -> None:
+        """Nothing: no path is to blame."""
+
+    def close(self) -> None:
+        """Nothing to let go of."""

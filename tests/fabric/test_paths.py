@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from netfold.fabric import paths as planners
 from netfold.fabric.clos import Clos, Hop, PathError
 from netfold.fabric.generate import leafspine
 from netfold.fabric.paths import Cut, Flow, equal_split, fewest_pieces, plan
@@ -109,6 +110,15 @@ def test_what_cannot_be_planned_is_refused(sizes, shares, says) -> None:
     """Caller mistakes are named, with what to do."""
     with pytest.raises(PathError, match=says):
         equal_split(sizes, shares)
+
+
+def test_the_papers_rule_can_be_chosen_for_a_fabric() -> None:
+    """By its name it cuts what it takes as the paper does, and unequal flows or paths into the fewest pieces."""
+    chosen = planners.PLANNERS["equal_split"]
+    assert chosen([30] * 5, [1] * 3) == equal_split([30] * 5, [1] * 3) != fewest_pieces([30] * 5, [1] * 3)
+    assert chosen([30] * 5, [1, 0, 1], start=1) == equal_split([30] * 5, [1, 0, 1], start=1)
+    for sizes, shares in (([30, 20], [1, 1]), ([30, 30], [1, 2])):
+        assert chosen(sizes, shares) == fewest_pieces(sizes, shares)
 
 
 def all_to_all(clos: Clos, size: int) -> list[Flow]:

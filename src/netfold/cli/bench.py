@@ -133,11 +133,15 @@ def paths(
     switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
     nbytes: Annotated[int, typer.Option("--bytes", help="Bytes of every rank's array.")] = 2 << 20,
     rounds: Annotated[int, typer.Option(help="Times that every mode has its turn; the median counts.")] = 3,
-    modes: Annotated[str, typer.Option(help="By commas: pinned, ecmp, spray, reps.")] = "pinned,ecmp,spray,reps",
+    modes: Annotated[
+        str | None, typer.Option(help="By commas: pinned, ecmp, spray, reps; default: all that the transport has.")
+    ] = None,
     collectives: Annotated[
         str, typer.Option(help="By commas: all_to_all, halving_doubling, ring, all_gather.")
     ] = "all_to_all,halving_doubling,ring,all_gather",
     scope: Annotated[str, typer.Option(help="What the planner cuts together: flows of a leaf, or of a host.")] = "leaf",
+    transport: Annotated[str, typer.Option(help="roce: queue pairs; or tcp, which has no reps.")] = "roce",
+    planner: Annotated[str, typer.Option(help="fewest_pieces; or equal_split, the paper's.")] = "fewest_pieces",
     fail_link: Annotated[
         float | None, typer.Option("--fail-link", metavar="SECONDS", help="Break the first leaf's first uplink so long "
                                    "after an all-to-all has begun, in each mode and round.")
@@ -156,8 +160,10 @@ def paths(
 
     with _failing("paths"):
         spec = bench.spec(
-            topo=topo, rate=rate, switch=engine_of(switch), nbytes=nbytes, rounds=rounds, modes=modes,
-            collectives=collectives, scope=scope, fail_after=fail_link, silent=silent,
+            topo=topo, rate=rate, switch=engine_of(switch), nbytes=nbytes, rounds=rounds,
+            modes=modes or ("pinned,ecmp,spray" if transport == "tcp" else "pinned,ecmp,spray,reps"),
+            collectives=collectives, scope=scope, fail_after=fail_link, silent=silent, transport=transport,
+            planner=planner,
         )
     raise typer.Exit(bench.main(spec, out, json))
 

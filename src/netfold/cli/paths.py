@@ -55,6 +55,26 @@ def mode(
     _ask("SetMode", SetMode(mode, leaves or []), fabric, controller, json=json)  # type: ignore[arg-type]
 
 
+@paths.command()
+def planner(
+    planner: Annotated[str, typer.Argument(help="fewest_pieces, or equal_split, the paper's.")],
+    fabric: FabricOption = None,
+    controller: Address = None,
+    json: Json = False,
+) -> None:
+    """Say how flows between hosts are cut over paths, until the controller ends; the fabric file has the default.
+
+    equal_split cuts flows of one step into equal pieces; unequal flows, and what goes around dead links, are cut into
+    the fewest pieces all the same.
+    """
+    from netfold.controller.paths.path_service import SetPlanner
+    from netfold.fabric.graph import PlannerName
+
+    if planner not in get_args(PlannerName):
+        fail(CANNOT, f"paths planner: expected one of {', '.join(get_args(PlannerName))}, got {planner!r}")
+    _ask("SetPlanner", SetPlanner(planner), fabric, controller, json=json)  # type: ignore[arg-type]
+
+
 @paths.command("set")
 def set_(
     switch: Annotated[str, typer.Argument(help="Where.")],
@@ -103,6 +123,7 @@ def _print(answer: path_service.Table, *, pins: bool) -> None:
         strays = ", ".join(f"{switch} {count}" for switch, count in leaf.unpinned.items())
         leaves.add_row(leaf.name, leaf.mode, strays or "none")
     console.print(leaves)
+    console.print(f"flows are cut over paths by {answer.planner}")
     uplinks = Table("link", "state", "suspect for", box=None)
     for link in answer.uplinks:
         usable = ("drained", "yellow") if link.drained else ("up", "green")

@@ -27,6 +27,8 @@ def run(
     rails: Annotated[str | None, typer.Option(metavar="KIND@PLANE+...", help="With planes: what carries an allreduce, "
                                               "innet@a+tcp@b; default: $NETFOLD_RAILS, or innet on every plane.")
                      ] = None,
+    paths: Annotated[str | None, typer.Option(help="How packets between hosts choose their paths: planned, hashed, "
+                                              "spray, reps; default: $NETFOLD_PATHS, or planned.")] = None,
     generated: Generated = DEFAULTS,
     job: Annotated[str, typer.Option(help="The job's name.")] = "run",
     grace: Annotated[float, typer.Option(help="Seconds for the other ranks once one has failed.")] = 15.0,
@@ -35,9 +37,9 @@ def run(
     """Run a program on the hosts of a fabric, one rank each, with all that netfold, torch and gloo want to know.
 
     RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME, NETFOLD_JOB, NETFOLD_ADDRESS,
-    NETFOLD_CONTROLLER, NETFOLD_PLANES and, with planes, NETFOLD_RAILS are set; each line of output comes with its rank
-    in front. The exit status is that of the first rank that failed; 124 where the time was up; 130 after Ctrl-C, which
-    ends all ranks.
+    NETFOLD_CONTROLLER, NETFOLD_PLANES and, with planes, NETFOLD_RAILS are set, NETFOLD_PATHS by --paths; each line of
+    output comes with its rank in front. The exit status is that of the first rank that failed; 124 where the time was
+    up; 130 after Ctrl-C, which ends all ranks.
     """
     from netfold.topo import run as runner
 
@@ -45,7 +47,7 @@ def run(
         fail(CANNOT, f"run: --grace {grace:g}, --timeout {timeout}: expected seconds, 0 or more, above 0")
     if topo is not None and fabric:
         fail(CANNOT, "run: expected either --topo or --fabric, got both")
-    request = runner.RunRequest(command, job, ranks, rails, grace, timeout)
+    request = runner.RunRequest(command, job, ranks, rails, grace, timeout, paths)
     try:
         if topo is not None:
             status = runner.run_in(generated.planes(topo), request)

@@ -265,6 +265,25 @@ def test_a_rank_hears_in_the_middle_of_a_collective_what_others_blame(tmp_path: 
     run(story())
 
 
+def test_an_operator_chooses_the_planner(tmp_path: Path) -> None:
+    """Ranks get the paths that the paper's rule gives at once: of three flows on two paths, one cut in half."""
+
+    async def story() -> None:
+        flows = [[PathFlow(0, 2, 600), PathFlow(0, 3, 600), PathFlow(1, 2, 600)]]
+        async with following(tmp_path, flows) as (r, _, followers):
+            def pieces(paths: Paths) -> list[tuple[int, int, int]]:
+                return [(piece.peer, piece.offset, piece.size) for piece in paths.pieces]
+
+            assert pieces(await followers[0].next()) == [(2, 0, 600), (3, 0, 300), (3, 300, 300)]
+            table = await operate(r, "SetPlanner", path_service.SetPlanner("equal_split"))
+            assert table.planner == "equal_split"
+            assert pieces(await followers[0].next()) == [(2, 0, 600), (3, 0, 600)]
+            table = await operate(r, "SetPlanner", path_service.SetPlanner("fewest_pieces"))
+            assert pieces(await followers[0].next()) == [(2, 0, 600), (3, 0, 300), (3, 300, 300)]
+
+    run(story())
+
+
 def test_an_operator_changes_modes_drains_and_pins(tmp_path: Path) -> None:
     """Each shows in the table and in the switches, and can be undone."""
 

@@ -15,10 +15,11 @@ from netfold.host.collectives import ALLREDUCE
 from netfold.host.errors import PeerLost, RankMismatch
 from netfold.host.mesh.lanes import PART, path_of
 from netfold.host.mesh.mesh import Call, Mesh
-from netfold.host.mesh.planned import Collective, PathSource
+from netfold.host.mesh.planned import Collective, OnePort, PathSource
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.operation.arrays import Flat
 from netfold.wire import roce
+from netfold.wire.jobs import Peer, Plan
 from netfold.wire.paths import PathPiece, Paths, Reach, tcp_ports
 from support.collectives import TcpRanks, allreduce, expected, inputs, values
 
@@ -123,6 +124,20 @@ def test_a_message_is_cut_by_its_weights() -> None:
             assert path_of(mesh._links[1 - mesh.rank].socket) in PORTS  # type: ignore[arg-type]
             parts = mesh.cut(1 - mesh.rank, LONG)
             assert [(last - first) * 4 // LONG for _, first, last in parts] == [2, 1], "3/4 and 1/4 of whole pages"
+
+
+def test_what_is_to_be_sprayed_leaves_by_one_port() -> None:
+    """Without a controller: one lane to each peer, whole messages, by the port that the leaves spray."""
+
+    def plans(rank: int) -> PathSource:
+        return OnePort(Plan("loop", 1, rank, 2, [Peer(r, "", "") for r in range(2)], []), roce.PATH_PORT)
+
+    with TcpRanks(2, planned=plans) as tcp:
+        check_swapped(values(tcp.run(on_plan(swap))))
+        for mesh in tcp.meshes:
+            (lane,) = mesh._lanes[1 - mesh.rank].out.values()
+            assert lane.socket is not None
+            assert lane.socket.getsockname()[1] in tcp_ports(roce.PATH_PORT)
 
 
 def test_long_and_short_messages_keep_their_order() -> None:

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a job's packets choose paths: what is asked for, and what is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from netfold.host.api.assembly import JoinSettings
+from netfold.host.rails.open_mesh import PATHS_VARIABLE, path_choice
+
+
+def test_the_argument_counts_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without either, paths are those that the controller plans."""
+    monkeypatch.delenv(PATHS_VARIABLE, raising=False)
+    assert path_choice(None, "tcp") == "planned"
+    monkeypatch.setenv(PATHS_VARIABLE, "spray")
+    assert path_choice(None, "tcp") == "spray"
+    assert path_choice("hashed", "tcp") == "hashed"
+
+
+@pytest.mark.parametrize("rail", ["tcp", "auto", "innet"])
+def test_tcp_cannot_recycle_ports(rail: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """REPS is refused where connections carry what goes between the hosts, and taken where queue pairs do."""
+    monkeypatch.setenv(PATHS_VARIABLE, "reps")
+    with pytest.raises(ValueError, match=f"'reps'.*rail='{rail}'.*give rail='roce'"):
+        path_choice(None, rail)
+    with pytest.raises(ValueError, match="a TCP connection cannot"):
+        JoinSettings("10.0.0.1", rail, paths="reps")  # type: ignore[arg-type]
+    assert path_choice(None, "roce") == "reps"
+    JoinSettings("10.0.0.1", "roce", paths="reps")
+
+
+def test_an_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error lists those that there are."""
+    monkeypatch.setenv(PATHS_VARIABLE, "shortest")
+    with pytest.raises(ValueError, match=r"paths='shortest'.*expected one of planned, hashed, spray, reps"):
+        path_choice(None, "tcp")
