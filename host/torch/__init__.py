@@ -21,12 +21,14 @@ or keep another backend and reduce only the gradients with NetFold:
     feedback.py        error feedback: the residuals of narrow lanes, which are added to the next gradients
     priority.py        an optimizer whose gradients travel first layers first, beside the next forward pass
     verbs.py           Horovod's broadcast_parameters and broadcast_optimizer_state
+    distributed_optimizer.py  Horovod's DistributedOptimizer
 """
 
 from __future__ import annotations
 
 import torch.distributed as dist
 
+from netfold.host.torch.distributed_optimizer import Compression, DistributedOptimizer
 from netfold.host.torch.hook import NetfoldState, netfold_hook
 from netfold.host.torch.join import STORE, Options, join
 from netfold.host.torch.priority import PriorityOptimizer
@@ -38,6 +40,8 @@ BACKEND = "netfold"
 __all__ = [
     "BACKEND",
     "STORE",
+    "Compression",
+    "DistributedOptimizer",
     "NetfoldGroup",
     "NetfoldState",
     "Options",
