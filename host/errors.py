@@ -74,5 +74,9 @@ class Busy(NetFoldError):
     rank."""
 
 
+class Aborted(NetFoldError):
+    """The program has given the communicator up, with what was under way."""
+
+
 class Closed(NetFoldError):
     """The communicator has been closed."""

@@ -22,7 +22,7 @@ from netfold.host.api import reproducible as exact
 from netfold.host.api.assembly import JoinSettings, Parts, RailName
 from netfold.host.api.change import RankChange
 from netfold.host.api.group import Group
-from netfold.host.errors import CollectiveTimeout, NetFoldError
+from netfold.host.errors import Aborted, CollectiveTimeout, NetFoldError
 from netfold.host.operation.coding import LaneBits, check_levels
 from netfold.host.operation.rail import RailStats
 from netfold.host.operation.reduction import ReduceOp, Reduction
@@ -190,6 +190,12 @@ class Communicator(Group):
         return self._parts.dispatch.rail
 
     @property
+    def problem(self) -> NetFoldError | None:
+        """Why no operation can begin any more, or what the controller has told that will end the next one, such as the
+        loss of a rank; None while all is well."""
+        return self._parts.sequencer.broken or self._parts.membership.job_error()
+
+    @property
     def rails(self) -> MultiRail | None:
         """The several rails of ``join(rails=)``, with their shares, states and figures; else None."""
         return self._parts.rails
@@ -307,6 +313,16 @@ class Communicator(Group):
             change = RankChange.of_plan(self.plan)
             self._begin_anew(self._parts.dispatch, parts.sequencer, self._parts.coding, change.last + 1)
         return change
+
+    def abort(self, why: str = "the program gave it up") -> None:
+        """Ends what is under way with Aborted, from any thread, within a tenth of a second; what follows ends so, too.
+        ``close`` then returns soon.  Raises NotImplementedError for several rails."""
+        if self._parts.settings is None:
+            raise NotImplementedError(f"{self._parts.sequencer.me}: several rails cannot be aborted; close() waits for "
+                                      "what is under way")
+        error = Aborted(f"{self._parts.sequencer.me}: aborted: {why}")
+        self._parts.sequencer.fail(error)
+        self._parts.dispatch.interrupt(error)
 
     def close(self) -> None:
         """Reports totals, leaves the job and releases everything.  Never raises because a controller is absent."""

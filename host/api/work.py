@@ -152,7 +152,7 @@ class OperationSequencer:
             self._lock.release()
 
     def fail(self, error: NetFoldError) -> None:
-        """No operation can begin any more, for this reason.  Inside ``paused``."""
+        """No operation can begin any more, for this reason; from any thread."""
         self.broken = error
 
     def begin_anew(self, me: str, flight: Flight) -> None:

@@ -256,6 +256,14 @@ class FoldRail:
         seconds of its last progress; what it raises ends the operation.  None: stops that."""
         self._watch = watch
 
+    def interrupt(self, error: NetFoldError) -> None:
+        """Called by another thread: the operation under way ends with this error within ``SLICE_SECONDS``."""
+
+        def end(moved: float) -> None:
+            raise error
+
+        self._watch = end
+
     def _count(self, piece: AllreduceRequest) -> None:
         """Adds the bytes of an operation to those of its trees."""
         asked = piece.source.size, piece.coding.lane_bits

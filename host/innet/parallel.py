@@ -217,6 +217,10 @@ class ParallelFold:
         """Calls ``done`` once every operation is finished (``FoldRail.settle``)."""
         self._fold.settle(done)
 
+    def interrupt(self, error: NetFoldError) -> None:
+        """See ``FoldRail``."""
+        self._fold.interrupt(error)
+
     def close(self) -> None:
         self._thread.shutdown()
         self._fold.close()

@@ -19,6 +19,7 @@ alone.
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import time
@@ -104,6 +105,14 @@ class ConnectedMesh(Mesh):
     def watched_by(self, watch: Callable[[float], None] | None) -> None:
         """See ``Mesh``; every ``WATCHED_SLICE_SECONDS``."""
         self._watcher = watch
+
+    def interrupt(self, error: NetFoldError) -> None:
+        """See ``Mesh``; at once where a connection stands, else when one comes or the timeout is over."""
+        self._error = self._error or error
+        for link in self._links.values():
+            if link.socket is not None:
+                with contextlib.suppress(OSError):  # it was closed meanwhile, which wakes the other thread as well
+                    link.socket.shutdown(socket.SHUT_RDWR)
 
     # ---- waiting ---------------------------------------------------------------------------------------------------
     def wait(self, pending: Sequence[Pending], *, first: bool = False) -> None:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from netfold.host.errors import NetFoldError
 from netfold.host.operation.arrays import Flat
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire.jobs import Secret
@@ -114,6 +115,10 @@ class Mesh(ABC):
         """Calls ``watch`` every ``WATCHED_SLICE_SECONDS`` from now on while anything is waited for, with the monotonic
         seconds of the last progress; what it raises ends the operation.  None: stops that."""
         raise NotImplementedError(f"a mesh over {self.kind} cannot be watched")
+
+    def interrupt(self, error: NetFoldError) -> None:
+        """Called by another thread: what is waited for ends with this error, and so does all that follows."""
+        raise NotImplementedError(f"a mesh over {self.kind} cannot be interrupted")
 
     @abstractmethod
     def abort(self, error: BaseException) -> None:

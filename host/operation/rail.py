@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from netfold.host.errors import NetFoldError
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.half_precision import HALVES
 from netfold.host.operation.reduction import Reduction
@@ -164,6 +165,9 @@ class FoldingRail(Rail, Protocol):
     def halt(self, number: int) -> None:
         """Starts recovery round ``number``: the trees have failed, and operations go on over those that the controller
         plans now.  Returns at once."""
+
+    def interrupt(self, error: NetFoldError) -> None:
+        """Called by another thread: the operation under way ends with this error soon."""
 
     def settle(self, done: Callable[[], None]) -> None:
         """Calls ``done``, on a thread of its own, once every operation that has begun is finished.  Returns at once."""

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 from msgspec import structs
 
+from netfold.host.errors import NetFoldError
 from netfold.host.operation.arrays import flat_copy, native
 from netfold.host.operation.coding import Coding, LaneBits, check_levels, narrows
 from netfold.host.operation.conversion import between_hosts, deliver, in_lanes
@@ -216,6 +217,13 @@ class Dispatch:
             bytes_reduced=folded.bytes_reduced + own.bytes_reduced,
             seconds=folded.seconds + own.seconds,
         )
+
+    def interrupt(self, error: NetFoldError) -> None:
+        """Called by another thread: what is under way ends with this error soon."""
+        if self.switches is not None:
+            self.switches.interrupt(error)
+        if self.hosts.size > 1:
+            self.hosts.mesh.interrupt(error)
 
     def close(self) -> None:
         """Closes the rails."""

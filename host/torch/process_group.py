@@ -194,6 +194,11 @@ class NetfoldGroup(dist.ProcessGroup):
         self.communicator.close()
         self._inner.shutdown()
 
+    def abort(self) -> None:
+        """Ends what is under way with an error, and leaves the job."""
+        self.communicator.abort("its process group was aborted")
+        self.shutdown()
+
     # ---- inside ------------------------------------------------------------------------------------------------------
     def _reduce(self, kind: str, tensors: Any, opts: Any, timeout: timedelta | None) -> dist._Work:
         several = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)

@@ -14,7 +14,7 @@ from netfold.controller.jobs import reforming
 from netfold.wire import roce
 from netfold.wire.jobs import Change, EvictedEvent, Plan, RankLost, Reform, Reformed, Secret
 from support.controller import BOUND, run, until
-from support.jobs import Code, Rig, rig
+from support.jobs import Code, Rig, restarted, rig
 from support.recovery import connections, streams
 
 
@@ -236,5 +236,25 @@ def test_a_rank_that_waits_in_vain_is_refused_by_name(tmp_path: Path) -> None:
             code, words = await r.refusal(r.join(1, 4, joining=True))
             assert (code, "expected 0 and 1" in words) == (Code.INVALID_ARGUMENT, True)
             assert r.controller.jobs._reforming._newcomers == {}
+
+    run(story())
+
+
+def test_survivors_of_a_dead_controller_go_on_by_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It adopts their job by their tickets; the rank that died with it never registers, and is out when most of the
+    others have waited for it."""
+    monkeypatch.setattr(reforming, "LEAST_WAIT", 0.05)
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            for plan in plans:
+                await r.watch(plan)
+        async with restarted(r) as again:
+            for plan in plans[:3]:
+                await again.watch(plan)
+            after = await all_ask(again, plans[:3], timeout=0.05)
+            assert after[0].change == Change([0, 1, 2], [3], [0, 0, 0])
+            assert len(after[0].trees) == len(plans[0].trees)
 
     run(story())
