@@ -17,6 +17,7 @@ from netfold.host.rails.joining import STALL_VARIABLE
 from netfold.host.rails.planes import Kind, Plane, RailSpec
 from netfold.testing import subnet
 from support.torch import LoopbackJobs, loopback_jobs
+from support.verbs_jobs import VerbsJobs
 
 NAMES = "abcdef"
 STALL = "5"
@@ -37,7 +38,8 @@ class LoopbackPlanes:
         for kind, name in zip(kinds, NAMES, strict=False):
             net, where = subnet(), f"unix:{folder}/{name}"
             addresses = [f"{net}.{rank + 1}" for rank in range(world)]
-            self.jobs.append(stack.enter_context(loopback_jobs(f"{net}.200", addresses, where)))
+            make = VerbsJobs if kind == "verbs" else None
+            self.jobs.append(stack.enter_context(loopback_jobs(f"{net}.200", addresses, where, make)))
             for rank, address in enumerate(addresses):
                 self.specs[rank].append(RailSpec(kind, Plane(address, where), f"{kind}@{name}"))
 

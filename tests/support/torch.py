@@ -7,7 +7,7 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -58,6 +58,10 @@ class LoopbackJobs:
         self.left: dict[int, asyncio.Event] = {rank: asyncio.Event() for rank in range(world)}
         self.reports: dict[int, RankReport] = {}
 
+    def methods(self) -> dict[str, rpc.Method]:
+        """The service's methods but Watch."""
+        return {"Join": (Join, self.join), "Report": (RankReport, self.report), "Leave": (Leave, self.leave)}
+
     async def join(self, request: Join) -> Plan:
         self.joins[request.rank] = request
         if len(self.joins) == self._world:
@@ -87,20 +91,23 @@ class LoopbackJobs:
 
 
 @contextmanager
-def loopback_jobs(address: str, ranks: Sequence[str], where: str) -> Iterator[LoopbackJobs]:
+def loopback_jobs(
+    address: str, ranks: Sequence[str], where: str,
+    make: Callable[[LoopbackSwitch, int], LoopbackJobs] | None = None,
+) -> Iterator[LoopbackJobs]:
     """A switch at ``address`` for ranks at these addresses, and their job service at ``where``, on a thread of its
-    own."""
+    own.
+
+    make  makes another service than ``LoopbackJobs``
+    """
     switch = LoopbackSwitch(address, ranks, slots=SLOTS)
     loop = asyncio.new_event_loop()
     ready, stop = threading.Event(), asyncio.Event()
-    jobs = LoopbackJobs(switch, len(ranks))
+    jobs = (make or LoopbackJobs)(switch, len(ranks))
 
     async def serve() -> None:
         server = grpc.aio.server()
-        methods: dict[str, rpc.Method] = {
-            "Join": (Join, jobs.join), "Report": (RankReport, jobs.report), "Leave": (Leave, jobs.leave)
-        }
-        server.add_generic_rpc_handlers((rpc.service(SERVICE, methods, {"Watch": (Watch, jobs.watch)}),))
+        server.add_generic_rpc_handlers((rpc.service(SERVICE, jobs.methods(), {"Watch": (Watch, jobs.watch)}),))
         server.add_insecure_port(where)
         await server.start()
         ready.set()

@@ -29,6 +29,8 @@ from netfold.wire.jobs import Connected, NeighbourPairs, OwnPairs, Peer, Plan, R
 from netfold.wire.roce import PSN_MASK, psn_age
 
 SOURCE = Path(__file__).parent / "native" / "fake_verbs.c"
+MAXIMUM = 1
+"""The operation of an agreement's stream; that of a data stream is its lanes' bits."""
 MTU_1024, MTU_4096 = 3, 5
 """Codes of ``enum ibv_mtu``."""
 
@@ -80,7 +82,7 @@ class VerbsJob:
     ) -> None:
         self.lib, libs = fake()
         self.lib.fake_reset(MTU_4096)
-        self.world, self.halts = world, halts
+        self.world, self.halts, self._bits = world, halts, lane_bits
         self.broken: list[str] = []
         """What ranks reported of queue pairs in error."""
         self.connections = 0
@@ -173,7 +175,7 @@ class VerbsJob:
             for place in range(len(pairs)):
                 out = numbers(*(self._pairs[r][place].out_qp for r in range(self.world)))
                 into = numbers(*(self._pairs[r][place].in_qp for r in range(self.world)))
-                self.lib.fake_stream(self.world, out, into, place % 2)
+                self.lib.fake_stream(self.world, out, into, MAXIMUM if place % 2 else self._bits)
         self._barrier.wait()
         after, before = self._pairs[(rank + 1) % self.world], self._pairs[(rank - 1) % self.world]
         return Connected([

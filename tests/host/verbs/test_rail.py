@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from netfold.host.errors import CollectiveTimeout, RankMismatch, TransportError
+from netfold.host.innet import quantise
 from netfold.host.innet.native import Core
 from netfold.host.operation.coding import Coding
 from netfold.host.operation.reduction import Reduction
@@ -53,6 +54,10 @@ def test_narrow_lanes_fold_in_jobs_of_that_width_alone(bits: int) -> None:
         assert not rail.takes(Reduction("sum", "int32"), Coding(32))
         assert not rail.takes(Reduction("sum", "int32"), Coding(32, saturate=True))
         assert rail.takes(Reduction("max", "int32"), Coding(32))
+        x = np.random.default_rng(bits).standard_normal(20_000).astype(np.float32)
+        results = job.allreduce([x, x], coding=Coding(bits))  # type: ignore[arg-type]
+        assert results[0].tobytes() == results[1].tobytes()
+        assert 1e-4 < np.abs(results[0] - 2 * x).max() <= 2 * np.abs(x).max() / quantise.levels(2, bits)
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.float32])

@@ -49,8 +49,10 @@ typedef struct {
     int error;
 } pair;
 
+enum { MAXIMUM = 1 };
+
 typedef struct {
-    int n, maximum;
+    int n, operation; /* MAXIMUM, or bits of the lanes that are added */
     uint32_t out[RANKS], in[RANKS];
 } stream;
 
@@ -96,10 +98,17 @@ static uint8_t *byte_of(const request *r, uint64_t at) {
     return (uint8_t *)(uintptr_t)r->pieces[i].addr + (i ? at - r->pieces[0].length : at);
 }
 
-static int32_t lane_of(const request *r, uint64_t at) {
-    uint32_t lane;
-    memcpy(&lane, byte_of(r, at), 4);
-    return (int32_t)__builtin_bswap32(lane);
+static uint32_t word_of(const request *r, uint64_t at) {
+    uint32_t word;
+    memcpy(&word, byte_of(r, at), 4);
+    return __builtin_bswap32(word);
+}
+
+/* Lanes of a word added without a carry from one to the next, or the greater of two words. */
+static uint32_t folded(uint32_t a, uint32_t b, int operation) {
+    if (operation == MAXIMUM) return (int32_t)a > (int32_t)b ? a : b;
+    uint32_t high = operation == 32 ? 0x80000000u : operation == 16 ? 0x80008000u : 0x80808080u;
+    return ((a & ~high) + (b & ~high)) ^ ((a ^ b) & high);
 }
 
 /* Are the queue pairs of this stream connected as the addresses say, and at the same PSN? */
@@ -131,12 +140,9 @@ static int fold_one(const stream *s) {
         if (taken[i]->bytes < sent[i]->bytes) return violate("a receive too short for the result", s->in[i]), 0;
     }
     for (uint64_t at = 0; at < sent[0]->bytes; at += 4) {
-        int32_t lane = lane_of(sent[0], at);
-        for (int i = 1; i < s->n; i++) {
-            int32_t other = lane_of(sent[i], at);
-            lane = !s->maximum ? (int32_t)((uint32_t)lane + (uint32_t)other) : other > lane ? other : lane;
-        }
-        uint32_t wire = __builtin_bswap32((uint32_t)lane);
+        uint32_t word = word_of(sent[0], at);
+        for (int i = 1; i < s->n; i++) word = folded(word, word_of(sent[i], at), s->operation);
+        uint32_t wire = __builtin_bswap32(word);
         for (int i = 0; i < s->n; i++) memcpy(byte_of(taken[i], at), &wire, 4);
     }
     messages++;
@@ -177,10 +183,10 @@ static void fold_all(void) {
 }
 
 /* ---- what tests call --------------------------------------------------------------------------------------------- */
-void fake_stream(int n, const uint32_t *out, const uint32_t *in, int maximum) {
+void fake_stream(int n, const uint32_t *out, const uint32_t *in, int operation) {
     pthread_mutex_lock(&lock);
     stream *s = &streams[n_streams++ % STREAMS];
-    *s = (stream){.n = n, .maximum = maximum};
+    *s = (stream){.n = n, .operation = operation};
     memcpy(s->out, out, sizeof *out * (size_t)n);
     memcpy(s->in, in, sizeof *in * (size_t)n);
     pthread_mutex_unlock(&lock);
