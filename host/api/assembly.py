@@ -164,6 +164,7 @@ def join(
         options = RailOptions(
             timeout=settings.timeout, join_timeout=join_timeout, algorithm=settings.resolved().algorithm,
             lane_bits=settings.lane_bits or lane_bits_from_environment(), path_mtu=path_mtu, token=token,
+            paths=settings.paths,
         )
         return _of_rails(join_rails(specs, job, rank, world, options), settings)
     if specs:
@@ -221,9 +222,8 @@ def join(
 def _check_rails(specs: Sequence[RailSpec], settings: JoinSettings, controller: str | None) -> None:
     """Raises ValueError for settings that rails cannot follow, or that contradict their planes."""
     names = "+".join(map(str, specs))
-    if settings.paths is not None:
-        raise ValueError(f"rails={names}, paths={settings.paths!r}: several rails choose paths by NETFOLD_PATHS, or as "
-                         "planned; leave paths= out")
+    for spec in specs:
+        path_choice(settings.paths, spec.kind)
     if settings.helpers:
         raise ValueError(
             f"rails={names}, helpers={list(settings.helpers)}: helpers add for the others on one rail; use rail='tcp' "

@@ -81,7 +81,7 @@ class OpenRail:
                 raise PlanError(f"rail {self}: no tree: {self.plan.reason or 'the controller gave no reason'}")
             patience = options.timeout + EXTRA_TIMEOUT
             own = None if timeline is None else timeline.part(self.name)
-            mesh = open_mesh(self.plan, listener, patience, spec.kind, client, own)
+            mesh = open_mesh(self.plan, listener, patience, spec.kind, client, own, options.paths)
             try:
                 self.others = self._peers(mesh, options, note=note)
                 """The ranks of this rail for collectives that are not split."""

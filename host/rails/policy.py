@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from netfold.host.errors import NetFoldError
 from netfold.host.operation.coding import LaneBits
+from netfold.host.rails.open_mesh import PathChoice
 from netfold.host.rails.rail_set import STALL_SECONDS
 from netfold.host.rails.rank_state import OutOfBandChannel, RankState
 from netfold.host.rails.shares import Figure
@@ -26,6 +27,7 @@ class RailOptions:
     lane_bits     of the job: in one with RC queue pairs sums have lanes of this width alone
     algorithm     of what goes between the hosts; None: $NETFOLD_ALGO, or the cheapest
     path_mtu      payload bytes of a packet, refused by a plane that has another; None: what each has
+    paths         how what goes between the hosts chooses paths (``open_mesh.path_choice``)
     token         of the planes' controllers, the same for all; "": the environment's
     """
 
@@ -35,6 +37,7 @@ class RailOptions:
     algorithm: str | None = None
     path_mtu: int | None = None
     token: str = ""
+    paths: PathChoice | None = None
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,16 @@ def a_job_of_several_rails_ends_with_a_rank(monkeypatch: pytest.MonkeyPatch) -> 
         pass
 
 
+def paths_are_of_every_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused("paths='sprayed'", paths="sprayed")
+    refused("paths='reps'.*a TCP connection cannot take a source port for each packet", paths="reps")
+    asked: list[object] = []
+    opened = open_rail.open_mesh
+    monkeypatch.setattr(open_rail, "open_mesh", lambda *given: asked.append(given[-1]) or opened(*given))  # type: ignore
+    with loopback_rails(["tcp", "tcp"], 2, paths="hashed"):
+        assert asked == ["hashed"] * 4
+
+
 def reproducible_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     with loopback_rails(["innet", "tcp"], 2, reproducible=True) as comms:
         assert comms[0].reproducible
@@ -165,6 +175,7 @@ JOIN: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "token": token_goes_to_every_plane,
     "rails": rails_are_told_apart,
     "reproducible": reproducible_by_default,
+    "paths": paths_are_of_every_mesh,
     "on_loss": a_job_of_several_rails_ends_with_a_rank,
 }
 
