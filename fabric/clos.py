@@ -14,9 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
+from types import MappingProxyType
 from typing import NamedTuple
 
 import networkx as nx
+
+from netfold.fabric.trees import room_beside
 
 
 class PathError(ValueError):
@@ -42,6 +45,7 @@ class Clos:
     dead_links      link numbers that carry nothing
     dead_switches   names of switches that forward nothing
     suspects        (destination leaf, link number) pairs: host time-outs blame this uplink for this destination
+    carried         bit/s that aggregation trees take of links, by number (`trees.tree_loads`): paths get what is left
     Raises PathError for numbers and names that the graph does not have.
     """
 
@@ -52,6 +56,7 @@ class Clos:
         dead_links: Collection[int] = (),
         dead_switches: Collection[str] = (),
         suspects: Collection[tuple[str, int]] = (),
+        carried: Mapping[int, float] = MappingProxyType({}),
     ) -> None:
         kinds: dict[str, str] = dict(graph.nodes(data="kind"))
         links = {number for _, _, number in graph.edges(keys=True)}
@@ -72,7 +77,7 @@ class Clos:
         self._capacity: dict[int, int] = {}
         self._up: dict[str, list[Hop]] = {switch: [] for switch in self.tier}
         for a, b, number, rate in graph.edges(keys=True, data="rate"):
-            self._capacity[number] = rate or fastest
+            self._capacity[number] = int(room_beside(rate, carried.get(number, 0.0))) if rate else fastest
             if a not in self.tier or b not in self.tier or number in dead_links or {a, b} & set(dead_switches):
                 continue
             if self.tier[a] != self.tier[b]:

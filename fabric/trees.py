@@ -11,8 +11,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import networkx as nx
@@ -78,11 +79,15 @@ class Tree:
         return max(level.values())
 
 
-def plan(graph: nx.MultiGraph[str], ranks: Sequence[str]) -> list[Tree]:
+def plan(
+    graph: nx.MultiGraph[str], ranks: Sequence[str], *, carried: Mapping[int, float] = MappingProxyType({})
+) -> list[Tree]:
     """One tree for each spine that reaches all ranks, the shallowest ones only.
 
-    ``graph`` is `Fabric.graph`, less whatever is down; ``ranks`` are host names in the order of ranks.  Where no spine
-    is the root of a shallowest tree, other switches are.  Raises NoTree.
+    graph    `Fabric.graph`, less whatever is down
+    ranks    host names in the order of ranks
+    carried  bit/s that other jobs' trees take of links (`tree_loads`): weights leave them room
+    Where no spine is the root of a shallowest tree, other switches are.  Raises NoTree.
     """
     for rank, host in enumerate(ranks):
         if host not in graph or graph.degree(host) == 0:
@@ -103,7 +108,7 @@ def plan(graph: nx.MultiGraph[str], ranks: Sequence[str]) -> list[Tree]:
         widest = max((fold for fold in trees[0].folds), key=lambda fold: len(fold.children))
         raise NoTree(f"{widest.switch} would fold {len(widest.children)} children, expected at most {MAX_CHILDREN}; "
                      "spread the ranks over more leaves")
-    return _weighted(graph, fitting)
+    return _weighted(graph, fitting, carried)
 
 
 def _tree(graph: nx.MultiGraph[str], switches: nx.MultiGraph[str], start: str, ranks: Sequence[str]) -> Tree | None:
@@ -160,14 +165,39 @@ def crowding(trees: Sequence[Tree]) -> float:
     return max(load.values(), default=0.0)
 
 
+def tree_loads(graph: nx.MultiGraph[str], jobs: Iterable[tuple[Sequence[Tree], Sequence[str]]]) -> dict[int, float]:
+    """Bit/s that jobs' trees take of each link between switches, each way, by the link's number in the fabric.
+
+    jobs  the trees of each, and its hosts: a job folds at most as fast as the slowest of their links, over all trees
+    Links that are down carry nothing, and a job whose hosts' links state no rate counts for nothing.
+    """
+    loads: dict[int, float] = {}
+    for trees, hosts in jobs:
+        rates = [rate for host in hosts if host in graph for *_, rate in graph.edges(host, data="rate")]
+        if not rates or None in rates:
+            continue
+        for tree in trees:
+            for fold in tree.folds:
+                if fold.parent is not None and graph.has_edge(fold.switch, fold.parent):
+                    number = min(graph.adj[fold.switch][fold.parent])
+                    loads[number] = loads.get(number, 0.0) + tree.weight * min(rates)
+    return loads
+
+
+def room_beside(rate: float, carried: float) -> float:
+    """Bit/s of a link of this rate for one more, where others ask for so many: a fair share."""
+    return rate * rate / (rate + carried)
+
+
 def port(graph: nx.MultiGraph[str], here: str, there: str) -> int:
     """The port of node ``here`` that leads to its neighbour ``there``: the first of parallel links."""
     data = graph.adj[here][there]
     return int(data[min(data)]["ports"][here])
 
 
-def _weighted(graph: nx.MultiGraph[str], trees: Sequence[Tree]) -> list[Tree]:
-    """The trees with weights in proportion to the bandwidth of the narrowest link of each between switches."""
+def _weighted(graph: nx.MultiGraph[str], trees: Sequence[Tree], carried: Mapping[int, float]) -> list[Tree]:
+    """The trees with weights in proportion to the bandwidth, beside what others carry, of the narrowest link of each
+    between switches."""
     links = {tree.root: [(f.switch, f.parent) for f in tree.folds if f.parent is not None] for tree in trees}
     sharers = Counter(link for tree_links in links.values() for link in tree_links)
 
@@ -177,7 +207,7 @@ def _weighted(graph: nx.MultiGraph[str], trees: Sequence[Tree]) -> list[Tree]:
             data = graph.adj[a][b]
             rate = data[min(data)]["rate"]
             if rate is not None:
-                rates.append(rate / sharers[a, b])
+                rates.append(room_beside(rate, carried.get(min(data), 0.0)) / sharers[a, b])
         return min(rates, default=0.0)
 
     widths = [width(tree) for tree in trees]

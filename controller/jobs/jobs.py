@@ -123,6 +123,10 @@ class Jobs:
         """Every job that `netfold status` shows, running ones first."""
         return [*self._jobs.values(), *self._ending, *self._finished]
 
+    def folding_beside(self, job: Job) -> list[tuple[list[trees.Tree], list[str]]]:
+        """The trees and hosts of all other jobs that fold."""
+        return [(other.trees, other.hosts) for other in self.active() if other is not job and other.trees]
+
     def active(self, name: str | None = None) -> list[Job]:
         """Jobs that hold slots: all of them, or those of this name."""
         held = [job for job in (*self._jobs.values(), *self._ending) if job.streams]
@@ -430,8 +434,9 @@ class Jobs:
                 raise trees.NoTree(_opted_out(opted_out, job.world))
             groups = fold_groups(shared, job.hosts)
             graph = self._drains.left(self._liveness.graph())
+            carried = trees.tree_loads(graph, self.folding_beside(job))
             job.trees = job.first_trees = await self._on_thread(
-                trees.plan, graph, [job.hosts[rank] for rank in groups[0]]
+                partial(trees.plan, graph, [job.hosts[rank] for rank in groups[0]], carried=carried)
             )
             job.sessions = self._recovery.sessions(job.trees)
             job.streams = job.announced = await self._admit(job, groups)

@@ -23,6 +23,7 @@ from netfold.controller.jobs.jobs import Jobs
 from netfold.controller.paths.planning import PathPlanner, View
 from netfold.controller.paths.steering import SUSPECT_SECONDS, Steering
 from netfold.controller.switch import tables
+from netfold.fabric import trees
 from netfold.fabric.clos import Clos, Path
 from netfold.fabric.graph import End, Fabric, PlannerName
 from netfold.rpc import rpc
@@ -179,7 +180,9 @@ class PathService:
         with self._planner.stream(request, job):
             while not self._closing:
                 changed = self._changed
-                found = await self._planner.plan(self._current_view(), request, job)
+                view = self._current_view()
+                carried = trees.tree_loads(view.left, self._jobs.folding_beside(job))
+                found = await self._planner.plan(view, request, job, carried)
                 if before is None or msgspec.structs.replace(found, version=before.version) != before:
                     before = found
                     yield found

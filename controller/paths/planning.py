@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -38,6 +38,8 @@ MAX_HELD_FLOWS: Final = 1 << 16
 """Most flows that the ranks of a job name one by one in the streams that they hold open."""
 MAX_CACHED_FLOWS: Final = 1 << 16
 """Flows of plans that are cached, since all ranks of a job ask for the same steps."""
+MAX_CLOS: Final = 16
+"""Fabrics of one moment that are kept, one for what each job's others fold."""
 MAX_NAME: Final = 64
 """Most characters of a collective's name."""
 MAX_BYTES: Final = 1 << 63
@@ -53,12 +55,18 @@ class View:
     suspects: set[SuspectUplink]
     shared: frozenset[int]
     plans: dict[bytes, planners.PathPlan] = field(default_factory=dict)
-    """Plans by flows, scope and planner."""
+    """Plans by flows, scope, planner, and what trees carry."""
 
-    @cached_property
-    def clos(self) -> Clos:
-        """The paths that may be used."""
-        return Steering.usable(self.left, self.suspects, self.shared)
+    _clos: dict[frozenset[tuple[int, float]], Clos] = field(default_factory=dict)
+
+    def clos(self, carried: Mapping[int, float]) -> Clos:
+        """The paths that may be used, beside what trees carry (`trees.tree_loads`)."""
+        key = frozenset(carried.items())
+        if key not in self._clos:
+            if len(self._clos) >= MAX_CLOS:
+                self._clos.clear()
+            self._clos[key] = Steering.usable(self.left, self.suspects, self.shared, carried)
+        return self._clos[key]
 
 
 @dataclass
@@ -109,27 +117,33 @@ class PathPlanner:
             if not followers.streams.total():
                 self._followers.pop(job.epoch, None)
 
-    async def plan(self, view: View, request: Follow, job: Job) -> Paths:
-        """The paths of a rank whose stream is counted.  Raises Refusal."""
+    async def plan(
+        self, view: View, request: Follow, job: Job, carried: Mapping[int, float] = MappingProxyType({})
+    ) -> Paths:
+        """The paths of a rank whose stream is counted.  Raises Refusal.
+
+        carried  bit/s that other jobs' trees take of links
+        """
         hosts = tuple(job.hosts)
         async with self._followers[job.epoch].turn, self._turn:
-            work = asyncio.get_running_loop().run_in_executor(self._thread, self._paths, view, request, hosts)
+            work = asyncio.get_running_loop().run_in_executor(self._thread, self._paths, view, request, hosts, carried)
             return await work
 
     # ---- on the thread -----------------------------------------------------------------------------------------------
 
-    def _paths(self, view: View, request: Follow, hosts: Sequence[str]) -> Paths:
+    def _paths(self, view: View, request: Follow, hosts: Sequence[str], carried: Mapping[int, float]) -> Paths:
         request = _as_flows(request, len(hosts))
         _check(request, len(hosts))
         steering, here = self._steering, self._steering.leaf_of[hosts[request.rank]]
         leaf_of = {rank: steering.leaf_of[name] for rank, name in enumerate(hosts)}
+        clos = view.clos(carried)
         try:
-            port_of = {leaf: {path: port for port, path in steering.ports(view.clos, here, leaf).items()}
+            port_of = {leaf: {path: port for port, path in steering.ports(clos, here, leaf).items()}
                        for leaf in set(leaf_of.values()) - {here}}
             pieces = [
                 PathPiece(flow.destination, piece.offset, piece.size, port_of[leaf_of[flow.destination]][piece.path])
                 for step in request.steps
-                for flow, piece in self._pieces(view, hosts, request, step)
+                for flow, piece in self._pieces(view, carried, hosts, request, step)
                 if piece.path
             ]
         except PathError as error:
@@ -148,17 +162,17 @@ class PathPlanner:
         return self._all_ports[leaf]
 
     def _pieces(
-        self, view: View, hosts: Sequence[str], request: Follow, step: Sequence[PathFlow]
+        self, view: View, carried: Mapping[int, float], hosts: Sequence[str], request: Follow, step: Sequence[PathFlow]
     ) -> list[tuple[PathFlow, planners.Piece]]:
         """The requesting rank's pieces of a step, with their flows."""
         assert request.scope != "auto", "_as_flows has replaced it"
         flows = [planners.Flow(hosts[f.source], hosts[f.destination], f.size) for f in step]
         planner = self._steering.planner
-        key = msgspec.json.encode((flows, request.scope, planner))
+        key = msgspec.json.encode((flows, request.scope, planner, sorted(carried.items())))
         if key not in view.plans:
             if sum(len(plan.flows) for plan in view.plans.values()) + len(flows) > MAX_CACHED_FLOWS:
                 view.plans.clear()
-            view.plans[key] = planners.plan(view.clos, flows, planner=planners.PLANNERS[planner],
+            view.plans[key] = planners.plan(view.clos(carried), flows, planner=planners.PLANNERS[planner],
                                               scope=request.scope)
         plan = view.plans[key]
         return [(step[piece.flow], piece) for piece in plan.pieces if step[piece.flow].source == request.rank]

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, permutations
+from types import MappingProxyType
 from typing import Final
 
 import networkx as nx
@@ -116,12 +117,19 @@ class Steering:
         return left, marks, self.shared_links() & links
 
     @classmethod
-    def usable(cls, left: nx.MultiGraph[str], suspects: set[SuspectUplink], shared: frozenset[int]) -> Clos:
-        """The paths that planners may use.  Suspicions that would leave two leaves without a path do not count."""
-        for clos in (Clos(left, suspects=suspects, dead_links=shared), Clos(left, suspects=suspects)):
+    def usable(
+        cls, left: nx.MultiGraph[str], suspects: set[SuspectUplink], shared: frozenset[int],
+        carried: Mapping[int, float] = MappingProxyType({}),
+    ) -> Clos:
+        """The paths that planners may use.  Suspicions that would leave two leaves without a path do not count.
+
+        carried  bit/s that trees take of links (`trees.tree_loads`)
+        """
+        for clos in (Clos(left, suspects=suspects, dead_links=shared, carried=carried),
+                     Clos(left, suspects=suspects, carried=carried)):
             if not (suspects or shared) or all(cls._reaches(clos, a, b) for a in clos.leaves for b in clos.leaves):
                 return clos
-        return Clos(left)
+        return Clos(left, carried=carried)
 
     @staticmethod
     def _reaches(clos: Clos, a: str, b: str) -> bool:

@@ -104,6 +104,32 @@ def test_trees_over_one_link_have_a_share_of_it_each() -> None:
     assert weights == pytest.approx({"spine1": 0.25, "spine2": 0.5, "spine3": 0.25})
 
 
+def test_trees_leave_room_for_those_of_other_jobs() -> None:
+    """What a job folds over is a load on its links, as fast as its slowest host, by the trees' weights; another job's
+    trees weigh less there, in proportion to its fair share."""
+    fabric = leafspine(2, 2, 8, rate="100mbit")
+    graph, all_links = fabric.graph(), fabric.links
+    one = [tree for tree in trees.plan(graph, ["h1", "h5"]) if tree.root == "spine1"]
+    loads = trees.tree_loads(graph, [([trees.Tree("spine1", 0.5, one[0].folds)], ["h1", "h5"])])
+    assert {(all_links[number].a[:5], all_links[number].b[:6]): load for number, load in loads.items()} == {
+        ("leaf1", "spine1"): 50e6, ("leaf2", "spine1"): 50e6}
+    weights = {tree.root: tree.weight for tree in trees.plan(graph, ["h2", "h6"], carried=loads)}
+    assert weights == pytest.approx({"spine1": (2 / 3) / (2 / 3 + 1), "spine2": 1 / (2 / 3 + 1)})
+    both = trees.tree_loads(graph, [(trees.plan(graph, ["h1", "h5"]), ["h1", "h5"])])
+    assert {tree.weight for tree in trees.plan(graph, ["h2", "h6"], carried=both)} == {0.5}, "even loads change nothing"
+
+
+def test_loads_of_trees_count_where_they_are_known() -> None:
+    """Not over links that are down, nor of jobs whose hosts' links state no rate."""
+    fabric = leafspine(2, 2, 4, rate="100mbit")
+    graph = fabric.graph()
+    planned = trees.plan(graph, ["h1", "h3"])
+    assert sum(trees.tree_loads(graph, [(planned, ["h1", "h3"])]).values()) == 4 * 50e6
+    graph.remove_edge("leaf1", "spine1")
+    assert sum(trees.tree_loads(graph, [(planned, ["h1", "h3"])]).values()) == 3 * 50e6
+    assert not trees.tree_loads(leafspine(2, 2, 4).graph(), [(planned, ["h1", "h3"])])
+
+
 def test_where_leaves_are_cabled_to_each_other_trees_stay_at_the_spines() -> None:
     """A leaf would be as near to all ranks, but one tree a spine is what spreads a job over the fabric."""
     fabric = leafspine(2, 2, 4)

@@ -36,6 +36,7 @@ CALLS: Final[dict[str, tuple[msgspec.Struct, set[str]]]] = {
     f"{operator.SERVICE}/Slots": (operator.AskSlots("leaf1"), {"operators"}),
     f"{operator.SERVICE}/Stall": (operator.AskStall("j"), {"operators"}),
     f"{path_service.OPERATOR}/SetMode": (path_service.SetMode("ecmp"), {"operators"}),
+    f"{path_service.OPERATOR}/SetPlanner": (path_service.SetPlanner("equal_split"), {"operators"}),
     f"{path_service.OPERATOR}/SetPin": (path_service.SetPin("leaf1", "leaf2", 1, 1), {"operators"}),
     f"{jobs.SERVICE}/Join": (jobs.Join("j", 1, 0, "10.0.1.1", "h:1", 0), {"operators", "jobs"}),
     f"{jobs.SERVICE}/Leave": (jobs.Leave("j", 0, 1), {"operators", "jobs"}),

@@ -52,6 +52,25 @@ def many(folder: Path, world: int = WORLD) -> tuple[PathPlanner, View, Job]:
     return PathPlanner(steering), View(0, *steering.usable_parts(steering.fabric.graph())), job
 
 
+def test_flows_leave_room_for_the_trees_of_other_jobs(tmp_path: Path) -> None:
+    """Where another job's trees take as much of one spine's links as these carry, its path gets half of the other's."""
+    fabric = leafspine(2, 2, 4, rate="100mbit", rundir=tmp_path)
+    steering = Steering(fabric)
+    job = Job("j", 4, epoch=1, hosts=[host.name for host in fabric.hosts])
+    planner, view = PathPlanner(steering), View(0, *steering.usable_parts(fabric.graph()))
+    loads = {number: 100e6 for number, link in enumerate(fabric.links) if link.b.startswith("spine1")}
+
+    async def shares(carried: dict[int, float]) -> list[int]:
+        request = Follow("j", 0, 1, steps=[[PathFlow(0, 2, 900)]], scope="host")
+        with planner.stream(request, job):
+            return [piece.size for piece in (await planner.plan(view, request, job, carried)).pieces]
+
+    assert len(loads) == 2
+    assert run(shares({})) == [450, 450]
+    assert run(shares(loads)) == [300, 600]
+    planner.close()
+
+
 def follow(r: Rig, plan: Plan, **changes: Any) -> Any:
     """The stream of paths of one rank."""
     request = Follow(plan.job, plan.rank, plan.epoch, **{"collective": "ring", "secret": plan.rank_secret, **changes})
@@ -112,9 +131,9 @@ def test_jobs_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     order: list[str] = []
     real = PathPlanner._paths
 
-    def noted(self: PathPlanner, view: View, request: Follow, hosts: Sequence[str]) -> Paths:
+    def noted(self: PathPlanner, view: View, request: Follow, *rest: Any) -> Paths:
         order.append(request.job)
-        return real(self, view, request, hosts)
+        return real(self, view, request, *rest)
 
     monkeypatch.setattr(PathPlanner, "_paths", noted)
 
