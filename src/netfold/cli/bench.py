@@ -273,3 +273,48 @@ def soak(
         )
     if any(result.failed for result in results):
         fail(FAILED, "bench soak: some rounds failed")
+
+
+@app.command()
+def train(
+    model: Annotated[str, typer.Option(help="cnn, or transformer.")] = "cnn",
+    backends: Annotated[
+        str,
+        typer.Option(help="By commas: netfold, hook, fsdp, priority; gloo and fsdp-gloo over a plain kernel bridge, "
+                     "with @fabric behind them over the fabric."),
+    ] = "gloo,netfold,hook,priority",
+    lane_bits: Annotated[str, typer.Option("--lane-bits", help="Of netfold, hook and priority, by commas.")] = "32",
+    ranks: Annotated[int, typer.Option(help="Ranks, one on each host.")] = 4,
+    topo: Annotated[str, typer.Option("--topo", help="LEAVES,SPINES of the fabric.")] = "2,2",
+    switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
+    rate: Annotated[str, typer.Option(help="Rate of all links, the bridge's too, in tc's units, or none.")] = "100mbit",
+    loss: Annotated[float, typer.Option(help="Share of packets lost on every link of the fabric, each way.")] = 0.0,
+    rails_: Annotated[int, typer.Option("--rails", help="Planes of the fabric, each with links of this rate.")] = 1,
+    width: Annotated[int, typer.Option(help="Of the model; default: 1024 of the cnn, 256 of the transformer.")] = 0,
+    batch: Annotated[int, typer.Option(help="Samples of a rank in a step; default: 8 images, or 2 texts.")] = 0,
+    bucket_mb: Annotated[float, typer.Option("--bucket-mb", help="DistributedDataParallel's bucket_cap_mb.")] = 25.0,
+    learning_rate: Annotated[float, typer.Option("--learning-rate", help="Of SGD with a momentum of 0.9.")] = 0.05,
+    steps: Annotated[int, typer.Option(help="Timed steps of a round.")] = 10,
+    warmup: Annotated[int, typer.Option("-w", "--warmup", help="Steps of a round before those.")] = 2,
+    rounds: Annotated[int, typer.Option(help="Times that every backend has its turn; the median counts.")] = 3,
+    path_mtu: PathMtu = None,
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here, as a list.")] = None,
+    figure: Annotated[Path | None, typer.Option(metavar="STEM", help="Draw STEM.svg and STEM.png.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of model, data and losses.")] = 0,
+    timeout: Annotated[float, typer.Option(help="Seconds for one step.")] = 60.0,
+) -> None:
+    """Training steps over several backends and links of one rate, beside gloo's and a single process's losses.
+
+    Everything runs in a sandbox on this machine, on generated data. Exit status 1 where losses are not those of a
+    single process, within the bound of the lanes.
+    """
+    from netfold.bench.commands import train as bench
+
+    with _failing("train"):
+        spec = bench.spec(
+            model=model, backends=backends, lane_bits=lane_bits, ranks=ranks, topo=topo, engine=engine_of(switch),
+            rate=rate, loss=loss, rails=rails_, width=width, batch=batch, bucket_mb=bucket_mb,
+            learning_rate=learning_rate, steps=steps, warmup=warmup, rounds=rounds, path_mtu=path_mtu, seed=seed,
+            timeout=timeout,
+        )
+        bench.run(spec, json, figure)

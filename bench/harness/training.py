@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The figures of `netfold bench train`: what a turn of all ranks has to be like, rows, table and charts."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from netfold.bench.harness.limits import Limit, limited_by, machine
+from netfold.bench.ranks.train import TrainResult
+from netfold.fabric.graph import Engine, bits_per_second
+from netfold.topo.failures import WrongData
+
+ON_FABRIC: Final = "@fabric"
+PLAIN: Final = ("gloo", "fsdp-gloo")
+"""Backends that NetFold has no part in."""
+NARROWS: Final = ("netfold", "hook", "priority")
+"""Backends that are measured with each width of lanes."""
+MODELS: Final[Mapping[str, tuple[int, int, str]]] = {"cnn": (1024, 8, "images"), "transformer": (256, 2, "tokens")}
+"""Models: the width and the samples of a rank where the options say nothing, and what is counted a second."""
+TOKENS: Final = 32
+"""Symbols of a text (`ranks.models.LENGTH`)."""
+BOUNDS: Final[Mapping[int, float]] = {32: 1e-3, 16: 0.02, 8: 0.05}
+"""Lanes -> how far the mean loss over all steps may be from that of a single process, relative."""
+
+
+@dataclass(frozen=True)
+class TrainSpec:
+    """Which model, by which backends, how often, and over which fabric.
+
+    backends  as options name them, each with its lanes
+    width     of the model; batch: samples of each rank in a step
+    rate      of every link in tc's units; None: not shaped
+    rails     planes of the fabric, each with links of this rate
+    """
+
+    model: str
+    backends: tuple[tuple[str, int], ...]
+    ranks: int
+    leaves: int
+    spines: int
+    engine: Engine
+    rate: str | None
+    loss: float
+    rails: int
+    width: int
+    batch: int
+    bucket_mb: float
+    learning_rate: float
+    steps: int
+    warmup: int
+    rounds: int
+    path_mtu: int
+    seed: int
+    timeout: float
+
+
+class TrainRow(msgspec.Struct, frozen=True):
+    """One backend.  Times are in seconds, and medians over rounds; a round's is the median of its steps', and a step's
+    that of its slowest rank."""
+
+    model: str
+    backend: str
+    network: str
+    """What it ran on: softswitch, bmv2, or bridge."""
+    ranks: int
+    rails: int
+    lane_bits: int
+    parameters: int
+    batch: int
+    """Samples of all ranks in a step."""
+    rate: str
+    """Rate of the links in tc's units; empty: not shaped."""
+    loss: float
+    """Share of packets lost on every link of the fabric; the bridge loses none."""
+    step_seconds: float
+    step_seconds_best: float
+    step_seconds_worst: float
+    samples_per_s: float
+    """Images or tokens, as ``unit`` says."""
+    unit: str
+    times_gloo: float | None
+    """Median over rounds of gloo's step over this one in the same round; None where gloo was not measured."""
+    times_gloo_least: float | None
+    times_gloo_most: float | None
+    compute_seconds: float
+    reduce_seconds: float
+    wait_seconds: float
+    final_loss: float
+    """Mean over the ranks at the last step."""
+    final_loss_alone: float
+    """Of the single process."""
+    loss_difference: float
+    """Of the mean loss over all steps from the single process's, relative, the largest of all rounds."""
+    accuracy: float
+    accuracy_alone: float
+    cpu_seconds: float
+    """Processor time of all ranks in a step."""
+    switch_cpu_seconds: float
+    """Processor time of all switch processes in a step; 0 on the bridge."""
+    machine_busy: float
+    link_fraction: float
+    """Part of a link's rate that the least bytes of a step, moved in a step's time, would take; 0 without a rate."""
+    reduce_link_fraction: float
+    """The same for the communication by itself."""
+    limited_by: Limit
+    """The link, where the communication by itself is longer than computing and uses nearly all of it."""
+    retransmissions: int
+    path: str
+    steps: int
+    rounds: int
+    machine: str
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One backend in one round."""
+
+    results: Sequence[TrainResult]
+    switch_cpu: float
+    difference: float
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step."""
+        together = zip(*(result.seconds for result in self.results), strict=True)
+        slowest: list[float] = [max(seconds) for seconds in together]
+        return statistics.median(slowest)
+
+    def median(self, field: str) -> float:
+        """The median over the ranks of one of their figures."""
+        return statistics.median(float(getattr(result, field)) for result in self.results)
+
+
+def least_bytes(way: str, ranks: int, nbytes: int, lane_bits: int) -> float:
+    """Payload bytes that each host's link must carry in its busier direction in a step of ``nbytes`` of gradients.
+
+    An allreduce folds M, and moves 2 (N-1)/N M between hosts.  Sharded, a host receives (N-1)/N M in each of two
+    all-gathers, whoever carries them, and M/N of the folded sum, or (N-1)/N M of a ring.
+    """
+    rest = (ranks - 1) / ranks * nbytes
+    if way == "fsdp":
+        return 2 * rest + nbytes / ranks
+    if way == "fsdp-gloo":
+        return 3 * rest
+    return 2 * rest if way == "gloo" else nbytes * lane_bits / 32
+
+
+def check(name: str, bits: int, results: Sequence[TrainResult], alone: TrainResult) -> float:
+    """How far the ranks' mean loss over all steps is from the single process's, relative.
+
+    Raises WrongData where that is beyond the bound of these lanes, and where ranks have unlike parameters.
+    """
+    digests = {result.digest for result in results}
+    if len(digests) != 1:
+        raise WrongData(f"{name}: the ranks end with {len(digests)} kinds of parameters: expected the same bits on all")
+    right = statistics.fmean(alone.losses)
+    got = statistics.fmean(statistics.fmean(result.losses) for result in results)
+    difference = abs(got - right) / right
+    if not difference <= BOUNDS[bits] or not math.isfinite(difference):
+        raise WrongData(f"{name}: the mean loss is {got:.6f}, that of a single process {right:.6f}: expected at most "
+                        f"{BOUNDS[bits]:.1%} of a difference in {bits}-bit lanes")
+    return difference
+
+
+def row_of(
+    spec: TrainSpec, name: str, bits: int, turns: Sequence[Turn], gloo: Sequence[Turn] | None, alone: TrainResult
+) -> TrainRow:
+    def median(field: str) -> float:
+        return statistics.median(turn.median(field) for turn in turns)
+
+    steps = sorted(turn.step for turn in turns)
+    step, compute, reduce = statistics.median(steps), median("compute"), median("reduce")
+    on_fabric, unit = network_of(name) == "fabric", MODELS[spec.model][2]
+    batch, parameters = spec.batch * spec.ranks, turns[0].results[0].parameters
+    ratios = [] if gloo is None else [one.step / turn.step for one, turn in zip(gloo, turns, strict=True)]
+    way = name.removesuffix(ON_FABRIC)
+    planes = spec.rails if way not in PLAIN else 1
+    least = least_bytes(way, spec.ranks, 4 * parameters, bits) / planes
+    link, link_alone = (
+        least * 8 / seconds / bits_per_second(spec.rate) if spec.rate else 0.0 for seconds in (step, reduce)
+    )
+    busy = median("machine_busy")
+    results = turns[-1].results
+    return TrainRow(
+        model=spec.model, backend=name, network=spec.engine if on_fabric else "bridge", ranks=spec.ranks,
+        rails=planes, lane_bits=bits, parameters=parameters, batch=batch, rate=spec.rate or "",
+        loss=spec.loss if on_fabric else 0.0, step_seconds=step, step_seconds_best=steps[0],
+        step_seconds_worst=steps[-1], samples_per_s=batch * (TOKENS if unit == "tokens" else 1) / step, unit=unit,
+        times_gloo=statistics.median(ratios) if ratios else None, times_gloo_least=min(ratios, default=None),
+        times_gloo_most=max(ratios, default=None), compute_seconds=compute, reduce_seconds=reduce,
+        wait_seconds=max(0.0, step - compute), final_loss=statistics.fmean(result.losses[-1] for result in results),
+        final_loss_alone=alone.losses[-1], loss_difference=max(turn.difference for turn in turns),
+        accuracy=results[0].accuracy, accuracy_alone=alone.accuracy,
+        cpu_seconds=statistics.median(sum(result.cpu for result in turn.results) for turn in turns),
+        switch_cpu_seconds=statistics.median(turn.switch_cpu for turn in turns), machine_busy=busy,
+        link_fraction=link, reduce_link_fraction=link_alone,
+        limited_by=limited_by(link_alone if reduce > compute else link, busy),
+        retransmissions=sum(result.retransmissions for turn in turns for result in turn.results),
+        path=results[0].path, steps=spec.steps, rounds=spec.rounds, machine=machine(),
+    )
+
+
+def show(spec: TrainSpec, rows: Sequence[TrainRow], echo: Callable[[str], None]) -> None:
+    first = rows[0]
+    echo(
+        f"# {spec.model} of {first.parameters} parameters, {first.batch} samples a step; {spec.ranks} ranks; fabric "
+        f"{spec.leaves} x {spec.spines}, {spec.engine}" + (f", {spec.rails} planes" if spec.rails > 1 else "")
+        + (f", losing {spec.loss:.1%} on each link" if spec.loss else "")
+        + f"; links {spec.rate or 'not shaped'}, the bridge's too; medians of {spec.rounds} interleaved rounds of "
+        f"{spec.steps} steps; load {os.getloadavg()[0]:.1f}"
+    )
+    echo(f"# {'backend':<18} {'on':<10} {'ms/step':>8} {'best..worst':>15} {first.unit + '/s':>9} {'compute':>7} "
+         f"{'wait':>6} {'reduce':>6} {'link':>5} {'busy':>5} {'limit':<9} {'loss':>7} {'alone':>7} {'off':>7} "
+         f"{'right':>6} x gloo")
+    for row in rows:
+        spread = f"{row.step_seconds_best * 1e3:.0f}..{row.step_seconds_worst * 1e3:.0f}"
+        beside = "" if row.times_gloo is None else (
+            f"{row.times_gloo:.2f} ({row.times_gloo_least:.2f}..{row.times_gloo_most:.2f})")
+        name = label(row.backend, row.lane_bits)
+        echo(f"  {name:<18} {row.network:<10} {row.step_seconds * 1e3:>8.1f} {spread:>15} "
+             f"{row.samples_per_s:>9.1f} {row.compute_seconds * 1e3:>7.1f} {row.wait_seconds * 1e3:>6.0f} "
+             f"{row.reduce_seconds * 1e3:>6.0f} {row.reduce_link_fraction:>5.0%} {row.machine_busy:>5.0%} "
+             f"{row.limited_by:<9} {row.final_loss:>7.4f} {row.final_loss_alone:>7.4f} {row.loss_difference:>7.1e} "
+             f"{row.accuracy:>6.1%} {beside}")
+
+
+def draw(rows: Sequence[TrainRow], figure: Path, echo: Callable[[str], None]) -> None:
+    """Draw rates, what a step consists of, and losses.  Says where matplotlib is missing."""
+    from netfold.plots.charts import BarChart, PlotsMissing, bar_charts
+
+    first = rows[0]
+    names = [label(row.backend, row.lane_bits) for row in rows]
+    where = f"{first.ranks} ranks, links {first.rate or 'not shaped'}"
+    charts = [
+        BarChart(f"{first.model}, {where}: {first.unit}/s", {
+            name: {first.unit: row.samples_per_s} for name, row in zip(names, rows, strict=True)}),
+        BarChart("milliseconds of a step: compute + wait; and all communication by itself", {
+            name: {"compute": row.compute_seconds * 1e3, "wait": row.wait_seconds * 1e3,
+                   "reduce": row.reduce_seconds * 1e3} for name, row in zip(names, rows, strict=True)}),
+        BarChart("final loss, beside a single process", {
+            name: {"ranks": row.final_loss, "alone": row.final_loss_alone}
+            for name, row in zip(names, rows, strict=True)}),
+    ]
+    try:
+        drawn = bar_charts(figure, f"netfold bench train: {first.machine}", charts)
+    except PlotsMissing as error:
+        echo(f"# no figure: {error}")
+    else:
+        echo(f"# {', '.join(map(str, drawn))}")
+
+
+def label(name: str, bits: int) -> str:
+    return name if bits == 32 else f"{name}, {bits} bit"
+
+
+def network_of(name: str) -> str:
+    """The group of ranks that a backend runs on."""
+    return "bridge" if name in PLAIN else "fabric"

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netfold bench train`: its options, its arithmetic, what it takes for wrong, and a small run of all of it."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from netfold.bench.commands import train
+from netfold.bench.harness import training
+from netfold.bench.ranks.train import TrainCommand, TrainResult
+from netfold.topo.failures import WrongData
+
+DEFAULTS: dict[str, Any] = {
+    "model": "cnn", "backends": "gloo,netfold", "lane_bits": "32,16", "ranks": 4, "topo": "2,2",
+    "engine": "softswitch", "rate": "100mbit", "loss": 0.0, "rails": 1, "width": 0, "batch": 0, "bucket_mb": 25.0,
+    "learning_rate": 0.05, "steps": 10, "warmup": 2, "rounds": 3, "path_mtu": None, "seed": 0, "timeout": 60.0,
+}
+RESULT = TrainResult(
+    parameters=10, seconds=[0.1], compute=0.01, reduce=0.05, losses=[2.0, 1.0], accuracy=0.5, digest="d", cpu=0.1,
+    machine_busy=0.5, retransmissions=0, path="innet",
+)
+
+
+def test_lanes_are_those_of_what_narrows() -> None:
+    """Each width is a backend of its own where NetFold narrows gradients, and gloo is there once."""
+    spec = train.spec(**DEFAULTS)
+    assert spec.backends == (("gloo", 32), ("netfold", 32), ("netfold", 16))
+    assert (spec.width, spec.batch) == (1024, 8)
+    spec = train.spec(**{**DEFAULTS, "model": "transformer", "backends": "fsdp,fsdp-gloo@fabric", "batch": 3})
+    assert spec.backends == (("fsdp", 32), ("fsdp-gloo@fabric", 32))
+    assert (spec.width, spec.batch) == (256, 3)
+
+
+@pytest.mark.parametrize(("options", "says"), [
+    ({"model": "mlp"}, "--model mlp: expected one of cnn, transformer"),
+    ({"backends": "gloo,nccl"}, "no backend is called 'nccl'"),
+    ({"backends": "netfold@fabric"}, "no backend is called 'netfold@fabric'"),
+    ({"backends": ","}, "--backends: expected at least one"),
+    ({"lane_bits": "32,12"}, "--lane-bits 32,12: expected some of 32, 16, 8"),
+    ({"lane_bits": "wide"}, "--lane-bits wide"),
+    ({"ranks": 5}, "--ranks 5: expected 2 or more, the same number on each of 2 leaves"),
+    ({"topo": "2"}, "--topo 2: expected LEAVES,SPINES"),
+    ({"rate": "fast"}, "--rate: "),
+    ({"loss": 0.01}, "the plain bridge that gloo runs on loses nothing; give gloo@fabric"),
+    ({"rails": 3}, "--rails 3: expected 1 or 2"),
+    ({"steps": 0}, "--steps 0: expected 1 or more"),
+    ({"model": "transformer", "width": 30}, "--width 30: expected a multiple of 8"),
+    ({"timeout": 0.0}, "--timeout 0: expected more than 0"),
+])
+def test_words_that_cannot_be_are_refused_by_name(options: dict[str, Any], says: str) -> None:
+    """An option with a wrong value is refused, by its name, before anything is started."""
+    with pytest.raises(ValueError, match=says):
+        train.spec(**{**DEFAULTS, **options})
+
+
+def test_the_link_is_charged_what_a_step_must_move() -> None:
+    """Folded gradients are M, less in narrow lanes; gloo's 2 (N-1)/N M; sharded training gathers twice besides."""
+    assert training.least_bytes("netfold", 8, 800, 32) == training.least_bytes("priority", 8, 800, 32) == 800
+    assert training.least_bytes("hook", 8, 800, 16) == 400
+    assert training.least_bytes("gloo", 8, 800, 32) == 1400
+    assert training.least_bytes("fsdp", 8, 800, 32) == 1500
+    assert training.least_bytes("fsdp-gloo", 8, 800, 32) == 2100
+
+
+def test_wrong_training_raises() -> None:
+    """Losses beyond the bound of the lanes, losses that are no numbers, and ranks with unlike parameters are wrong
+    data."""
+    alone = msgspec.structs.replace(RESULT, digest="another")
+    off = msgspec.structs.replace(RESULT, losses=[2.0, 1.03])
+    assert training.check("netfold", 32, [RESULT, RESULT], alone) == 0
+    assert training.check("netfold", 16, [RESULT, off], alone) == pytest.approx(0.005)
+    with pytest.raises(WrongData, match=r"the mean loss is 1\.515000, that of a single process 1\.500000"):
+        training.check("netfold", 32, [off, off], alone)
+    with pytest.raises(WrongData, match="2 kinds of parameters"):
+        training.check("netfold", 32, [RESULT, alone], alone)
+    with pytest.raises(WrongData, match="nan"):
+        training.check("netfold", 8, [msgspec.structs.replace(RESULT, losses=[float("nan")])], alone)
+
+
+def test_ratios_are_those_of_each_round() -> None:
+    """A round in which the machine was twice as slow leaves the ratio to gloo as it is."""
+    def turn(seconds: float) -> training.Turn:
+        return training.Turn([msgspec.structs.replace(RESULT, seconds=[seconds])], 0.0, 0.0)
+
+    row = training.row_of(train.spec(**DEFAULTS), "netfold", 32, [turn(0.1), turn(0.2)], [turn(0.2), turn(0.4)], RESULT)
+    assert (row.times_gloo, row.times_gloo_least, row.times_gloo_most) == (2.0, 2.0, 2.0)
+    assert row.step_seconds == pytest.approx(0.15)
+    assert row.samples_per_s == pytest.approx(32 / 0.15)
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("model", ["cnn", "transformer"])
+def test_models_learn_what_is_generated(model: str) -> None:
+    """The loss of a single process falls, the same way to the last bit every time."""
+    from netfold.bench.ranks.train import alone
+
+    command = TrainCommand("gloo", model, 64, 8, 2, 40, 1, seed=1, rate=0.1)
+    found = alone(command)
+    assert statistics.fmean(found.losses[-8:]) < statistics.fmean(found.losses[:8]) - 0.05
+    again = alone(command)
+    assert (again.losses, again.digest, again.accuracy) == (found.losses, found.digest, found.accuracy)
+
+
+@pytest.mark.netns
+@pytest.mark.needs("namespaces", "mininet", "torch")
+@pytest.mark.timeout(150)
+def test_a_small_run_measures_every_backend(tmp_path: Path) -> None:
+    """Every backend has a row with right losses, by the path that it should take."""
+    out = tmp_path / "rows.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "netfold.cli", "bench", "train", "--ranks", "2", "--topo", "1,0", "--width", "64",
+         "--batch", "2", "--steps", "2", "--warmup", "1", "--rounds", "1", "--lane-bits", "16", "--backends",
+         "gloo,netfold,priority", "--json", str(out)],
+        capture_output=True, text=True, timeout=140, check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(out.read_text())
+    assert [(row["backend"], row["lane_bits"], row["network"]) for row in rows] == [
+        ("gloo", 32, "bridge"), ("netfold", 16, "softswitch"), ("priority", 16, "softswitch")]
+    for row in rows:
+        assert (row["model"], row["ranks"], row["batch"]) == ("cnn", 2, 4)
+        assert row["step_seconds"] > 0
+        assert row["samples_per_s"] == pytest.approx(4 / row["step_seconds"])
+        assert row["final_loss"] == pytest.approx(row["final_loss_alone"], rel=0.02)
+        assert row["loss_difference"] <= 0.02
+        assert row["wait_seconds"] >= 0
+        assert row["path"].startswith("gloo" if row["backend"] == "gloo" else "innet")
