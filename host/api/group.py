@@ -22,6 +22,7 @@ import numpy as np
 from netfold.host.api import data_movement
 from netfold.host.api import reproducible as exact
 from netfold.host.api.members import Members
+from netfold.host.api.together import Together
 from netfold.host.api.work import OperationSequencer, Work
 from netfold.host.collectives import REDUCE
 from netfold.host.operation.arrays import Array, native, pieces_of, result_of, rows_of
@@ -261,6 +262,11 @@ class Group:
             exact.check(self._ranks.dispatch)
             reduction, coding = exact.carried(reduction.op, reduction.element), PLAIN
         self._ranks.dispatch.check(algorithm, reduction, coding)
+
+    def together(self) -> Together:
+        """A context within which one ``reduce_scatter`` and one ``all_gather`` are called, to be made at the same time
+        when it ends: ``with comm.together() as both: both.reduce_scatter(..); both.all_gather(..)``."""
+        return Together(self._ranks, self._coding, self.reduce_scatter, self.all_gather)
 
     # ---- moving arrays as they are -----------------------------------------------------------------------------------
     def broadcast(self, array: Array, *, root: int = 0, algorithm: str | None = None) -> Array:

@@ -17,7 +17,7 @@ FIELDS = (
 AGREEMENT, DATA = 0, 1
 """Kinds of streams: ``nf_kind``."""
 DTYPE_CODES = {"float32": 0, "int32": 1, "bytes": 2}
-COLLECTIVES = ("allreduce", "reduce_scatter", "reduce", "all_gather", "broadcast", "barrier")
+COLLECTIVES = ("allreduce", "reduce_scatter", "reduce", "all_gather", "broadcast", "barrier", "exchange")
 """Names of what folds, in the order of ``nf_collective``."""
 REDUCTIONS = ("sum", "average", "saturating sum", "max", "min")
 """Names of reductions, in the order of ``nf_reduction``."""
@@ -53,6 +53,7 @@ class FoldOperation(C.Structure):
         ("dtype", C.c_int32), ("reduction", C.c_int32), ("lane_bits", C.c_uint32),
         ("stochastic", C.c_uint32), ("key", C.c_uint32), ("divisor", C.c_float), ("count", C.c_uint64),
         ("rows", C.POINTER(Row)), ("source", C.c_void_p), ("out", C.c_void_p), ("out_first", C.c_uint64),
+        ("gathered", C.c_void_p), ("gathered_bytes", C.c_uint64), ("gathered_rows", C.POINTER(Row)),
         ("residual", C.c_void_p),
     ]
 

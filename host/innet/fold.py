@@ -231,7 +231,7 @@ class FoldRail:
                     self._last = part
                     self._drive(part)
                     for tree in range(len(self._bytes)):
-                        self._bytes[tree] += self._core.elements(tree) * part.source.itemsize
+                        self._bytes[tree] += self._core.carried(tree)
             except BaseException as error:
                 self._cut_off(error)
                 raise

@@ -108,6 +108,7 @@ def functions() -> dict[str, tuple[Any, ...]]:
         "nf_fold_refused": (u64, pointer, C.POINTER(Origin)),
         "nf_fold_unfolded": (u64, pointer),
         "nf_fold_elements": (u64, pointer, u32),
+        "nf_fold_carried": (u64, pointer, u32),
         "nf_fold_retransmitted": (u64, pointer),
         "nf_fold_saturated": (u64, pointer),
         "nf_fold_stream_state": (None, pointer, u32, C.c_int, C.POINTER(StreamState)),
@@ -295,10 +296,13 @@ class Core:
         if request.collective == "barrier":
             operation.dtype = DTYPE_CODES["float32"]
         else:
-            operation.rows = (Row * len(request.rows))(*(Row(row.start, row.stop - row.start) for row in request.rows))
+            operation.rows = _rows(request.rows)
+        if request.gathered is not None:
+            operation.gathered, operation.gathered_bytes = address_of(request.gathered), request.gathered.size
+            operation.gathered_rows = _rows(request.gathered_rows)
         if operation.stochastic:
             operation.key = self._lib.nf_key(coding.seed, operation.number, rank)
-        self._keep = (source, out, None)
+        self._keep = (source, out, request.gathered)
         if not self._lib.nf_fold_start(self.handle, operation, now, self._why):
             raise self._refused(source.size, str(request))
 
@@ -376,6 +380,10 @@ class Core:
         """Number of elements of the current operation in a tree's stripe."""
         return int(self._lib.nf_fold_elements(self.handle, tree))
 
+    def carried(self, tree: int) -> int:
+        """Number of bytes of the current operation's arrays in a tree's stripe."""
+        return int(self._lib.nf_fold_carried(self.handle, tree))
+
     def saturated(self) -> int:
         """Number of results of the current saturating sum that are at an end of the range."""
         return int(self._lib.nf_fold_saturated(self.handle))
@@ -396,6 +404,10 @@ class Core:
     def __del__(self) -> None:
         if getattr(self, "handle", None):
             self.close()
+
+
+def _rows(rows: Sequence[slice]) -> C.Array[Row]:
+    return (Row * len(rows))(*(Row(row.start, row.stop - row.start) for row in rows))
 
 
 def _named(op: Op, coding: Coding, divisor: float) -> str:

@@ -16,6 +16,8 @@
  *   reduce_scatter, reduce     all contribute but the owner, which alone wants the result, and adds its own integers
  *   all_gather, broadcast      the owner contributes, and the others want what it sends: bytes, as they are
  *   barrier                    there are no rows: the signature is all
+ *   exchange                   a reduce_scatter and an all_gather, whose rows take turns: the one fills the links up,
+ * the other those down
  *
  * Who contributes nothing to a packet sends presence, a header without lanes; who wants nothing says so, and gets such
  * a header as the acknowledgement.  So sequence numbers, windows, history and losses are those of an allreduce.  Of a
@@ -52,7 +54,8 @@ typedef enum {
     NF_REDUCE = 2,
     NF_ALL_GATHER = 3,
     NF_BROADCAST = 4,
-    NF_BARRIER = 5
+    NF_BARRIER = 5,
+    NF_EXCHANGE = 6 /* a reduce_scatter, and an all_gather of other data beside it */
 } nf_collective;
 /* NF_AVERAGE is a sum whose results are divided; NF_SATURATED is of int32. */
 typedef enum { NF_SUM = 0, NF_AVERAGE = 1, NF_SATURATED = 2, NF_MAX = 3, NF_MIN = 4 } nf_reduction;
@@ -110,7 +113,10 @@ typedef struct { /* what is to be done, and how */
     const void *source; /* the tensor; untouched until the end, unless it is `out` */
     void *out;          /* the tensor from element `out_first` on */
     uint64_t out_first;
-    float *residual; /* error feedback of narrow lanes: `count` of them, or NULL */
+    uint8_t *gathered; /* an exchange's all_gather: all rows, of which this rank has filled its own; else NULL */
+    uint64_t gathered_bytes;
+    const nf_row *gathered_rows; /* as `rows`, in bytes */
+    float *residual;             /* error feedback of narrow lanes: `count` of them, or NULL */
 } nf_operation;
 
 typedef struct {   /* why an operation failed */
@@ -206,6 +212,8 @@ uint64_t nf_fold_refused(const nf_fold *, nf_origin *last);
 uint64_t nf_fold_unfolded(const nf_fold *);
 /* Returns how many bytes this operation's tensor has. */
 uint64_t nf_fold_bytes(const nf_fold *);
+/* Returns how many bytes of this operation's arrays are in this tree's stripe. */
+uint64_t nf_fold_carried(const nf_fold *, uint32_t tree);
 /* Returns how many elements of this operation are in this tree's stripe. */
 uint64_t nf_fold_elements(const nf_fold *, uint32_t tree);
 /* Returns how many packets were repeated, on all streams, since nf_fold_open. */

@@ -92,17 +92,24 @@ static bool gathers(const nf_operation *op) {
     return op->collective == NF_ALL_GATHER || op->collective == NF_BROADCAST;
 }
 
+static bool within(const nf_fold *f, const nf_row *rows, uint64_t count) {
+    for (uint32_t r = 0; rows && r < f->world; r++)
+        if (rows[r].first > count || rows[r].count > count - rows[r].first) return false;
+    return true;
+}
+
 /* What is wrong with an operation's rows, for all kinds but an allreduce. */
 static const char *refusal_of_rows(const nf_fold *f, const nf_operation *op) {
-    if (op->collective < NF_ALLREDUCE || op->collective > NF_BARRIER) return "expected a collective that folds";
+    if (op->collective < NF_ALLREDUCE || op->collective > NF_EXCHANGE) return "expected a collective that folds";
     if (op->rank >= f->world || op->root >= f->world) return "expected rank and root below the number of ranks";
     if (!op->rows != (op->collective == NF_BARRIER)) return "expected rows, but for a barrier";
     if (gathers(op) != (op->dtype == NF_BYTES)) return "what is gathered or broadcast are bytes, and nothing else";
     if (op->residual || op->reduction == NF_SATURATED) return "error feedback and saturation are an allreduce's";
     if (f->trees[0].channels[NF_DATA_STREAM].plan.message) return "a job with RC queue pairs has allreduce alone";
-    for (uint32_t r = 0; op->rows && r < f->world; r++)
-        if (op->rows[r].first > op->count || op->rows[r].count > op->count - op->rows[r].first)
-            return "expected rows within the tensor";
+    if (!op->gathered_rows != (op->collective != NF_EXCHANGE))
+        return "expected an exchange to gather, and nothing else";
+    if (!within(f, op->rows, op->count) || !within(f, op->gathered_rows, op->gathered_bytes))
+        return "expected rows within the tensor";
     return NULL;
 }
 
@@ -131,10 +138,25 @@ static uint32_t lanes_of(const nf_operation *op) {
     }
 }
 
+static uint64_t pieces_of(const nf_fold *f, const nf_row *rows, uint32_t piece) {
+    uint64_t n = 0;
+    for (uint32_t r = 0; rows && r < f->world; r++) n += (rows[r].count + piece - 1) / piece;
+    return n;
+}
+
+/* Adds the pieces of a row's turn.  Returns where the next ones go. */
+static nf_piece *add_turn(nf_piece *to, const nf_row *row, uint32_t owner, uint64_t turn, uint32_t piece, bool bytes) {
+    uint64_t each = (uint64_t)NF_TURN_PACKETS * piece;
+    for (uint64_t at = turn * each; at < (turn + 1) * each && at < row->count; at += piece) {
+        uint64_t left = row->count - at;
+        *to++ = (nf_piece){row->first + at, (uint32_t)(left < piece ? left : piece), owner, bytes};
+    }
+    return to;
+}
+
 /* Cuts the rows into pieces, which take turns.  Returns how many there are; false in *enough: memory is short. */
 static uint64_t cut_rows(nf_fold *f, const nf_operation *op, uint32_t piece, bool *enough) {
-    uint64_t n = 0;
-    for (uint32_t r = 0; r < f->world; r++) n += (op->rows[r].count + piece - 1) / piece;
+    uint64_t n = pieces_of(f, op->rows, piece) + pieces_of(f, op->gathered_rows, f->path_mtu);
     *enough = true;
     if (n > f->pieces_room) {
         nf_piece *more = realloc(f->pieces, n * sizeof *more);
@@ -145,20 +167,22 @@ static uint64_t cut_rows(nf_fold *f, const nf_operation *op, uint32_t piece, boo
         f->pieces = more;
         f->pieces_room = n;
     }
-    const uint64_t turn = (uint64_t)NF_TURN_PACKETS * piece;
-    for (uint64_t done = 0, from = 0; done < n; from += turn)
-        for (uint32_t r = 0; r < f->world; r++)
-            for (uint64_t at = from; at < from + turn && at < op->rows[r].count; at += piece) {
-                uint64_t left = op->rows[r].count - at;
-                f->pieces[done++] = (nf_piece){op->rows[r].first + at, (uint32_t)(left < piece ? left : piece), r};
-            }
+    nf_piece *to = f->pieces;
+    for (uint64_t turn = 0; to < f->pieces + n; turn++)
+        for (uint32_t r = 0; r < f->world; r++) {
+            to = add_turn(to, op->rows + r, r, turn, piece, op->dtype == NF_BYTES);
+            if (op->gathered_rows) to = add_turn(to, op->gathered_rows + r, r, turn, f->path_mtu, true);
+        }
     return n;
 }
 
 static uint32_t digest_of_rows(const nf_fold *f, const nf_operation *op) {
-    if (op->collective != NF_REDUCE_SCATTER && op->collective != NF_ALL_GATHER) return 0;
+    if (!op->rows || op->collective == NF_REDUCE || op->collective == NF_BROADCAST) return 0;
     uint64_t digest = 0xcbf29ce484222325; /* FNV-1a, by row */
-    for (uint32_t r = 0; r < f->world; r++) digest = (digest ^ op->rows[r].count) * 0x100000001b3;
+    for (uint32_t r = 0; r < f->world; r++) {
+        digest = (digest ^ op->rows[r].count) * 0x100000001b3;
+        if (op->gathered_rows) digest = (digest ^ op->gathered_rows[r].count) * 0x100000001b3;
+    }
     return (uint32_t)(digest >> 33);
 }
 
@@ -327,7 +351,7 @@ uint64_t nf_fold_refused(const nf_fold *f, nf_origin *last) {
     return f->refused;
 }
 
-uint64_t nf_fold_bytes(const nf_fold *f) { return f->op.count * f->itemsize; }
+uint64_t nf_fold_bytes(const nf_fold *f) { return f->op.count * f->itemsize + f->op.gathered_bytes; }
 
 uint64_t nf_fold_saturated(const nf_fold *f) { return f->saturated; }
 
@@ -335,6 +359,16 @@ uint64_t nf_fold_elements(const nf_fold *f, uint32_t t) {
     const nf_tree *tr = &f->trees[t];
     uint64_t sum = 0;
     for (uint64_t p = tr->first; p < tr->first + tr->pieces; p++) sum += nf_piece_at(f, p).count;
+    return sum;
+}
+
+uint64_t nf_fold_carried(const nf_fold *f, uint32_t t) {
+    const nf_tree *tr = &f->trees[t];
+    uint64_t sum = 0;
+    for (uint64_t number = tr->first; number < tr->first + tr->pieces; number++) {
+        nf_piece p = nf_piece_at(f, number);
+        sum += p.count * (p.bytes ? 1 : f->itemsize);
+    }
     return sum;
 }
 

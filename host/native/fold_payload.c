@@ -16,8 +16,13 @@ static uint8_t *block_in(const nf_fold *f, uint8_t *payload, uint32_t at) { retu
 
 /* Whether this rank has lanes for a piece of a row: what the others' sum lacks its owner adds itself. */
 static bool contributes(const nf_fold *f, uint64_t piece) {
-    bool reduces = f->op.collective == NF_REDUCE_SCATTER || f->op.collective == NF_REDUCE;
-    return !f->op.rows || (nf_piece_at(f, piece).owner == f->op.rank) != reduces;
+    nf_piece p = nf_piece_at(f, piece);
+    return !f->op.rows || (p.owner == f->op.rank) == p.bytes;
+}
+
+/* The bytes that are gathered or broadcast. */
+static uint8_t *bytes_of(const nf_fold *f) {
+    return f->op.collective == NF_EXCHANGE ? f->op.gathered : (uint8_t *)f->op.out;
 }
 
 /* The scales of a piece's blocks. */
@@ -36,7 +41,7 @@ static uint32_t own_scale(const nf_fold *f, uint64_t block) {
     uint64_t number = block * NF_BLOCK / f->piece, at = block * NF_BLOCK % f->piece;
     nf_piece p = nf_piece_at(f, number);
     uint64_t first = p.first + at, left = p.count > at ? p.count - at : 0;
-    size_t n = left < NF_BLOCK ? (size_t)left : NF_BLOCK;
+    size_t n = p.bytes ? 0 : left < NF_BLOCK ? (size_t)left : NF_BLOCK;
     const float *x = (const float *)f->op.source + first;
     if (f->op.lane_bits == 32) return nf_block_exponent(x, n);
     return nf_block_top(x, f->op.residual ? f->op.residual + first : NULL, n);
@@ -135,15 +140,15 @@ nf_header nf_payload_own_header(const nf_fold *f, const nf_channel *c, uint64_t 
 static void write_piece(const nf_fold *f, uint64_t number, uint8_t *payload) {
     nf_piece p = nf_piece_at(f, number);
     bool least = f->op.reduction == NF_MIN;
-    if (f->op.dtype == NF_BYTES)
-        memcpy(payload, (const uint8_t *)f->op.source + p.first, p.count);
+    if (p.bytes)
+        memcpy(payload, bytes_of(f) + p.first, p.count);
     else if (f->scaled)
         write_blocks(f, scales_of(f, number), p.first, p.count, payload);
     else if (f->op.dtype == NF_INT32)
         nf_to_lanes((const int32_t *)f->op.source + p.first, p.count, least, payload);
     else
         nf_to_order((const float *)f->op.source + p.first, p.count, least, payload);
-    size_t bytes = f->op.dtype == NF_BYTES ? p.count : (size_t)p.count * f->op.lane_bits / 8;
+    size_t bytes = p.bytes ? p.count : (size_t)p.count * f->op.lane_bits / 8;
     memset(payload + bytes, 0, f->path_mtu - bytes);
 }
 
@@ -266,11 +271,11 @@ static void combine(const nf_fold *f, uint8_t *own, const uint8_t *theirs) {
 /* A piece of a row of this rank's, of which the others have sent their sum, or what its owner has sent. */
 static void read_row(nf_fold *f, uint64_t number, const uint8_t *payload) {
     nf_piece p = nf_piece_at(f, number);
-    uint8_t *out = (uint8_t *)f->op.out + (p.first - f->op.out_first) * f->itemsize, sum[NF_MAX_PATH_MTU];
-    if (f->op.dtype == NF_BYTES) {
-        memcpy(out, payload, p.count);
+    if (p.bytes) {
+        memcpy(bytes_of(f) + p.first, payload, p.count);
         return;
     }
+    uint8_t *out = (uint8_t *)f->op.out + (p.first - f->op.out_first) * f->itemsize, sum[NF_MAX_PATH_MTU];
     write_piece(f, number, sum);
     combine(f, sum, payload);
     read_elements(f, scales_of(f, number), p.first, p.count, sum, out);

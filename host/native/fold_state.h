@@ -36,6 +36,7 @@ typedef struct {
 typedef struct { /* the elements of one packet */
     uint64_t first;
     uint32_t count, owner; /* owner: of its row; an allreduce's is nobody's, NF_NOBODY */
+    bool bytes;            /* to be gathered or broadcast, not reduced */
 } nf_piece;
 #define NF_NOBODY UINT32_MAX
 
@@ -77,7 +78,7 @@ struct nf_fold {
 static inline nf_piece nf_piece_at(const nf_fold *f, uint64_t p) {
     if (f->op.rows) return f->pieces[p];
     uint64_t first = p * f->piece, left = f->op.count > first ? f->op.count - first : 0;
-    return (nf_piece){first, (uint32_t)(left < f->piece ? left : f->piece), NF_NOBODY};
+    return (nf_piece){first, (uint32_t)(left < f->piece ? left : f->piece), NF_NOBODY, false};
 }
 
 /* Packets of a stream's longest message. */

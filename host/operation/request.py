@@ -63,14 +63,15 @@ class AllreduceRequest(msgspec.Struct, frozen=True):
         return f"operation {self.number} ({called}{self.source.size} x {self.source.dtype.name})"
 
 
-RowsCollective = Literal["reduce_scatter", "reduce", "all_gather", "broadcast", "barrier"]
+RowsCollective = Literal["reduce_scatter", "reduce", "all_gather", "broadcast", "barrier", "exchange"]
 """What a ``RowsRequest`` may ask for."""
 
 
 class RowsRequest(msgspec.Struct, frozen=True):
     """A collective of rows, of which each rank owns one: it gets the reduction of its row, or hands its row to all.
 
-    collective  "reduce_scatter" and "reduce" reduce; "all_gather" and "broadcast" move bytes; a barrier has no rows
+    collective  "reduce_scatter" and "reduce" reduce; "all_gather" and "broadcast" move bytes; a barrier has no rows;
+                an "exchange" is a reduce_scatter with an all_gather of other bytes beside it
     source      flat: the rows of all ranks, of which a rank that moves bytes needs to have filled its own alone
     out         flat: where what this rank gets goes: the source itself, its part from ``out_first`` on, or memory of
                 its own.  Of a reduce the root's alone matters
@@ -81,6 +82,8 @@ class RowsRequest(msgspec.Struct, frozen=True):
     out_first   the element of ``source`` with which ``out`` begins
     reduction   what is computed; None where bytes are moved
     coding      how elements become lanes of packets
+    gathered    of an exchange: uint8, all ranks' rows, of which this rank has filled its own
+    gathered_rows  each rank's bytes of it
     """
 
     collective: RowsCollective
@@ -92,24 +95,32 @@ class RowsRequest(msgspec.Struct, frozen=True):
     out_first: int = 0
     reduction: Reduction | None = None
     coding: Coding = PLAIN
+    gathered: Flat | None = None
+    gathered_rows: Sequence[slice] = ()
 
     def parts(self, most: int) -> list[RowsRequest]:
         """The same as operations of at most so many elements, a part of each row in each; one at least."""
         each = max(1, most // max(1, len(self.rows)))
         longest = max((row.stop - row.start for row in self.rows), default=0)
-        if longest <= each or sum(row.stop - row.start for row in self.rows) <= most:
+        wide = max((row.stop - row.start for row in self.gathered_rows), default=0)
+        if sum(row.stop - row.start for row in (*self.rows, *self.gathered_rows)) <= most:
             return [self]
         return [
-            msgspec.structs.replace(self, rows=[
-                slice(min(row.stop, row.start + at), min(row.stop, row.start + at + each)) for row in self.rows
-            ])
-            for at in range(0, longest, each)
+            msgspec.structs.replace(
+                self, rows=_cut(self.rows, at, each), gathered_rows=_cut(self.gathered_rows, at, each),
+            )
+            for at in range(0, max(1, longest, wide), each)
         ]
 
     def __str__(self) -> str:
         what = "" if self.collective == "barrier" else f" of {self.source.size} x {self.source.dtype.name}"
         at = f", root {self.root}" if self.collective in ("reduce", "broadcast") else ""
         return f"operation {self.number} ({self.collective}{what}{at})"
+
+
+def _cut(rows: Sequence[slice], at: int, each: int) -> list[slice]:
+    """Of each row the part from ``at`` on, ``each`` long at most."""
+    return [slice(min(row.stop, row.start + at), min(row.stop, row.start + at + each)) for row in rows]
 
 
 Request = AllreduceRequest | RowsRequest

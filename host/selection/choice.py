@@ -23,7 +23,7 @@ MARGIN = 1.1
 TIMED = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 2 << 20)
 """Sizes in bytes of the allreduces that a group may time to correct the model (``measure``)."""
 
-Collective = Literal["allreduce", "reduce_scatter", "reduce", "all_gather", "broadcast", "barrier"]
+Collective = Literal["allreduce", "reduce_scatter", "reduce", "all_gather", "broadcast", "barrier", "exchange"]
 Timed = Mapping[str, Mapping[int, float]]
 """Algorithm -> bytes -> seconds that an allreduce took."""
 
@@ -74,6 +74,8 @@ def predict(
         found["ring"] = cost.reduce_scatter(nbytes, ranks, link)
     elif collective == "all_gather":
         found["ring"] = cost.all_gather(nbytes, ranks, link)
+    elif collective == "exchange":  # half to reduce, half to gather, one ring after the other
+        found["ring"] = cost.reduce_scatter(nbytes / 2, ranks, link) + cost.all_gather(nbytes / 2, ranks, link)
     elif collective == "broadcast":
         found |= {
             "binomial": cost.broadcast_binomial(nbytes, ranks, far),
@@ -106,6 +108,7 @@ def predict(
     elif setting.fold is not None:
         # Of a row nobody sends, or gets, what is his own.
         share = (ranks - 1) / ranks if collective in ("reduce_scatter", "all_gather") else 1.0
+        share = 0.5 if collective == "exchange" else share  # each half fills the direction that the other leaves free
         found[INNET] = cost.innet(lanes * share, ranks, setting.fold)
     return found
 

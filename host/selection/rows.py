@@ -78,6 +78,16 @@ class RowsDispatch:
         self._reduce("reduce_scatter", request, pieces, mine)
         return True
 
+    def exchange(
+        self, request: AllreduceRequest, pieces: Sequence[slice], data: Flat, rows: Sequence[slice]
+    ) -> bool:
+        """A ``reduce_scatter``, and an ``all_gather`` of ``data`` and its ``rows`` at the same time, where the switches
+        carry both."""
+        if not self._folds("exchange", request.nbytes + data.nbytes, request.number, request.algorithm, request):
+            return False
+        self._reduce("exchange", request, pieces, pieces[self._hosts.rank], gathered=data, gathered_rows=rows)
+        return True
+
     def reduce(self, request: AllreduceRequest, root: int) -> None:
         """Fills the root's ``request.out`` with the reduction; the other ranks' is not touched."""
         if self._folds("reduce", request.nbytes, request.number, request.algorithm, request):
@@ -168,7 +178,8 @@ class RowsDispatch:
         return switches.begin(number)
 
     def _reduce(
-        self, collective: RowsCollective, request: AllreduceRequest, rows: Sequence[slice], mine: slice, root: int = 0
+        self, collective: RowsCollective, request: AllreduceRequest, rows: Sequence[slice], mine: slice, root: int = 0,
+        *, gathered: Flat | None = None, gathered_rows: Sequence[slice] = (),
     ) -> None:
         """Folds, and brings arrays into the form that lanes have, and back; ``mine``: what this rank gets."""
         source, out, reduction = request.source, request.out, request.reduction
@@ -179,7 +190,9 @@ class RowsDispatch:
         into = out.reshape(-1) if plain else np.empty(mine.stop - mine.start, wide.dtype)
         op = Reduction(reduction.op, "float32") if half else reduction
         first = mine.start if gets else 0
-        self._carry(RowsRequest(collective, wide, into, rows, request.number, root, first, op, request.coding))
+        self._carry(RowsRequest(
+            collective, wide, into, rows, request.number, root, first, op, request.coding, gathered, gathered_rows,
+        ))
         if gets and half:
             narrow(into.reshape(out.shape), reduction.element, out)
         elif gets and not plain:

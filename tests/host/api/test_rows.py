@@ -57,6 +57,16 @@ def every_way(comm: Communicator) -> None:
     assert comm.reduce_scatter(empty).shape == (0, 3)
     assert comm.broadcast(empty) is empty
     comm.barrier()
+    for dtype in ("float32", "float16", "int64"):
+        data, shard = whole(dtype) * (rank + 1), np.full((rank, 2), rank, np.int16)
+        with comm.together() as both:
+            sums = both.reduce_scatter(data, counts=COUNTS)
+            shards = both.all_gather(shard, counts=range(WORLD))
+        assert (sums == whole(dtype)[mine] * 6).all()
+        assert (shards == [[1, 1], [2, 2], [2, 2]]).all()
+    with comm.together() as both:
+        shards = both.all_gather(np.array([rank]))
+    assert (shards == range(WORLD)).all()
     if rank != 1:
         pair = comm.group([0, 2])
         assert (pair.all_gather(np.array([rank])) == [0, 2]).all()
@@ -134,6 +144,16 @@ def test_what_cannot_be_asked_for_is_refused_at_the_border(name: str, call: dict
         given = [] if name == "barrier" else [80] if name == "explain" else [np.zeros(3)]
         with pytest.raises(ValueError, match=message):
             getattr(comms[0], name)(*given, **call)
+        assert comms[0].stats().packets_sent == 0
+
+
+def test_one_call_of_each_kind_goes_together() -> None:
+    """A second reduce_scatter in one block is refused, and then nothing of the block is sent."""
+    with loopback_job(WORLD) as comms:
+        both = comms[0].together()
+        both.reduce_scatter(np.zeros(3))
+        with pytest.raises(ValueError, match="expected one reduce_scatter and one all_gather"), both:
+            both.reduce_scatter(np.zeros(3))
         assert comms[0].stats().packets_sent == 0
 
 

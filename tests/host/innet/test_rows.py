@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import combinations, pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -35,7 +36,9 @@ from support.slot_model import (
 )
 
 LAYOUTS: list[list[Layout]] = [[0, 1], [[0, 1], [2]], [[[0, 1], [2]], [3, 4]]]
-KINDS: tuple[RowsCollective, ...] = ("reduce_scatter", "reduce", "all_gather", "broadcast", "barrier")
+KINDS: tuple[RowsCollective, ...] = (
+    "reduce_scatter", "reduce", "all_gather", "broadcast", "barrier", "exchange",
+)
 Rows = list[NDArray[Any]]
 NOTHING = np.empty(0, np.float32)
 
@@ -69,12 +72,12 @@ class Operation:
         self.requests: list[RowsRequest] = []
         if kind == "barrier":
             self.requests = [RowsRequest(kind, NOTHING, NOTHING, (), number)] * world
-        elif kind in ("reduce_scatter", "reduce"):
+        elif kind in ("reduce_scatter", "reduce", "exchange"):
             self.sources = tensors(world, size, dtype, seed)
             fold = {"sum": np.add, "average": np.add, "max": np.maximum, "min": np.minimum}[op]
             whole = fold.reduce(self.sources, dtype=dtype)
             for rank, row in enumerate(rows):
-                mine = row if kind == "reduce_scatter" or rank == root else slice(0, 0)
+                mine = row if kind != "reduce" or rank == root else slice(0, 0)
                 source = self.sources[rank].copy()
                 out = source[mine] if in_place else np.full(mine.stop - mine.start, 99, dtype)
                 self.outs.append(out)
@@ -94,10 +97,21 @@ class Operation:
                     RowsRequest(kind, data, data, rows, number, root if kind == "broadcast" else 0)
                 )
 
+        if kind == "exchange":  # what is gathered has rows of other lengths
+            counts = [3 * count + rank for rank, count in enumerate(reversed(counts))]
+            moved = Operation("all_gather", counts, number=number, seed=seed + 1)
+            self.outs += moved.outs
+            self.expected += moved.expected
+            self.requests = [
+                msgspec.structs.replace(one, gathered=other.out, gathered_rows=other.rows)
+                for one, other in zip(self.requests, moved.requests, strict=True)
+            ]
+
     def check(self) -> None:
         """Fails where a rank got something else."""
         for rank, (out, expected) in enumerate(zip(self.outs, self.expected, strict=True)):
-            assert (out == expected).all(), f"{self.requests[rank]}, rank {rank}"
+            asked = self.requests[rank % len(self.requests)]
+            assert (out == expected).all(), f"{asked}, rank {rank % len(self.requests)}"
 
 
 def carry(fabric: Fabric, operations: Sequence[Operation]) -> None:
@@ -181,7 +195,7 @@ def traffic(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[
     return up, down
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[:-1])
 def test_each_link_carries_the_theorys_bytes_and_headers(
     kind: RowsCollective, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,3 +324,24 @@ def test_what_cannot_be_is_refused_before_anything_leaves(change: dict[str, Any]
     } | change
     with pytest.raises(ValueError, match=why):
         fabric.cores[0].start_rows(RowsRequest(**asked), 0, 0)
+
+
+def test_an_exchange_fills_both_directions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reduce_scatter and an all_gather of M bytes each, together: M up and M down, of N ranks, and presence for the
+    rest; one signature."""
+    world, packets = 5, 40
+    operation = Operation("reduce_scatter", [packets * roce.LANES] * world)
+    moved = Operation("all_gather", [packets * roce.PATH_MTU] * world)
+    fabric = make_fabric(LAYOUTS[2], TerribleNetwork(random.Random(1)), slots=512)
+    operation.requests = [
+        msgspec.structs.replace(one, collective="exchange", gathered=other.out, gathered_rows=other.rows)
+        for one, other in zip(operation.requests, moved.requests, strict=True)
+    ]
+    up, down = traffic(fabric, monkeypatch)
+    carry(fabric, [operation])
+    operation.check()
+    moved.check()
+    full = roce.data_packet_bytes(roce.Opcode.WRITE_MIDDLE)
+    for sizes in (*up, *down):
+        assert sum(size >= full for size in sizes) == packets * world + 1
+        assert len(sizes) == 2 * packets * world + 1

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A reduce_scatter and an all_gather that go together, as those of sharded training can (NCCL's group calls):
+
+    with comm.together() as both:
+        gradient = both.reduce_scatter(gradients)     # filled once the block is left
+        weights = both.all_gather(shard)
+
+The one fills the links from the ranks to the switches, the other those back: both take as long as the longer one.
+Where the switches do not carry them, the all_gather follows the reduce_scatter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from netfold.host.api.members import Members
+from netfold.host.operation.arrays import Array, flat, in_bytes, pieces_of, result_of, rows_of, rows_with
+from netfold.host.operation.coding import Coding
+from netfold.host.operation.reduction import ReduceOp, Reduction, element_name
+from netfold.host.operation.request import AllreduceRequest
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A call whose block has not ended: its arrays, each rank's rows, and what makes it alone."""
+
+    array: Array
+    out: Array
+    rows: list[int]
+    alone: Callable[[], Any]
+
+
+class Together:
+    """What is called within ``Group.together``: a reduce_scatter, and an all_gather, which are made at its end.
+
+    scatter, gather  the group's methods
+    coding           of its sums
+    """
+
+    def __init__(
+        self, ranks: Members, coding: Coding, scatter: Callable[..., Any], gather: Callable[..., Any]
+    ) -> None:
+        self._ranks = ranks
+        self._coding = coding
+        self._alone = scatter, gather
+        self._scatter: Waiting | None = None
+        self._reduction = Reduction("sum", "float32")
+        self._gather: Waiting | None = None
+
+    def reduce_scatter(
+        self, array: Array, out: Array | None = None, op: ReduceOp = "sum", *, counts: Sequence[int] | None = None,
+        dtype: str | None = None,
+    ) -> Array:
+        """As ``Group.reduce_scatter``; the result is there once the block is left."""
+        _check_first(self._scatter, "reduce_scatter")
+        array = np.asarray(array)
+        self._reduction = Reduction(op, element_name(array, dtype))
+        rows = rows_of(array, counts, self._ranks.size)
+        result = result_of((rows[self._ranks.rank], *array.shape[1:]), array, out)
+        self._scatter = Waiting(
+            array, result, rows, lambda: self._alone[0](array, result, op, counts=rows, dtype=dtype)
+        )
+        return result
+
+    def all_gather(self, array: Array, out: Array | None = None, *, counts: Sequence[int] | None = None) -> Array:
+        """As ``Group.all_gather``; the result is there once the block is left."""
+        _check_first(self._gather, "all_gather")
+        array = np.asarray(array)
+        rows = rows_with(array, counts, self._ranks.rank, self._ranks.size)
+        result = result_of((sum(rows), *array.shape[1:]), array, out)
+        self._gather = Waiting(array, result, rows, lambda: self._alone[1](array, result, counts=rows))
+        return result
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            return  # nothing has been sent
+        scatter, gather = self._scatter, self._gather
+        if scatter is not None and gather is not None and self._exchange(scatter, gather):
+            return
+        for call in (scatter, gather):
+            if call is not None:
+                call.alone()
+
+    def _exchange(self, scatter: Waiting, gather: Waiting) -> bool:
+        """Makes both at once.  Returns False where the switches do not carry them."""
+        ranks, array, own, reduction = self._ranks, scatter.array, gather.array, self._reduction
+        coding = self._coding.asked(array, reduction.op, reduction.element, None, None, None, False)
+        if coding.reproducible or ranks.dispatch.rows.refusal:
+            return False
+        data, pieces = flat(gather.out), pieces_of(gather.rows, own)
+        with ranks.operation("together", array.nbytes + data.nbytes, reduction.op, reduction.element) as number:
+            data[pieces[ranks.rank]] = own.reshape(-1)
+            request = AllreduceRequest(array, scatter.out, reduction, number, coding)
+            rows = pieces_of(scatter.rows, array)
+            if not ranks.dispatch.rows.exchange(request, rows, data.view(np.uint8), in_bytes(pieces, data)):
+                return False
+        if not np.may_share_memory(data, gather.out):
+            gather.out[...] = data.reshape(gather.out.shape)
+        return True
+
+
+def _check_first(call: Waiting | None, name: str) -> None:
+    if call is not None:
+        raise ValueError(f"{name} is called a second time: expected one reduce_scatter and one all_gather at most")
