@@ -92,6 +92,28 @@ def growth(
 
 
 @app.command()
+def collectives(
+    ranks: Annotated[int, typer.Option(help="Hosts of the fabric, and ranks.")] = 8,
+    collectives: Annotated[str, typer.Option(
+        help="By commas: barrier, broadcast, reduce, reduce_scatter, all_gather, together."
+    )] = "barrier,broadcast,reduce,reduce_scatter,all_gather,together",
+    sizes: Annotated[str, typer.Option(help="Bytes of the whole tensor, by commas, with K or M.")] = "4K,4M",
+    rate: Annotated[str, typer.Option(help="Rate of every link, in tc's units; none: not shaped.")] = "1gbit",
+    loss: Annotated[float, typer.Option(help="Probability that a packet is lost on a link.")] = 0.0,
+    switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
+    iterations: Annotated[int, typer.Option("-n", "--iters", help="Timed operations in a round.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Times that every algorithm has its turn; the median counts.")] = 3,
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here.")] = None,
+) -> None:
+    """Barriers, broadcasts, reduces, scattered sums and gathers: through the switches, over TCP, and gloo's."""
+    from netfold.bench.commands import collectives as bench
+
+    with _failing("collectives"):
+        bench.run(ranks=ranks, rate=rate, engine=engine_of(switch), collectives=collectives, sizes=sizes,
+                  rounds=rounds, iterations=iterations, loss=loss, json=json)
+
+
+@app.command()
 def machines(
     machines: Annotated[int, typer.Option(help="Hosts of the fabric.")] = 4,
     members: Annotated[int, typer.Option(help="Ranks on each.")] = 2,

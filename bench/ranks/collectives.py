@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of `netfold bench collectives`: times each collective by each algorithm, in turn, and checks the results.
+
+    python -m netfold.bench.ranks.collectives TASK      a JSON `CollectivesTask`; prints a JSON `CollectivesResult`
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from netfold.topo.rank_program import check_data, run_rank
+
+GLOO = "gloo"
+"""The algorithms of torch.distributed's backend."""
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """What is timed: a collective of so many bytes by an algorithm, "innet", one between the hosts, or `GLOO`."""
+
+    collective: str
+    nbytes: int
+    algorithm: str
+
+
+class CollectivesTask(msgspec.Struct, frozen=True):
+    """Each of the cells in each round, so many operations after one to warm up."""
+
+    cells: list[Cell]
+    rounds: int
+    iterations: int
+    timeout: float = 60.0
+
+
+class CollectivesResult(msgspec.Struct, frozen=True):
+    """What one rank measured: seconds of each operation, by round and cell."""
+
+    seconds: list[list[list[float]]]
+
+
+class GlooCollectives:
+    """The collectives of torch.distributed over the same links."""
+
+    def __init__(self, timeout: float) -> None:
+        from datetime import timedelta
+
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        self._torch, self._dist = torch, dist
+        dist.init_process_group(GLOO, timeout=timedelta(seconds=timeout))
+
+    def call(self, cell: Cell, whole: Any, mine: Any, part: Any) -> Callable[[], object]:
+        """What makes a cell's collective; the arrays are those of ``CollectivesRank``."""
+        dist, (a, b, c) = self._dist, map(self._torch.from_numpy, (whole, mine, part))
+        scatter, gather = partial(dist.reduce_scatter_tensor, b, a), partial(dist.all_gather_into_tensor, c, b)
+
+        def together() -> None:
+            for work in (dist.reduce_scatter_tensor(b.clone(), a, async_op=True),
+                         dist.all_gather_into_tensor(c, b, async_op=True)):
+                work.wait()
+
+        calls: dict[str, Callable[[], object]] = {
+            "barrier": dist.barrier, "broadcast": partial(dist.broadcast, a, 0), "reduce": partial(dist.reduce, a, 0),
+            "reduce_scatter": scatter, "all_gather": gather, "together": together,
+        }
+        return calls[cell.collective]
+
+    def close(self) -> None:
+        """Ends the process group."""
+        self._dist.destroy_process_group()
+
+
+class CollectivesRank:
+    """This process and its arrays: ``whole`` has M bytes, ``mine`` this rank's part, ``part`` room for M again."""
+
+    def __init__(self, comm: Any, task: CollectivesTask) -> None:
+        self.comm = comm
+        self.task = task
+        self.gloo = GlooCollectives(task.timeout) if any(cell.algorithm == GLOO for cell in task.cells) else None
+
+    def run(self) -> CollectivesResult:
+        """Measure all rounds; each begins with another cell."""
+        rounds = []
+        for number in range(self.task.rounds):
+            cells = self.task.cells
+            order = [(number + place) % len(cells) for place in range(len(cells))]
+            taken: dict[int, list[float]] = {place: self.time(cells[place]) for place in order}
+            rounds.append([taken[place] for place in range(len(cells))])
+        if self.gloo is not None:
+            self.gloo.close()
+        return CollectivesResult(rounds)
+
+    def time(self, cell: Cell) -> list[float]:
+        """Seconds of each operation; the ranks begin each one together."""
+        comm, each = self.comm, max(1, cell.nbytes // 4 // self.comm.size)
+        whole = np.full(each * comm.size, comm.rank + 1, np.int32)
+        mine, part = np.full(each, comm.rank + 1, np.int32), np.zeros(each * comm.size, np.int32)
+        by = self.gloo.call(cell, whole, mine, part) if cell.algorithm == GLOO and self.gloo is not None else partial(
+            self.call, cell, whole, mine, part
+        )
+        seconds = []
+        for _ in range(self.task.iterations + 1):
+            whole[...], mine[...], part[...] = comm.rank + 1, comm.rank + 1, 0
+            comm.barrier()
+            begin = time.perf_counter()
+            by()
+            seconds.append(time.perf_counter() - begin)
+            self.check(cell, whole, mine, part)
+        return seconds[1:]
+
+    def call(self, cell: Cell, whole: Any, mine: Any, part: Any) -> None:
+        """Makes a collective by an algorithm of ours."""
+        comm, algorithm = self.comm, cell.algorithm
+        if cell.collective == "barrier":
+            comm.barrier(algorithm=algorithm)
+        elif cell.collective == "broadcast":
+            comm.broadcast(whole, algorithm=algorithm)
+        elif cell.collective == "reduce":
+            comm.reduce(whole, whole, algorithm=algorithm)
+        elif cell.collective == "reduce_scatter":
+            comm.reduce_scatter(whole, mine, algorithm=algorithm)
+        elif cell.collective == "all_gather":
+            comm.all_gather(mine, part, algorithm=algorithm)
+        elif algorithm == "innet":
+            with comm.together() as both:
+                both.reduce_scatter(whole)
+                both.all_gather(mine, part)
+        else:
+            comm.reduce_scatter(whole, algorithm=algorithm)
+            comm.all_gather(mine, part, algorithm=algorithm)
+
+    def check(self, cell: Cell, whole: Any, mine: Any, part: Any) -> None:
+        """Raises WrongData for a wrong result."""
+        comm, total = self.comm, self.comm.size * (self.comm.size + 1) // 2
+        right = partial(check_data, rank=comm.rank, operation=f"{cell.collective} of {cell.nbytes} by {cell.algorithm}")
+        if cell.collective == "broadcast":
+            right(whole, 1)
+        elif cell.collective == "reduce" and comm.rank == 0:
+            right(whole, total)
+        elif cell.collective == "reduce_scatter":
+            right(mine, total)
+        elif cell.collective in ("all_gather", "together"):
+            right(part, np.repeat(np.arange(comm.size) + 1, mine.size))
+
+
+def rank(task: CollectivesTask) -> None:
+    """Measure, and print the `CollectivesResult`.  Raises WrongData."""
+    import netfold
+
+    os.environ.setdefault("NETFOLD_ALGO", "auto")
+    with netfold.init(rail="auto", timeout=task.timeout) as comm:
+        print(msgspec.json.encode(CollectivesRank(comm, task).run()).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    run_rank(rank, msgspec.json.decode(sys.argv[1], type=CollectivesTask))
