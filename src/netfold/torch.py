@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``import netfold.torch`` makes "netfold" a backend of torch.distributed; see ``netfold.host.torch``.
 
+``python -m netfold.torch SCRIPT`` runs a script whose default process group is of that backend (``launch``).
 Raises ModuleNotFoundError, which names the extra, where PyTorch is not installed.
 """
 
@@ -14,3 +15,10 @@ from netfold.host.torch import __all__ as __all__
 from netfold.host.torch import register
 
 register()
+
+if __name__ == "__main__":
+    import sys
+
+    from netfold.host.torch import launch
+
+    launch.run(sys.argv[1:])

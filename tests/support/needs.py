@@ -162,6 +162,8 @@ NEEDS: Final[dict[str, Need]] = {
     "sanitizers": Need("apt install gcc libasan8 libubsan1", ("gcc",), check=_sanitizers),
     "verbs": Need("apt install libibverbs-dev", ("gcc",), check=_verbs),
     "openssl": Need("apt install openssl", ("openssl",)),
+    "lightning": Need("pip install lightning", modules=("torch", "lightning")),
+    "accelerate": Need("pip install accelerate", modules=("torch", "accelerate")),
     "scapy": Need("pip install 'netfold[scapy]'", modules=("scapy",)),
     "scikit-learn": Need("pip install 'netfold[demo]'", modules=("sklearn",)),
     "joblib": Need("pip install 'netfold[sim]'", modules=("joblib",)),
