@@ -21,6 +21,7 @@ from netfold.host.api.communicator import Communicator
 from netfold.host.errors import NetFoldError
 from netfold.host.operation.coding import LaneBits
 from netfold.host.operation.reduction import ReduceOp
+from netfold.host.rails.planes import RAILS_VARIABLE
 from netfold.rpc.channel import CONTROLLER_VARIABLE
 
 Average: Final = "average"
@@ -58,6 +59,8 @@ def init(
         place = environment.rank_identity()
         rank, world = place.rank if rank is None else rank, place.world if world is None else world
     where = controller or os.environ.get(CONTROLLER_VARIABLE, "")
+    if address is None and rail == "auto" and os.environ.get(RAILS_VARIABLE):
+        address = ""  # several rails have planes with addresses
     atexit.register(shutdown)  # a script that ends without calling shutdown() still leaves its job
     _world = Communicator.join(
         job if job is not None else os.environ.get("NETFOLD_JOB", "default"),

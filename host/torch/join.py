@@ -23,6 +23,7 @@ from netfold.host.environment import RankIdentity
 from netfold.host.errors import JoinRefused, PlanError
 from netfold.host.mesh.connection import listen
 from netfold.host.operation.coding import LaneBits
+from netfold.host.rails.planes import RAILS_VARIABLE
 from netfold.rpc.channel import CONTROLLER_VARIABLE
 from netfold.wire.jobs import PROTOCOL, Peer, Plan, Secret
 
@@ -41,7 +42,7 @@ class Options:
 
     controller    "host:port", "unix:/path" or "store"; $NETFOLD_CONTROLLER, else an error
     address       this host's IPv4 address on the fabric; $NETFOLD_ADDRESS, else that of the interface which leads to
-                  $MASTER_ADDR or the controller, which is logged
+                  $MASTER_ADDR or the controller, which is logged; with $NETFOLD_RAILS the planes have their own
     job           name of the job; $NETFOLD_JOB, else "default"
     rail          "auto", "innet" or "tcp", as for Communicator
     algorithm     of allreduce over TCP, as for Communicator
@@ -85,8 +86,9 @@ def join(
         rank, world = place.rank if rank is None else rank, place.world if world is None else world
     job = options.job or os.environ.get(JOB_VARIABLE) or "default"
     me = f"job {job!r}, rank {rank} of {world}"
+    rails = os.environ.get(RAILS_VARIABLE, "") if options.rail == "auto" else ""
     controller = options.controller or os.environ.get(CONTROLLER_VARIABLE)
-    if not controller:
+    if not controller and not rails:
         raise JoinRefused(
             f"{me}: nobody plans this job: set {CONTROLLER_VARIABLE} or Options(controller=...) to the job service's "
             f"address (`netfold up` prints it), or to {STORE!r} to do without switches, over TCP alone"
@@ -95,9 +97,14 @@ def join(
         timeout = options.timeout
     elif TIMEOUT_VARIABLE in os.environ:
         timeout = _seconds(TIMEOUT_VARIABLE)
-    address = options.address or environment.address(
-        os.environ.get("MASTER_ADDR", ""), "" if controller == STORE else controller
-    )
+    if rails and controller != STORE:  # their planes have addresses and controllers
+        address, controller = options.address or "", options.controller
+    else:
+        if rails:
+            log.warning("%s: controller=%r plans one rail: %s=%s is not followed", me, STORE, RAILS_VARIABLE, rails)
+        address = options.address or environment.address(
+            os.environ.get("MASTER_ADDR", ""), "" if controller == STORE else controller or ""
+        )
     if controller != STORE:
         return Communicator.join(
             job, rank, world, address=address, controller=controller, timeout=timeout,
