@@ -49,7 +49,7 @@ def test_lightning_trains_its_demo_model_as_over_gloo(tmp_path: Path) -> None:
 
 @pytest.mark.needs("accelerate")
 def test_accelerate_runs_its_own_test_script(tmp_path: Path) -> None:
-    """Its own test script, which trains by DDP in several precisions and compares with one process, passes unchanged."""
+    """Its own test script, which trains by DDP and compares with one process, passes unchanged."""
     spec = importlib.util.find_spec("accelerate.test_utils.scripts.test_script")
     assert spec is not None
     assert spec.origin is not None
