@@ -15,6 +15,7 @@ from netfold.host.collectives import ALLREDUCE
 from netfold.host.errors import RankMismatch
 from netfold.testing import loopback_job, on_every_rank
 from support.exact import expected, values_of
+from support.loopback_rails import loopback_rails
 
 
 def contributions(ranks: int, size: int, dtype: Any = np.float32) -> list[NDArray[Any]]:
@@ -56,6 +57,17 @@ def test_every_rail_and_algorithm_gives_the_same_bits(monkeypatch: pytest.Monkey
             for algorithm in algorithms:
                 for result in on_every_rank(comms, partial(both, turn=turn, algorithm=algorithm)):
                     assert result == [wanted["sum"], wanted["average"]], (settings, algorithm)
+
+
+def test_several_rails_give_the_same_bits() -> None:
+    """Cut over a rail that folds and one over TCP, whatever their shares, sums are the exact ones rounded once."""
+    arrays = contributions(2, 9000)
+    wanted = expected(arrays, "sum", "float32")
+    with loopback_rails(["innet", "tcp"], 2, reproducible=True) as comms:
+        result = same(on_every_rank(comms, lambda comm: comm.allreduce(arrays[comm.rank])))
+        assert values_of(result, "float32") == wanted
+        with pytest.raises(ValueError, match="lane_bits=16"):
+            comms[0].allreduce(arrays[0], lane_bits=16)
 
 
 def test_what_carries_it_is_said() -> None:

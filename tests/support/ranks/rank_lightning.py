@@ -28,5 +28,5 @@ trainer = Trainer(
 )
 trainer.fit(model)
 trainer.test(model, verbose=False)
-print(f"rank {dist.get_rank()} by {dist.get_backend()}: {[round(float(w), 6) for w in model.layer.weight[0, :4]]}")
+print(f"rank {dist.get_rank()} by {dist.get_backend()}: {[round(w, 6) for w in model.layer.weight[0, :4].tolist()]}")
 dist.destroy_process_group()
