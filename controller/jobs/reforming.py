@@ -149,6 +149,8 @@ class Reforming:
                 here.asked.pop(rank, None)
                 job.notify()
         successor = here.decided.result()
+        if successor is not None and rank not in job.places:  # it was lost when the others decided
+            refuse(Code.ABORTED, evicted(job, rank))
         return None if successor is None else (successor, job.places[rank])
 
     # ---- deciding ------------------------------------------------------------------------------------------------

@@ -131,6 +131,7 @@ class Communicator(Group):
         token: str = "",
         on_loss: OnLoss = "raise",
         reproducible: bool | None = None,
+        paths: PathChoice | None = None,
     ) -> Communicator:
         """Joins a job that runs already, as its last rank, and waits until its ranks let it in (``grow``): a rank that
         comes back, or a new one.  Its next operation is that of the others after their ``grow``.
@@ -138,7 +139,7 @@ class Communicator(Group):
         The parameters and errors are those of ``join``; ``join_timeout`` is for the others' ``grow``.
         """
         kind = cls._that(on_loss)
-        settings = JoinSettings(address, rail, lane_bits, algorithm, (), timeout, reproducible)
+        settings = JoinSettings(address, rail, lane_bits, algorithm, (), timeout, reproducible, paths)
         parts = assembly.join(
             job, 0, 1, settings, controller=controller, join_timeout=join_timeout, token=token, joining=True
         )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from netfold.host import environment
 from netfold.host.api import objects
 from netfold.host.api.assembly import RailName
-from netfold.host.api.communicator import Communicator
+from netfold.host.api.communicator import Communicator, OnLoss
 from netfold.host.errors import NetFoldError
 from netfold.host.operation.coding import LaneBits
 from netfold.host.operation.reduction import ReduceOp
@@ -45,6 +45,7 @@ def init(
     algorithm: str | None = None,
     lane_bits: LaneBits | None = None,
     reproducible: bool | None = None,
+    on_loss: OnLoss = "raise",
 ) -> Communicator:
     """Joins the job that the environment names; arguments win over the environment.
 
@@ -73,6 +74,7 @@ def init(
         algorithm=algorithm,
         lane_bits=lane_bits,
         reproducible=reproducible,
+        on_loss=on_loss,
     )
     return _world
 

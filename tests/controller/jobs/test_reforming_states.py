@@ -51,12 +51,14 @@ def by_clockwork(story: Coroutine[Any, Any, None]) -> None:
 
 @dataclass(frozen=True)
 class Fate:
-    """What becomes of one rank: when it asks, and when it dies, in seconds; None: never."""
+    """What becomes of one rank: when it asks, and when its Watch breaks, in seconds; None: never.  ``lives``: it is cut
+    off then, but lives, and what it has asked stands."""
 
     asks: float | None
     dies: float | None
     grows: bool
     finished: int
+    lives: bool = False
 
 
 @dataclass
@@ -82,7 +84,9 @@ class World:
         ]
         asking = [asyncio.create_task(self.ask(here, rank)) for rank in range(world)]
         dying = [asyncio.create_task(self.die(rank, asking[rank])) for rank in range(world)]
-        await asyncio.gather(*asking, *dying, return_exceptions=True)
+        for ended in await asyncio.gather(*asking, *dying, return_exceptions=True):
+            if ended is not None and not isinstance(ended, asyncio.CancelledError):
+                raise ended
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
@@ -104,14 +108,15 @@ class World:
         if fate.dies is None:
             return
         await asyncio.sleep(fate.dies)
-        asking.cancel()
+        if not fate.lives:
+            asking.cancel()
         if self.job.successor is None and rank not in self.job.lost:  # as its Watch breaks
             self.job.lost[rank] = RankLost(rank, "", "", "its connection broke")
             self.job.notify()
 
 
 TIMES = st.one_of(st.none(), st.sampled_from([0.0, 0.1, 1.0, 2.0, 5.0, 9.9, 10.0, 11.0, 13.0, 30.0]))
-FATES = st.builds(Fate, TIMES, TIMES, st.booleans(), st.integers(5, 6))
+FATES = st.builds(Fate, TIMES, TIMES, st.booleans(), st.integers(5, 6), st.booleans())
 STILL = Fate(None, None, False, 5)
 WELL = Fate(0.0, None, False, 5)
 
@@ -119,8 +124,11 @@ WELL = Fate(0.0, None, False, 5)
 @given(st.lists(FATES, min_size=1, max_size=6), st.integers(0, 2))
 @example([WELL, WELL, STILL], 0)
 @example([WELL, WELL, STILL, STILL], 0)
+@example([WELL, Fate(9.9, None, False, 5), STILL], 0)
 @example([WELL, Fate(0.0, 5.0, False, 6), STILL], 0)
 @example([Fate(0.0, None, True, 5)] * 3, 2)
+@example([WELL, Fate(0.0, 5.0, False, 6, lives=True), Fate(9.0, None, False, 5)], 0)
+@example([WELL, Fate(0.0, 5.0, False, 6, lives=True), Fate(5.0, None, False, 5)], 0)
 def test_those_that_are_there_go_on_together_and_nobody_else(fates: list[Fate], newcomers: int) -> None:
     """All that are answered are in the same incarnation, in their order; it has those alone that had asked and were not
     dead; a live rank is left out only after its time, by more than half of those that were there; nobody waits longer
@@ -163,6 +171,9 @@ def test_those_that_are_there_go_on_together_and_nobody_else(fates: list[Fate], 
         assert story.answered
         first = min(at for at in (fates[rank].asks for rank in members) if at is not None)
         assert min(story.answered[rank] for rank in members if rank in story.answered) >= first + PATIENCE
+        if all(fate.dies is None for fate in fates):
+            half = sorted(at for at in (fates[rank].asks for rank in members) if at is not None)[there // 2]
+            assert min(story.answered[rank] for rank in members) >= half + LEAST_WAIT
     if -1 in change.former:
         assert not change.lost
         assert all(fates[rank].grows for rank in members)
