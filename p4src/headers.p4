@@ -183,7 +183,7 @@ struct slot_t {
     bit<2>              age;            // of the packet: SAME, NEWER, OLDER or OTHER
     bit<1>              done;           // the slot holds the result
     bit<1>              seen;           // this child is in the bitmap already
-    bit<1>              empty;          // all that came is presence: there are no lanes; set before the verdict only for SAME
+    bit<1>              empty;          // the slot holds this PSN, and all that came is presence: it has no lanes
     bit<1>              complete;       // all children are in the bitmap
     bit<1>              fills;          // all children are in it with this packet
     bit<1>              bare;           // the slot's packets can be made from what it holds: they have no immediate data

@@ -55,8 +55,9 @@
 #define QUEUE_DEPTH_BITS 19
 #define QUEUE_ENDLESS   0x7ffff
 
-// Whether a question can become the full packet that it asks for.  Not on BMv2, which keeps 512 bytes free before each
-// packet and writes beyond them without a word: there who asks is asked to repeat, and gets the packet for that.
+// Whether a question can become the full packet that it asks for, and presence what it completes.  Not on BMv2, which keeps
+// 512 bytes free before each packet and writes beyond them without a word: there who asks is asked to repeat, and gets the
+// packet for that, and no contribution with lanes meets one without.
 #ifndef ROOM_TO_GROW
 #define ROOM_TO_GROW    1
 #endif

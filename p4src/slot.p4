@@ -41,7 +41,8 @@
 #define SAME    2w0         // the slot holds the packet's PSN
 #define NEWER   2w1         // the slot holds an older PSN than the packet's, or another epoch's
 #define OLDER   2w2         // the slot holds a newer PSN: the packet is late
-#define OTHER   2w3         // the slot holds the packet's PSN, but with another opcode, length, pad or, of a NIC, address
+#define OTHER   2w3         // the slot holds the packet's PSN, but with another opcode, length, pad or, of a NIC, address;
+                            // or one of the two has lanes, and they may not meet
 #define NO      1w0
 #define YES     1w1
 

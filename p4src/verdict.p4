@@ -36,7 +36,7 @@
 #define REPEATED    4w5     // a result that was here already
 #define FORWARDED   4w6     // a NIC's repeat, sent on to its successor with the stored result
 #define AHEAD       4w7     // a NIC's packet ahead of one that is missing
-#define MISMATCHED  4w8     // other headers than those of the contributions before
+#define MISMATCHED  4w8     // other headers than those of the contributions before, or presence where it may not be
 #define LACKED      4w9     // a question for what the asker itself has not contributed yet: it is asked in turn
 #define OUTCOMES    10
 
