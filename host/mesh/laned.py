@@ -41,6 +41,7 @@ from netfold.host.mesh.lanes import (
     StripedPart,
     condition_of,
     path_of,
+    tune,
 )
 from netfold.host.mesh.planned import Collective, PathSource
 from netfold.host.mesh.source_ports import LEAST_PART, MessagePart, SourcePorts
@@ -231,6 +232,7 @@ class LanedMesh(ConnectedMesh):
         lanes, sock = self._lanes[link.rank], came.socket
         lane: OutLane | InLane
         if not came.lane:
+            tune(sock)
             lane = InLane(link.rank, sock)
             lanes.incoming.append(lane)
         elif came.lane in lanes.out:

@@ -15,6 +15,7 @@ import select
 import socket
 import struct
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -37,6 +38,18 @@ DEAD_SECONDS: Final = 0.1
 _TCP_INFO = struct.Struct("=8B24I3Q")
 """The beginning of Linux's struct tcp_info, up to tcpi_bytes_acked."""
 _BACKOFF, _UNACKED, _RETRANS, _TOTAL_RETRANS, _BYTES_ACKED = 4, 12, 15, 31, 34
+
+
+_TIMERS: Final = ((44, 1000), (45, 40_000), (46, 10_000))
+"""Linux's TCP_RTO_MAX_MS, TCP_RTO_MIN_US and TCP_DELACK_MAX_US, and what they are on a lane."""
+
+
+def tune(sock: socket.socket) -> None:
+    """Lets a lane's kernel repeat after 40 ms of silence instead of 200, since a path may have died, and each second at
+    least; and acknowledge within 10 ms, so that nothing is repeated for that.  Kernels before 6.15 keep their times."""
+    for option, value in _TIMERS:
+        with suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class Striped(Pending):
@@ -93,6 +106,7 @@ class OutLane:
 
     def attach(self, sock: TcpSocket) -> None:
         """Takes the connected socket."""
+        tune(sock)
         self.socket, self.control = sock, CongestionControl(sock)
 
     def close(self) -> None:
