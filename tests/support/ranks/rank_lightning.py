@@ -21,8 +21,10 @@ if net:
     os.environ["NETFOLD_ADDRESS"] = f"{net[0]}.{int(os.environ['RANK']) + 1}"
 seed_everything(1)
 model = BoringModel()
+here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 trainer = Trainer(
-    accelerator="cpu", devices=int(os.environ["WORLD_SIZE"]), strategy=DDPStrategy(process_group_backend=backend),
+    accelerator="cpu", devices=here, num_nodes=int(os.environ["WORLD_SIZE"]) // here,
+    strategy=DDPStrategy(process_group_backend=backend),
     max_epochs=2, limit_train_batches=6, limit_val_batches=2, default_root_dir=folder, logger=False,
     enable_progress_bar=False, enable_model_summary=False,
 )
