@@ -225,7 +225,8 @@ def _measure(
         steps = ", ".join(f"{label(*backend)} {some[-1].step * 1e3:.0f}" for backend, some in turns.items())
         print(f"round {number + 1} of {spec.rounds}, load {os.getloadavg()[0]:.1f}: ms a step: {steps}",
               file=sys.stderr, flush=True)
-    rows = [row_of(spec, name, bits, some, turns.get(("gloo", 32)), alone) for (name, bits), some in turns.items()]
+    gloo = turns.get(("gloo", 32)) or turns.get((f"gloo{ON_FABRIC}", 32))
+    rows = [row_of(spec, name, bits, some, gloo, alone) for (name, bits), some in turns.items()]
     if json is not None:
         files.replace(json, msgspec.json.format(msgspec.json.encode(rows), indent=1))
     show(spec, rows, echo)

@@ -87,7 +87,8 @@ class TrainRow(msgspec.Struct, frozen=True):
     """Images or tokens, as ``unit`` says."""
     unit: str
     times_gloo: float | None
-    """Median over rounds of gloo's step over this one in the same round; None where gloo was not measured."""
+    """Median over rounds of gloo's step, or gloo@fabric's where gloo was not measured, over this one in the same round;
+    None where neither was."""
     times_gloo_least: float | None
     times_gloo_most: float | None
     compute_seconds: float
