@@ -21,7 +21,10 @@ import numpy as np
 from cbuild import cc
 from netfold.host.innet.native import Core, result_origin
 from netfold.host.native.library import Origin
+from netfold.host.operation.arrays import by_counts
 from netfold.host.operation.coding import PLAIN
+from netfold.host.operation.reduction import Reduction
+from netfold.host.operation.request import RowsCollective, RowsRequest
 from netfold.host.roce.native import Endpoint
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream, RankTree
@@ -45,6 +48,31 @@ def result(packet: bytes, *, later: int = 0) -> bytes:
     return roce.BTH.pack(opcode, flags, pkey, own | qp & 15, (psn + later) & 0xFFFFFFFF) + packet[roce.BTH.size :]
 
 
+def lanes_of(presence: bytes, draw: random.Random) -> bytes:
+    """What a rank that has sent presence of a short tensor wants: the same message with lanes."""
+    (address, key, _), end = roce.RETH.unpack_from(presence, roce.BTH.size), roce.BTH.size + roce.RETH.size
+    reth = roce.RETH.pack(address, key, roce.PATH_MTU)
+    return presence[: roce.BTH.size] + reth + draw.randbytes(roce.PATH_MTU) + presence[end:]
+
+
+def rows_request(draw: random.Random, number: int, world: int) -> RowsRequest:
+    """A collective of rows, the last one the longest, with its arrays."""
+    kind: RowsCollective = draw.choice(["reduce_scatter", "reduce", "all_gather", "broadcast", "barrier", "exchange"])
+    root, length = draw.randrange(world), draw.choice([0, 1, 257, 5000])
+    counts = [length if kind not in ("reduce", "broadcast") or rank == root else 0 for rank in range(world)]
+    counts[-1] += length // 3 if counts[-1] else 0
+    rows = by_counts(counts)
+    size, reduces = sum(counts), kind in ("reduce_scatter", "reduce", "exchange")
+    source = np.full(size, draw.random() * 100).astype(draw.choice(DTYPES) if reduces else np.uint8)
+    gathered, reduction = None, None
+    if reduces:
+        reduction = Reduction(draw.choice(["sum", "max"]), source.dtype.name)
+    if kind == "exchange":
+        gathered = np.zeros(size, np.uint8)
+    return RowsRequest(kind, source, source, () if kind == "barrier" else rows, number, root, 0, reduction,
+                       gathered=gathered, gathered_rows=rows if kind == "exchange" else ())
+
+
 def fold(draws: Iterator[random.Random]) -> str:
     """One rank's fold: results in any order, twice, cut, spoiled, of other streams; operations that end or fail."""
     tree = RankTree(
@@ -58,16 +86,20 @@ def fold(draws: Iterator[random.Random]) -> str:
     sent: list[bytes] = []
     wire: list[bytes] = []
     for draw in draws:
-        if core is None or core.finished() or core.failure().error:
+        if core is None or core.finished() or core.failure().error or draw.random() < 0.05:
             if core is not None:
                 finished, failed = finished + core.finished(), failed + bool(core.failure().error)
                 core.close()
-            core = Core("10.1.2.3", draw.choice([1, 1, 1, 4, 700]), [tree], max_run=draw.choice([1, 2, 60]))
+            world = draw.choice([1, 1, 1, 4, 700])
+            core = Core("10.1.2.3", world, [tree], max_run=draw.choice([1, 2, 60]))
             sent, wire, hostility = [], [], draw.choice([0.02, 0.1, 0.5])
             source = np.zeros(draw.choice([1, 255, 257, 5000, 70000]), np.dtype(draw.choice(DTYPES)))
             source[:] = draw.random() * 100
             number += 1
-            core.start(number, source, np.empty_like(source), 1.0, now, coding=PLAIN)
+            if draw.random() < 0.5:
+                core.start(number, source, np.empty_like(source), 1.0, now, coding=PLAIN)
+            else:
+                core.start_rows(rows_request(draw, number, world), draw.randrange(world), now)
         while run := core.send(now):
             wire += run.packets()
             sent = (sent + run.packets())[-2000:]
@@ -77,6 +109,8 @@ def fold(draws: Iterator[random.Random]) -> str:
             packet = draw.randbytes(draw.randrange(90))
             if wire:
                 packet = result(wire.pop(0))
+                if len(packet) == roce.PRESENCE_BYTES and not packet[1] and draw.random() < 0.9:
+                    packet = lanes_of(packet, draw)
             if sent and draw.random() < hostility:
                 packet = result(draw.choice(sent), later=draw.choice([-1, 0, 1, 7, 64, 1 << 15, 1 << 23]))
             if draw.random() < hostility:
