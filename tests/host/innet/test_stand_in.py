@@ -29,8 +29,10 @@ from netfold.host.mesh import unproven
 from netfold.host.mesh.connection import listen
 from netfold.host.mesh.handshake import HandshakeRefused, Identity
 from netfold.host.native.library import Origin
+from netfold.host.operation.request import RowsCollective
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream, RankTree
+from support.rows import COLLECTIVES, Operation
 from support.slot_model import MILLISECOND
 
 SLOTS = 16
@@ -200,6 +202,54 @@ def test_all_ranks_end_with_the_switches_bits_whoever_had_finished(
         assert sorted(results) == list(range(begun + 1))
         for number, found in results.items():
             assert found.tobytes() == expected[number].tobytes()
+
+
+@dataclass
+class RowsFold(Fold):
+    """The same with two collectives of rows."""
+
+    operations: list[Operation] = field(default_factory=list)
+
+    def start(self, rank: int, number: int) -> None:
+        self.at[rank] = number
+        self.cores[rank].start_rows(self.operations[number].requests[rank], rank, self.now)
+
+    def finish(self, rank: int) -> None:
+        operation = self.operations[self.at[rank]]
+        outs = operation.outs[rank :: self.world]
+        self.results[rank][self.at[rank]] = np.concatenate([out.view(np.uint8) for out in outs] or [np.empty(0)])
+        for out in outs:
+            out[...] = 55
+
+
+@pytest.mark.parametrize("kind", COLLECTIVES)
+def test_rows_end_over_a_stand_in_whoever_had_finished(kind: RowsCollective) -> None:
+    """Trees are lost in the middle of each kind of collective, when some ranks have returned, overwritten their arrays,
+    and begun the next one: everybody ends both, with the right rows."""
+    for seed in range(8):
+        rng = random.Random(seed)
+        lost = [rng.choice([0.0, 0.3, 0.9]) for _ in range(3)]
+        made = [Operation(kind, [4000, 0, 9000], root=seed % 3, number=n + 1, seed=seed + n, in_place=True)
+                for n in range(2)]
+        expected = [[np.concatenate([rows.view(np.uint8) for rows in one.expected[rank::3]] or [np.empty(0)])
+                     for one in made] for rank in range(3)]
+        fold = RowsFold(3, seed, True, [[], []], lost, operations=made)
+        for rank in range(3):
+            fold.start(rank, 0)
+        for _ in range(rng.randrange(20)):
+            fold.step()
+            for rank, core in enumerate(fold.cores):
+                if core.finished() and fold.at[rank] not in fold.results[rank]:
+                    fold.finish(rank)
+                    if fold.at[rank] == 0:
+                        fold.start(rank, 1)
+        begun = max(fold.at)
+        fold.lose_trees()
+        over_stand_in(fold, begun)
+        for rank, results in enumerate(fold.results):
+            assert sorted(results) == list(range(begun + 1))
+            for number, found in results.items():
+                assert found.tobytes() == expected[rank][number].tobytes(), (seed, rank, number)
 
 
 def test_a_stranger_does_not_fold() -> None:
