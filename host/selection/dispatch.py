@@ -97,7 +97,7 @@ class Dispatch:
         self.rows = self._rows()
 
     def _rows(self) -> RowsDispatch:
-        why = self.why if self._rails is None else "several rails carry allreduces alone"
+        why = self.why if self._rails is None else "several rails share it, each over its mesh"
         return RowsDispatch(self.hosts, self.switches, always=self._always, why=why, flight=self._flight)
 
     # ---- reducing ----------------------------------------------------------------------------------------------------
