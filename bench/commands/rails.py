@@ -9,6 +9,12 @@ rate over the sum of the single rails' rates.
 
 Starts: seconds to join, and of the first sums; cold, hot, and hot with the measurements of an earlier run.
 
+Shares: of each rail over the tensor's size, as the turns have moved them, and as each kind of start would cut before
+its first sums and after them.  The threshold is the smallest tensor that is cut after them.
+
+Processor time: of a rank's process for one sum, all threads, by each rail alone and by all; and of each rail's thread
+while all carry a part.  Medians of turns of the mean over ranks.  Switches' is not counted.
+
 Plane failures: after a part of a call's time, all host links of the last plane go down.  ``extra`` is what the call
 took beyond t + (S - t R) / r, where t is the time of the failure, S the tensor's size, R the rate of all rails, and r
 that of those left, both measured just before: what was moved until then counts, and the rest moves at the full rate of
@@ -39,9 +45,12 @@ from netfold.bench.commands.allreduce import READY_SECONDS, size
 from netfold.bench.ranks.rails import Announcement, OpenCommand, OpenResult, SumsCommand, SumsResult
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, FabricError, bits_per_second
+from netfold.host.rails.joining import STALL_VARIABLE
 from netfold.host.rails.planes import RAILS_VARIABLE
 from netfold.host.rails.policy import Start
+from netfold.host.rails.rail_set import STALL_SECONDS
 from netfold.host.selection.peers import ALGORITHM_VARIABLE, KNOWN
+from netfold.plots.charts import BarChart, bar_charts
 from netfold.topo import sandbox
 from netfold.topo.failures import FabricFailed
 
@@ -83,6 +92,7 @@ class RailsSpec:
     cut_bytes: int
     timeout: float
     algorithm: str = "auto"
+    stall: float = STALL_SECONDS
 
 
 class RailsRow(msgspec.Struct, frozen=True):
@@ -103,6 +113,12 @@ class RailsRow(msgspec.Struct, frozen=True):
     turns: int
     wrong: int
     path: str
+    shares: list[float]
+    """Part of the bytes that each rail has carried in the turns of all, 0 to 1."""
+    processor: list[float]
+    """Processor seconds of a rank for one sum, by each rail alone and by all."""
+    threads: list[float]
+    """Processor seconds of each rail's thread for one sum by all; 0 where no sum was cut."""
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -113,6 +129,12 @@ class Started(msgspec.Struct, frozen=True):
     """Until all rails are connected and the measurements that a start makes are done."""
     first: list[float]
     """The first sums of ``cut_bytes``."""
+    before: list[list[float]]
+    """By size: each rail's share before the first sums, of the last round."""
+    after: list[list[float]]
+    """... and after them."""
+    threshold: int | None
+    """Smallest tensor in bytes that is cut after them; None: none is."""
 
 
 class PlaneCut(msgspec.Struct, frozen=True):
@@ -144,9 +166,11 @@ class RailsReport(msgspec.Struct, frozen=True):
 
 def spec(
     *, rails: str, rates: str, begin: str, end: str, factor: int, rounds: int, ranks: int, topo: str, engine: Engine,
-    cuts: str, cut_bytes: str, timeout: float, algorithm: str = "auto",
+    cuts: str, cut_bytes: str, timeout: float, algorithm: str = "auto", stall: float = STALL_SECONDS,
 ) -> RailsSpec:
     """Check the options of the command line.  Raises ValueError, which names the option."""
+    if not 0 < stall < timeout:
+        raise ValueError(f"--stall {stall}: expected seconds above 0 and below --timeout {timeout}")
     if algorithm not in KNOWN:
         raise ValueError(f"--algorithm {algorithm}: expected one of {', '.join(KNOWN)}")
     first, last = size(begin, "-b"), size(end, "-e")
@@ -175,11 +199,16 @@ def spec(
         sizes.append(first // 4 * 4)
         first *= factor
     return RailsSpec(rails, names, tuple(sizes), rounds, ranks, int(leaves), int(spines), engine, parts,
-                size(cut_bytes, "--cut-bytes"), timeout, algorithm)
+                size(cut_bytes, "--cut-bytes"), timeout, algorithm, stall)
 
 
-def run(spec: RailsSpec, json: Path | None, echo: Callable[[str], None] = print) -> RailsReport:
-    """Measure in a sandbox, print tables, and write the report to ``json``.  Raises FabricFailed, ValueError."""
+def run(
+    spec: RailsSpec, json: Path | None, echo: Callable[[str], None] = print, plot: Path | None = None
+) -> RailsReport:
+    """Measure in a sandbox, print tables, write the report to ``json``, and draw it as ``plot`` with .svg and .png.
+
+    Raises FabricFailed, ValueError, PlotsMissing.
+    """
     import mininet  # noqa: F401  # raises an error that says what to install, before anything is started
 
     sandbox.enter()
@@ -206,6 +235,9 @@ def run(spec: RailsSpec, json: Path | None, echo: Callable[[str], None] = print)
                     rows, cuts)
     if json is not None:
         files.replace(json, msgspec.json.format(msgspec.json.encode(result), indent=1))
+    if plot is not None:
+        for file in draw(result, plot):
+            echo(f"# {file}")
     return result
 
 
@@ -217,7 +249,7 @@ def _workers(spec: RailsSpec, planes: Planes, logs: Path) -> Workers:
     hosts = first.fabric.hosts
     envs = [
         {**environment(first.fabric, hosts, rank, job="bench"), **planes.environment(host),
-         RAILS_VARIABLE: spec.rails, ALGORITHM_VARIABLE: spec.algorithm}
+         RAILS_VARIABLE: spec.rails, ALGORITHM_VARIABLE: spec.algorithm, STALL_VARIABLE: str(spec.stall)}
         for rank, host in enumerate(hosts)
     ]
     command = [sys.executable, "-m", "netfold.bench.ranks.rails", str(spec.timeout)]
@@ -254,7 +286,9 @@ def _starts(spec: RailsSpec, workers: Workers, folder: Path, echo: Callable[[str
         for name, start, known in STARTS:
             # the hot start leaves its measurements there for the next one
             file = figures if start == "hot" or known else ""
-            command = OpenCommand(f"bench-{name}{number}", start, file, spec.cut_bytes, FIRST)
+            command = OpenCommand(
+                f"bench-{name}{number}", start, file, spec.cut_bytes, FIRST, list(spec.sizes)
+            )
             workers.send(msgspec.json.encode(command))
             lines = workers.receive(READY_SECONDS + (FIRST + 2) * spec.timeout)
             if number:
@@ -266,9 +300,13 @@ def _starts(spec: RailsSpec, workers: Workers, folder: Path, echo: Callable[[str
     for name, rounds in begun.items():
         join = statistics.median(max(rank.join for rank in ranks) for ranks in rounds)
         first = [statistics.median(max(rank.first[i] for rank in ranks) for ranks in rounds) for i in range(FIRST)]
-        starts.append(Started(name, join, first))
+        last = rounds[-1][0]
+        starts.append(Started(name, join, first, last.before, last.after, last.threshold))
         echo(f"# {name} start: joined after {join * 1e3:.0f} ms; first sums of {spec.cut_bytes} bytes, ms: "
-             f"{' '.join(f'{seconds * 1e3:.0f}' for seconds in first)}; all {(join + sum(first)) * 1e3:.0f}")
+             f"{' '.join(f'{seconds * 1e3:.0f}' for seconds in first)}; all {(join + sum(first)) * 1e3:.0f}; cut from "
+             f"{'no size on' if last.threshold is None else f'{last.threshold} bytes on'}; shares "
+             f"{' '.join(_percent(shares) for shares in last.before)}, then "
+             f"{' '.join(_percent(shares) for shares in last.after)}")
     return starts
 
 
@@ -278,7 +316,7 @@ def _compare(spec: RailsSpec, workers: Workers, echo: Callable[[str], None]) -> 
          f"{', '.join(spec.rates)}; medians of interleaved turns, {spec.rounds} rounds")
     head = " ".join(f"{name + ' ms':>14}" for name in spec.rails.split("+"))
     echo(f"# {'bytes':>10} {head} {'together ms':>12} {'speed-up':>8} {'of sum':>7} {'of best':>19} {'turns':>5} "
-         f"{'wrong':>5}")
+         f"{'wrong':>5} {'shares':>11} {'cpu ms':>20}")
     rows = []
     for nbytes in spec.sizes:
         calls = 4 if nbytes < LARGE else 2
@@ -286,26 +324,39 @@ def _compare(spec: RailsSpec, workers: Workers, echo: Callable[[str], None]) -> 
         slowest = max(took.seconds for took in warm)
         count = max(1, min(400, round(TURN / slowest)))
         times: list[list[float]] = []
+        used: list[list[list[SumsResult]]] = []
         wrong = sum(took.wrong for took in warm)
         for number in range(spec.rounds * max(1, min(TURNS, round(TURN * TURNS / slowest / count)))):
             times.append([0.0] * len(ways))
+            used.append([[]] * len(ways))
             for step in range(len(ways)):  # each comes at each place, so that it does not matter what ran before
                 at = (number + step) % len(ways)
                 took = _turn(spec, workers, SumsCommand(nbytes, count, 1, ways[at]))
                 wrong += sum(t.wrong for t in took)
                 times[-1][at] = max(t.seconds for t in took)
-        row = _row(nbytes, times, wrong, warm[-1].path)
+                used[-1][at] = took
+        row = _row(nbytes, times, wrong, warm[-1].path, used)
         rows.append(row)
         singles = " ".join(f"{seconds * 1e3:>14.3f}" for seconds in row.single)
         spread = f"{row.of_best:.3f} ({row.quartiles[0]:.2f}-{row.quartiles[1]:.2f})"
         echo(f"  {row.nbytes:>10} {singles} {row.together * 1e3:>12.3f} {row.speedup:>8.2f} {row.of_sum:>7.0%} "
-             f"{spread:>19} {row.turns:>5} {row.wrong:>5}")
+             f"{spread:>19} {row.turns:>5} {row.wrong:>5} {_percent(row.shares):>11} "
+             f"{' '.join(f'{seconds * 1e3:.2f}' for seconds in row.processor):>20}")
     return rows
 
 
-def _row(nbytes: int, times: Sequence[Sequence[float]], wrong: int, path: str) -> RailsRow:
+def _percent(shares: Sequence[float]) -> str:
+    return "/".join(f"{share:.0%}"[:-1] for share in shares)
+
+
+def _row(
+    nbytes: int, times: Sequence[Sequence[float]], wrong: int, path: str,
+    used: Sequence[Sequence[Sequence[SumsResult]]],
+) -> RailsRow:
+    """What the turns say: ``times`` of each way, and in ``used`` each rank's results."""
     singles = [statistics.median(t[i] for t in times) for i in range(len(times[0]) - 1)]
     best = singles.index(min(singles))
+    carried = [sum(turn[-1][0].carried[rail] for turn in used) for rail in range(len(singles))]
     ratios = [t[-1] / t[best] for t in times]
     low, _, high = statistics.quantiles(ratios, method="inclusive") if len(ratios) > 1 else ratios * 3
     return RailsRow(
@@ -319,7 +370,47 @@ def _row(nbytes: int, times: Sequence[Sequence[float]], wrong: int, path: str) -
         len(times),
         wrong,
         path,
+        [n / max(1, sum(carried)) for n in carried],
+        [_processor([turn[way] for turn in used]) for way in range(len(times[0]))],
+        [statistics.median(statistics.fmean(rank.rail_processor[rail] for rank in turn[-1]) for turn in used)
+         for rail in range(len(singles))],
     )
+
+
+def _processor(turns: Sequence[Sequence[SumsResult]]) -> float:
+    """Processor seconds of a rank for one sum: the median over turns of the mean over ranks."""
+    return statistics.median(statistics.fmean(rank.processor for rank in ranks) for ranks in turns)
+
+
+def draw(report: RailsReport, stem: Path) -> list[Path]:
+    """Draw shares over size, by kind of start too, and processor time over size.  Returns the files written.
+
+    Raises PlotsMissing, OSError.
+    """
+    names = report.rails.split("+")
+    sizes = [_size(row.nbytes) for row in report.rows]
+
+    def shares(title: str, told: Sequence[Sequence[float]]) -> BarChart:
+        groups = {name: {rail: 100 * part for rail, part in zip(names, parts, strict=True)}
+                  for name, parts in zip(sizes, told, strict=True)}
+        return BarChart(title, groups)
+
+    charts = [shares("% of the bytes, as carried", [row.shares for row in report.rows])]
+    charts += [shares(f"% of the bytes, {start.name} start, after {FIRST} sums", start.after)
+               for start in report.starts]
+    ways = [*(f"{name} alone" for name in names), "together"]
+    charts.append(BarChart("processor ms of a rank for one MiB", {
+        name: {way: seconds * 1e3 * (1 << 20) / row.nbytes for way, seconds in zip(ways, row.processor, strict=True)}
+        for name, row in zip(sizes, report.rows, strict=True)
+    }))
+    return bar_charts(stem, f"{report.rails}, links of {', '.join(report.rates)}, {report.ranks} ranks", charts)
+
+
+def _size(nbytes: int) -> str:
+    for unit, one in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= one:
+            return f"{nbytes / one:g} {unit}"
+    return f"{nbytes} B"
 
 
 def _cut(spec: RailsSpec, workers: Workers, planes: Planes, part: float, echo: Callable[[str], None]) -> PlaneCut:

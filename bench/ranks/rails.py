@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -19,14 +20,19 @@ from netfold.host.api.communicator import Communicator
 from netfold.host.rails.joining import START_VARIABLE
 from netfold.host.rails.multirail import MultiRail, RailUse, State
 from netfold.host.rails.policy import Start
+from netfold.host.rails.shares import BLOCK
 from netfold.host.selection.calibration import COST_VARIABLE
 from netfold.topo.rank_program import print_message
+
+LARGEST = 64 << 20
+"""Bytes up to which the threshold is looked for."""
 
 
 class OpenCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """Make a new communicator, and time its first ``calls`` sums of ``nbytes`` one by one.
 
     figures  file with measurements of an earlier job, to which this one writes its own; "": none
+    sizes    in bytes, of which each rail's share is told
     """
 
     job: str
@@ -34,6 +40,7 @@ class OpenCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=T
     figures: str
     nbytes: int
     calls: int
+    sizes: list[int] = []
 
 
 class OpenResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,6 +49,12 @@ class OpenResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     join: float
     first: list[float]
     uses: list[RailUse]
+    before: list[list[float]]
+    """By size: each rail's share before the first sums, 0 to 1."""
+    after: list[list[float]]
+    """... and after them."""
+    threshold: int | None
+    """Smallest tensor in bytes that is cut after them; None: none up to ``LARGEST``."""
 
 
 class SumsCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -67,6 +80,12 @@ class SumsResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     states: list[State]
     """States of the rails afterwards."""
     begun: float
+    processor: float
+    """Processor seconds of this rank's process for one sum, all of its threads."""
+    carried: list[int]
+    """Bytes that each rail has carried in the timed sums, where they were not pinned."""
+    rail_processor: list[float]
+    """Processor seconds of each rail's thread for one sum, as far as it was cut."""
 
 
 class Announcement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,8 +120,26 @@ def _begin(command: OpenCommand, timeout: float) -> tuple[Communicator, OpenResu
     begin = time.monotonic()
     comm = Communicator.join(command.job, rank, world, address=address, timeout=timeout)
     join = time.monotonic() - begin
+    rails = _rails(comm)
+    before = _shares(rails, command.sizes)
     first = [_measure(comm, SumsCommand(command.nbytes)).seconds for _ in range(command.calls)]
-    return comm, OpenResult(join, first, _rails(comm).use())
+    return comm, OpenResult(join, first, rails.use(), before, _shares(rails, command.sizes), _threshold(rails))
+
+
+def _shares(rails: MultiRail, sizes: Sequence[int]) -> list[list[float]]:
+    """By size: the part that each rail would carry now."""
+    splits = [rails.shares.preview(nbytes, rails.live) for nbytes in sizes]
+    return [[part / nbytes for part in split.nbytes] for nbytes, split in zip(sizes, splits, strict=True)]
+
+
+def _threshold(rails: MultiRail) -> int | None:
+    """The smallest tensor that would be cut now, in steps of a tenth."""
+    nbytes = BLOCK
+    while nbytes <= LARGEST:
+        if not rails.shares.preview(nbytes, rails.live).whole:
+            return nbytes
+        nbytes = max(nbytes + BLOCK, round(nbytes * 1.1 / BLOCK) * BLOCK)
+    return None
 
 
 def _measure(comm: Communicator, turn: SumsCommand) -> SumsResult:
@@ -112,17 +149,24 @@ def _measure(comm: Communicator, turn: SumsCommand) -> SumsResult:
     for _ in range(turn.warmup):
         comm.allreduce(source, out)
     comm.barrier()
-    begin = time.monotonic()
+    used = _rails(comm).use()
+    begin, processor = time.monotonic(), time.process_time()
     if turn.announce:
         print_message(Announcement(begin))
     for _ in range(turn.iterations):
         comm.allreduce(source, out)
     seconds = (time.monotonic() - begin) / turn.iterations
+    processor = (time.process_time() - processor) / turn.iterations
+    uses = list(zip(used, _rails(comm).use(), strict=True))
+    carried = [now.nbytes - then.nbytes for then, now in uses]
+    threads = [(now.processor - then.processor) / turn.iterations for then, now in uses]
     comm.barrier()
     _rails(comm).pin(None)
     expected = np.sum([_data(rank, source.size) for rank in range(comm.size)], axis=0, dtype=np.int32)
     states = [use.state for use in _rails(comm).use()]
-    return SumsResult(seconds, int(np.sum(out != expected)), comm.explain(turn.nbytes), states, begin)
+    return SumsResult(
+        seconds, int(np.sum(out != expected)), comm.explain(turn.nbytes), states, begin, processor, carried, threads
+    )
 
 
 def _rails(comm: Communicator) -> MultiRail:

@@ -79,6 +79,8 @@ class RailUse:
     """Agreed bandwidth in bytes per second; None while it is unknown."""
     why: str
     """Cause of its last failure."""
+    processor: float = 0.0
+    """Processor seconds of the thread that carried its parts of long calls."""
 
 
 class MultiRail:
@@ -133,6 +135,7 @@ class MultiRail:
         self._note, self._keep = listeners.note, listeners.keep
         self._me = listeners.me or f"rank {rank} of {world}"
         self._nbytes = [0] * len(rails)
+        self._processor = [0.0] * len(rails)
         self._resent = [0] * len(rails)
         self._operations = self._bytes = 0
         self._seconds = 0.0
@@ -157,8 +160,7 @@ class MultiRail:
         if self._closed:
             raise Closed("the rails were closed")
         if self._pinned is not None:
-            self._note(f"{self._rails.names[self._pinned]} (pinned)")
-            return self._rails[self._pinned].allreduce(request)
+            return self._pinned_rail(self._rails.names).allreduce(request)
         nbytes = request.nbytes
         algorithm = request.algorithm
         ledger = self._own if algorithm is None or algorithm == INNET else self._ledger(f"allreduce by {algorithm}")
@@ -185,8 +187,7 @@ class MultiRail:
         if self._closed:
             raise Closed("the rails were closed")
         if self._pinned is not None:
-            self._note(f"{self._between_names[self._pinned]} (pinned)")
-            cut.carry(self._rails[self._pinned], slice(0, cut.size), number)
+            cut.carry(self._pinned_rail(self._between_names), slice(0, cut.size), number)
             return
         ledger = self._ledger(cut.kind)
         split = ledger.shares.split(cut.size, self._rails.live)
@@ -196,6 +197,14 @@ class MultiRail:
         except NetFoldError as error:
             raise self._told(error, number, f"{cut.kind}, {cut.size} bytes") from error
         self._operations += 1
+
+    def _pinned_rail(self, names: Sequence[str]) -> WatchedRail:
+        """The rail that carries every call.  Raises RailDown where it is down."""
+        assert self._pinned is not None
+        self._note(f"{names[self._pinned]} (pinned)")
+        if self._pinned not in self._rails.live:
+            raise RailDown(f"{self._me}: every call is for {names[self._pinned]}: {self._rails.describe_states()}")
+        return self._rails[self._pinned]
 
     def _told(self, error: NetFoldError, number: int, what: str) -> NetFoldError:
         """The error of an operation, with the state of every rail."""
@@ -243,7 +252,7 @@ class MultiRail:
             uses.append(
                 RailUse(
                     self._rails.names[index], state, self._nbytes[index], self._rails.deaths[index],
-                    figure.latency, figure.bandwidth, why,
+                    figure.latency, figure.bandwidth, why, self._processor[index],
                 )
             )
         return uses
@@ -335,7 +344,9 @@ class MultiRail:
         if ledger is not None:
             self._nbytes[carrier] += source.nbytes
             if not agreements.failed:
-                on_wire = ledger.shares.wire_bytes(carrier, source.nbytes, coding.lane_bits)
+                bits, on_wire = coding.lane_bits, source.nbytes
+                if bits != 32:
+                    on_wire = ledger.shares.wire_bytes(carrier, on_wire, bits)
                 ledger.estimates[carrier].add(on_wire, agreements.seconds)
         return result
 
@@ -348,6 +359,7 @@ class MultiRail:
             parts = striping.cut_stripes(left, split, shares.figures_at(bits), cut.unit)
             self._stripes.run(parts, cut)
             for rail, part in parts.items():
+                self._processor[rail] += part.processor
                 if part.error is None:
                     on_wire = shares.wire_bytes(rail, part.elements * cut.unit, bits)
                     ledger.estimates[rail].add(on_wire, part.seconds)

@@ -90,6 +90,8 @@ class OpenRail:
                 self._rail: FoldRail | Peers = self._between
                 if spec.kind in FOLDING:
                     self._rail = self._fold(self._membership, patience, options.lane_bits, own)
+                self._takes_all = spec.kind == "innet" and self.plan.verb != "send"
+                """Whether its switches make whatever several rails do by their own ways, which all folds."""
             except BaseException:
                 mesh.close()
                 raise
@@ -166,7 +168,7 @@ class OpenRail:
             raise RailDown(f"{self} was closed")
         rail, coding = self._rail, request.coding
         own = request.algorithm is None or request.algorithm == INNET
-        if own and rail is not self._between and rail.takes(request.reduction, coding):
+        if own and rail is not self._between and (self._takes_all or rail.takes(request.reduction, coding)):
             return rail.allreduce(request)
         if request.feedback is None and not coding.saturate:
             return self._between.allreduce(request)

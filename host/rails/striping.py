@@ -34,6 +34,8 @@ class Stripe:
     chunks: list[slice]
     done: int = 0
     seconds: float = 0.0
+    processor: float = 0.0
+    """Processor seconds of the thread that carried it."""
     error: NetFoldError | None = None
     saved: dict[int, Kept] = field(default_factory=dict)
     """Chunk -> what it overwrites, as it was before."""
@@ -115,7 +117,7 @@ class StripeThreads:
                 self._rails.broken.setdefault(rail, part.error)
 
     def _carry(self, rail: int, part: Stripe, cut: CutOperation) -> None:
-        begin = self._clock()
+        begin, used = self._clock(), time.thread_time()
         try:
             if rail in self._rails.broken:
                 raise self._rails.broken[rail]
@@ -129,7 +131,7 @@ class StripeThreads:
             if isinstance(error, RankMismatch):
                 self._rails.stop(error)
         finally:
-            part.seconds = self._clock() - begin
+            part.seconds, part.processor = self._clock() - begin, time.thread_time() - used
             self._state.leave_rail(rail, failure=part.error)
 
     def _chunk(self, rail: int, name: str, cut: CutOperation, chunk: slice) -> int:

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from netfold.bench.commands.rails import _row, spec
+from netfold.bench.commands.rails import RailsReport, RailsRow, Started, _row, draw, spec
+from netfold.bench.ranks.rails import SumsResult
+from support import needs
 
 OPTIONS: dict[str, Any] = {
     "rails": "innet@a+tcp@b", "rates": "100mbit,50mbit", "begin": "4K", "end": "1M", "factor": 16, "rounds": 1,
@@ -45,9 +47,42 @@ def test_what_cannot_be_is_refused_by_name(option: str, value: str, message: str
         spec(**OPTIONS | {option: value})
 
 
+def turns(times: list[list[float]]) -> list[list[list[SumsResult]]]:
+    """Two ranks' results of turns that took so long, in which the first rail carried three quarters."""
+    return [
+        [[SumsResult(seconds, 0, "", ["up", "up"], 0.0, seconds * cores, [75, 25], [0.2, 0.1]) for cores in (0.4, 0.6)]
+         for seconds in turn]
+        for turn in times
+    ]
+
+
+def figures(times: list[list[float]]) -> RailsRow:
+    """The row of turns that took so long."""
+    return _row(100, times, 0, "", turns(times))
+
+
+def test_shares_and_processor_time_are_those_of_the_turns() -> None:
+    """Shares are parts of what all carried in the turns of all; processor time is a rank's mean, and a thread's."""
+    row = figures([[1.0, 2.0, 0.8], [1.0, 2.0, 0.8]])
+    assert row.shares == [0.75, 0.25]
+    assert row.processor == [pytest.approx(0.5), pytest.approx(1.0), pytest.approx(0.4)]
+    assert row.threads == [pytest.approx(0.2), pytest.approx(0.1)]
+
+
+def test_a_report_is_drawn(tmp_path: Path) -> None:
+    """Shares as carried and by start, and processor time, over sizes."""
+    pytest.importorskip("matplotlib", reason=needs.reason("matplotlib"))
+    starts = [Started(name, 0.1, [0.1], [[1.0, 0.0]], [[0.7, 0.3]], 65536) for name in ("cold", "hot")]
+    report = RailsReport(
+        "innet@a+tcp@b", ["1gbit", "1gbit"], 2, "softswitch", "reno", "auto", starts, [figures([[1.0, 2.0, 0.8]])], []
+    )
+    assert [file.suffix for file in draw(report, tmp_path / "rails")] == [".svg", ".png"]
+    assert "cold start" in (tmp_path / "rails.svg").read_text()
+
+
 def test_figures_are_medians_of_the_turns_own_ratios() -> None:
     """A ratio compares neighbouring turns, so that a machine that is slow for a while does not change it."""
-    row = _row(100, [[1.0, 2.0, 0.8], [10.0, 20.0, 8.0], [1.0, 2.0, 0.9]], 0, "")
+    row = figures([[1.0, 2.0, 0.8], [10.0, 20.0, 8.0], [1.0, 2.0, 0.9]])
     assert row.single == [1.0, 2.0]
     assert row.together == pytest.approx(0.9)
     assert row.of_best == pytest.approx(0.8)
@@ -57,7 +92,7 @@ def test_figures_are_medians_of_the_turns_own_ratios() -> None:
 
 def test_the_best_rail_is_one_rail() -> None:
     """The best rail is the one with the best median, not the faster one of each turn."""
-    row = _row(100, [[1.0, 2.0, 1.5], [2.0, 1.0, 1.5], [1.6, 1.5, 1.5], [1.4, 1.5, 1.5], [1.5, 1.5, 1.5]], 0, "")
+    row = figures([[1.0, 2.0, 1.5], [2.0, 1.0, 1.5], [1.6, 1.5, 1.5], [1.4, 1.5, 1.5], [1.5, 1.5, 1.5]])
     assert row.of_best == pytest.approx(1.0)
     assert row.quartiles == [pytest.approx(1.5 / 1.6), pytest.approx(1.5 / 1.4)]
     assert row.turns == 5
@@ -81,5 +116,7 @@ def test_a_small_run_measures_cuts_and_writes_rows(tmp_path: Path) -> None:
     assert [(start["name"], len(start["first"])) for start in result["starts"]] == [
         ("cold", 4), ("hot", 4), ("known", 4),
     ]
+    assert all(0.9 < sum(row["shares"]) < 1.1 and len(row["processor"]) == 3 for row in result["rows"])
+    assert all(len(start["before"]) == len(start["after"]) == 1 for start in result["starts"])
     assert result["cuts"][0]["wrong"] == result["rows"][0]["wrong"] == 0
     assert result["cuts"][0]["back"] > 0

@@ -205,9 +205,14 @@ def rails(
     cut_bytes: Annotated[str, typer.Option("--cut-bytes", help="Tensor of those calls.")] = "16M",
     algorithm: Annotated[str, typer.Option(help="Between the hosts, on the rails tcp and roce.")] = "auto",
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result here.")] = None,
+    stall: Annotated[float, typer.Option(help="Seconds of silence after which a rail is dead; more on a busy "
+                                         "machine.")] = 0.08,
+    plot: Annotated[Path | None, typer.Option(metavar="STEM", help="Draw shares and processor time over the tensor's "
+                                              "size: STEM.svg and STEM.png.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds without progress after which a call gives up.")] = 30.0,
 ) -> None:
-    """One allreduce over several rails beside each rail alone, and a plane cut in the middle of a call.
+    """One allreduce over several rails beside each rail alone: times, shares, processor time, starts, and a plane cut
+    in the middle of a call.
 
     Hosts have an interface on each plane. Exit status 1 where a sum is wrong.
     """
@@ -217,8 +222,9 @@ def rails(
         spec = bench.spec(
             rails=rails_, rates=rates, begin=begin, end=end, factor=factor, rounds=rounds, ranks=ranks, topo=topo,
             engine=engine_of(switch), cuts=cuts, cut_bytes=cut_bytes, timeout=timeout, algorithm=algorithm,
+            stall=stall,
         )
-        result = bench.run(spec, json)
+        result = bench.run(spec, json, plot=plot)
     sys.exit(1 if sum(row.wrong for row in result.rows) + sum(cut.wrong for cut in result.cuts) else 0)
 
 
