@@ -105,6 +105,7 @@ def even(comms: list[Communicator]) -> None:
         assert comm.rails is not None
         comm.rails.shares.figures = [Figure(1e-4, 1e6)] * len(comm.rails.live)
         comm.rails.shares.learn = lambda fresh, live: False  # type: ignore[method-assign]
+        comm.rails.shares.adopt_cut_seconds = lambda seconds: None  # type: ignore[method-assign]
 
 
 def exact(comms: list[Communicator], operation: Operation, width: int) -> None:
