@@ -106,7 +106,7 @@ def test_a_small_run_measures_cuts_and_writes_rows(tmp_path: Path) -> None:
     file = tmp_path / "rails.json"
     command = [
         sys.executable, "-m", "netfold.cli", "bench", "rails", "-b", "64K", "-e", "64K", "--rounds", "1",
-        "--ranks", "2", "--cuts", "0.5", "--cut-bytes", "2M", "--json", str(file),
+        "--ranks", "2", "--cuts", "0.5", "--cut-bytes", "2M", "--stall", "0.5", "--json", str(file),
     ]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
