@@ -10,7 +10,7 @@ import select
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -116,15 +116,19 @@ def test_a_second_process_of_a_rank_does_not_take_the_firsts_place(caplog: pytes
 def test_a_flood_of_strangers_costs_bounded_descriptors_and_keeps_nobody_out() -> None:
     """Strangers hold more connections than a rank keeps, from its own ranks' addresses too, and say nothing: the ranks
     connect and sum, and at no time does a rank keep more of them than it should."""
-    most = 0
+    most = [0] * 3
 
-    def count(moved: float) -> None:
-        nonlocal most
-        most = max(most, *(len(mesh._connecting._incoming) for mesh in tcp.meshes))
+    def count(mesh: TcpMesh) -> Callable[[float], None]:
+        """On the mesh's own thread: in the middle of an accept another one would see one more."""
+
+        def counted(moved: float) -> None:
+            most[mesh.rank] = max(most[mesh.rank], len(mesh._connecting._incoming))
+
+        return counted
 
     with TcpRanks(3) as tcp, contextlib.ExitStack() as held:
         for mesh in tcp.meshes:
-            mesh.watched_by(count)
+            mesh.watched_by(count(mesh))
         for number in range(600):
             sock = held.enter_context(socket.socket())
             sock.bind((f"127.0.0.{number % 3 + 1}", 0))
@@ -133,9 +137,10 @@ def test_a_flood_of_strangers_costs_bounded_descriptors_and_keeps_nobody_out() -
                 sock.sendall(b"netfold2")
         before = descriptors()
         sums(tcp)
-        count(0.0)
+        for mesh in tcp.meshes:
+            count(mesh)(0.0)
         assert descriptors() - before <= 3 * (3 + SPARE) + 2 * 3
-        assert SPARE // 2 < most <= 3 + SPARE
+        assert SPARE // 2 < max(most) <= 3 + SPARE
 
 
 # ---- one connection --------------------------------------------------------------------------------------------------
