@@ -39,6 +39,7 @@ from netfold.host.mesh.lanes import (
     Silence,
     Striped,
     StripedPart,
+    WarnOnce,
     condition_of,
     path_of,
     tune,
@@ -94,6 +95,7 @@ class LanedMesh(ConnectedMesh):
         """Seconds that a connection had bytes in flight and none acknowledged, as seen while this rank waited, where
         paths are planned."""
         self._silences: WeakKeyDictionary[socket.socket, Silence] = WeakKeyDictionary()
+        self._warn = WarnOnce(log, f"job {plan.job!r}, rank {plan.rank}")
 
     # ---- plans -----------------------------------------------------------------------------------------------------
     def expect(self, algorithm: str, *, ranks: Sequence[int] = (), root: int = 0) -> None:
@@ -138,20 +140,35 @@ class LanedMesh(ConnectedMesh):
         return whole
 
     def _out_lane(self, peer: int, port: int) -> OutLane:
+        """The lane to a peer for a source port.  Where there is no room for one more, it is one of those there are."""
         lanes = self._lanes[peer]
         if port not in lanes.out:
             if len(lanes.out) >= MOST_LANES:
                 self._close_idle(lanes)
+            if len(lanes.out) >= MOST_LANES:
+                self._warn("more than %d source ports lead to rank %d, as many as there are lanes: some parts take "
+                           "lanes of other paths", MOST_LANES, peer)
+                return list(lanes.out.values())[port % MOST_LANES]
+            if not tcp_ports(port):
+                self._warn("no TCP port names the path of source port %d to rank %d, whose number is too large: this "
+                           "lane, and others like it, take the path that the switches' hash chooses", port, peer)
             lanes.out[port] = OutLane(peer)
-            link = self._links[peer]
-            try:
-                self._connecting.connect(peer, link.address, lane=port, ports=tcp_ports(port))
-            except PeerUnreachable as error:
-                self._drop(link, f"cannot connect: {error}")
-            except (OSError, ValueError) as error:
-                what = f"cannot connect to rank {peer} at {link.address!r}: {error}"
-                raise self._fail(TransportError, what) from error
+            self._open_lane(self._links[peer])
         return lanes.out[port]
+
+    def _open_lane(self, link: PeerConnection) -> None:
+        """Connects the next lane to a peer that is not yet: one after the other, so that a rank to which many open some
+        at once still keeps no more unproven connections than there are ranks."""
+        port = next((port for port, lane in self._lanes[link.rank].out.items() if lane.socket is None), None)
+        if port is None or link.lost or self._error is not None:
+            return
+        try:
+            self._connecting.connect(link.rank, link.address, lane=port, ports=tcp_ports(port))
+        except PeerUnreachable as error:
+            self._drop(link, f"cannot connect: {error}")
+        except (OSError, ValueError) as error:
+            what = f"cannot connect to rank {link.rank} at {link.address!r}: {error}"
+            raise self._fail(TransportError, what) from error
 
     def _close_idle(self, lanes: PeerLanes) -> None:
         """Closes a lane of earlier plans; what the kernel has of it still arrives."""
@@ -204,11 +221,11 @@ class LanedMesh(ConnectedMesh):
         number, offset, size = PART.unpack(lane.header)
         lanes = self._lanes[lane.rank]
         assembly = lanes.assemblies.get(number)
-        if assembly is not None and 0 < size <= assembly.left and offset + size <= len(assembly.view):
+        if assembly is not None and assembly.begin(offset, size):
             lane.place(assembly, offset, size)
         elif assembly is not None or number < lanes.announced:
-            room = "one that is complete" if assembly is None else f"one of {len(assembly.view)} bytes, which lacks " \
-                                                                   f"{assembly.left}"
+            room = "one that is complete" if assembly is None else f"one of {len(assembly.view)} bytes, of which " \
+                                                                   f"{assembly.left} are missing"
             raise self._fail(RankMismatch, f"rank {lane.rank} sends bytes {offset} .. {offset + size} of its cut "
                                            f"message {number}, {room}; give all ranks the same version of NetFold")
 
@@ -226,19 +243,20 @@ class LanedMesh(ConnectedMesh):
 
     # ---- lanes as descriptors ------------------------------------------------------------------------------------
     def _admit_lane(self, rank: int) -> bool:
-        return len(self._lanes[rank].incoming) < MOST_LANES and not self._links[rank].lost
+        return len(self._lanes[rank].incoming) < 2 * MOST_LANES and not self._links[rank].lost
 
     def _attach_lane(self, link: PeerConnection, came: Proven) -> None:
         lanes, sock = self._lanes[link.rank], came.socket
         lane: OutLane | InLane
+        tune(sock, self._timeout)
         if not came.lane:
-            tune(sock)
             lane = InLane(link.rank, sock)
             lanes.incoming.append(lane)
         elif came.lane in lanes.out:
             lane = lanes.out[came.lane]
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             lane.attach(sock)
+            self._open_lane(link)
         else:
             sock.close()
             return
@@ -307,7 +325,7 @@ class LanedMesh(ConnectedMesh):
         else:
             lanes.forget(lane)
             missing = bool(lane.sends)
-        if missing and link.socket is not None:
+        if missing and not link.lost:
             self._read(link)  # the reason may stand in a report
             self._drop(link, why)
 

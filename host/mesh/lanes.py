@@ -11,9 +11,11 @@ A peer's word about offsets and sizes counts only within the memory of the messa
 
 from __future__ import annotations
 
+import logging
 import select
 import socket
 import struct
+from bisect import bisect_right
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,7 +33,8 @@ STRIPED: Final = 1 << 63
 CUT_BYTES: Final = 4096
 """Messages are cut at multiples of this."""
 MOST_LANES: Final = 32
-"""Lanes in one direction between two ranks at most."""
+"""Lanes to a peer at most.  A peer takes twice as many: it may see new ones before it sees that idle ones have been
+closed."""
 DEAD_SECONDS: Final = 0.1
 """Seconds without an acknowledgement, in spite of retransmissions, after which a connection's path counts as dead."""
 
@@ -42,11 +45,22 @@ _BACKOFF, _UNACKED, _RETRANS, _TOTAL_RETRANS, _BYTES_ACKED = 4, 12, 15, 31, 34
 
 _TIMERS: Final = ((44, 1000), (45, 40_000), (46, 10_000))
 """Linux's TCP_RTO_MAX_MS, TCP_RTO_MIN_US and TCP_DELACK_MAX_US, and what they are on a lane."""
+PATIENCE_SECONDS: Final = 900.0
+"""Seconds that the kernel of a lane goes on at least, as it does by itself elsewhere (tcp(7), tcp_retries2).  They
+count as well while a peer, which may compute, reads nothing."""
+LONGEST_MS: Final = 2**31 - 1
+"""Milliseconds in Linux's TCP_USER_TIMEOUT at most."""
 
 
-def tune(sock: socket.socket) -> None:
+def tune(sock: socket.socket, timeout: float) -> None:
     """Lets a lane's kernel repeat after 40 ms of silence instead of 200, since a path may have died, and each second at
-    least; and acknowledge within 10 ms, so that nothing is repeated for that.  Kernels before 6.15 keep their times."""
+    least; and acknowledge within 10 ms, so that nothing is repeated for that.  Kernels before 6.15 keep their times.
+
+    timeout  seconds of silence after which the rank itself gives up.  The kernel, which counts repeats, must not do so
+             before: its 15 would take less than 15 seconds
+    """
+    patience = min(max(2 * timeout, PATIENCE_SECONDS) * 1000, LONGEST_MS)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(patience))
     for option, value in _TIMERS:
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
@@ -89,10 +103,22 @@ class Assembly:
     receive: Receive
     view: memoryview
     left: int
+    ends: list[int] = field(default_factory=list)
+    """First and last of the bytes of each part that has begun, in order."""
 
     def took(self, nbytes: int) -> None:
         """Counts bytes that have arrived."""
         self.left -= nbytes
+
+    def begin(self, offset: int, size: int) -> bool:
+        """Whether a part may be read to these bytes: there are some, all within the message, and no other part has any
+        of them.  So nothing is missing once as many bytes have come as the message has."""
+        at = bisect_right(self.ends, offset)
+        inside = at % 2 or (at < len(self.ends) and self.ends[at] < offset + size)
+        if inside or size < 1 or offset + size > len(self.view):
+            return False
+        self.ends[at:at] = offset, offset + size
+        return True
 
 
 @dataclass(eq=False)
@@ -106,7 +132,6 @@ class OutLane:
 
     def attach(self, sock: TcpSocket) -> None:
         """Takes the connected socket."""
-        tune(sock)
         self.socket, self.control = sock, CongestionControl(sock)
 
     def close(self) -> None:
@@ -263,6 +288,20 @@ class Silence:
         if not condition.in_flight or condition.acknowledged != self._acknowledged:
             self._since, self._acknowledged = now, condition.acknowledged
         return now - self._since
+
+
+class WarnOnce:
+    """Warnings about one ``who``, each kind of which is logged once."""
+
+    def __init__(self, log: logging.Logger, who: str) -> None:
+        self._log, self._who = log, who
+        self._said: set[str] = set()
+
+    def __call__(self, what: str, *args: object) -> None:
+        """Logs it, unless the same format was logged before."""
+        if what not in self._said:
+            self._said.add(what)
+            self._log.warning(f"%s: {what}", self._who, *args)
 
 
 def path_of(sock: socket.socket) -> int | None:

@@ -134,10 +134,12 @@ class SourcePorts:
     def usable_port(self, peer: int, port: int) -> int:
         """The port itself if it works, else another one; peers take different ones, so that what leaves a failed path
         does not all meet on one other.  Where all are suspect, it is the one blamed longest ago, so that each is tried
-        until one works."""
+        until one works; where there is none at all, it is the port itself."""
         if port in self._all[peer] and not self.is_suspect(peer, port):
             return port
         good = [other for other in self._all[peer] if not self.is_suspect(peer, other)]
         if good:
             return good[peer % len(good)]
+        if not self._all[peer]:
+            return port
         return min(self._all[peer], key=lambda other: self._suspects[self._leaf[peer], other])

@@ -13,9 +13,11 @@ import pytest
 
 from netfold.host.collectives import ALLREDUCE
 from netfold.host.errors import PeerLost, RankMismatch
-from netfold.host.mesh.lanes import PART, path_of
+from netfold.host.mesh.connection import Receive
+from netfold.host.mesh.lanes import MOST_LANES, PART, InLane, StripedPart, path_of
 from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.mesh.planned import Collective, OnePort, PathSource
+from netfold.host.mesh.source_ports import SourcePorts
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.operation.arrays import Flat
 from netfold.wire import roce
@@ -248,3 +250,118 @@ def test_a_rank_that_dies_in_the_middle_is_named() -> None:
         results = tcp.run(on_plan(work))  # type: ignore[arg-type]
         assert isinstance(results[0], PeerLost)
         assert "rank 1" in str(results[0])
+
+
+@pytest.mark.parametrize("sent", [[(0, LONG // 2), (0, LONG // 2)], [(0, LONG - 10), (LONG - 20, 10)]])
+def test_parts_that_overlap_end_the_operation(sent: list[tuple[int, int]]) -> None:
+    """As many bytes as the message has are not the message where some came twice: the rest would be unwritten."""
+
+    def lying(mesh: TcpMesh) -> Flat:
+        if mesh.rank == 0:
+            with mesh.operation(Call(1, "swap")):
+                mesh.send(1, np.zeros(LONG, np.uint8))
+                (lane,) = mesh._lanes[1].out.values()
+                (whole,) = lane.sends
+                assert isinstance(whole, StripedPart)
+                lane.sends.clear()
+                whole.whole.left += len(sent)
+                lane.sends.extend(StripedPart(whole.whole, memoryview(PART.pack(0, offset, size)),
+                                              memoryview(bytes(size))) for offset, size in sent)
+                mesh.wait([mesh.receive(1, np.empty(1, np.uint8))])
+        got = np.full(LONG, 7, np.uint8)
+        with mesh.operation(Call(1, "swap")):
+            mesh.wait([mesh.receive(0, got)])
+        return got
+
+    with planned(2, [(PORTS[0], 1)]) as tcp:
+        results = tcp.run(on_plan(lying))  # type: ignore[arg-type]
+        assert isinstance(results[1], RankMismatch), results[1]
+        assert "rank 0 sends bytes" in str(results[1])
+
+
+def test_two_lanes_cannot_fill_the_same_bytes() -> None:
+    """A part that has begun has its bytes: what another lane says of them is refused before anything is written."""
+    with planned(2) as tcp:
+        mesh = tcp.meshes[1]
+        memory = memoryview(bytearray(100))
+        mesh.place(0, Receive(0, memory), memory)
+        pairs = [socket.socketpair() for _ in range(2)]
+        lanes = [InLane(0, theirs) for _, theirs in pairs]
+        for lane, (ours, _), (offset, size) in zip(lanes, pairs, [(0, 60), (50, 50)], strict=True):
+            lane.socket.setblocking(False)
+            ours.sendall(PART.pack(0, offset, size))
+        assert mesh._read_lane(lanes[0])
+        with pytest.raises(RankMismatch, match="rank 0 sends bytes 50"):
+            mesh._read_lane(lanes[1])
+        for pair in pairs:
+            for sock in pair:
+                sock.close()
+
+
+def test_a_plan_without_a_path_left_keeps_the_lanes_as_they_are() -> None:
+    """The controller lists no path to a peer any more, in the middle of an operation: parts stay on their ports, which
+    the switches lead over what comes back, and nothing breaks."""
+    ports = SourcePorts((), [1])
+    pieces = [PathPiece(1, 0, 3, PORTS[0]), PathPiece(1, 3, 1, PORTS[2])]
+    ports.adopt(Paths(1, PORTS, pieces, [Reach(1, "leaf1", PORTS)]))
+    before = list(ports.weighted_ports(1))
+    ports.restrict(Paths(2, PORTS, [], [Reach(1, "leaf1", [])]))
+    assert list(ports.weighted_ports(1)) == before
+
+
+def test_many_lanes_at_once_crowd_nobody_out() -> None:
+    """All ranks open more lanes to one than it keeps unproven connections: each is let in, in turn."""
+    weights = [(roce.PATH_PORT + 100 + number, 1) for number in range(31)]
+    size = 31 * (16 << 10)
+
+    def gather(mesh: Mesh) -> None:
+        with mesh.operation(Call(1, "gather")):
+            if mesh.rank:
+                mesh.wait([mesh.send(0, pattern(size, mesh.rank))])
+                return
+            got = [np.empty(size, np.uint8) for _ in range(mesh.size - 1)]
+            mesh.wait([mesh.receive(peer, into) for peer, into in enumerate(got, 1)])
+            for peer, into in enumerate(got, 1):
+                np.testing.assert_array_equal(into, pattern(size, peer))
+
+    with planned(5, weights) as tcp:
+        values(tcp.run(on_plan(gather)))
+        assert tcp.meshes[0].lanes_in_use() == 4 * 31
+        assert not tcp.meshes[0]._connecting.refusals()
+
+
+def test_more_ports_than_lanes_share_those_there_are(caplog: pytest.LogCaptureFixture) -> None:
+    """Plan after plan names other ports: the peer never sees more lanes than it takes, and all bytes come."""
+    def work(mesh: TcpMesh) -> None:
+        size = 40 * (16 << 10)
+        for turn in range(3):
+            ports = [roce.PATH_PORT + 100 + 40 * turn + number for number in range(40)]
+            pieces = [PathPiece(1 - mesh.rank, number, 1, port) for number, port in enumerate(ports)]
+            mesh.adopt(Paths(turn, ports, pieces, [Reach(1 - mesh.rank, "leaf", ports)]))
+            with mesh.operation(Call(turn + 1, "turn")):
+                got = np.empty(size, np.uint8)
+                mesh.wait([mesh.send(1 - mesh.rank, pattern(size, mesh.rank)), mesh.receive(1 - mesh.rank, got)])
+                np.testing.assert_array_equal(got, pattern(size, 1 - mesh.rank))
+            assert len(mesh._lanes[1 - mesh.rank].out) <= MOST_LANES
+
+    with planned(2) as tcp, caplog.at_level(logging.WARNING, "netfold"):
+        values(tcp.run(work))  # type: ignore[arg-type]
+    assert "more than 32 source ports lead to rank 0" in caplog.text
+
+
+def test_a_lane_has_as_long_as_the_mesh() -> None:
+    """The kernel gives a silent lane up no earlier than the rank itself does, however often it has repeated."""
+    with planned(2) as tcp:
+        check_swapped(values(tcp.run(on_plan(swap))))
+        for mesh in tcp.meshes:
+            lanes = mesh._lanes[1 - mesh.rank]
+            for sock in [lane.socket for lane in (*lanes.out.values(), *lanes.incoming)]:
+                assert sock is not None
+                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) >= mesh._timeout * 1000
+
+
+def test_a_path_that_no_tcp_port_names_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Path numbers that are too large for TCP's ports: the lane takes the switches' hash, and the log says so once."""
+    with planned(2, [(roce.PATH_PORT + 1500, 1)]) as tcp, caplog.at_level(logging.WARNING, "netfold"):
+        check_swapped(values(tcp.run(on_plan(swap))))
+    assert len([one for one in caplog.messages if "rank 1: no TCP port names the path of source port" in one]) == 1
