@@ -23,6 +23,7 @@ import numpy as np
 from netfold.host.api.assembly import Parts
 from netfold.host.api.change import RankChange
 from netfold.host.api.communicator import Communicator
+from netfold.host.api.together import Together, Waiting
 from netfold.host.errors import CollectiveTimeout, PeerLost, RanksChanged, TreesLost
 from netfold.host.operation.arrays import Array
 from netfold.host.operation.reduction import ReduceOp
@@ -71,6 +72,10 @@ class EnduringCommunicator(Communicator):
         self._done += 1
         self._kept = result.copy()
         return result
+
+    def together(self) -> Together:
+        """As ``Group.together``; where a rank is lost meanwhile, it ends with RanksChanged."""
+        return _CountedTogether(self)
 
     def shrink(self, *, timeout: float | None = None) -> RankChange:
         """As ``Communicator.shrink``, where other ranks may be in an operation that goes on by itself: it ends with
@@ -140,6 +145,24 @@ class EnduringCommunicator(Communicator):
         given = np.ascontiguousarray(self._kept if self.rank == giver else np.empty_like(source))
         super().broadcast(given, root=giver)
         return given if self.rank in behind else None
+
+
+class _CountedTogether(Together):
+    """Two calls at the same time, which are one operation where the switches carry both, and else two."""
+
+    def __init__(self, comm: EnduringCommunicator) -> None:
+        super().__init__(comm._ranks, comm._coding, comm.reduce_scatter, comm.all_gather)
+        self._comm = comm
+
+    def _exchange(self, scatter: Waiting, gather: Waiting) -> bool:
+        try:
+            carried = super()._exchange(scatter, gather)
+        except LOSSES as error:
+            self._comm._give_up(error)
+        if carried:
+            self._comm._done += 1
+            self._comm._kept = None
+        return carried
 
 
 def _counted(name: str) -> Callable[..., Any]:

@@ -6,7 +6,8 @@
         weights = both.all_gather(shard)
 
 The one fills the links from the ranks to the switches, the other those back: both take as long as the longer one.
-Where the switches do not carry them, the all_gather follows the reduce_scatter.
+Where the switches do not carry them, the all_gather follows the reduce_scatter.  What would then be another result,
+because one call needs the other's, is refused on all paths.
 """
 
 from __future__ import annotations
@@ -85,8 +86,10 @@ class Together:
         if error is not None:
             return  # nothing has been sent
         scatter, gather = self._scatter, self._gather
-        if scatter is not None and gather is not None and self._exchange(scatter, gather):
-            return
+        if scatter is not None and gather is not None:
+            _check_apart(scatter, gather)
+            if self._exchange(scatter, gather):
+                return
         for call in (scatter, gather):
             if call is not None:
                 call.alone()
@@ -107,6 +110,21 @@ class Together:
         if not np.may_share_memory(data, gather.out):
             gather.out[...] = data.reshape(gather.out.shape)
         return True
+
+
+def _check_apart(scatter: Waiting, gather: Waiting) -> None:
+    """Raises ValueError where the one call needs, or overwrites, what the other one has: there is no first of the two.
+    """
+    for first, name, second, other in (
+        (scatter.out, "the result of reduce_scatter", gather.array, "the array of all_gather"),
+        (scatter.out, "the result of reduce_scatter", gather.out, "the result of all_gather"),
+        (scatter.array, "the array of reduce_scatter", gather.out, "the result of all_gather"),
+    ):
+        if np.may_share_memory(first, second):
+            raise ValueError(
+                f"together: {name} and {other} overlap, and both calls are made at the same time: expected memory of "
+                "their own; or call them one after the other"
+            )
 
 
 def _check_first(call: Waiting | None, name: str) -> None:

@@ -15,6 +15,7 @@ from netfold.host.api.assembly import RailName
 from netfold.host.api.change import RankChange
 from netfold.host.api.communicator import Communicator
 from netfold.host.api.enduring import EnduringCommunicator
+from netfold.host.api.together import Together
 from netfold.host.errors import Aborted, PeerLost, RanksChanged
 from netfold.host.operation.arrays import Array
 from netfold.testing import loopback_job, on_every_rank
@@ -106,6 +107,35 @@ def test_what_cannot_be_repeated_ends_on_all_ranks_by_name() -> None:
         np.testing.assert_array_equal(mine.allreduce(np.ones(4, np.int32)), np.full(4, 3))
 
     with loopback_job(3, rail="tcp") as comms:
+        assert on_every_rank(comms, work) == [None] * 3
+
+
+def test_calls_that_go_together_are_an_operation_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank is lost while two ranks reduce and gather at the same time through the switches, and one has finished
+    that: all are told by name, and all go on together."""
+    real = Together._exchange
+
+    def exchange(self: Any, *calls: Any) -> bool:
+        if self._comm.script.pop(0) == "lose":
+            raise PeerLost("rank 3 is lost")
+        return real(self, *calls)
+
+    monkeypatch.setattr(Together, "_exchange", exchange)
+
+    def both(comm: Communicator) -> None:
+        with comm.together() as pair:
+            sums, rows = pair.reduce_scatter(np.ones(3, np.int32)), pair.all_gather(np.ones(1))
+        assert (sums.tolist(), rows.tolist()) == ([3], [1, 1, 1])
+
+    def work(comm: Communicator) -> None:
+        mine = Scripted(comm, ["real", "lose", "real"])
+        both(mine)
+        call = partial(both, mine) if comm.rank != 1 else partial(mine.allreduce, np.ones(4, np.int32))
+        with pytest.raises(RanksChanged, match="repeat all operations after number 1,"):
+            call()
+        np.testing.assert_array_equal(mine.allreduce(np.ones(4, np.int32)), np.full(4, 3))
+
+    with loopback_job(3) as comms:
         assert on_every_rank(comms, work) == [None] * 3
 
 

@@ -157,6 +157,29 @@ def test_one_call_of_each_kind_goes_together() -> None:
         assert comms[0].stats().packets_sent == 0
 
 
+@pytest.mark.parametrize("rail", ["innet", "tcp"])
+@pytest.mark.parametrize(
+    ("result", "gathered", "into", "overlap"),
+    [
+        (slice(0, 1), slice(0, 1), None, "result of reduce_scatter and the array of all_gather"),
+        (slice(0, 1), slice(9, 10), slice(0, 3), "result of reduce_scatter and the result of all_gather"),
+        (slice(0, 1), slice(9, 10), slice(4, 7), "array of reduce_scatter and the result of all_gather"),
+    ],
+)
+def test_calls_that_go_together_may_not_need_each_other(
+    rail: RailName, result: slice, gathered: slice, into: slice | None, overlap: str
+) -> None:
+    """Gathering what is still to be reduced, or into what is reduced, is refused on every path, and nothing is sent:
+    the result would be another one where the switches make both at once."""
+    with loopback_job(WORLD, rail=rail) as comms:
+        memory, both = np.zeros(10), comms[0].together()
+        both.reduce_scatter(memory[6:9], out=memory[result])
+        both.all_gather(memory[gathered], out=None if into is None else memory[into])
+        with pytest.raises(ValueError, match=overlap), both:
+            pass
+        assert comms[0].stats().packets_sent == 0
+
+
 def test_a_rank_that_calls_another_collective_ends_all_by_name() -> None:
     """One broadcasts while the others gather: every rank learns which collectives were called."""
 
