@@ -124,8 +124,11 @@ def equal_where_possible(
     sizes: Sequence[int], shares: Sequence[Share], *, unit: int = 1, start: int = 0
 ) -> list[Cut]:
     """`equal_split`, and `fewest_pieces` for unequal flows or paths, which the paper's rule does not take."""
-    alike = len(set(sizes)) <= 1 and len({share for share in shares if share}) <= 1
-    return (equal_split if alike else fewest_pieces)(sizes, shares, unit=unit, start=start)
+    return (equal_split if _alike(sizes, shares) else fewest_pieces)(sizes, shares, unit=unit, start=start)
+
+
+def _alike(sizes: Sequence[int], shares: Sequence[Share]) -> bool:
+    return len(set(sizes)) <= 1 and len({share for share in shares if share}) <= 1
 
 
 PLANNERS: Final[dict[PlannerName, Planner]] = {"fewest_pieces": fewest_pieces, "equal_split": equal_where_possible}
@@ -156,6 +159,8 @@ class PathPlan:
     flows: tuple[Flow, ...]
     pieces: tuple[Piece, ...]
     """The flows' pieces, in order of flow, then of offset."""
+    not_equal: str = ""
+    """The first two leaves between which `equal_where_possible` could not split equally, ``a -> b``; else empty."""
 
 
 def plan(
@@ -182,6 +187,7 @@ def plan(
         groups.setdefault((a, b, flow.source if scope == "host" else ""), []).append(i)
 
     pieces: list[Piece] = []
+    not_equal = ""
     turns: dict[str, int] = {}
     for (a, b, _), members in groups.items():
         if a == b:
@@ -190,9 +196,11 @@ def plan(
         paths = clos.paths(a, b)
         sizes = [flows[i].size for i in members]
         shares = clos.weights(paths)
+        if planner is equal_where_possible and not _alike(sizes, shares):
+            not_equal = not_equal or f"{a} -> {b}"
         # groups of one leaf begin at different paths, so that not all first flows of a step meet in one queue
         start = turns.get(a, 0)
         turns[a] = start + 1
         pieces += [Piece(members[c.flow], paths[c.path], c.offset, c.size)
                    for c in planner(sizes, shares, unit=unit, start=start)]
-    return PathPlan(tuple(flows), tuple(sorted(pieces, key=lambda p: (p.flow, p.offset))))
+    return PathPlan(tuple(flows), tuple(sorted(pieces, key=lambda p: (p.flow, p.offset))), not_equal)

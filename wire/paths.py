@@ -8,15 +8,18 @@ paths change: because a link failed or came back, a rank suspects an uplink, or 
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 from netfold.wire import roce
 from netfold.wire.bounds import Count, Int32, Name
 from netfold.wire.jobs import Secret
 
 SERVICE: Final = "netfold.Paths"
+PathPort = Annotated[int, Meta(ge=roce.PATH_PORT, lt=roce.TCP_PATH_PORT)]
+"""A UDP source port that names a path, or, the first one, says that packets are sprayed."""
 
 
 def tcp_ports(source_port: int) -> tuple[int, ...]:
@@ -64,25 +67,25 @@ class Follow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PathPiece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bytes ``offset .. offset+size`` of the flow to ``peer``, sent on a queue pair with this UDP source port."""
 
-    peer: int
-    offset: int
-    size: int
-    source_port: int
+    peer: Int32
+    offset: Count
+    size: Annotated[int, Meta(ge=1, lt=2**62)]
+    source_port: PathPort
 
 
 class Reach(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All working paths to a peer, by UDP source port; none where both ranks are under one leaf."""
 
-    peer: int
-    leaf: str
-    source_ports: list[int]
+    peer: Int32
+    leaf: Name
+    source_ports: list[PathPort]
 
 
 class Paths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The paths that this rank's flows take from now on."""
 
-    version: int
-    ports: list[int]
+    version: Count
+    ports: list[PathPort]
     """Every source port that may ever name a path of this rank; the mesh binds all of them."""
     pieces: list[PathPiece]
     """Pieces sorted by peer, then offset; flows under one leaf have none."""

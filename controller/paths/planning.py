@@ -11,6 +11,7 @@ delays another by one plan, not by all of its own.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,8 @@ from netfold.fabric import paths as planners
 from netfold.fabric.clos import Clos, PathError
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.paths import Follow, PathFlow, PathPiece, Paths, Reach
+
+log = logging.getLogger("netfold.controller")
 
 MAX_JOINT_FLOWS: Final = 4096
 """Most flows that are planned together: all-to-all of 64 ranks, halving-doubling of 256."""
@@ -90,6 +93,8 @@ class PathPlanner:
         self._followers: dict[int, Followers] = {}
         """By epoch of the job."""
         self._all_ports: dict[str, list[int]] = {}
+        self._not_equal: set[int] = set()
+        """Epochs of jobs of which the log says that flows could not be split equally."""
 
     def close(self) -> None:
         """End the thread, once it has finished what it plans."""
@@ -116,6 +121,7 @@ class PathPlanner:
             followers.streams[request.rank] -= 1
             if not followers.streams.total():
                 self._followers.pop(job.epoch, None)
+                self._not_equal.discard(job.epoch)
 
     async def plan(
         self, view: View, request: Follow, job: Job, carried: Mapping[int, float] = MappingProxyType({})
@@ -175,6 +181,11 @@ class PathPlanner:
             view.plans[key] = planners.plan(view.clos(carried), flows, planner=planners.PLANNERS[planner],
                                               scope=request.scope)
         plan = view.plans[key]
+        if plan.not_equal and request.epoch not in self._not_equal:
+            self._not_equal.add(request.epoch)
+            log.warning("job %r: planner %r: flows or paths of %s are not equal, as on links that are slower, fewer, "
+                        "or carry trees: such flows are cut into the fewest pieces instead", request.job, planner,
+                        plan.not_equal)
         return [(step[piece.flow], piece) for piece in plan.pieces if step[piece.flow].source == request.rank]
 
 

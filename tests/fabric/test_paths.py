@@ -121,6 +121,17 @@ def test_the_papers_rule_can_be_chosen_for_a_fabric() -> None:
         assert chosen(sizes, shares) == fewest_pieces(sizes, shares)
 
 
+def test_a_plan_says_where_it_could_not_split_equally() -> None:
+    """The first two leaves, where the paper's rule was asked for; nothing where it was not, or where it held."""
+    clos = Clos(leafspine(2, 2, 4).graph())
+    for sizes, planner, says in (
+        ([8, 8], planners.PLANNERS["equal_split"], ""), ([8, 4], fewest_pieces, ""),
+        ([8, 4], planners.PLANNERS["equal_split"], "leaf1 -> leaf2"),
+    ):
+        flows = [Flow(source, "h3", size) for source, size in zip(("h1", "h2"), sizes, strict=True)]
+        assert plan(clos, flows, planner=planner).not_equal == says
+
+
 def all_to_all(clos: Clos, size: int) -> list[Flow]:
     hosts = sorted(clos.leaf_of)
     return [Flow(a, b, size) for a in hosts for b in hosts if a != b]

@@ -71,6 +71,32 @@ def test_flows_leave_room_for_the_trees_of_other_jobs(tmp_path: Path) -> None:
     planner.close()
 
 
+def test_where_flows_cannot_be_split_equally_the_log_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An operator who chose the equal split learns which job's flows are cut otherwise, however many ranks ask."""
+    fabric = leafspine(2, 2, 4, rate="100mbit", rundir=tmp_path)
+    steering = Steering(fabric)
+    steering.planner = "equal_split"
+    job = Job("j", 4, epoch=1, hosts=[host.name for host in fabric.hosts])
+    planner, view = PathPlanner(steering), View(0, *steering.usable_parts(fabric.graph()))
+    loads = {number: 100e6 for number, link in enumerate(fabric.links) if link.b.startswith("spine1")}
+
+    async def ask(carried: dict[int, float], *ranks: int) -> None:
+        with planner.stream(Follow("j", 3, 1), job):  # the job goes on meanwhile
+            for rank in ranks:
+                request = Follow("j", rank, 1, collective="all_to_all")
+                with planner.stream(request, job):
+                    await planner.plan(view, request, job, carried)
+
+    run(ask({}, 0, 1))
+    assert not caplog.messages
+    run(ask(loads, 0, 1, 2))
+    (said,) = caplog.messages
+    assert said.startswith("job 'j': planner 'equal_split': flows or paths of leaf1 -> leaf2 are not equal")
+    planner.close()
+
+
 def follow(r: Rig, plan: Plan, **changes: Any) -> Any:
     """The stream of paths of one rank."""
     request = Follow(plan.job, plan.rank, plan.epoch, **{"collective": "ring", "secret": plan.rank_secret, **changes})

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,6 +41,15 @@ def test_a_dead_path_is_left_to_all_peers_under_that_leaf() -> None:
     assert list(source_ports.weighted_ports(4)) == [WeightedPort(PORTS[0], 40)]
     assert source_ports.is_suspect(3, PORTS[0])
     assert not source_ports.is_suspect(4, PORTS[0])
+
+
+@pytest.mark.parametrize(("size", "port"), [(0, PORTS[0]), (-40, PORTS[0]), (40, 22), (40, 70_000)])
+def test_pieces_and_ports_that_make_no_sense_do_not_get_as_far(size: int, port: int) -> None:
+    """Whatever the controller's answer says: weights that would cut a message beyond its ends, and ports that name no
+    path, are refused as it is read."""
+    answer = Paths(1, PORTS, [PathPiece(1, 0, size, port)], [Reach(1, "a", PORTS)])
+    with pytest.raises(msgspec.ValidationError, match="pieces"):
+        msgspec.json.decode(msgspec.json.encode(answer), type=Paths)
 
 
 def test_what_leaves_a_dead_path_does_not_all_take_the_same_other_one() -> None:
