@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -24,8 +24,8 @@ from netfold.host.api.assembly import Parts
 from netfold.host.api.change import RankChange
 from netfold.host.api.communicator import Communicator
 from netfold.host.api.together import Together, Waiting
-from netfold.host.errors import CollectiveTimeout, PeerLost, RanksChanged, TreesLost
-from netfold.host.operation.arrays import Array
+from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, RanksChanged, TreesLost
+from netfold.host.operation.arrays import Array, native
 from netfold.host.operation.reduction import ReduceOp
 
 LOSSES: Final = (PeerLost, TreesLost, CollectiveTimeout)
@@ -48,50 +48,86 @@ class EnduringCommunicator(Communicator):
         """Number of the last operation that the program has finished."""
         self._kept: Array | None = None
         """Its result, if it was an allreduce."""
+        self._stuck: Exception | None = None
+        """What an operation ended with although no rank was lost; until ``shrink`` or ``grow`` none can begin, since
+        the ranks may be in different ones."""
 
     def allreduce(self, array: Array, out: Array | None = None, op: ReduceOp = "sum", **how: Any) -> Array:
         """As ``Group.allreduce``; where a rank is lost meanwhile, the reduction is finished as above.  Raises
         RanksChanged where the others were in something else."""
-        source, feedback = np.asarray(array), how.get("feedback")
-        if out is not None and np.may_share_memory(source, out):
-            source = source.copy()
+        self._check_begin()
+        array, feedback = np.asarray(array), how.get("feedback")
+        in_place = out is not None and np.may_share_memory(array, out)
+        source = array.copy() if in_place else array
         residual = None if feedback is None else feedback.copy()
-        while True:
-            try:
-                result = super().allreduce(array, out, op, **how)
-                break
-            except LOSSES as error:
-                given = self._recover(error, source)
+
+        def restore() -> None:
+            if in_place and array.flags.writeable:
+                array[...] = source
             if feedback is not None:
                 feedback[...] = residual
-            if given is not None:
-                result = np.empty_like(source) if out is None else out
+
+        mine = array
+        while True:
+            try:
+                result = super().allreduce(mine, out, op, **how)
+                break
+            except LOSSES as error:
+                try:
+                    given = self._recover(error, source)
+                except NetFoldError:  # whoever repeats it finds what it gave
+                    restore()
+                    raise
+            if given is not None:  # its own part is in there, so that the residual is what that has left
+                result = np.empty(source.shape, native(source)) if out is None else out
                 result[...] = given
                 break
-            array = source
+            restore()
+            mine = source
         self._done += 1
         self._kept = result.copy()
         return result
 
     def together(self) -> Together:
         """As ``Group.together``; where a rank is lost meanwhile, it ends with RanksChanged."""
+        self._check_begin()
         return _CountedTogether(self)
 
     def shrink(self, *, timeout: float | None = None) -> RankChange:
         """As ``Communicator.shrink``, where other ranks may be in an operation that goes on by itself: it ends with
         RanksChanged there."""
         change = self._reform(self._done, grows=False, timeout=timeout)
+        self._stuck = None
         self._agree_on_nothing(change)
         return change
 
     def grow(self, *, timeout: float | None = None) -> RankChange:
         """As ``Communicator.grow``."""
         change = self._reform(self._done, grows=True, timeout=timeout)
+        self._stuck = None
         if change.lost:
             self._agree_on_nothing(change)
         return change
 
     # ---- inside ------------------------------------------------------------------------------------------------------
+    def _check_begin(self) -> None:
+        """Waits for what is under way, after which the ranks may be others.  Raises what it or an operation before has
+        ended with, where that ended the communicator."""
+        self._parts.sequencer.wait()
+        if self._stuck is not None:
+            raise self._stuck
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Around an operation that is not repeated."""
+        self._check_begin()
+        try:
+            yield
+        except LOSSES as error:
+            self._give_up(error)
+        self._done += 1
+        self._kept = None
+
     def _give_up(self, error: Exception) -> NoReturn:
         """Goes on without the lost ranks; the operation under way is not repeated.  Raises RanksChanged, or the error
         where no rank is lost."""
@@ -105,7 +141,7 @@ class EnduringCommunicator(Communicator):
         while True:
             change = self._reform(self._done, grows=False, timeout=None)
             if not change.lost:
-                self._done, self._kept = change.last, None
+                self._done, self._kept, self._stuck = change.last, None, error
                 raise error
             try:
                 return self._agree(change, source)
@@ -142,7 +178,9 @@ class EnduringCommunicator(Communicator):
         if not ahead.size:
             return None
         giver = int(ahead[0])
-        given = np.ascontiguousarray(self._kept if self.rank == giver else np.empty_like(source))
+        given = np.ascontiguousarray(
+            self._kept if self.rank == giver else np.empty_like(source, native(source))  # type: ignore[arg-type]
+        )
         super().broadcast(given, root=giver)
         return given if self.rank in behind else None
 
@@ -165,19 +203,14 @@ class _CountedTogether(Together):
         return carried
 
 
-def _counted(name: str) -> Callable[..., Any]:
+def _counted_call(name: str) -> Callable[..., Any]:
     def call(self: EnduringCommunicator, *args: Any, **kwargs: Any) -> Any:
-        try:
-            result = getattr(Communicator, name)(self, *args, **kwargs)
-        except LOSSES as error:
-            self._give_up(error)
-        self._done += 1
-        self._kept = None
-        return result
+        with self._counted():
+            return getattr(Communicator, name)(self, *args, **kwargs)
 
     call.__name__, call.__doc__ = name, getattr(Communicator, name).__doc__
     return call
 
 
 for _name in OTHERS:
-    setattr(EnduringCommunicator, _name, _counted(_name))
+    setattr(EnduringCommunicator, _name, _counted_call(_name))

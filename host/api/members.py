@@ -25,7 +25,7 @@ class RunningOperation:
     def __enter__(self) -> int:
         members = self._members
         peers = members.dispatch.hosts
-        number = members.sequencer.begin(self._numbers, peers.label.strip(), *self._what)
+        number = members.sequencer.begin(self._numbers, members.incarnation, peers.label.strip(), *self._what)
         try:
             if self._counted:
                 peers.count_from(number)
@@ -67,6 +67,7 @@ class Members:
     def __init__(self, dispatch: Dispatch, sequencer: OperationSequencer, first: int = 1) -> None:
         self.dispatch = dispatch
         self.sequencer = sequencer
+        self.incarnation = sequencer.incarnation
         self._numbers = OperationNumbers(first)
 
     def finished(self) -> int:

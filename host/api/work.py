@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from netfold.host.errors import Busy, Closed, CollectiveTimeout, NetFoldError
+from netfold.host.errors import Aborted, Busy, Closed, CollectiveTimeout, NetFoldError, RanksChanged
 from netfold.host.tracing.flight import Flight
 from netfold.host.tracing.timeline import QUEUED
 
@@ -21,11 +21,47 @@ T = TypeVar("T")
 log = logging.getLogger("netfold")
 
 
+class News:
+    """That the ranks have changed, between the thread where operations end with it and the program, which is to repeat
+    operations but has yet to be told so.
+
+    Whatever it has started before it is told ends alike: on other ranks those may be operations with other numbers.
+    """
+
+    def __init__(self) -> None:
+        self.told = 0
+        """How often the program has been told."""
+        self._changed: RanksChanged | None = None
+        self._before = -1
+        """What ``told`` was when that operation was started which ended with the last change."""
+        self._lock = threading.Lock()
+
+    def happened(self, changed: RanksChanged, told: int) -> None:
+        """An operation that was started when the program had been told so often has ended with this."""
+        with self._lock:
+            if told > self._before:
+                self._changed, self._before = changed, told
+
+    def check(self, told: int) -> None:
+        """Raises RanksChanged for an operation that was started when the program had been told so often, where it had
+        yet to be told of the last change."""
+        with self._lock:
+            if self._changed is not None and told <= self._before:
+                raise self._changed
+
+    def tell(self, error: BaseException) -> None:
+        """The program is told of an error."""
+        with self._lock:
+            if error is self._changed and self.told <= self._before:
+                self.told += 1
+
+
 class Work(Generic[T]):
     """An operation that has been started.  Its arrays belong to it until ``wait`` returns."""
 
-    def __init__(self, call: Callable[[], T], me: str) -> None:
+    def __init__(self, call: Callable[[], T], me: str, news: News) -> None:
         self._call = call
+        self._news, self._told = news, news.told
         self._me = me
         self._done = threading.Event()
         self._result: T | None = None
@@ -43,6 +79,7 @@ class Work(Generic[T]):
         if not self._done.wait(timeout):
             raise CollectiveTimeout(f"{self._me}: not done within the {timeout:g} s of wait(); it goes on")
         if self._error is not None:
+            self._news.tell(self._error)
             raise self._error
         return self._result  # type: ignore[return-value]
 
@@ -65,9 +102,12 @@ class Work(Generic[T]):
     def _run(self) -> None:
         self._starts()
         try:
+            self._news.check(self._told)
             self._result = self._call()
         except BaseException as error:
             self._error = error
+            if isinstance(error, RanksChanged):
+                self._news.happened(error, self._told)
         finally:
             with self._lock:
                 self._done.set()
@@ -98,18 +138,36 @@ class OperationSequencer:
         self._queue: queue.SimpleQueue[Work[object] | None] = queue.SimpleQueue()
         self._last: Work[object] | None = None
         self._thread: threading.Thread | None = None
+        self.incarnation = 0
+        """How often the ranks have changed."""
+        self._news = News()
 
-    def begin(self, numbers: Iterator[int], group: str, name: str, nbytes: int, op: str, dtype: str) -> int:
+    def wait(self) -> None:
+        """Waits for the asynchronous operations that were begun before.  Raises RanksChanged where they ended with it,
+        and the program has not been told."""
+        if threading.current_thread() is self._thread or self._last is None:
+            return
+        self._last._done.wait()  # each is bounded by its own timeout
+        try:
+            self._news.check(self._news.told)
+        except RanksChanged as changed:
+            self._news.tell(changed)
+            raise
+
+    def begin(
+        self, numbers: Iterator[int], incarnation: int, group: str, name: str, nbytes: int, op: str, dtype: str
+    ) -> int:
         """Begins an operation, after the asynchronous ones that were begun before it, and returns its number; ``end``
         must follow.
 
         numbers  of the group's operations: the same on all of its ranks, whatever other groups do
+        incarnation  ``incarnation`` when the group was made
         the others are for the flight recorder
 
-        Raises Busy where another thread is inside one, Closed, and the error of an operation that failed before.
+        Raises Busy where another thread is inside one, Closed, also for a group whose ranks have changed since, what
+        ``wait`` raises, and the error of an operation that failed before.
         """
-        if threading.current_thread() is not self._thread and self._last is not None:
-            self._last._done.wait()  # each is bounded by its own timeout
+        self.wait()
         if not self._lock.acquire(blocking=False):
             raise Busy(f"{self.me}: another thread is inside a collective; call from one thread, or use a lock")
         try:
@@ -117,6 +175,9 @@ class OperationSequencer:
                 raise Closed(f"{self.me}: the communicator was closed")
             if self.broken is not None:
                 raise self.broken
+            if incarnation != self.incarnation:
+                raise Closed(f"{self.me}, {name}{group and f' of the group of {group}'}: the ranks have changed since "
+                             "(shrink, grow): make the group anew")
             number = next(numbers)
             self.flight.begin(number, group, name, op, dtype, nbytes)
         except BaseException:
@@ -127,7 +188,9 @@ class OperationSequencer:
     def end(self, error: BaseException | None) -> None:
         """Ends the operation that ``begin`` began: with the error that it raises, after which no other can begin."""
         try:
-            if isinstance(error, NetFoldError):
+            if isinstance(self.broken, Aborted):
+                pass  # from another thread, whatever this operation has ended with
+            elif isinstance(error, NetFoldError):
                 self.broken = error
             elif error is not None:  # Ctrl-C in the middle: packets of this operation are out already
                 self.broken = NetFoldError(
@@ -139,14 +202,16 @@ class OperationSequencer:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """While this is open, no operation is under way and none can begin.  Raises Busy, Closed."""
-        if threading.current_thread() is not self._thread and self._last is not None:
-            self._last._done.wait()
+        """While this is open, no operation is under way and none can begin.  Raises Busy, Closed, Aborted, and what
+        ``wait`` raises."""
+        self.wait()
         if not self._lock.acquire(blocking=False):
             raise Busy(f"{self.me}: another thread is inside a collective; call from one thread, or use a lock")
         try:
             if self._closed:
                 raise Closed(f"{self.me}: the communicator was closed")
+            if isinstance(self.broken, Aborted):
+                raise self.broken
             yield
         finally:
             self._lock.release()
@@ -158,7 +223,10 @@ class OperationSequencer:
     def begin_anew(self, me: str, flight: Flight) -> None:
         """The ranks have changed: operations can begin again, and are recorded by ``flight``.  Inside ``paused``."""
         self.flight.close()
-        self.me, self.flight, self.broken = me, flight, None
+        self.me, self.flight = me, flight
+        self.incarnation += 1
+        if not isinstance(self.broken, Aborted):  # the program may have given up meanwhile, from another thread
+            self.broken = None
 
     def later(self, call: Callable[[], T], what: str) -> Work[T]:
         """Runs ``call``, which begins its operation itself, after all that were started before it."""
@@ -167,7 +235,7 @@ class OperationSequencer:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="netfold", daemon=True)
             self._thread.start()
-        work = Work(call, f"{self.me}, {what}")
+        work = Work(call, f"{self.me}, {what}", self._news)
         timeline = self.flight.timeline
         if timeline is not None:
             begin = time.monotonic_ns()

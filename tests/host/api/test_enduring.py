@@ -16,8 +16,10 @@ from netfold.host.api.change import RankChange
 from netfold.host.api.communicator import Communicator
 from netfold.host.api.enduring import EnduringCommunicator
 from netfold.host.api.together import Together
-from netfold.host.errors import Aborted, PeerLost, RanksChanged
+from netfold.host.api.work import OperationSequencer
+from netfold.host.errors import Aborted, Closed, PeerLost, RanksChanged
 from netfold.host.operation.arrays import Array
+from netfold.host.tracing.flight import Flight
 from netfold.testing import loopback_job, on_every_rank
 
 OLD = np.full(100, 77, np.int32)
@@ -32,10 +34,11 @@ class Scripted(EnduringCommunicator):
         super().__init__(comm._parts)
         self.script = script
         self.shrinks = 0
+        self.lost: tuple[int, ...] = LOST
 
     def _reform(self, finished: int | None, *, grows: bool, timeout: float | None) -> RankChange:
         self.shrinks += 1
-        return RankChange(tuple(range(self.size)), LOST, (0,) * self.size)
+        return RankChange(tuple(range(self.size)), self.lost, (0,) * self.size)
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +51,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
         if word == "lose":
             if out is not None:
                 out[...] = -1  # an operation in place may have overwritten a part of it
+            if how.get("feedback") is not None:
+                how["feedback"][...] = 9
             raise PeerLost("rank 3 is lost")
         if word == "finish":
             return OLD.copy()
@@ -137,6 +142,126 @@ def test_calls_that_go_together_are_an_operation_like_others(monkeypatch: pytest
 
     with loopback_job(3) as comms:
         assert on_every_rank(comms, work) == [None] * 3
+
+
+def test_what_is_not_finished_leaves_arrays_and_residuals_as_they_were() -> None:
+    """Where the program is to repeat an operation in place, it finds what it gave; so does error feedback."""
+
+    def work(comm: Communicator) -> None:
+        mine = Scripted(comm, ["lose"])
+        array, residual = np.arange(4, dtype=np.float32), np.full(4, 2, np.float32)
+        call = mine.barrier if comm.rank == 2 else partial(mine.allreduce, array, out=array, feedback=residual)
+        with pytest.raises(RanksChanged):
+            call()
+        np.testing.assert_array_equal(array, np.arange(4))
+        np.testing.assert_array_equal(residual, np.full(4, 2))
+
+    with loopback_job(3, rail="tcp") as comms:
+        assert on_every_rank(comms, work) == [None] * 3
+
+
+def test_a_sum_that_is_handed_out_keeps_its_byte_order_and_residual() -> None:
+    """An array of the other byte order gets the sum's values; the residual is what this rank's part in it has left."""
+    foreign = np.dtype(np.int32).newbyteorder()
+
+    def work(comm: Communicator) -> None:
+        ahead = comm.rank == 1
+        mine = Scripted(comm, ["finish", "lose", "real"] if ahead else ["lose", "real"])
+        residual = np.zeros(100, np.float32)
+        first = mine.allreduce(np.ones(100, foreign), **({} if ahead else {"feedback": residual}))
+        np.testing.assert_array_equal(first, OLD)
+        np.testing.assert_array_equal(residual, np.full(100, 0 if ahead else 9))
+        mine.allreduce(np.ones(4, np.int32))
+
+    with loopback_job(3, rail="tcp") as comms:
+        assert on_every_rank(comms, work) == [None] * 3
+
+
+def test_operations_that_were_started_before_the_program_is_told_end_alike() -> None:
+    """One rank was in a barrier, the others had three sums under way: none of the later ones runs beside another
+    rank's next one, and what is started once the program knows sums exactly."""
+
+    def work(comm: Communicator) -> None:
+        mine = Scripted(comm, ["lose"])
+        if comm.rank == 2:
+            with pytest.raises(RanksChanged):
+                mine.barrier()
+        else:
+            works = [mine.iallreduce(np.full(4, number, np.int32)) for number in range(3)]
+            works[-1]._done.wait(60)
+            works.append(mine.iallreduce(np.full(4, 3, np.int32)))  # it has not been told yet
+            for one in works:
+                with pytest.raises(RanksChanged):
+                    one.wait(60)
+        mine.script = ["real"] * 2
+        np.testing.assert_array_equal(mine.iallreduce(np.full(4, 10, np.int32)).wait(60), np.full(4, 30))
+        np.testing.assert_array_equal(mine.allreduce(np.full(4, 10, np.int32)), np.full(4, 30))
+
+    with loopback_job(3, rail="tcp") as comms:
+        assert on_every_rank(comms, work) == [None] * 3
+
+
+def test_a_call_tells_of_what_an_operation_that_nobody_waits_for_has_ended_with() -> None:
+    """The next operation of the program's own thread is refused with it, once."""
+
+    def work(comm: Communicator) -> None:
+        mine = Scripted(comm, ["lose"])
+        if comm.rank == 2:
+            with pytest.raises(RanksChanged):
+                mine.barrier()
+        else:
+            mine.iallreduce(np.ones(4, np.int32))
+            with pytest.raises(RanksChanged):
+                mine.allreduce(np.ones(4, np.int32))
+        mine.script = ["real"]
+        np.testing.assert_array_equal(mine.allreduce(np.ones(4, np.int32)), np.full(4, 3))
+
+    with loopback_job(3, rail="tcp") as comms:
+        assert on_every_rank(comms, work) == [None] * 3
+
+
+def test_without_a_loss_an_error_ends_the_communicator_until_it_shrinks() -> None:
+    """The ranks may be in different operations: a later one would sum what does not belong together."""
+
+    def work(comm: Communicator) -> None:
+        mine = Scripted(comm, ["lose", "real"])
+        mine.lost = ()
+        for _ in range(2):
+            with pytest.raises(PeerLost, match="rank 3"):
+                mine.allreduce(np.ones(4, np.int32))
+        with pytest.raises(PeerLost, match="rank 3"):
+            mine.barrier()
+        mine.shrink()
+        np.testing.assert_array_equal(mine.allreduce(np.ones(4, np.int32)), np.full(4, 2))
+
+    with loopback_job(2, rail="tcp") as comms:
+        assert on_every_rank(comms, work) == [None] * 2
+
+
+def test_groups_of_ranks_that_were_are_refused_and_break_nothing() -> None:
+    """By name; the communicator of the ranks that are there goes on."""
+
+    def work(comm: Communicator) -> None:
+        group = comm.group([0, 1])
+        parts = comm._parts
+        parts.sequencer.begin_anew("job 'x', rank 0 of 2", Flight("x", comm.rank, 2))
+        comm._begin_anew(parts.dispatch, parts.sequencer, parts.coding, 1)
+        with pytest.raises(Closed, match="make the group anew"):
+            group.allreduce(np.ones(4, np.int32))
+        np.testing.assert_array_equal(comm.allreduce(np.ones(4, np.int32)), np.full(4, 2))
+
+    with loopback_job(2, rail="tcp") as comms:
+        assert on_every_rank(comms, work) == [None] * 2
+
+
+def test_a_communicator_that_is_given_up_while_its_ranks_change_stays_so() -> None:
+    """Neither a new incarnation nor another error makes it usable again, and it asks for no other one."""
+    sequencer = OperationSequencer("rank 0")
+    sequencer.fail(Aborted("given up"))
+    sequencer.begin_anew("rank 0", Flight("x", 0, 1))
+    assert isinstance(sequencer.broken, Aborted)
+    with pytest.raises(Aborted), sequencer.paused():
+        pass
 
 
 @pytest.mark.parametrize("rail", ["tcp", "innet"])
