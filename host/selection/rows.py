@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from netfold.host.operation.arrays import Flat, flat, flat_copy
-from netfold.host.operation.coding import PLAIN, Coding
+from netfold.host.operation.coding import PLAIN, Coding, narrows
 from netfold.host.operation.half_precision import HALVES, narrow, storage, widen
 from netfold.host.operation.rail import FoldingRail
 from netfold.host.operation.reduction import Reduction
@@ -131,7 +131,8 @@ class RowsDispatch:
             return f"{nbytes} bytes stay on this rank"
         if refusal:
             return f"{between}; {refusal}"
-        if collective in ("reduce", "reduce_scatter") and not self._takes(reduction, coding):
+        reduces = collective in ("reduce", "reduce_scatter")
+        if reduces and not self._takes(reduction, coding):
             return f"{between}; {reduction.op} of {reduction.element} does not fold"
         inside = f"{collective} of {nbytes} bytes goes over the switches"
         if algorithm is not None:
@@ -142,7 +143,10 @@ class RowsDispatch:
             return f"{between}: allreduce is by {hosts.algorithm}, as asked for"
         if collective == "barrier":
             return f"{inside}; {self._why}"
-        chosen = hosts.chooser.known(nbytes, folded=nbytes, collective=collective)
+        if reduces and coding.lane_bits != 32 and narrows(reduction.op, reduction.element):
+            return f"{inside}, in lanes of {coding.lane_bits} bits; {self._why}"
+        half = reduces and reduction.element in HALVES
+        chosen = hosts.chooser.known(nbytes, folded=nbytes * (1 + half), collective=collective)
         if chosen is None:
             return f"{collective} of {nbytes} bytes goes the cheapest way, once an operation has measured the links"
         return f"{inside if chosen.algorithm == INNET else between}: {chosen}"

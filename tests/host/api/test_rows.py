@@ -111,6 +111,25 @@ def test_the_flight_recorder_and_the_totals_say_what_carried_them() -> None:
             assert "by ring, as asked for" in comm.explain(80, collective="all_gather", algorithm="ring")
 
 
+def test_explain_tells_what_a_call_in_narrow_lanes_or_halves_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By cost where that decides, for the lanes that halves really take, and without asking where narrow lanes fold."""
+    with loopback_job(WORLD, rail="auto") as comms:
+        asked: list[int | None] = []
+        with monkeypatch.context() as patch:
+            chooser = comms[0]._parts.dispatch.hosts.chooser
+            patch.setattr(chooser, "known", lambda nbytes, *, folded, collective: asked.append(folded))
+            comms[0].explain(2000, dtype="float16", collective="reduce")
+            comms[0].explain(2000, dtype="float16", collective="all_gather")
+        assert asked == [4000, 2000]
+    monkeypatch.setenv("NETFOLD_LANE_BITS", "16")
+    with loopback_job(WORLD, rail="auto") as comms:
+        said = comms[0].explain(4000, collective="reduce_scatter")
+        assert "over the switches, in lanes of 16 bits" in said
+        assert "16 bits" not in comms[0].explain(4000, "max", collective="reduce")
+        on_every_rank(comms, lambda comm: comm.reduce_scatter(np.ones(999, np.float32)))
+        assert comms[0].flight()[-1].path == "innet"
+
+
 def test_where_switches_carry_no_rows_the_reason_is_told() -> None:
     """Over TCP, and where several ranks share a machine, collectives go between the hosts, explain says why, and
     folding them cannot be asked for."""
