@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost
+from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, RankMismatch
 from netfold.host.mesh.mesh import ranks
 from netfold.host.rails.rank_state import (
     ARBITER,
@@ -29,6 +29,8 @@ from netfold.host.rails.rank_state import (
 
 GONE_SECONDS = 0.5
 """Seconds without progress after which a rank is lost if its machine refuses connections to it."""
+VERDICTS = (PeerLost, RankMismatch, CollectiveTimeout)
+"""Kinds of errors with which a rank gives up."""
 ANSWER_SECONDS = 0.25
 """Seconds to wait for the other ranks' answers."""
 
@@ -50,13 +52,18 @@ class MissingRankDetector:
         self.timeout = timeout
 
     def ask(self, question: Question, of: Collection[int]) -> dict[int, Answer]:
-        """Answers by rank.  Raises the verdict of a rank that has given up."""
+        """Answers by rank.  Raises the verdict of a rank that has given up, and RankMismatch where one calls something
+        else."""
         answers = self._channel.ask(question, of, ANSWER_SECONDS)
         for rank, answer in answers.items():
             if answer.outcome is AgreementOutcome.GAVE_UP:
-                kind, _, why = answer.result.decode(errors="replace").partition(" ")
-                said = f"{why} (so rank {rank} found)"
-                raise self._give_up(PeerLost(said) if kind == PeerLost.__name__ else CollectiveTimeout(said), why)
+                name, _, why = answer.result.decode(errors="replace").partition(" ")
+                kind = next((kind for kind in VERDICTS if kind.__name__ == name), CollectiveTimeout)
+                raise self._give_up(kind(f"{why} (so rank {rank} found)"), why)
+            if answer.outcome is AgreementOutcome.OTHERWISE:
+                why = (f"{ranks([rank])} carries a long operation where another rank has a short one; call the same "
+                       "operations in the same order on every rank, then join anew")
+                raise self._give_up(RankMismatch(why), why)
         return answers
 
     def may_give_up(self, position: int, rail: int) -> bool:

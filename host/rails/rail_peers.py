@@ -78,7 +78,7 @@ class RailPeers(Peers):
     # ---- moving arrays as they are -----------------------------------------------------------------------------------
     def all_gather(self, data: Flat, pieces: Sequence[slice]) -> None:
         if data.nbytes <= SHORT_BYTES:
-            self._fill(f"all_gather of {data.nbytes}", data, [pieces[self.rank]], pieces)
+            self._fill(f"all_gather of {_sizes(pieces)}", data, [pieces[self.rank]], pieces)
             return
         self._cut(
             "all_gather", data.nbytes,
@@ -88,7 +88,7 @@ class RailPeers(Peers):
     def broadcast(self, data: Flat, root: int, *, algorithm: str | None = None) -> None:
         if algorithm is None and data.nbytes <= SHORT_BYTES:
             everything = [_all(data)]
-            self._fill(f"broadcast of {data.nbytes} from {root}", data, self._at(root, everything), everything)
+            self._fill(f"broadcast of {data.nbytes} bytes from {root}", data, self._at(root, everything), everything)
             return
         self._cut(
             "broadcast", data.nbytes,
@@ -97,7 +97,7 @@ class RailPeers(Peers):
 
     def gather(self, data: Flat, pieces: Sequence[slice], root: int) -> None:
         if data.nbytes <= SHORT_BYTES:
-            self._fill(f"gather of {data.nbytes} to {root}", data, [pieces[self.rank]], self._at(root, pieces))
+            self._fill(f"gather of {_sizes(pieces)} to {root}", data, [pieces[self.rank]], self._at(root, pieces))
             return
         self._cut(
             "gather", data.nbytes,
@@ -106,7 +106,7 @@ class RailPeers(Peers):
 
     def scatter(self, data: Flat, pieces: Sequence[slice], root: int) -> None:
         if data.nbytes <= SHORT_BYTES:
-            self._fill(f"scatter of {data.nbytes} from {root}", data, self._at(root, pieces), [pieces[self.rank]])
+            self._fill(f"scatter of {_sizes(pieces)} from {root}", data, self._at(root, pieces), [pieces[self.rank]])
             return
         self._cut(
             "scatter", data.nbytes,
@@ -150,7 +150,7 @@ class RailPeers(Peers):
         odd = np.flatnonzero(sums[: self.size] != said).tolist()
         if odd:
             raise RankMismatch(
-                f"operation {self.number}: rank {self.rank} calls {what} bytes, and {ranks(odd)} something else; call"
+                f"operation {self.number}: rank {self.rank} calls {what}, and {ranks(odd)} something else; call"
                 " the same operations in the same order on every rank, then join anew"
             )
         for piece in wanted:
@@ -163,6 +163,12 @@ class RailPeers(Peers):
         """Makes a long operation in parts over all rails (``CutCollective``)."""
         if size:
             self._rails.carry(CutCollective(kind, size, over, overwritten), self.number)
+
+
+def _sizes(pieces: Sequence[slice]) -> str:
+    """The rows of each rank in words: ranks that cut the same bytes in other places call different operations."""
+    sizes = [piece.stop - piece.start for piece in pieces]
+    return f"{sizes[0]} bytes of each rank" if len(set(sizes)) == 1 else f"{' + '.join(map(str, sizes))} bytes"
 
 
 def _all(data: Flat) -> slice:

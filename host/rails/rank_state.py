@@ -69,6 +69,9 @@ class AgreementOutcome(IntEnum):
     """The asked rank has not come to this position, because it still waits for something before it."""
     GAVE_UP = 6
     """The asked rank has given up, and ``Answer.result`` holds its verdict."""
+    OTHERWISE = 7
+    """The asked rank carries stripes at this position, where the asking one is in an agreement: they call different
+    operations."""
 
 
 @dataclass(frozen=True)
@@ -292,7 +295,7 @@ class RankState:
         if position > self._at:
             return Answer(self._not_there())
         if position == self._at and not self._in_agreement:
-            return Answer(AgreementOutcome.NOT_YET)
+            return Answer(AgreementOutcome.OTHERWISE)
         if position < self._at:
             return Answer(AgreementOutcome.FORGOTTEN)
         self._fenced = True

@@ -183,17 +183,31 @@ def test_a_rail_that_dies_in_the_middle_leaves_its_part_to_the_others(
 
 
 def test_ranks_that_call_different_collectives_learn_it() -> None:
-    """A broadcast is no gather, a root no other root, and a barrier nothing else: each rank raises, with names."""
+    """A broadcast is no gather, a root no other root, rows no other rows of the same size in all, and a barrier nothing
+    else: each rank raises, with names."""
     calls: list[list[Callable[[Communicator], Any]]] = [
         [lambda comm: comm.broadcast(np.zeros(10), root=0), lambda comm: comm.broadcast(np.zeros(10), root=1)],
         [lambda comm: comm.broadcast(np.zeros(20)), lambda comm: comm.all_gather(np.zeros(10))],
         [lambda comm: comm.barrier(), lambda comm: comm.broadcast(np.zeros(0))],
+        [lambda comm: comm.all_gather(np.ones(1), counts=[1, 2]),
+         lambda comm: comm.all_gather(np.ones(1), counts=[2, 1])],
+        [lambda comm: comm.gather(np.ones(1), counts=[1, 2]), lambda comm: comm.gather(np.ones(1), counts=[2, 1])],
     ]
     for one, other in calls:
         with loopback_rails(["innet", "tcp"], 2, timeout=2.0) as comms:
             for said in on_every_rank(comms, lambda comm, one=one, other=other: (one, other)[comm.rank](comm)):
                 assert isinstance(said, RankMismatch), said
                 assert "something else; call the same operations" in str(said)
+
+
+@pytest.mark.parametrize("kinds", [["tcp", "tcp"], ["innet", "tcp"]], ids="+".join)
+def test_a_short_collective_against_a_long_one_is_told_on_both(kinds: Any) -> None:
+    """Ranks whose sizes lie on either side of the bound between a sum and a cut operation do not wait in vain."""
+    most = SHORT_BYTES - 1024
+    with loopback_rails(kinds, 2, timeout=2.0) as comms:
+        for said in on_every_rank(comms, lambda comm: comm.broadcast(np.zeros(most + 4096 * comm.rank, np.uint8))):
+            assert isinstance(said, RankMismatch), said
+            assert "call the same operations in the same order on every rank" in str(said)
 
 
 def test_a_long_collective_against_another_call_ends_on_every_rank() -> None:
