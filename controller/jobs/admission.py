@@ -38,8 +38,7 @@ def check(r: Join, fabric: Fabric, drains: Drains) -> None:
         refuse(Code.INVALID_ARGUMENT, f"{who}: lane_bits: expected 32, 16 or 8, got {r.lane_bits}")
     if not 0 < r.timeout <= MAX_TIMEOUT:
         refuse(Code.INVALID_ARGUMENT, f"{who}: timeout: expected up to {MAX_TIMEOUT:g} s, got {r.timeout}")
-    if not re.fullmatch(r"\S+:\d{1,5}", r.tcp):
-        refuse(Code.INVALID_ARGUMENT, f"{who}: tcp: expected ADDRESS:PORT, got {r.tcp!r}")
+    check_tcp(r.tcp, who)
     host = fabric.host_at(r.address)
     if host is None:
         known = ", ".join(host.address for host in fabric.hosts[:8])
@@ -54,6 +53,13 @@ def check(r: Join, fabric: Fabric, drains: Drains) -> None:
     if leaf := drains.leaf_of(host.name):
         refuse(Code.FAILED_PRECONDITION, f"{who}: {host.name} is at {leaf}, which is drained. Start the rank "
                                          f"elsewhere; when {leaf} may be used again: `netfold undrain {leaf}`")
+
+
+def check_tcp(tcp: str, who: str) -> None:
+    """Check where a rank says that its mesh listens: what does not look so would make its peers refuse their plans.
+    Raises Refusal."""
+    if not re.fullmatch(r"\S+:\d{1,5}", tcp):
+        refuse(Code.INVALID_ARGUMENT, f"{who}: tcp: expected ADDRESS:PORT, got {tcp!r}")
 
 
 def check_owner(job: Job, tenant: Tenant) -> None:

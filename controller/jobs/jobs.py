@@ -199,9 +199,13 @@ class Jobs:
         return Reformed() if place is None else Reformed(await self._plan_of(*place))
 
     def _begin_successor(self, job: Job, successor: Job) -> None:
-        """Begin the incarnation as which a job's ranks go on; the one before ends before the switches get entries."""
+        """Begin the incarnation as which a job's ranks go on; the one before ends before the switches get entries.
+        Raises Refusal where another job has the name, which must not be lost sight of."""
         other = self._jobs.get(job.name)
-        if other is not None and other is not job and other.state == "gathering":
+        if other is not None and other is not job:
+            if other.state != "gathering":
+                refuse(Code.FAILED_PRECONDITION, f"{job}, epoch {job.epoch}: its name was joined anew since, so its "
+                                                 "ranks cannot go on anew; give each job its own name")
             other.reason = "the ranks of the job of this name go on; join it with joining=True"
             other.complete.set()
         self._jobs[job.name] = successor

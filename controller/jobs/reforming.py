@@ -25,7 +25,7 @@ from typing import Final
 
 from msgspec import structs
 
-from netfold.controller.jobs.admission import MAX_WORLD, check_against, refuse
+from netfold.controller.jobs.admission import MAX_WORLD, check_against, check_tcp, refuse
 from netfold.controller.jobs.job import Job
 from netfold.fabric.graph import Tenant
 from netfold.rpc.rpc import Code, Refusal
@@ -73,7 +73,8 @@ def is_majority(world: int, asked: set[int], gone: set[int]) -> bool:
 class Reforming:
     """Brings the ranks of all jobs of one fabric together that go on anew.
 
-    begin     called with a job and the next incarnation of it, which has its ranks, to plan it
+    begin     called with a job and the next incarnation of it, which has its ranks, to plan it; raises Refusal where it
+              cannot have one
     path_mtu  of the fabric, in bytes
     clock     seconds, steady
     """
@@ -119,6 +120,7 @@ class Reforming:
         if job.state not in ("active", "leaving", "broken"):
             refuse(Code.FAILED_PRECONDITION, f"{job}, rank {rank}: expected a job that runs, got one that is "
                                              f"{job.state}")
+        check_tcp(request.tcp, f"{job}, rank {rank}")
         if rank in job.left:
             refuse(Code.FAILED_PRECONDITION, f"{job}: rank {rank} has left; join anew")
         if job.successor is not None and rank in job.places:  # it asks again, since the answer has not reached it
@@ -219,10 +221,15 @@ class Reforming:
         finished = [here.asked[rank].finished for rank in ranks]
         successor.change = Change([*ranks, *[-1] * len(admitted)], sorted(set(range(job.world)) - set(ranks)),
                                   [*finished, *[min(finished)] * len(admitted)])
+        try:
+            self._begin(job, successor)
+        except Refusal as refusal:
+            here.decided.set_exception(refusal)
+            job.notify()
+            return
         job.successor, job.places = successor, {rank: place for place, rank in enumerate(ranks)}
         log.warning("%s: goes on as %d ranks, without %s, with %d that have joined now", job, successor.world,
                     successor.change.lost or "a loss", len(admitted))
-        self._begin(job, successor)
         here.decided.set_result(successor)
         for place, newcomer in enumerate(admitted, len(ranks)):
             newcomer.admitted.set_result((successor, place))

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from netfold.controller.jobs import reforming
+from netfold.controller.jobs.job import Job
 from netfold.wire import roce
 from netfold.wire.jobs import Change, EvictedEvent, Plan, RankLost, Reform, Reformed, Secret
 from support.controller import BOUND, run, until
@@ -177,6 +178,40 @@ def test_nobody_but_a_rank_asks_in_its_name(tmp_path: Path) -> None:
             assert code is Code.PERMISSION_DENIED
             code, words = await r.refusal(asks(plans[0]), "Reform")
             assert (code, "no such rank" in words) == (Code.FAILED_PRECONDITION, True)
+
+    run(story())
+
+
+def test_a_place_where_nobody_can_listen_is_refused_alone(tmp_path: Path) -> None:
+    """It would stand in the plans of all others, which could not use them."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(2)
+            code, words = await r.refusal(asks(plans[1], tcp="nowhere"), "Reform")
+            assert (code, "ADDRESS:PORT" in words) == (Code.INVALID_ARGUMENT, True)
+            assert len(await all_ask(r, plans)) == 2
+
+    run(story())
+
+
+def test_ranks_do_not_go_on_over_another_job_of_their_name(tmp_path: Path) -> None:
+    """It was joined while no controller knew of theirs, and keeps what the switches hold for it."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(2)
+            jobs = r.controller.jobs
+            (job,) = jobs.all()
+            other = Job(job.name, 2, "active")
+            jobs._jobs[job.name] = other
+            jobs._ending.append(job)
+            task = asyncio.create_task(r.refusal(asks(plans[0]), "Reform"))
+            await until(lambda: job.gathering is not None and bool(job.gathering.asked))
+            for code, words in (await r.refusal(asks(plans[1]), "Reform"), await task):
+                assert (code, "joined anew" in words) == (Code.FAILED_PRECONDITION, True)
+            assert jobs._jobs[job.name] is other
+            assert job.successor is None
 
     run(story())
 
