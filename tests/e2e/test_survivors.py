@@ -25,7 +25,8 @@ from netfold.topo.net import Network
 
 pytestmark = pytest.mark.timeout(300)
 SEED = 11
-ROUNDS = 2
+PAUSE = 0.01
+"""Seconds that ranks compute in a step, for which others have the processor."""
 
 
 def alike(ends: list[Reached], world: int) -> None:
@@ -43,22 +44,22 @@ def test_ranks_are_killed_and_come_back_and_every_sum_is_exact(tmp_path: Path) -
     rng = random.Random(SEED)
     fabric = msgspec.structs.replace(leafspine(2, 2, 4, rate="200mbit", rundir=sandbox.rundir()), misses=PATIENCE)
     with Network(fabric, logs=tmp_path) as network:
-        with Survivors(network, "grow", "innet", job="folds") as crew:
-            for _ in range(ROUNDS):
-                victim = rng.choice(sorted(crew.hosts))
-                _, reached = crew.kill(victim)
-                assert {(one.world, one.rail) for one in reached} == {(3, "innet")}
-                assert {one.world for one in crew.bring_back(victim)} == {4}
+        with Survivors(network, "grow", "innet", job="folds", pause=PAUSE) as crew:
+            victim = rng.choice(sorted(crew.hosts))
+            _, reached = crew.kill(victim)
+            assert {(one.world, one.rail) for one in reached} == {(3, "innet")}
+            assert {one.world for one in crew.bring_back(victim)} == {4}
             crew.kill("h1", "h3")
             alike(crew.end(), 2)
-        with Survivors(network, "by itself", "tcp", job="itself") as crew:
-            crew.kill("h2")
-            alike(crew.end(), 3)
-        with Survivors(network, "by itself", "innet", job="still", timeout=3.0) as crew:
+        with (
+            Survivors(network, "by itself", "innet", job="still", pause=PAUSE, timeout=3.0) as crew,
+            Survivors(network, "by itself", "tcp", job="itself", pause=PAUSE) as other,
+        ):
             since = time.monotonic()
             crew.signal("h4", signal.SIGSTOP)
-            still = crew.hosts - {"h4"}
-            crew.wait_for(still, since=since)
+            other.kill("h2")  # while the ranks of the other job wait for the one that stands still
+            alike(other.end(), 3)
+            crew.wait_for(crew.hosts - {"h4"}, since=since)
             crew.signal("h4", signal.SIGCONT)
             assert "Evicted" in crew.last_words("h4")
             alike(crew.end(), 3)
