@@ -152,6 +152,8 @@ class Rank:
     ) -> None:
         """Run one collective; rank 0 prints the `PathsResult`."""
         work, check = self.work(peers, collective, number)
+        if self.rank == 0:
+            self._wait_for_all_links()  # what a collective blamed on a busy machine says nothing of the next one
         peers.barrier()
         counts = Counts(mesh)
         before = self._uplinks()

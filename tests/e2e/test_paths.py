@@ -6,6 +6,7 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -107,7 +108,10 @@ def test_a_communicator_keeps_to_the_plan(rail: str, tmp_path: Path) -> None:
     with Network(fabric, logs=tmp_path / "logs") as network:
 
         def use() -> list[int]:
-            """Bytes that leaf1's uplinks carried during a job."""
+            """Bytes that leaf1's uplinks carried during a job, which begins when nobody suspects any of them."""
+            end = time.monotonic() + 20
+            while any(uplink.suspect_for for uplink in netfold_paths(fabric, "show").uplinks):
+                assert time.monotonic() < end, "a suspicion ends after 5 s"
             before = [link.a_to_b.bytes for link in network.status().links]
             digests = network.launch([*program("paths_rank.py"), rail], job="planned").wait(within=90)
             assert len({lines[-1] for lines in digests}) == 1
