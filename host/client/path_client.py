@@ -48,7 +48,8 @@ class PlannedPaths:
 
     scope   which flows are split together (wire.paths.Follow)
     needed  whether the rank cannot go without paths, so that they are asked for at once, and PlanError says where there
-            are none.  Else nobody waits for an answer longer than PATIENCE_SECONDS: until it comes, there are no paths
+            are none.  Else nobody waits for an answer longer than PATIENCE_SECONDS, nor at all while an earlier one
+            has not come: until it comes, there are no paths
     """
 
     def __init__(
@@ -139,8 +140,10 @@ class PlannedPaths:
 
     def _client(self, wanted: Collective) -> PathClient:
         if wanted not in self._clients:
+            silent = any(client.paths is None for client in self._clients.values())
             self._clients[wanted] = PathClient(
-                self._jobs, self._plan, wanted, scope=self._scope, needed=self._needed, on_change=self._signal
+                self._jobs, self._plan, wanted, scope=self._scope, needed=self._needed, on_change=self._signal,
+                patience=0.0 if silent else PATIENCE_SECONDS,
             )
         return self._clients[wanted]
 
@@ -151,11 +154,12 @@ class PathClient:
     scope      which flows are split together (wire.paths.Follow)
     needed     whether there must be paths, else PlanError is only raised where the controller refuses
     on_change  called with nothing after each plan that arrives, on a thread of its own
+    patience   seconds to wait for the first answer where none is needed
     """
 
     def __init__(
         self, jobs: JobClient, plan: Plan, of: Collective, *, scope: Literal["host", "leaf", "auto"] = "auto",
-        needed: bool = True, on_change: Callable[[], None] = lambda: None,
+        needed: bool = True, on_change: Callable[[], None] = lambda: None, patience: float = PATIENCE_SECONDS,
     ) -> None:
         self._signal = on_change
         request = Follow(plan.job, plan.rank, plan.epoch, collective=of.algorithm, ranks=list(of.ranks), root=of.root,
@@ -168,7 +172,7 @@ class PathClient:
         self._gone_since: float | None = None
         self._registers = bool(plan.ticket.value)
         self._listening = StreamListener(lambda: follow(request), "netfold-paths", self._on_paths, self._on_end)
-        came = self._first.wait(ANSWER_SECONDS if needed else PATIENCE_SECONDS)
+        came = self._first.wait(ANSWER_SECONDS if needed else patience)
         if self._paths is None and (came or needed):
             self.close()
             raise PlanError(f"{self._me}: no paths from {jobs.controller}: {self._why}")
