@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from itertools import repeat
 from types import TracebackType
 
+import numpy as np
+
 from netfold.host.api.work import OperationSequencer
+from netfold.host.operation.half_precision import dtype_name
 from netfold.host.selection.dispatch import Dispatch
 from netfold.host.selection.peers import Peers
 
@@ -98,7 +101,8 @@ class Members:
     ) -> RunningOperation:
         """A context for one operation, which gives its number; ``counted``: all ranks of the group call it, else its
         number is 0.  It waits and raises as ``OperationSequencer.begin``."""
-        return RunningOperation(self, self._numbers if counted else repeat(0), counted, (name, nbytes, op, str(dtype)))
+        called = dtype_name(dtype) if isinstance(dtype, np.dtype) else str(dtype)
+        return RunningOperation(self, self._numbers if counted else repeat(0), counted, (name, nbytes, op, called))
 
     def check_rank(self, rank: int, name: str) -> None:
         """Raises ValueError for a rank that does not exist."""

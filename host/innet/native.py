@@ -286,16 +286,24 @@ class Core:
         """
         source, out, reduction, coding = request.source, request.out, request.reduction, request.coding
         op = cast(Op, "sum" if reduction is None else reduction.op)
-        operation = FoldOperation(
-            number=request.number & 0xFFFFFFFF, collective=COLLECTIVES.index(request.collective), rank=rank,
-            root=request.root, dtype=DTYPE_CODES["bytes" if reduction is None else dtype_name(source.dtype)],
-            reduction=REDUCTIONS.index(_named(op, coding, divisor)), lane_bits=coding.lane_bits,
-            stochastic=coding.rounding == "stochastic", divisor=divisor, count=source.size,
-            source=address_of(source), out=address_of(out), out_first=request.out_first,
+        asked = (
+            request.collective, source.dtype.char, op, coding.lane_bits, coding.rounding, coding.saturate, divisor,
+            request.gathered is None,
         )
-        if request.collective == "barrier":
-            operation.dtype = DTYPE_CODES["float32"]
-        else:
+        operation = self._operations.get(asked)
+        if operation is None:
+            moved = "float32" if request.collective == "barrier" else "bytes"
+            operation = self._operations[asked] = FoldOperation(
+                collective=COLLECTIVES.index(request.collective),
+                dtype=DTYPE_CODES[moved if reduction is None else dtype_name(source.dtype)],
+                reduction=REDUCTIONS.index(_named(op, coding, divisor)), lane_bits=coding.lane_bits,
+                stochastic=coding.rounding == "stochastic", divisor=divisor,
+            )
+        operation.number, operation.count = request.number & 0xFFFFFFFF, source.size
+        operation.rank, operation.root, operation.out_first = rank, request.root, request.out_first
+        operation.source = address_of(source)
+        operation.out = operation.source if out is source else address_of(out)
+        if request.collective != "barrier":
             operation.rows = _rows(request.rows)
         if request.gathered is not None:
             operation.gathered, operation.gathered_bytes = address_of(request.gathered), request.gathered.size
@@ -407,7 +415,11 @@ class Core:
 
 
 def _rows(rows: Sequence[slice]) -> C.Array[Row]:
-    return (Row * len(rows))(*(Row(row.start, row.stop - row.start) for row in rows))
+    table = (Row * len(rows))()
+    for rank, row in enumerate(rows):
+        if row.stop:  # most rows of a broadcast have nothing; a structure costs half a microsecond
+            table[rank] = Row(row.start, row.stop - row.start)
+    return table
 
 
 def _named(op: Op, coding: Coding, divisor: float) -> str:

@@ -100,6 +100,8 @@ class RowsRequest(msgspec.Struct, frozen=True):
 
     def parts(self, most: int) -> list[RowsRequest]:
         """The same as operations of at most so many elements, a part of each row in each; one at least."""
+        if self.source.size + (0 if self.gathered is None else self.gathered.size) <= most:
+            return [self]  # since rows do not overlap
         each = max(1, most // max(1, len(self.rows)))
         longest = max((row.stop - row.start for row in self.rows), default=0)
         wide = max((row.stop - row.start for row in self.gathered_rows), default=0)

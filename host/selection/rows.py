@@ -9,8 +9,7 @@ algorithm between the hosts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import numpy as np
@@ -154,7 +153,9 @@ class RowsDispatch:
     # ---- inside ------------------------------------------------------------------------------------------------------
     def _of_root(self, size: int, root: int) -> list[slice]:
         """All elements as the root's row."""
-        return [slice(0, size if rank == root else 0) for rank in range(self._hosts.size)]
+        rows = [slice(0, 0)] * self._hosts.size
+        rows[root] = slice(0, size)
+        return rows
 
     def _takes(self, reduction: Reduction, coding: Coding) -> bool:
         return self._switches is not None and not coding.saturate and self._switches.takes(reduction, coding)
@@ -204,18 +205,16 @@ class RowsDispatch:
 
     def _carry(self, request: RowsRequest) -> None:
         assert self._switches is not None
-        with self._recorded(self._switches):
-            self._switches.collect(request)
-
-    @contextmanager
-    def _recorded(self, switches: FoldingRail) -> Iterator[None]:
+        switches, flight = self._switches, self._flight
+        if flight is None:
+            switches.collect(request)
+            return
         before, fallback = switches.retransmissions, switches.fallback
-        if self._flight is not None:
-            self._flight.note(switches.name)
+        flight.note(switches.name)
         try:
-            yield
-            if self._flight is not None and switches.fallback != fallback:
-                self._flight.note(f"{switches.name}, then TCP: {switches.fallback}")
+            switches.collect(request)
+            if switches.fallback != fallback:
+                flight.note(f"{switches.name}, then TCP: {switches.fallback}")
         finally:
-            if self._flight is not None and switches.retransmissions != before:
-                self._flight.count_retransmissions(switches.retransmissions - before)
+            if switches.retransmissions != before:
+                flight.count_retransmissions(switches.retransmissions - before)
