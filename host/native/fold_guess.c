@@ -2,13 +2,13 @@
 #include "fold_guess.h"
 
 /* What is remembered of this length; where it is new, in place of what was used the longest ago. */
-static nf_length_past *past_of(nf_past *p, uint64_t count) {
+static nf_length_past *past_of(nf_past *p, uint64_t count, uint32_t blocks) {
     nf_length_past *oldest = p->lengths;
     for (nf_length_past *l = p->lengths; l < p->lengths + NF_GUESS_LENGTHS; l++) {
-        if (l->used && l->count == count) return l;
+        if (l->used && l->count == count && l->n_blocks == blocks) return l;
         if (l->used < oldest->used) oldest = l;
     }
-    *oldest = (nf_length_past){.count = count, .pause = 1};
+    *oldest = (nf_length_past){.count = count, .n_blocks = blocks, .pause = 1};
     return oldest;
 }
 
@@ -27,7 +27,7 @@ static void guess(nf_guess *g) {
 void nf_guess_begin(nf_guess *g, nf_past *p, uint64_t count, uint64_t blocks, uint32_t each) {
     *g = (nf_guess){.each = each};
     if (blocks == 0 || blocks > NF_SHORT_BLOCKS) return;
-    g->past = past_of(p, count);
+    g->past = past_of(p, count, (uint32_t)blocks);
     g->blocks = (uint32_t)blocks;
     g->past->used = ++p->clock;
     if (g->past->paused)

@@ -39,6 +39,7 @@ typedef struct {                /* a block's scales */
 
 typedef struct {            /* what is remembered of the sums of one length */
     uint64_t count;         /* elements */
+    uint32_t n_blocks;      /* more than they fill, where rows begin blocks of their own */
     uint64_t used;          /* when there was one last; 0: this is free */
     bool known;             /* one has ended */
     uint32_t pause, paused; /* how long a wrong guess stops guessing, and what is left of it */

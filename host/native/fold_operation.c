@@ -205,7 +205,7 @@ static void fill_signature(nf_fold *f) {
 /* Guesses the scales of a sum of floats that one tree has whole.  Not in jobs with NICs, where the packets of a message
  * are what the NIC was told, nor in narrow lanes, whose scales are never the same twice. */
 static void guess(nf_fold *f, uint64_t blocks) {
-    bool may = f->scaled && f->op.collective == NF_ALLREDUCE && f->op.lane_bits == 32 &&
+    bool may = f->scaled && f->op.collective != NF_EXCHANGE && f->op.lane_bits == 32 &&
                !f->trees[0].channels[NF_DATA_STREAM].plan.message && nf_blocks_of(f, &f->trees[0]) == blocks;
     nf_guess_begin(&f->guess, &f->past, f->op.count, may ? blocks : 0, f->piece / NF_BLOCK);
 }

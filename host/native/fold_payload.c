@@ -11,8 +11,19 @@ static size_t elements_from(const nf_fold *f, uint64_t first, uint32_t most) {
     return left < most ? (size_t)left : most;
 }
 
+/* Elements of a piece's block that begins with its element `at`: fewer at its end, none beyond. */
+static size_t block_of(nf_piece p, uint32_t at) {
+    uint32_t left = p.count > at ? p.count - at : 0;
+    return left < NF_BLOCK ? left : NF_BLOCK;
+}
+
 /* Where a block's elements are in the packet with its piece. */
 static uint8_t *block_in(const nf_fold *f, uint8_t *payload, uint32_t at) { return payload + at * f->op.lane_bits / 8; }
+
+/* Which piece of the tensor packet i of a tree's data has. */
+static uint64_t number_of(const nf_fold *f, const nf_tree *tr, uint64_t i) {
+    return f->guess.guessed ? f->guess.piece[i] : tr->first + i;
+}
 
 /* Whether this rank has lanes for a piece of a row: what the others' sum lacks its owner adds itself. */
 static bool contributes(const nf_fold *f, uint64_t piece) {
@@ -59,10 +70,11 @@ static void write_scales(const nf_fold *f, const nf_tree *tr, uint64_t chunk, ui
  * cannot come to count: there are zeros. */
 static void write_guess(const nf_fold *f, uint64_t i, uint8_t *payload) {
     const nf_guess *g = &f->guess;
-    uint32_t first = g->piece[i] * g->each;
-    for (uint32_t b = first; b < first + g->each; b++, payload += NF_BLOCK * sizeof(nf_lane)) {
-        const float *x = (const float *)f->op.source + (uint64_t)b * NF_BLOCK;
-        size_t n = elements_from(f, (uint64_t)b * NF_BLOCK, NF_BLOCK);
+    nf_piece p = nf_piece_at(f, g->piece[i]);
+    for (uint32_t k = 0; k < g->each; k++, payload += NF_BLOCK * sizeof(nf_lane)) {
+        uint32_t b = g->piece[i] * g->each + k, at = k * NF_BLOCK;
+        const float *x = (const float *)f->op.source + p.first + at;
+        size_t n = block_of(p, at);
         uint32_t scale = nf_guess_scale(g, f->scales, (uint32_t)i, b);
         if (scale == NF_NO_SCALE || nf_block_exponent(x, n) > scale) n = 0;
         if (n) nf_quantise(x, n, scale, f->headroom, payload);
@@ -127,7 +139,7 @@ nf_header nf_payload_header(const nf_fold *f, const nf_channel *c, uint64_t i) {
 nf_header nf_payload_own_header(const nf_fold *f, const nf_channel *c, uint64_t i) {
     nf_header h = nf_payload_header(f, c, i);
     if (c->kind == NF_AGREEMENT_STREAM || !f->op.rows) return h;
-    h.content = contributes(f, f->trees[c->tree].first + i);
+    h.content = contributes(f, number_of(f, &f->trees[c->tree], i));
     if (h.content || f->no_presence) return h;
     h.presence = true;
     h.opcode = NF_WRITE_ONLY;
@@ -170,14 +182,12 @@ void nf_payload_write(const nf_fold *f, const nf_channel *c, uint64_t i, uint8_t
         }
         i -= tr->signature; /* maxima of a job with RC queue pairs (nf_fold_start) */
     }
-    if (f->guess.guessed) {
-        write_guess(f, i, payload);
-        return;
-    }
-    if (contributes(f, tr->first + i))
-        write_piece(f, tr->first + i, payload);
-    else
+    if (!contributes(f, number_of(f, tr, i)))
         write_nothing(f, payload);
+    else if (f->guess.guessed)
+        write_guess(f, i, payload);
+    else
+        write_piece(f, tr->first + i, payload);
 }
 
 /* ---- in ---------------------------------------------------------------------------------------------------------- */
@@ -236,12 +246,13 @@ static void read_elements(nf_fold *f, const uint32_t *scales, uint64_t first, si
 /* The blocks that packet i of a short sum of floats has in the agreed scales. */
 static void read_guess(nf_fold *f, uint64_t i, const uint8_t *payload) {
     const nf_guess *g = &f->guess;
-    uint32_t first = g->piece[i] * g->each;
-    for (uint32_t b = first; b < first + g->each; b++, payload += NF_BLOCK * sizeof(nf_lane)) {
-        uint64_t at = (uint64_t)b * NF_BLOCK;
-        if (nf_guess_holds(g, f->scales, (uint32_t)i, b))
-            nf_dequantise(payload, elements_from(f, at, NF_BLOCK), f->scales[b], f->headroom, f->op.divisor,
-                          (float *)f->op.out + at);
+    nf_piece p = nf_piece_at(f, g->piece[i]);
+    float *out = (float *)f->op.out + (p.first - f->op.out_first);
+    for (uint32_t k = 0; k < g->each; k++, payload += NF_BLOCK * sizeof(nf_lane)) {
+        uint32_t b = g->piece[i] * g->each + k, at = k * NF_BLOCK;
+        size_t n = block_of(p, at);
+        if (n && nf_guess_holds(g, f->scales, (uint32_t)i, b))
+            nf_dequantise(payload, n, f->scales[b], f->headroom, f->op.divisor, out + at);
     }
 }
 
@@ -268,6 +279,23 @@ static void combine(const nf_fold *f, uint8_t *own, const uint8_t *theirs) {
     }
 }
 
+/* The sums of packet i of a short sum of floats; of a row of this rank's, which it adds itself, in the same scales.
+ * What is not agreed on yet is kept. */
+static void take_guess(nf_fold *f, uint64_t i, const uint8_t *payload) {
+    uint8_t own[NF_MAX_PATH_MTU];
+    if (f->op.rows) {
+        write_guess(f, i, own);
+        combine(f, own, payload);
+        payload = own;
+    }
+    if (f->guess.agreed) {
+        read_guess(f, i, payload);
+        return;
+    }
+    memcpy(f->held + i * f->path_mtu, payload, f->path_mtu);
+    f->guess.held[i] = true;
+}
+
 /* A piece of a row of this rank's, of which the others have sent their sum, or what its owner has sent. */
 static void read_row(nf_fold *f, uint64_t number, const uint8_t *payload) {
     nf_piece p = nf_piece_at(f, number);
@@ -292,12 +320,7 @@ void nf_payload_read(nf_fold *f, const nf_channel *c, uint64_t i, const uint8_t 
         } /* otherwise maxima of a job with RC queue pairs (nf_fold_start) */
     }
     if (f->guess.guessed) {
-        if (f->guess.agreed) {
-            read_guess(f, i, payload);
-        } else {
-            memcpy(f->held + i * f->path_mtu, payload, f->path_mtu);
-            f->guess.held[i] = true;
-        }
+        take_guess(f, i, payload);
         return;
     }
     if (f->op.rows) {

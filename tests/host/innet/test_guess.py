@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from netfold.host.innet import abi
 from netfold.host.innet.abi import AGREEMENT, DATA
 from netfold.host.innet.native import Core
+from netfold.host.operation.reduction import Reduction
+from netfold.host.operation.request import RowsCollective, RowsRequest
 from support.slot_model import (
     MILLISECOND,
     SECOND,
@@ -96,6 +98,60 @@ def test_results_have_the_bits_that_they_have_without_a_guess(
     for number, result in enumerate(expected):
         for rank in range(world):
             assert bits(outs[number][rank]) == bits(result), (number, rank)
+
+
+def requests(
+    kind: RowsCollective, sources: list[Floats], rows: list[slice], number: int, root: int, *, in_place: bool
+) -> list[RowsRequest]:
+    """Each rank's part in a sum of rows."""
+    return [
+        RowsRequest(kind, source, source[mine] if in_place else np.empty(mine.stop - mine.start, np.float32), rows,
+                    number, root, mine.start, Reduction("sum", "float32"))
+        for source, mine in zip(sources, rows, strict=True)
+    ]
+
+
+@settings(max_examples=25)
+@given(
+    kinds=st.lists(st.sampled_from(["reduce", "reduce_scatter"]), min_size=2, max_size=6),
+    tops=st.lists(st.lists(st.sampled_from(MAGNITUDES), min_size=1, max_size=3), min_size=6, max_size=6),
+    size=st.sampled_from([1, 700, 2000]),
+    path_mtu=st.sampled_from([1024, 4096]),
+    presence=st.booleans(),
+    loss=st.sampled_from([0.0, 0.1]),
+    in_place=st.booleans(),
+    disaster=st.none() | st.integers(0, 4 * MILLISECOND),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_rows_have_the_bits_that_they_have_without_a_guess(
+    kinds: list[RowsCollective], tops: list[list[float]], size: int, path_mtu: int, presence: bool, loss: float,
+    in_place: bool, disaster: int | None, seed: int,
+) -> None:
+    """Reduces and reduce_scatters in turn, where a row's owner adds its own elements to sums in guessed scales."""
+    layout: list[Layout] = [[0, 1], [2]]
+    network = TerribleNetwork(random.Random(seed), loss=loss, duplicate=loss, reorder=loss)
+    fabric = make_fabric(layout, network, path_mtu=path_mtu, presence=presence)
+    if disaster is not None:
+        plan_anew(fabric, network, disaster, 1, again=1)
+    calls: list[list[Call | RowsRequest]] = [[], [], []]
+    wanted = []
+    for number, kind in enumerate(kinds):
+        sources, root = tensors(3, size, tops[number], seed + number), number % 3
+        rows = [slice(0, 0)] * 3 if kind == "reduce" else [slice(size * r // 3, size * (r + 1) // 3) for r in range(3)]
+        if kind == "reduce":
+            rows[root] = slice(0, size)
+        expected = requests(kind, [array.copy() for array in sources], rows, number, root, in_place=False)
+        fresh = make_fabric(layout, TerribleNetwork(random.Random(1)), path_mtu=path_mtu)
+        for _ in run(fresh, [[request] for request in expected]):
+            pass
+        asked = requests(kind, sources, rows, number, root, in_place=in_place)
+        for rank, request in enumerate(asked):
+            calls[rank].append(request)
+        wanted += [(got.out, right.out) for got, right in zip(asked, expected, strict=True)]
+    for _ in run(fabric, calls):
+        pass
+    for out, right in wanted:
+        assert bits(out) == bits(right)
 
 
 def repeat(fabric: Fabric, *tops: list[float], size: int = 1024) -> list[tuple[int, int, int]]:

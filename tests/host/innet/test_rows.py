@@ -148,6 +148,41 @@ def test_each_link_carries_the_theorys_bytes_and_headers(
             assert sum(sizes) <= signature + lanes * full + roce.RETH_BYTES + (n - lanes) * roce.PRESENCE_BYTES
 
 
+def test_a_short_broadcast_or_reduce_takes_each_rank_one_run_and_one_round_trip() -> None:
+    """Data leaves with the signature, and so does presence: 4 KB are a barrier with a packet more.  So do floats whose
+    scales can be guessed."""
+    fabric = make_fabric([[0, 1], [2, 3]], TerribleNetwork(random.Random(5)), path_mtu=4096)
+    runs = [0] * 4
+
+    def carried(kind: RowsCollective, counts: list[int], dtype: str, number: int) -> int:
+        """Nanoseconds of such an operation; what leaves is counted."""
+        before, begin = runs[:], fabric.network.now
+        carry(fabric, [Operation(kind, counts, root=1, dtype=dtype, number=number)])
+        assert runs == [n + 1 for n in before], f"{kind} of {dtype}"
+        return fabric.network.now - begin
+
+    def count(rank: int, core: Core) -> None:
+        send = core.send
+
+        def sends(now: int) -> Any:
+            run = send(now)
+            runs[rank] += run is not None
+            return run
+
+        core.send = sends  # type: ignore[method-assign]
+
+    carry(fabric, [Operation("reduce", [256] * 4, root=1, dtype="float32")])  # scales are learned
+    for rank, core in enumerate(fabric.cores):
+        count(rank, core)
+    barrier = carried("barrier", [0] * 4, "int32", 2)
+    asked: list[tuple[RowsCollective, int, str]] = [
+        ("broadcast", 1024, "int32"), ("reduce", 256, "int32"), ("reduce", 256, "float32"),
+    ]
+    for number, (kind, each, dtype) in enumerate(asked, 3):
+        taken = carried(kind, [each] * 4, dtype, number)
+        assert taken < 1.5 * barrier, f"{kind} of {dtype}: {taken} ns, a barrier {barrier}"
+
+
 def mismatches() -> list[tuple[Operation | None, Operation | None, str]]:
     """What some ranks call, and the others (None: an allreduce), and what the error must name."""
     kinds: list[RowsCollective | None] = [*COLLECTIVES, None]
