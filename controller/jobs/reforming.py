@@ -7,9 +7,9 @@
 
 The controller is the authority on who is a rank.  A rank is gone when it has left, or when the controller itself has
 seen its Watch break; what other ranks say of it counts for nothing.  A rank that is there and does not ask, because it
-stands still or is cut off in some way that its Watch does not show, is evicted when the time that one of the others said
-is up, and they have been more than half of those that are there for LEAST_WAIT: no few of them, and nobody outside the
-job, can do that.
+stands still or is cut off in some way that its Watch does not show, is evicted when the time that one of the others
+said is up, and they have been more than half of those that are there for LEAST_WAIT: no few of them, and nobody outside
+the job, can do that.
 
 Whoever is no rank any more is fenced by the new incarnation: epoch, secret, queue pairs and slots are new, and the
 entries of the old ones are gone before the new ones are written.
