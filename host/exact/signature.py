@@ -31,15 +31,18 @@ def check(agreed: NDArray[Any], me: str) -> None:
     ends = sorted([agreed[0::2].tolist(), (-agreed[1::2]).tolist()])
     if ends[0] != ends[1]:
         sizes = [high * 2**31 + low for low, high, _ in ends]
-        raise RankMismatch(
-            f"{me}: ranks called different reproducible reductions: elements {min(sizes)} to {max(sizes)}, "
-            f"{' to '.join(dict.fromkeys(_named(code) for *_, code in ends))}; all ranks must call the same operations "
-            "in the same order"
-        )
+        names = dict.fromkeys(_named(code) for *_, code in ends)
+        said = f"ranks called different reproducible reductions: elements {min(sizes)} to {max(sizes)}"
+        if None in names or min(min(words) for words in ends) < 0:
+            said = "this rank called a reproducible reduction, and another one something else"
+        else:
+            said += f", {' to '.join(filter(None, names))}"
+        raise RankMismatch(f"{me}: {said}; all ranks must call the same operations in the same order")
 
 
-def _named(code: int) -> str:
+def _named(code: int) -> str | None:
+    """The reduction in words, or None where there is none of this code."""
     element, op = divmod(code, 8)
     if not (0 <= element < len(NAMES) and op < len(REDUCE_OPS)):
-        return f"reduction {code}"
+        return None
     return f"{REDUCE_OPS[op]} of {NAMES[element]}"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from netfold.host.errors import RankMismatch
 from netfold.host.exact.digits import BLOCK, ExactSum, most_lanes, scan
-from netfold.host.exact.signature import WORDS, signature
+from netfold.host.exact.signature import WORDS, check, signature
 from netfold.host.exact.sums import reduce_exactly
 from netfold.host.operation.reduction import ReduceOp, Reduction
 from support.exact import FORMATS, expected, reduce_in_memory, values_of
@@ -181,12 +181,15 @@ def test_ranks_that_reduce_different_things_are_told_so() -> None:
     with pytest.raises(RankMismatch, match="elements 30 to 31, sum of float32"):
         reduce_in_memory([np.ones(30, np.float32), np.ones(31, np.float32)], "sum", "float32")
 
-    def other(lanes: NDArray[Any], op: str, stage: str, check: Any = None) -> None:
+    def other(lanes: NDArray[Any], op: str, stage: str, agreed: Any = None) -> None:
         np.maximum(lanes[:WORDS], signature(9, Reduction("sum", "float64")), out=lanes[:WORDS])
-        check()
+        agreed()
 
     with pytest.raises(RankMismatch, match="average of float32 to sum of float64"):
         reduce_exactly(np.ones(9, np.float32), np.empty(9, np.float32), Reduction("average", "float32"), 2, other)
+    words = np.array([31, -1, 1, 1, 1, 1], np.int32)  # a maximum of a signature and of another rank's own numbers
+    with pytest.raises(RankMismatch, match="a reproducible reduction, and another one something else"):
+        check(words, "rank 0")
 
 
 @pytest.mark.parametrize(("change", "by"), [(0, -1), (1, -1), (0, 4000), (1, 4000), (0, 2**20), (1, 2**17)])
