@@ -135,6 +135,8 @@ class OperationSequencer:
         self.broken: NetFoldError | None = None
         self._closed = False
         self._lock = threading.Lock()
+        self._inside: threading.Thread | None = None
+        """Who is inside an operation, or was last."""
         self._queue: queue.SimpleQueue[Work[object] | None] = queue.SimpleQueue()
         self._last: Work[object] | None = None
         self._thread: threading.Thread | None = None
@@ -178,6 +180,7 @@ class OperationSequencer:
             if incarnation != self.incarnation:
                 raise Closed(f"{self.me}, {name}{group and f' of the group of {group}'}: the ranks have changed since "
                              "(shrink, grow): make the group anew")
+            self._inside = threading.current_thread()
             number = next(numbers)
             self.flight.begin(number, group, name, op, dtype, nbytes)
         except BaseException:
@@ -212,6 +215,7 @@ class OperationSequencer:
                 raise Closed(f"{self.me}: the communicator was closed")
             if isinstance(self.broken, Aborted):
                 raise self.broken
+            self._inside = threading.current_thread()
             yield
         finally:
             self._lock.release()
@@ -251,8 +255,20 @@ class OperationSequencer:
         if self._thread is not None and threading.current_thread() is not self._thread:
             self._queue.put(None)
             self._thread.join()  # bounded: every operation is
+        alone = self._wait_for_others()
         self._closed = True
         self.flight.close()
+        if alone:
+            self._lock.release()
+        return True
+
+    def _wait_for_others(self) -> bool:
+        """Waits until no other thread is inside an operation, whose arrays and sockets are in use.  Returns whether the
+        lock is held: not where this thread is inside one, which was cut off or has called this itself."""
+        while not self._lock.acquire(timeout=0.1):
+            inside = self._inside
+            if inside is threading.current_thread() or (inside is not None and not inside.is_alive()):
+                return False
         return True
 
     def _serve(self) -> None:

@@ -4,6 +4,7 @@ that say what is wrong."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from netfold.host.api.assembly import RailName
 from netfold.host.api.communicator import Communicator
-from netfold.host.errors import RankMismatch
+from netfold.host.errors import Closed, CollectiveTimeout, RankMismatch
 from netfold.testing import loopback_job, on_every_rank
 
 WORLD = 3
@@ -197,6 +198,31 @@ def test_calls_that_go_together_may_not_need_each_other(
         with pytest.raises(ValueError, match=overlap), both:
             pass
         assert comms[0].stats().packets_sent == 0
+
+
+@pytest.mark.parametrize("rail", ["innet", "tcp"])
+def test_closing_waits_for_what_another_thread_is_in(rail: RailName) -> None:
+    """A rank gathers alone on a thread while another one closes its communicator: the operation ends by its timeout
+    first, and what it uses goes after that."""
+    with loopback_job(2, rail=rail, timeout=1.0) as comms:
+        ended: list[object] = []
+
+        def gather() -> None:
+            try:
+                comms[0].all_gather(np.zeros(1000))
+            except CollectiveTimeout as error:
+                ended.append(error)
+
+        caller = threading.Thread(target=gather)
+        caller.start()
+        while not comms[0].flight() and caller.is_alive():
+            pass
+        comms[0].close()
+        assert comms[0].flight()[-1].state == "failed"
+        caller.join(20)
+        assert len(ended) == 1
+        with pytest.raises(Closed):
+            comms[0].barrier()
 
 
 def test_a_rank_that_calls_another_collective_ends_all_by_name() -> None:
