@@ -16,6 +16,7 @@ from netfold.controller.paths.path_service import PathService
 from netfold.controller.paths.steering import Steering
 from netfold.fabric import collectives
 from netfold.fabric.generate import leafspine
+from netfold.fabric.trees import Tree
 from netfold.host.mesh.source_ports import SourcePorts
 from netfold.wire import roce
 from netfold.wire.paths import Follow, Paths
@@ -35,6 +36,10 @@ class OneJob:
     def find(self, request: object) -> Job:
         """The only job, whatever is asked for."""
         return self._job
+
+    def folding_beside(self, _job: Job) -> list[tuple[list[Tree], list[str]]]:
+        """The trees of other jobs: there are none."""
+        return []
 
 
 class Fleet:

@@ -50,7 +50,7 @@ def test_every_operation_is_recorded_with_its_path() -> None:
     of_all = [
         (1, "", "allreduce", "sum", "float32", 4000, "innet", "done"),
         (2, "", "bucket 0", "sum", "int32", 28, "innet", "done"),
-        (3, "", "barrier", "", "", 0, "", "done"),
+        (3, "", "barrier", "", "", 0, "innet", "done"),
     ]
     of_some = [
         (1, "ranks 1,0", "allreduce", "max", "float64", 24, "TCP, ring", "done"),
