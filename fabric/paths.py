@@ -132,7 +132,7 @@ def _alike(sizes: Sequence[int], shares: Sequence[Share]) -> bool:
 
 
 PLANNERS: Final[dict[PlannerName, Planner]] = {"fewest_pieces": fewest_pieces, "equal_split": equal_where_possible}
-"""What a fabric file's ``planner`` and `netfold paths planner` name."""
+"""The planners that a fabric file's ``planner`` and `netfold paths planner` may name."""
 
 
 class Flow(NamedTuple):

@@ -62,7 +62,7 @@ def sizes_of(said: str) -> list[int]:
 
 
 def cells_of(collectives: str, sizes: list[int], *, gloo: bool) -> list[Cell]:
-    """What is timed.  Raises ValueError for an unknown collective."""
+    """The collectives that are timed.  Raises ValueError for an unknown one."""
     wanted = collectives.split(",")
     if unknown := set(wanted) - set(ALGORITHMS):
         raise ValueError(f"--collectives {', '.join(sorted(unknown))}: expected some of {', '.join(ALGORITHMS)}")

@@ -353,7 +353,7 @@ def _row(
     nbytes: int, times: Sequence[Sequence[float]], wrong: int, path: str,
     used: Sequence[Sequence[Sequence[SumsResult]]],
 ) -> RailsRow:
-    """What the turns say: ``times`` of each way, and in ``used`` each rank's results."""
+    """The row of one size, made of the turns: ``times`` has each way's seconds, and ``used`` each rank's results."""
     singles = [statistics.median(t[i] for t in times) for i in range(len(times[0]) - 1)]
     best = singles.index(min(singles))
     carried = [sum(turn[-1][0].carried[rail] for turn in used) for rail in range(len(singles))]

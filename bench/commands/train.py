@@ -149,7 +149,7 @@ def _command(spec: TrainSpec, way: Way, lane_bits: int, turn: int = 0) -> TrainC
 
 
 def _alone(spec: TrainSpec) -> TrainResult:
-    """What a single process makes of the same batches.  Raises FabricFailed."""
+    """The result of a single process that trains on the same batches.  Raises FabricFailed."""
     command = msgspec.json.encode(_command(spec, "gloo", 32)).decode()
     done = subprocess.run(
         [sys.executable, "-m", "netfold.bench.ranks.train", "alone", command], capture_output=True, text=True,

@@ -69,7 +69,7 @@ class TrainRow(msgspec.Struct, frozen=True):
     model: str
     backend: str
     network: str
-    """What it ran on: softswitch, bmv2, or bridge."""
+    """The network it ran on: softswitch, bmv2, or bridge."""
     ranks: int
     rails: int
     lane_bits: int
@@ -97,9 +97,9 @@ class TrainRow(msgspec.Struct, frozen=True):
     final_loss: float
     """Mean over the ranks at the last step."""
     final_loss_alone: float
-    """Of the single process."""
+    """The same of the single process."""
     loss_difference: float
-    """Of the mean loss over all steps from the single process's, relative, the largest of all rounds."""
+    """Relative difference of the mean loss over all steps from the single process's, the largest of all rounds."""
     accuracy: float
     accuracy_alone: float
     cpu_seconds: float

@@ -23,7 +23,7 @@ GLOO = "gloo"
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """What is timed: a collective of so many bytes by an algorithm, "innet", one between the hosts, or `GLOO`."""
+    """One thing that is timed: a collective of so many bytes by "innet", an algorithm between the hosts, or `GLOO`."""
 
     collective: str
     nbytes: int
@@ -40,7 +40,7 @@ class CollectivesTask(msgspec.Struct, frozen=True):
 
 
 class CollectivesResult(msgspec.Struct, frozen=True):
-    """What one rank measured: seconds of each operation, by round and cell."""
+    """The measurements of one rank: seconds of each operation, by round and cell."""
 
     seconds: list[list[list[float]]]
 
@@ -59,7 +59,7 @@ class GlooCollectives:
         dist.init_process_group(GLOO, timeout=timedelta(seconds=timeout))
 
     def call(self, cell: Cell, whole: Any, mine: Any, part: Any) -> Callable[[], object]:
-        """What makes a cell's collective; the arrays are those of ``CollectivesRank``."""
+        """A function that makes a cell's collective once; the arrays are those of ``CollectivesRank``."""
         dist, (a, b, c) = self._dist, map(self._torch.from_numpy, (whole, mine, part))
         scatter, gather = partial(dist.reduce_scatter_tensor, b, a), partial(dist.all_gather_into_tensor, c, b)
 

@@ -28,7 +28,7 @@ from netfold.host.errors import CollectiveTimeout, PeerLost, TreesLost
 from netfold.topo.rank_program import check_data, print_message, run_rank
 
 FIRST: Final = 1 << 20
-"""What each weight is at first."""
+"""The value of each weight at first."""
 TELL: Final = 0.05
 """Seconds between two lines, where the ranks stay the same."""
 BOUND: Final = 60.0
@@ -64,7 +64,7 @@ class Reached(msgspec.Struct, frozen=True):
     """CRC-32 of the weights, to compare ranks by."""
     rail: str
     named: str = ""
-    """What the last lost rank was named by."""
+    """Name of the error that told of the last lost rank."""
     named_at: float = 0.0
     ended: bool = False
 
@@ -131,7 +131,7 @@ def _who(comm: Communicator) -> list[int]:
 
 
 def _part(step: int, who: int, size: int) -> NDArray[np.int32]:
-    """What one rank adds of its own in a step."""
+    """The contribution of one rank to a step."""
     return (np.arange(size, dtype=np.int32) * (who + 3) + step * 7919) % 1009 - 504
 
 

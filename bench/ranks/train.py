@@ -62,31 +62,31 @@ class TrainCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The learning rate, of SGD with a momentum of 0.9."""
     bucket_mb: float = 25.0
     port: int = 29500
-    """Of torch's store, and part of the job's name: another one for each command."""
+    """The TCP port of torch's store, and part of the job's name: another one for each command."""
     timeout: float = 60.0
 
 
 class TrainResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one rank measured.  Times are in seconds."""
+    """The measurements of one rank.  Times are in seconds."""
 
     parameters: int
     seconds: list[float]
-    """Of each timed step."""
+    """Seconds of each timed step."""
     compute: float
-    """Of a step without communication, beside the other ranks'."""
+    """Seconds of a step without communication, while the other ranks compute as well."""
     reduce: float
-    """Of all the communication of a step, without the step: 0 in a single process."""
+    """Seconds of all the communication of a step, without the computing: 0 in a single process."""
     losses: list[float]
-    """Of this rank's part of each step's batch, warm-up included."""
+    """The losses of this rank's part of each step's batch, warm-up included."""
     accuracy: float
     digest: str
-    """Of the parameters at the end, which all ranks must have alike."""
+    """A digest of the parameters at the end, which all ranks must have alike."""
     cpu: float
     """Processor time of this rank in a timed step."""
     machine_busy: float
     retransmissions: int
     path: str
-    """What carried the gradients."""
+    """The path that carried the gradients, in the words of the flight recorder."""
 
 
 class TrainedModel(Protocol):
@@ -234,7 +234,7 @@ def opened(command: TrainCommand, task: Task) -> Iterator[TrainedModel]:
 
 
 def last_path(comm: Any) -> str:
-    """What carried the largest of the communicator's last reductions."""
+    """The path of the largest of the communicator's last reductions."""
     largest = max((one for one in comm.flight() if one.op), key=lambda operation: operation.nbytes)
     return str(largest.path or comm.rail)
 

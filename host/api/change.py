@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `Communicator.shrink` and `Communicator.grow` say of the ranks that there are now."""
+"""The change of ranks that `Communicator.shrink` and `Communicator.grow` return."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from netfold.host.operation.arrays import Array, native
 from netfold.host.operation.reduction import ReduceOp
 
 LOSSES: Final = (PeerLost, TreesLost, CollectiveTimeout)
-"""What an operation may end with where a rank is lost."""
+"""The errors that an operation may end with where a rank is lost."""
 OTHERS: Final = (
     "reduce", "reduce_scatter", "broadcast", "all_gather", "gather", "scatter", "all_to_all", "barrier",
 )

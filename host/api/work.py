@@ -136,7 +136,7 @@ class OperationSequencer:
         self._closed = False
         self._lock = threading.Lock()
         self._inside: threading.Thread | None = None
-        """Who is inside an operation, or was last."""
+        """The thread that is inside an operation, or was last."""
         self._queue: queue.SimpleQueue[Work[object] | None] = queue.SimpleQueue()
         self._last: Work[object] | None = None
         self._thread: threading.Thread | None = None

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from netfold.wire import roce
 
 NO_LANES: Final = np.empty(0, np.uint32)
-"""What a packet of presence holds."""
+"""The lanes of a packet of presence: none."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Slot:
     long as all that came was presence."""
 
     def answer(self, child: int) -> Packet:
-        """What a child gets of the result."""
+        """The packet by which a child gets the result."""
         return self.packet.without_lanes() if child in self.content else self.packet
 
 
@@ -271,7 +271,7 @@ class SlotSwitch:
         return ("parent", self._sum(slot)) if slot and slot.children == self.all and not slot.done else None
 
     def _sum(self, slot: Slot) -> Packet:
-        """What goes up: lanes are wanted back as soon as one child wants them."""
+        """The packet that goes up: lanes are wanted back as soon as one child wants them."""
         return replace(slot.packet, content=slot.content == self.all)
 
     def _slot_of(self, psn: int) -> Slot | None:

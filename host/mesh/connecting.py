@@ -33,7 +33,7 @@ ACCEPTED_AT_ONCE: Final = 64
 """Connections accepted before others get their turn."""
 
 TAKEN: Final = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
-"""What the kernel says where something else has a source port, or the same connection exists already."""
+"""The kernel's errors where something else has a source port, or the same connection exists already."""
 
 log = logging.getLogger("netfold")
 

@@ -64,7 +64,7 @@ class AllreduceRequest(msgspec.Struct, frozen=True):
 
 
 RowsCollective = Literal["reduce_scatter", "reduce", "all_gather", "broadcast", "barrier", "exchange"]
-"""What a ``RowsRequest`` may ask for."""
+"""The collectives that a ``RowsRequest`` may ask for."""
 
 
 class RowsRequest(msgspec.Struct, frozen=True):
@@ -121,9 +121,9 @@ class RowsRequest(msgspec.Struct, frozen=True):
 
 
 def _cut(rows: Sequence[slice], at: int, each: int) -> list[slice]:
-    """Of each row the part from ``at`` on, ``each`` long at most."""
+    """The part of each row from ``at`` on, ``each`` long at most."""
     return [slice(min(row.stop, row.start + at), min(row.stop, row.start + at + each)) for row in rows]
 
 
 Request = AllreduceRequest | RowsRequest
-"""What a rail that folds may be asked for."""
+"""The requests that a rail which folds may be asked for."""

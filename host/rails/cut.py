@@ -21,7 +21,7 @@ from netfold.host.rails.rail_set import WatchedRail
 from netfold.host.selection.peers import Peers
 
 Part = Callable[[slice], slice]
-"""What a part of an operation has of a piece."""
+"""The share that a part of an operation has of a piece."""
 Kept = list[tuple[Flat, Flat]]
 """Memory that a part overwrites, and what was there before."""
 

@@ -93,7 +93,7 @@ def open_mesh(
 
 
 def _roce_paths(plan: Plan, client: JobClient | None, choice: PathChoice, window: int) -> dict[str, Any]:
-    """What a RoceMesh is given for this choice."""
+    """The argument of a RoceMesh for this choice."""
     overtake = min(OVERTAKE, window // 2)
     if choice == "spray":
         return {"ports": [roce.PATH_PORT], "reorder": overtake}

@@ -169,7 +169,7 @@ class _Gradients:
 
 
 class DistributedStep(torch.optim.Optimizer):
-    """What ``DistributedOptimizer`` adds to an optimizer's class."""
+    """The methods that ``DistributedOptimizer`` adds to an optimizer's class."""
 
     _gradients: _Gradients
     _synchronized: bool

@@ -35,7 +35,7 @@ WORDS: Final[tuple[tuple[type[NetFoldError], str], ...]] = (
     (PeerLost, "Connection closed by peer"), (CollectiveTimeout, "Timed out waiting"), (Aborted, "aborted"),
     (Closed, "aborted"),
 )
-"""What torch's groups say where NetFold raises these."""
+"""The words of torch's groups where NetFold raises these."""
 
 
 class TranslatedWork(dist._Work):

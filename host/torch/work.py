@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch.distributed gets for an operation that has been started."""
+"""The work objects that torch.distributed gets for operations that have been started."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class StartedOperation(Protocol):
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """What it fills or sends."""
+        """The tensors that it fills or sends."""
 
     @property
     def future(self) -> Future[list[torch.Tensor]]:

@@ -95,9 +95,9 @@ class ModelFabric:
     each: int = 0
     """PSNs of an operation; 0: all PSNs are one operation, and no rank leaves."""
     lanes: tuple[int, ...] = ()
-    """Of each PSN: the ranks that contribute lanes, as bits; the others are present.  Empty: all contribute."""
+    """The ranks that contribute lanes, as bits, of each PSN; the others are present.  Empty: all contribute."""
     content: tuple[int, ...] = ()
-    """Of each PSN: the ranks to which the acknowledgement is enough, as bits.  Empty: all want the lanes."""
+    """The ranks to which the acknowledgement is enough, as bits, of each PSN.  Empty: all want the lanes."""
     unbounded: frozenset[int] = frozenset()
     """Ranks that cheat: they send whatever they like of all PSNs, at any time."""
 
