@@ -10,7 +10,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import numpy as np
@@ -246,10 +247,18 @@ class FoldRail:
     def suffices(self) -> bool:
         return False
 
-    def trial(self, data: Flat, number: int) -> None:
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """What is folded within counts in no statistics of operations, bytes and seconds."""
         counted = self._operations, self._bytes[:], self._seconds
-        self.allreduce(AllreduceRequest(data, data, TRIAL, number))
-        self._operations, self._bytes, self._seconds = counted
+        try:
+            yield
+        finally:
+            self._operations, self._bytes, self._seconds = counted
+
+    def trial(self, data: Flat, number: int) -> None:
+        with self.uncounted():
+            self.allreduce(AllreduceRequest(data, data, TRIAL, number))
 
     def watched_by(self, watch: Callable[[float], None] | None) -> None:
         """Calls ``watch`` every ``WATCHED_SLICE_SECONDS`` from now on while an operation waits, with the monotonic

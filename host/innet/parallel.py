@@ -183,7 +183,8 @@ class ParallelFold:
         return bool(self._rate) and beats_ring(self._peers.size, self._local.size, self.shared_memory_rate, self._rate)
 
     def trial(self, data: Flat, number: int) -> None:
-        self._reduce(AllreduceRequest(data, data, TRIAL, number))
+        with self._fold.uncounted():
+            self._reduce(AllreduceRequest(data, data, TRIAL, number))
 
     def _job_error(self) -> NetFoldError | None:
         """What ends a fold early: the controller's event, or that this rank gave up meanwhile."""
