@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 NEEDED := mnexec:mininet ip:iproute2 tc:iproute2 ethtool:ethtool ping:iputils-ping
 
 .DEFAULT_GOAL := help
-.PHONY: help setup packages machines demo test fuzz bench lint clean
+.PHONY: help setup packages machines demo test fuzz bench site lint clean
 
 help:  ## Show this list
 	@sed -nE 's/^([a-z]+):[^#]*## */\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -56,6 +56,11 @@ fuzz: $(STAMP)  ## Try hostile inputs, ten minutes each fuzzer; ARGS="--fuzz-sec
 
 bench: $(STAMP)  ## Run the benchmarks
 	@for file in $$(grep -l argparse bench/scripts/*.py); do echo "== $$file"; $(BIN)/python "$$file" $(ARGS) || exit 1; done
+
+site: $(STAMP)  ## Write docs/ as a site with search to build/site
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[site]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "In build/site; to read and search it: $(BIN)/python -m http.server --directory build/site --bind 127.0.0.1 8000"
 
 lint: $(STAMP)  ## Check style (ruff; clang-format for C) and types (mypy, strict)
 	$(BIN)/ruff check .

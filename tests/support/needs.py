@@ -168,6 +168,7 @@ NEEDS: Final[dict[str, Need]] = {
     "scikit-learn": Need("pip install 'netfold[demo]'", modules=("sklearn",)),
     "joblib": Need("pip install 'netfold[sim]'", modules=("joblib",)),
     "matplotlib": Need("pip install 'netfold[plots]'", modules=("matplotlib",)),
+    "mkdocs": Need("pip install 'netfold[site]'", modules=("mkdocs", "material")),
     "pip": Need("python -m ensurepip", modules=("pip",)),
     "ruff": Need("pip install 'netfold[lint]'", modules=("ruff",)),
     "root": Need("run the tests as root", check=lambda: None if os.geteuid() == 0 else "this is not root"),
