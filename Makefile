@@ -58,7 +58,6 @@ bench: $(STAMP)  ## Run the benchmarks
 	@for file in $$(grep -l argparse bench/scripts/*.py); do echo "== $$file"; $(BIN)/python "$$file" $(ARGS) || exit 1; done
 
 site: $(STAMP)  ## Write docs/ as a site with search to build/site
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[site]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "In build/site; to read and search it: $(BIN)/python -m http.server --directory build/site --bind 127.0.0.1 8000"
 

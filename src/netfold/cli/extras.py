@@ -48,4 +48,4 @@ SIM: Final = Extra("sim", "netfold sim on all cores, or on Ray or Dask", {"jobli
 SCAPY: Final = Extra("scapy", "netfold.wire.scapy_roce, which dissects our packets", {"scapy": "scapy"})
 
 EXTRAS: Final = (CONTROL, SOFTSWITCH, TOOLS, COMPILER, DEMO, TORCH, PLOTS, SIM, SCAPY)
-"""Every extra that brings something for users, without `all`, `test` and `lint`."""
+"""Every extra that brings something for users, without `all`, `test`, `site` and `lint`."""
