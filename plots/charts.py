@@ -55,8 +55,12 @@ class BarChart:
     """Where the bars begin."""
 
 
-def line_charts(stem: Path, title: str, rows: Sequence[Sequence[LineChart]], *, x: str, y: str) -> list[Path]:
+def line_charts(
+    stem: Path, title: str, rows: Sequence[Sequence[LineChart]], *, x: str, y: str, png: bool = True
+) -> list[Path]:
     """Draw a row of charts for each of ``rows`` and return the files written, ``stem`` with .svg and .png.
+
+    png  whether the PNG is written too, beside the SVG
 
     The y axes are logarithmic, with the same limits throughout a row. A series has the same colour in all charts. A run
     that never finished is a cross above all values. Raises PlotsMissing, and OSError where a file cannot be written.
@@ -75,11 +79,13 @@ def line_charts(stem: Path, title: str, rows: Sequence[Sequence[LineChart]], *, 
             _draw_lines(axes, chart, colour)
             axes.set(title=chart.title, xlabel=x, ylabel=y, ylim=(low, low * (high / low) ** (1 / (1 - STRIP))))
     _legend(figure, colour)
-    return _save(figure, stem)
+    return _save(figure, stem, png)
 
 
-def bar_charts(stem: Path, title: str, charts: Sequence[BarChart]) -> list[Path]:
+def bar_charts(stem: Path, title: str, charts: Sequence[BarChart], *, png: bool = True) -> list[Path]:
     """Draw charts one below the other and return the files written, ``stem`` with .svg and .png.
+
+    png  whether the PNG is written too, beside the SVG
 
     Raises PlotsMissing, and OSError where a file cannot be written.
     """
@@ -98,7 +104,7 @@ def bar_charts(stem: Path, title: str, charts: Sequence[BarChart]) -> list[Path]
         axes.set_xticks(range(len(chart.groups)), list(chart.groups))
         axes.set(title=chart.title)
     _legend(figure, colour)
-    return _save(figure, stem)
+    return _save(figure, stem, png)
 
 
 def _figure(width: float, height: float, title: str) -> Figure:
@@ -158,17 +164,17 @@ def _legend(figure: Figure, colour: Mapping[str, str]) -> None:
                   loc="outside lower center", ncols=min(8, len(colour)))
 
 
-def _save(figure: Figure, stem: Path) -> list[Path]:
-    """Write SVG, with text as text and the same bytes for the same figure, and PNG."""
+def _save(figure: Figure, stem: Path, with_png: bool) -> list[Path]:
+    """Write SVG, with text as text and the same bytes for the same figure, and where asked for PNG."""
     import matplotlib as mpl
 
     svg, png = stem.with_name(stem.name + ".svg"), stem.with_name(stem.name + ".png")
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "netfold"}):
-        drawings: tuple[tuple[Path, str, dict[str, Any]], ...] = (
-            (svg, "svg", {"metadata": {"Date": None}}), (png, "png", {"dpi": 150}),
-        )
+        drawings: list[tuple[Path, str, dict[str, Any]]] = [(svg, "svg", {"metadata": {"Date": None}})]
+        if with_png:
+            drawings.append((png, "png", {"dpi": 150}))
         for path, form, settings in drawings:
             drawn = io.BytesIO()
             figure.savefig(drawn, format=form, **settings)
             files.replace(path, drawn.getvalue())
-    return [svg, png]
+    return [path for path, _, _ in drawings]

@@ -76,6 +76,15 @@ def test_equal_charts_give_equal_files(tmp_path: Path) -> None:
     assert first.read_bytes() == second.read_bytes()
 
 
+@pytest.mark.needs("matplotlib")
+def test_a_drawing_may_be_svg_alone(tmp_path: Path) -> None:
+    """Without PNG one file is written, and named."""
+    chart = LineChart("a", ["1"], {"one": [1.0]})
+    assert line_charts(tmp_path / "lines", "t", [[chart]], x="x", y="y", png=False) == [tmp_path / "lines.svg"]
+    assert bar_charts(tmp_path / "bars", "t", [BarChart("b", {"g": {"one": 1.0}})], png=False) == [tmp_path / "bars.svg"]
+    assert {file.name for file in tmp_path.iterdir()} == {"lines.svg", "bars.svg"}
+
+
 def test_nothing_to_draw_is_refused(tmp_path: Path) -> None:
     """A grid without a series would be an empty file."""
     with pytest.raises(ValueError, match="expected at least one chart"):
