@@ -35,13 +35,17 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from cbuild import files
+from netfold.bench.commands import rails_death, rails_training
 from netfold.bench.commands.allreduce import READY_SECONDS, size
+from netfold.bench.commands.rails_figures import FIRST, draw, write
+from netfold.bench.commands.rails_report import PlaneCut, RailsReport, RailsRow, RailTrainingRow, Started
 from netfold.bench.ranks.rails import Announcement, OpenCommand, OpenResult, SumsCommand, SumsResult
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, FabricError, bits_per_second
@@ -50,7 +54,6 @@ from netfold.host.rails.planes import RAILS_VARIABLE
 from netfold.host.rails.policy import Start
 from netfold.host.rails.rail_set import STALL_SECONDS
 from netfold.host.selection.peers import ALGORITHM_VARIABLE, KNOWN
-from netfold.plots.charts import BarChart, bar_charts
 from netfold.topo import sandbox
 from netfold.topo.failures import FabricFailed
 
@@ -62,8 +65,6 @@ BACK_SECONDS = 30.0
 """Seconds in which a rail must be used again after its plane is back."""
 LARGE = 16 << 20
 """Bytes of a tensor from which fewer calls warm up."""
-FIRST = 4
-"""Calls after a start that are timed one by one."""
 STARTS: Sequence[tuple[str, Start, bool]] = (("cold", "cold", False), ("hot", "hot", False), ("known", "hot", True))
 """Kinds of starts: their names, the value of the setting, and whether measurements of an earlier run are there."""
 CONGESTION = ("cubic", "reno")
@@ -78,6 +79,9 @@ class RailsSpec:
 
     rates  of the planes' links, in order
     cuts   parts of a call's time after which a plane fails
+    train  steps of a turn of training; 0: none
+    width  of the trained model's hidden layers
+    series calls of the series during which the last plane fails; 0: none
     """
 
     rails: str
@@ -93,84 +97,21 @@ class RailsSpec:
     timeout: float
     algorithm: str = "auto"
     stall: float = STALL_SECONDS
-
-
-class RailsRow(msgspec.Struct, frozen=True):
-    """One size.  Times are in seconds, and medians of turns."""
-
-    nbytes: int
-    single: list[float]
-    """Time of each rail alone."""
-    together: float
-    of_best: float
-    """``together`` over the best single rail's seconds."""
-    quartiles: list[float]
-    """Quartiles of ``of_best`` over the turns."""
-    of_sum: float
-    """Rate over the sum of the single rails' rates."""
-    speedup: float
-    """Best single rail's seconds over ``together``."""
-    turns: int
-    wrong: int
-    path: str
-    shares: list[float]
-    """Part of the bytes that each rail has carried in the turns of all, 0 to 1."""
-    processor: list[float]
-    """Processor seconds of a rank for one sum, by each rail alone and by all."""
-    threads: list[float]
-    """Processor seconds of each rail's thread for one sum by all; 0 where no sum was cut."""
-
-
-class Started(msgspec.Struct, frozen=True):
-    """One kind of start; seconds are medians of rounds."""
-
-    name: str
-    join: float
-    """Until all rails are connected and the measurements that a start makes are done."""
-    first: list[float]
-    """The first sums of ``cut_bytes``."""
-    before: list[list[float]]
-    """By size: each rail's share before the first sums, of the last round."""
-    after: list[list[float]]
-    """... and after them."""
-    threshold: int | None
-    """Smallest tensor in bytes that is cut after them; None: none is."""
-
-
-class PlaneCut(msgspec.Struct, frozen=True):
-    """A plane that failed in the middle of a call.  Times in seconds."""
-
-    at: float
-    """Seconds into the call."""
-    seconds: float
-    ideal: float
-    extra: float
-    wrong: int
-    back: float
-    """Seconds from the plane's return to the first call that used it."""
-
-
-class RailsReport(msgspec.Struct, frozen=True):
-    """Everything that was measured, as --json writes it."""
-
-    rails: str
-    rates: list[str]
-    ranks: int
-    engine: str
-    congestion: str
-    algorithm: str
-    starts: list[Started]
-    rows: list[RailsRow]
-    cuts: list[PlaneCut]
+    train: int = 0
+    width: int = 1024
+    series: int = 0
 
 
 def spec(
     *, rails: str, rates: str, begin: str, end: str, factor: int, rounds: int, ranks: int, topo: str, engine: Engine,
-    cuts: str, cut_bytes: str, timeout: float, algorithm: str = "auto", stall: float = STALL_SECONDS,
+    cuts: str, cut_bytes: str, timeout: float, algorithm: str = "auto", stall: float = STALL_SECONDS, train: int = 0,
+    width: int = 1024, series: int = 0,
 ) -> RailsSpec:
     """Check the options of the command line.  Raises ValueError, which names the option."""
     if not 0 < stall < timeout:
         raise ValueError(f"--stall {stall}: expected seconds above 0 and below --timeout {timeout}")
+    if train < 0 or series < 0 or width < 1:
+        raise ValueError(f"--train {train} --series {series} --width {width}: expected 0 or more, and a width of 1")
     if algorithm not in KNOWN:
         raise ValueError(f"--algorithm {algorithm}: expected one of {', '.join(KNOWN)}")
     first, last = size(begin, "-b"), size(end, "-e")
@@ -199,13 +140,15 @@ def spec(
         sizes.append(first // 4 * 4)
         first *= factor
     return RailsSpec(rails, names, tuple(sizes), rounds, ranks, int(leaves), int(spines), engine, parts,
-                size(cut_bytes, "--cut-bytes"), timeout, algorithm, stall)
+                size(cut_bytes, "--cut-bytes"), timeout, algorithm, stall, train, width, series)
 
 
 def run(
-    spec: RailsSpec, json: Path | None, echo: Callable[[str], None] = print, plot: Path | None = None
+    spec: RailsSpec, json: Path | None, echo: Callable[[str], None] = print, plot: Path | None = None,
+    out: Path | None = None,
 ) -> RailsReport:
-    """Measure in a sandbox, print tables, write the report to ``json``, and draw it as ``plot`` with .svg and .png.
+    """Measure in a sandbox, print tables, write the report to ``json``, draw it as ``plot`` with .svg and .png, and
+    write all figures and their data to the folder ``out``.
 
     Raises FabricFailed, ValueError, PlotsMissing.
     """
@@ -230,15 +173,38 @@ def run(
         workers = stack.enter_context(_workers(spec, planes, logs))
         starts = _starts(spec, workers, folder, echo)
         rows = _compare(spec, workers, echo)
+        parameters, trained = _train(spec, workers, echo)
         cuts = [_cut(spec, workers, planes, part, echo) for part in spec.cuts]
+        death = None
+        if spec.series:
+            nbytes = max(4, spec.cut_bytes // 16 * 4)
+            death = rails_death.measure(workers, planes, nbytes, spec.series, spec.timeout, echo)
     result = RailsReport(spec.rails, list(spec.rates), spec.ranks, spec.engine, congestion, spec.algorithm, starts,
-                    rows, cuts)
+                         rows, cuts, parameters, trained, death)
     if json is not None:
         files.replace(json, msgspec.json.format(msgspec.json.encode(result), indent=1))
     if plot is not None:
         for file in draw(result, plot):
             echo(f"# {file}")
+    if out is not None:
+        for file in write(result, out):
+            echo(f"# {file}")
     return result
+
+
+def _train(
+    spec: RailsSpec, workers: Workers, echo: Callable[[str], None]
+) -> tuple[int, list[RailTrainingRow]]:
+    """Train where that is asked for and torch is installed; else a line says that nothing was trained."""
+    if not spec.train:
+        return 0, []
+    if find_spec("torch") is None:
+        echo("# nothing is trained: torch is not installed (pip install 'netfold[torch]')")
+        return 0, []
+    return rails_training.measure(
+        rails_training.RailTrainingSpec(spec.rails.split("+"), spec.train, spec.width, spec.rounds, spec.timeout),
+        workers, echo,
+    )
 
 
 def _workers(spec: RailsSpec, planes: Planes, logs: Path) -> Workers:
@@ -380,37 +346,6 @@ def _row(
 def _processor(turns: Sequence[Sequence[SumsResult]]) -> float:
     """Processor seconds of a rank for one sum: the median over turns of the mean over ranks."""
     return statistics.median(statistics.fmean(rank.processor for rank in ranks) for ranks in turns)
-
-
-def draw(report: RailsReport, stem: Path) -> list[Path]:
-    """Draw shares over size, by kind of start too, and processor time over size.  Returns the files written.
-
-    Raises PlotsMissing, OSError.
-    """
-    names = report.rails.split("+")
-    sizes = [_size(row.nbytes) for row in report.rows]
-
-    def shares(title: str, told: Sequence[Sequence[float]]) -> BarChart:
-        groups = {name: {rail: 100 * part for rail, part in zip(names, parts, strict=True)}
-                  for name, parts in zip(sizes, told, strict=True)}
-        return BarChart(title, groups)
-
-    charts = [shares("% of the bytes, as carried", [row.shares for row in report.rows])]
-    charts += [shares(f"% of the bytes, {start.name} start, after {FIRST} sums", start.after)
-               for start in report.starts]
-    ways = [*(f"{name} alone" for name in names), "together"]
-    charts.append(BarChart("processor ms of a rank for one MiB", {
-        name: {way: seconds * 1e3 * (1 << 20) / row.nbytes for way, seconds in zip(ways, row.processor, strict=True)}
-        for name, row in zip(sizes, report.rows, strict=True)
-    }))
-    return bar_charts(stem, f"{report.rails}, links of {', '.join(report.rates)}, {report.ranks} ranks", charts)
-
-
-def _size(nbytes: int) -> str:
-    for unit, one in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= one:
-            return f"{nbytes / one:g} {unit}"
-    return f"{nbytes} B"
 
 
 def _cut(spec: RailsSpec, workers: Workers, planes: Planes, part: float, echo: Callable[[str], None]) -> PlaneCut:

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from netfold.bench.ranks.rail_series import SeriesCommand, series
+from netfold.bench.ranks.rail_training import KEPT, RailTrainingCommand, training
 from netfold.host.api.communicator import Communicator
 from netfold.host.rails.joining import START_VARIABLE
 from netfold.host.rails.multirail import MultiRail, RailUse, State
@@ -94,12 +96,15 @@ class Announcement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     at: float
 
 
+COMMANDS = OpenCommand | SumsCommand | SeriesCommand | RailTrainingCommand
+
+
 def serve(timeout: float) -> None:
     """Execute commands until the input ends."""
     comm: Communicator | None = None
     try:
         for line in sys.stdin:
-            command = msgspec.json.decode(line, type=OpenCommand | SumsCommand)
+            command = msgspec.json.decode(line, type=COMMANDS)
             if isinstance(command, OpenCommand):
                 if comm is not None:
                     comm.close()
@@ -107,6 +112,10 @@ def serve(timeout: float) -> None:
                 print_message(begun)
             elif comm is None:
                 raise ValueError("the first command must be OpenCommand")
+            elif isinstance(command, SeriesCommand):
+                print_message(series(comm, _rails(comm), command))
+            elif isinstance(command, RailTrainingCommand):
+                print_message(training(comm, _rails(comm), command))
             else:
                 print_message(_measure(comm, command))
     finally:
@@ -180,6 +189,8 @@ def _data(rank: int, size: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return np.arange(size, dtype=np.int32) * np.int32(2 * rank + 1)
 
 
-
 if __name__ == "__main__":
     serve(float(sys.argv[1]))
+    if KEPT:
+        sys.stdout.flush()
+        os._exit(0)  # without the destructors of what was kept

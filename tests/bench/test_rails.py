@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
-from netfold.bench.commands.rails import RailsReport, RailsRow, Started, _row, draw, spec
+from netfold.bench.commands.rails import _row, spec
+from netfold.bench.commands.rails_death import death_of
+from netfold.bench.commands.rails_figures import draw, tables, write
+from netfold.bench.commands.rails_report import RailsReport, RailsRow, RailTrainingRow, Started
+from netfold.bench.commands.rails_training import BATCH, rows_of
+from netfold.bench.ranks.rail_series import SeriesCall, SeriesResult
+from netfold.bench.ranks.rail_training import RailTrainingResult
 from netfold.bench.ranks.rails import SumsResult
 from support import needs
 
@@ -39,6 +45,8 @@ def test_options_become_sizes_rates_and_cuts() -> None:
         ("topo", "2", "LEAVES,SPINES"),
         ("begin", "2M", "expected sizes"),
         ("cut_bytes", "much", "--cut-bytes much"),
+        ("train", -1, "--train -1"),
+        ("series", -1, "--series -1"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(option: str, value: str, message: str) -> None:
@@ -80,6 +88,54 @@ def test_a_report_is_drawn(tmp_path: Path) -> None:
     assert "cold start" in (tmp_path / "rails.svg").read_text()
 
 
+def trained(seconds: list[float], digest: str = "a") -> RailTrainingResult:
+    """One rank's turn, whose steps took so long."""
+    return RailTrainingResult(seconds, 1000, digest, 2.0, 0.1)
+
+
+def test_a_training_step_is_as_long_as_its_slowest_rank() -> None:
+    """Of each step the slowest rank counts, of a turn the median, and ratios compare turns of one round."""
+    rows = rows_of(["a", "b"], {
+        "a": [[trained([1.0, 1.0]), trained([2.0, 2.0])], [trained([4.0, 4.0]), trained([4.0, 4.0])]],
+        "b": [[trained([8.0, 8.0]), trained([8.0, 8.0])]] * 2,
+        "together": [[trained([1.0, 1.0]), trained([1.0, 1.0])], [trained([2.0, 2.0]), trained([2.0, 2.0], "b")]],
+    })
+    assert [(row.way, row.step, row.of_best, row.alike) for row in rows] == [
+        ("a", 3.0, 1.0, True), ("b", 8.0, 0.375, True), ("together", 1.5, 2.0, False),
+    ]
+    assert rows[2].samples == pytest.approx(2 * BATCH / 1.5)
+
+
+def test_a_call_of_a_series_lasts_until_its_last_rank_is_done() -> None:
+    """Times count from the first rank's first call, and wrong elements are those of all ranks."""
+    ranks = [SeriesResult([SeriesCall(10.0, 1.0, [8, 0], 0), SeriesCall(12.0, 1.0, [4, 4], 1)]),
+             SeriesResult([SeriesCall(10.5, 1.0, [8, 0], 0), SeriesCall(11.5, 2.0, [4, 4], 2)])]
+    death = death_of(8, 10.25, 11.0, ranks)
+    assert (death.cut, death.back) == (0.25, 1.0)
+    assert [(call.at, call.took, call.carried, call.wrong) for call in death.calls] == [
+        (0.0, 1.5, [8, 0], 0), (1.5, 2.0, [4, 4], 3),
+    ]
+
+
+def test_all_figures_and_their_data_are_written_to_a_folder(tmp_path: Path) -> None:
+    """Every figure is an SVG, every table a CSV with one row for each thing measured, and a cut plane is told."""
+    pytest.importorskip("matplotlib", reason=needs.reason("matplotlib"))
+    start = Started("hot", 0.1, [0.1] * 4, [[1.0, 0.0]], [[0.7, 0.3]], 65536)
+    ranks = [SeriesResult([SeriesCall(10.0 + n, 1.0, [8, 8 * (n != 1)], 0) for n in range(3)])]
+    report = RailsReport(
+        "innet@a+tcp@b", ["1gbit", "1gbit"], 1, "softswitch", "reno", "auto", [start], [figures([[1.0, 2.0, 0.8]])], [],
+        1000, [RailTrainingRow("together", 0.5, 16.0, 1.5, 0.1, 2.0, True)], death_of(16, 10.5, 11.5, ranks),
+    )
+    assert {file.name for file in write(report, tmp_path / "new")} == {
+        "shares.svg", "times.svg", "training.svg", "failure.svg", "sizes.csv", "starts.csv", "training.csv",
+        "failure.csv",
+    }
+    failure = (tmp_path / "new" / "failure.csv").read_text().splitlines()
+    assert [line.split(",")[-1] for line in failure] == ["plane", "cut", "cut", "up"]
+    for rows in tables(report).values():
+        assert {len(row) for row in rows} == {len(rows[0])}
+
+
 def test_figures_are_medians_of_the_turns_own_ratios() -> None:
     """A ratio compares neighbouring turns, so that a machine that is slow for a while does not change it."""
     row = figures([[1.0, 2.0, 0.8], [10.0, 20.0, 8.0], [1.0, 2.0, 0.9]])
@@ -107,6 +163,7 @@ def test_a_small_run_measures_cuts_and_writes_rows(tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "netfold.cli", "bench", "rails", "-b", "64K", "-e", "64K", "--rounds", "1",
         "--ranks", "2", "--cuts", "0.5", "--cut-bytes", "2M", "--stall", "0.5", "--json", str(file),
+        "--train", "1", "--width", "16", "--series", "6", "--out", str(tmp_path / "out"),
     ]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -120,3 +177,7 @@ def test_a_small_run_measures_cuts_and_writes_rows(tmp_path: Path) -> None:
     assert all(len(start["before"]) == len(start["after"]) == 1 for start in result["starts"])
     assert result["cuts"][0]["wrong"] == result["rows"][0]["wrong"] == 0
     assert result["cuts"][0]["back"] > 0
+    assert [call["wrong"] for call in result["death"]["calls"]] == [0] * 6
+    assert all(row["alike"] and row["samples"] > 0 for row in result["training"])
+    assert [row["way"] for row in result["training"]] in (["innet@a", "tcp@b", "together", "gloo"], [])
+    assert (tmp_path / "out" / "failure.svg").exists()

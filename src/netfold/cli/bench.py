@@ -209,12 +209,19 @@ def rails(
                                          "machine.")] = 0.08,
     plot: Annotated[Path | None, typer.Option(metavar="STEM", help="Draw shares and processor time over the tensor's "
                                               "size: STEM.svg and STEM.png.")] = None,
+    train: Annotated[int, typer.Option(help="Steps of a turn of training in Horovod's manner, over each rail, all and "
+                                       "gloo; 0: none.")] = 4,
+    width: Annotated[int, typer.Option(help="Of the trained network's hidden layers.")] = 1024,
+    series: Annotated[int, typer.Option(help="Sums, of a quarter of --cut-bytes, one after another while the last "
+                                        "plane fails and comes back; 0: none.")] = 40,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="All figures as SVG, their data as "
+                                             "CSV, as in papers/nezha.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds without progress after which a call gives up.")] = 30.0,
 ) -> None:
-    """One allreduce over several rails beside each rail alone: times, shares, processor time, starts, and a plane cut
-    in the middle of a call.
+    """One allreduce over several rails beside each rail alone: times, shares, processor time, starts, training, a
+    plane cut in the middle of a call, and one that fails and comes back during a series of calls.
 
-    Hosts have an interface on each plane. Exit status 1 where a sum is wrong.
+    Hosts have an interface on each plane. Exit status 1 where a sum is wrong, or ranks end with different weights.
     """
     from netfold.bench.commands import rails as bench
 
@@ -222,10 +229,12 @@ def rails(
         spec = bench.spec(
             rails=rails_, rates=rates, begin=begin, end=end, factor=factor, rounds=rounds, ranks=ranks, topo=topo,
             engine=engine_of(switch), cuts=cuts, cut_bytes=cut_bytes, timeout=timeout, algorithm=algorithm,
-            stall=stall,
+            stall=stall, train=train, width=width, series=series,
         )
-        result = bench.run(spec, json, plot=plot)
-    sys.exit(1 if sum(row.wrong for row in result.rows) + sum(cut.wrong for cut in result.cuts) else 0)
+        result = bench.run(spec, json, plot=plot, out=out)
+    wrong = [row.wrong for row in result.rows] + [cut.wrong for cut in result.cuts]
+    wrong += [call.wrong for call in result.death.calls] if result.death is not None else []
+    sys.exit(1 if any(wrong) or not all(row.alike for row in result.training) else 0)
 
 
 @app.command()
