@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages of the fault service: between a local fabric's launcher and `netfold fault`, `netfold pcap`, and the page.
+
+They travel over the unix socket SOCKET in the fabric's folder, one request and one answer a connection (rpc/local.py).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta, Struct
+
+from netfold.wire.bounds import Count, Name, Seconds, Text
+
+SOCKET: Final = "faults.sock"
+"""Name of the service's socket in a fabric's folder."""
+FAULTS_VARIABLE: Final = "NETFOLD_FAULTS"
+"""Names the socket's path, for what runs inside a fabric: its controller, and commands at its prompt."""
+
+Kind = Literal["loss", "duplicate", "reorder", "corrupt", "delay", "cut", "flap", "silence", "kill", "restart", "stop"]
+SHARES: Final = ("loss", "duplicate", "reorder", "corrupt")
+"""Kinds that hit a share of a link's packets, drawn by the switches' program from a seed."""
+DEFAULT_SHARE: Final = 0.01
+DEFAULT_DELAY: Final = 0.01
+"""Seconds by which ``delay`` holds packets back, where nothing else is asked for."""
+DEFAULT_FLAP: Final = 0.5
+"""Seconds that a link which flaps stays down, and then up, where nothing else is asked for."""
+
+
+class Inject(Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """A request for a fault."""
+
+    kind: Kind
+    target: Name
+    """A switch ("spine1"), a link by either end or by both nodes ("leaf1:3", "leaf1-spine1"), a host's link ("h3"), a
+    rank ("rank3", "JOB/3"), or "controller"."""
+    seconds: Annotated[float, Meta(gt=0, le=86_400)] | None = None
+    """Seconds until it is undone; None: until it is ended, or the fabric ends."""
+    amount: Annotated[float, Meta(gt=0, le=3_600)] | None = None
+    """Share of packets (SHARES), seconds of ``delay``, seconds that ``flap`` stays down and up; None: the default."""
+    seed: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
+    """Seed of the draw of SHARES: the same one hits the same packets.  None: that of the fabric."""
+    one_way: bool = False
+    """``silence``, ``delay``: only what leaves by the named port, "leaf1:3"."""
+
+
+class Undo(Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """A request to end one fault, or all."""
+
+    number: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
+    """The fault's number; None: all."""
+
+
+class Active(Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """A request for the faults that are there."""
+
+
+class Tap(Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """A request for packet sockets on links, which come with the answer as open files, in the order of its links."""
+
+    target: Name
+    """A link, a switch (all its links), a host (its links), or "all"."""
+    buffer: Annotated[int, Meta(ge=1 << 16, le=1 << 30)] = 1 << 24
+    """Bytes of each socket's buffer, or as near to it as the kernel grants."""
+
+
+Request = Inject | Undo | Active | Tap
+
+
+class ActiveFault(Struct, frozen=True):
+    """A fault that is there."""
+
+    number: int
+    kind: Kind
+    target: str
+    """The target as it was named."""
+    text: str
+    """What it does, in words."""
+    since: float
+    """Seconds for which it has been there."""
+    left: Seconds | None
+    """Seconds until it is undone; None: not by itself."""
+    problem: Text = ""
+    """Why it could not be undone; empty where nothing has failed."""
+
+
+class Injected(Struct, frozen=True, tag=True):
+    """The answer to Inject."""
+
+    number: Count
+    """Its number, for Undo; 0 for what is over at once (``restart``) or cannot be undone (a rank that was killed)."""
+    text: Text
+
+
+class Undone(Struct, frozen=True, tag=True):
+    """The answer to Undo: what was ended, in words."""
+
+    texts: list[str]
+
+
+class ActiveFaults(Struct, frozen=True, tag=True):
+    """The answer to Active."""
+
+    fabric: str
+    faults: list[ActiveFault]
+    compiled_in: bool
+    """Whether the switches' program can hit shares of packets (SHARES)."""
+
+
+class TapLink(Struct, frozen=True):
+    """A link that is captured at one of its switch ends."""
+
+    name: str
+    """The switch end: "leaf1:3"."""
+    far: str
+    """What is at its other end: "spine1:1", "h3:0"."""
+    rate: Count | None
+    """bit/s of the link; None: not shaped."""
+
+
+class TapSegment(Struct, frozen=True):
+    """What a queue pair of a running job is, for a dissector: eight queue pairs of one connection."""
+
+    queue_pair: int
+    """The first of the eight."""
+    name: str
+    """Whose packets they are, and which way: "digits tree spine1 sum of rank 3"."""
+
+
+class Tapped(Struct, frozen=True, tag=True):
+    """The answer to Tap."""
+
+    fabric: str
+    links: list[TapLink]
+    names: list[TapSegment] = []
+
+
+class Refused(Struct, frozen=True, tag=True):
+    """The answer to a request that is refused: what was wrong, what was expected, what to do."""
+
+    why: Text
+    conflict: bool = False
+    """Whether it would be possible without the faults that are there, or once the fabric is ready."""
+
+
+Answer = Injected | Undone | ActiveFaults | Tapped | Refused
