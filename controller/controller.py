@@ -30,6 +30,8 @@ from netfold.controller.jobs.adoption import Adoption
 from netfold.controller.jobs.callers import ANY, CALLER, JOB, OPERATOR, VIEWER, Callers
 from netfold.controller.jobs.jobs import Jobs
 from netfold.controller.operations import differences, state_file
+from netfold.controller.operations.events import EventLog
+from netfold.controller.operations.history import History
 from netfold.controller.operations.inspection import Inspection
 from netfold.controller.operations.maintenance import Maintenance
 from netfold.controller.operations.status import limited
@@ -104,6 +106,7 @@ class Controller:
         self._pipeline = pipeline
         self._start_timeout = start_timeout
         self._insecure = insecure
+        self.events = EventLog()
         self._candidacies: dict[str, Candidacy] = {}
         """The candidacy for each switch; made when the controller starts."""
         self._superseded = asyncio.Event()
@@ -143,6 +146,7 @@ class Controller:
         self._callers = Callers(fabric)
         self._ready = time.monotonic()
         self._status = Shared(self._read_status)
+        self.history = History()
 
     async def __aenter__(self) -> Controller:
         try:
@@ -180,9 +184,12 @@ class Controller:
         self._tasks.append(asyncio.create_task(self._end_grace(), name="grace"))
         self._ready = time.monotonic()
         if self.fabric.metrics is not None:
+            from netfold.controller.web.answers import Sources
             from netfold.controller.web.serve import Web
 
-            self._web = Web(self.fabric, self.status, self._callers, tls=None if is_local(self.fabric.metrics) else tls)
+            sources = Sources(self.fabric, self.status, self.history, self.events.since, self.paths.pinned,
+                              self.inspection.slots)
+            self._web = Web(sources, self._callers, tls=None if is_local(self.fabric.metrics) else tls)
             self._web.start(self.fabric.metrics)
 
     @property
@@ -385,9 +392,10 @@ class Controller:
                 "Drain": (operator.SetDrain, self.maintenance.drain),
                 "Wiring": (wiring.AskWiring, lambda _: cables()),
                 "Diff": (differences.AskDiff, differences.SwitchComparison(self._targets).answer),
+                "Events": (operator.AskEvents, self.events.answer),
                 "Slots": (operator.AskSlots, self.inspection.answer_slots),
                 "Stall": (operator.AskStall, self.inspection.answer_stall),
-            }, admit=self._callers.admit(OPERATOR, {"Status": ANY, "Wiring": VIEWER}, limited=True)),
+            }, admit=self._callers.admit(OPERATOR, {"Status": ANY, "Wiring": VIEWER, "Events": VIEWER}, limited=True)),
             *self.paths.handlers(self._callers),
         ))
         try:
@@ -416,7 +424,9 @@ class Controller:
     async def _read_status(self) -> Status:
         up = {number for *_, number in self.liveness.graph().edges(keys=True)}
         why = self.liveness.links_down()
-        return await self.inspection.status(up, why, time.monotonic() - self._ready)
+        status = await self.inspection.status(up, why, time.monotonic() - self._ready)
+        self.history.note(status)
+        return status
 
     async def _answer_status(self, _: operator.AskStatus) -> Status:
         status, caller = await self.status(), CALLER.get()

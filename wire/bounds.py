@@ -31,3 +31,5 @@ Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 """A reason, for people."""
 MAX_STREAMS: Final = 4096
 """Most streams that a request speaks of."""
+MAX_RAILS: Final = 64
+"""Most rails that a rank reports of."""

@@ -26,7 +26,18 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from netfold.wire.bounds import MAX_STREAMS, Address, Count, Int32, Name, QueuePair, RemoteKey, Seconds, Text
+from netfold.wire.bounds import (
+    MAX_RAILS,
+    MAX_STREAMS,
+    Address,
+    Count,
+    Int32,
+    Name,
+    QueuePair,
+    RemoteKey,
+    Seconds,
+    Text,
+)
 from netfold.wire.roce import PATH_MTU
 
 SERVICE: Final = "netfold.Jobs"
@@ -220,6 +231,8 @@ class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     secret: Secret = Secret()
     fallback: str = ""
     """Why the switches folded no longer, where the job went on over TCP; else empty."""
+    by_rail: Annotated[dict[Name, Count], msgspec.Meta(max_length=MAX_RAILS)] = {}
+    """Payload bytes that each rail carried, by its name; empty where one rail carries all."""
 
 
 class Leave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -150,6 +150,9 @@ class SwitchStatus(msgspec.Struct, frozen=True):
     """Packets from hosts to fold addresses that it dropped because they met no entry that folds them."""
     gaps: int = 0
     """Gaps in the PSNs of its children and parents that it noticed, for each of which it sent a NAK."""
+    read: float = 0.0
+    """When ``folded`` was read: monotonic seconds of the controller, comparable between its statuses alone; 0: it was
+    not, and the counts say nothing."""
 
 
 class Traffic(msgspec.Struct, frozen=True):
@@ -167,6 +170,9 @@ class Traffic(msgspec.Struct, frozen=True):
     """Packets of a host that its switch dropped because their IPv4 source address was not the host's."""
     gaps: int = 0
     """Gaps in the PSNs of contributions or results that the switch which receives noticed: what was lost on the way."""
+    read: float = 0.0
+    """When ``packets`` and ``bytes`` were read, as in SwitchStatus.  Each switch and counter has its own moment: a rate
+    is the difference of two readings by that of their own moments."""
 
 
 class LinkStatus(msgspec.Struct, frozen=True):
@@ -324,6 +330,8 @@ class JobSlots(msgspec.Struct, frozen=True):
     probed: int
     """Number of slots that the job holds on the switch, all of which were read."""
     open: list[OpenSlot]
+    first: int = 0
+    """The lowest of the slots that it holds there."""
 
 
 class SwitchSlots(msgspec.Struct, frozen=True):
@@ -342,3 +350,50 @@ class Stalls(msgspec.Struct, frozen=True):
     """The answer to AskStall: one for each incarnation of the job that holds slots."""
 
     stalls: list[Stall]
+
+
+EventKind = Literal[
+    "up", "down", "killed", "link down", "link up", "re-planned", "drained", "undrained", "adopted", "joined",
+    "finished", "lost", "fault", "fault ended",
+]
+"""What has happened: to a switch (``killed``: its process is gone), a link, a job (``joined``: all its ranks have), or
+by an operator."""
+
+
+class FabricEvent(msgspec.Struct, frozen=True):
+    """Something that happened in a fabric, in the controller's words."""
+
+    seq: int
+    """Number of the event, from 1 at the controller's start, without gaps."""
+    time: float
+    """Unix seconds."""
+    kind: EventKind
+    target: str
+    """Name of the switch, link (its two ends) or job."""
+    text: str
+    """What happened to it, why, and how long it took; without the target's name."""
+
+
+class AskEvents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request for the events after number ``since``."""
+
+    since: Annotated[int, msgspec.Meta(ge=0, lt=2**62)] = 0
+
+
+class Events(msgspec.Struct, frozen=True):
+    """The answer to AskEvents: the oldest first.  A controller keeps a bounded number; older ones are gone."""
+
+    events: list[FabricEvent]
+
+
+class PinnedPath(msgspec.Struct, frozen=True):
+    """One path on which a flow of a job is pinned between two hosts."""
+
+    job: str
+    source: str
+    """Name of a host, as is ``destination``."""
+    destination: str
+    links: list[int]
+    """Links between switches, by their place in Status.links, from the source to the destination."""
+    share: float
+    """Share of the flow's bytes, 0..1."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from netfold.controller.health.drains import Drains
@@ -37,13 +38,15 @@ class Inspection:
     """Inspects one fabric and its jobs."""
 
     def __init__(
-        self, fabric: Fabric, targets: Mapping[str, Target], jobs: Jobs, allocator: Allocator, drains: Drains
+        self, fabric: Fabric, targets: Mapping[str, Target], jobs: Jobs, allocator: Allocator, drains: Drains,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fabric = fabric
         self._targets = targets
         self._jobs = jobs
         self._allocator = allocator
         self._drains = drains
+        self._clock = clock
 
     # ---- counters --------------------------------------------------------------------------------------------------
 
@@ -80,19 +83,24 @@ class Inspection:
         out."""
         found: dict[str, dict[int, int]] = {}
         for name in self._targets:
-            cells = (await self._counters(name, [tables.UNPINNED]))[tables.UNPINNED]
+            cells = (await self._counters(name, [tables.UNPINNED])).cells.get(tables.UNPINNED, {})
             found[name] = {number: cell.packets for number, cell in cells.items() if cell.packets}
         return found
 
     async def _counters(self, name: str, wanted: Sequence[str] = COUNTERS) -> Counters:
         """Counters of one switch; empty if it is down or does not answer."""
+        cells, read = {}, {}
         try:
             client = self._targets[name].client
             async with asyncio.timeout(COUNTER_TIMEOUT):
-                return {counter: await client.read_counter(counter) for counter in wanted}
+                for counter in wanted:
+                    asked = self._clock()
+                    cells[counter] = await client.read_counter(counter)
+                    read[counter] = (asked + self._clock()) / 2
         except (SwitchError, TimeoutError) as error:
             log.warning("no counters of %s: %s", name, error or f"no answer within {COUNTER_TIMEOUT:g} s")
-            return {counter: {} for counter in wanted}
+            return Counters()
+        return Counters(cells, read)
 
     # ---- slots -----------------------------------------------------------------------------------------------------
 
@@ -102,7 +110,8 @@ class Inspection:
             raise Refusal(Code.NOT_FOUND, f"the fabric {self._fabric.name} has no switch {switch!r}; it has "
                                           f"{', '.join(self._targets)}")
         return [
-            JobSlots(job.name, job.epoch, len(states), stall.open_slots(job.streams, job.hosts, {switch: states}))
+            JobSlots(job.name, job.epoch, len(states), stall.open_slots(job.streams, job.hosts, {switch: states}),
+                     min(states))
             for job in self._holding(name)
             if (states := await self._probe(switch, stall.slots_of(job.streams, switch)))
         ]

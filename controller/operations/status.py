@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -37,8 +38,16 @@ COUNTERS: Final = (
 )
 """The counters that a status needs of every switch."""
 
-Counters = dict[str, dict[int, Count]]
-"""Cells of one switch's counters, by counter name and index."""
+
+class Counters(NamedTuple):
+    """What was read of one switch's counters.  They are read one after the other, so that each has its own moment."""
+
+    cells: Mapping[str, Mapping[int, Count]] = MappingProxyType({})
+    """Cells by counter name and index."""
+    read: Mapping[str, float] = MappingProxyType({})
+    """When each was read, by its name: monotonic seconds, halfway between question and answer; none where it was
+    not."""
+
 
 _NOTHING: Final = Count(0, 0)
 
@@ -47,9 +56,10 @@ def of_switch(switch: Switch, target: Target, used: int, counters: Counters, *, 
     """The status of one switch; ``used``: its allocated slots."""
     return SwitchStatus(
         switch.name, switch.role, switch.grpc, target.is_up, target.problem, target.entries, target.pushes, used,
-        slots.SLOTS, counters[tables.CORRUPT].get(0, _NOTHING).packets, _outcomes(counters), drained,
+        slots.SLOTS, counters.cells.get(tables.CORRUPT, {}).get(0, _NOTHING).packets, _outcomes(counters), drained,
         switch.device_id, _punts(target, counters), _total(counters, tables.SPOOFED),
         _total(counters, tables.UNASSIGNED), _total(counters, tables.UNFOLDED), _total(counters, tables.GAPS),
+        counters.read.get(tables.OUTCOMES, 0.0),
     )
 
 
@@ -58,11 +68,11 @@ def _punts(target: Target, counters: Counters) -> Punts:
 
 
 def _total(counters: Counters, name: str) -> int:
-    return sum(count.packets for count in counters.get(name, {}).values())
+    return sum(count.packets for count in counters.cells.get(name, {}).values())
 
 
 def _outcomes(counters: Counters) -> Outcomes:
-    cells = counters.get(tables.OUTCOMES, {})
+    cells = counters.cells.get(tables.OUTCOMES, {})
     return Outcomes(*(cells.get(index, _NOTHING).packets for index in range(len(Outcomes.__struct_fields__))))
 
 
@@ -77,16 +87,19 @@ def of_link(link: Link, counters: Mapping[str, Counters], *, up: bool, problem: 
 def _traffic(counters: Mapping[str, Counters], sender: End, receiver: End) -> Traffic:
     """Traffic of one direction.  A switch counts what it sends, after injected faults; a host does not count, so its
     switch counts what arrives from it, before injected faults."""
-    if sender.node in counters:
-        count = counters[sender.node].get(tables.PORT_OUT, {}).get(sender.port, _NOTHING)
-    else:
-        count = counters[receiver.node].get(tables.PORT_IN, {}).get(receiver.port, _NOTHING)
+    counted, port, counter = (
+        (counters[sender.node], sender.port, tables.PORT_OUT) if sender.node in counters
+        else (counters[receiver.node], receiver.port, tables.PORT_IN))
+    count = counted.cells.get(counter, {}).get(port, _NOTHING)
     at, control = (receiver, tables.FAULT_IN) if receiver.node in counters else (sender, tables.FAULT_OUT)
     names = (*(tables.fault_counter(control, fault) for fault in tables.FAULTS), tables.SPOOFED, tables.GAPS)
     if at == sender:
         names = names[:-2]  # a switch refuses, and misses, what arrives
-    done = (counters[at.node].get(name, {}) for name in names)
-    return Traffic(count.packets, count.bytes, *(cells.get(at.port, _NOTHING).packets for cells in done))
+    done = (counters[at.node].cells.get(name, {}) for name in names)
+    return msgspec.structs.replace(
+        Traffic(count.packets, count.bytes, *(cells.get(at.port, _NOTHING).packets for cells in done)),
+        read=counted.read.get(counter, 0.0),
+    )
 
 
 def of_job(job: Job) -> JobStatus:

@@ -9,8 +9,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from typing import Final
 
 import grpc
@@ -30,11 +32,14 @@ from netfold.rpc import rpc
 from netfold.rpc.limits import Shared
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.bounds import Int32, Name
+from netfold.wire.operator import PinnedPath
 from netfold.wire.paths import SERVICE, Follow, Noted, Paths, Suspect
 
 log = logging.getLogger("netfold.controller")
 
 OPERATOR: Final = "netfold.PathTable"
+MAX_PINNED: Final = 256
+"""Most paths of flows that the page shows."""
 TIMEOUT: Final = 10.0
 """Seconds that an operator waits for an answer."""
 
@@ -143,6 +148,8 @@ class PathService:
         self._changed = asyncio.Event()
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._pieces: dict[object, tuple[Job, int, Paths]] = {}
+        """What each open stream was told last: its job, rank and paths."""
 
     def handlers(self, known: callers.Callers) -> Sequence[grpc.GenericRpcHandler[bytes, bytes]]:
         """The gRPC services of ranks and of operators."""
@@ -177,7 +184,8 @@ class PathService:
         """A rank's paths, now and whenever they change.  Raises Refusal."""
         job = self._job(request)
         before: Paths | None = None
-        with self._planner.stream(request, job):
+        stream = object()
+        with self._planner.stream(request, job), self._told(stream):
             while not self._closing:
                 changed = self._changed
                 view = self._current_view()
@@ -185,8 +193,34 @@ class PathService:
                 found = await self._planner.plan(view, request, job, carried)
                 if before is None or msgspec.structs.replace(found, version=before.version) != before:
                     before = found
+                    self._pieces[stream] = (job, request.rank, found)
                     yield found
                 await changed.wait()
+
+    @contextlib.contextmanager
+    def _told(self, stream: object) -> Iterator[None]:
+        """Forget what a stream was told when it ends."""
+        try:
+            yield
+        finally:
+            self._pieces.pop(stream, None)
+
+    def pinned(self) -> list[PinnedPath]:
+        """The paths that flows of jobs have by now, MAX_PINNED at most: what ranks were told last."""
+        found: list[PinnedPath] = []
+        for job, rank, told in list(self._pieces.values()):
+            sizes: Counter[int] = Counter()
+            for piece in told.pieces:
+                sizes[piece.peer] += piece.size
+            for piece in told.pieces:
+                if len(found) == MAX_PINNED:
+                    return found
+                source, destination = job.hosts[rank], job.hosts[piece.peer]
+                path = self._steering.path(source, destination, piece.source_port)
+                if path is not None:
+                    found.append(PinnedPath(job.name, source, destination, [hop.link for hop in path],
+                                            piece.size / sizes[piece.peer]))
+        return found
 
     async def suspect(self, request: Suspect) -> Noted:
         """Keep all ranks off an uplink towards a leaf for SUSPECT_SECONDS, or until probes come through.  Raises

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller's HTTP server: metrics for Prometheus, and a page for people.
-
-    GET /           the page (page.py)          /metrics    Prometheus' text format (metrics.py)
-    GET /live       the page's content          /status     what `netfold status --json` prints
+"""The controller's HTTP server: metrics for Prometheus, and a page for people (answers.py says what there is).
 
 It is http.server of the standard library with a thread for each connection, so that drawing a large fabric does not
-delay the controller's loop; only the status is read in that loop, once for all requests within MAX_AGE.  All requests
-are read-only.  If the fabric has tokens, the viewer's (or the operator's) is the password, with any user name.
+delay the controller's loop; only what comes from the controller runs in that loop.  If the fabric has tokens, the
+viewer's (or the operator's) is the password, with any user name.
 """
 
 from __future__ import annotations
@@ -21,74 +18,53 @@ import socket
 import ssl
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
-from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlsplit
 
-import msgspec
-
-from netfold.controller.jobs.callers import VIEWER, Callers
-from netfold.controller.web import metrics, page
-from netfold.fabric.graph import Fabric, FabricError
+from netfold.controller.jobs.callers import VIEWER, Caller, Callers
+from netfold.controller.web.answers import Answer, Answers, Sources
+from netfold.fabric.graph import FabricError
 from netfold.rpc.certificates import Certificates
-from netfold.wire.operator import Status
+from netfold.rpc.rpc import Code, Refusal
 
 log = logging.getLogger("netfold.controller")
 
-MAX_AGE: Final = 0.9
-"""Seconds for which a status is reused for further requests."""
 TIMEOUT: Final = 10.0
 """Seconds for reading a status, and for a client to send its request."""
 MAX_CONNECTIONS: Final = 64
 """Connections at once, a thread for each; more are closed."""
 RETRY: Final = 1.0
 """Seconds between two tries to listen, where the address is another controller's."""
+MAX_PATH: Final = 2048
+"""Most bytes of a request's path and query."""
+MAX_FIELDS: Final = 16
+"""Most fields of a query."""
+HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+                               "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+                               "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+"""Headers of every answer: whatever a job, switch or host is called, nothing of it runs as script, nothing is loaded
+from elsewhere, and no other site shows the page as its own."""
+REFUSALS: Final = {Code.NOT_FOUND: HTTPStatus.NOT_FOUND, Code.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE}
 POLL: Final = 0.1
 """Seconds between the server's checks whether it is to stop."""
 
 
-class StatusPair(NamedTuple):
-    """A status, the one before it, and the seconds in between."""
-
-    before: Status
-    now: Status
-    seconds: float
-
-
-class StatusCache:
-    """Caches the last two statuses.  ``ask`` reads the switches; ``clock``: monotonic seconds."""
-
-    def __init__(self, ask: Callable[[], Awaitable[Status]], clock: Callable[[], float] = time.monotonic) -> None:
-        self._ask = ask
-        self._clock = clock
-        self._busy = asyncio.Lock()
-        self._last: tuple[float, Status] | None = None
-        self._pair: StatusPair | None = None
-
-    async def look(self) -> StatusPair:
-        """The last two statuses; a new one is read unless the last is younger than MAX_AGE."""
-        async with self._busy:
-            if self._pair is None or self._last is None or self._clock() - self._last[0] >= MAX_AGE:
-                status, now = await self._ask(), self._clock()
-                then, before = self._last or (now - 1.0, status)
-                self._last, self._pair = (now, status), StatusPair(before, status, now - then)
-            return self._pair
-
-
 class Web:
-    """The HTTP server.  ``status`` is awaited in the event loop that calls `start`; with ``tls`` it is HTTPS."""
+    """The HTTP server.  What ``sources`` offers runs in the event loop that calls `start`; with ``tls`` it is HTTPS."""
 
-    def __init__(
-        self, fabric: Fabric, status: Callable[[], Awaitable[Status]], callers: Callers, *,
-        tls: Certificates | None = None,
-    ) -> None:
-        self._fabric = fabric
+    def __init__(self, sources: Sources, callers: Callers, *, tls: Certificates | None = None) -> None:
+        self._fabric = sources.fabric
         self._tls = tls
-        self._statuses = StatusCache(status)
+        self._answers = Answers(sources)
         self._callers = callers
         self._server: _Server | None = None
         self._retries: asyncio.Task[None] | None = None
@@ -125,7 +101,7 @@ class Web:
                               "in use, or not of this machine?") from error
         self._server.web = self
         self._server.tls = None if self._tls is None else self._tls.context()
-        self._server.look = lambda: asyncio.run_coroutine_threadsafe(self._statuses.look(), loop).result(TIMEOUT)
+        self._server.loop = loop
         threading.Thread(target=self._server.serve_forever, args=(POLL,), name="web", daemon=True).start()
         self.url = f"http{'s' if self._tls else ''}://{host}:{self._server.server_address[1]}"
 
@@ -140,22 +116,20 @@ class Web:
             self._server.server_close()
             self._server, self.url = None, ""
 
-    def render(self, path: str, look: Callable[[], StatusPair]) -> tuple[str, bytes] | None:
-        """Content type and body of a path; None for an unknown path."""
-        match path:
-            case "/":
-                return "text/html; charset=utf-8", page.PAGE.encode()
-            case "/live":
-                return "text/html; charset=utf-8", page.live(self._fabric, *look()).encode()
-            case "/status":
-                return "application/json", msgspec.json.encode(look().now)
-            case "/metrics":
-                return metrics.CONTENT_TYPE, metrics.text(look().now)
-        return None
+    def answer(self, target: str, run: Callable[[Awaitable[Any]], Any]) -> Answer:
+        """The answer to a GET of a path with its query; ``run``: see `Answers.get`."""
+        path, _, query = target.partition("?")
+        try:
+            said = dict(parse_qsl(query, max_num_fields=MAX_FIELDS))
+            return self._answers.get(path, said, run)
+        except ValueError as error:  # BadRequest, and what parse_qsl raises
+            return Answer(HTTPStatus.BAD_REQUEST, "text/plain", f"{error}\n".encode())
+        except Refusal as refusal:
+            return Answer(REFUSALS.get(refusal.code, HTTPStatus.BAD_REQUEST), "text/plain", f"{refusal}\n".encode())
 
-    def allowed(self, authorization: str) -> bool:
-        """Whether an Authorization header has a token that may look: as a Basic password with any user, or as
-        Bearer."""
+    def caller(self, authorization: str) -> Caller | None:
+        """Who may look, by the token in an Authorization header: as a Basic password with any user, or as Bearer; None:
+        nobody who may."""
         kind, _, said = authorization.partition(" ")
         password = said.strip().encode()
         if kind.lower() == "basic":
@@ -164,12 +138,12 @@ class Web:
             except binascii.Error:
                 password = b""
         caller = self._callers.caller(password.decode(errors="replace"))
-        return caller is not None and caller.scope in VIEWER
+        return caller if caller is not None and caller.scope in VIEWER else None
 
 
 class _Server(ThreadingHTTPServer):
     web: Web
-    look: Callable[[], StatusPair]
+    loop: asyncio.AbstractEventLoop
     tls: ssl.SSLContext | None
     daemon_threads = True
 
@@ -230,17 +204,26 @@ class _Handler(BaseHTTPRequestHandler):
         if problem := self._stranger():
             self._answer(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", f"{problem}\n".encode())
             return
-        if not self.server.web.allowed(self.headers.get("Authorization", "")):
+        if self.server.web.caller(self.headers.get("Authorization", "")) is None:
             self._answer(HTTPStatus.UNAUTHORIZED, "text/plain", b"the token of scope viewer is the password\n")
             return
+        if len(self.path) > MAX_PATH:
+            self._answer(HTTPStatus.REQUEST_URI_TOO_LONG, "text/plain", f"expected at most {MAX_PATH} bytes\n".encode())
+            return
         try:
-            found = self.server.web.render(self.path.partition("?")[0], self.server.look)
+            found = self.server.web.answer(self.path, self._run)
         except Exception as error:
             log.warning("web: %s: %r", self.path, error)
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"no status: {error!r}\n".encode())
             return
-        kind, body = found or ("text/plain", b"there are /, /live, /metrics and /status\n")
-        self._answer(HTTPStatus.OK if found else HTTPStatus.NOT_FOUND, kind, body)
+        self._answer(*found)
+
+    def _run(self, work: Awaitable[Any]) -> Any:
+        """The result of a coroutine that runs in the controller's loop."""
+        async def waited() -> Any:
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(waited(), self.server.loop).result(TIMEOUT)
 
     def _stranger(self) -> str:
         """Why a browser that another page sent here is refused; empty for everybody else."""
@@ -263,7 +246,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("WWW-Authenticate", 'Basic realm="NetFold"')
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 

@@ -15,13 +15,13 @@ from support.jobs import rig
 
 ANYWHERE = "127.0.0.1:0"
 REQUESTS = {
-    "our address": (b"GET /live HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n", 200),
-    "localhost": (b"GET /live HTTP/1.1\r\nHost: localhost:{port}\r\n\r\n", 200),
-    "an address behind a forward": (b"GET /live HTTP/1.1\r\nHost: 10.1.2.3:8080\r\n\r\n", 200),
-    "IPv6": (b"GET /live HTTP/1.1\r\nHost: [::1]:{port}\r\n\r\n", 200),
-    "no port": (b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n", 200),
-    "HTTP/1.0": (b"GET /live HTTP/1.0\r\n\r\n", 200),
-    "our own page": (b"GET /live HTTP/1.1\r\nHost: localhost:{port}\r\nOrigin: http://localhost:{port}\r\n\r\n", 200),
+    "our address": (b"GET /live.json HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n", 200),
+    "localhost": (b"GET /live.json HTTP/1.1\r\nHost: localhost:{port}\r\n\r\n", 200),
+    "an address behind a forward": (b"GET /live.json HTTP/1.1\r\nHost: 10.1.2.3:8080\r\n\r\n", 200),
+    "IPv6": (b"GET /live.json HTTP/1.1\r\nHost: [::1]:{port}\r\n\r\n", 200),
+    "no port": (b"GET /live.json HTTP/1.1\r\nHost: localhost\r\n\r\n", 200),
+    "HTTP/1.0": (b"GET /live.json HTTP/1.0\r\n\r\n", 200),
+    "our own page": (b"GET /status HTTP/1.1\r\nHost: localhost:{port}\r\nOrigin: http://localhost:{port}\r\n\r\n", 200),
     "rebound name": (b"GET /status HTTP/1.1\r\nHost: evil.example:{port}\r\n\r\n", 421),
     "rebound name for metrics": (b"GET /metrics HTTP/1.1\r\nHost: evil.example\r\n\r\n", 421),
     "name like ours": (b"GET /status HTTP/1.1\r\nHost: localhost.evil.example\r\n\r\n", 421),
@@ -34,7 +34,7 @@ REQUESTS = {
     "no text": (b"GET /status HTTP/1.1\r\nHost: \xff\xfe\r\n\r\n", 421),
     "another site": (b"GET /status HTTP/1.1\r\nHost: localhost:{port}\r\nOrigin: http://evil.example\r\n\r\n", 421),
     "a page from a file": (b"GET /status HTTP/1.1\r\nHost: localhost:{port}\r\nOrigin: null\r\n\r\n", 421),
-    "another port of ours": (b"GET / HTTP/1.1\r\nHost: localhost:{port}\r\nOrigin: http://localhost:1\r\n\r\n", 421),
+    "another port of ours": (b"GET /status HTTP/1.1\r\nHost: localhost:{port}\r\nOrigin: http://localhost:1\r\n\r\n", 421),
 }
 
 

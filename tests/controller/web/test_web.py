@@ -11,7 +11,6 @@ import socket
 import urllib.error
 import urllib.request
 from pathlib import Path
-from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -22,19 +21,19 @@ from netfold.controller.controller import Controller
 from netfold.controller.jobs.callers import Callers
 from netfold.controller.switch import tables
 from netfold.controller.switch.switch import Count
-from netfold.controller.web import metrics, page, picture, serve
+from netfold.controller.web import answers, metrics, serve, view
+from netfold.controller.web.answers import Answers, Sources
 from netfold.fabric import file as fabric_file
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Fabric, FabricError
 from netfold.wire.jobs import Done, RankReport
-from netfold.wire.operator import JobStatus, LinkStatus, Status, SwitchStatus, Traffic
+from netfold.wire.operator import Status
 from support.controller import BOUND, run, until
 from support.credentials import scopes
 from support.jobs import rig
 from support.recovery import all_resume, lose
 
 ANYWHERE = "127.0.0.1:0"
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 async def get(url: str, authorization: str = "") -> tuple[int, str, str]:
@@ -109,25 +108,35 @@ def test_a_scrape_has_what_the_fabric_does(tmp_path: Path) -> None:
     run(story())
 
 
-def test_the_page_is_drawn_anew_for_whoever_looks(tmp_path: Path) -> None:
-    """Its inside is a picture of all nodes and tables; it loads nothing from elsewhere; other paths are named."""
+def test_what_the_page_asks_for_comes_as_json(tmp_path: Path) -> None:
+    """The fabric, its present state and its history, in the same order of links; other paths are named."""
 
     async def story() -> None:
         async with rig(tmp_path, metrics=ANYWHERE) as r:
             await r.together(2)
-            status, kind, text = await get(r.controller.page + "/")
-            assert (status, kind) == (200, "text/html; charset=utf-8")
-            assert not re.search(r"(src|href|import|url)\s*[=(]|//", text)
-            status, _, inside = await get(r.controller.page + "/live?x=1")
-            assert status == 200
-            drawn = ElementTree.fromstring(inside[: inside.index("</svg>") + 6])
-            texts = {text.text for text in drawn.iter(f"{SVG}text")}
-            assert texts >= {node.name for node in r.fabric.nodes}
-            assert "<td>j</td><td>active</td><td>2 of 2</td><td>leaf1</td>" in inside
+            status, kind, text = await get(r.controller.page + "/fabric.json")
+            assert (status, kind) == (200, "application/json")
+            fabric = msgspec.json.decode(text, type=view.FabricView)
+            assert [node.name for node in fabric.nodes] == [node.name for node in r.fabric.nodes]
+            assert [(link.a, link.b) for link in fabric.links] == [(link.a, link.b) for link in r.fabric.links]
+            live = msgspec.json.decode((await get(r.controller.page + "/live.json?since=0"))[2], type=view.Live)
+            assert [switch.name for switch in live.switches] == [switch.name for switch in r.fabric.switches]
+            (job,) = live.jobs
+            assert (job.name, job.state, job.joined, job.hosts, [tree.root for tree in job.trees]) == (
+                "j", "active", 2, ["h1", "h2"], ["leaf1"])
+            assert [fabric.links[number].b for number in job.trees[0].hosts] == ["h1:0", "h2:0"]
+            history = msgspec.json.decode((await get(r.controller.page + "/history.json"))[2], type=view.HistoryView)
+            assert {len(row) for row in history.links} == {len(history.times)} == {1}
+            slots = msgspec.json.decode((await get(r.controller.page + "/slots.json?switch=leaf1"))[2],
+                                        type=view.SlotsView)
+            assert [held.job for held in slots.jobs] == ["j"]
+            assert 0 < slots.jobs[0].count <= slots.slots
             status, kind, text = await get(r.controller.page + "/status")
             assert msgspec.json.decode(text, type=Status).fabric == r.fabric.name
-            status, _, text = await get(r.controller.page + "/etc/passwd")
-            assert (status, text) == (404, "there are /, /live, /metrics and /status\n")
+            for path, expected in (("/etc/passwd", 404), ("/slots.json", 400), ("/slots.json?switch=x", 404),
+                                   ("/live.json?since=-1", 400), ("/live.json?" + "a=1&" * 40, 400),
+                                   ("/" + "a" * 3000, 414), ("/../serve.py", 404), ("/%2e%2e/serve.py", 404)):
+                assert (path, (await get(r.controller.page + path))[0]) == (path, expected)
 
     run(story())
 
@@ -144,13 +153,13 @@ def test_a_token_that_may_look_is_the_password(tmp_path: Path, authorization: st
         fabric = msgspec.structs.replace(leafspine(1, 0, 1, rundir=tmp_path), metrics=ANYWHERE, **scopes(tmp_path))
         callers = Callers(fabric)
         callers.load()
-        server = serve.Web(fabric, nobody, callers)
+        server = serve.Web(Sources(fabric, nobody), callers)
         url = server.start(ANYWHERE)
         try:
-            code, _, text = await get(f"{url}/", authorization)
+            code, _, text = await get(f"{url}/fabric.json", authorization)
         finally:
             await server.stop()
-        assert (code, text == page.PAGE) == (status, status == 200)
+        assert (code, "leaf1" in text) == (status, status == 200)
 
     run(story())
 
@@ -168,12 +177,12 @@ def test_a_status_that_fails_is_told_and_the_server_lives_on(tmp_path: Path) -> 
 
     async def story() -> None:
         fabric = leafspine(1, 0, 1, rundir=tmp_path)
-        server = serve.Web(fabric, broken, Callers(fabric))
+        server = serve.Web(Sources(fabric, broken), Callers(fabric))
         url = server.start(ANYWHERE)
         try:
             code, _, text = await get(f"{url}/metrics")
             assert (code, "counters are on holiday" in text) == (503, True)
-            assert (await get(f"{url}/"))[0] == 200
+            assert (await get(f"{url}/fabric.json"))[0] == 200
         finally:
             await server.stop()
 
@@ -181,7 +190,7 @@ def test_a_status_that_fails_is_told_and_the_server_lives_on(tmp_path: Path) -> 
 
 
 def test_the_switches_are_asked_once_for_all_who_look() -> None:
-    """Within a second, whoever and however many; rates are by the seconds between two looks."""
+    """Within a second, whoever and however many, and never while nobody looks."""
     now, asked = [100.0], 0
 
     async def ask() -> Status:
@@ -191,42 +200,17 @@ def test_the_switches_are_asked_once_for_all_who_look() -> None:
         return Status("lab", "bmv2", now[0], [], [], [])
 
     async def story() -> None:
-        looks = serve.StatusCache(ask, clock=lambda: now[0])
-        first = await asyncio.gather(*(looks.look() for _ in range(5)))
-        assert (asked, {look.now.uptime for look in first}) == (1, {100.0})
-        now[0] += serve.MAX_AGE / 2
-        assert await looks.look() == first[0]
+        looks = Answers(Sources(leafspine(1, 0, 1), ask), clock=lambda: now[0])
+        first = await asyncio.gather(*(looks.moment(0) for _ in range(5)))
+        assert (asked, {look.status.uptime for look in first}) == (1, {100.0})
+        now[0] += answers.MAX_AGE / 2
+        assert (await looks.moment(0)).status == first[0].status
         now[0] += 4.0
-        after = await looks.look()
-        assert (asked, after.before.uptime, after.seconds) == (2, 100.0, pytest.approx(4.0 + serve.MAX_AGE / 2))
+        assert asked == 1
+        assert (await looks.moment(0)).status.uptime == now[0]
+        assert asked == 2
 
     run(story())
-
-
-def test_a_line_is_as_wide_as_its_link_is_full() -> None:
-    """The width is a share of the link's own rate, not of the busiest link's: an idle fabric looks idle."""
-    fabric = leafspine(1, 0, 1, rate="100mbit")
-
-    def look(sent: int) -> Status:
-        none, there = Traffic(0, 0, 0), Traffic(sent // 1000, sent, 0)
-        return Status("lab", "bmv2", 1.0, [], [LinkStatus("leaf1:1", "h1:0", "100mbit", 0, none, there)], [])
-
-    for sent, share in ((6_250_000, 0.5), (1000, 0.0)):  # 50 Mb/s, and next to nothing
-        inside = page.live(fabric, look(0), look(sent), 1.0)
-        drawn = ElementTree.fromstring(inside[: inside.index("</svg>") + 6])
-        widest = max(float(line.attrib["stroke-width"]) for line in drawn.iter(f"{SVG}line"))
-        assert widest == pytest.approx(max(0.75, share * picture.WIDEST))
-
-
-def test_words_of_others_are_no_html() -> None:
-    """A switch's problem, a job's name and reasons come as text."""
-    evil = "<script>alert(1)</script>"
-    switch = SwitchStatus("leaf1", "leaf", "unix:/a", False, evil, 0, 0, 0, 1, 0)
-    job = JobStatus(evil, "active", 1, 1, [0], [], [], 0, [], evil, [], stays=evil)
-    status = Status("lab", "bmv2", 1.0, [switch], [], [job])
-    inside = page.live(leafspine(1, 0, 1), status, status, 1.0)
-    assert "<script" not in inside
-    assert inside.count("&lt;script&gt;") == 4
 
 
 def test_the_dashboard_asks_for_what_there_is() -> None:
