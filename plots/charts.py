@@ -161,7 +161,7 @@ def _legend(figure: Figure, colour: Mapping[str, str]) -> None:
     from matplotlib.lines import Line2D
 
     figure.legend(handles=[Line2D([], [], color=value, linewidth=4, label=name) for name, value in colour.items()],
-                  loc="outside lower center", ncols=min(8, len(colour)))
+                  loc="outside lower center", ncols=min(8, len(colour), max(1, int(figure.get_figwidth() / 1.6))))
 
 
 def _save(figure: Figure, stem: Path, with_png: bool) -> list[Path]:

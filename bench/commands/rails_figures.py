@@ -110,11 +110,13 @@ def _draw_death(report: RailsReport, death: RailDeath, stem: Path) -> list[Path]
     took: list[float | None] = [call.took * 1e3 for call in death.calls]
     away = [value if death.cut < call.at + call.took and call.at < death.back else None
             for value, call in zip(took, death.calls, strict=True)]
-    up = [value if other is None else None for value, other in zip(took, away, strict=True)]
+    before = [value if call.at + call.took <= death.cut else None
+              for value, call in zip(took, death.calls, strict=True)]
+    after = [value if call.at >= death.back else None for value, call in zip(took, death.calls, strict=True)]
     carried = {f"KiB over {name}": [call.carried[rail] / 1024 or None for call in death.calls]
                for rail, name in enumerate(names)}
     charts = [[LineChart(f"ms of a sum of {_size(death.nbytes)}", ticks,
-                         {"all planes up": up, f"plane of {names[-1]} cut": away})],
+                         {"all planes up": before, f"plane of {names[-1]} cut": away, "mended": after})],
               [LineChart("KiB that each rail carried in it", ticks, carried)]]
     return line_charts(stem, _title(report), charts, x="seconds since the first call", y="", png=False)
 
