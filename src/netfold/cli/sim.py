@@ -57,3 +57,30 @@ def ethereal(
         fail(FAILED, f"sim ethereal: cannot write {error.filename or out}: {error.strerror}")
     except sweep.EngineError as error:
         fail(FAILED, f"sim ethereal: {error}")
+
+
+@simulations.command()
+def smp(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of smp.csv and a figure of each cluster.")]
+    = Path("build/sim-smp"),
+    clusters: Annotated[str, typer.Option(help="By commas: gigabit, infiniband, racks.")] = "gigabit,infiniband,racks",
+    machines: Annotated[str, typer.Option(help="Numbers of machines, powers of two, by commas.")] = "4,8,16,32",
+    cores: Annotated[int, typer.Option(help="Ranks of a machine, a power of two.")] = 4,
+    sizes: Annotated[str, typer.Option(help="KiB of the tensor, by commas.")] = "4,16,64,256,1024,4096",
+    seeds: Annotated[str, typer.Option(help="Of the ring's random order, by commas.")] = "1,2,3",
+) -> None:
+    """Draw Patarasuk and Yuan's comparison again: SMP-binomial, SMP-butterfly, butterfly and rings in order and not."""
+    from netfold.sim import smp as paper
+
+    try:
+        numbers = {}
+        for name, given in (("machines", machines), ("sizes", sizes), ("seeds", seeds)):
+            if not all(number.strip().isdecimal() for number in given.split(",")):
+                raise ValueError(f"--{name}: expected whole numbers by commas, got {given!r}")
+            numbers[name] = [int(number) for number in given.split(",")]
+        paper.run(paper.SmpSweep(clusters.split(","), numbers["machines"], cores,
+                                 [kib << 10 for kib in numbers["sizes"]], seeds=numbers["seeds"]), out, print)
+    except ValueError as error:
+        fail(CANNOT, f"sim smp: {error}")
+    except OSError as error:
+        fail(FAILED, f"sim smp: cannot write {error.filename or out}: {error.strerror}")
