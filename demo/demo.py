@@ -7,15 +7,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Unpack
 
+import msgspec
+
 from cbuild import files
 from netfold.fabric.generate import FabricOptions, leafspine
 from netfold.fabric.graph import Engine, Fabric
-from netfold.topo import sandbox
+from netfold.topo import listeners, sandbox
 from netfold.topo.failures import FabricFailed, RankFailed
 from netfold.topo.mininet_path import MininetMissing
 from netfold.topo.rxe import packages
@@ -70,22 +74,26 @@ def demo(
     steps: int | None = None,
     lane_bits: LaneBits = 32,
     out: Path = Path("build/demo"),
+    metrics: str | None = None,
+    stays_open: bool = False,
     **options: Unpack[FabricOptions],
 ) -> int:
     """Run the demo in a sandbox, print what was measured, and return an exit status.
 
-    Raises FabricError for a fabric that cannot be.
+    Raises FabricError for a fabric that cannot be, and where the page's address cannot be had.
 
     hosts      what the workers run in; "rxe": virtual machines, whose kernels' RDMA stack carries the gradients
     steps      of training; by default, like the rate in ``options``, those of SCALES for the switch
     lane_bits  bits of an element in a packet; below 32 with error feedback
     out        folder for report.json, fabric.svg and logs
+    metrics    ``host:port`` of the web page; None: there is none
+    stays_open whether the fabric, and its page, stay at the end until Ctrl-C
     options    options of the fabric (`FabricOptions`)
     """
     scale = (MACHINE_SCALES if hosts == "rxe" else SCALES)[options.get("engine", "softswitch")]
     options["rate"] = options.get("rate") or scale.rate
     options["rdma"] = hosts == "rxe"
-    leafspine(leaves, spines, ranks, **options)
+    asked = msgspec.structs.replace(leafspine(leaves, spines, ranks, **options), metrics=metrics)
     for option, given, least in (("--steps", steps, 1), ("--ranks", ranks, 2)):
         if given is not None and given < least:
             print(f"netfold: demo {option}: expected at least {least}, got {given}", file=sys.stderr)
@@ -97,15 +105,15 @@ def demo(
     if hosts == "rxe" and (lacks := packages.lacking()) is not None:
         print(f"netfold: demo --hosts rxe needs virtual machines: {lacks}", file=sys.stderr)
         return 1
-    sandbox.enter()
+    listeners.enter([asked])
     # imported inside the sandbox, so that the program that starts it stays quick
     from netfold import terminal
     from netfold.rpc.rpc import Unreachable
 
     options["rundir"] = sandbox.rundir()
-    fabric = leafspine(leaves, spines, ranks, **options)
+    fabric = msgspec.structs.replace(leafspine(leaves, spines, ranks, **options), metrics=metrics)
     try:
-        report = _run(fabric, hosts, scale, steps or scale.steps, lane_bits, out, terminal.console())
+        report = _run(fabric, hosts, scale, steps or scale.steps, lane_bits, out, terminal.console(), stays_open)
     except (FabricFailed, Unreachable, OSError) as error:
         print(f"netfold: {error}", file=sys.stderr)
         return 1
@@ -129,7 +137,8 @@ def _installed(package: str) -> bool:
 
 
 def _run(
-    fabric: Fabric, hosts: Hosts, scale: Scale, steps: int, lane_bits: LaneBits, out: Path, console: Console
+    fabric: Fabric, hosts: Hosts, scale: Scale, steps: int, lane_bits: LaneBits, out: Path, console: Console,
+    stays_open: bool,
 ) -> DemoReport:
     from netfold.controller.web.picture import draw
     from netfold.demo import report as reports
@@ -152,8 +161,10 @@ def _run(
         + (f", lanes of {lane_bits} bits" if lane_bits != 32 else "")
         + (f", each losing {losses:.1%} of its packets" if losses else "")
     )
-    with network:
-        console.print("fabric, controller and switches are up")
+    with contextlib.ExitStack() as running:
+        running.enter_context(network)
+        page = listeners.url(fabric)
+        console.print("fabric, controller and switches are up" + (f"; page and metrics at {page}" if page else ""))
         if guests is not None:
             seconds = max(guests.boot_seconds.values())
             console.print(f"{len(guests.names)} virtual machines with Debian's kernel and rdma_rxe, in {seconds:.0f} s")
@@ -173,59 +184,73 @@ def _run(
         ]
         elements = results[0].gradient_bytes // 4
         times, ring = _time_allreduces(network, hosts, elements, lane_bits, console)
-    console.print("the fabric is down; now the same training in a single process")
-    single_weights, single_loss, single_accuracy = train.train_single_process(spec)
-    final = _load_weights(weights)
-    names = {host.name for host in fabric.hosts}
-    # an operation of a timing is the allreduce of one gradient, as in a step of training
-    ring_scale = steps / (TIMING_REPEATS + TIMING_WARMUP)
-    report = reports.DemoReport(
-        engine=fabric.engine,
-        hosts=hosts,
-        ranks=len(fabric.hosts),
-        leaves=sum(switch.role == "leaf" for switch in fabric.switches),
-        spines=sum(switch.role == "spine" for switch in fabric.switches),
-        rate=fabric.links[0].rate,
-        loss_rate=losses,
-        seed=fabric.seed,
-        steps=steps,
-        seconds=max(result.seconds for result in results),
-        seconds_in_allreduce=max(result.reduce_seconds for result in results),
-        rail=results[0].rail,
-        explain=results[0].explain,
-        final_weights_equal=len({result.weights for result in results}) == 1,
-        weights_sha256=results[0].weights,
-        max_abs_diff_vs_single=float(abs(final - single_weights).max()),
-        loss=results[0].loss,
-        loss_single=single_loss,
-        accuracy=results[0].accuracy,
-        accuracy_single=single_accuracy,
-        gradient_bytes=results[0].gradient_bytes,
-        lane_bits=lane_bits,
-        bytes_per_host_link=reports.host_link_bytes(trained, names),
-        ring_bytes_per_host_link=None if ring is None else reports.host_link_bytes(ring, names) * ring_scale,
-        retransmissions=sum(result.retransmissions for result in results),
-        packets_sent=sum(result.packets_sent for result in results),
-        packets_lost=sum(lost for _, _, lost in trained.values()),
-        packets_folded=folded,
-        nic_retransmissions=sum(nic.data_sent - nic.needed for nic in used) if used else None,
-        nics=used,
-        trees=_trees(results),
-        times=times,
-        links=reports.link_bytes(trained, ring, ring_scale),
-    )
-    console.print()
-    reports.show(report, console)
-    report.save(out / "report.json")
-    title = f"{fabric.name}: {steps} steps, {reports.size(report.gradient_bytes)} of gradient each"
-    files.replace(out / "fabric.svg", draw(fabric, report.links, title, reports.size))
-    console.print(f"\nreport {out / 'report.json'}, picture {out / 'fabric.svg'}, logs {out / 'logs'}")
+        if stays_open:
+            console.print("now the same training in a single process")
+        else:
+            running.close()
+            console.print("the fabric is down; now the same training in a single process")
+        single_weights, single_loss, single_accuracy = train.train_single_process(spec)
+        final = _load_weights(weights)
+        names = {host.name for host in fabric.hosts}
+        # an operation of a timing is the allreduce of one gradient, as in a step of training
+        ring_scale = steps / (TIMING_REPEATS + TIMING_WARMUP)
+        report = reports.DemoReport(
+            engine=fabric.engine,
+            hosts=hosts,
+            ranks=len(fabric.hosts),
+            leaves=sum(switch.role == "leaf" for switch in fabric.switches),
+            spines=sum(switch.role == "spine" for switch in fabric.switches),
+            rate=fabric.links[0].rate,
+            loss_rate=losses,
+            seed=fabric.seed,
+            steps=steps,
+            seconds=max(result.seconds for result in results),
+            seconds_in_allreduce=max(result.reduce_seconds for result in results),
+            rail=results[0].rail,
+            explain=results[0].explain,
+            final_weights_equal=len({result.weights for result in results}) == 1,
+            weights_sha256=results[0].weights,
+            max_abs_diff_vs_single=float(abs(final - single_weights).max()),
+            loss=results[0].loss,
+            loss_single=single_loss,
+            accuracy=results[0].accuracy,
+            accuracy_single=single_accuracy,
+            gradient_bytes=results[0].gradient_bytes,
+            lane_bits=lane_bits,
+            bytes_per_host_link=reports.host_link_bytes(trained, names),
+            ring_bytes_per_host_link=None if ring is None else reports.host_link_bytes(ring, names) * ring_scale,
+            retransmissions=sum(result.retransmissions for result in results),
+            packets_sent=sum(result.packets_sent for result in results),
+            packets_lost=sum(lost for _, _, lost in trained.values()),
+            packets_folded=folded,
+            nic_retransmissions=sum(nic.data_sent - nic.needed for nic in used) if used else None,
+            nics=used,
+            trees=_trees(results),
+            times=times,
+            links=reports.link_bytes(trained, ring, ring_scale),
+        )
+        console.print()
+        reports.show(report, console)
+        report.save(out / "report.json")
+        title = f"{fabric.name}: {steps} steps, {reports.size(report.gradient_bytes)} of gradient each"
+        files.replace(out / "fabric.svg", draw(fabric, report.links, title, reports.size))
+        console.print(f"\nreport {out / 'report.json'}, picture {out / 'fabric.svg'}, logs {out / 'logs'}")
+        if stays_open:
+            _wait(network, page, console)
     return report
+
+
+def _wait(network: Network, page: str, console: Console) -> None:
+    """Keep the fabric until Ctrl-C.  Raises SwitchFailed, ControllerFailed where that ends before."""
+    console.print(f"\nthe fabric stays open, its page at {page}: Ctrl-C ends it")
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            network.check()
+            time.sleep(1)
 
 
 def _train(network: Network, spec: train.TrainingSpec, console: Console) -> list[train.TrainingResult]:
     """Train with a progress bar and return the results of the ranks, in order.  Raises RankFailed."""
-    import msgspec
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from netfold.demo import train
@@ -281,8 +306,6 @@ def _time_allreduces(
 
 def _time_allreduce(network: Network, way: str, elements: int, lane_bits: LaneBits) -> float:
     """Seconds of one allreduce on the slowest rank, the mean of several.  Raises RankFailed."""
-    import msgspec
-
     from netfold.topo.allreduce_rank import RankSetup, Timing, TimingCommand
 
     setup = RankSetup(len(network.fabric.hosts), [way], lane_bits, timeout=TIMING_SECONDS / 3)

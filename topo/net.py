@@ -35,7 +35,7 @@ from netfold.fabric import file as fabric_file
 from netfold.fabric.graph import Fabric, Host, Link
 from netfold.rpc import rpc
 from netfold.rpc.certificates import Certificates
-from netfold.topo import sandbox
+from netfold.topo import listeners, sandbox
 from netfold.topo.failures import EXIT_WRONG_DATA, ControllerFailed, RankFailed, WrongData
 from netfold.topo.guests import GuestHosts, Surroundings
 from netfold.topo.lifecycle import Lifecycle, terminate
@@ -145,7 +145,8 @@ class Network(Lifecycle):
         self._jobs = self.fabric.jobs
         with log.open("ab") as output:
             self._controller = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+                pass_fds=listeners.numbers(self.fabric),
             )
         self._await_controller(self._controller, switches=switches)
 
@@ -178,6 +179,7 @@ class Network(Lifecycle):
             self._standby = subprocess.Popen(
                 [sys.executable, "-m", "netfold.cli", "up", str(self.file), "--verbose", "--standby"],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+                pass_fds=listeners.numbers(self.fabric),
             )
         started = time.monotonic()
         while b"standby: fabric" not in log.read_bytes():

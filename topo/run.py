@@ -24,7 +24,7 @@ from netfold.fabric.generate import PLANE_NAMES as NAMES
 from netfold.fabric.graph import Fabric, Host
 from netfold.host.rails.open_mesh import PATHS_VARIABLE, PathChoice
 from netfold.host.rails.planes import RAILS_VARIABLE, Plane, parse_rails
-from netfold.topo import sandbox
+from netfold.topo import listeners, sandbox
 from netfold.topo.console import Console, Stopped, stopping
 from netfold.topo.failures import FabricFailed
 from netfold.topo.mininet_path import MininetMissing
@@ -60,7 +60,7 @@ class RunRequest:
 def run_in(fabrics: Sequence[Fabric], request: RunRequest) -> int:
     """Start fabrics with the same hosts in a sandbox, run on their hosts, end everything, and return an exit status.
 
-    Raises CannotRun.
+    Raises CannotRun, and FabricError where a page's address cannot be had.
     """
     hosts_of_ranks(fabrics[0], request.ranks)
     rails_for(fabrics, request.rails)
@@ -69,7 +69,7 @@ def run_in(fabrics: Sequence[Fabric], request: RunRequest) -> int:
         import mininet  # noqa: F401
     except MininetMissing as error:
         raise CannotRun(str(error)) from error
-    sandbox.enter()
+    listeners.enter(fabrics)
     from mininet.log import setLogLevel
 
     from netfold.topo.planes import Planes, side_by_side
@@ -79,6 +79,9 @@ def run_in(fabrics: Sequence[Fabric], request: RunRequest) -> int:
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
     try:
         with stopping(), Planes(fabrics, logs=logs) as planes:
+            for fabric in fabrics:
+                if page := listeners.url(fabric):
+                    print(f"netfold: {fabric.name}: page and metrics at {page}", file=sys.stderr, flush=True)
             hosts = hosts_of_ranks(fabrics[0], request.ranks)
             pids = [planes.mininet.get(host.name).pid for host in hosts]
             with started(fabrics, request, hosts, pids) as ranks:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from netfold.fabric.graph import Fabric
-from netfold.topo import sandbox
+from netfold.topo import listeners, sandbox
 from netfold.topo.failures import FabricFailed
 from netfold.topo.mininet_path import MininetMissing
 
@@ -18,14 +18,14 @@ from netfold.topo.mininet_path import MininetMissing
 def up(fabrics: Sequence[Fabric]) -> int:
     """Start fabrics with the same hosts in a sandbox, run Mininet's prompt, and end everything when the user leaves it.
 
-    Returns an exit status.
+    Returns an exit status.  Raises FabricError where a page's address cannot be had.
     """
     try:
         import mininet  # noqa: F401
     except MininetMissing as error:
         print(f"netfold: {error}", file=sys.stderr)
         return 1
-    sandbox.enter()
+    listeners.enter(fabrics)
     from mininet.cli import CLI
     from mininet.log import lg, setLogLevel
 
@@ -46,6 +46,8 @@ def up(fabrics: Sequence[Fabric]) -> int:
             for fabric in fabrics:
                 print(f"{fabric.name} is up: {len(fabric.switches)} switches ({fabric.engine}), {len(fabric.hosts)} "
                       f"hosts, controller at {fabric.jobs}")
+                if page := listeners.url(fabric):
+                    print(f"{fabric.name}: page and metrics at {page}")
             print(f"logs in {logs}\n"
                   f"Try:  {first} ping -c 3 {last}     sh netfold status     {first} ip route     exit")
             if len(fabrics) > 1:

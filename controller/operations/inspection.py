@@ -16,7 +16,7 @@ from netfold.controller.health.drains import Drains
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.jobs import Jobs
 from netfold.controller.operations import stall
-from netfold.controller.operations.status import COUNTERS, Counters, of_job, of_link, of_switch
+from netfold.controller.operations.status import COUNTERS, SwitchCounters, of_job, of_link, of_switch
 from netfold.controller.switch import tables
 from netfold.controller.switch.probe import SlotState
 from netfold.controller.switch.switch import SwitchError
@@ -87,8 +87,8 @@ class Inspection:
             found[name] = {number: cell.packets for number, cell in cells.items() if cell.packets}
         return found
 
-    async def _counters(self, name: str, wanted: Sequence[str] = COUNTERS) -> Counters:
-        """Counters of one switch; empty if it is down or does not answer."""
+    async def _counters(self, name: str, wanted: Sequence[str] = COUNTERS) -> SwitchCounters:
+        """SwitchCounters of one switch; empty if it is down or does not answer."""
         cells, read = {}, {}
         try:
             client = self._targets[name].client
@@ -99,8 +99,8 @@ class Inspection:
                     read[counter] = (asked + self._clock()) / 2
         except (SwitchError, TimeoutError) as error:
             log.warning("no counters of %s: %s", name, error or f"no answer within {COUNTER_TIMEOUT:g} s")
-            return Counters()
-        return Counters(cells, read)
+            return SwitchCounters()
+        return SwitchCounters(cells, read)
 
     # ---- slots -----------------------------------------------------------------------------------------------------
 

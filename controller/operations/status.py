@@ -39,7 +39,7 @@ COUNTERS: Final = (
 """The counters that a status needs of every switch."""
 
 
-class Counters(NamedTuple):
+class SwitchCounters(NamedTuple):
     """What was read of one switch's counters.  They are read one after the other, so that each has its own moment."""
 
     cells: Mapping[str, Mapping[int, Count]] = MappingProxyType({})
@@ -52,7 +52,7 @@ class Counters(NamedTuple):
 _NOTHING: Final = Count(0, 0)
 
 
-def of_switch(switch: Switch, target: Target, used: int, counters: Counters, *, drained: bool) -> SwitchStatus:
+def of_switch(switch: Switch, target: Target, used: int, counters: SwitchCounters, *, drained: bool) -> SwitchStatus:
     """The status of one switch; ``used``: its allocated slots."""
     return SwitchStatus(
         switch.name, switch.role, switch.grpc, target.is_up, target.problem, target.entries, target.pushes, used,
@@ -63,20 +63,20 @@ def of_switch(switch: Switch, target: Target, used: int, counters: Counters, *, 
     )
 
 
-def _punts(target: Target, counters: Counters) -> Punts:
+def _punts(target: Target, counters: SwitchCounters) -> Punts:
     return Punts(_total(counters, tables.REFUSED), _total(counters, tables.OVER_RATE), target.packets_dropped)
 
 
-def _total(counters: Counters, name: str) -> int:
+def _total(counters: SwitchCounters, name: str) -> int:
     return sum(count.packets for count in counters.cells.get(name, {}).values())
 
 
-def _outcomes(counters: Counters) -> Outcomes:
+def _outcomes(counters: SwitchCounters) -> Outcomes:
     cells = counters.cells.get(tables.OUTCOMES, {})
     return Outcomes(*(cells.get(index, _NOTHING).packets for index in range(len(Outcomes.__struct_fields__))))
 
 
-def of_link(link: Link, counters: Mapping[str, Counters], *, up: bool, problem: str, drained: bool) -> LinkStatus:
+def of_link(link: Link, counters: Mapping[str, SwitchCounters], *, up: bool, problem: str, drained: bool) -> LinkStatus:
     """The status of one link; ``counters``: those of all switches, by switch."""
     a, b = link.ends
     return LinkStatus(link.a, link.b, link.rate, link.loss, _traffic(counters, a, b), _traffic(counters, b, a), up,
@@ -84,7 +84,7 @@ def of_link(link: Link, counters: Mapping[str, Counters], *, up: bool, problem: 
                       problem=problem)
 
 
-def _traffic(counters: Mapping[str, Counters], sender: End, receiver: End) -> Traffic:
+def _traffic(counters: Mapping[str, SwitchCounters], sender: End, receiver: End) -> Traffic:
     """Traffic of one direction.  A switch counts what it sends, after injected faults; a host does not count, so its
     switch counts what arrives from it, before injected faults."""
     counted, port, counter = (

@@ -40,7 +40,7 @@ STATIC: Final = Path(__file__).resolve().parent / "static"
 """Folder of the page's files."""
 
 
-class Answer(NamedTuple):
+class WebAnswer(NamedTuple):
     """The answer to a request."""
 
     status: HTTPStatus
@@ -109,7 +109,7 @@ class Answers:
         held = await self._sources.slots(switch)
         return await self.status(), SwitchSlots(held)
 
-    def get(self, path: str, query: Mapping[str, str], run: Callable[[Awaitable[Any]], Any]) -> Answer:
+    def get(self, path: str, query: Mapping[str, str], run: Callable[[Awaitable[Any]], Any]) -> WebAnswer:
         """The answer to a GET; called in a thread of its own.  Raises BadRequest, and Refusal of the slots.
 
         run  runs a coroutine in the controller's loop and returns its result
@@ -131,12 +131,12 @@ class Answers:
             case "/status":
                 return _json(run(self.status()))
             case "/metrics":
-                return Answer(HTTPStatus.OK, metrics.CONTENT_TYPE, metrics.text(run(self.status())))
+                return WebAnswer(HTTPStatus.OK, metrics.CONTENT_TYPE, metrics.text(run(self.status())))
         name = "index.html" if path == "/" else path.removeprefix("/")
         if name in static_files():
-            return Answer(HTTPStatus.OK, TYPES[Path(name).suffix], (STATIC / name).read_bytes())
+            return WebAnswer(HTTPStatus.OK, TYPES[Path(name).suffix], (STATIC / name).read_bytes())
         known = "there are /, /live.json, /history.json, /fabric.json, /slots.json, /metrics and /status\n"
-        return Answer(HTTPStatus.NOT_FOUND, "text/plain", known.encode())
+        return WebAnswer(HTTPStatus.NOT_FOUND, "text/plain", known.encode())
 
 
 @cache
@@ -146,8 +146,8 @@ def static_files() -> frozenset[str]:
                      if path.is_file() and path.suffix in TYPES)
 
 
-def _json(value: object) -> Answer:
-    return Answer(HTTPStatus.OK, JSON, msgspec.json.encode(value))
+def _json(value: object) -> WebAnswer:
+    return WebAnswer(HTTPStatus.OK, JSON, msgspec.json.encode(value))
 
 
 def _number(query: Mapping[str, str], name: str) -> int:

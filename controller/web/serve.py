@@ -26,8 +26,9 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
 from netfold.controller.jobs.callers import VIEWER, Caller, Callers
-from netfold.controller.web.answers import Answer, Answers, Sources
+from netfold.controller.web.answers import Answers, Sources, WebAnswer
 from netfold.fabric.graph import FabricError
+from netfold.rpc import listeners
 from netfold.rpc.certificates import Certificates
 from netfold.rpc.rpc import Code, Refusal
 
@@ -95,7 +96,7 @@ class Web:
         host, _, port = address.rpartition(":")
         loop = asyncio.get_running_loop()
         try:
-            self._server = _Server((host, int(port)), _Handler)
+            self._server = _Server((host, int(port)), _Handler, listeners.adopted(address))
         except OSError as error:
             raise FabricError(f"fabric.metrics: cannot listen at {address}: {error.strerror or error}. Is the address "
                               "in use, or not of this machine?") from error
@@ -116,16 +117,16 @@ class Web:
             self._server.server_close()
             self._server, self.url = None, ""
 
-    def answer(self, target: str, run: Callable[[Awaitable[Any]], Any]) -> Answer:
+    def answer(self, target: str, run: Callable[[Awaitable[Any]], Any]) -> WebAnswer:
         """The answer to a GET of a path with its query; ``run``: see `Answers.get`."""
         path, _, query = target.partition("?")
         try:
             said = dict(parse_qsl(query, max_num_fields=MAX_FIELDS))
             return self._answers.get(path, said, run)
         except ValueError as error:  # BadRequest, and what parse_qsl raises
-            return Answer(HTTPStatus.BAD_REQUEST, "text/plain", f"{error}\n".encode())
+            return WebAnswer(HTTPStatus.BAD_REQUEST, "text/plain", f"{error}\n".encode())
         except Refusal as refusal:
-            return Answer(REFUSALS.get(refusal.code, HTTPStatus.BAD_REQUEST), "text/plain", f"{refusal}\n".encode())
+            return WebAnswer(REFUSALS.get(refusal.code, HTTPStatus.BAD_REQUEST), "text/plain", f"{refusal}\n".encode())
 
     def caller(self, authorization: str) -> Caller | None:
         """Who may look, by the token in an Authorization header: as a Basic password with any user, or as Bearer; None:
@@ -147,10 +148,17 @@ class _Server(ThreadingHTTPServer):
     tls: ssl.SSLContext | None
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(
+        self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], listener: socket.socket | None
+    ) -> None:
         self.names = {"localhost", socket.gethostname().lower(), address[0].lower()}
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        super().__init__(address, handler)
+        super().__init__(address, handler, bind_and_activate=listener is None)
+        if listener is not None:  # from the launcher, outside of this controller's network
+            self.socket.close()
+            self.socket = listener
+            self.server_address = listener.getsockname()
+            self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def ours(self, host: str) -> bool:
         """Whether a Host header names this server: by an address, or by a name that is ours.  A page of somebody else

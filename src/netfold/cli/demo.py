@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import typer
 
-from netfold.cli.common import CANNOT, fail, log_to_stderr
-from netfold.cli.generated import DEFAULTS, Generated, with_groups
+from netfold.cli.common import CANNOT, checked, fail, log_to_stderr
+from netfold.cli.generated import DEFAULTS, Generated, with_groups, with_pages
+from netfold.cli.options import Metrics
+
+PAGE: Final = "127.0.0.1:9464"
+"""Where --page serves, without --metrics."""
 
 
 @with_groups
@@ -23,6 +27,9 @@ def demo(
     steps: Annotated[int | None, typer.Option(help="Training steps; default: what fits in a minute or so.")] = None,
     generated: Generated = DEFAULTS,
     lane_bits: Annotated[int, typer.Option(help="Of gradients on their way: 32, or 16 or 8, with feedback.")] = 32,
+    page: Annotated[bool, typer.Option("--page", help="Serve the web page, and leave it and the fabric open at the end "
+                                                      "until Ctrl-C.")] = False,
+    metrics: Metrics = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the reports.")] = Path("build/demo"),
 ) -> None:
     """Train a real model over a leaf-spine fabric in Mininet, every gradient folded by the switches."""
@@ -32,9 +39,13 @@ def demo(
     few = hosts == "rxe"
     ranks = ranks if ranks is not None else 4 if few else 8
     spines = spines if spines is not None else 1 if few else 2
-    generated.fabric(f"leafspine,{leaves},{spines},{ranks}")  # refused early, in the same words
+    fabric = generated.fabric(f"leafspine,{leaves},{spines},{ranks}")  # refused early, in the same words
+    address = metrics or (PAGE if page else None)
+    with_pages([fabric], address)
     match lane_bits:
         case 32 | 16 | 8:
-            raise typer.Exit(run_demo(hosts=hosts, ranks=ranks, leaves=leaves, spines=spines, steps=steps,
-                                      lane_bits=lane_bits, out=out, **generated.options()))
+            bits: Literal[32, 16, 8] = lane_bits
+            raise typer.Exit(checked(lambda: run_demo(
+                hosts=hosts, ranks=ranks, leaves=leaves, spines=spines, steps=steps, lane_bits=bits, out=out,
+                metrics=address, stays_open=page, **generated.options())))
     fail(CANNOT, f"--lane-bits: expected 32, 16 or 8, got {lane_bits}")

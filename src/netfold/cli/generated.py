@@ -50,6 +50,13 @@ class Generated:
 DEFAULTS: Final = Generated()
 
 
+def with_pages(planes: list[Fabric], metrics: str | None) -> list[Fabric]:
+    """The planes with a page each, the first one's at ``metrics``; without pages where that is None."""
+    from netfold.topo import listeners
+
+    return planes if metrics is None else checked(lambda: listeners.with_pages(planes, metrics))
+
+
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Make a command of a function with dataclass parameters: each field becomes an option of its own for typer."""
     groups: dict[str, type] = {}

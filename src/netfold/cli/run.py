@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from netfold.cli.common import CANNOT, fail, load
-from netfold.cli.generated import DEFAULTS, Generated, with_groups
+from netfold.cli.common import CANNOT, checked, fail, load
+from netfold.cli.generated import DEFAULTS, Generated, with_groups, with_pages
+from netfold.cli.options import Metrics
 
 
 @with_groups
@@ -30,6 +31,7 @@ def run(
     paths: Annotated[str | None, typer.Option(help="How packets between hosts choose their paths: planned, hashed, "
                                               "spray, reps; default: $NETFOLD_PATHS, or planned.")] = None,
     generated: Generated = DEFAULTS,
+    metrics: Metrics = None,
     job: Annotated[str, typer.Option(help="The job's name.")] = "run",
     grace: Annotated[float, typer.Option(help="Seconds for the other ranks once one has failed.")] = 15.0,
     timeout: Annotated[float | None, typer.Option(help="Seconds for all of it; default: no end.")] = None,
@@ -50,8 +52,11 @@ def run(
     request = runner.RunRequest(command, job, ranks, rails, grace, timeout, paths)
     try:
         if topo is not None:
-            status = runner.run_in(generated.planes(topo), request)
+            planes = with_pages(generated.planes(topo), metrics)
+            status = checked(lambda: runner.run_in(planes, request))
         else:
+            if metrics is not None:
+                fail(CANNOT, "run: --metrics goes with --topo; a fabric that is up has its page, or none, by now")
             if generated != DEFAULTS:
                 fail(CANNOT, "run: --switch, --rate, --seed, --path-mtu, --loss and other faults go with --topo")
             here = os.environ.get(runner.FABRIC_VARIABLE, "")

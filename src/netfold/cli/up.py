@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from netfold.cli.common import CANNOT, awaited, checked, fail, load, log_to_stderr
-from netfold.cli.generated import DEFAULTS, Generated, with_groups
+from netfold.cli.generated import DEFAULTS, Generated, with_groups, with_pages
 from netfold.cli.options import FabricFile, Metrics, Misses, Probe, Steady, Topo, Verbose
 from netfold.fabric import validity
 from netfold.fabric.graph import Fabric
@@ -52,13 +52,13 @@ def up(
         fail(CANNOT, "up --standby: expected a FABRIC.toml with `standby`, and no --dry-run or --topo")
     if topo is not None and insecure:
         fail(CANNOT, "up: --insecure goes with a FABRIC.toml; a fabric of --topo has unix sockets in a folder of its "
-                     "own, and its page belongs to its own network: --metrics 127.0.0.1:PORT")
+                     "own, and its page is for this machine: --metrics 127.0.0.1:PORT")
     if topo is not None and file is None:
-        planes = [_changed(fabric, {**settings, **_own_page(metrics, number)})
-                  for number, fabric in enumerate(generated.planes(topo))]
+        settings.pop("metrics", None)
+        planes = with_pages([_changed(fabric, settings) for fabric in generated.planes(topo)], metrics)
         from netfold.topo.up import up as up_topo
 
-        raise typer.Exit(up_topo(planes))
+        raise typer.Exit(checked(lambda: up_topo(planes)))
     if file is None or topo is not None:
         fail(CANNOT, "up: expected either a FABRIC.toml or --topo leafspine,LEAVES,SPINES,HOSTS (or threetier,...)")
     if generated != DEFAULTS:
@@ -75,12 +75,6 @@ def up(
         awaited(_stand_by(fabric, insecure))
         return
     awaited(_serve(fabric, timeout, insecure))
-
-
-def _own_page(metrics: str | None, plane: int) -> dict[str, str]:
-    """The page's address of one plane's controller: each plane has the next port."""
-    host, _, port = (metrics or "").rpartition(":")
-    return {"metrics": f"{host}:{int(port) + plane}"} if port.isdecimal() else {}
 
 
 def _changed(fabric: Fabric, settings: dict[str, Any]) -> Fabric:

@@ -34,7 +34,7 @@ REQUESTS = {
     "no text": (b"GET /status HTTP/1.1\r\nHost: \xff\xfe\r\n\r\n", 421),
     "another site": (b"GET /status HTTP/1.1\r\nHost: localhost:{port}\r\nOrigin: http://evil.example\r\n\r\n", 421),
     "a page from a file": (b"GET /status HTTP/1.1\r\nHost: localhost:{port}\r\nOrigin: null\r\n\r\n", 421),
-    "another port of ours": (b"GET /status HTTP/1.1\r\nHost: localhost:{port}\r\nOrigin: http://localhost:1\r\n\r\n", 421),
+    "another port of ours": (b"GET /status HTTP/1.1\r\nHost: localhost:2\r\nOrigin: http://localhost:1\r\n\r\n", 421),
 }
 
 
