@@ -20,6 +20,8 @@ from netfold.topo.rank_program import check_data, run_rank
 
 GLOO = "gloo"
 """The algorithms of torch.distributed's backend."""
+FLAT, HIERARCHICAL = "flat", "hierarchical"
+"""Broadcasts that are made of others here: the root sends to each rank; a binomial tree over leaves, one in each."""
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -37,6 +39,8 @@ class CollectivesTask(msgspec.Struct, frozen=True):
     rounds: int
     iterations: int
     timeout: float = 60.0
+    leaf: int = 0
+    """Ranks under each leaf switch, one leaf's after another's; for `HIERARCHICAL`."""
 
 
 class CollectivesResult(msgspec.Struct, frozen=True):
@@ -85,6 +89,7 @@ class CollectivesRank:
     def __init__(self, comm: Any, task: CollectivesTask) -> None:
         self.comm = comm
         self.task = task
+        self._groups: list[Any] = []
         self.gloo = GlooCollectives(task.timeout) if any(cell.algorithm == GLOO for cell in task.cells) else None
 
     def run(self) -> CollectivesResult:
@@ -122,6 +127,14 @@ class CollectivesRank:
         comm, algorithm = self.comm, cell.algorithm
         if cell.collective == "barrier":
             comm.barrier(algorithm=algorithm)
+        elif cell.collective == "broadcast" and algorithm == FLAT:
+            if comm.rank:
+                comm.receive(whole, 0)
+            for peer in range(1, 0 if comm.rank else comm.size):
+                comm.send(whole, peer)
+        elif cell.collective == "broadcast" and algorithm == HIERARCHICAL:
+            for group in self.levels():
+                group.broadcast(whole, algorithm="binomial")
         elif cell.collective == "broadcast":
             comm.broadcast(whole, algorithm=algorithm)
         elif cell.collective == "reduce":
@@ -137,6 +150,16 @@ class CollectivesRank:
         else:
             comm.reduce_scatter(whole, algorithm=algorithm)
             comm.all_gather(mine, part, algorithm=algorithm)
+
+    def levels(self) -> list[Any]:
+        """The groups of `HIERARCHICAL` that this rank is in: the leaves' first ranks, and its own leaf's."""
+        if not self._groups:
+            each, rank = self.task.leaf, self.comm.rank
+            first = rank - rank % each
+            if rank == first:
+                self._groups.append(self.comm.group(range(0, self.comm.size, each)))
+            self._groups.append(self.comm.group(range(first, first + each)))
+        return self._groups
 
     def check(self, cell: Cell, whole: Any, mine: Any, part: Any) -> None:
         """Raises WrongData for a wrong result."""

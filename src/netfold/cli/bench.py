@@ -113,6 +113,26 @@ def collectives(
                   rounds=rounds, iterations=iterations, loss=loss, json=json)
 
 
+@app.command("osu-bcast")
+def osu_bcast(
+    ranks: Annotated[int, typer.Option(help="Hosts of the fabric, and ranks.")] = 8,
+    sizes: Annotated[str, typer.Option(help="Bytes, by commas, with K or M.")] = "1K,4K,16K,64K,256K,1M",
+    rate: Annotated[str, typer.Option(help="Rate of every link, in tc's units; none: not shaped.")] = "200mbit",
+    switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
+    iterations: Annotated[int, typer.Option("-n", "--iters", help="Timed broadcasts in a round.")] = 10,
+    rounds: Annotated[int, typer.Option(help="Times that every way has its turn.")] = 3,
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Figure as SVG and data as CSV, as "
+                                             "in papers/collectives.")] = None,
+) -> None:
+    """Broadcasts in osu_bcast's form: flat, binomial, chain, scatter-allgather, hierarchical, in the network, gloo."""
+    from netfold.bench.commands import osu_bcast as bench
+
+    with _failing("osu-bcast"):
+        bench.run(ranks=ranks, rate=rate, engine=engine_of(switch), sizes=sizes, rounds=rounds,
+                  iterations=iterations, json=json, out=out)
+
+
 @app.command()
 def machines(
     machines: Annotated[int, typer.Option(help="Hosts of the fabric.")] = 4,
