@@ -11,12 +11,15 @@ from typing import Final
 from netfold.rpc import rpc
 from netfold.wire.operator import (
     SERVICE,
+    AskEvents,
     AskSlots,
     AskStall,
     AskStatus,
     Drained,
     Drop,
     Dropped,
+    Events,
+    FabricEvent,
     JobSlots,
     SetDrain,
     Stall,
@@ -61,3 +64,11 @@ async def slots(
 async def stall(address: str, job: str, timeout: float = SLOTS_TIMEOUT, token: str | None = None) -> list[Stall]:
     """Which ranks a job waits for, by all its slots on all its switches.  Raises rpc.Unreachable."""
     return (await rpc.call(address, f"{SERVICE}/Stall", AskStall(job), Stalls, timeout, token=token)).stalls
+
+
+async def events(
+    address: str, since: int = 0, timeout: float = TIMEOUT, token: str | None = None
+) -> list[FabricEvent]:
+    """What has happened in the fabric after the event with number ``since``, the oldest first.  Raises
+    rpc.Unreachable."""
+    return (await rpc.call(address, f"{SERVICE}/Events", AskEvents(since), Events, timeout, token=token)).events

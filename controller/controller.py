@@ -127,19 +127,20 @@ class Controller:
                 s.name, partial(connect or self._connect, s), on_change=self._changed.set,
                 on_found=partial(self._adoption.reserve, s.name), on_superseded=self._on_superseded,
             )
-        self.liveness = Liveness(fabric, self._targets, self._changed.set)
+        self.liveness = Liveness(fabric, self._targets, self._changed.set, self.events.note)
         self.drains = Drains(fabric)
         self.steering = Steering(fabric, self.drains)
         self._tasks: list[asyncio.Task[None]] = []
         self._allocator = allocator
-        self.jobs = Jobs(fabric, allocator, self, self.liveness, self.drains, self._adoption)
+        self.jobs = Jobs(fabric, allocator, self, self.liveness, self.drains, self._adoption, self.events.note)
         self.inspection = Inspection(fabric, self._targets, self.jobs, allocator, self.drains)
         self.paths = PathService(
             self.steering, self.jobs, graph=self.liveness.graph, replan=self.replan, unpinned=self.inspection.unpinned,
             links_respond=self.liveness.links_respond,
         )
         self.maintenance = Maintenance(
-            self.drains, self.jobs, file=fabric.state, graph=self.liveness.graph, replan=self.replan
+            self.drains, self.jobs, file=fabric.state, graph=self.liveness.graph, replan=self.replan,
+            note=self.events.note,
         )
         self._server: grpc.aio.Server | None = None
         self._web: Web | None = None
@@ -185,10 +186,11 @@ class Controller:
         self._ready = time.monotonic()
         if self.fabric.metrics is not None:
             from netfold.controller.web.answers import Sources
+            from netfold.controller.web.faults import FaultForwarder
             from netfold.controller.web.serve import Web
 
             sources = Sources(self.fabric, self.status, self.history, self.events.since, self.paths.pinned,
-                              self.inspection.slots)
+                              self.inspection.slots, FaultForwarder.of_environment(self.events.note))
             self._web = Web(sources, self._callers, tls=None if is_local(self.fabric.metrics) else tls)
             self._web.start(self.fabric.metrics)
 

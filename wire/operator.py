@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Protocol
 
 import msgspec
 
@@ -372,6 +372,16 @@ class FabricEvent(msgspec.Struct, frozen=True):
     """Name of the switch, link (its two ends) or job."""
     text: str
     """What happened to it, why, and how long it took; without the target's name."""
+
+
+class Note(Protocol):
+    """Records that something has happened: its kind, the name of what it happened to, and a text without that name."""
+
+    def __call__(self, kind: EventKind, target: str, text: str) -> None: ...
+
+
+def unnoted(kind: EventKind, target: str, text: str) -> None:
+    """A `Note` that records nothing."""
 
 
 class AskEvents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -22,6 +22,7 @@ from netfold.controller.health.links import Links
 from netfold.controller.switch.switch import SwitchError
 from netfold.controller.switch.target import Target
 from netfold.fabric.graph import End, Fabric
+from netfold.wire.operator import Note, unnoted
 
 log = logging.getLogger("netfold.controller")
 
@@ -40,9 +41,12 @@ class Liveness:
 
     targets  the switches by name
     changed  is called whenever something may have gone down or come up
+    note     records what went down and came up
     """
 
-    def __init__(self, fabric: Fabric, targets: Mapping[str, Target], changed: Callable[[], None]) -> None:
+    def __init__(
+        self, fabric: Fabric, targets: Mapping[str, Target], changed: Callable[[], None], note: Note = unnoted
+    ) -> None:
         self._fabric = fabric
         self._targets = targets
         self._changed = changed
@@ -52,6 +56,8 @@ class Liveness:
         self._recheck: asyncio.TimerHandle | None = None
         self._miswired: set[str] = set()
         self._logged_down: set[int] = set()
+        self._switches_down: set[str] = set()
+        self._note = note
         self._suspects: set[int] = set()
         self._suspect_task: asyncio.Task[None] | None = None
 
@@ -84,12 +90,28 @@ class Liveness:
         for number in sorted(now.keys() ^ self._logged_down):
             link = self._fabric.links[number]
             log.warning("link %s - %s is %s", link.a, link.b, f"down: {now[number]}" if number in now else "up")
+            if number in now:
+                self._note("link down", f"{link.a} - {link.b}", now[number])
+            else:
+                self._note("link up", f"{link.a} - {link.b}", "probes come through" if self._fabric.probe else "")
         self._logged_down = set(now)
+        self._note_switches()
         self._damping.update({*now, *(target.name for target in self._targets.values() if not target.is_up)})
         if self._recheck is not None:
             self._recheck.cancel()
         wait = self._damping.next_release()
         self._recheck = None if wait is None else asyncio.get_running_loop().call_later(wait, self._changed)
+
+    def _note_switches(self) -> None:
+        """Record which switches went down or came up since the last call."""
+        down = {name for name, target in self._targets.items() if not target.is_up}
+        for name in sorted(down ^ self._switches_down):
+            target = self._targets[name]
+            if name in down:
+                self._note("down", name, target.problem.removeprefix(f"{name}: "))
+            else:
+                self._note("up", name, f"holds {target.entries} entries")
+        self._switches_down = down
 
     # ---- probes ----------------------------------------------------------------------------------------------------
 

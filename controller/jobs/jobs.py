@@ -65,7 +65,7 @@ from netfold.wire.jobs import (
     Watch,
     Watching,
 )
-from netfold.wire.operator import Totals
+from netfold.wire.operator import Note, Totals, unnoted
 
 log = logging.getLogger("netfold.controller")
 
@@ -98,7 +98,7 @@ class Jobs:
 
     def __init__(
         self, fabric: Fabric, allocator: Allocator, installer: Installer, liveness: Liveness, drains: Drains,
-        adoption: Adoption,
+        adoption: Adoption, note: Note = unnoted,
     ) -> None:
         self._fabric = fabric
         self._allocator = allocator
@@ -106,6 +106,7 @@ class Jobs:
         self._liveness = liveness
         self._drains = drains
         self._adoption = adoption
+        self._note = note
         self._jobs: dict[str, Job] = {}
         self._ending: list[Job] = []
         self._finished: deque[Job] = deque(maxlen=FINISHED)
@@ -114,7 +115,7 @@ class Jobs:
         """The fabric key, from which the secrets of ranks are derived."""
         self.totals = Totals()
         self._recovery = Recovery(fabric, allocator, installer, liveness, drains, self.totals, self._plans,
-                                  self._plans_to_connect, self._lose)
+                                  self._plans_to_connect, self._lose, note)
         self._reforming = Reforming(self._begin_successor, fabric.path_mtu)
         self._cleaning: set[asyncio.Task[None]] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jobs")
@@ -336,6 +337,7 @@ class Jobs:
                     other.complete.set()
                 self._jobs[job.name] = job
             log.warning("%s: epoch %d, %d ranks, adopted", job, job.epoch, job.world)
+            self._note("adopted", job.name, f"{job.world} ranks, from the controller before this one")
             job.ticket = request.ticket
         job.awaited.discard(request.rank)
         if not self._recovery.register(job, request.rank, record.streams, record.round, request.round):
@@ -474,6 +476,8 @@ class Jobs:
             job.state = "active"
         where = ", ".join(f"{tree.root} ({tree.weight:.0%})" for tree in job.trees) or "nowhere"
         log.info("%s: epoch %d, %d ranks, folded at %s", job, job.epoch, job.world, where)
+        self._note("joined", job.name, f"{job.world} ranks, folded at {where}"
+                   + (f": {job.reason}" if job.reason and not job.trees else ""))
         self._recovery.notice([job])  # something may have gone down since the trees were planned
 
     async def _begin_connecting(self, job: Job) -> list[Plan]:
@@ -583,6 +587,7 @@ class Jobs:
         lost = job.lost[rank] = RankLost(rank, join.address, host.name if host else "", why)
         job.state, job.reason = "broken", f"rank {rank}: {why}"
         log.warning("%s: %s", job, job.reason)
+        self._note("lost", job.name, f"rank {rank}{f' on {lost.host}' if lost.host else ''}: {why}")
         job.broadcast(lost)
         job.notify()
         self._recovery.abort_if_ranks_gone(job)
@@ -620,7 +625,10 @@ class Jobs:
     async def _end(self, job: Job) -> None:
         if job.state == "finished":
             return
-        job.state = "finished"
+        began, job.state = job.epoch > 0, "finished"
+        if began:
+            self._note("finished", job.name, job.reason or ("its ranks go on as another incarnation"
+                                                            if job.successor is not None else "all ranks have left"))
         if self._jobs.get(job.name) is job:
             del self._jobs[job.name]
         if job in self._ending:

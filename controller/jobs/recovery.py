@@ -40,7 +40,7 @@ from netfold.fabric.machines import fold_groups, machines
 from netfold.fabric.slots import Allocator
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.jobs import Halt, Plan, Resume
-from netfold.wire.operator import Totals
+from netfold.wire.operator import Note, Totals, unnoted
 from netfold.wire.roce import psn_age
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ class Recovery:
     plans   makes a job's plans, one for each rank
     plans_to_connect  makes the plans by which the RC ranks of a job connect queue pairs
     lose    called with a job, a rank and the reason why that is to count as lost
+    note    records re-plannings
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class Recovery:
         plans: Callable[[Job], list[Plan]],
         plans_to_connect: Callable[[Job, ConnectStep], list[Plan]],
         lose: Callable[[Job, int, str], None],
+        note: Note = unnoted,
     ) -> None:
         self._fabric = fabric
         self._allocator = allocator
@@ -129,6 +131,7 @@ class Recovery:
         self._plans = plans
         self._plans_to_connect = plans_to_connect
         self._lose = lose
+        self._note = note
         self._tasks: set[asyncio.Task[None]] = set()
 
     def sessions(self, planned: Sequence[trees.Tree]) -> dict[str, int]:
@@ -385,8 +388,10 @@ class Recovery:
         self._end_round(job, here, self._plans)
         if job.step is not None:
             job.step.finish(job.streams, job.ticket, job.reason)
-        where = ", ".join(tree.root for tree in job.trees)
+        where = ", ".join(dict.fromkeys(tree.root for tree in job.trees))
         log.warning("%s: goes on at %s after %.0f ms", job, where, 1000 * (here.ended - here.began))
+        self._note("re-planned", job.name,
+                   f"{here.why}; folds at {where} after {1000 * (here.ended - here.began):.0f} ms")
         self.notice([job])  # something may have come up or been drained meanwhile
 
     async def _connect(self, job: Job, here: Round) -> bool:
@@ -492,6 +497,7 @@ class Recovery:
 
         self._end_round(job, here, plans)
         log.warning("%s: goes on over TCP after operation %d: %s", job, folds_until, job.reason)
+        self._note("re-planned", job.name, f"{job.reason}; goes on over TCP after {1000 * waited:.0f} ms")
 
     async def _move(self, job: Job, here: Round, *, by_choice: bool = False) -> None:
         """Plan trees, allocate their slots and write their entries; those of a job with RC ranks are written once

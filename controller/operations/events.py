@@ -6,6 +6,7 @@ It is told where such things are decided: by liveness (switches and links), reco
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -29,19 +30,22 @@ class EventLog:
         self._wall = wall
         self._events: deque[FabricEvent] = deque(maxlen=LENGTH)
         self._seq = 0
+        self._lock = threading.Lock()
 
     def note(self, kind: EventKind, target: str, text: str) -> None:
-        """Record that something has happened now."""
-        self._seq += 1
+        """Record that something has happened now; from any thread."""
         said = text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
-        self._events.append(FabricEvent(self._seq, self._wall(), kind, target, said))
+        with self._lock:
+            self._seq += 1
+            self._events.append(FabricEvent(self._seq, self._wall(), kind, target, said))
 
     def since(self, seq: int) -> list[FabricEvent]:
         """Events with a number above ``seq``, the oldest first.  A number that was never given out is another
         controller's, whose events are gone: all are returned."""
-        if seq > self._seq:
-            seq = 0
-        return [event for event in self._events if event.seq > seq]
+        with self._lock:
+            if seq > self._seq:
+                seq = 0
+            return [event for event in self._events if event.seq > seq]
 
     async def answer(self, request: AskEvents) -> Events:
         """The gRPC method Events."""

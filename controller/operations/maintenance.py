@@ -22,7 +22,7 @@ from netfold.controller.operations import state_file
 from netfold.controller.operations.state_file import SavedState
 from netfold.fabric.graph import FabricError
 from netfold.rpc.rpc import Code, Refusal
-from netfold.wire.operator import Drained, SetDrain
+from netfold.wire.operator import Drained, Note, SetDrain, unnoted
 
 log = logging.getLogger("netfold.controller")
 
@@ -43,12 +43,14 @@ class Maintenance:
         file: str | None,
         graph: Callable[[], nx.MultiGraph[str]],
         replan: Callable[[], Awaitable[None]],
+        note: Note = unnoted,
     ) -> None:
         self._drains = drains
         self._file = None if file is None else Path(file)
         self._jobs = jobs
         self._graph = graph
         self._replan = replan
+        self._note = note
 
     async def drain(self, request: SetDrain) -> Drained:
         """Drain something and wait until no job uses it, or put it back into use.  Raises Refusal."""
@@ -61,6 +63,7 @@ class Maintenance:
         self._save(name, request.drained)
         self._drains.mark(name, request.drained)
         log.warning("%s is %s", name, "drained" if request.drained else "in use again")
+        self._note("drained" if request.drained else "undrained", name, "by an operator")
         await self._replan()
         if request.drained:
             await self._wait_until_unused(name, request.timeout)

@@ -3,6 +3,7 @@
 
     /                 the page: static/index.html       /metrics       Prometheus' text format (metrics.py)
     /page.css, ...    files of static/                  /status        what `netfold status --json` prints
+    /faults.json, POST /fault     faults.py
     /fabric.json, /live.json?since=SEQ, /history.json, /slots.json?switch=NAME     for the page (view.py)
 
 Nothing is read from the switches but for a request, once for all requests within MAX_AGE.
@@ -23,6 +24,7 @@ import msgspec
 
 from netfold.controller.operations.history import History, Sample
 from netfold.controller.web import metrics, view
+from netfold.controller.web.faults import FaultForwarder
 from netfold.fabric.graph import Fabric
 from netfold.wire.operator import FabricEvent, JobSlots, PinnedPath, Status, SwitchSlots
 
@@ -66,6 +68,7 @@ class Sources:
     events: Callable[[int], list[FabricEvent]] = lambda _: []
     paths: Callable[[], list[PinnedPath]] = list
     slots: Callable[[str], Awaitable[list[JobSlots]]] | None = None
+    faults: FaultForwarder = field(default_factory=lambda: FaultForwarder(None))
 
 
 class Moment(NamedTuple):
@@ -109,14 +112,28 @@ class Answers:
         held = await self._sources.slots(switch)
         return await self.status(), SwitchSlots(held)
 
-    def get(self, path: str, query: Mapping[str, str], run: Callable[[Awaitable[Any]], Any]) -> WebAnswer:
+    def post(self, path: str, body: bytes) -> WebAnswer:
+        """The answer to an operator's POST; called in a thread of its own.  Raises msgspec.MsgspecError."""
+        if path != "/fault":
+            return WebAnswer(HTTPStatus.NOT_FOUND, "text/plain", b"POST: there is /fault\n")
+        done = self._sources.faults.inject(body)
+        return WebAnswer(done.status, JSON, msgspec.json.encode({"text": done.text}))
+
+    def get(
+        self, path: str, query: Mapping[str, str], run: Callable[[Awaitable[Any]], Any], *, operator: bool = True
+    ) -> WebAnswer:
         """The answer to a GET; called in a thread of its own.  Raises BadRequest, and Refusal of the slots.
 
-        run  runs a coroutine in the controller's loop and returns its result
+        run       runs a coroutine in the controller's loop and returns its result
+        operator  whether the caller may do more than look
         """
         match path:
             case "/fabric.json":
-                return _json(view.of_fabric(self._sources.fabric, faults=False))
+                return _json(view.of_fabric(self._sources.fabric, faults=operator and self._sources.faults.is_there))
+            case "/faults.json":
+                active = self._sources.faults.active()
+                body = msgspec.json.encode({"text": active.text} if active.faults is None else active.faults)
+                return WebAnswer(active.status, JSON, body)
             case "/live.json":
                 now: Moment = run(self.moment(_number(query, "since")))
                 return _json(view.live(self._finder, now.status, now.sample, now.paths, now.events))

@@ -25,7 +25,9 @@ from socketserver import TCPServer
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
-from netfold.controller.jobs.callers import VIEWER, Caller, Callers
+import msgspec
+
+from netfold.controller.jobs.callers import OPERATOR, VIEWER, Caller, Callers
 from netfold.controller.web.answers import Answers, Sources, WebAnswer
 from netfold.fabric.graph import FabricError
 from netfold.rpc import listeners
@@ -42,6 +44,8 @@ RETRY: Final = 1.0
 """Seconds between two tries to listen, where the address is another controller's."""
 MAX_PATH: Final = 2048
 """Most bytes of a request's path and query."""
+MAX_BODY: Final = 4096
+"""Most bytes of a request's body."""
 MAX_FIELDS: Final = 16
 """Most fields of a query."""
 HEADERS: Final = {
@@ -117,12 +121,19 @@ class Web:
             self._server.server_close()
             self._server, self.url = None, ""
 
-    def answer(self, target: str, run: Callable[[Awaitable[Any]], Any]) -> WebAnswer:
-        """The answer to a GET of a path with its query; ``run``: see `Answers.get`."""
+    def post(self, target: str, body: bytes) -> WebAnswer:
+        """The answer to an operator's POST."""
+        try:
+            return self._answers.post(target.partition("?")[0], body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            return WebAnswer(HTTPStatus.BAD_REQUEST, "text/plain", f"{error}\n".encode())
+
+    def answer(self, target: str, run: Callable[[Awaitable[Any]], Any], *, operator: bool) -> WebAnswer:
+        """The answer to a GET of a path with its query; see `Answers.get`."""
         path, _, query = target.partition("?")
         try:
             said = dict(parse_qsl(query, max_num_fields=MAX_FIELDS))
-            return self._answers.get(path, said, run)
+            return self._answers.get(path, said, run, operator=operator)
         except ValueError as error:  # BadRequest, and what parse_qsl raises
             return WebAnswer(HTTPStatus.BAD_REQUEST, "text/plain", f"{error}\n".encode())
         except Refusal as refusal:
@@ -208,18 +219,50 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.tls is not None:
             self.request.close()
 
-    def do_GET(self) -> None:
+    def _caller(self) -> Caller | None:
+        """Who asks; None: the request is refused, and answered."""
         if problem := self._stranger():
             self._answer(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", f"{problem}\n".encode())
-            return
-        if self.server.web.caller(self.headers.get("Authorization", "")) is None:
+            return None
+        caller = self.server.web.caller(self.headers.get("Authorization", ""))
+        if caller is None:
             self._answer(HTTPStatus.UNAUTHORIZED, "text/plain", b"the token of scope viewer is the password\n")
-            return
-        if len(self.path) > MAX_PATH:
+        elif len(self.path) > MAX_PATH:
             self._answer(HTTPStatus.REQUEST_URI_TOO_LONG, "text/plain", f"expected at most {MAX_PATH} bytes\n".encode())
+            return None
+        return caller
+
+    def do_POST(self) -> None:
+        """Only an operator's, and only such as no other site's page can make a browser send: with a type of content
+        that needs the browser to ask before, which is never granted."""
+        self.close_connection = True  # what is left of the body is no request
+        caller = self._caller()
+        if caller is None:
+            return
+        if caller.scope not in OPERATOR:
+            self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"expected the token of scope operator\n")
+            return
+        if self.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
+            self._answer(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "text/plain", b"Content-Type: expected application/json\n")
+            return
+        said = self.headers.get_all("Content-Length") or []
+        if len(said) != 1 or not (said[0].isascii() and said[0].isdecimal()) or "Transfer-Encoding" in self.headers:
+            self._answer(HTTPStatus.LENGTH_REQUIRED, "text/plain", b"Content-Length: expected one\n")
+            return
+        if len(said[0]) > 9 or int(said[0]) > MAX_BODY:
+            self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "text/plain",
+                         f"expected at most {MAX_BODY} bytes\n".encode())
+            return
+        body = self.rfile.read(int(said[0]))
+        if len(body) == int(said[0]):
+            self._answer(*self.server.web.post(self.path, body))
+
+    def do_GET(self) -> None:
+        caller = self._caller()
+        if caller is None:
             return
         try:
-            found = self.server.web.answer(self.path, self._run)
+            found = self.server.web.answer(self.path, self._run, operator=caller.scope in OPERATOR)
         except Exception as error:
             log.warning("web: %s: %r", self.path, error)
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"no status: {error!r}\n".encode())

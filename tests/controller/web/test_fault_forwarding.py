@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults by the page: who may inject them, what is forwarded, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from netfold.controller.jobs.callers import Callers
+from netfold.controller.operations.events import EventLog
+from netfold.controller.web import faults, serve
+from netfold.controller.web.answers import Sources
+from netfold.controller.web.faults import FaultForwarder
+from netfold.fabric.generate import leafspine
+from netfold.wire import faults as wire
+from netfold.wire.operator import Status
+from support.controller import BOUND, run
+from support.credentials import scopes
+
+KILL = {"kind": "kill", "target": "spine1", "seconds": 5}
+
+
+async def nobody() -> Status:
+    """The status of a fabric with no switch, no link and no job."""
+    return Status("lab", "bmv2", 1.0, [], [], [])
+
+
+class Service:
+    """A fault service in memory: records requests and gives the answers that it was told."""
+
+    def __init__(self, *answers: wire.Answer) -> None:
+        self.requests: list[msgspec.Struct] = []
+        self._answers = list(answers)
+
+    def __call__(self, path: Path, request: msgspec.Struct) -> wire.Answer:
+        self.requests.append(request)
+        return self._answers.pop(0)
+
+
+def post(url: str, body: bytes, **headers: str) -> tuple[int, str]:
+    """Status and body of a POST."""
+    words = {"Content-Type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body, words), timeout=BOUND) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+@pytest.mark.parametrize(("token", "headers", "body", "status"), [
+    ("operators", {}, KILL, 200),
+    ("viewers", {}, KILL, 403),
+    ("wrong", {}, KILL, 401),
+    ("operators", {"Origin": "http://evil.example"}, KILL, 421),
+    ("operators", {"Host": "evil.example"}, KILL, 421),
+    ("operators", {"Content-Type": "text/plain"}, KILL, 415),
+    ("operators", {}, {"kind": "explode", "target": "spine1"}, 400),
+    ("operators", {}, {**KILL, "seconds": -1}, 400),
+    ("operators", {}, {**KILL, "shell": "rm"}, 400),
+    ("operators", {}, {"kind": "kill", "target": "x" * 5000}, 413),
+    ("operators", {}, [1], 400),
+])
+def test_only_an_operators_own_page_injects(
+    tmp_path: Path, token: str, headers: dict[str, str], body: object, status: int
+) -> None:
+    """By the operator's token, from this page, as JSON of bounded size, in the service's words; nothing else reaches
+    the service."""
+    service = Service(wire.Injected(1, "spine1 is killed, for 5 s"))
+
+    async def story() -> None:
+        fabric = msgspec.structs.replace(leafspine(1, 0, 1, rundir=tmp_path), **scopes(tmp_path))
+        callers = Callers(fabric)
+        callers.load()
+        forwarder = FaultForwarder(Path("/nowhere"), call=service)
+        server = serve.Web(Sources(fabric, nobody, faults=forwarder), callers)
+        url = server.start("127.0.0.1:0")
+        words = {"Authorization": f"Bearer {token}", **{k.replace("-", "_"): v for k, v in headers.items()}}
+        try:
+            code, text = await asyncio.to_thread(post, f"{url}/fault", json.dumps(body).encode(), **words)
+        finally:
+            await server.stop()
+        assert code == status, text
+        asked = [wire.Inject("kill", "spine1", 5.0)] if status == 200 else []
+        assert (service.requests, "killed, for 5 s" in text) == (asked, status == 200)
+
+    run(story())
+
+
+def test_a_body_without_length_or_end_is_no_request(tmp_path: Path) -> None:
+    """No length, several, chunks, more than is allowed: answered at once, without reading it."""
+    heads = {"": b"411", "Content-Length: 1\r\nContent-Length: 2\r\n": b"411", "Transfer-Encoding: chunked\r\n": b"411",
+             "Content-Length: 99999999999999999999\r\n": b"413", "Content-Length: -1\r\n": b"411"}
+
+    def ask(port: int, head: str) -> bytes:
+        with socket.create_connection(("127.0.0.1", port), timeout=BOUND) as connection:
+            start = "POST /fault HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            connection.sendall(f"{start}{head}\r\n".encode())
+            return connection.recv(4096).split()[1]
+
+    async def story() -> None:
+        fabric = leafspine(1, 0, 1, rundir=tmp_path)
+        server = serve.Web(Sources(fabric, nobody), Callers(fabric))
+        port = int(server.start("127.0.0.1:0").rpartition(":")[2])
+        try:
+            for head, status in heads.items():
+                assert await asyncio.to_thread(ask, port, head) == status, head
+        finally:
+            await server.stop()
+
+    run(story())
+
+
+def test_faults_that_begin_and_end_are_events() -> None:
+    """A switch that is killed as such; what is gone from the list has ended; refusals come with their reason."""
+    log = EventLog()
+    cut = wire.ActiveFault(3, "cut", "leaf1:3", "leaf1:3 - spine1:1 is cut", 1.0, 4.0)
+    service = Service(wire.Injected(3, "leaf1:3 - spine1:1 is cut"), wire.ActiveFaults("lab", [cut], True),
+                      wire.ActiveFaults("lab", [], True), wire.Refused("spine1 is killed already", conflict=True),
+                      wire.Refused("no switch spine9"), wire.Undone(["leaf1:3 is whole"]), wire.Injected(4, "gone"))
+    forwarder = FaultForwarder(Path("/nowhere"), log.note, service)
+    assert forwarder.inject(b'{"kind": "cut", "target": "leaf1:3"}').text == "leaf1:3 - spine1:1 is cut"
+    assert [forwarder.active().faults.faults for _ in range(2)] == [[cut], []]  # type: ignore[union-attr]
+    assert forwarder.inject(b'{"kind": "kill", "target": "spine1"}')[:2] == (409, "spine1 is killed already")
+    assert forwarder.inject(b'{"kind": "kill", "target": "spine9"}')[:2] == (400, "no switch spine9")
+    assert forwarder.inject(b'{"undo": 3}')[:2] == (200, "leaf1:3 is whole")
+    assert service.requests[-1] == wire.Undo(3)
+    forwarder.inject(b'{"kind": "kill", "target": "spine2"}')
+    assert [(event.kind, event.target) for event in log.since(0)] == [
+        ("fault", "leaf1:3"), ("fault ended", "leaf1:3"), ("killed", "spine2")]
+
+
+def test_without_a_service_nothing_is_injected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No launcher that serves faults, or one that has gone: said so, and not found out by a crash."""
+    monkeypatch.delenv(wire.FAULTS_VARIABLE, raising=False)
+    none = FaultForwarder.of_environment()
+    assert not none.is_there
+    assert none.inject(json.dumps(KILL).encode()).status == 409
+    monkeypatch.setenv(wire.FAULTS_VARIABLE, str(tmp_path / "gone.sock"))
+    gone = FaultForwarder.of_environment()
+    assert gone.is_there
+    assert gone.inject(json.dumps(KILL).encode()).status == 409
+    assert "gone.sock" in gone.active().text
+    assert faults.TIMEOUT < serve.TIMEOUT
