@@ -113,6 +113,27 @@ def test_verdicts_follow_the_numbers() -> None:
     assert not verdict([hashed, replace(hashed, time=0.01, seed=2)], "never finish")
 
 
+def test_a_claim_speaks_only_of_states_that_were_compared() -> None:
+    """Rows of one state give a claim about that state alone, with the workload and the size of its best case."""
+    broke = replace(ROW, state="link breaks", workload="halving-doubling", size=4 << 20)
+    rows = [broke, replace(broke, scheme="netfold", time=0.5), replace(ROW, scheme="netfold")]  # no spray when healthy
+    said = [claim for claim in claims([rows[0], rows[1], rows[2]]) if "earlier than" in claim.says]
+    assert [(claim.says, claim.holds) for claim in said] == [
+        ("netfold finishes up to 30 % earlier than spray, while a link breaks that routing knows not of", True)]
+    assert said[0].found == ("best 50 % earlier (leaf-spine, halving-doubling, 4 MB, link breaks); worst 50 % earlier "
+                             "(leaf-spine, halving-doubling, 4 MB, link breaks); median 50 % earlier of 1")
+    never = [replace(broke, time=inf), replace(broke, scheme="netfold", time=0.5)]
+    (alone,) = [claim for claim in claims(never) if "earlier than" in claim.says]
+    assert not alone.holds
+    assert alone.found == "spray never finished in 1 of 1 runs, which are left out"
+
+
+def test_equal_times_are_not_called_earlier() -> None:
+    """A ratio of 1 is neither earlier nor later."""
+    (claim,) = [c for c in claims([ROW, replace(ROW, scheme="netfold")]) if "earlier than" in c.says]
+    assert "best as early, within 0.5 %" in claim.found
+
+
 def test_what_never_finished_is_no_yardstick() -> None:
     """A baseline that hung gives no ratio; a scheme that hung is infinitely slower."""
     hung = replace(ROW, scheme="netfold", time=inf)
