@@ -30,7 +30,8 @@ from netfold.sim.placement import SCHEMES
 from netfold.sim.points import FABRICS, Point, broken, simulate_large, simulate_point
 from netfold.sim.results import RESULTS, Journal, write_results
 from netfold.sim.sweep import sweep
-from netfold.sim.workload import COLLECTIVES, MODELS
+from netfold.sim.training import TRAINING
+from netfold.sim.workload import COLLECTIVES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class Comparison:
 
     fabrics: Sequence[str] = ("leaf-spine",)
     collectives: Sequence[str] = tuple(COLLECTIVES)
-    models: Sequence[str] = tuple(MODELS)
+    models: Sequence[str] = tuple(TRAINING)
     sizes: Sequence[int] = (1, 4, 16, 64)
     """MB (2^20 bytes) on each rank."""
     schemes: Sequence[str] = tuple(SCHEMES)
@@ -55,7 +56,7 @@ class Comparison:
 
     def __post_init__(self) -> None:
         for name, given, known in (("fabric", self.fabrics, FABRICS), ("collective", self.collectives, COLLECTIVES),
-                                   ("model", self.models, MODELS), ("scheme", self.schemes, SCHEMES),
+                                   ("model", self.models, TRAINING), ("scheme", self.schemes, SCHEMES),
                                    ("state", self.states, STATES)):
             if unknown := [one for one in given if one not in known]:
                 raise ValueError(f"no {name} is called {unknown[0]}; there are {', '.join(known)}")

@@ -15,7 +15,8 @@ from netfold.sim.claims import GIVE_UP, ComparisonRow, State
 from netfold.sim.packet import Fault, Transport, simulate
 from netfold.sim.placement import SCHEMES, place
 from netfold.sim.topology import ClosCable, Topology, large_fat_tree, leaf_spine, paper_fat_tree
-from netfold.sim.workload import COLLECTIVES, MODELS, Workload, training_step
+from netfold.sim.training import TRAINING
+from netfold.sim.workload import COLLECTIVES, Workload
 
 FABRICS: dict[str, Callable[[], Topology]] = {"leaf-spine": leaf_spine, "fat-tree": paper_fat_tree}
 BROKEN = ClosCable("leaf", 0, 0)
@@ -28,7 +29,7 @@ class Point:
 
     fabric: str
     workload: str
-    """A collective, or a model of which two layers' training is simulated."""
+    """A collective, or a training step of `training.TRAINING`."""
     size: int
     """Bytes on each rank; 0 for a model."""
     scheme: str
@@ -40,7 +41,7 @@ class Point:
 
 
 def simulate_point(point: Point) -> ComparisonRow:
-    """Run one simulation; of a model only the first two layers, since all its layers are alike."""
+    """Run one simulation."""
     topology = FABRICS[point.fabric]()
     workload = _workload(topology, point)
     scheme = SCHEMES[point.scheme]
@@ -50,7 +51,7 @@ def simulate_point(point: Point) -> ComparisonRow:
     dead = topology.dead(cables) if known else frozenset()
     transport = Transport(rto=point.rto)
     outcome = simulate(topology, workload, scheme, transport=transport, faults=faults, seed=point.seed,
-                       deadline=GIVE_UP + float(workload.gap.sum()))
+                       deadline=GIVE_UP + workload.idle)
     uplinks = outcome.link_bytes[2 * topology.size:2 * topology.size + topology.blocks[2]].reshape(-1, topology.aggs)
     uplinks = uplinks[uplinks.any(axis=1)]
     placed = place(topology, workload, scheme, dead=dead, seed=point.seed, mtu=transport.mtu)
@@ -78,8 +79,8 @@ def broken(topology: Topology, number: int, seed: int) -> list[ClosCable]:
 
 def _workload(topology: Topology, point: Point) -> Workload:
     hosts = range(topology.size)
-    if point.workload in MODELS:
-        return training_step(hosts, MODELS[point.workload], layers=2)
+    if point.workload in TRAINING:
+        return TRAINING[point.workload](hosts)
     return COLLECTIVES[point.workload](hosts, point.size)
 
 

@@ -64,6 +64,25 @@ class Workload:
         """Bytes of all flows."""
         return int(self.size.sum())
 
+    @property
+    def idle(self) -> float:
+        """Seconds of the longest chain of gaps: what the whole would take over infinitely fast links."""
+        if not self.gap.any():
+            return 0.0
+        after = np.split(self.waits[np.argsort(self.waits[:, 0], kind="stable"), 1],
+                         np.cumsum(np.bincount(self.waits[:, 0], minlength=len(self)))[:-1])
+        left = np.bincount(self.waits[:, 1], minlength=len(self))
+        ends = self.gap.copy()
+        ready = np.flatnonzero(left == 0).tolist()
+        while ready:
+            task = ready.pop()
+            for follower in after[task].tolist():
+                ends[follower] = max(ends[follower], ends[task] + self.gap[follower])
+                left[follower] -= 1
+                if not left[follower]:
+                    ready.append(follower)
+        return float(ends.max())
+
     def then(self, other: Workload, *, gap: float = 0.0) -> Workload:
         """This workload, a pause of ``gap`` seconds when all its tasks have ended, then the other workload."""
         n = len(self)
@@ -142,15 +161,19 @@ def _around(hosts: Sequence[int], size: int, times: int) -> Workload:
     return build.done()
 
 
-def halving_doubling(hosts: Sequence[int], size: int) -> Workload:
-    """Allreduce by halving to partners at distances n/2, n/4 .. 1, and doubling back.  n must be a power of two."""
+def halving_doubling(hosts: Sequence[int], size: int, *, gathered: int | None = None) -> Workload:
+    """Allreduce by halving to partners at distances n/2, n/4 .. 1, and doubling back.  n must be a power of two.
+
+    gathered   bytes of the buffer on the way back, where that is another one; default: ``size``
+    """
     build, n = _Builder(), _ranks(hosts)
     if n & (n - 1):
         raise ValueError(f"halving_doubling: expected a power of two of ranks, got {n}")
     exchanges = collectives.halving_doubling(n)  # from the nearest partner to the farthest
     arrived: list[Sequence[int]] = [()] * n
     for step, exchange in enumerate(exchanges[::-1] + exchanges):
-        sent = {b: build.flow(hosts[a], hosts[b], max(1, size * (a ^ b) // n), step, arrived[a]) for a, b in exchange}
+        whole = size if step < len(exchanges) or gathered is None else gathered
+        sent = {b: build.flow(hosts[a], hosts[b], max(1, whole * (a ^ b) // n), step, arrived[a]) for a, b in exchange}
         arrived = [(sent[r],) for r in range(n)]
     return build.done()
 
@@ -177,7 +200,7 @@ def double_binary_tree(hosts: Sequence[int], size: int, *, segment: int = SEGMEN
         ends = np.tile(np.array(hosts)[np.array(edges)], (count, 1))
         zeros = np.zeros(len(ends), np.int64)
         trees.append(Workload(ends[:, 0], ends[:, 1], np.repeat(sizes, len(edges)), zeros.astype(float), zeros, pairs))
-    return _beside(trees)
+    return beside(trees)
 
 
 def _tree(n: int, shift: int) -> tuple[list[tuple[int, int]], list[tuple[int, int, int]]]:
@@ -206,54 +229,7 @@ COLLECTIVES: dict[str, Callable[[Sequence[int], int], Workload]] = {
 }
 
 
-@dataclass(frozen=True)
-class Model:
-    """The size of a GPT model, from which its training traffic follows."""
-
-    name: str
-    layers: int
-    hidden: int
-    vocabulary: int = 50_257
-
-    @property
-    def layer_parameters(self) -> int:
-        """12 h^2: attention 4 h^2, the two matrices of the MLP 8 h^2."""
-        return 12 * self.hidden**2
-
-    @property
-    def parameters(self) -> int:
-        """Parameters of all layers and of the embedding."""
-        return self.layers * self.layer_parameters + self.vocabulary * self.hidden
-
-
-MODELS = {m.name: m for m in (Model("GPT-117M", 12, 768), Model("GPT-7B", 32, 4096), Model("GPT-13B", 40, 5120))}
-
-
-def training_step(hosts: Sequence[int], model: Model, *, collective: str = "halving-doubling", machine: int = 8,
-                  tokens: int = 4096, flops: float = 400e12, layers: int | None = None) -> Workload:
-    """One step of hybrid data parallelism, layer after layer in backward order.
-
-    A machine has ``machine`` GPUs behind a fast internal network, which reduce among themselves first; GPU i of every
-    machine then allreduces its 1/machine of a layer's bf16 gradients with GPU i of all others (one rail each).
-    The backward computation of each layer, 4 x parameters x tokens / flops seconds, precedes its collectives.  Nothing
-    overlaps, so that the result is a bound for communication, not a forecast.
-
-    layers    number of layers to simulate; all layers are alike
-    """
-    if len(hosts) % machine:
-        raise ValueError(f"training_step: {len(hosts)} hosts do not divide into machines of {machine}")
-    part = -(-2 * model.layer_parameters // machine)
-    rails = [COLLECTIVES[collective](hosts[i::machine], part) for i in range(machine)]
-    layer = _beside(rails)
-    pause = 4 * model.layer_parameters * tokens / flops
-    none = np.zeros(0, np.int64)
-    step = Workload(none, none, none, np.zeros(0), none, none.reshape(0, 2))
-    for _ in range(model.layers if layers is None else min(layers, model.layers)):
-        step = step.then(layer, gap=pause)
-    return step
-
-
-def _beside(parts: Sequence[Workload]) -> Workload:
+def beside(parts: Sequence[Workload]) -> Workload:
     """All workloads at the same time."""
     starts = np.cumsum([0, *(len(p) for p in parts)])
     return Workload(
