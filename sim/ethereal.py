@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ethereal's comparison of load balancing, simulated again: `netfold sim ethereal`.
 
-On the paper's fabrics, its collectives and a layer of its models, every scheme of `placement.SCHEMES`, in three states:
+On the paper's fabrics, its collectives and steps of training its models, every scheme of `placement.SCHEMES`, in three
+states:
 
     healthy        all links up
     link breaks    leaf 0 loses a spine at 1 us; routing learns of it after 100 ms, and until then hosts have
@@ -24,11 +25,11 @@ from pathlib import Path
 
 from netfold.plots.charts import PlotsMissing
 from netfold.sim.claims import STATES, Claim, ComparisonRow, State, claims, describe, identity
-from netfold.sim.figures import draw
+from netfold.sim.figures import draw, draw_claims
 from netfold.sim.packet import Transport
 from netfold.sim.placement import SCHEMES
 from netfold.sim.points import FABRICS, Point, broken, simulate_large, simulate_point
-from netfold.sim.results import RESULTS, Journal, write_results
+from netfold.sim.results import RESULTS, Journal, write_results, write_tables
 from netfold.sim.sweep import sweep
 from netfold.sim.training import TRAINING
 from netfold.sim.workload import COLLECTIVES
@@ -95,7 +96,7 @@ def run(
     resume: bool = False,
     echo: Callable[[str], None] = print,
 ) -> list[Claim]:
-    """Simulate, write results.json and figures into ``out``, and say which claims of the paper hold.
+    """Simulate, write results.json, tables and figures into ``out``, and say which claims of the paper hold.
 
     scale    also simulate 16,384 hosts in the fluid simulator (minutes, 3 GB)
     jobs     processes; None: as joblib is configured, else all cores
@@ -115,9 +116,10 @@ def run(
         "fluid_16384_hosts": large})
     for claim in found:
         echo(f"{'holds' if claim.holds else 'does NOT hold':14} {claim.says}: {claim.found}")
-    written = [RESULTS]
+    written = [RESULTS, *(file.name for file in write_tables(out, rows, found))]
     try:
-        written += [file.name for fabric in comparison.fabrics for file in draw(rows, fabric, out)]
+        written += [file.name for fabric in comparison.fabrics for drawn in (draw, draw_claims)
+                    for file in drawn(rows, fabric, out)]
     except PlotsMissing as error:
         echo(f"no figures: {error}; then --resume draws them")
     echo(f"wrote {', '.join(written)} in {out}; seeds {', '.join(map(str, comparison.seeds))}")

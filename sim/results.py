@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of a comparison: rows.jsonl, which has each simulation as soon as it is done, and results.json at the end."""
+"""Files of a comparison: rows.jsonl, which has each simulation as soon as it is done, and at the end results.json,
+FABRIC.csv and claims.csv."""
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
 from math import inf, isfinite
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from cbuild import files
-from netfold.sim.claims import ComparisonRow, identity
+from netfold.sim.claims import Claim, ComparisonRow, identity
 
 ROWS = "rows.jsonl"
 RESULTS = "results.json"
@@ -66,16 +69,36 @@ def write_results(folder: Path, rows: Sequence[ComparisonRow], about: Mapping[st
     files.replace(folder / RESULTS, json.dumps(document, indent=1) + "\n")
 
 
+def write_tables(folder: Path, rows: Sequence[ComparisonRow], claims: Sequence[Claim]) -> list[Path]:
+    """Write FABRIC.csv, the rows of each fabric with no time where a run did not finish, and claims.csv."""
+    names = [field.name for field in fields(ComparisonRow)]
+    tables: dict[str, list[list[object]]] = {}
+    for row in rows:
+        tables.setdefault(row.fabric, []).append(["" if value is None else value for value in _jsonable(row).values()])
+    written = [_table(folder / f"{fabric}.csv", names, lines) for fabric, lines in tables.items()]
+    verdicts = [[claim.says, "yes" if claim.holds else "no", claim.found] for claim in claims]
+    return [*written, _table(folder / "claims.csv", ["claim", "holds", "found"], verdicts)]
+
+
+def _table(path: Path, names: Sequence[str], lines: Iterable[Sequence[object]]) -> Path:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows(lines)
+    files.replace(path, text.getvalue())
+    return path
+
+
 def _read(file: Path, rto: float) -> dict[tuple[object, ...], ComparisonRow]:
     """Read the rows of an earlier run. Raises ValueError where the file has others, or another time-out."""
     rows: dict[tuple[object, ...], ComparisonRow] = {}
     text = file.read_bytes()[: _whole_lines(file)].decode(errors="replace") if file.exists() else ""
     for number, line in enumerate(text.splitlines(), 1):
         try:
-            fields = json.loads(line)
-            if fields.pop("rto") != rto:
+            found = json.loads(line)
+            if found.pop("rto") != rto:
                 raise ValueError("another time-out")
-            row = ComparisonRow(**{**fields, "time": inf if fields["time"] is None else fields["time"]})
+            row = ComparisonRow(**{**found, "time": inf if found["time"] is None else found["time"]})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{file}:{number}: no row of a run like this one ({error}); run without resume, or give "
                              "another folder") from error

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import socket
 import sys
@@ -50,6 +51,15 @@ def test_the_command_writes_results_and_figures_and_says_its_seed(tmp_path: Path
     texts = {element.text for element in drawing.iter("{http://www.w3.org/2000/svg}text")}
     assert {"netfold", "spray", "ecmp", "halving-doubling, healthy"} <= texts
     assert "seeds 7" in said[-1]
+    with (tmp_path / "leaf-spine.csv").open() as table:
+        lines = list(csv.DictReader(table))
+    assert [line["scheme"] for line in lines] == [row["scheme"] for row in document["rows"]]
+    assert [float(line["time"] or "inf") for line in lines] == [row["time"] or inf for row in document["rows"]]
+    with (tmp_path / "claims.csv").open() as table:
+        assert [line["claim"] for line in csv.DictReader(table)] == [claim.says for claim in found]
+    sentences = ET.parse(tmp_path / "leaf-spine-claims.svg")
+    texts = {element.text for element in sentences.iter("{http://www.w3.org/2000/svg}text")}
+    assert "time over spray's, best size, all links up: the paper has up to 30 % less, 0.7" in texts
 
 
 @pytest.mark.usefixtures("small")
