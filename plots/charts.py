@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grids of line charts and of bar charts, written as SVG for documents and as PNG for everything else.
+"""Grids of line charts, of bar charts and of arrows between places, written as SVG for documents and as PNG for
+everything else.
 
 matplotlib is imported when a chart is drawn, so that whoever draws none does without it.
 """
@@ -55,6 +56,15 @@ class BarChart:
     """Where the bars begin."""
 
 
+@dataclass(frozen=True)
+class GridChart:
+    """One chart: places in rows and columns, and arrows between them."""
+
+    title: str
+    arrows: Sequence[tuple[int, int, str]]
+    """(from, to, series), of places numbered row by row."""
+
+
 def line_charts(
     stem: Path, title: str, rows: Sequence[Sequence[LineChart]], *, x: str, y: str, png: bool = True
 ) -> list[Path]:
@@ -105,6 +115,49 @@ def bar_charts(stem: Path, title: str, charts: Sequence[BarChart], *, png: bool 
         axes.set(title=chart.title)
     _legend(figure, colour)
     return _save(figure, stem, png)
+
+
+def grid_charts(stem: Path, title: str, charts: Sequence[GridChart], *, rows: int, columns: int) -> list[Path]:
+    """Draw charts of ``rows`` x ``columns`` places beside each other and return the file, ``stem`` with .svg.
+
+    Raises PlotsMissing, and OSError where the file cannot be written.
+    """
+    names = list(dict.fromkeys(series for chart in charts for _, _, series in chart.arrows))
+    if not names:
+        raise ValueError("grid_charts: expected at least one chart with one arrow, got none")
+    across = min(4, len(charts))
+    down = -(-len(charts) // across)
+    figure = _figure(max(8.0, 0.75 * columns * across), (0.75 * rows + 0.5) * down + 1.0, title)
+    colour = _colours(names)
+    grid = figure.subplots(down, across, squeeze=False)
+    for axes in grid.flat[len(charts):]:
+        axes.remove()
+    for axes, chart in zip(grid.flat, charts, strict=False):
+        _draw_arrows(axes, chart, rows, columns, colour)
+    _legend(figure, colour)
+    return _save(figure, stem, with_png=False)
+
+
+def _draw_arrows(axes: Axes, chart: GridChart, rows: int, columns: int, colour: Mapping[str, str]) -> None:
+    """Draw places as dots and each message as an arrow, those of a series beside those of another."""
+    axes.plot([place % columns for place in range(rows * columns)],
+              [-(place // columns) for place in range(rows * columns)], "o", color="#333333", markersize=5)
+    for number, series in enumerate(colour):
+        ends = [(*divmod(a, columns), *divmod(b, columns)) for a, b, one in chart.arrows if one == series]
+        if not ends:
+            continue
+        aside = 0.06 + 0.09 * number  # to the left of the direction, so that both ways stand apart
+        lines = []
+        for down, right, to_down, to_right in ends:
+            length = math.hypot(to_right - right, to_down - down) or 1.0
+            ahead, up = (to_right - right) / length, (down - to_down) / length
+            lines.append((right + 0.2 * ahead - aside * up, -down + 0.2 * up + aside * ahead,
+                          (length - 0.4) * ahead, (length - 0.4) * up))
+        axes.quiver(*zip(*lines, strict=True), angles="xy", scale_units="xy", scale=1, color=colour[series],
+                    width=0.012, headwidth=5, headlength=5, headaxislength=4.5, gid=f"{chart.title}: {series}")
+    axes.set_title(chart.title, fontsize=7)
+    axes.set(xlim=(-0.5, columns - 0.5), ylim=(-rows + 0.5, 0.5), aspect="equal")
+    axes.axis("off")
 
 
 def _figure(width: float, height: float, title: str) -> Figure:

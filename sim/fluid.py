@@ -91,7 +91,21 @@ def simulate(topology: Topology, workload: Workload, scheme: Scheme, *, transpor
     wire = (placed.size + -(-placed.size // transport.mtu) * transport.header).astype(np.float64)
     capacity = np.array([topology.rate(link) / 8 for link in range(topology.links)])
     latency = _latency(topology, workload, transport)
+    return flow(workload, placed, wire, usage, capacity, latency, resolution=resolution, begin=begin)
 
+
+def flow(workload: Workload, placed: Placement, wire: NDArray[np.float64], usage: Usage, capacity: NDArray[np.float64],
+         latency: NDArray[np.float64], *, resolution: float = 0.0, begin: float | None = None) -> FluidOutcome:
+    """Let pieces flow over links of any fabric; `simulate` does so for a Clos fabric.
+
+    wire       float64[pieces]: bytes to carry; used up
+    usage      the links of each piece
+    capacity   float64[links]: bytes a second
+    latency    float64[tasks]: seconds between the last byte's start and its arrival
+    begin      time.perf_counter() when the work began; None: now
+    Raises ValueError for links without capacity, SimulationError where there is not enough memory.
+    """
+    begin = time.perf_counter() if begin is None else begin
     n = len(workload)
     first_piece = np.searchsorted(placed.task, np.arange(n + 1))
     left = np.diff(first_piece)

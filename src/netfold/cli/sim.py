@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -84,3 +85,37 @@ def smp(
         fail(CANNOT, f"sim smp: {error}")
     except OSError as error:
         fail(FAILED, f"sim smp: cannot write {error.filename or out}: {error.strerror}")
+
+
+def mesh(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the tables and figures.")] = Path("build/mesh"),
+    grids: Annotated[str, typer.Option(help="ROWSxCOLUMNS by commas; 4x4t: a torus.")] = "4x4,8x8,4x8,5x5,8x8t",
+    sizes: Annotated[str, typer.Option(help="KiB on each place, by commas.")] = "16,256,4096,65536",
+    rate: Annotated[str, typer.Option(help="Rate of each link, each way.")] = "400gbit",
+    column_rate: Annotated[str, typer.Option(help="Rate of the links along columns, where that differs.")] = "",
+    delay: Annotated[float, typer.Option(help="Seconds from one place to the next.")] = 500e-9,
+    short: Annotated[bool, typer.Option("--short", help="Two small grids and one size: seconds.")] = False,
+) -> None:
+    """TidalMesh's allreduce on grids of hosts linked to their neighbours, against rings and trees; its schedule."""
+    from netfold.fabric.graph import FabricError, bits_per_second
+    from netfold.sim import mesh_figures
+    from netfold.sim.mesh import Grid
+
+    chosen, kilobytes = ("3x4,3x3t", "1024") if short else (grids, sizes)
+    try:
+        if not all(size.strip().isdecimal() for size in kilobytes.split(",")):
+            raise ValueError(f"--sizes: expected whole numbers by commas, got {kilobytes!r}")
+        fast = bits_per_second(rate)
+        along_columns = bits_per_second(column_rate) if column_rate else None
+        places = []
+        for grid in chosen.split(","):
+            found = re.fullmatch(r"\s*(\d{1,3})x(\d{1,3})(t?)\s*", grid)
+            if found is None:
+                raise ValueError(f"--grids: expected 4x4, 4x8t and the like by commas, got {grid!r}")
+            places.append(Grid(int(found[1]), int(found[2]), bool(found[3]), fast, along_columns, delay))
+        mesh_figures.run(places, [int(size) for size in kilobytes.split(",")], out=out,
+                         schedule=(2, 3) if short else (4, 4))
+    except (ValueError, FabricError) as error:
+        fail(CANNOT, f"sim mesh: {error}")
+    except OSError as error:
+        fail(FAILED, f"sim mesh: cannot write {error.filename or out}: {error.strerror}")
