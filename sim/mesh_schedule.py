@@ -113,6 +113,7 @@ def _strand(number: int, part: tuple[int, int], first: list[list[int]], second: 
         for hops in line(len(groups[0]), way):
             for group in groups:
                 pieces = outer if whole else inner[group[0]]
-                messages += [MeshMessage(number, phase, step, group[a], group[b], *pieces[piece]) for a, b, piece in hops]
+                messages += [MeshMessage(number, phase, step, group[a], group[b], *pieces[piece])
+                             for a, b, piece in hops]
             step += 1
     return messages
