@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 import numpy as np
@@ -18,7 +19,11 @@ from netfold.sim.topology import ClosCable, Topology, large_fat_tree, leaf_spine
 from netfold.sim.training import TRAINING
 from netfold.sim.workload import COLLECTIVES, Workload
 
-FABRICS: dict[str, Callable[[], Topology]] = {"leaf-spine": leaf_spine, "fat-tree": paper_fat_tree}
+FABRICS: dict[str, Callable[[], Topology]] = {
+    "leaf-spine": leaf_spine,
+    "leaf-spine-64": partial(leaf_spine, hosts=64, leaves=8, spines=8),
+    "fat-tree": paper_fat_tree,
+}
 BROKEN = ClosCable("leaf", 0, 0)
 """The cable that breaks in the paper, and first in every simulation here."""
 

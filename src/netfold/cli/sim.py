@@ -23,7 +23,7 @@ def group() -> None:
 @simulations.command()
 def ethereal(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the results and figures.")] = Path("build/sim"),
-    fabrics: Annotated[str, typer.Option(help="leaf-spine (256 hosts), fat-tree (512).")] = "leaf-spine",
+    fabrics: Annotated[str, typer.Option(help="leaf-spine (256 hosts), leaf-spine-64, fat-tree (512).")] = "leaf-spine",
     collectives: Annotated[str, typer.Option(help="all, none, or names, by commas.")] = "all",
     schemes: Annotated[str, typer.Option(help="all, or names, by commas.")] = "all",
     models: Annotated[str, typer.Option(help="all, none, or names, by commas.")] = "all",
@@ -37,11 +37,14 @@ def ethereal(
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: joblib's, or all cores.")] = None,
     engine: Annotated[str, typer.Option(help="Where: loky, threading, dask=HOST:PORT, ray or ray=ADDRESS.")] = "loky",
     resume: Annotated[bool, typer.Option("--resume", help="Go on where a run with this --out was ended.")] = False,
+    short: Annotated[bool, typer.Option("--short", help="64 hosts, 1 MB and one model: half a minute.")] = False,
 ) -> None:
     """Draw Ethereal's comparison again: split, pinned flows against spraying, REPS and ECMP, also when links fail."""
     from netfold.sim import ethereal as paper
     from netfold.sim import sweep
 
+    if short:
+        fabrics, models, sizes = "leaf-spine-64", "GPT-117M-3d", "1"
     named = {"fabrics": fabrics, "collectives": collectives, "schemes": schemes, "models": models, "states": states}
     chosen: dict[str, Any] = {name: [] if given == "none" else given.split(",") for name, given in named.items()
                               if given != "all"}
@@ -87,6 +90,7 @@ def smp(
         fail(FAILED, f"sim smp: cannot write {error.filename or out}: {error.strerror}")
 
 
+@simulations.command()
 def mesh(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the tables and figures.")] = Path("build/mesh"),
     grids: Annotated[str, typer.Option(help="ROWSxCOLUMNS by commas; 4x4t: a torus.")] = "4x4,8x8,4x8,5x5,8x8t",
@@ -100,6 +104,7 @@ def mesh(
     from netfold.fabric.graph import FabricError, bits_per_second
     from netfold.sim import mesh_figures
     from netfold.sim.mesh import Grid
+    from netfold.sim.packet import SimulationError
 
     chosen, kilobytes = ("3x4,3x3t", "1024") if short else (grids, sizes)
     try:
@@ -113,9 +118,11 @@ def mesh(
             if found is None:
                 raise ValueError(f"--grids: expected 4x4, 4x8t and the like by commas, got {grid!r}")
             places.append(Grid(int(found[1]), int(found[2]), bool(found[3]), fast, along_columns, delay))
+            if places[-1].size > 256:
+                raise ValueError(f"--grids: {grid} has {places[-1].size} places; expected at most 256, such as 16x16")
         mesh_figures.run(places, [int(size) for size in kilobytes.split(",")], out=out,
                          schedule=(2, 3) if short else (4, 4))
-    except (ValueError, FabricError) as error:
+    except (ValueError, FabricError, SimulationError) as error:
         fail(CANNOT, f"sim mesh: {error}")
     except OSError as error:
         fail(FAILED, f"sim mesh: cannot write {error.filename or out}: {error.strerror}")
