@@ -15,6 +15,7 @@ from netfold.cli.common import CANNOT, FAILED
 from netfold.cli.show import show
 from netfold.cli.top import screen
 from netfold.controller import client
+from netfold.controller.operations.rates import Rates
 from netfold.controller.switch import pipeline
 from netfold.fabric.file import load, save
 from netfold.fabric.generate import leafspine
@@ -22,6 +23,7 @@ from netfold.fabric.graph import Engine
 from netfold.terminal import Terminal
 from netfold.wire.jobs import RankReport
 from netfold.wire.operator import (
+    FabricEvent,
     JobStatus,
     LinkStatus,
     Outcomes,
@@ -179,31 +181,40 @@ def test_status_and_top_tell_what_is_drained() -> None:
     console = Terminal(file=out, width=160)
     show(status, console)
     assert "stay where they are: spine2 is full" in out.getvalue()
-    console.print(screen(status, status, 1.0))
+    console.print(screen(status, status, Rates()))
     assert (out.getvalue().count("up, drained"), out.getvalue().count("down, drained")) == (2, 2)
 
 
 def test_top_shows_what_changed_between_two_looks() -> None:
-    """Rates of links, sums and losses by the seconds between; a switch that was started anew counts from 0."""
+    """Rates of links, sums and losses by the seconds between readings; what a switch that was started anew has done
+    since is not known."""
 
     def look(times: int, folded: int) -> Status:
-        there, back = Traffic(1000 * times, 1_000_000 * times, 5 * times), Traffic(500 * times, 125_000 * times, 0)
+        there = Traffic(1000 * times, 1_000_000 * times, 5 * times, read=float(times))
+        back = Traffic(500 * times, 125_000 * times, 0, read=float(times))
+        tree = TreeStatus("leaf1", 1.0, {"leaf1": ["h1"]})
+        report = RankReport("train", 1, 77, 12, 4_000_000, 0, 3, by_rail={"innet@a": 3, "tcp@b": 1})
         switch = SwitchStatus("leaf1", "leaf", "unix:/a", True, "", 12, 1, 2176, 16384, 3, Outcomes(folded, 10 * times),
-                              spoofed=4 * times, unassigned=2 * times, unfolded=times, gaps=7 * times)
+                              spoofed=4 * times, unassigned=2 * times, unfolded=times, gaps=7 * times, read=there.read)
         return Status("lab", "softswitch", 61.0, [switch], [LinkStatus("leaf1:1", "h1:0", "1gbit", 0, there, back)],
-                      [JobStatus("train", "active", 77, 2, [0, 1], [1], [], 2048, [TreeStatus("leaf1", 1.0, {})], "",
-                                 []),
+                      [JobStatus("train", "active", 77, 2, [0, 1], [1], [], 2048, [tree], "",
+                                 [report]),
                        JobStatus("over-and-done", "finished", 76, 2, [0, 1], [0, 1], [], 0, [], "", [])])
 
     out = io.StringIO()
-    Terminal(file=out, width=160).print(screen(look(1, 900), look(3, 100), 2.0))
+    rates = Rates()
+    rates.update(look(1, 900))
+    event = FabricEvent(4, 0.0, "link down", "leaf1:1 - h1:0", "h1 is gone")
+    Terminal(file=out, width=200).print(screen(look(1, 900), look(3, 100), rates, [event]))
     text = out.getvalue()
     switch, link, job = (next(line for line in text.splitlines() if line.strip().startswith(name))
                          for name in ("leaf1 ", "leaf1:1 - h1:0", "train"))
-    assert switch.split()[-6:] == ["2176/16384", "0", "10", "7", "0", "7"]
+    assert switch.split()[-6:] == ["2176/16384", "-", "-", "7", "0", "7"]
     assert link.split()[-5:] == ["1gbit", "8.0", "1.0", "1500", "5"]
-    assert job.split() == ["train", "active", "1", "of", "2", "leaf1", "-"]
+    assert " ".join(job.split()) == "train active 1 of 2 leaf1 12 4.0 3 innet@a 75% tcp@b 25% -"
     assert "over-and-done" not in text
+    assert "leaf1 <- h1" in text
+    assert "h1 is gone" in text
 
 
 def test_top_in_a_pipe_prints_every_look(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,13 +226,21 @@ def test_top_in_a_pipe_prints_every_look(monkeypatch: pytest.MonkeyPatch) -> Non
         switch = SwitchStatus(f"leaf{len(asked)}", "leaf", "unix:/a", True, "", 12, 1, 0, 16384, 0)
         return Status("lab", "softswitch", 61.0, [switch], [], [])
 
+    async def events(address: str, since: int, *, token: str) -> list[FabricEvent]:
+        return [FabricEvent(since + 1, 0.0, "up", f"event-{since + 1}", "")]
+
     monkeypatch.setattr(client, "status", status)
+    monkeypatch.setattr(client, "events", events)
     slept: list[float] = []
     monkeypatch.setattr("netfold.cli.top.time.sleep", slept.append)
     result = CliRunner().invoke(app, ["top", "--controller", "unix:/a", "-n", "2", "-d", "7"])
     assert result.exit_code == 0, result.output
     assert (len(asked), slept) == (3, [7.0, 7.0])
     assert result.output.index("leaf2") < result.output.index("leaf3")
+    assert result.output.count("event-2") == 2
+    assert result.output.count("event-3") == 1
+    result = CliRunner().invoke(app, ["top", "--controller", "unix:/a", "--once"])
+    assert (result.exit_code, len(asked)) == (0, 5)
 
 
 def test_commands_take_the_widest_token_that_their_user_may_read(

@@ -16,10 +16,12 @@ from netfold.cli.paths import _print as show_paths
 from netfold.cli.show import show, show_slots
 from netfold.cli.top import screen
 from netfold.controller.health.wiring import Cable, Cables
+from netfold.controller.operations.rates import Rates
 from netfold.controller.paths import path_service
 from netfold.terminal import Terminal
 from netfold.wire.jobs import RankReport
 from netfold.wire.operator import (
+    FabricEvent,
     JobSlots,
     JobStatus,
     LinkStatus,
@@ -66,7 +68,8 @@ def test_what_others_said_is_printed_as_it_is(name: str) -> None:
     out = io.StringIO()
     console = Terminal(file=out, width=4000, force_terminal=False)
     show(a_status(text), console)
-    console.print(screen(a_status(text), a_status(text), 1.0))
+    console.print(screen(a_status(text), a_status(text), Rates(),
+                         [FabricEvent(1, 1.0, "up", text, text)]))
     show_slots(text, [JobSlots(text, 7, 4, [OpenSlot(text, text, text, 1, 2, 3, [text], [text])])], console)
     show_links(Cables([Cable(text, text, True, text, True, True, text, text)]), console)
     printed = out.getvalue()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`netfold top`: rates of links, slots, jobs and lost packets of a running fabric, once a second."""
+"""`netfold top`: a running fabric in a terminal, once a second: rates of links, slots, jobs, trees, events."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import asyncio
 import contextlib
 import itertools
 import time
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -16,8 +17,13 @@ from netfold.cli.options import Address, FabricFile
 
 if TYPE_CHECKING:
     from rich.console import Group
+    from rich.table import Table
 
-    from netfold.wire.operator import Status, SwitchStatus, Traffic
+    from netfold.controller.operations.rates import DirectionRate, Rates
+    from netfold.wire.operator import FabricEvent, JobStatus, Status, SwitchStatus
+
+EVENTS: Final = 8
+"""Events that are shown, the last ones."""
 
 
 def top(
@@ -25,30 +31,31 @@ def top(
     controller: Address = None,
     interval: Annotated[float, typer.Option("-d", "--interval", min=0.1, help="Seconds between two looks.")] = 1.0,
     rounds: Annotated[int | None, typer.Option("-n", "--rounds", min=1, help="Looks; default: until Ctrl-C.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="One look, for scripts: the same as -n 1.")] = False,
 ) -> None:
-    """Watch a running fabric: what every link carries, slots in use, jobs and their last re-planning, packets lost.
+    """Watch a running fabric: what links carry, slots in use, jobs with trees and progress, and what happens.
 
-    In a pipe or a file every look is printed below the one before.
+    Rates are from each switch's own readings, and never above the link's; "-": not known, since a switch does not
+    answer or was started anew. In a pipe or a file every look is printed below the one before.
     """
     from rich.live import Live
 
     from netfold import terminal
-    from netfold.controller import client
+    from netfold.controller.operations.rates import Rates
 
-    address, token = address_of(file, controller), token_of(file)
-
-    def look() -> tuple[float, Status]:
-        status: Status = awaited(client.status(address, token=token))
-        return time.monotonic(), status
-
-    before, console = look(), terminal.console()
+    address, token, rates = address_of(file, controller), token_of(file), Rates()
+    looks: range | itertools.count[int] = itertools.count() if rounds is None else range(rounds)
+    before, console = awaited(_look(address, token, 0)), terminal.console()
+    events: list[FabricEvent] = []
+    rates.update(before[0])
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError))
         live = stack.enter_context(Live(console=console, auto_refresh=False)) if console.is_terminal else None
-        for _ in itertools.count() if rounds is None else range(rounds):
+        for _ in range(1) if once else looks:
+            events = [*events, *before[1]][-EVENTS:]
             time.sleep(interval)
-            now = look()
-            picture = screen(before[1], now[1], now[0] - before[0])
+            now = awaited(_look(address, token, events[-1].seq if events else 0))
+            picture = screen(before[0], now[0], rates, [*events, *now[1]][-EVENTS:])
             if live is not None:
                 live.update(picture, refresh=True)
             else:
@@ -56,47 +63,102 @@ def top(
             before = now
 
 
-def screen(before: Status, now: Status, seconds: float) -> Group:
-    """Tables with the difference of two statuses, ``seconds`` apart."""
+async def _look(address: str, token: str, since: int) -> tuple[Status, list[FabricEvent]]:
+    """The status now, and the events after number ``since``: none for a caller who may not read them."""
+    from netfold.controller import client
+    from netfold.rpc.rpc import CallRefused
+
+    status = await client.status(address, token=token)
+    try:
+        return status, await client.events(address, since, token=token)
+    except CallRefused:
+        return status, []
+
+
+def screen(before: Status, now: Status, rates: Rates, events: Sequence[FabricEvent] = ()) -> Group:
+    """Tables of a status with the rates since the one before, which ``rates`` has had."""
     from rich.console import Group
     from rich.table import Table
 
-    from netfold.cli.show import round_words, words
+    from netfold.cli.show import words
 
+    told = rates.update(now)
     switches = Table("switch", "state", "slots", "folded/s", "repeats/s", "gaps/s", "corrupt/s", "refused/s", box=None)
-    for old, new in zip(before.switches, now.switches, strict=True):
-        folded, repeats = (new.folded.first - old.folded.first, new.folded.repeats - old.folded.repeats)
-        switches.add_row(new.name, words(new.up, new.drained, new.problem),
-                         f"{new.slots_used}/{new.slots}", _rate(folded, seconds), _rate(repeats, seconds),
-                         _rate(new.gaps - old.gaps, seconds), _rate(new.corrupt - old.corrupt, seconds),
-                         _rate(_refused(new) - _refused(old), seconds))
+    for old, new, rate in zip(before.switches, now.switches, told.switches, strict=True):
+        switches.add_row(new.name, words(new.up, new.drained, new.problem), f"{new.slots_used}/{new.slots}",
+                         _number(rate.folded), _number(rate.repeats), _per_second(old, new, old.gaps, new.gaps),
+                         _per_second(old, new, old.corrupt, new.corrupt),
+                         _per_second(old, new, _refused(old), _refused(new)))
     links = Table("link", "state", "rate", "there Mb/s", "back Mb/s", "packets/s", "lost/s", box=None)
-    for a, b in zip(before.links, now.links, strict=True):
-        directions = ((a.a_to_b, b.a_to_b), (a.b_to_a, b.b_to_a))
-        packets = sum(new.packets - old.packets for old, new in directions)
-        lost = sum(new.lost - old.lost for old, new in directions)
-        links.add_row(f"{b.a} - {b.b}", words(b.up, b.drained), b.rate or "-",
-                      *(_megabits(old, new, seconds) for old, new in directions), _rate(packets, seconds),
-                      _rate(lost, seconds))
-    jobs = Table("job", "state", "ranks", "trees", "last re-planning", box=None)
-    for job in now.jobs:
-        if job.state != "finished":
-            ranks = f"{len(job.joined) - len(job.left) - len(job.lost)} of {job.world}"
-            jobs.add_row(job.name, job.state, ranks, " ".join(tree.root for tree in job.trees) or job.reason or "-",
-                         "-" if job.round is None else round_words(job.round))
+    for link, way in zip(now.links, told.links, strict=True):
+        links.add_row(f"{link.a} - {link.b}", words(link.up, link.drained, link.problem), link.rate or "-",
+                      _megabits(way.there), _megabits(way.back), _sum(way.there.packets, way.back.packets),
+                      _sum(way.there.lost, way.back.lost))
     up = sum(switch.up for switch in now.switches)
     head = f"fabric {now.fabric} on {now.engine}, up {now.uptime:.0f} s, {up} of {len(now.switches)} switches up"
-    return Group(head, switches, links, jobs)
+    return Group(head, switches, links, *_jobs(now), *([_events(events)] if events else []))
+
+
+def _jobs(now: Status) -> list[Table]:
+    """Jobs that have not ended, and their trees."""
+    from rich.table import Table
+
+    from netfold.cli.show import round_words
+
+    jobs = Table("job", "state", "ranks", "trees", "operations", "MB reduced", "sent again", "shares",
+                 "last re-planning", box=None)
+    trees = Table("tree", "job", "weight", "folds at", "over", box=None)
+    for job in now.jobs:
+        if job.state == "finished":
+            continue
+        there = len(job.joined) - len(job.left) - len(job.lost)
+        jobs.add_row(job.name, job.state, f"{there} of {job.world}",
+                     " ".join(tree.root for tree in job.trees) or job.reason or "-",
+                     str(max((report.operations for report in job.reports), default=0)),
+                     f"{sum(report.bytes_reduced for report in job.reports) / 1e6:.1f}",
+                     str(sum(report.retransmissions for report in job.reports)), _shares(job),
+                     "-" if job.round is None else round_words(job.round))
+        for tree in job.trees:
+            ways = "; ".join(f"{switch} <- {' '.join(children)}" for switch, children in tree.switches.items())
+            trees.add_row(tree.root, job.name, f"{tree.weight:.2f}", ways or "-", ", ".join(tree.links) or "-")
+    return [jobs, trees] if trees.row_count else [jobs]
+
+
+def _events(events: Sequence[FabricEvent]) -> Table:
+    from rich.table import Table
+
+    table = Table("time", "event", "what", "", box=None)
+    for event in events:
+        table.add_row(time.strftime("%H:%M:%S", time.localtime(event.time)), event.kind, event.target, event.text)
+    return table
+
+
+def _shares(job: JobStatus) -> str:
+    """What each rail carried of the job's bytes, over the ranks that have reported."""
+    carried: dict[str, int] = {}
+    for report in job.reports:
+        for name, count in report.by_rail.items():
+            carried[name] = carried.get(name, 0) + count
+    total = sum(carried.values())
+    return " ".join(f"{name} {count / total:.0%}" for name, count in sorted(carried.items())) if total else "-"
 
 
 def _refused(switch: SwitchStatus) -> int:
     return switch.spoofed + switch.unassigned + switch.unfolded
 
 
-def _megabits(old: Traffic, new: Traffic, seconds: float) -> str:
-    return f"{max(0, new.bytes - old.bytes) * 8 / seconds / 1e6:.1f}"
+def _megabits(rate: DirectionRate) -> str:
+    return "-" if rate.bits is None else f"{rate.bits / 1e6:.1f}"
 
 
-def _rate(count: int, seconds: float) -> str:
-    """Count per second; 0 if the switch was restarted, since it counts from 0 then."""
-    return f"{max(0, count) / seconds:.0f}"
+def _sum(there: float | None, back: float | None) -> str:
+    return "-" if there is None or back is None else f"{there + back:.0f}"
+
+
+def _number(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:.0f}"
+
+
+def _per_second(old: SwitchStatus, new: SwitchStatus, before: int, now: int) -> str:
+    """Count per second of a counter of a switch; "-" where one reading is missing or it was started anew."""
+    return f"{(now - before) / (new.read - old.read):.0f}" if 0 < old.read < new.read and now >= before else "-"
