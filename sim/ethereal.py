@@ -28,7 +28,7 @@ from netfold.sim.claims import STATES, Claim, ComparisonRow, State, claims, desc
 from netfold.sim.figures import draw, draw_claims
 from netfold.sim.packet import Transport
 from netfold.sim.placement import SCHEMES
-from netfold.sim.points import FABRICS, Point, broken, simulate_large, simulate_point
+from netfold.sim.points import Point, broken, fabric, simulate_large, simulate_point
 from netfold.sim.results import RESULTS, Journal, write_results, write_tables
 from netfold.sim.sweep import sweep
 from netfold.sim.training import TRAINING
@@ -43,6 +43,7 @@ class Comparison:
     """
 
     fabrics: Sequence[str] = ("leaf-spine",)
+    """Names of `points.FABRICS`, or fabric files NAME.toml."""
     collectives: Sequence[str] = tuple(COLLECTIVES)
     models: Sequence[str] = tuple(TRAINING)
     sizes: Sequence[int] = (1, 4, 16, 64)
@@ -56,7 +57,7 @@ class Comparison:
     """Seconds of the time-out, for all schemes; the paper's authors have 1 ms."""
 
     def __post_init__(self) -> None:
-        for name, given, known in (("fabric", self.fabrics, FABRICS), ("collective", self.collectives, COLLECTIVES),
+        for name, given, known in (("collective", self.collectives, COLLECTIVES),
                                    ("model", self.models, TRAINING), ("scheme", self.schemes, SCHEMES),
                                    ("state", self.states, STATES)):
             if unknown := [one for one in given if one not in known]:
@@ -66,8 +67,11 @@ class Comparison:
             if low := [number for number in numbers if number < least]:
                 raise ValueError(f"a {name} of {low[0]}: expected {least} or more")
         Transport(rto=self.rto)  # raises ValueError for a time-out that cannot be
-        for fabric in self.fabrics:
-            broken(FABRICS[fabric](), max(self.links), self.seeds[0])
+        for name in self.fabrics:
+            broken(fabric(name), max(self.links), self.seeds[0])
+        if len({Path(name).stem for name in self.fabrics}) < len(self.fabrics):
+            raise ValueError(f"fabrics {', '.join(self.fabrics)}: figures are named after them, so they need different "
+                             "names")
         if not (self.fabrics and (self.collectives or self.models) and self.states and self.schemes):
             raise ValueError("nothing to simulate: expected a fabric, a state, a scheme, and a collective or a model")
 
@@ -76,8 +80,8 @@ class Comparison:
         """All simulations; those that differ in scheme and seed alone stand side by side."""
         workloads = [*((name, mb << 20) for name in self.collectives for mb in self.sizes),
                      *((name, 0) for name in self.models)]
-        return [Point(fabric, *workload, scheme, state, seed, self.rto, count)
-                for fabric in self.fabrics for workload in workloads
+        return [Point(name, *workload, scheme, state, seed, self.rto, count)
+                for name in self.fabrics for workload in workloads
                 for state in self.states for count in (self.links if state != "healthy" else (1,))
                 for scheme in self.schemes for seed in self.seeds]
 
@@ -111,15 +115,15 @@ def run(
     found = claims(rows)
     write_results(out, rows, {
         "seeds": list(comparison.seeds), "rto": comparison.rto, "transport": asdict(Transport(rto=comparison.rto)),
-        "fabrics": {name: asdict(FABRICS[name]()) for name in comparison.fabrics},
+        "fabrics": {name: asdict(fabric(name)) for name in comparison.fabrics},
         "wall_seconds": time.perf_counter() - begin, "claims": [asdict(claim) for claim in found],
         "fluid_16384_hosts": large})
     for claim in found:
         echo(f"{'holds' if claim.holds else 'does NOT hold':14} {claim.says}: {claim.found}")
     written = [RESULTS, *(file.name for file in write_tables(out, rows, found))]
     try:
-        written += [file.name for fabric in comparison.fabrics for drawn in (draw, draw_claims)
-                    for file in drawn(rows, fabric, out)]
+        written += [file.name for name in comparison.fabrics for drawn in (draw, draw_claims)
+                    for file in drawn(rows, name, out)]
     except PlotsMissing as error:
         echo(f"no figures: {error}; then --resume draws them")
     echo(f"wrote {', '.join(written)} in {out}; seeds {', '.join(map(str, comparison.seeds))}")

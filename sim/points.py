@@ -8,14 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from pathlib import Path
 
 import numpy as np
 
+from netfold.fabric.file import load
+from netfold.fabric.graph import FabricError
 from netfold.sim import fluid
 from netfold.sim.claims import GIVE_UP, ComparisonRow, State
 from netfold.sim.packet import Fault, Transport, simulate
 from netfold.sim.placement import SCHEMES, place
-from netfold.sim.topology import ClosCable, Topology, large_fat_tree, leaf_spine, paper_fat_tree
+from netfold.sim.topology import ClosCable, Topology, large_fat_tree, leaf_spine, of_fabric, paper_fat_tree
 from netfold.sim.training import TRAINING
 from netfold.sim.workload import COLLECTIVES, Workload
 
@@ -24,6 +27,8 @@ FABRICS: dict[str, Callable[[], Topology]] = {
     "leaf-spine-64": partial(leaf_spine, hosts=64, leaves=8, spines=8),
     "fat-tree": paper_fat_tree,
 }
+RATE, DELAY = 400e9, 500e-9
+"""Bit/s of links of a fabric file that states no rate, and seconds over each link: those of the paper."""
 BROKEN = ClosCable("leaf", 0, 0)
 """The cable that breaks in the paper, and first in every simulation here."""
 
@@ -47,7 +52,7 @@ class Point:
 
 def simulate_point(point: Point) -> ComparisonRow:
     """Run one simulation."""
-    topology = FABRICS[point.fabric]()
+    topology = fabric(point.fabric)
     workload = _workload(topology, point)
     scheme = SCHEMES[point.scheme]
     cables = [] if point.state == "healthy" else broken(topology, point.links, point.seed)
@@ -67,6 +72,21 @@ def simulate_point(point: Point) -> ComparisonRow:
                int(np.unique(pairs[:2], axis=1, return_counts=True)[1].max()),
                float((uplinks.max(axis=1) / uplinks.mean(axis=1)).max(initial=1.0)),
                outcome.counts["timeouts"], outcome.counts["dropped"], point.links)
+
+
+def fabric(name: str) -> Topology:
+    """One of `FABRICS`, or the leaf-spine fabric of a file NAME.toml.
+
+    Raises ValueError for an unknown name, a file that cannot be read, and a fabric that is not regular.
+    """
+    if name in FABRICS:
+        return FABRICS[name]()
+    if not name.endswith(".toml"):
+        raise ValueError(f"no fabric is called {name}; there are {', '.join(FABRICS)}, and files NAME.toml")
+    try:
+        return of_fabric(load(Path(name)), delay=DELAY, rate=RATE)
+    except FabricError as error:
+        raise ValueError(str(error)) from error
 
 
 def broken(topology: Topology, number: int, seed: int) -> list[ClosCable]:

@@ -75,7 +75,7 @@ def write_tables(folder: Path, rows: Sequence[ComparisonRow], claims: Sequence[C
     tables: dict[str, list[list[object]]] = {}
     for row in rows:
         tables.setdefault(row.fabric, []).append(["" if value is None else value for value in _jsonable(row).values()])
-    written = [_table(folder / f"{fabric}.csv", names, lines) for fabric, lines in tables.items()]
+    written = [_table(folder / f"{Path(fabric).stem}.csv", names, lines) for fabric, lines in tables.items()]
     verdicts = [[claim.says, "yes" if claim.holds else "no", claim.found] for claim in claims]
     return [*written, _table(folder / "claims.csv", ["claim", "holds", "found"], verdicts)]
 

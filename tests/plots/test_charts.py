@@ -81,7 +81,8 @@ def test_a_drawing_may_be_svg_alone(tmp_path: Path) -> None:
     """Without PNG one file is written, and named."""
     chart = LineChart("a", ["1"], {"one": [1.0]})
     assert line_charts(tmp_path / "lines", "t", [[chart]], x="x", y="y", png=False) == [tmp_path / "lines.svg"]
-    assert bar_charts(tmp_path / "bars", "t", [BarChart("b", {"g": {"one": 1.0}})], png=False) == [tmp_path / "bars.svg"]
+    bars = [BarChart("b", {"g": {"one": 1.0}})]
+    assert bar_charts(tmp_path / "bars", "t", bars, png=False) == [tmp_path / "bars.svg"]
     assert {file.name for file in tmp_path.iterdir()} == {"lines.svg", "bars.svg"}
 
 

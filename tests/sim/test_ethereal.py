@@ -17,6 +17,8 @@ import pytest
 from typer.testing import CliRunner
 
 from netfold.cli.app import app
+from netfold.fabric.file import save
+from netfold.fabric.generate import leafspine
 from netfold.sim import ethereal
 from netfold.sim.claims import ComparisonRow, claims, relative
 from netfold.sim.ethereal import Comparison, run
@@ -269,3 +271,23 @@ def test_the_short_form_has_a_pipeline_and_every_state(tmp_path: Path) -> None:
     assert {work for work, _, _ in rows} == {"halving-doubling", "GPT-117M-3d"}
     for state in ("all links up", "while a link breaks that routing knows not of", "with a link known to be out"):
         assert f"netfold finishes up to 30 % earlier than spray, {state}:" in " ".join(result.output.split())
+
+
+def test_a_fabric_file_is_simulated_as_it_says(tmp_path: Path) -> None:
+    """Hosts, uplinks and rates are those of the file; names that are none, and irregular fabrics, are refused."""
+    file = tmp_path / "lab.toml"
+    save(leafspine(4, 2, 8, rate="100gbit"), file)
+    run(Comparison(**{**SMALL, "sizes": [1], "fabrics": [str(file)]}), out=tmp_path, jobs=1, echo=lambda _: None)
+    document = json.loads((tmp_path / "results.json").read_text())
+    (described,) = document["fabrics"].values()
+    assert [described[name] for name in ("hosts", "leaves", "aggs", "host_rate")] == [2, 4, 2, 100e9]
+    assert (tmp_path / "lab.csv").exists()
+    with pytest.raises(ValueError, match="no fabric is called lab; there are leaf-spine"):
+        Comparison(fabrics=["lab"])
+    with pytest.raises(ValueError, match=r"missing\.toml"):
+        Comparison(fabrics=[str(tmp_path / "missing.toml")])
+    save(leafspine(3, 2, 8, rate="100gbit"), file)
+    with pytest.raises(ValueError, match="equally many hosts on each leaf"):
+        Comparison(fabrics=[str(file)])
+    with pytest.raises(ValueError, match="need different names"):
+        Comparison(fabrics=["leaf-spine", "leaf-spine"])

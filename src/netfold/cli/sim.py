@@ -23,7 +23,8 @@ def group() -> None:
 @simulations.command()
 def ethereal(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the results and figures.")] = Path("build/sim"),
-    fabrics: Annotated[str, typer.Option(help="leaf-spine (256 hosts), leaf-spine-64, fat-tree (512).")] = "leaf-spine",
+    fabrics: Annotated[str, typer.Option(help="leaf-spine (256 hosts), leaf-spine-64, fat-tree (512), or fabric files "
+                                                "NAME.toml, by commas.")] = "leaf-spine",
     collectives: Annotated[str, typer.Option(help="all, none, or names, by commas.")] = "all",
     schemes: Annotated[str, typer.Option(help="all, or names, by commas.")] = "all",
     models: Annotated[str, typer.Option(help="all, none, or names, by commas.")] = "all",
