@@ -47,8 +47,8 @@ def draw(rows: Sequence[ComparisonRow], fabric: str, folder: Path) -> list[Path]
                                   {scheme: [value(scheme, model, 0) for model in of] for scheme in schemes}, empty))
         lines.append(line)
     seeds = ", ".join(map(str, sorted({r.seed for r in mine})))
-    return line_charts(folder / Path(fabric).stem, f"{fabric}: completion time over that of {base} (seeds {seeds})", lines,
-                       x="MB on each rank, or model", y=f"time / {base}")
+    return line_charts(folder / Path(fabric).stem, f"{fabric}: completion time over that of {base} (seeds {seeds})",
+                       lines, x="MB on each rank, or model", y=f"time / {base}")
 
 
 def draw_claims(rows: Sequence[ComparisonRow], fabric: str, folder: Path) -> list[Path]:
@@ -71,4 +71,6 @@ def draw_claims(rows: Sequence[ComparisonRow], fabric: str, folder: Path) -> lis
             if groups:
                 charts.append(BarChart(f"time over {baseline}'s, best size, {IN_WORDS[state]}: the paper has up to "
                                        f"{percent} % less, {1 - percent / 100:.1f}", groups, base=1.0))
-    return bar_charts(folder / f"{Path(fabric).stem}-claims", f"{fabric}: below 1 is earlier", charts, png=False) if charts else []
+    if not charts:
+        return []
+    return bar_charts(folder / f"{Path(fabric).stem}-claims", f"{fabric}: below 1 is earlier", charts, png=False)
