@@ -71,6 +71,7 @@ class Network(Lifecycle):
     controller  whether to start the controller
     tls         see `FabricTopo`
     guests      hosts that are no namespaces, such as virtual machines (rxe/hosts.py)
+    mtu         of all links; None: what the fabric's path MTU asks for
     """
 
     def __init__(
@@ -83,8 +84,10 @@ class Network(Lifecycle):
         controller: bool = True,
         tls: Certificates | None = None,
         guests: GuestHosts | None = None,
+        mtu: int | None = None,
     ) -> None:
         self.fabric = fabric
+        self._mtu = mtu
         self.logs = logs
         self.file = logs / "fabric.toml"
         """The fabric file, written for the controller and other commands."""
@@ -116,7 +119,7 @@ class Network(Lifecycle):
         self.mininet = Mininet(switch=kind, controller=None, build=False)
         self.mininet.topo = FabricTopo(
             self.fabric, logs=self.logs.absolute(), pcap=self._pcap, offload=self._offload, tls=self._tls,
-            guests=() if self._guests is None else self._guests.names,
+            guests=() if self._guests is None else self._guests.names, mtu=self._mtu,
         )
         self.mininet.build()
         if self._guests is not None:

@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, get_args
@@ -57,6 +57,27 @@ class RunRequest:
     paths: str | None = None
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a rank runs.
+
+    enter      the command that runs the one after it there, with these environment variables at least
+    fabrics    as programs there see them, one a plane
+    elsewhere  whether that is another machine, with a PATH of its own
+    """
+
+    enter: Callable[[Collection[str]], list[str]]
+    fabrics: Sequence[Fabric]
+    elsewhere: bool = False
+
+
+def _here(fabrics: Sequence[Fabric], pid: int) -> Place:
+    """A Mininet host of this machine, by its process."""
+    from netfold.topo.net import in_namespaces
+
+    return Place(lambda _: in_namespaces(pid), fabrics)
+
+
 def run_in(fabrics: Sequence[Fabric], request: RunRequest) -> int:
     """Start fabrics with the same hosts in a sandbox, run on their hosts, end everything, and return an exit status.
 
@@ -83,8 +104,8 @@ def run_in(fabrics: Sequence[Fabric], request: RunRequest) -> int:
                 if page := listeners.url(fabric):
                     print(f"netfold: {fabric.name}: page and metrics at {page}", file=sys.stderr, flush=True)
             hosts = hosts_of_ranks(fabrics[0], request.ranks)
-            pids = [planes.mininet.get(host.name).pid for host in hosts]
-            with started(fabrics, request, hosts, pids) as ranks:
+            places = [_here(fabrics, planes.mininet.get(host.name).pid) for host in hosts]
+            with started(places, request, hosts) as ranks:
                 return ranks.run(grace=request.grace, timeout=request.timeout, check=planes.check)
     except FabricFailed as error:
         print(f"netfold: {error}", file=sys.stderr)
@@ -93,9 +114,10 @@ def run_in(fabrics: Sequence[Fabric], request: RunRequest) -> int:
         return 128 + int(stopped.args[0])
 
 
-def run_on(fabrics: Sequence[Fabric], request: RunRequest) -> int:
+def run_on(fabrics: Sequence[Fabric], request: RunRequest, places: Sequence[Place] | None = None) -> int:
     """Run on the hosts of a fabric, or of several planes, that Mininet runs already, and return an exit status.
 
+    places  of the ranks, where the fabric runs over several machines; None: Mininet hosts of this one
     Raises CannotRun.
     """
     hosts = hosts_of_ranks(fabrics[0], request.ranks)
@@ -109,9 +131,10 @@ def run_on(fabrics: Sequence[Fabric], request: RunRequest) -> int:
             )
     rails_for(fabrics, request.rails)
     paths_for(request.paths)
-    pids = mininet_hosts([host.name for host in hosts])
+    if places is None:
+        places = [_here(fabrics, pid) for pid in mininet_hosts([host.name for host in hosts])]
     try:
-        with stopping(), started(fabrics, request, hosts, pids) as ranks:
+        with stopping(), started(places, request, hosts) as ranks:
             return ranks.run(grace=request.grace, timeout=request.timeout)
     except Stopped as stopped:
         return 128 + int(stopped.args[0])
@@ -186,23 +209,24 @@ def mininet_hosts(names: Sequence[str], proc: Path = Path("/proc")) -> list[int]
 
 
 @contextlib.contextmanager
-def started(
-    fabrics: Sequence[Fabric], request: RunRequest, hosts: Sequence[Host], pids: Sequence[int]
-) -> Iterator[Console]:
-    """Start the ranks; those that still run at the end of the block are killed."""
-    from netfold.topo.net import environment, in_namespaces, start
+def started(places: Sequence[Place], request: RunRequest, hosts: Sequence[Host]) -> Iterator[Console]:
+    """Start the ranks, one at each place; those that still run at the end of the block are killed."""
+    from netfold.topo.net import environment, start
     from netfold.topo.planes import planes_of
 
     ranks = Console(sys.stdout.buffer, sys.stderr.buffer)
     path = {"PATH": f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}"}
-    rails = rails_for(fabrics, request.rails) | paths_for(request.paths)
+    rails = rails_for(places[0].fabrics, request.rails) | paths_for(request.paths)
+    forwarded = {name for name in os.environ if name.startswith("NETFOLD_")} - {sandbox.INSIDE, sandbox.RUNDIR}
     try:
-        for rank, (host, pid) in enumerate(zip(hosts, pids, strict=True)):
+        for rank, (host, place) in enumerate(zip(hosts, places, strict=True)):
+            fabrics = place.fabrics
             ours: Mapping[str, str] = {
-                **path, **environment(fabrics[0], hosts, rank, job=request.job), **planes_of(fabrics, host.name),
-                **rails,
+                **environment(fabrics[0], hosts, rank, job=request.job), **planes_of(fabrics, host.name), **rails,
             }
-            ranks.add(host.name, start(request.command, in_namespaces(pid), ours, subprocess.PIPE))
+            enter = place.enter(sorted(forwarded | set(ours)))
+            ours = ours if place.elsewhere else {**path, **ours}
+            ranks.add(host.name, start(request.command, enter, ours, subprocess.PIPE))
         yield ranks
     finally:
         ranks.kill()

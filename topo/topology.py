@@ -43,10 +43,12 @@ class FabricTopo(Topo):  # type: ignore[misc]
         network: str = "default",
         tls: Certificates | None = None,
         guests: Collection[str] = (),
+        mtu: int | None = None,
     ) -> None:
         """Build the topology; Mininet calls this with the constructor's arguments.
 
         network  addresses that hosts reach by this fabric
+        mtu      of all links; None: what LINK_MTUS has for the fabric's path MTU
         """
         self.fabric = fabric
         self.guest_links: list[GuestLink] = []
@@ -69,7 +71,7 @@ class FabricTopo(Topo):  # type: ignore[misc]
         macs = {host.name: host.mac for host in fabric.hosts}
         for link in fabric.links:
             a, b = link.ends
-            params = {"rate": link.rate, "offload": offload, "mtu": LINK_MTUS[fabric.path_mtu]}
+            params = {"rate": link.rate, "offload": offload, "mtu": mtu or LINK_MTUS[fabric.path_mtu]}
             if guest := next((end for end in (a, b) if end.node in guests), None):
                 leaf, host = b if guest is a else a, fabric.host(guest.node)
                 self.guest_links.append(GuestLink(

@@ -10,6 +10,7 @@ line is closed.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import os
@@ -19,7 +20,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -37,19 +38,33 @@ class Command:
         self.outputs: dict[int, tuple[IO[bytes], Kind]] = {}
 
 
+class CarriedConnection:
+    """A connection that is carried over the line."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        connected.setblocking(False)
+        self.socket = connected
+        self.waiting: collections.deque[bytes] = collections.deque()
+        """What its other end has not taken yet."""
+        self.closing = False
+        """Whether it is closed once that has been taken."""
+
+
 class Agent:
     """Serves one line.
 
     line   file descriptor of the virtio-serial port
     paths  of sockets of the machine outside
+    out    file descriptor to which frames are written; None: ``line``
     """
 
-    def __init__(self, line: int, paths: list[str]) -> None:
+    def __init__(self, line: int, paths: Sequence[str], out: int | None = None) -> None:
         self._line = line
+        self._out = line if out is None else out
         self._selector = selectors.DefaultSelector()
         self._splitter = Splitter()
         self._commands: dict[int, Command] = {}
-        self._connections: dict[int, socket.socket] = {}
+        self._connections: dict[int, CarriedConnection] = {}
         self._next = 0
         for number, path in enumerate(paths):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -67,13 +82,45 @@ class Agent:
         self._watch(self._woken, self._reap)
         self._watch(line, self._read_line)
 
-    def serve(self) -> None:
-        """Serve until the line is closed."""
-        self._send(0, Kind.READY)
+    def serve(self, ready: bytes = b"", every: float | None = None) -> None:
+        """Say that this agent runs, and serve until the line is closed.
+
+        ready  content of READY
+        every  seconds between calls of `look`; None: it is not called
+        """
+        self._send(0, Kind.READY, ready)
         while True:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(every):
                 if key.fd in self._selector.get_map():  # not closed by what was served before it
                     key.data()
+            if every is not None:
+                self.look()
+
+    def look(self) -> None:
+        """Called now and then, by those who ask `serve` for it."""
+
+    def heard(self) -> None:
+        """Called when the machine outside has said something."""
+
+    def environment(self, sent: Mapping[str, str]) -> Mapping[str, str]:
+        """The environment of a command, of which this was sent."""
+        return sent
+
+    def collect(self) -> None:
+        """Collect processes that have ended, also those whose parents ended before them."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    break
+                for channel, command in list(self._commands.items()):
+                    if command.process.pid == pid:
+                        command.process.returncode = os.waitstatus_to_exitcode(status)
+                        self._ended(channel, command)
+
+    def connect(self, name: str) -> socket.socket:
+        """The connection that the machine outside asks for.  Raises OSError."""
+        raise OSError(f"{name}: a guest has no sockets for others")
 
     def _watch(self, file: Any, serve: Callable[[], object]) -> None:
         self._selector.register(file, selectors.EVENT_READ, serve)
@@ -81,12 +128,13 @@ class Agent:
     def _send(self, channel: int, kind: Kind, content: bytes = b"") -> None:
         data = memoryview(pack(channel, kind, content))
         while data:
-            data = data[os.write(self._line, data) :]
+            data = data[os.write(self._out, data) :]
 
     def _read_line(self) -> None:
         data = os.read(self._line, 1 << 16)
         if not data:
             raise SystemExit("the line is closed")
+        self.heard()
         for channel, kind, content in self._splitter.feed(data):
             self._obey(channel, kind, content)
 
@@ -96,10 +144,14 @@ class Agent:
         elif kind in (Kind.DATA, Kind.CLOSE):
             connection = self._connections.get(channel)
             if connection is not None:
-                with contextlib.suppress(OSError):
-                    connection.sendall(content)
-                if kind is Kind.CLOSE:
-                    self._forget(channel)
+                connection.waiting.append(content)
+                connection.closing = connection.closing or kind is Kind.CLOSE
+                self._flush(channel)
+        elif kind is Kind.CONNECT:
+            try:
+                self._carried(channel, self.connect(content.decode(errors="replace")))
+            except OSError:
+                self._send(channel, Kind.CLOSE)
         elif (command := self._commands.get(channel)) is not None:  # otherwise it has ended meanwhile
             if kind is Kind.SIGNAL:
                 with contextlib.suppress(ProcessLookupError):
@@ -118,8 +170,8 @@ class Agent:
     def _run(self, channel: int, wanted: dict[str, Any]) -> None:
         try:
             process = subprocess.Popen(
-                wanted["argv"], cwd=wanted["cwd"], env=wanted["env"], start_new_session=True, stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                wanted["argv"], cwd=wanted["cwd"], env=self.environment(wanted["env"]), start_new_session=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             )
         except OSError as error:
             self._send(channel, Kind.ERRORS, f"cannot run {wanted['argv'][0]}: {error}\n".encode())
@@ -150,18 +202,9 @@ class Agent:
         return False
 
     def _reap(self) -> None:
-        """Collect processes that have ended, also those whose parents ended before them."""
         with contextlib.suppress(BlockingIOError):
             self._woken.recv(4096)
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    break
-                for channel, command in list(self._commands.items()):
-                    if command.process.pid == pid:
-                        command.process.returncode = os.waitstatus_to_exitcode(status)
-                        self._ended(channel, command)
+        self.collect()
 
     def _ended(self, channel: int, command: Command) -> None:
         for number in list(command.outputs):
@@ -182,23 +225,51 @@ class Agent:
         connection, _ = listener.accept()
         self._next = (self._next + 1) % FROM_GUEST
         channel = FROM_GUEST | self._next
-        self._connections[channel] = connection
-        self._watch(connection, partial(self._carry, channel))
-        self._send(channel, Kind.OPEN, bytes([number]))
+        self._carried(channel, connection)
+        self._send(channel, Kind.OPEN, number.to_bytes(2, "big"))
+
+    def _carried(self, channel: int, connected: socket.socket) -> None:
+        self._connections[channel] = CarriedConnection(connected)
+        self._watch(connected, partial(self._carry, channel))
 
     def _carry(self, channel: int) -> None:
+        """Bring what a connection says, and give it what waits for it."""
+        self._flush(channel)
+        if (connection := self._connections.get(channel)) is None:
+            return
         try:
-            data = self._connections[channel].recv(MOST)
+            data = connection.socket.recv(MOST)
+        except BlockingIOError:
+            return
         except OSError:
             data = b""
         self._send(channel, Kind.DATA if data else Kind.CLOSE, data)
         if not data:
             self._forget(channel)
 
+    def _flush(self, channel: int) -> None:
+        """Give a connection what waits for it, as far as it takes it: nobody else waits for one that stands still."""
+        connection = self._connections[channel]
+        try:
+            while connection.waiting:
+                data = connection.waiting.popleft()
+                sent = connection.socket.send(data) if data else 0
+                if sent < len(data):
+                    connection.waiting.appendleft(data[sent:])
+        except BlockingIOError:
+            connection.waiting.appendleft(data)
+        except OSError:
+            connection.waiting.clear()  # its reading side tells of the end
+        if connection.closing and not connection.waiting:
+            self._forget(channel)
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.waiting else 0)
+        self._selector.modify(connection.socket, events, self._selector.get_key(connection.socket).data)
+
     def _forget(self, channel: int) -> None:
         connection = self._connections.pop(channel)
-        self._selector.unregister(connection)
-        connection.close()
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
 
 
 def open_line() -> int:

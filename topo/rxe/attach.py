@@ -2,9 +2,10 @@
 """Runs a command in a guest as if it ran here, as `mnexec -a` does for namespaces.
 
     python -m netfold.topo.rxe.attach /tmp/netfold-x/h1.vm -- python train.py
+    python -m netfold.topo.rxe.attach --only RANK,WORLD_SIZE /tmp/netfold-x/node2.line -- python train.py
 
-Environment, working directory and standard streams of this process become the command's, signals are handed on, and its
-status becomes this one's, signals included.
+Environment (of it what --only names), working directory and standard streams of this process become the command's,
+signals are handed on, and its status becomes this one's, signals included.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import FrameType
 from typing import Final
 
@@ -29,13 +30,20 @@ GUEST_LOST: Final = 126
 """Status where the guest ended before the command did."""
 
 
-def command(line: str, argv: Sequence[str]) -> list[str]:
-    """The command line that runs ``argv`` in the guest whose socket is ``line``."""
-    return [sys.executable, "-m", "netfold.topo.rxe.attach", line, "--", *argv]
+def command(line: str, argv: Sequence[str], only: Collection[str] = ()) -> list[str]:
+    """The command line that runs ``argv`` in the guest whose socket is ``line``.
+
+    only  names of the environment variables that go with it; none: all of them
+    """
+    some = ["--only", ",".join(only)] if only else []
+    return [sys.executable, "-m", "netfold.topo.rxe.attach", *some, line, "--", *argv]
 
 
-def run(line: str, argv: Sequence[str]) -> int:
-    """Run a command in the guest whose socket is ``line``; return its status, negative where a signal ended it."""
+def run(line: str, argv: Sequence[str], only: Collection[str] = ()) -> int:
+    """Run a command in the guest whose socket is ``line``; return its status, negative where a signal ended it.
+
+    only  as in `command`
+    """
     with socket.socket(socket.AF_UNIX) as guest, selectors.DefaultSelector() as selector:
         try:
             guest.connect(line)
@@ -43,7 +51,8 @@ def run(line: str, argv: Sequence[str]) -> int:
             print(f"cannot run {argv[0]} in a guest: {line}: {error.strerror}: it has ended, or was not started",
                   file=sys.stderr)
             return GUEST_LOST
-        wanted = {"argv": list(argv), "env": dict(os.environ), "cwd": os.getcwd()}
+        env = {name: value for name, value in os.environ.items() if not only or name in only}
+        wanted = {"argv": list(argv), "env": env, "cwd": os.getcwd()}
         guest.sendall(pack(0, Kind.RUN, json.dumps(wanted).encode()))
 
         def hand_on(number: int, _: FrameType | None) -> None:
@@ -91,11 +100,14 @@ def _write(number: int, data: bytes) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The program: LINE -- COMMAND ARG..."""
+    """The program: [--only NAME,...] LINE -- COMMAND ARG..."""
+    only: list[str] = []
+    if argv[:1] == ["--only"] and len(argv) > 1:
+        only, argv = argv[1].split(","), argv[2:]
     if len(argv) < 3 or argv[1] != "--":
-        print("usage: python -m netfold.topo.rxe.attach SOCKET -- COMMAND ARG...", file=sys.stderr)
+        print("usage: python -m netfold.topo.rxe.attach [--only NAME,...] SOCKET -- COMMAND ARG...", file=sys.stderr)
         return 2
-    status = run(argv[0], argv[2:])
+    status = run(argv[0], argv[2:], only)
     if status < 0:
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)

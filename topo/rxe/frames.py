@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages on the line between a guest and this machine, of many channels at once: a channel is one command that runs
-in the guest, or one connection from it to a socket of this machine.
+"""Messages on the line between a guest, or another machine, and this one, of many channels at once: a channel is one
+command that runs there, or one connection between a socket there and a socket here.
 
 A frame is its channel, its kind and the length of what follows (9 bytes, network order), and then that.
 """
@@ -16,7 +16,7 @@ HEADER: Final = struct.Struct("!IBI")
 MOST: Final = 1 << 16
 """Bytes of a frame's content at most, but for RUN."""
 MOST_RUN: Final = 1 << 24
-"""Bytes of a RUN, whose environment may be large."""
+"""Bytes of a RUN, whose environment may be large, of a DESCRIBE, and of a READY."""
 FROM_GUEST: Final = 1 << 31
 """Set in the numbers of channels that the guest opens."""
 
@@ -37,13 +37,21 @@ class Kind(enum.IntEnum):
     EXIT = 6
     """From the guest: the command has ended; its status as four bytes with sign, negative: by that signal."""
     OPEN = 7
-    """From the guest: somebody has connected to a socket; its number among those of this machine, one byte."""
+    """From the guest: somebody has connected to a socket; its number among those of this machine, two bytes."""
     DATA = 8
     """Both ways: bytes of such a connection."""
     CLOSE = 9
     """Both ways: such a connection has ended."""
     READY = 10
-    """From the guest: the agent runs."""
+    """From the guest: the agent runs; what follows is the agent's to say."""
+    DESCRIBE = 11
+    """To another machine, first of all: what it runs, as JSON (machines/description.py)."""
+    FAILED = 12
+    """From another machine: it cannot do that, or something that it runs has ended; text."""
+    CONNECT = 13
+    """To another machine: connect this channel to a socket there; the socket's name."""
+    ALIVE = 14
+    """Both ways, without content: this side is there."""
 
 
 class BadFrame(ValueError):
@@ -70,7 +78,7 @@ class Splitter:
                 kind = Kind(number)
             except ValueError:
                 raise BadFrame(f"frame of unknown kind {number} on channel {channel:#x}") from None
-            most = MOST_RUN if kind is Kind.RUN else MOST
+            most = MOST_RUN if kind in (Kind.RUN, Kind.DESCRIBE, Kind.READY) else MOST
             if length > most:
                 raise BadFrame(f"{kind.name} on channel {channel:#x}: expected at most {most} bytes, got {length}")
             if len(self._buffer) < HEADER.size + length:

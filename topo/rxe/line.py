@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carries frames between the agent of a guest and the programs here that use the guest: one thread a guest."""
+"""Carries frames between the agent of a guest, or of another machine, and the programs here that use it: one thread
+each."""
 
 from __future__ import annotations
 
@@ -9,16 +10,19 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from netfold.topo.rxe.frames import FROM_GUEST, Kind, Splitter, pack
+from netfold.topo.rxe.frames import FROM_GUEST, BadFrame, Kind, Splitter, pack
+
+ALIVE_SECONDS = 1.0
+"""Seconds between frames that say to another machine that this side is there."""
 
 
 @dataclass
 class _Peer:
-    """A program here that talks to the guest: `attach`, or a socket that the guest has connected to."""
+    """A program here that talks to the guest: `attach`, or the other end of a connection that is carried."""
 
     socket: socket.socket
     channel: int
@@ -36,14 +40,27 @@ class Line(threading.Thread):
     guest    the line to the agent
     place    path of the socket at which programs ask for commands (attach.py)
     sockets  unix sockets here that the guest reaches, in the order that the agent knows
+    doors    listening sockets here, by the names of the sockets there to which their connections go
+    alive    whether this side says each second that it is there
+    first    a frame for the agent before all others
     """
 
-    def __init__(self, guest: socket.socket, place: Path, sockets: Sequence[Path]) -> None:
+    def __init__(self, guest: socket.socket, place: Path, sockets: Sequence[Path],
+                 doors: Mapping[str, socket.socket] | None = None, *, alive: bool = False,
+                 first: bytes = b"") -> None:
         super().__init__(name=f"line of {place.stem}", daemon=True)
         self.ready = threading.Event()
         """Set once the agent has answered."""
         self.ready_at = 0.0
         """When it has (time.monotonic)."""
+        self.said = b""
+        """What the agent said with it."""
+        self.heard_at = 0.0
+        """When the agent was last heard (time.monotonic)."""
+        self.failures: collections.deque[str] = collections.deque()
+        """What the agent says that it cannot do, or that has ended; whoever reads one takes it away."""
+        self._doors = {door: name for name, door in (doors or {}).items()}
+        self._alive = alive
         self._sockets = sockets
         self._guest = _Peer(guest, 0)
         self._from_agent = Splitter()
@@ -55,12 +72,15 @@ class Line(threading.Thread):
         self._listener.bind(str(place))
         place.chmod(0o600)
         self._listener.listen(64)
-        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        for listener in (self._listener, *self._doors):
+            self._selector.register(listener, selectors.EVENT_READ, None)
         guest.setblocking(False)
         self._selector.register(guest, selectors.EVENT_READ, self._guest)
         self._woken, self._wake = socket.socketpair()
         self._selector.register(self._woken, selectors.EVENT_READ, None)
         self._open = True
+        if first:
+            self._send(self._guest, first)
         self.start()
 
     def close(self) -> None:
@@ -72,20 +92,35 @@ class Line(threading.Thread):
     def run(self) -> None:
         """Carry frames until the line ends."""
         try:
+            due = 0.0
             while self._open:
-                for key, events in self._selector.select():
+                for key, events in self._selector.select(ALIVE_SECONDS if self._alive else None):
                     if key.fileobj is self._woken:
                         return
                     if key.fileobj is self._listener:
                         self._add(self._listener.accept()[0], self._number(), Splitter())
+                    elif key.fileobj in self._doors:
+                        self._enter(key.fileobj)
                     elif key.data.socket.fileno() >= 0:  # not closed by what was served before it
                         self._serve(key.data, events)
+                if self._alive and time.monotonic() >= due and not self._guest.waiting:
+                    due = time.monotonic() + ALIVE_SECONDS
+                    self._send(self._guest, pack(0, Kind.ALIVE))
+        except BadFrame as error:
+            self.failures.append(f"its answer is none of an agent: {error}; does its shell print something of its own "
+                                 "when a command is run?")
         finally:
             for peer in [*self._peers.values(), self._guest]:
                 peer.socket.close()
-            for other in (self._listener, self._woken, self._wake):
+            for other in (self._listener, *self._doors, self._woken, self._wake):
                 other.close()
             self._selector.close()
+
+    def _enter(self, door: socket.socket) -> None:
+        """Carry a connection that came to a door."""
+        connection, channel = door.accept()[0], self._number()
+        self._add(connection, channel, None)
+        self._send(self._guest, pack(channel, Kind.CONNECT, self._doors[door].encode()))
 
     def _number(self) -> int:
         self._next = (self._next + 1) % FROM_GUEST
@@ -109,6 +144,7 @@ class Line(threading.Thread):
             data = b""
         if peer is self._guest:
             self._open = bool(data)
+            self.heard_at = time.monotonic()
             for channel, kind, content in self._from_agent.feed(data):
                 self._from_guest(channel, kind, content)
         elif peer.splitter is None:
@@ -124,10 +160,12 @@ class Line(threading.Thread):
 
     def _from_guest(self, channel: int, kind: Kind, content: bytes) -> None:
         if kind is Kind.READY:
-            self.ready_at = time.monotonic()
+            self.ready_at, self.said = time.monotonic(), content
             self.ready.set()
+        elif kind is Kind.FAILED:
+            self.failures.append(content.decode(errors="replace"))
         elif kind is Kind.OPEN:
-            self._connect(channel, content[0])
+            self._connect(channel, int.from_bytes(content, "big"))
         elif (peer := self._peers.get(channel)) is None:
             return  # it has ended meanwhile
         elif kind is Kind.DATA:

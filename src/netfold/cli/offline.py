@@ -11,24 +11,58 @@ import typer
 from cbuild import files
 from netfold.cli.common import CANNOT, FAILED, engine_of, fail, load
 from netfold.cli.generated import DEFAULTS, Generated, with_groups
+from netfold.cli.machines import HERE, OverMachines
 from netfold.cli.options import FabricFile, PathMtu, SwitchKind, Topo
 from netfold.fabric import file as fabric_file
 from netfold.fabric.generate import PATH_MTUS
+from netfold.fabric.graph import Fabric
 
 
 @with_groups
 def fabric_(
     topo: Annotated[str, typer.Argument(metavar="leafspine,LEAVES,SPINES,HOSTS|threetier,...")],
     generated: Generated = DEFAULTS,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; default: standard output.")] = None,
+    over: OverMachines = HERE,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; default: standard output. With "
+                                             "--machines, a folder.")] = None,
 ) -> None:
-    """Write a FABRIC.toml to start from."""
+    """Write a FABRIC.toml to start from; with --machines, what each machine of a fabric over several runs."""
+    if over.machines is not None:
+        _describe(generated.fabric(topo), over, out)
+        return
+    if over != HERE:
+        fail(CANNOT, "fabric: --launcher, --python, --first-vni and --underlay-mtu go with --machines")
     text = fabric_file.dumps(generated.fabric(topo))
     if out is None:
         print(text, end="")
     else:
         try:
             files.replace(out, text)
+        except OSError as error:
+            fail(FAILED, f"fabric: cannot write {out}: {error}")
+
+
+def _describe(fabric: Fabric, over: OverMachines, out: Path | None) -> None:
+    """Show what each machine runs, or write it into a folder: fabric.toml, and a file for each machine."""
+    import msgspec
+
+    descriptions = over.descriptions(fabric)
+    inside = len(fabric.links) - sum(len(machine.cables) for machine in descriptions) // 2
+    print(f"{fabric.name} on {len(descriptions)} machines: {inside} of {len(fabric.links)} cables inside machines, "
+          f"links of MTU {descriptions[0].mtu}")
+    for machine in descriptions:
+        print(f"{machine.machine} ({machine.address}){', with the controller' if machine.controller else ''}")
+        print(f"  switches {', '.join(machine.switches)}\n  hosts    {', '.join(machine.hosts) or 'none'}")
+        for cable in machine.cables:
+            print(f"  VXLAN {cable.vni}: {cable.switch}:{cable.port} - {cable.there} on {cable.machine} "
+                  f"({cable.remote})")
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            fabric_file.save(fabric, out / "fabric.toml")
+            for machine in descriptions:
+                text = msgspec.json.format(msgspec.json.encode(machine)).decode()
+                files.replace(out / f"{machine.machine}.json", text + "\n")
         except OSError as error:
             fail(FAILED, f"fabric: cannot write {out}: {error}")
 

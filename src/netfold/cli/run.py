@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from netfold.cli.common import CANNOT, checked, fail, load
 from netfold.cli.generated import DEFAULTS, Generated, with_groups, with_pages
+from netfold.cli.machines import HERE, OverMachines
 from netfold.cli.options import Metrics
+
+if TYPE_CHECKING:
+    from netfold.topo.run import RunRequest
 
 
 @with_groups
@@ -31,6 +35,7 @@ def run(
     paths: Annotated[str | None, typer.Option(help="How packets between hosts choose their paths: planned, hashed, "
                                               "spray, reps; default: $NETFOLD_PATHS, or planned.")] = None,
     generated: Generated = DEFAULTS,
+    over: OverMachines = HERE,
     metrics: Metrics = None,
     job: Annotated[str, typer.Option(help="The job's name.")] = "run",
     grace: Annotated[float, typer.Option(help="Seconds for the other ranks once one has failed.")] = 15.0,
@@ -51,7 +56,14 @@ def run(
         fail(CANNOT, "run: expected either --topo or --fabric, got both")
     request = runner.RunRequest(command, job, ranks, rails, grace, timeout, paths)
     try:
-        if topo is not None:
+        if over != HERE and (topo is None or over.machines is None):
+            fail(CANNOT, "run: --launcher, --python, --first-vni and --underlay-mtu go with --machines, and that with "
+                         "--topo")
+        if topo is not None and over.machines is not None:
+            from netfold.topo.machines.up import run_over
+
+            status = run_over(over.launch(over.single(generated.planes(topo)), metrics), request)
+        elif topo is not None:
             planes = with_pages(generated.planes(topo), metrics)
             status = checked(lambda: runner.run_in(planes, request))
         else:
@@ -64,8 +76,22 @@ def run(
             if not files:
                 fail(CANNOT, "run: on which hosts? Give --topo leafspine,LEAVES,SPINES,HOSTS, or --fabric FABRIC.toml "
                              "for one that is up; at the prompt of `netfold up --topo` it is known. Across machines "
-                             "start ranks by torchrun or a scheduler (docs/host.md)")
-            status = runner.run_on([load(file) for file in files], request)
+                             "that have a fabric of their own start ranks by torchrun or a scheduler "
+                             "(docs/clusters.md)")
+            status = _run_on(files, request)
     except runner.CannotRun as error:
         fail(CANNOT, str(error))
     raise typer.Exit(status)
+
+
+def _run_on(files: list[Path], request: RunRequest) -> int:
+    """Run on fabrics that are up, on this machine or over several.  Raises CannotRun."""
+    from netfold.topo import run as runner
+    from netfold.topo.machines.fleet import seats_beside
+    from netfold.topo.machines.up import places_of
+
+    fabrics, seats = [load(file) for file in files], seats_beside(files[0])
+    if seats is None:
+        return runner.run_on(fabrics, request)
+    hosts = [host.name for host in runner.hosts_of_ranks(fabrics[0], request.ranks)]
+    return runner.run_on(fabrics, request, places_of(fabrics[0], seats, hosts))

@@ -13,6 +13,7 @@ import typer
 
 from netfold.cli.common import CANNOT, awaited, checked, fail, load, log_to_stderr
 from netfold.cli.generated import DEFAULTS, Generated, with_groups, with_pages
+from netfold.cli.machines import HERE, OverMachines
 from netfold.cli.options import FabricFile, Metrics, Misses, Probe, Steady, Topo, Verbose
 from netfold.fabric import validity
 from netfold.fabric.graph import Fabric
@@ -23,6 +24,7 @@ def up(
     file: FabricFile = None,
     topo: Topo = None,
     generated: Generated = DEFAULTS,
+    over: OverMachines = HERE,
     probe: Probe = None,
     misses: Misses = None,
     steady: Steady = None,
@@ -40,7 +42,8 @@ def up(
     """Control the switches of FABRIC.toml until stopped; or bring up a whole fabric in Mininet with --topo.
 
     With a file, the switches must be running: this connects to them, loads the program, installs routes, and serves
-    jobs. With --topo, switches and hosts are started as well, and Mininet's prompt comes up.
+    jobs. With --topo, switches and hosts are started as well, and Mininet's prompt comes up;
+    with --machines they are started on several machines, and watched until Ctrl-C.
     """
     log_to_stderr(verbose)
     said = {"probe": probe, "misses": misses, "steady": steady, "metrics": metrics}
@@ -53,6 +56,15 @@ def up(
     if topo is not None and insecure:
         fail(CANNOT, "up: --insecure goes with a FABRIC.toml; a fabric of --topo has unix sockets in a folder of its "
                      "own, and its page is for this machine: --metrics 127.0.0.1:PORT")
+    if over != HERE and (topo is None or file is not None or over.machines is None):
+        fail(CANNOT, "up: --launcher, --python, --first-vni and --underlay-mtu go with --machines, and that with "
+                     "--topo")
+    if topo is not None and over.machines is not None:
+        from netfold.topo.machines.up import up_over
+
+        inside = {name: value for name, value in settings.items() if name != "metrics"}
+        fabric = _changed(over.single(generated.planes(topo)), inside)
+        raise typer.Exit(up_over(over.launch(fabric, metrics)))
     if topo is not None and file is None:
         settings.pop("metrics", None)
         planes = with_pages([_changed(fabric, settings) for fabric in generated.planes(topo)], metrics)

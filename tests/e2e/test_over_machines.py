@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fabrics over machines: three network namespaces that share nothing but IP, one of which is cut off in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from support.machines import Machines
+from support.topo import in_sandbox, program
+
+pytestmark = pytest.mark.timeout(300)
+NETFOLD = [sys.executable, "-m", "netfold.cli"]
+TOPO = ["--topo", "leafspine,2,2,4", "--path-mtu", "1024"]
+SECONDS = 90.0
+
+
+def over(machines: Machines) -> list[str]:
+    """The options of a fabric on these machines: spine2 is alone on the second, hosts are on the others."""
+    return [*TOPO, "--machines", str(machines.list), "--launcher", machines.launcher]
+
+
+def until(what: str, seen: Callable[[], object]) -> None:
+    """Wait until something is so."""
+    end = time.monotonic() + SECONDS
+    while not seen():
+        assert time.monotonic() < end, f"not seen in {SECONDS:g} s: {what}"
+        time.sleep(0.05)
+
+
+@contextmanager
+def fabric_up(
+    machines: Machines, said: Path, options: list[str] | None = None
+) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """`netfold up` on the machines, and the file of the fabric; what it says goes into a file."""
+    with said.open("wb") as out:
+        command = [*NETFOLD, "up", *(options or over(machines))]
+        up = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    try:
+        until("the fabric is up", lambda: up.poll() is not None or "Ctrl-C ends it" in said.read_text())
+        assert up.poll() is None, said.read_text()
+        yield up, Path(next(line.split()[-1] for line in said.read_text().splitlines() if "netfold status" in line))
+    finally:
+        up.kill()
+        up.wait()
+
+
+@in_sandbox(timeout=200)
+def test_a_machine_with_a_spine_is_cut_off_and_named(tmp_path: Path) -> None:
+    """The job goes on over the other spine, with exact sums; the same commands work; Ctrl-C leaves nothing."""
+    said, enough = tmp_path / "up.log", tmp_path / "enough"
+    with Machines(3, tmp_path) as machines, fabric_up(machines, said) as (up, file):
+        command = [*program("rank_steady.py"), "5", "20000", str(enough), "innet"]
+        with (tmp_path / "run.log").open("wb") as log:
+            run = subprocess.Popen([*NETFOLD, "run", "--fabric", str(file), "--", *command], stdout=log, stderr=log,
+                                   cwd=tmp_path)
+        try:
+            began = lambda: (tmp_path / "run.log").read_text().count("[0] {\"began\"")  # noqa: E731
+            until("the ranks sum", lambda: run.poll() is not None or began() > 3)
+            machines.cut("10.99.0.2")
+            until("the machine is named", lambda: "is cut off or has failed" in said.read_text())
+            before = began()
+            until("the ranks go on", lambda: run.poll() is not None or began() > before + 3)
+            shown = subprocess.run([*NETFOLD, "status", str(file), "--json"], capture_output=True, text=True,
+                                   timeout=60, check=True)
+            enough.touch()
+            assert run.wait(SECONDS) == 0, (tmp_path / "run.log").read_text()[-3000:]
+        finally:
+            run.kill()
+            run.wait()
+        named = said.read_text()
+        assert "machine 10.99.0.2 (10.99.0.2) is cut off or has failed: nothing was heard" in named
+        assert "switches  spine2" in named
+        assert "spine2:1 - leaf1:4 (to 10.99.0.1)" in named
+        switches = {switch["name"]: switch["up"] for switch in json.loads(shown.stdout)["switches"]}
+        assert switches == {"leaf1": True, "leaf2": True, "spine1": True, "spine2": False}
+        ends = [json.loads(line[4:]) for line in (tmp_path / "run.log").read_text().splitlines() if '"rail"' in line]
+        assert len(ends) == 4
+        assert {end["rail"] for end in ends} == {"innet"}
+        assert len({end["operations"] for end in ends}) == 1
+        machines.cut("10.99.0.2", up=True)  # its agent learns that nobody listens any more
+        up.send_signal(signal.SIGINT)
+        assert up.wait(SECONDS) == 130, said.read_text()
+        machines.wait_empty()
+        assert not file.parent.exists()
+
+
+@in_sandbox(timeout=200)
+def test_a_machine_with_ranks_that_is_lost_ends_the_run_by_name(tmp_path: Path) -> None:
+    """Its agent dies: the launcher names ranks and cables, and the run ends.  A killed launcher leaves nothing."""
+    program_ = "import netfold, numpy, time\nwith netfold.init(timeout=4) as comm:\n print('in', flush=True)\n " \
+               "while True: comm.allreduce(numpy.ones(1000, numpy.int32))"
+    with Machines(3, tmp_path) as machines:
+        command = [*NETFOLD, "run", *over(machines), "--grace", "5", "--", sys.executable, "-c", program_]
+        with (tmp_path / "run.log").open("wb") as log:
+            run = subprocess.Popen(command, stdout=log, stderr=log, cwd=tmp_path)
+        said = tmp_path / "run.log"
+        until("all ranks are in", lambda: run.poll() is not None or said.read_text().count("] in") == 4)
+        (agent,) = machines.started(3)
+        os.kill(agent, signal.SIGKILL)
+        assert run.wait(SECONDS) not in (0, 124), said.read_text()
+        text = said.read_text()
+        assert "machine 10.99.0.3 (10.99.0.3) is cut off or has failed" in text, text
+        assert "ranks     2 (h3), 3 (h4)" in text, text
+        machines.wait_empty()
+        small = ["--topo", "leafspine,1,0,1", *over(machines)[len(TOPO):]]
+        machines.list.write_text("10.99.0.1\n")
+        with fabric_up(machines, tmp_path / "up.log", small) as (up, _):
+            assert len(machines.running()) > 4
+            up.kill()
+            up.wait()
+            machines.wait_empty()
+
+
+@in_sandbox(timeout=100)
+def test_machines_that_cannot_are_named_with_the_reason(tmp_path: Path) -> None:
+    """Too small an MTU on the way, an address that is not there, a machine that does not answer; nothing is left."""
+    with Machines(2, tmp_path) as machines:
+        jumbo = [*NETFOLD, "up", "--topo", "leafspine,2,1,2", "--machines", str(machines.list), "--launcher",
+                 machines.launcher]
+        plain = [*NETFOLD, "up", *over(machines)]
+        done = subprocess.run(jumbo, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 1
+        assert re.search(r"machine (10\.99\.0\.[12]): eth0 \(\1\) has MTU 1500: .* need 4250", done.stderr), done.stderr
+        assert "--path-mtu 1024" in done.stderr
+        machines.list.write_text("10.99.0.1\n10.99.0.2 address=10.99.0.7\n")
+        done = subprocess.run(plain, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 1
+        assert "machine 10.99.0.2 has no address 10.99.0.7" in done.stderr, done.stderr
+        machines.list.write_text("10.99.0.1\n10.99.0.9\n")
+        done = subprocess.run(plain, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 1
+        assert "machine 10.99.0.9: did not start" in done.stderr, done.stderr
+        machines.wait_empty()

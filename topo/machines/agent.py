@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs one machine's part of a fabric, for a launcher that holds this program's standard input and output.
+
+    python -m netfold.topo.machines.agent
+
+The first frame on standard input (rxe/frames.py) is a `Description`.  The program enters a sandbox (sandbox.py), starts
+the part, and answers READY, or FAILED with the reason.  Then it runs commands, carries connections between the sockets
+of this machine and those of the others, by the launcher, and tells of switches that end.  When standard input is
+closed, or the launcher has been silent for SILENT_SECONDS, it ends, and with it everything that it has started.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from netfold.fabric import file as fabric_file
+from netfold.fabric.graph import FabricError
+from netfold.fabric.validity import validate
+from netfold.topo import sandbox
+from netfold.topo.failures import FabricFailed, SwitchFailed
+from netfold.topo.machines import cables
+from netfold.topo.machines.description import Description
+from netfold.topo.mininet_path import MininetMissing
+from netfold.topo.rxe.agent import Agent
+from netfold.topo.rxe.frames import HEADER, MOST_RUN, Kind, pack
+
+SILENT_SECONDS: Final = 15.0
+"""Seconds without a word of the launcher, which says each second that it is there, until this machine's part ends."""
+LOOK_SECONDS: Final = 1.0
+"""Seconds between looks at what runs here."""
+HANDED_IN: Final = "NETFOLD_MACHINE"
+"""Environment variable for this program inside its sandbox: the numbers of three descriptors, of the description, of
+the machine's own network namespace, and of the frames' way out; and the name of the interface to the other machines."""
+PROGRAMS: Final = ("ip", "nsenter", "mnexec", "ethtool", "tc")
+TCP: Final = "tcp:"
+
+
+class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an agent says once its part runs: its folder, and the processes of hosts and switches by name."""
+
+    folder: str
+    hosts: dict[str, int]
+    switches: dict[str, int]
+
+
+class MachineAgent(Agent):
+    """Serves the launcher's line while one machine's part of a fabric runs; ``network`` is that part, once it runs."""
+
+    def __init__(self, description: Description, folder: Path, out: int) -> None:
+        self.folder = folder
+        self.sockets = [str(folder / name) for name in far_sockets(description)]
+        super().__init__(0, self.sockets, out)
+        self._heard = time.monotonic()
+        self._told: set[int] = set()
+        self.network: Any = None
+
+    def heard(self) -> None:
+        """The launcher is there."""
+        self._heard = time.monotonic()
+
+    def look(self) -> None:
+        """Say that this machine is there, tell of switches that have ended, and end where nobody listens any more."""
+        if time.monotonic() - self._heard > SILENT_SECONDS:
+            raise SystemExit(f"the launcher has been silent for {SILENT_SECONDS:g} s")
+        self._send(0, Kind.ALIVE)
+        for switch in self.network.switches:
+            try:
+                switch.check()
+            except SwitchFailed as error:
+                if switch.child.pid not in self._told:
+                    self._told.add(switch.child.pid)
+                    self._send(0, Kind.FAILED, str(error).encode()[:60_000])
+
+    def environment(self, sent: Mapping[str, str]) -> Mapping[str, str]:
+        """This machine's own environment, with what was sent for the command."""
+        here = {name: value for name, value in os.environ.items() if name != HANDED_IN}
+        path = f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}"
+        return {**here, "PATH": path, **sent}
+
+    def collect(self) -> None:
+        """Collect commands that have ended; the fabric's own processes are collected by those who started them."""
+        for channel, command in list(self._commands.items()):
+            if command.process.poll() is not None:
+                self._ended(channel, command)
+
+    def connect(self, name: str) -> socket.socket:
+        """A connection to a socket in this machine's folder, or to a port of the sandbox's loopback (``tcp:PORT``)."""
+        if name.startswith(TCP):
+            return socket.create_connection(("127.0.0.1", int(name.removeprefix(TCP))), timeout=5)
+        if "/" in name:
+            raise OSError(f"{name}: expected the name of a socket")
+        connected = socket.socket(socket.AF_UNIX)
+        connected.connect(str(self.folder / name))
+        return connected
+
+
+def sockets_of(description: Description) -> list[str]:
+    """The names of the sockets at which this machine's processes listen."""
+    return [f"{name}.sock" for name in description.switches] + ["controller.sock"] * description.controller
+
+
+def far_sockets(description: Description) -> list[str]:
+    """The names of the sockets at which other machines' processes listen, in the order that agents count."""
+    here = set(sockets_of(description))
+    every = [f"{switch.name}.sock" for switch in description.fabric.switches] + ["controller.sock"]
+    return [name for name in every if name not in here]
+
+
+def check(description: Description) -> None:
+    """Raise FabricFailed or FabricError where this machine cannot run its part; nothing has been changed then."""
+    ours = metadata.version("netfold")
+    if description.version != ours:
+        raise FabricFailed(f"machine {description.machine} has NetFold {ours}, the launcher {description.version}: "
+                           "expected the same version on all machines")
+    validate(description.fabric)
+    unknown = set(description.nodes) - {node.name for node in description.fabric.nodes}
+    if unknown or not description.switches:
+        raise FabricFailed(f"machine {description.machine}: expected switches and hosts of {description.fabric.name}, "
+                           f"got {', '.join(sorted(unknown)) or 'no switch'}")
+    if missing := [program for program in PROGRAMS if shutil.which(program) is None]:
+        raise FabricFailed(f"machine {description.machine} lacks {', '.join(missing)}: apt install mininet iproute2 "
+                           "ethtool util-linux")
+    if description.cables and os.geteuid() != 0:
+        raise FabricFailed(f"machine {description.machine}: VXLAN interfaces on the machine's own network need root, "
+                           f"got user {os.geteuid()}: name it root@{description.machine}, or let the launcher use sudo")
+
+
+def main() -> int:
+    """The program."""
+    os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+    inside = os.environ.get(HANDED_IN)
+    out = int(inside.split()[2]) if inside else os.dup(1)
+    # what others print belongs to the log, not between frames
+    os.dup2(2, 1)
+    try:
+        if inside is None:
+            _hand_in(_read_description(), out)
+            return 1  # never reached: the program has been replaced
+        content, outside, _, underlay = inside.split()
+        return _serve(int(content), int(outside), out, underlay)
+    except (FabricFailed, FabricError, MininetMissing, OSError) as error:
+        os.write(out, pack(0, Kind.FAILED, str(error).encode()[:60_000]))
+        print(f"netfold: {error}", file=sys.stderr)
+        return 1
+
+
+def _read_description() -> Description:
+    """The first frame of standard input.  Raises FabricFailed."""
+    channel, kind, length = HEADER.unpack(_read(HEADER.size))
+    if channel != 0 or kind != Kind.DESCRIBE or length > MOST_RUN:
+        raise FabricFailed("standard input: expected a description of this machine's part, from `netfold up`")
+    try:
+        return msgspec.json.decode(_read(length), type=Description)
+    except msgspec.MsgspecError as error:
+        raise FabricFailed(f"the description of this machine's part: {error}: expected one by NetFold "
+                           f"{metadata.version('netfold')}, which this machine has") from error
+
+
+def _read(length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        more = os.read(0, length - len(data))
+        if not more:
+            raise SystemExit("standard input was closed before it described anything")
+        data += more
+    return data
+
+
+def _hand_in(description: Description, out: int) -> None:
+    """Check, and run this program again in a sandbox, with the machine's own network in hand.  Does not return."""
+    check(description)
+    underlay = cables.underlay(description)
+    content = tempfile.TemporaryFile()  # noqa: SIM115 - it is handed to the program that takes this one's place
+    content.write(msgspec.json.encode(description))
+    content.flush()
+    handed = [content.fileno(), os.open("/proc/self/ns/net", os.O_RDONLY), out]
+    for number in handed:
+        os.set_inheritable(number, True)
+    os.environ[HANDED_IN] = " ".join([*map(str, handed), underlay])
+    argv = sandbox.command([sys.executable, "-m", "netfold.topo.machines.agent"])
+    sys.stderr.flush()
+    os.execv(argv[0], argv)
+
+
+def _serve(content: int, outside: int, out: int, underlay: str) -> int:
+    """Run the part, inside the sandbox, until the launcher closes the line."""
+    import mininet  # noqa: F401
+    from mininet.log import setLogLevel
+
+    from netfold.topo.net import Network, with_sockets_in
+    from netfold.topo.switches import CLASSES
+
+    with os.fdopen(content, "rb") as file:
+        file.seek(0)
+        description = msgspec.json.decode(file.read(), type=Description)
+    for number in (outside, out):
+        os.set_inheritable(number, False)
+    setLogLevel("error")
+    folder = sandbox.rundir()
+    fabric = with_sockets_in(description.fabric, folder)
+    fabric_file.save(fabric, folder / "fabric.toml")
+    (folder / "logs").mkdir()
+    placed = msgspec.structs.replace(description, fabric=fabric)
+    agent = MachineAgent(description, folder, out)
+    ends = cables.VxlanCables(placed, outside, underlay, CLASSES[fabric.engine].offload)
+    with Network(placed.part(), logs=folder / "logs", controller=False, guests=ends, mtu=description.mtu) as network:
+        agent.network = network
+        ready = Ready(str(folder), {name: network.mininet.get(name).pid for name in description.hosts},
+                      {switch.name: switch.child.pid for switch in network.switches if switch.child})
+        agent.serve(msgspec.json.encode(ready), LOOK_SECONDS)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
