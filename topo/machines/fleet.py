@@ -207,7 +207,7 @@ class Fleet(Lifecycle):
         assert first.ready is not None
         command = attach.command(str(self._line(first)), [
             self._python, "-m", "netfold.cli", "up", f"{first.ready.folder}/fabric.toml", "--verbose", *self._settings,
-        ], ["NETFOLD_NOTHING"])
+        ], ["LANG"])
         log = self._logs / "controller.log"
         with log.open("wb") as output:
             self._controller = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
@@ -289,7 +289,7 @@ class Fleet(Lifecycle):
     def execute(self, machine: str, argv: Sequence[str], seconds: float = 30.0) -> subprocess.CompletedProcess[str]:
         """Run a command on a machine, in its sandbox, where its switches are, and return its status and output."""
         member = next(member for member in self._members if member.name == machine)
-        return subprocess.run(attach.command(str(self._line(member)), argv, ["NETFOLD_NOTHING"]), cwd="/",
+        return subprocess.run(attach.command(str(self._line(member)), argv, ["LANG"]), cwd="/",
                               stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False)
 
     def _line(self, member: _Member) -> Path:
