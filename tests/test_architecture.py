@@ -35,8 +35,8 @@ ROOMS = {
 }
 """The rooms and which others each may import, lowest first.  A script may also import what users do, netfold itself."""
 INSIDE = {
-    "host": ("", "tracing", "operation", "mesh", "client", "native", "collectives", "selection", "exact", "innet",
-             "verbs", "roce", "rails", "api", "torch"),
+    "host": ("", "tracing", "operation", "mesh", "client", "native", "collectives", "parameters", "selection", "exact",
+             "innet", "verbs", "roce", "rails", "api", "torch"),
     "controller": ("switch", "health", "jobs", "paths", "operations", "web", ""),
     "softswitch": ("runtime", "engine", "compiler", "trace", "trace.page", "stf", "p4runtime", "thrift",
                    "tools.cli", "tools", "explain", "cli", ""),

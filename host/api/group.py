@@ -12,7 +12,7 @@ PeerLost, RankMismatch, TransportError, Busy, Closed.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -22,6 +22,7 @@ import numpy as np
 from netfold.host.api import data_movement
 from netfold.host.api import reproducible as exact
 from netfold.host.api.members import Members
+from netfold.host.api.parameter_server import ParameterServer
 from netfold.host.api.together import Together
 from netfold.host.api.work import OperationSequencer, Work
 from netfold.host.collectives import REDUCE
@@ -29,6 +30,7 @@ from netfold.host.operation.arrays import Array, native, pieces_of, result_of, r
 from netfold.host.operation.coding import PLAIN, Coding, LaneBits, Rounding
 from netfold.host.operation.reduction import ReduceOp, Reduction, element_name
 from netfold.host.operation.request import ALLREDUCE, AllreduceRequest
+from netfold.host.parameters.optimizers import Optimizer
 from netfold.host.selection.choice import INNET
 from netfold.host.selection.dispatch import Dispatch
 from netfold.host.selection.peers import named
@@ -267,6 +269,19 @@ class Group:
         """A context within which one ``reduce_scatter`` and one ``all_gather`` are called, to be made at the same time
         when it ends: ``with comm.together() as both: both.reduce_scatter(..); both.all_gather(..)``."""
         return Together(self._ranks, self._coding, self.reduce_scatter, self.all_gather)
+
+    def parameter_server(
+        self, parameters: Mapping[str, Array], optimizer: Optimizer, *, servers: Sequence[int] | None = None,
+        workers: Sequence[int] | None = None,
+    ) -> ParameterServer:
+        """Servers that hold the parameters and run the optimizer; all ranks call it.
+
+        parameters  by name; those of the first worker count, and all ranks' are overwritten by them
+        optimizer   ``netfold.host.parameters.optimizers``: Sgd or Adam
+        servers     ranks that hold a part each, alike to an element; default: all
+        workers     ranks that push and pull; default: all.  Each rank must be one or the other
+        """
+        return ParameterServer(self._ranks, parameters, optimizer, servers=servers, workers=workers)
 
     # ---- moving arrays as they are -----------------------------------------------------------------------------------
     def broadcast(self, array: Array, *, root: int = 0, algorithm: str | None = None) -> Array:
