@@ -133,6 +133,26 @@ def osu_bcast(
                   iterations=iterations, json=json, out=out)
 
 
+@app.command("parameter-server")
+def parameter_server(
+    ranks: Annotated[int, typer.Option(help="Hosts of the fabric, and ranks; even.")] = 4,
+    nbytes: Annotated[str, typer.Option("--bytes", help="Of all parameters, with K or M.")] = "4M",
+    rate: Annotated[str, typer.Option(help="Rate of every link, in tc's units; none: not shaped.")] = "200mbit",
+    switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
+    steps: Annotated[int, typer.Option("-n", "--steps", help="Timed steps in a round.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Times that every way has its turn; the median counts.")] = 3,
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Figure as SVG and data as CSV, as "
+                                             "in papers/collectives.")] = None,
+) -> None:
+    """Steps by servers that hold parameters and run Adam, beside allreduces and Adam on every rank."""
+    from netfold.bench.commands import parameters as bench
+
+    with _failing("parameter-server"):
+        bench.run(ranks=ranks, rate=rate, engine=engine_of(switch), nbytes=nbytes, rounds=rounds, steps=steps,
+                  json=json, out=out)
+
+
 @app.command()
 def machines(
     machines: Annotated[int, typer.Option(help="Hosts of the fabric.")] = 4,
