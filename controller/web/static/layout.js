@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where nodes are drawn: spines over aggregation switches over leaves over their hosts. Pure functions of a fabric.
+
+import { nodeOf } from "./format.js";
+
+const ROWS = ["spine", "agg", "leaf"];
+const SIDE = 10;
+const HOST = { width: 46, height: 26, gap: 6 };
+const DOT = { width: 14, height: 14, gap: 4 };
+export const MOST_LINES = 1500;
+
+/**
+ * Places in pixels for a drawing of this width: {width, height, nodes: Map(name -> {x, y, w, h, role, node}), compact}.
+ *
+ * compact: hosts are squares without names, coloured by what their link carries, and their links are not drawn.
+ */
+export function place(fabric, width) {
+  const rows = ROWS.map((role) => fabric.nodes.filter((node) => node.role === role)).filter((row) => row.length);
+  const hosts = hostsByLeaf(fabric);
+  const leaves = rows.length ? rows[rows.length - 1] : [];
+  const inner = width - 2 * SIDE;
+  const most = Math.max(1, ...leaves.map((leaf) => (hosts.get(leaf.name) || []).length));
+  const column = inner / Math.max(1, leaves.length);
+  const compact = column / most < HOST.width;
+  const busy = fabric.links.length > 40;
+  const gap = Math.max(84, Math.min(busy ? 170 : 128, inner * 0.2));
+  const nodes = new Map();
+  let y = 30;
+  for (const row of rows) {
+    const share = inner / row.length;
+    const box = { w: Math.max(9, Math.min(112, share - 8)), h: 40 };
+    row.forEach((node, number) => {
+      nodes.set(node.name, { x: SIDE + share * (number + 0.5), y, ...box, role: node.role, node });
+    });
+    y += gap;
+  }
+  if (compact) y -= gap - 50;
+  const cell = compact ? DOT : HOST;
+  const across = Math.max(1, Math.min(compact ? Math.floor((column - 6) / (cell.width + cell.gap)) : most,
+    compact ? Math.ceil(Math.sqrt(most * 2)) : most));
+  const pitch = compact ? cell.width + cell.gap : Math.min(column / most, 92);
+  const lines = cell.height + cell.gap;
+  let deepest = 0;
+  for (const leaf of leaves) {
+    const below = hosts.get(leaf.name) || [];
+    const middle = nodes.get(leaf.name).x;
+    below.forEach((node, number) => {
+      const line = Math.floor(number / across);
+      const beside = Math.min(across, below.length - line * across);
+      deepest = Math.max(deepest, line);
+      nodes.set(node.name, {
+        x: middle + (number % across - (beside - 1) / 2) * pitch, y: y + line * lines,
+        w: compact ? Math.min(cell.width, Math.max(4, column - 4)) : Math.min(72, pitch - 6), h: cell.height,
+        role: "host", node,
+      });
+    });
+  }
+  const height = y + deepest * lines + cell.height / 2 + 12;
+  return { width, height, nodes, compact };
+}
+
+/** Hosts by the switch that they hang at. */
+export function hostsByLeaf(fabric) {
+  const roles = new Map(fabric.nodes.map((node) => [node.name, node]));
+  const found = new Map();
+  const seen = new Set();
+  for (const link of fabric.links) {
+    const [a, b] = [roles.get(nodeOf(link.a)), roles.get(nodeOf(link.b))];
+    if (!a || !b || (a.role === "host") === (b.role === "host")) continue;
+    const [host, leaf] = a.role === "host" ? [a, b] : [b, a];
+    if (seen.has(host.name)) continue;
+    seen.add(host.name);
+    if (!found.has(leaf.name)) found.set(leaf.name, []);
+    found.get(leaf.name).push(host);
+  }
+  return found;
+}
+
+/** The share of its rate that a link carries in its busier direction; ``unlimited``: what counts as full where it has none. */
+export function utilisation(link, live, unlimited) {
+  const busiest = Math.max(live?.there_bps || 0, live?.back_bps || 0);
+  return Math.min(1, busiest / (link.rate || unlimited));
+}
+
+/** What counts as full on links without a rate: the busiest link, but at least 100 Mb/s. */
+export function fullRate(links) {
+  return Math.max(1e8, ...links.map((live) => Math.max(live.there_bps || 0, live.back_bps || 0)));
+}
