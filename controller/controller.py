@@ -190,7 +190,8 @@ class Controller:
             from netfold.controller.web.serve import Web
 
             sources = Sources(self.fabric, self.status, self.history, self.events.since, self.paths.pinned,
-                              self.inspection.slots, FaultForwarder.of_environment(self.events.note))
+                              self.inspection.slots, FaultForwarder.of_environment(self.events.note),
+                              self.jobs.ask_progress)
             self._web = Web(sources, self._callers, tls=None if is_local(self.fabric.metrics) else tls)
             self._web.start(self.fabric.metrics)
 
@@ -394,7 +395,7 @@ class Controller:
                 "Drain": (operator.SetDrain, self.maintenance.drain),
                 "Wiring": (wiring.AskWiring, lambda _: cables()),
                 "Diff": (differences.AskDiff, differences.SwitchComparison(self._targets).answer),
-                "Events": (operator.AskEvents, self.events.answer),
+                "Events": (operator.AskEvents, self._answer_events),
                 "Slots": (operator.AskSlots, self.inspection.answer_slots),
                 "Stall": (operator.AskStall, self.inspection.answer_stall),
             }, admit=self._callers.admit(OPERATOR, {"Status": ANY, "Wiring": VIEWER, "Events": VIEWER}, limited=True)),
@@ -433,6 +434,10 @@ class Controller:
     async def _answer_status(self, _: operator.AskStatus) -> Status:
         status, caller = await self.status(), CALLER.get()
         return limited(status, caller.tenant.name) if caller.scope == "job" else status
+
+    async def _answer_events(self, request: operator.AskEvents) -> operator.Events:
+        self.jobs.ask_progress()  # who asks for events looks at the jobs, too
+        return await self.events.answer(request)
 
     async def _answer_drop(self, request: operator.Drop) -> operator.Dropped:
         return operator.Dropped(await self.jobs.drop(request.job))

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from netfold.controller.web.listeners import BACKLOG, VARIABLE, inherited
 from netfold.fabric.graph import Fabric, FabricError
 from netfold.rpc.certificates import is_local
-from netfold.rpc.listeners import BACKLOG, VARIABLE, inherited
 from netfold.topo import sandbox
 
 

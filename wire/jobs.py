@@ -430,6 +430,11 @@ class Settle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """Another rank wants to leave: this rank must say `Settled` once every operation that it has begun is finished."""
 
 
+class Tell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """Somebody looks at the job: this rank is to report (`RankReport`) how far it is.  Not sent while nobody
+    looks."""
+
+
 class Settled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The answer to `Settle`: this rank lacks no result."""
 
@@ -439,7 +444,7 @@ class Settled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     secret: Secret = Secret()
 
 
-Event = Watching | RankLost | EvictedEvent | JobEndedEvent | Halt | Settle
+Event = Watching | RankLost | EvictedEvent | JobEndedEvent | Halt | Settle | Tell
 
 
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

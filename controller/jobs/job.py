@@ -77,6 +77,8 @@ class Job:
     watchers: dict[int, asyncio.Queue[Event | None]] = field(default_factory=dict)
     """Queue of events for each rank with a Watch stream; None ends the stream."""
     reports: dict[int, RankReport] = field(default_factory=dict)
+    asked: float = 0.0
+    """When its ranks were last asked how far they are, in monotonic seconds; 0: never."""
     left_early: bool = False
     """Whether a rank has left while another one may have lacked a result."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -62,6 +63,7 @@ from netfold.wire.jobs import (
     Secret,
     Settle,
     Settled,
+    Tell,
     Watch,
     Watching,
 )
@@ -69,6 +71,10 @@ from netfold.wire.operator import Note, Totals, unnoted
 
 log = logging.getLogger("netfold.controller")
 
+TELL_SECONDS: Final = 0.9
+"""Seconds between two questions to a rank, how far it is, while somebody looks."""
+TELL_RATE: Final = 128
+"""Ranks of a job a second that are asked so, on average."""
 RANK_RATE: Final = 50
 """Requests a second of one rank, RANK_BURST at once: one that loses a path makes one for each queue pair there."""
 RANK_BURST: Final = 500
@@ -234,11 +240,22 @@ class Jobs:
         """Record a rank's totals.  Raises Refusal."""
         job = self.find(request)
         before = job.reports.get(request.rank)
+        if before is not None and (request.operations, request.packets_sent) < (before.operations, before.packets_sent):
+            return Done()  # sent before that one, and arrived after it
         for name in ("operations", "bytes_reduced", "packets_sent", "retransmissions"):
             more = getattr(request, name) - (0 if before is None else getattr(before, name))
             setattr(self.totals, name, min(getattr(self.totals, name) + max(more, 0), MAX_TOTAL))
         job.reports[request.rank] = structs.replace(request, secret=Secret())  # `netfold status` shows it
         return Done()
+
+    def ask_progress(self) -> None:
+        """Ask the ranks of running jobs how far they are, since somebody looks: TELL_RATE ranks of a job a second at
+        most on average, and each once a second at most.  Does not wait for their reports."""
+        now = time.monotonic()
+        for job in self._jobs.values():
+            if job.state == "active" and now - job.asked >= max(TELL_SECONDS, job.world / TELL_RATE):
+                job.asked = now
+                job.broadcast(Tell())
 
     async def suspect(self, request: AskMissing) -> Done:
         """Probe the links of a rank's trees, since its retransmissions bring no results; or halt all ranks of its job,

@@ -59,6 +59,7 @@ class Sources:
     """Where answers come from; all but ``fabric`` are called in the controller's loop.
 
     status  reads the switches
+    ask_progress  asks the ranks of jobs how far they are, without waiting for them
     slots   reads the open slots of one switch by its name.  Raises Refusal.
     """
 
@@ -69,6 +70,7 @@ class Sources:
     paths: Callable[[], list[PinnedPath]] = list
     slots: Callable[[str], Awaitable[list[JobSlots]]] | None = None
     faults: FaultForwarder = field(default_factory=lambda: FaultForwarder(None))
+    ask_progress: Callable[[], None] = lambda: None
 
 
 class Moment(NamedTuple):
@@ -102,6 +104,7 @@ class Answers:
 
     async def moment(self, since: int) -> Moment:
         """What is known now, with the events after number ``since``."""
+        self._sources.ask_progress()
         status = await self.status()
         samples = list(self._sources.history.samples)
         return Moment(status, samples[-1], samples, self._sources.paths(), self._sources.events(since))

@@ -28,9 +28,9 @@ from urllib.parse import parse_qsl, urlsplit
 import msgspec
 
 from netfold.controller.jobs.callers import OPERATOR, VIEWER, Caller, Callers
+from netfold.controller.web import listeners
 from netfold.controller.web.answers import Answers, Sources, WebAnswer
 from netfold.fabric.graph import FabricError
-from netfold.rpc import listeners
 from netfold.rpc.certificates import Certificates
 from netfold.rpc.rpc import Code, Refusal
 

@@ -361,6 +361,7 @@ def _of_membership(
         sequencer = OperationSequencer(me, flight)
     else:
         sequencer.begin_anew(me, flight)
+    membership.on_tell(dispatch.progress)
     return _checked(Parts(membership, dispatch, sequencer, coding, settings=said))
 
 

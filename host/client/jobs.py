@@ -209,6 +209,10 @@ class JobClient:
         )
         return self._watcher
 
+    def tell(self, report: RankReport) -> None:
+        """Sends how far this rank is, without waiting; a controller that is away does not hear it."""
+        self._notify(self._report, msgspec.structs.replace(report, secret=self._secret))
+
     def leave(self, report: RankReport, reason: str = "") -> None:
         """Sends this rank's totals, leaves the job, and waits until no other rank can need this one.  A controller that
         is away is waited for TAKE_OVER_SECONDS; where none comes, that is logged, never raised."""

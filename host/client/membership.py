@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from netfold.host.client.fold_control import NO_CONTROLLER, FoldControl
 from netfold.host.client.jobs import JobClient
 from netfold.host.errors import NetFoldError
@@ -20,6 +22,7 @@ class Membership:
     def __init__(self, plan: Plan, client: JobClient | None = None) -> None:
         self._plan = plan
         self._client = client
+        self._left = False
         self._watcher = None if client is None else client.watch(lambda: self._plan)
 
     @property
@@ -53,12 +56,20 @@ class Membership:
             self._watcher.on_halt(rail.halt)
             self._watcher.on_settle(rail.settle)
 
+    def on_tell(self, progress: Callable[[], RailStats]) -> None:
+        """Reports ``progress`` whenever the controller asks, until this rank leaves.  It is called on another thread
+        than the operations': it must read counts alone that may be read at any time."""
+        client, watcher = self._client, self._watcher
+        if client is not None and watcher is not None:
+            watcher.on_tell(lambda: None if self._left else client.tell(progress().report(self._plan)))
+
     def leave(self, stats: RailStats, reason: str = "") -> None:
         """Reports totals and leaves the job, before any rail is closed: until the controller answers, other ranks may
         need packets of this one.  Never raises because a controller is absent.
 
         reason  why the job has failed here, if it has
         """
+        self._left = True
         if self._client is not None:
             if self._watcher is not None:
                 self._watcher.leaving()

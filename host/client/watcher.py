@@ -23,7 +23,7 @@ from netfold.host import errors
 from netfold.host.client.controller_channel import AWAY
 from netfold.host.client.stream_listener import StreamListener
 from netfold.host.errors import NetFoldError, PeerLost
-from netfold.wire.jobs import Event, EvictedEvent, Halt, JobEndedEvent, RankLost, Settle, Watching
+from netfold.wire.jobs import Event, EvictedEvent, Halt, JobEndedEvent, RankLost, Settle, Tell, Watching
 
 log = logging.getLogger("netfold")
 
@@ -59,6 +59,7 @@ class Watcher:
         self._halt = 0
         self._on_halt: Callable[[int], None] = lambda number: None
         self._on_settle: Callable[[Callable[[], None]], None] = lambda done: done()
+        self._on_tell: Callable[[], None] = lambda: None
         self._registered = threading.Condition()
         self._registrations = 0
         self._watched = self._refused = False
@@ -88,6 +89,11 @@ class Watcher:
         return at once, and must call its argument once every operation that this rank has begun is finished.  Without
         it, the argument is called at once."""
         self._on_settle = call
+
+    def on_tell(self, call: Callable[[], None]) -> None:
+        """Registers a function that is called, on the watcher's thread, when somebody looks at the job; it must return
+        at once."""
+        self._on_tell = call
 
     @property
     def is_registered(self) -> bool:
@@ -159,6 +165,8 @@ class Watcher:
             with self._lock:
                 self._halt = event.round
                 self._on_halt(event.round)
+        elif isinstance(event, Tell):
+            self._on_tell()
         elif isinstance(event, Settle):
             self._on_settle(self._settled)
         elif isinstance(event, EvictedEvent):

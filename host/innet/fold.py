@@ -403,6 +403,9 @@ class FoldRail:
         """Number of contributions sent again since the rail was made."""
         return self._resent
 
+    def progress(self) -> RailStats:
+        return RailStats(operations=self._operations, bytes_reduced=sum(self._bytes), retransmissions=self._resent)
+
     def stats(self) -> RailStats:
         if self._final is not None:
             return self._final

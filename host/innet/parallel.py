@@ -194,6 +194,9 @@ class ParallelFold:
     def retransmissions(self) -> int:
         return self._fold.retransmissions
 
+    def progress(self) -> RailStats:
+        return replace(self._fold.progress(), operations=self._operations, bytes_reduced=self._bytes)
+
     def stats(self) -> RailStats:
         folded = self._fold.stats()
         return replace(folded, operations=self._operations, bytes_reduced=self._bytes, seconds=self._seconds)

@@ -74,13 +74,16 @@ class RailStats:
     by_tree: dict[str, TreeStats] = field(default_factory=dict)
     fallback: str = ""
     """Why the switches fold no longer, and since which operation; empty while they do."""
+    by_rail: dict[str, int] = field(default_factory=dict)
+    """Payload bytes that each of several rails carried, by name; empty where there is one."""
 
     def report(self, plan: Plan) -> RankReport:
-        """These totals as the report that the controller gets at the end."""
+        """These totals as the report that the controller gets at the end, and when somebody looks."""
         return RankReport(
             job=plan.job, rank=plan.rank, epoch=plan.epoch, operations=self.operations,
             bytes_reduced=self.bytes_reduced, packets_sent=self.packets_sent, retransmissions=self.retransmissions,
             by_tree={name: tree.bytes_reduced for name, tree in self.by_tree.items()}, fallback=self.fallback,
+            by_rail=self.by_rail,
         )
 
 
@@ -133,6 +136,9 @@ class FoldingRail(Rail, Protocol):
 
     members: int
     """Number of ranks whose lanes the switches add."""
+
+    def progress(self) -> RailStats:
+        """The operations, bytes and retransmissions of ``stats``, which may be read on any thread, at any time."""
 
     @property
     def carries_rows(self) -> str:

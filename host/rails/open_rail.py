@@ -57,6 +57,7 @@ class OpenRail:
         self._closing = threading.Lock()
         self._closed = False
         self._membership: Membership | None = None
+        self._carried: Callable[[], dict[str, int]] = dict
         if spec.kind == "verbs":
             from netfold.host.verbs.rail import check_host  # its library is built only where it is wanted
 
@@ -92,6 +93,7 @@ class OpenRail:
                     self._rail = self._fold(self._membership, patience, options.lane_bits, own)
                 self._takes_all = spec.kind == "innet" and self.plan.verb != "send"
                 """Whether its switches make whatever several rails do by their own ways, which all folds."""
+                self._membership.on_tell(self._progress)
             except BaseException:
                 mesh.close()
                 raise
@@ -141,6 +143,15 @@ class OpenRail:
     def takes(self, reduction: Reduction, coding: Coding) -> bool:
         """Always true: what its switches cannot make goes between the plane's hosts."""
         return True
+
+    def counted_by(self, carried: Callable[[], dict[str, int]]) -> None:
+        """Sets what says how much each of several rails has carried (``rail_set.WatchedRail``)."""
+        self._carried = carried
+
+    def _progress(self) -> RailStats:
+        """How far the rail is, for the plane's controller; read on the thread of its events."""
+        known = self._rail.progress() if isinstance(self._rail, FoldRail) else self._rail.stats()
+        return replace(known, by_rail=self._carried())
 
     @property
     def between_name(self) -> str:
@@ -195,7 +206,7 @@ class OpenRail:
         self._between.close()
         self.others.close()
         if self._membership is not None:
-            self._membership.leave(stats)
+            self._membership.leave(replace(stats, by_rail=self._carried()))
             self._membership.close()
 
     def __str__(self) -> str:

@@ -52,6 +52,11 @@ class WatchedRail(Rail, Protocol):
         None: nobody is told any more."""
 
 
+    def counted_by(self, carried: Callable[[], dict[str, int]]) -> None:
+        """From now on the rail reports what ``carried`` returns: the payload bytes that each of the rails has carried,
+        by name.  It is called on any thread."""
+
+
 class RailReopening(Protocol):
     """A dead rail that is being reopened.  ``epoch``: that of the rail's new plan once it is open, which all ranks have
     in common; 0 before."""
@@ -107,6 +112,8 @@ class RailSet:
         self._past: list[tuple[str, RailStats]] = []
         self._changed: Callable[[], None] = lambda: None
         self._asked = [0.0] * len(rails)
+        self.carried: Callable[[], dict[str, int]] = dict
+        """Payload bytes that each rail has carried, by name."""
         state.set_live(self.live)
         for index in range(len(rails)):
             self._attach(index)
@@ -200,6 +207,7 @@ class RailSet:
     # ---- watching ----------------------------------------------------------------------------------------------------
     def _attach(self, index: int) -> None:
         self[index].watched_by(lambda moved: self._watch(index, moved))
+        self[index].counted_by(lambda: self.carried())
 
     def _watch(self, index: int, moved: float) -> None:
         """Called by a rail that waits.  Raises what ends its allreduce."""

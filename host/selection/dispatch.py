@@ -218,6 +218,15 @@ class Dispatch:
             seconds=folded.seconds + own.seconds,
         )
 
+    def progress(self) -> RailStats:
+        """Operations, bytes and retransmissions of both together; may be called on any thread, at any time."""
+        own = self.hosts.stats()
+        if self.switches is None:
+            return own
+        folded = self.switches.progress()
+        return replace(own, operations=folded.operations + own.operations,
+                       bytes_reduced=folded.bytes_reduced + own.bytes_reduced, retransmissions=folded.retransmissions)
+
     def interrupt(self, error: NetFoldError) -> None:
         """Called by another thread: what is under way ends with this error soon."""
         if self.switches is not None:

@@ -156,6 +156,9 @@ class FakeRail:
     def stats(self) -> RailStats:
         return RailStats(operations=self.calls)
 
+    def counted_by(self, carried: Callable[[], dict[str, int]]) -> None:
+        pass
+
     def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
         return "fake"
 

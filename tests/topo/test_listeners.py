@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from netfold.controller.web import listeners as inherited
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import FabricError
-from netfold.rpc import listeners as inherited
 from netfold.topo import listeners
 
 NETFOLD = [sys.executable, "-m", "netfold.cli"]
@@ -29,13 +29,13 @@ import os, signal, socket, subprocess, sys
 from netfold.topo import listeners, sandbox
 if not sandbox.inside():
     listeners.open_listeners(["127.0.0.1:0"])
-    from netfold.rpc.listeners import inherited
+    from netfold.controller.web.listeners import inherited
     print(socket.socket(fileno=os.dup(inherited()["127.0.0.1:0"])).getsockname()[1], flush=True)
 sandbox.enter()
-from netfold.rpc.listeners import inherited
+from netfold.controller.web.listeners import inherited
 server = '''
 import os, select, signal, sys
-from netfold.rpc.listeners import adopted
+from netfold.controller.web.listeners import adopted
 listener = adopted("127.0.0.1:0")
 select.select([listener], [], [])
 connection, _ = listener.accept()
