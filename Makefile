@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 NEEDED := mnexec:mininet ip:iproute2 tc:iproute2 ethtool:ethtool ping:iputils-ping
 
 .DEFAULT_GOAL := help
-.PHONY: help setup packages machines demo test fuzz bench site lint clean
+.PHONY: help setup packages machines viewers demo test fuzz bench site lint clean
 
 help:  ## Show this list
 	@sed -nE 's/^([a-z]+):[^#]*## */\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -36,6 +36,10 @@ machines:  ## Install QEMU (87 MB) and libibverbs, for virtual machines as hosts
 	    $(MAKE) --no-print-directory packages NEEDED=qemu-system-x86_64:qemu-system-x86
 	@echo '#include <infiniband/verbs.h>' | cc -E - >/dev/null 2>&1 || \
 	    $(MAKE) --no-print-directory packages NEEDED=infiniband/verbs.h:libibverbs-dev
+
+viewers:  ## Install Chromium and tshark, with which tests look at the page and at captures; needs root
+	@command -v chromium >/dev/null || $(MAKE) --no-print-directory packages NEEDED=chromium:chromium
+	@command -v tshark >/dev/null || $(MAKE) --no-print-directory packages NEEDED=tshark:tshark
 
 $(STAMP): pyproject.toml
 	@$(MAKE) --no-print-directory packages

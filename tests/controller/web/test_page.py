@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page in a browser: what it makes of the state of a fabric, whatever its jobs and switches are called."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from netfold.controller.web import answers, view
+from netfold.controller.web.serve import HEADERS
+from netfold.fabric.generate import leafspine
+from netfold.wire.operator import FabricEvent
+from support import browser
+
+HOSTILE = '<img src="x" onerror="document.title=1"><script>document.title=2</script>'
+FABRIC = leafspine(2, 2, 4, rate="1gbit")
+
+
+def static() -> dict[str, str]:
+    """The page's files that are text, by name."""
+    return {name: (answers.STATIC / name).read_text() for name in answers.static_files()}
+
+
+def test_each_file_that_the_page_names_is_served() -> None:
+    """Files that the page loads and modules that modules import are there, and nothing is named that lies elsewhere."""
+    files = static()
+    assert {"index.html", "page.css", "page.js", "icon.svg"} <= files.keys()
+    named = set(re.findall(r'(?:href|src)="([^"#]+)"', files["index.html"]))
+    for name in (name for name in files if name.endswith(".js")):
+        named |= {found.removeprefix("./") for found in re.findall(r'from "([^"]+)"', files[name])}
+    assert named <= files.keys()
+    elsewhere = re.compile(r"https?://(?!www\.w3\.org)")
+    assert not [name for name, text in files.items() if elsewhere.search(text)]
+
+
+def test_no_text_becomes_markup() -> None:
+    """No module sets HTML, and the page has neither a script nor a style of its own inside, as the policy asks."""
+    files = static()
+    scripts = "".join(text for name, text in files.items() if name.endswith(".js"))
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", scripts)
+    assert not re.search(r"<script(?![^>]*src=)|<style|\sstyle=|\son\w+=", files["index.html"])
+
+
+def live(**changes: Any) -> view.Live:
+    """A state in which spine2 is down and a job with a hostile name was planned anew."""
+    problems = {"spine2": HOSTILE}
+    switches = [view.SwitchLive(s.name, s.name not in problems, False, problems.get(s.name, ""), 64, 1024, 1e3, 1.0, 9)
+                for s in FABRIC.switches]
+    links = [view.LinkLive(5e8, 2.5e8, 1e5, 1e5, 0.0, "spine2" not in f"{link.a} {link.b}", False, "")
+             for link in FABRIC.links]
+    job = view.JobLive(
+        HOSTILE, "active", "default", 3, 4, 4, 0, [], [host.name for host in FABRIC.hosts], 120, 5_000_000, 2e6, 7,
+        [view.TreeLive("spine1", 1.0, [0, 2], [4, 5])], [view.RailLive("innet", 0.75), view.RailLive("tcp", 0.25)],
+        view.RecoveryLive(1, "spine2 does not answer", 0.042), "")
+    events = [FabricEvent(1, 1_700_000_000.0, "down", "spine2", HOSTILE),
+              FabricEvent(2, 1_700_000_001.0, "re-planned", HOSTILE, "after 42 ms")]
+    state = view.Live(1_700_000_002.0, 60.0, switches, links, [job], [], events)
+    return msgspec.structs.replace(state, **changes)
+
+
+@contextmanager
+def served(state: view.Live) -> Iterator[str]:
+    """The page's files and a fixed state at the URL that this yields, with the real server's headers."""
+    bodies = {
+        "/fabric.json": msgspec.json.encode(view.of_fabric(FABRIC, faults=False)),
+        "/live.json": msgspec.json.encode(state),
+        "/history.json": msgspec.json.encode(view.HistoryView(1.0, [], [], [], [], [], {})),
+    }
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            name = "index.html" if path == "/" else path[1:]
+            body = bodies.get(path) or (answers.STATIC / name).read_bytes()
+            self.send_response(200)
+            self.send_header("Content-Type", answers.TYPES[Path(name).suffix])
+            for header in HEADERS.items():
+                self.send_header(*header)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.needs("chromium")
+def test_a_browser_shows_what_is_down_and_who_was_planned_anew() -> None:
+    """The headline, the drawing, the job and the events say it, and a name that is markup stays text."""
+    with served(live()) as url:
+        document = browser.dump(url)
+    said = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", document))
+    assert "Down: spine2" in said
+    assert "Planned anew 1 time, last: spine2 does not answer; ranks stood still for 42 ms" in said
+    assert "120 operations · 5 MB reduced · 2 MB/s · 7 repeats" in said
+    assert "innet 75 %" in said
+    assert re.search(r'<g[^>]*class="switch down"[^>]*data-node="spine2"', document)
+    assert len(re.findall(r'<line[^>]*class="link down"', document)) == 2
+    assert len(re.findall("<img", document)) == 1, "the page's own icon alone"
+    assert "&lt;img src=" in document
+    assert "<title>leafspine-2-2-4 – NetFold</title>" in document
+
+
+@pytest.mark.needs("chromium")
+def test_a_browser_shows_a_fabric_in_which_all_is_well() -> None:
+    """With all up and no job, it says so, and each host and switch is drawn."""
+    ups = [view.SwitchLive(s.name, True, False, "", 0, 1024, None, None, 9) for s in FABRIC.switches]
+    links = [view.LinkLive(None, None, None, None, None, True, False, "") for _ in FABRIC.links]
+    with served(live(switches=ups, links=links, jobs=[], events=[])) as url:
+        document = browser.dump(url)
+    assert "All switches and links are up" in document
+    assert "No job has joined yet." in document
+    assert set(re.findall(r'data-node="([^"]+)"', document)) == {node.name for node in FABRIC.nodes}
