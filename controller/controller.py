@@ -32,6 +32,7 @@ from netfold.controller.jobs.jobs import Jobs
 from netfold.controller.operations import differences, state_file
 from netfold.controller.operations.events import EventLog
 from netfold.controller.operations.history import History
+from netfold.controller.operations.injection import Injection
 from netfold.controller.operations.inspection import Inspection
 from netfold.controller.operations.maintenance import Maintenance
 from netfold.controller.operations.status import limited
@@ -134,6 +135,7 @@ class Controller:
         self._allocator = allocator
         self.jobs = Jobs(fabric, allocator, self, self.liveness, self.drains, self._adoption, self.events.note)
         self.inspection = Inspection(fabric, self._targets, self.jobs, allocator, self.drains)
+        self.injection = Injection(fabric, self._targets)
         self.paths = PathService(
             self.steering, self.jobs, graph=self.liveness.graph, replan=self.replan, unpinned=self.inspection.unpinned,
             links_respond=self.liveness.links_respond,
@@ -398,6 +400,8 @@ class Controller:
                 "Events": (operator.AskEvents, self._answer_events),
                 "Slots": (operator.AskSlots, self.inspection.answer_slots),
                 "Stall": (operator.AskStall, self.inspection.answer_stall),
+                "Faults": (operator.SetFaults, self.injection.answer),
+                "Connections": (operator.AskConnections, self.inspection.answer_connections),
             }, admit=self._callers.admit(OPERATOR, {"Status": ANY, "Wiring": VIEWER, "Events": VIEWER}, limited=True)),
             *self.paths.handlers(self._callers),
         ))

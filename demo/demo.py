@@ -76,6 +76,7 @@ def demo(
     out: Path = Path("build/demo"),
     metrics: str | None = None,
     stays_open: bool = False,
+    faults: bool = False,
     **options: Unpack[FabricOptions],
 ) -> int:
     """Run the demo in a sandbox, print what was measured, and return an exit status.
@@ -88,6 +89,7 @@ def demo(
     out        folder for report.json, fabric.svg and logs
     metrics    ``host:port`` of the web page; None: there is none
     stays_open whether the fabric, and its page, stay at the end until Ctrl-C
+    faults     whether the switches' program can inject faults though no link has any
     options    options of the fabric (`FabricOptions`)
     """
     scale = (MACHINE_SCALES if hosts == "rxe" else SCALES)[options.get("engine", "softswitch")]
@@ -111,7 +113,8 @@ def demo(
     from netfold.rpc.rpc import Unreachable
 
     options["rundir"] = sandbox.rundir()
-    fabric = msgspec.structs.replace(leafspine(leaves, spines, ranks, **options), metrics=metrics)
+    fabric = msgspec.structs.replace(leafspine(leaves, spines, ranks, **options), metrics=metrics,
+                                     faults=faults)
     try:
         report = _run(fabric, hosts, scale, steps or scale.steps, lane_bits, out, terminal.console(), stays_open)
     except (FabricFailed, Unreachable, OSError) as error:
@@ -143,6 +146,7 @@ def _run(
     from netfold.controller.web.picture import draw
     from netfold.demo import report as reports
     from netfold.demo import train
+    from netfold.topo.fault_service import FaultService
     from netfold.topo.net import Network
     from netfold.topo.rxe.hosts import Guests
 
@@ -162,6 +166,7 @@ def _run(
         + (f", each losing {losses:.1%} of its packets" if losses else "")
     )
     with contextlib.ExitStack() as running:
+        running.enter_context(FaultService([network], sandbox.rundir()))
         running.enter_context(network)
         page = listeners.url(fabric)
         console.print("fabric, controller and switches are up" + (f"; page and metrics at {page}" if page else ""))

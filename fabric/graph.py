@@ -126,6 +126,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How flows that are not folded are cut over paths (paths.py): "equal_split" is the paper's."""
     seed: int = 0
     """Seed of the injected faults: the same seed hits the same packets."""
+    faults: bool = False
+    """Whether the switches' program can inject faults though no link has any, so that `netfold fault` can."""
     probe: float = 0.5
     """Seconds between probes of every link between switches; 0: links are not probed."""
     misses: int = 5
@@ -175,8 +177,9 @@ class Fabric(Settings, frozen=True, kw_only=True):
 
     @property
     def faulty(self) -> bool:
-        """Whether faults are injected on any link: the switches' program can do that only where it is compiled in."""
-        return any(getattr(link, fault) for link in self.links for fault in FAULTS)
+        """Whether faults are injected on any link, or may be: the program can do that only where it is compiled
+        in."""
+        return self.faults or any(getattr(link, fault) for link in self.links for fault in FAULTS)
 
     @property
     def nodes(self) -> tuple[Switch | Host, ...]:

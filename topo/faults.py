@@ -7,12 +7,16 @@ import os
 import signal
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from netfold.topo.wiring import QUEUE_BYTES
+from netfold.topo.failures import WiringError
+from netfold.topo.wiring import queue_bytes
 
 if TYPE_CHECKING:  # Mininet may be absent
     from netfold.topo.net import Network
+
+DELAYED_FRAMES: Final = 100_000
+"""Frames that a port holds back at most, some of which are super-packets."""
 
 
 class FaultInjector:
@@ -31,15 +35,28 @@ class FaultInjector:
         self._execute(f"ip link set {self._interface(switch, port)} up")
 
     def blackhole(self, switch: str, port: int) -> None:
-        """Drop every frame that leaves this port, while both ends see the link as up.
+        """Drop every frame that leaves this port, of a switch or host, while both ends see the link as up.
 
-        The queue behind the shaper (wiring.shaper) gets no room for a frame.
+        The queue behind the shaper (wiring.shaper), or in its place where the link has no rate, gets no room for a
+        frame.
         """
-        self._limit_queue(switch, port, 1)
+        self._replace_queue(switch, port, "bfifo limit 1")
 
     def end_blackhole(self, switch: str, port: int) -> None:
         """Give the port's queue room again."""
-        self._limit_queue(switch, port, QUEUE_BYTES)
+        self.end_queue(switch, port)
+
+    def delay(self, node: str, port: int, seconds: float) -> None:
+        """Hold back what leaves this port, of a switch or host, which needs the kernel's netem.  Raises WiringError."""
+        self._replace_queue(node, port, f"netem delay {round(seconds * 1e6)}us limit {DELAYED_FRAMES}")
+
+    def end_queue(self, node: str, port: int) -> None:
+        """Give the port its own queue again."""
+        rate = self._rate(node, port)
+        if rate is None:
+            self._tc(node, port, "del", "root")
+        else:
+            self._replace_queue(node, port, f"bfifo limit {queue_bytes(rate)}")
 
     def kill(self, switch: str) -> None:
         """Kill a switch process and remove its socket, as a power failure would."""
@@ -72,9 +89,23 @@ class FaultInjector:
         (native,) = children(child.pid)
         os.kill(native, number)
 
-    def _limit_queue(self, switch: str, port: int, limit: int) -> None:
-        interface = self._interface(switch, port)
-        self._execute(f"tc qdisc replace dev {interface} parent 1:1 handle 10: bfifo limit {limit}")
+    def _replace_queue(self, node: str, port: int, queue: str) -> None:
+        place = "root" if self._rate(node, port) is None else "parent 1:1 handle 10:"
+        self._tc(node, port, "replace", f"{place} {queue}")
+
+    def _tc(self, node: str, port: int, what: str, rest: str) -> None:
+        """Change the queueing discipline of a port, in its node's namespace.  Raises WiringError."""
+        command = f"tc qdisc {what} dev {node}-eth{port} {rest}".split()
+        if node not in self._switches:
+            command = ["mnexec", "-a", str(self.network.mininet.get(node).pid), *command]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10,
+                              check=False)
+        if done.returncode:
+            raise WiringError(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
+
+    def _rate(self, node: str, port: int) -> str | None:
+        """The rate of the link at a port."""
+        return next(link.rate for link in self.network.fabric.links if f"{node}:{port}" in (link.a, link.b))
 
     def _interface(self, switch: str, port: int) -> str:
         return dict(self._switches[switch].interfaces())[port]

@@ -92,6 +92,10 @@ class Network(Lifecycle):
         self.file = logs / "fabric.toml"
         """The fabric file, written for the controller and other commands."""
         self.mininet: Any = None
+        self.is_up = False
+        """Whether all of it has started; what is injected later does not change that."""
+        self.excused: set[str] = set()
+        """Names of switches, and "controller", whose end is an injected fault and no failure."""
         self._pcap = pcap
         self._offload = offload
         self._tls = tls
@@ -152,6 +156,7 @@ class Network(Lifecycle):
                 pass_fds=listeners.numbers(self.fabric),
             )
         self._await_controller(self._controller, switches=switches)
+        self.is_up = True
 
     def _await_controller(self, process: subprocess.Popen[bytes], *, switches: bool = True) -> None:
         """Wait until the controller answers, which is this process.  Raises ControllerFailed, and SwitchFailed where
@@ -167,6 +172,11 @@ class Network(Lifecycle):
                 raise ControllerFailed(self._controller_failure(f"does not answer after {seconds:.0f} s"))
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.1)
+
+    @property
+    def controller(self) -> subprocess.Popen[bytes] | None:
+        """The controller's process; None where there is none."""
+        return self._controller
 
     def end_controller(self, number: signal.Signals) -> None:
         """Send the controller a signal, and wait until it has ended."""
@@ -208,8 +218,10 @@ class Network(Lifecycle):
         if self._guests is not None:
             self._guests.check()
         for switch in self.switches if switches else ():
-            switch.check()
-        ended = [process.poll() for process in (self._controller, self._standby) if process is not None]
+            if switch.name not in self.excused:
+                switch.check()
+        watched = () if "controller" in self.excused else (self._controller, self._standby)
+        ended = [process.poll() for process in watched if process is not None]
         for status in (status for status in ended if status is not None):
             raise ControllerFailed(self._controller_failure(f"ended with status {status}"))
 
@@ -227,6 +239,7 @@ class Network(Lifecycle):
 
     def stop(self) -> None:
         """End everything that was started, in reverse order."""
+        self.is_up = False
         for ranks in self._running:
             ranks.stop()
         self._running.clear()

@@ -93,13 +93,15 @@ def run_in(fabrics: Sequence[Fabric], request: RunRequest) -> int:
     listeners.enter(fabrics)
     from mininet.log import setLogLevel
 
+    from netfold.topo.fault_service import FaultService
     from netfold.topo.planes import Planes, side_by_side
 
     setLogLevel("error")
     fabrics = side_by_side(fabrics, sandbox.rundir())
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
     try:
-        with stopping(), Planes(fabrics, logs=logs) as planes:
+        planes = Planes(fabrics, logs=logs)
+        with stopping(), FaultService(planes.networks, sandbox.rundir()), planes:
             for fabric in fabrics:
                 if page := listeners.url(fabric):
                     print(f"netfold: {fabric.name}: page and metrics at {page}", file=sys.stderr, flush=True)

@@ -48,6 +48,27 @@ def clear_abandoned(place: Path = PLACE) -> list[Path]:
     return [folder for folder in sorted(place.glob(f"{PREFIX}*")) if _is_ours(folder) and _clear(folder)]
 
 
+def in_use(place: Path = PLACE) -> list[Path]:
+    """This user's folders whose owner lives, the oldest first."""
+    return sorted((folder for folder in place.glob(f"{PREFIX}*") if _is_ours(folder) and _is_locked(folder)),
+                  key=lambda folder: (folder.stat().st_mtime, folder))
+
+
+def _is_locked(folder: Path) -> bool:
+    try:
+        lock = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(lock)
+
+
 def _is_ours(folder: Path) -> bool:
     try:
         found = folder.lstat()

@@ -29,6 +29,7 @@ def up(fabrics: Sequence[Fabric]) -> int:
     from mininet.cli import CLI
     from mininet.log import lg, setLogLevel
 
+    from netfold.topo.fault_service import FaultService
     from netfold.topo.planes import Planes, side_by_side
     from netfold.topo.run import FABRIC_VARIABLE
 
@@ -39,7 +40,8 @@ def up(fabrics: Sequence[Fabric]) -> int:
     os.environ["NETFOLD_CONTROLLER"] = fabrics[0].jobs
     os.environ["PATH"] = f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}"
     try:
-        with Planes(fabrics, logs=logs) as planes:
+        planes = Planes(fabrics, logs=logs)
+        with FaultService(planes.networks, sandbox.rundir()), planes:
             os.environ[FABRIC_VARIABLE] = os.pathsep.join(str(network.file) for network in planes.networks)
             first, last = fabrics[0].hosts[0].name, fabrics[0].hosts[-1].name
             print()
@@ -49,7 +51,9 @@ def up(fabrics: Sequence[Fabric]) -> int:
                 if page := listeners.url(fabric):
                     print(f"{fabric.name}: page and metrics at {page}")
             print(f"logs in {logs}\n"
-                  f"Try:  {first} ping -c 3 {last}     sh netfold status     {first} ip route     exit")
+                  f"Try:  {first} ping -c 3 {last}     sh netfold status     {first} ip route     exit\n"
+                  f"      sh netfold fault cut {first} --for 5s     sh netfold pcap {first} --for 10s     "
+                  "(also from another terminal)")
             if len(fabrics) > 1:
                 print(f"      sh netfold run --rails innet@a+tcp@b -- python train.py     "
                       f"sh netfold status --controller {fabrics[1].jobs}")

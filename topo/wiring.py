@@ -76,13 +76,17 @@ def shaper(name: str, rate: str) -> list[str]:
     """
     bits = bits_per_second(rate)
     burst = max(128 * 1024, bits // 8 // 500)
-    queue = max(QUEUE_BYTES, bits // 8 // 20)
     return [
         f"tc qdisc add dev {name} root handle 1: htb default 1",
         f"tc class add dev {name} parent 1: classid 1:1 htb rate {bits}bit ceil {bits}bit burst {burst} cburst {burst} "
         f"quantum {HTB_QUANTUM}",
-        f"tc qdisc add dev {name} parent 1:1 handle 10: bfifo limit {queue}",
+        f"tc qdisc add dev {name} parent 1:1 handle 10: bfifo limit {queue_bytes(rate)}",
     ]
+
+
+def queue_bytes(rate: str) -> int:
+    """Room of the queue behind the shaper of a link with this rate."""
+    return max(QUEUE_BYTES, bits_per_second(rate) // 8 // 20)
 
 
 class FabricLink(Link):  # type: ignore[misc]

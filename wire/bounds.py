@@ -25,6 +25,8 @@ Count = Annotated[int, Meta(ge=0, lt=2**62)]
 """Packets, bytes, operations: sums of some of them still fit 64 bits."""
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 """A duration, for which an event loop can wait."""
+Share = Annotated[float, Meta(ge=0, le=1)]
+"""A part of a whole."""
 Name = Annotated[str, Meta(max_length=255)]
 """The name of a job, switch, link or collective, or an address."""
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]

@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta, Struct
 
 from netfold.wire.bounds import Count, Name, Seconds, Text
+from netfold.wire.operator import QueuePairUse
 
 SOCKET: Final = "faults.sock"
 """Name of the service's socket in a fabric's folder."""
@@ -64,9 +65,6 @@ class Tap(Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """Bytes of each socket's buffer, or as near to it as the kernel grants."""
 
 
-Request = Inject | Undo | Active | Tap
-
-
 class ActiveFault(Struct, frozen=True):
     """A fault that is there."""
 
@@ -118,21 +116,23 @@ class TapLink(Struct, frozen=True):
     """bit/s of the link; None: not shaped."""
 
 
-class TapSegment(Struct, frozen=True):
-    """What a queue pair of a running job is, for a dissector: eight queue pairs of one connection."""
-
-    queue_pair: int
-    """The first of the eight."""
-    name: str
-    """Whose packets they are, and which way: "digits tree spine1 sum of rank 3"."""
-
-
 class Tapped(Struct, frozen=True, tag=True):
     """The answer to Tap."""
 
     fabric: str
     links: list[TapLink]
-    names: list[TapSegment] = []
+    connections: list[QueuePairUse]
+    """What queue pairs mean on them, as the controllers say; the ``link`` of each is the ``name`` of one here."""
+
+
+class AskNames(Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """A request for what queue pairs mean now: jobs begin and are planned anew while links are captured."""
+
+
+class Names(Struct, frozen=True, tag=True):
+    """The answer to AskNames."""
+
+    connections: list[QueuePairUse]
 
 
 class Refused(Struct, frozen=True, tag=True):
@@ -143,4 +143,5 @@ class Refused(Struct, frozen=True, tag=True):
     """Whether it would be possible without the faults that are there, or once the fabric is ready."""
 
 
-Answer = Injected | Undone | ActiveFaults | Tapped | Refused
+Request = Inject | Undo | Active | Tap | AskNames
+Answer = Injected | Undone | ActiveFaults | Tapped | Names | Refused

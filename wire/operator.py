@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal, Protocol
 
 import msgspec
 
-from netfold.wire.bounds import Name, Seconds
+from netfold.wire.bounds import Count, Name, Seconds, Share
 from netfold.wire.jobs import RankReport
 
 SERVICE: Final = "netfold.Operator"
@@ -407,3 +407,61 @@ class PinnedPath(msgspec.Struct, frozen=True):
     """Links between switches, by their place in Status.links, from the source to the destination."""
     share: float
     """Share of the flow's bytes, 0..1."""
+
+
+class LinkFaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Shares of a link's packets that injected faults hit, each 0..1, beside those of the fabric file."""
+
+    link: Name
+    """Either end, ``node:port``."""
+    loss: Share = 0.0
+    duplicate: Share = 0.0
+    reorder: Share = 0.0
+    corrupt: Share = 0.0
+    seed: Count | None = None
+    """Seed of the draw; None: the fabric's."""
+
+
+class SetFaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request to inject these faults and no others, beside those of the fabric file."""
+
+    links: Annotated[list[LinkFaults], msgspec.Meta(max_length=65_536)]
+
+
+class FaultsSet(msgspec.Struct, frozen=True):
+    """The answer to SetFaults."""
+
+    links: int
+    """Links that have injected faults now, those of the fabric file included."""
+
+
+class AskConnections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request for the queue pairs of all jobs that fold."""
+
+
+class QueuePairUse(msgspec.Struct, frozen=True):
+    """What a destination queue pair means on one link of a job's tree."""
+
+    link: str
+    """The link, by the end at the switch that is nearer to the root."""
+    queue_pair: int
+    """The first of a connection's eight (wire.roce.QUEUE_PAIRS), or a NIC's single one."""
+    operation: str
+    """Lane operation of a NIC's packets; empty: the lowest bits of the queue pair say it."""
+    job: str
+    tree: str
+    """Name of the tree's root switch."""
+    stream: str
+    """"data", or "agreement" for what ranks agree on."""
+    slots: int
+    """Slots of the stream on each switch, a power of two: a packet's is its PSN modulo this."""
+    up: bool
+    """Whether these are contributions on their way to the root, or results on their way to the ranks."""
+    who: str
+    """Whose contributions, or to whom results go: "rank 3 (h4)", or a switch."""
+
+
+class Connections(msgspec.Struct, frozen=True):
+    """The answer to AskConnections."""
+
+    connections: list[QueuePairUse]

@@ -15,7 +15,7 @@ from typing import Final
 from netfold.controller.health.drains import Drains
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.jobs import Jobs
-from netfold.controller.operations import stall
+from netfold.controller.operations import connections, stall
 from netfold.controller.operations.status import COUNTERS, SwitchCounters, of_job, of_link, of_switch
 from netfold.controller.switch import tables
 from netfold.controller.switch.probe import SlotState
@@ -164,3 +164,10 @@ class Inspection:
     async def answer_stall(self, request: operator.AskStall) -> operator.Stalls:
         """The gRPC method Stall: see `stall`."""
         return operator.Stalls(await self.stall(request.job))
+
+    async def answer_connections(self, _: operator.AskConnections) -> operator.Connections:
+        """The gRPC method Connections: what the destination queue pairs of all jobs that fold mean on each link."""
+        return operator.Connections([
+            connection for job in self._jobs.all() for stream in job.streams for fold in stream.tree.folds
+            for child in fold.children for connection in connections.of_child(job.name, job.hosts, stream, fold, child)
+        ])

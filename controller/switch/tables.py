@@ -181,21 +181,22 @@ def path_entries(
     return result
 
 
-def fault_entries(fabric: Fabric) -> BySwitch:
-    """Entries of `fault`.
+def fault_entries(fabric: Fabric, seeds: Mapping[int, int] | None = None) -> BySwitch:
+    """Entries of `fault`.  ``seeds`` are those of links, by number, that have another one than the fabric's.
 
     The faults of a link are injected where it enters a switch; towards a host, where it leaves the switch.  Payloads
     are corrupted on the way from a host alone, where the first switch checks the ICRC."""
     result: BySwitch = defaultdict(list)
     switches = {switch.name for switch in fabric.switches}
-    for link in fabric.links:
+    for number, link in enumerate(fabric.links):
         a, b = link.ends
+        seed = (seeds or {}).get(number, fabric.seed)
         for sender, receiver in ((a, b), (b, a)):
             at, control = (receiver, FAULT_IN) if receiver.node in switches else (sender, FAULT_OUT)
             limits = _limits(link, corrupt=sender.node not in switches)
             if not any(limits):
                 continue
-            params = (("seed", _seed(fabric, sender, receiver)),
+            params = (("seed", _seed(seed, sender, receiver)),
                       *zip(("lose", "flip", "twice", "late"), limits, strict=True), ("by", REORDER_BY))
             result[at.node].append(Entry(f"{control}.fault", (("port", at.port),), f"{control}.faulty", params))
     return result
@@ -266,10 +267,10 @@ def clone_sessions(fabric: Fabric) -> BySwitch:
     return result
 
 
-def fixed_entries(fabric: Fabric) -> BySwitch:
-    """All entries that depend on nothing but the fabric's description."""
-    return merge([guard_entries(fabric), clone_sessions(fabric), fault_entries(fabric), congestion_entries(fabric),
-                  probe_entries(fabric)])
+def fixed_entries(fabric: Fabric, seeds: Mapping[int, int] | None = None) -> BySwitch:
+    """All entries that depend on nothing but the fabric's description, and the seeds of some links' faults."""
+    return merge([guard_entries(fabric), clone_sessions(fabric), fault_entries(fabric, seeds),
+                  congestion_entries(fabric), probe_entries(fabric)])
 
 
 def fold_entries(fabric: Fabric, ranks: Sequence[Host], stream: Stream) -> BySwitch:
@@ -488,8 +489,8 @@ def _forward(macs: Mapping[str, int], switch: str, hop: NextHop) -> tuple[tuple[
     return (("port", hop.port), ("src_mac", macs[switch]), ("dst_mac", macs[hop.node]))
 
 
-def _seed(fabric: Fabric, sender: End, receiver: End) -> int:
-    return zlib.crc32(f"{fabric.seed} {sender}>{receiver}".encode())
+def _seed(seed: int, sender: End, receiver: End) -> int:
+    return zlib.crc32(f"{seed} {sender}>{receiver}".encode())
 
 
 def _ip(address: str) -> int:

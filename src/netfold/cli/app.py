@@ -17,6 +17,7 @@ from netfold.cli.demo import demo
 from netfold.cli.diff import apply, diff
 from netfold.cli.doctor import doctor
 from netfold.cli.drain import drain, undrain
+from netfold.cli.fault import app as fault
 from netfold.cli.links import links
 from netfold.cli.offline import compile_, fabric_, plan
 from netfold.cli.paths import paths
@@ -33,7 +34,8 @@ PANELS: Final[dict[str, dict[str, Callable[..., None] | typer.Typer]]] = {
     "Begin": {"demo": demo, "run": run, "up": up, "doctor": doctor},
     "Describe a fabric": {"fabric": fabric_, "plan": plan, "compile": compile_},
     "Look at a running one": {"status": status, "top": top, "links": links, "paths": paths},
-    "Change it": {"drain": drain, "undrain": undrain, "diff": diff, "apply": apply, "drop": drop},
+    "Change it": {"drain": drain, "undrain": undrain, "diff": diff, "apply": apply, "drop": drop,
+                  "fault": fault},
     "Find out what is wrong": {"stall": stall, "slots": slots, "flight": flight, "timeline": timeline, "shell": shell},
     "Measure": {"bench": bench, "sim": sim},
 }

@@ -47,5 +47,6 @@ def demo(
             bits: Literal[32, 16, 8] = lane_bits
             raise typer.Exit(checked(lambda: run_demo(
                 hosts=hosts, ranks=ranks, leaves=leaves, spines=spines, steps=steps, lane_bits=bits, out=out,
-                metrics=address, stays_open=page, **generated.options())))
+                metrics=address, stays_open=page,
+                faults=page if generated.faults is None else generated.faults, **generated.options())))
     fail(CANNOT, f"--lane-bits: expected 32, 16 or 8, got {lane_bits}")

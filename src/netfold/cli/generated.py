@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any, Final, get_type_hints
 
+import msgspec
 import typer
 
 from netfold.cli.common import checked, engine_of
@@ -30,6 +31,9 @@ class Generated:
     corrupt: Annotated[float, typer.Option(help="Share of packets changed between a host and its leaf.")] = 0.0
     seed: Annotated[int, typer.Option(help="Seed of the faults: the same one hits the same packets.")] = 0
     path_mtu: PathMtu = None
+    faults: Annotated[bool | None, typer.Option("--faults/--no-faults", help="Compile the switches' program so that "
+                                                "`netfold fault` can make it lose, double, hold back and change "
+                                                "packets; default: in `netfold up` and `demo --page`.")] = None
 
     def options(self) -> generate.FabricOptions:
         """The same options as `fabric.generate` takes them."""
@@ -40,11 +44,14 @@ class Generated:
 
     def fabric(self, topo: str) -> Fabric:
         """The fabric that --topo asks for."""
-        return checked(lambda: generate.parse(topo, **self.options()))
+        return self._compiled(checked(lambda: generate.parse(topo, **self.options())))
 
     def planes(self, topo: str) -> list[Fabric]:
         """The fabrics of all planes that --topo asks for."""
-        return checked(lambda: generate.parse_planes(topo, **self.options()))
+        return [self._compiled(fabric) for fabric in checked(lambda: generate.parse_planes(topo, **self.options()))]
+
+    def _compiled(self, fabric: Fabric) -> Fabric:
+        return msgspec.structs.replace(fabric, faults=bool(self.faults))
 
 
 DEFAULTS: Final = Generated()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
@@ -67,7 +68,8 @@ def up(
         raise typer.Exit(up_over(over.launch(fabric, metrics)))
     if topo is not None and file is None:
         settings.pop("metrics", None)
-        planes = with_pages([_changed(fabric, settings) for fabric in generated.planes(topo)], metrics)
+        able = replace(generated, faults=generated.faults is not False)
+        planes = with_pages([_changed(fabric, settings) for fabric in able.planes(topo)], metrics)
         from netfold.topo.up import up as up_topo
 
         raise typer.Exit(checked(lambda: up_topo(planes)))

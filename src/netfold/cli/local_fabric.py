@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of this user's local fabrics a command is for: those of `netfold up --topo`, `run` and `demo`."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from netfold.cli.common import CANNOT, FAILED, fail
+from netfold.wire import faults
+
+WhichFabric = Annotated[str | None, typer.Option("--fabric", metavar="NAME|FOLDER", help="Which fabric, where several "
+                                                 "run; default: the one that runs, or whose prompt this is.")]
+
+
+def socket_of(which: str | None) -> Path:
+    """The socket of a running fabric's fault service; without exactly one the command ends with what there is."""
+    from netfold.topo import rundir
+
+    if which is None and (said := os.environ.get(faults.FAULTS_VARIABLE)):
+        return Path(said)
+    found = [folder / faults.SOCKET for folder in rundir.in_use() if (folder / faults.SOCKET).is_socket()]
+    if which is not None:
+        found = [path for path in found if which in (str(path.parent), path.parent.name) or which == _name(path)]
+    if len(found) == 1:
+        return found[0]
+    there = ", ".join(f"{_name(path)} ({path.parent})" for path in found)
+    if found:
+        fail(CANNOT, f"{len(found)} fabrics run here: {there}: say which one with --fabric FOLDER")
+    called = "" if which is None else f" called {which}"
+    fail(CANNOT, f"no fabric of this user{called} runs here: expected one "
+                 "that `netfold up --topo`, `netfold run --topo` or `netfold demo` has started, in another terminal")
+
+
+def ask(path: Path, request: Any, timeout: float = 15.0) -> tuple[Any, list[int]]:
+    """The answer of a fabric's fault service, and open files; what is refused ends the command with its message."""
+    from netfold.rpc import local
+    from netfold.rpc.rpc import Unreachable
+
+    try:
+        said: tuple[Any, list[int]] = local.call(path, request, faults.Answer, timeout)
+    except Unreachable as error:
+        fail(FAILED, str(error))
+    if isinstance(said[0], faults.Refused):
+        fail(FAILED if said[0].conflict else CANNOT, said[0].why)
+    return said
+
+
+def seconds(text: str, option: str) -> float:
+    """Seconds of a duration such as 5s, 500ms or 2m; a number alone is in seconds."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|)", text.strip(), re.ASCII)
+    if match is None or float(match[1]) == 0:
+        fail(CANNOT, f"{option} {text!r}: expected a duration above 0, such as 500ms, 5s or 2m")
+    return float(match[1]) * {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}[match[2]]
+
+
+def _name(path: Path) -> str:
+    answer: Any = ask(path, faults.Active())[0]
+    return str(answer.fabric)
