@@ -25,7 +25,6 @@ from netfold.rpc.rpc import CallRefused, Unreachable
 log = logging.getLogger("netfold.local")
 
 Request = TypeVar("Request")
-Answer = TypeVar("Answer")
 
 MAX_MESSAGE: Final = 1 << 22
 """Bytes of a request or an answer at most."""
@@ -113,8 +112,10 @@ class Server(Generic[Request]):
                 os.close(file)
 
 
-def call(path: Path, request: msgspec.Struct, answers: type[Answer] | Any, timeout: float) -> tuple[Answer, list[int]]:
+def call(path: Path, request: msgspec.Struct, answers: Any, timeout: float) -> tuple[Any, list[int]]:
     """Send a request to the server at ``path``, and return its answer with the open files that came with it.
+
+    ``answers`` is the type of answers, which may be a union.
 
     Raises Unreachable where nobody answers within ``timeout`` seconds, and CallRefused for another user's socket.
     """

@@ -122,7 +122,7 @@ class FaultBoard:
                                    f"({there}), or all")
             faults = list(self._faults.values())[::-1] if number is None else [self._faults[number]]
             ended = [fault.plan.text for fault in faults if self._end(fault)]
-            if problems := [fault.problem for fault in faults if fault.problem]:
+            if problems := [fault.problem for fault in faults if fault.number in self._faults]:
                 raise FaultRefused("; ".join(problems), conflict=True)
             return ended
 

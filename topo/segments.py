@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cuts the super-packets of segmentation offload into the frames that a wire would have shown.
 
-A packet socket with PACKET_VNET_HDR gives each frame behind a virtio-net header (`struct virtio_net_hdr` of
-linux/virtio_net.h) that says how large its segments are, and where a checksum is still to be filled in.
+A packet socket with PACKET_VNET_HDR gives each frame behind a virtio-net header (struct virtio_net_hdr of
+the kernel) that says how large its segments are, and where a checksum is still to be filled in.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from netfold.cli.fault import app as fault
 from netfold.cli.links import links
 from netfold.cli.offline import compile_, fabric_, plan
 from netfold.cli.paths import paths
+from netfold.cli.pcap import pcap
 from netfold.cli.run import run
 from netfold.cli.shell import shell
 from netfold.cli.sim import simulations as sim
@@ -33,7 +34,7 @@ from netfold.terminal import help_settings
 PANELS: Final[dict[str, dict[str, Callable[..., None] | typer.Typer]]] = {
     "Begin": {"demo": demo, "run": run, "up": up, "doctor": doctor},
     "Describe a fabric": {"fabric": fabric_, "plan": plan, "compile": compile_},
-    "Look at a running one": {"status": status, "top": top, "links": links, "paths": paths},
+    "Look at a running one": {"status": status, "top": top, "links": links, "paths": paths, "pcap": pcap},
     "Change it": {"drain": drain, "undrain": undrain, "diff": diff, "apply": apply, "drop": drop,
                   "fault": fault},
     "Find out what is wrong": {"stall": stall, "slots": slots, "flight": flight, "timeline": timeline, "shell": shell},
