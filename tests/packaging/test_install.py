@@ -28,7 +28,8 @@ def sources(*folders: str) -> Iterator[str]:
     for folder in folders:
         for home, _, files in os.walk(src / folder, followlinks=True):
             for file in files:
-                if file.endswith((".py", ".c", ".h", ".p4", ".typed", ".html", ".css", ".js", ".svg", ".sh", ".lua", ".stf")):
+                if file.endswith((".py", ".c", ".h", ".p4", ".typed", ".html", ".css", ".js", ".svg", ".sh", ".lua",
+                                  ".stf")):
                     yield str((Path(home) / file).relative_to(src))
 
 
