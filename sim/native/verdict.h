@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a switch does with a packet of a fold: the windowed children's part of p4src/verdict.p4, as a function.
- * tests/sim/test_verdict.py holds each of its answers against that table. */
+ * tests/sim/test_folding.py holds each of its answers against that table. */
 #ifndef SIM_VERDICT_H
 #define SIM_VERDICT_H
 #include <stdint.h>
