@@ -20,18 +20,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbuild import cc
+from netfold.sim import folding
+from netfold.sim.folding import FoldRules, SimulatedFold
 from netfold.sim.placement import Placement, Scheme, place
 from netfold.sim.topology import ClosCable, Topology
 from netfold.sim.workload import Workload
 
 _PS = 1e12
 _NEVER = 2**64 - 1
+_KINDS = ("up", "down", "ask up", "ask down")
+"""Packets of folds, as enum fold_kind of verdict.h counts them from 1."""
 _MODES = {"pinned": 0, "spray": 1, "reps": 2}
 
 _TASK = np.dtype([("size", "u8"), ("gap", "u8"), ("source", "u4"), ("destination", "u4"), ("waits", "u4"),
-                  ("first_next", "u4"), ("nexts", "u4"), ("first_piece", "u4", 2), ("pieces", "u4", 2)], align=True)
+                  ("first_next", "u4"), ("nexts", "u4"), ("first_piece", "u4", 2), ("pieces", "u4", 2),
+                  ("first_channel", "u4"), ("channels", "u4")], align=True)
 _PIECE = np.dtype([("size", "u8"), ("path", "u4"), ("share", "f4")], align=True)
 _FAULT = np.dtype([("time", "u8"), ("announced", "u8"), ("links", "u4", 2), ("up", "u4")], align=True)
+_DROP = np.dtype([(name, "u4") for name in ("link", "kind", "psn", "left")])
 _COUNT = np.dtype([(name, "u8") for name in ("packets", "bytes", "marked", "dropped", "deepest")])
 
 
@@ -136,11 +142,21 @@ class _Config(ctypes.Structure):
         *((name, ctypes.c_uint32) for name in ("mode", "mtu", "header", "ack_bytes", "tolerant", "move")),
         *((name, ctypes.c_double) for name in ("window", "max_window", "min_window", "gain")),
         *((name, ctypes.c_uint64) for name in ("rto", "mark_time", "freeze_time", "jitter", "deadline", "seed")),
+        *((name, ctypes.c_uint32) for name in ("loss", "fold_window", "fold_slots", "fold_message", "fold_credits",
+                                               "padding")),
     )
 
 
 _RESULTS = ("end", "hops", "sent", "resent", "delivered", "discarded", "dropped", "in_flight", "marked", "timeouts",
-            "lost_acks", "answers", "answered", "unfinished", "pieces", "moved")
+            "lost_acks", "answers", "answered", "unfinished", "pieces", "moved",
+            *(f"fold_{name}" for name in ("sent", "resent", "asks", "timeouts", "results", "duplicates", "completed",
+                                          "first", "answered", "asked", "waited", "late", "repeated", "lacked",
+                                          "naks")))
+
+
+class _Folds(ctypes.Structure):
+    _fields_ = (*((name, ctypes.c_uint32) for name in ("nodes", "edges", "channels", "drops")),
+                *((name, ctypes.c_void_p) for name in ("node", "edge", "channel", "links", "drop")))
 
 
 class _Result(ctypes.Structure):
@@ -157,14 +173,25 @@ def simulate(
     seed: int = 0,
     deadline: float = 1.0,
     placement: Placement | None = None,
+    folds: Sequence[SimulatedFold] = (),
+    rules: FoldRules | None = None,
+    loss: float = 0.0,
+    drops: Sequence[tuple[int, str, int, int]] = (),
 ) -> PacketOutcome:
     """Simulate a workload to its end, or to ``deadline`` seconds of simulated time.
 
     placement   the pieces of its flows; None: as the scheme plans them
+    folds       tasks of the workload that are ranks' parts of folds
+    rules       windows and credits of folds
+    loss        part of its packets that each link loses, at random by the seed
+    drops       packets of folds to lose: link, "up", "down", "ask up" or "ask down", PSN, how often
     Runs with equal arguments have equal outcomes.  Raises ValueError for hosts that the fabric does not have,
     PathError where failures leave no path, SimulationError for lack of memory.
     """
     transport = transport or Transport()
+    rules = rules or FoldRules()
+    if not 0 <= loss < 1:
+        raise ValueError(f"loss: expected a part of 0..1, got {loss}")
     if workload.total and max(workload.source.max(), workload.destination.max()) >= topology.size:
         raise ValueError(f"workload: host {max(workload.source.max(), workload.destination.max())} is not among the "
                          f"fabric's {topology.size}")
@@ -179,6 +206,19 @@ def simulate(
         after = place(topology, workload, scheme, dead=dead, seed=seed, mtu=transport.mtu)
 
     tasks, nexts = _tasks(workload, (before, after))
+    tables = folding.tables(topology, folds, transport.mtu)
+    numbers_of = tables.channels["task"]
+    tasks["channels"] = np.bincount(numbers_of, minlength=len(workload)) if len(numbers_of) else 0
+    tasks["first_channel"] = np.searchsorted(numbers_of, np.arange(len(workload)))
+    for one in folds:
+        tasks["size"][list(one.tasks)] = one.size
+    dropped = np.array([(link, 1 + _KINDS.index(kind), psn, times) for link, kind, psn, times in drops], _DROP)
+    slots = rules.slots // _power(max((len(one.trees) for one in folds), default=1))
+    if slots < 2:
+        raise ValueError(f"{rules.slots} slots over {max(len(one.trees) for one in folds)} trees: expected 2 for each")
+    native = _Folds(len(tables.nodes), len(tables.edges), len(tables.channels), len(dropped),
+                    tables.nodes.ctypes.data, tables.edges.ctypes.data, tables.channels.ctypes.data,
+                    tables.links.ctypes.data, dropped.ctypes.data)
     pieces = np.zeros(len(before) + len(after), _PIECE)
     pieces["size"] = np.concatenate([before.size, after.size])
     pieces["path"] = np.concatenate([before.path, after.path])
@@ -196,14 +236,15 @@ def simulate(
         _MODES[scheme.mode], transport.mtu, transport.header, transport.ack, scheme.tolerant, scheme.moves,
         max(1.0, transport.window * bdp), max(1.0, transport.max_window * bdp), 1.0, transport.gain,
         _ps(transport.rto), _ps(transport.mark_time), _ps(transport.freeze_time), _ps(transport.jitter),
-        _ps(deadline), seed % 2**64,
+        _ps(deadline), seed % 2**64, round(loss * 2**32), slots // 2, slots, rules.message, rules.credits, 0,
     )
     times = np.zeros((2, len(workload)), np.uint64)
     counts = np.zeros(topology.links, _COUNT)
     result = _Result()
     begin = time.thread_time()
     outcome = _library().sim_run(
-        ctypes.byref(config), len(workload), tasks.ctypes.data, nexts.ctypes.data, pieces.ctypes.data, len(broken),
+        ctypes.byref(config), len(workload), tasks.ctypes.data, nexts.ctypes.data, pieces.ctypes.data,
+        ctypes.byref(native), len(broken),
         broken.ctypes.data, times[0].ctypes.data, times[1].ctypes.data, counts.ctypes.data, ctypes.byref(result))
     cpu = time.thread_time() - begin
     if outcome not in (0, 1):
@@ -237,6 +278,11 @@ def _tasks(workload: Workload, plans: tuple[Placement, Placement]) -> tuple[NDAr
     return tasks, workload.waits[order, 1].astype(np.uint32)
 
 
+def _power(n: int) -> int:
+    """The least power of two that is no less."""
+    return 1 << (n - 1).bit_length()
+
+
 def _ps(seconds: float) -> int:
     return round(seconds * _PS)
 
@@ -244,14 +290,25 @@ def _ps(seconds: float) -> int:
 @functools.cache
 def _library() -> ctypes.CDLL:
     native = Path(__file__).parent / "native"
-    sources = [native / f"{name}.c" for name in ("run", "events", "fabric", "paths", "transport", "tasks")]
-    library = ctypes.CDLL(str(cc.build(sources, kind="shared", name="netfold-sim-packet", include=[native])))
+    modules = ("run", "events", "fabric", "paths", "transport", "tasks", "folds", "verdict")
+    sources = [native / f"{name}.c" for name in modules]
+    host = native.parent.parent / "host" / "native"
+    if not host.is_dir():  # an installation that is not the source tree has the package there
+        raise SimulationError(f"{host} is not there: folds are simulated by the host library's own stream.c")
+    sources += [host / "stream.c", host / "congestion.c"]
+    library = ctypes.CDLL(str(cc.build(sources, kind="shared", name="netfold-sim-packet", include=[native, host])))
     library.sim_run.argtypes = [
-        ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32,
+        ctypes.c_void_p, ctypes.c_uint32, *[ctypes.c_void_p] * 4, ctypes.c_uint32,
         *[ctypes.c_void_p] * 5]
     library.sim_abi.restype = ctypes.c_uint64
     ours = (ctypes.sizeof(_Config) << 40 | _TASK.itemsize << 30 | _PIECE.itemsize << 20 | _FAULT.itemsize << 10
             | _COUNT.itemsize)
+    library.sim_fold_abi.restype = ctypes.c_uint64
+    folds = (folding.EDGE.itemsize << 40 | folding.NODE.itemsize << 30 | folding.CHANNEL.itemsize << 20
+             | _DROP.itemsize << 10 | ctypes.sizeof(_Result))
+    if library.sim_fold_abi() != folds:
+        raise SimulationError(f"packet.h and packet.py disagree on folds: {library.sim_fold_abi():#x} against "
+                              f"{folds:#x}; update the one that lags")
     if library.sim_abi() != ours:
         raise SimulationError(f"packet.h and packet.py disagree on the sizes of structures: {library.sim_abi():#x} "
                               f"against {ours:#x}; update the one that lags")

@@ -12,7 +12,7 @@
 #define NEVER UINT64_MAX
 #define NONE UINT32_MAX
 
-enum timer_kind { START, TIMEOUT, FAULT, ANNOUNCE };
+enum timer_kind { START, TIMEOUT, FAULT, ANNOUNCE, FOLD_TIMER };
 
 struct timer {
     uint64_t time, order;

@@ -114,6 +114,16 @@ void transmit(struct sim *s, uint32_t number, const struct packet *p) {
     if (l->queue.count == 1) schedule(&s->events, number, q->time);
 }
 
+/* Is this packet one that the caller wants to be lost? */
+static int dropped(const struct sim *s, uint32_t link, const struct packet *p) {
+    for (struct drop *d = s->folds->drop; d != s->folds->drop + s->folds->drops; d++)
+        if (d->left && d->link == link && d->kind == p->fold && d->psn == p->seq) {
+            d->left--;
+            return 1;
+        }
+    return 0;
+}
+
 int link_event(struct sim *s, uint32_t number, struct packet *p) {
     struct link *l = &s->links[number];
     *p = *(struct packet *)front(&l->queue, sizeof *p);
@@ -121,7 +131,7 @@ int link_event(struct sim *s, uint32_t number, struct packet *p) {
     if (l->queue.count) {
         const struct packet *after = front(&l->queue, sizeof *p);
         retime_first(&s->events, after->time);
-        if (l->kind == HOST_DOWN) fetch(s, after->piece);
+        if (l->kind == HOST_DOWN && !after->fold) fetch(s, after->piece);
     } else
         remove_first(&s->events);
     if (l->from != NONE) s->buffer[l->from] -= p->bytes;
@@ -130,10 +140,15 @@ int link_event(struct sim *s, uint32_t number, struct packet *p) {
         s->r.dropped++;
         return 0;
     }
+    if ((s->c->loss && (uint32_t)(draw(s) >> 32) < s->c->loss) || (s->folds->drops && dropped(s, number, p))) {
+        l->count.dropped++;
+        s->r.dropped++;
+        return 0;
+    }
     l->count.packets++;
     l->count.bytes += p->bytes;
     s->r.hops++;
-    if (l->kind == HOST_DOWN) return 1;
+    if (l->kind == HOST_DOWN || p->fold) return 1;
     transmit(s, next_link(s, l, p), p);
     return 0;
 }

@@ -8,8 +8,8 @@ int fabric_open(struct sim *s); /* 0 without memory */
 void fabric_close(struct sim *s);
 /* A packet enters the queue of a link, or is dropped. */
 void transmit(struct sim *s, uint32_t link, const struct packet *p);
-/* The first packet of a link is at its far end.  Returns 1 where that is a host, with the packet; a switch sends it
- * on. */
+/* The first packet of a link is at its far end.  Returns 1 where that is a host, or a packet of a fold is
+ * there, with the packet; a switch sends all others on. */
 int link_event(struct sim *s, uint32_t link, struct packet *p);
 void fault(struct sim *s, const struct fault *f);
 void announce(struct sim *s, const struct fault *f);

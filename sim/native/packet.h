@@ -29,6 +29,44 @@ struct config {
     uint64_t jitter;      /* flows start up to this late */
     uint64_t deadline;    /* simulated time at which to give up */
     uint64_t seed;
+    /* every link loses this part of its packets, in 2^-32, at random by the seed */
+    uint32_t loss;
+    /* folds: packets of a stream in flight at most; slots of a stream at a switch; NetReduce's messages (fold.c) */
+    uint32_t fold_window, fold_slots, fold_message, fold_credits;
+    uint32_t padding;
+};
+
+/* A switch of a fold's tree, or what a rank sends over one tree (a channel), hangs below a switch by an edge: the links
+ * to it are links[first ..][0 .. count), those back the next `count`. */
+struct fold_edge {
+    uint32_t parent, place; /* the switch above, by its number among fold nodes; which of its children this is */
+    uint32_t node;          /* the switch below, or FOLD_HOST */
+    uint32_t first, count;
+};
+#define FOLD_HOST UINT32_MAX
+
+struct fold_node {
+    uint32_t up;           /* its edge to its parent; FOLD_HOST at the root */
+    uint32_t first, count; /* its children are edges [first ..][0 .. count) */
+};
+
+struct fold_channel { /* those of one task are adjacent */
+    uint32_t task, edge;
+    uint64_t packets, last_bytes;
+};
+
+/* A packet that is lost, the `left` next times that it is on this link: for tests. */
+struct drop {
+    uint32_t link, kind, psn, left;
+};
+
+struct folds {
+    uint32_t nodes, edges, channels, drops;
+    const struct fold_node *node;
+    const struct fold_edge *edge;
+    const struct fold_channel *channel;
+    const uint32_t *links;
+    struct drop *drop;
 };
 
 /* A flow, or (with no bytes) a pause.  It starts `gap` after the last of its predecessors is done: has arrived, or,
@@ -40,6 +78,7 @@ struct task {
     uint32_t first_next; /* its successors: next[first_next ..][0 .. nexts) */
     uint32_t nexts;
     uint32_t first_piece[2], pieces[2]; /* plans: [0] as if all were well, [1] around known failures */
+    uint32_t first_channel, channels;   /* of a rank's part of a fold, which has no pieces */
 };
 
 struct piece {
@@ -65,5 +104,9 @@ struct result {
     uint64_t answers, answered; /* ACKs that queued: sent, arrived */
     uint64_t unfinished;        /* tasks */
     uint64_t pieces, moved;
+    /* folds: packets that hosts sent and repeated, NAKs that they sent, time-outs; results; what switches did with
+     * packets (enum fold_outcome); NAKs of theirs */
+    uint64_t fold_sent, fold_resent, fold_asks, fold_timeouts, fold_results, fold_duplicates, fold_completed;
+    uint64_t fold_first, fold_answered, fold_asked, fold_waited, fold_late, fold_repeated, fold_lacked, fold_naks;
 };
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Packet-level simulation of a folded Clos fabric: set-up, the event loop, results. */
 #include "fabric.h"
+#include "folds.h"
 #include "paths.h"
 #include "tasks.h"
 #include "transport.h"
@@ -10,7 +11,8 @@
 static int hosts_open(struct sim *s) {
     const struct config *c = s->c;
     s->hosts = calloc(s->size, sizeof *s->hosts);
-    for (uint32_t i = 0; s->hosts && i < s->size; i++) s->hosts[i].head = s->hosts[i].tail = NONE;
+    for (uint32_t i = 0; s->hosts && i < s->size; i++)
+        s->hosts[i].head = s->hosts[i].tail = s->hosts[i].fold_head = s->hosts[i].fold_tail = NONE;
     s->ack_delay[0] = 2 * (c->delay + (uint64_t)(ACK_BYTES * c->host_rate));
     s->ack_delay[1] = s->ack_delay[0] + 2 * (c->delay + (uint64_t)(ACK_BYTES * c->leaf_rate));
     s->ack_delay[2] = s->ack_delay[1] + 2 * (c->delay + (uint64_t)(ACK_BYTES * c->core_rate));
@@ -34,7 +36,13 @@ static void set_faults(struct sim *s, uint32_t count) {
 
 /* What a packet means to the host that it has reached: data, or an ACK that queued like data. */
 static void deliver(struct sim *s, const struct packet *p) {
-    if (p->answer) {
+    if (p->fold) {
+        uint32_t task = fold_packet(s, p);
+        if (task != NONE) {
+            piece_arrived(s, task);
+            piece_acknowledged(s, task);
+        }
+    } else if (p->answer) {
         const struct ack a = {0, p->piece, p->seq, p->agg, p->core, p->echo, p->nack};
         s->r.answered++;
         uint32_t task = acknowledge(s, &a);
@@ -63,6 +71,7 @@ static void timer_event(struct sim *s, struct timer t) {
     case TIMEOUT: timeout(s, t.what); break;
     case FAULT: fault(s, &s->faults[t.what]); break;
     case ANNOUNCE: announce(s, &s->faults[t.what]); break;
+    case FOLD_TIMER: fold_timer(s, t.what); break;
     }
 }
 
@@ -88,14 +97,21 @@ uint64_t sim_abi(void) {
            sizeof(struct fault) << 10 | sizeof(struct link_count);
 }
 
+/* The same of folds. */
+uint64_t sim_fold_abi(void) {
+    return sizeof(struct fold_edge) << 40 | sizeof(struct fold_node) << 30 | sizeof(struct fold_channel) << 20 |
+           sizeof(struct drop) << 10 | sizeof(struct result);
+}
+
 /* Runs to the end.  started, finished: a time for each task, UINT64_MAX where it never came to that. */
 int sim_run(const struct config *config, uint32_t task_count, const struct task *tasks, const uint32_t *next,
-            const struct piece *pieces, uint32_t fault_count, const struct fault *faults, uint64_t *started,
-            uint64_t *finished, struct link_count *counts, struct result *result) {
+            const struct piece *pieces, const struct folds *folds, uint32_t fault_count, const struct fault *faults,
+            uint64_t *started, uint64_t *finished, struct link_count *counts, struct result *result) {
     struct sim s = {.c = config,
                     .tasks = tasks,
                     .next = next,
                     .pieces = pieces,
+                    .folds = folds,
                     .faults = faults,
                     .random = config->seed,
                     .started = started,
@@ -103,7 +119,7 @@ int sim_run(const struct config *config, uint32_t task_count, const struct task 
                     .size = config->hosts * config->leaves * config->pods};
     enum outcome outcome = NO_MEMORY;
     if (fabric_open(&s) && hosts_open(&s) && paths_open(&s) && events_open(&s.events, s.link_count + s.size + 3) &&
-        tasks_open(&s, task_count)) {
+        folds_open(&s) && tasks_open(&s, task_count)) {
         set_faults(&s, fault_count);
         outcome = loop(&s);
         for (uint32_t i = 0; i < s.link_count; i++) {
@@ -114,6 +130,7 @@ int sim_run(const struct config *config, uint32_t task_count, const struct task 
     s.r.end = outcome == DEADLINE ? config->deadline : s.events.now;
     s.r.unfinished = s.left;
     s.r.pieces = s.sender_count;
+    folds_close(&s);
     fabric_close(&s);
     paths_close(&s);
     transport_close(&s);

@@ -5,6 +5,8 @@
  *     events       simulated time: what happens next
  *     fabric       links with their queues, ECN and buffers; routes; what is down
  *     paths        which path a packet takes: pinned, random, REPS; what hosts suspect
+ *     verdict      what a switch does with a packet of a fold
+ *     folds        folds: ranks' streams, by the host library's own stream.c, and the slots of switches
  *     transport    senders and receivers: windows, time-outs, repeats
  *     tasks        the workload's graph, and the plans of its flows
  *     run          set-up, the event loop, results
@@ -29,6 +31,7 @@ struct packet {
     uint16_t bytes;
     uint8_t marked;
     uint8_t answer, echo, nack; /* an ACK that queues like data: what it says */
+    uint8_t fold, hop;          /* enum fold_kind, and how many links of its edge, `piece`, are behind it */
 };
 
 struct ack {
@@ -79,8 +82,9 @@ struct sender { /* one piece, both its ends */
 
 struct host {
     uint64_t free;
-    uint32_t head, tail; /* senders that may send */
-    uint8_t busy;
+    uint32_t head, tail;           /* senders that may send */
+    uint32_t fold_head, fold_tail; /* channels of folds that may send */
+    uint8_t busy, fold_turn;
     struct mark {
         uint32_t leaf;
         uint16_t agg, core;
@@ -113,6 +117,8 @@ struct sim {
     struct sender *senders;
     uint32_t sender_count, sender_room;
     struct progress *progress; /* of each task */
+    const struct folds *folds;
+    struct fold_state *fold;
     uint64_t *started, *finished;
     uint32_t left; /* tasks */
     struct result r;
@@ -128,6 +134,14 @@ static inline uint64_t draw(struct sim *s) {
 }
 
 static inline uint32_t below(struct sim *s, uint32_t n) { return (uint32_t)(((draw(s) >> 32) * n) >> 32); }
+
+/* A host has something to send. */
+static inline void wake_card(struct sim *s, uint32_t host) {
+    struct host *h = &s->hosts[host];
+    if (h->busy) return;
+    h->busy = 1;
+    schedule(&s->events, s->link_count + host, h->free > s->events.now ? h->free : s->events.now);
+}
 
 /* ---- places ---- */
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tasks.h"
 
+#include "folds.h"
 #include "paths.h"
 #include "transport.h"
 
@@ -53,6 +54,11 @@ void start_task(struct sim *s, uint32_t task) {
     s->started[task] = s->events.now;
     if (!k->size) {
         finish_task(s, task);
+        return;
+    }
+    if (k->channels) {
+        s->progress[task].arriving = s->progress[task].leaving = 1;
+        for (uint32_t i = 0; i < k->channels; i++) fold_start(s, k->first_channel + i);
         return;
     }
     struct sender probe = {

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "fabric.h"
+#include "folds.h"
 #include "paths.h"
 
 enum { RECEIVED = 1, ACKED = 2, LOST = 4 }; /* flags of a tolerant sender's packets */
@@ -28,10 +29,7 @@ static void enlist(struct sim *s, uint32_t number) {
     else
         s->senders[h->tail].after = number;
     h->tail = number;
-    if (!h->busy) {
-        h->busy = 1;
-        schedule(&s->events, s->link_count + t->source, h->free > s->events.now ? h->free : s->events.now);
-    }
+    wake_card(s, t->source);
 }
 
 static uint32_t take_first(struct sim *s, struct host *h) {
@@ -56,6 +54,12 @@ static uint32_t take_next(struct sender *t) {
 
 void card_free(struct sim *s, uint32_t host) {
     struct host *h = &s->hosts[host];
+    h->fold_turn ^= 1; /* flows and folds take turns */
+    if ((h->fold_turn || h->head == NONE) && fold_send(s, host)) {
+        h->free = s->links[host].free;
+        retime_first(&s->events, h->free);
+        return;
+    }
     while (h->head != NONE) {
         uint32_t number = take_first(s, h);
         struct sender *t = &s->senders[number];
@@ -79,6 +83,11 @@ void card_free(struct sim *s, uint32_t host) {
         h->free = s->links[host].free;
         retime_first(&s->events, h->free); /* this host is the first of the heap, or just behind the packet it sent */
         enlist(s, number);
+        return;
+    }
+    if (fold_send(s, host)) {
+        h->free = s->links[host].free;
+        retime_first(&s->events, h->free);
         return;
     }
     h->busy = 0;

@@ -127,3 +127,20 @@ def mesh(
         fail(CANNOT, f"sim mesh: {error}")
     except OSError as error:
         fail(FAILED, f"sim mesh: cannot write {error.filename or out}: {error.strerror}")
+
+
+@simulations.command()
+def netreduce(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the figures and their data.")] = Path("build/sim"),
+    short: Annotated[bool, typer.Option("--short", help="Up to 64 GPUs, 1 MiB: seconds.")] = False,
+) -> None:
+    """NetReduce's questions: sums in switches against rings, trees and hierarchies at 32 to 1,024 GPUs."""
+    from netfold.sim import netreduce as paper
+    from netfold.sim.packet import SimulationError
+
+    try:
+        paper.run(out=out, short=short)
+    except (paper.PlotsMissing, SimulationError) as error:
+        fail(CANNOT, f"sim netreduce: {error}")
+    except OSError as error:
+        fail(FAILED, f"sim netreduce: cannot write {error.filename or out}: {error.strerror}")

@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Each operation has streams and slots of its own, so PSNs count from 0 and no slot is another operation's.
+ *
+ * Left out on purpose: the agreement on scales that precedes a sum of floats (one packet in 257, and a round trip), and
+ * super-packets (a network card sends packet by packet). */
+#include "folds.h"
+
+#include "fabric.h"
+#include "stream.h"
+#include "verdict.h"
+
+#define ASKED_AT_ONCE 64u /* PSNs of one NAK that a switch answers; of a longer one the first is (sizes.p4) */
+#define LOSS_FLOOR 65536u /* payload bytes that losses leave of a window: NF_LOSS_FLOOR of fold_state.h */
+#define PS 1000u          /* picoseconds in a nanosecond, in which streams count */
+
+struct slot {
+    uint64_t bitmap;
+    uint32_t psn;
+    uint8_t used, done, marked;
+};
+
+struct flow { /* the PSN that comes next from one end of an edge */
+    uint32_t next;
+    uint8_t begun;
+};
+
+struct channel {
+    nf_stream stream;
+    uint64_t timer; /* when its timer runs out, NEVER: none is set */
+    uint32_t host, after, mtu;
+    uint8_t listed, active;
+};
+
+struct fold_state {
+    struct slot *slots; /* [node][slot] */
+    struct flow *flows; /* [edge][0: from below, 1: from above] */
+    struct channel *channels;
+    uint32_t *left;    /* of each channel that is its task's first: channels of the task that lack results */
+    uint32_t *first;   /* of each channel: its task's first */
+    uint32_t *of_edge; /* of each edge to a host: its channel */
+};
+
+int folds_open(struct sim *s) {
+    const struct folds *f = s->folds;
+    struct fold_state *state = s->fold = calloc(1, sizeof *state);
+    if (!state) return 0;
+    state->slots = calloc((size_t)f->nodes * s->c->fold_slots + 1, sizeof *state->slots);
+    state->flows = calloc(2 * (size_t)f->edges + 1, sizeof *state->flows);
+    state->channels = calloc((size_t)f->channels + 1, sizeof *state->channels);
+    state->left = calloc((size_t)f->channels + 1, sizeof *state->left);
+    state->first = calloc((size_t)f->channels + 1, sizeof *state->first);
+    state->of_edge = calloc((size_t)f->edges + 1, sizeof *state->of_edge);
+    if (!state->slots || !state->flows || !state->channels || !state->left || !state->first || !state->of_edge)
+        return 0;
+    for (uint32_t i = 0; i < f->channels; i++) {
+        struct channel *c = &state->channels[i];
+        state->first[i] = i && f->channel[i - 1].task == f->channel[i].task ? state->first[i - 1] : i;
+        state->left[state->first[i]]++;
+        state->of_edge[f->channel[i].edge] = i;
+        c->host = s->tasks[f->channel[i].task].source;
+        c->timer = NEVER;
+    }
+    return 1;
+}
+
+void folds_close(struct sim *s) {
+    struct fold_state *state = s->fold;
+    if (!state) return;
+    for (uint32_t i = 0; state->channels && i < s->folds->channels; i++) nf_stream_close(&state->channels[i].stream);
+    free(state->slots);
+    free(state->flows);
+    free(state->channels);
+    free(state->left);
+    free(state->first);
+    free(state->of_edge);
+    free(state);
+}
+
+/* ---- packets on their edges ---- */
+
+static void forward(struct sim *s, const struct packet *p) {
+    const struct fold_edge *e = &s->folds->edge[p->piece];
+    int up = p->fold == UP || p->fold == ASK_UP;
+    transmit(s, s->folds->links[e->first + (up ? 0 : e->count) + p->hop], p);
+}
+
+static uint16_t wire_bytes(const struct sim *s, uint32_t edge, uint32_t psn) {
+    /* all ranks of a tree send equally many bytes of a PSN, so any channel below tells them */
+    const struct folds *f = s->folds;
+    while (f->edge[edge].node != FOLD_HOST) edge = f->node[f->edge[edge].node].first;
+    const struct fold_channel *c = &f->channel[s->fold->of_edge[edge]];
+    return (uint16_t)((psn + 1 == c->packets ? c->last_bytes : s->c->mtu) + s->c->header);
+}
+
+static void emit(struct sim *s, enum fold_kind kind, uint32_t edge, uint32_t psn, uint32_t end, uint16_t bytes,
+                 int marked) {
+    struct packet p = {.piece = edge, .seq = psn, .destination = end, .fold = (uint8_t)kind, .bytes = bytes};
+    if (kind == ASK_UP || kind == ASK_DOWN) p.bytes = (uint16_t)(s->c->header + 4); /* an AETH */
+    p.marked = (uint8_t)marked;
+    forward(s, &p);
+}
+
+/* ---- hosts ---- */
+
+static uint64_t limit_of(struct sim *s, uint32_t number) {
+    nf_stream *t = &s->fold->channels[number].stream;
+    uint64_t packets = s->folds->channel[number].packets;
+    if (!s->c->fold_credits) return packets;
+    uint64_t credit = (nf_stream_first_unknown(t) / s->c->fold_message + s->c->fold_credits) * s->c->fold_message;
+    return credit < packets ? credit : packets;
+}
+
+static void enlist(struct sim *s, uint32_t number) {
+    struct channel *c = &s->fold->channels[number];
+    struct host *h = &s->hosts[c->host];
+    if (c->listed || !c->active || (!c->stream.n_ask && !nf_stream_sendable(&c->stream, limit_of(s, number)))) return;
+    c->listed = 1;
+    c->after = NONE;
+    if (h->fold_head == NONE)
+        h->fold_head = number;
+    else
+        s->fold->channels[h->fold_tail].after = number;
+    h->fold_tail = number;
+    wake_card(s, c->host);
+}
+
+static void arm(struct sim *s, uint32_t number) {
+    struct channel *c = &s->fold->channels[number];
+    int64_t due = nf_stream_deadline(&c->stream);
+    if (due == NF_NEVER || (uint64_t)due * PS >= c->timer) return;
+    c->timer = (uint64_t)due * PS > s->events.now ? (uint64_t)due * PS : s->events.now;
+    set_timer(&s->events, c->timer, FOLD_TIMER, number);
+}
+
+void fold_start(struct sim *s, uint32_t number) {
+    struct channel *c = &s->fold->channels[number];
+    c->active = 1;
+    if (!nf_stream_open(&c->stream, 0, s->c->fold_window, LOSS_FLOOR / s->c->mtu)) {
+        s->events.no_memory = 1;
+        return;
+    }
+    enlist(s, number);
+}
+
+int fold_send(struct sim *s, uint32_t host) {
+    struct host *h = &s->hosts[host];
+    int64_t now = (int64_t)(s->events.now / PS);
+    while (h->fold_head != NONE) {
+        uint32_t number = h->fold_head;
+        struct channel *c = &s->fold->channels[number];
+        uint32_t edge = s->folds->channel[number].edge;
+        uint64_t seq;
+        h->fold_head = c->after;
+        c->listed = 0;
+        if (!c->active) continue;
+        if (nf_stream_ask(&c->stream, &seq, now)) {
+            s->r.fold_asks++;
+            emit(s, ASK_UP, edge, (uint32_t)seq, (uint32_t)seq + 1, 0, 0);
+        } else if (nf_stream_sendable(&c->stream, limit_of(s, number))) {
+            seq = nf_stream_peek(&c->stream);
+            s->r.fold_resent += c->stream.n_lost > 0;
+            s->r.fold_sent++;
+            nf_stream_send(&c->stream, now);
+            emit(s, UP, edge, (uint32_t)seq, 0, wire_bytes(s, edge, (uint32_t)seq), 0);
+        } else {
+            continue;
+        }
+        arm(s, number);
+        enlist(s, number);
+        return 1;
+    }
+    return 0;
+}
+
+void fold_timer(struct sim *s, uint32_t number) {
+    struct channel *c = &s->fold->channels[number];
+    if (!c->active || s->events.now < c->timer) return;
+    c->timer = NEVER;
+    uint64_t before = c->stream.counters.timeouts;
+    nf_stream_tick(&c->stream, (int64_t)(s->events.now / PS));
+    s->r.fold_timeouts += c->stream.counters.timeouts - before;
+    arm(s, number);
+    enlist(s, number);
+}
+
+static uint32_t at_host(struct sim *s, const struct packet *p) {
+    uint32_t number = s->fold->of_edge[p->piece], complete = NONE;
+    struct channel *c = &s->fold->channels[number];
+    int64_t now = (int64_t)(s->events.now / PS);
+    uint64_t seq;
+    if (!c->active) {
+        s->r.fold_duplicates += p->fold == DOWN;
+        return NONE;
+    }
+    if (p->fold == ASK_DOWN) {
+        nf_stream_nak(&c->stream, p->seq, p->destination);
+    } else if (nf_stream_find(&c->stream, p->seq, &seq)) {
+        nf_stream_result(&c->stream, seq, p->marked, now);
+        s->r.fold_results++;
+        s->r.marked += p->marked;
+    } else {
+        s->r.fold_duplicates++;
+    }
+    nf_stream_end_batch(&c->stream, now);
+    if (c->stream.una == s->folds->channel[number].packets) {
+        c->active = 0;
+        nf_stream_close(&c->stream);
+        if (!--s->fold->left[s->fold->first[number]]) complete = s->folds->channel[number].task;
+        return complete;
+    }
+    arm(s, number);
+    enlist(s, number);
+    return NONE;
+}
+
+/* ---- switches ---- */
+
+static void count(struct sim *s, const struct verdict *v) {
+    uint64_t *counters[] = {&s->r.fold_first, &s->r.fold_answered, &s->r.fold_asked, &s->r.fold_waited,
+                            &s->r.fold_late,  &s->r.fold_repeated, &s->r.fold_lacked};
+    ++*counters[v->outcome];
+}
+
+/* Notes that data came from one end of an edge, and tells that end what is missing before it (p4src/flow.p4). */
+static void tell_gap(struct sim *s, const struct packet *p, int above) {
+    struct flow *flow = &s->fold->flows[2 * p->piece + (uint32_t)above];
+    if (flow->begun && p->seq < flow->next) return;
+    if (flow->begun && p->seq > flow->next) {
+        s->r.fold_naks++;
+        emit(s, above ? ASK_UP : ASK_DOWN, p->piece, flow->next, p->seq, 0, 0);
+    }
+    *flow = (struct flow){p->seq + 1, 1};
+}
+
+static void take(struct sim *s, uint32_t node, const struct packet *p, uint32_t psn) {
+    const struct fold_node *n = &s->folds->node[node];
+    const struct fold_edge *from = &s->folds->edge[p->piece];
+    struct slot *slot = &s->fold->slots[(size_t)node * s->c->fold_slots + (psn & (s->c->fold_slots - 1))];
+    uint64_t all = n->count == 64 ? UINT64_MAX : (UINT64_C(1) << n->count) - 1;
+    enum slot_age age = !slot->used || slot->psn < psn ? NEWER : slot->psn > psn ? OLDER : SAME;
+    int below = p->fold == UP || p->fold == ASK_UP, root = n->up == FOLD_HOST;
+    uint64_t own = below ? UINT64_C(1) << from->place : 0, held = age == SAME ? slot->bitmap : 0;
+    struct verdict v = verdict((enum fold_kind)p->fold, age, age == SAME && slot->done, (held & own) != 0, held == all,
+                               (held | own) == all, root);
+    int marked = p->marked || (age == SAME && slot->marked);
+    count(s, &v);
+    if (v.outcome == FIRST) {
+        s->r.fold_completed += root && v.done;
+        *slot = (struct slot){held | own, psn, 1, v.done, (uint8_t)marked};
+    }
+    if (v.to == NOBODY) return;
+    if (v.turns == NAK) {
+        s->r.fold_naks++;
+        emit(s, v.to == PARENT ? ASK_UP : ASK_DOWN, v.to == PARENT ? n->up : p->piece, psn, psn + 1, 0, 0);
+        return;
+    }
+    uint16_t bytes = wire_bytes(s, n->first, psn);
+    if (v.to == ALL)
+        for (uint32_t i = 0; i < n->count; i++) emit(s, DOWN, n->first + i, psn, 0, bytes, marked);
+    else if (v.to == PARENT)
+        emit(s, UP, n->up, psn, 0, bytes, marked);
+    else
+        emit(s, below ? DOWN : UP, p->piece, psn, 0, bytes, marked);
+}
+
+uint32_t fold_packet(struct sim *s, const struct packet *arrived) {
+    struct packet p = *arrived;
+    const struct fold_edge *e = &s->folds->edge[p.piece];
+    int up = p.fold == UP || p.fold == ASK_UP;
+    if (++p.hop < e->count) {
+        forward(s, &p);
+        return NONE;
+    }
+    if (!up && e->node == FOLD_HOST) return at_host(s, &p);
+    uint32_t node = up ? e->parent : e->node;
+    if (p.fold == UP || p.fold == DOWN) {
+        tell_gap(s, &p, !up);
+        take(s, node, &p, p.seq);
+        return NONE;
+    }
+    uint32_t several = p.destination - p.seq;
+    if (several > ASKED_AT_ONCE) several = 1;
+    for (uint32_t i = 0; i < several; i++) take(s, node, &p, p.seq + i);
+    return NONE;
+}

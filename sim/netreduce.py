@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netfold sim netreduce`: NetReduce's questions, packet by packet.
+
+Machines of 8 GPUs with one network card each: a GPU is a host of the simulated fabric, a machine the leaf of its
+GPUs, and above are switches of 16 machines each and, for more than 16, as many spines.  The switches fold, the machines
+do not.  A hop is one link of half the latency alpha, so that a step inside a machine, two links, costs alpha.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Final
+
+import joblib
+import numpy as np
+
+from cbuild import files
+from netfold.plots.charts import LineChart, PlotsMissing, line_charts
+from netfold.sim.folding import FoldRules, SimulatedFold, beside, fold, shifted
+from netfold.sim.packet import PacketOutcome, Transport, simulate
+from netfold.sim.placement import SCHEMES
+from netfold.sim.topology import Topology
+from netfold.sim.workload import Workload, double_binary_tree, halving_doubling, ring, ring_all_gather
+
+__all__ = ["WAYS", "AllreducePoint", "PlotsMissing", "bound", "crossover", "fabric", "point", "run"]
+
+Job = tuple[Workload, list[SimulatedFold]]
+
+MACHINE: Final = 8
+"""GPUs of a machine, as in the paper."""
+OUTSIDE: Final = 12.5e9
+"""Bytes a second of a machine's card, as in the paper."""
+RACK: Final = 16
+"""Machines below one switch."""
+TRANSPORT: Final = Transport(mtu=4096, jitter=0.0)
+"""RoCEv2's largest path MTU for all schemes alike."""
+INSIDE: Final = (15.75, 25.0, 32.0, 50.0, 100.0)
+"""GB/s between the GPUs of a machine: PCIe 3 x16 to NVLink."""
+
+
+@dataclass(frozen=True)
+class AllreducePoint:
+    """One simulated allreduce."""
+
+    figure: str
+    scheme: str
+    gpus: int
+    inside: float
+    """GB/s."""
+    alpha: float
+    """Seconds of two links."""
+    loss: float
+    size: int
+    jobs: int
+    time: float
+    """Seconds; inf where it did not end within 10 simulated seconds."""
+    resent: int
+    hops: int
+
+
+def fabric(gpus: int, inside: float, alpha: float) -> Topology:
+    """The fabric of so many GPUs.  inside: GB/s.  Raises ValueError for a number that fills no machines or racks."""
+    machines, left = divmod(gpus, MACHINE)
+    racks = -(-machines // RACK)
+    if left or machines < 2 or machines % racks:
+        raise ValueError(f"{gpus} GPUs: expected machines of {MACHINE}, at least 2, and racks of {RACK} machines "
+                         "where there are more")
+    return Topology(hosts=MACHINE, leaves=machines // racks, aggs=1, pods=racks, cores=RACK if racks > 1 else 0,
+                    host_rate=8e9 * inside, leaf_rate=8 * OUTSIDE, core_rate=8 * OUTSIDE, delay=alpha / 2)
+
+
+def together(jobs: Sequence[Job]) -> Job:
+    """All jobs at the same time."""
+    whole = jobs[0]
+    for job in jobs[1:]:
+        whole = beside(whole, job)
+    return whole
+
+
+def inside_machines(topology: Topology, size: int) -> Job:
+    """A reduce-scatter, or an all-gather, over the ring inside each machine: both move the same bytes."""
+    return together([(ring_all_gather(range(first, first + MACHINE), size), [])
+                     for first in range(0, topology.size, MACHINE)])
+
+
+def rails(topology: Topology, make: Callable[[list[int]], Job]) -> Job:
+    """GPU i of each machine with GPU i of all others, for each i at the same time."""
+    return together([make(list(range(i, topology.size, MACHINE))) for i in range(MACHINE)])
+
+
+def then(first: Job, second: Job) -> Job:
+    """One after the other."""
+    work = first[0].then(second[0])
+    return work, [*first[1], *shifted(second[1], len(first[0]) + 1)]
+
+
+def parallel_netreduce(topology: Topology, size: int) -> Job:
+    """PN: reduce-scatter inside, a fold of each GPU's piece, all-gather inside."""
+    part = -(-size // MACHINE)
+    folds = rails(topology, lambda hosts: fold(topology, hosts, part, machines=True))
+    return then(then(inside_machines(topology, size), folds), inside_machines(topology, size))
+
+
+def netreduce(topology: Topology, size: int) -> Job:
+    """NR: all of a machine's sum on one GPU, which alone folds: reduce-scatter and gather there, and back."""
+    def gather(back: bool) -> Job:
+        part = -(-size // MACHINE)
+        ends = [(first + i, first) for first in range(0, topology.size, MACHINE) for i in range(1, MACHINE)]
+        source, to = np.array([end[::-1] if back else end for end in ends], np.int64).T
+        none = np.zeros(len(ends), np.int64)
+        return Workload(source, to, np.full(len(ends), part), np.zeros(len(ends)), none,
+                        np.zeros((0, 2), np.int64)), []
+
+    inside = inside_machines(topology, size)
+    folded = fold(topology, range(0, topology.size, MACHINE), size, machines=True)
+    return then(then(then(inside, gather(False)), folded), then(gather(True), inside))
+
+
+def tencent(topology: Topology, size: int) -> Job:
+    """TA: reduce-scatter inside, a ring over the machines for each piece, all-gather inside."""
+    part = -(-size // MACHINE)
+    rings = rails(topology, lambda hosts: (ring(hosts, part), []))
+    return then(then(inside_machines(topology, size), rings), inside_machines(topology, size))
+
+
+def nearest_first(topology: Topology, size: int) -> Job:
+    """HD: halving-doubling whose first, largest exchanges are inside machines."""
+    machines = topology.size // MACHINE
+    return halving_doubling([machine * MACHINE + gpu for gpu in range(MACHINE) for machine in range(machines)],
+                            size), []
+
+
+WAYS: Final[dict[str, Callable[[Topology, int], Job]]] = {
+    "PN": parallel_netreduce,
+    "NR": netreduce,
+    "FR": lambda topology, size: (ring(range(topology.size), size), []),
+    "TA": tencent,
+    "HD": nearest_first,
+    "DBT": lambda topology, size: (double_binary_tree(range(topology.size), size), []),
+}
+"""Parallel NetReduce, NetReduce over one GPU of each machine, flat ring, Tencent's hierarchy, halving-doubling, double
+binary tree."""
+
+
+def bound(gpus: int) -> float:
+    """The ratio of bandwidths inside to outside above which PN beats the flat ring by bandwidth alone."""
+    return 2 * gpus * (MACHINE - 1) / (MACHINE * (gpus - 2))
+
+
+def run_job(topology: Topology, job: Job, *, loss: float = 0.0, rules: FoldRules | None = None, seed: int = 1
+            ) -> PacketOutcome:
+    """Simulate one job with planned paths."""
+    return simulate(topology, job[0], SCHEMES["netfold"], transport=TRANSPORT, folds=job[1], loss=loss, rules=rules,
+                    seed=seed, deadline=10.0)
+
+
+def point(figure: str, scheme: str, gpus: int, inside: float, alpha: float, size: int, loss: float = 0.0,
+          jobs: int = 1) -> AllreducePoint:
+    """Simulate one allreduce, or ``jobs`` of them at the same time over the same machines."""
+    topology = fabric(gpus, inside, alpha)
+    job = together([WAYS[scheme](topology, size)] * jobs)
+    out = run_job(topology, job, loss=loss, rules=FoldRules(slots=2048))
+    c = out.counts
+    return AllreducePoint(figure, scheme, gpus, inside, alpha, loss, size, jobs, np.inf if out.unfinished else out.time,
+                 c["resent"] + c["fold_resent"], c["hops"])
+
+
+def crossover(gpus: int, size: int, alpha: float) -> float:
+    """The measured ratio of bandwidths at which PN and the flat ring take equally long, by bisection."""
+    low, high = 1.0, 3.0
+    for _ in range(7):
+        middle = (low + high) / 2
+        inside = middle * OUTSIDE / 1e9
+        pn, fr = (point("", way, gpus, inside, alpha, size).time for way in ("PN", "FR"))
+        low, high = (low, middle) if pn < fr else (middle, high)
+    return (low + high) / 2
+
+
+def sweep(*, short: bool) -> Iterator[tuple[str, str, int, float, float, int, float, int]]:
+    """The arguments of `point` for all figures; ``short``: few GPUs, and few bytes, in seconds."""
+    size, middle = (1 << 20, 32) if short else (8 << 20, 64)
+    for inside, sizes in ((15.75, (32, 64, 128, 256)), (100.0, (32, 64, 128, 256, 512, 1024))):
+        for gpus in sizes[:2] if short else sizes:
+            yield from (("gpus", way, gpus, inside, 1e-6, size, 0.0, 1) for way in WAYS)
+    for inside in INSIDE:
+        yield from (("inside", way, middle, inside, 1e-6, size, 0.0, 1) for way in WAYS)
+    for alpha in (1e-7, 1e-5) if short else (1e-7, 1e-6, 1e-5, 3e-5, 1e-4):
+        yield from (("latency", way, middle, 100.0, alpha, size, 0.0, 1) for way in WAYS)
+    for loss in (0.0, 1e-3) if short else (0.0, 1e-5, 1e-4, 1e-3):
+        yield from (("loss", way, 32, 100.0, 1e-6, size, loss, 1) for way in WAYS)
+    for jobs in (1, 2) if short else (1, 2, 4):
+        yield from (("jobs", way, 32, 100.0, 1e-6, size, 0.0, jobs) for way in ("PN", "FR", "TA"))
+
+
+def run(*, out: Path, short: bool) -> list[AllreducePoint]:
+    """Simulate all points, write points.csv, crossover.csv, netreduce.svg and crossover.svg there, and say the ratios.
+
+    Raises PlotsMissing, and OSError where a file cannot be written.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    points = []
+    workers = joblib.Parallel(n_jobs=1 if short else -1, return_as="generator")
+    for one in workers(joblib.delayed(point)(*arguments) for arguments in sweep(short=short)):
+        points.append(one)
+        print(f"{one.figure:8} {one.scheme:4} {one.gpus:5} GPUs {one.inside:6.2f} GB/s {one.alpha * 1e6:6.1f} us loss "
+              f"{one.loss:g} jobs {one.jobs}: {one.time * 1e3:9.3f} ms, {one.resent} packets again", flush=True)
+    _csv(out / "points.csv", [f.name for f in fields(AllreducePoint)], [astuple(p) for p in points])
+    counts = (32, 64) if short else (32, 64, 128, 256)
+    size = (1 if short else 8) << 20
+    measured = [crossover(gpus, size, 1e-7) for gpus in counts]
+    theory = [bound(gpus) for gpus in counts]
+    for gpus, seen, least in zip(counts, measured, theory, strict=True):
+        print(f"PN passes the flat ring at {gpus} GPUs where inside / outside is {seen:.3f}; by bandwidth alone "
+              f"{least:.3f}")
+    _csv(out / "crossover.csv", ["gpus", "measured", "condition"], list(zip(counts, measured, theory, strict=True)))
+    line_charts(out / "netreduce", f"allreduce of {size >> 20} MiB, 8 GPUs a machine, 12.5 GB/s outside",
+                _charts(points), x="", y="ms")
+    line_charts(out / "crossover", "where parallel NetReduce passes the flat ring",
+                [[LineChart("0.1 us a step", [str(gpus) for gpus in counts],
+                            {"simulated": measured, "sufficient condition": theory})]],
+                x="GPUs", y="bandwidth inside / outside")
+    return points
+
+
+def _charts(points: Sequence[AllreducePoint]) -> list[list[LineChart]]:
+    def line(figure: str, name: str, attribute: str, scale: float, chosen: Sequence[AllreducePoint]) -> LineChart:
+        ticks = sorted({getattr(p, attribute) for p in chosen})
+        ways = list(dict.fromkeys(p.scheme for p in chosen))
+        values = {(p.scheme, getattr(p, attribute)): p.time * 1e3 for p in chosen}
+        return LineChart(f"{figure}: {name}", [f"{tick * scale:g}" for tick in ticks],
+                         {way: [values.get((way, tick)) for tick in ticks] for way in ways})
+
+    of = {name: [p for p in points if p.figure == name] for name in ("gpus", "inside", "latency", "loss", "jobs")}
+    by_inside = [line(f"GPUs, {inside:g} GB/s inside", "", "gpus", 1, [p for p in of["gpus"] if p.inside == inside])
+                 for inside in sorted({p.inside for p in of["gpus"]})]
+    return [[*by_inside, line("inside", "GB/s", "inside", 1, of["inside"])],
+            [line("a step inside", "us", "alpha", 1e6, of["latency"]), line("loss", "%", "loss", 100, of["loss"]),
+             line("jobs at once", "", "jobs", 1, of["jobs"])]]
+
+
+def _csv(path: Path, head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows(rows)
+    files.replace(path, text.getvalue().encode())
