@@ -109,6 +109,15 @@ comm.close()
             "comm.group([0, 2])": "if rank in (0, 2): comm.group([0, 2])",
             "Communicator.join(..., helpers": f'Communicator.join("helped", rank, world, {_ADDRESS}, helpers',
         }),
+    ("docs/collectives.md", 'weights = {"w": w, "b": b}'): Scene(
+        "ranks", f"""{_RANK}
+comm = Communicator.join("server", rank, world, {_ADDRESS})
+w, b = np.zeros((7, 3), np.float32), np.zeros(5, np.float32)
+dw, db, batches = np.ones_like(w), np.ones_like(b), range(2)
+""", """
+assert (weights["w"] < 0).all()
+comm.close()
+"""),
     ("docs/fabrics.md", "sandbox.enter()"): Scene("alone", needs=("mininet", "namespaces")),
     ("docs/torch.md", "model = DistributedDataParallel(model)"): Scene("torch", _TORCH, _STEP + _END),
     ("docs/torch.md", "with netfold.torch.join() as comm:"): Scene(
