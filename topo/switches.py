@@ -2,7 +2,7 @@
 """Switch classes for Mininet with the same options: `SoftSwitch` runs softswitch, `Bmv2Switch` the reference switch.
 
 A switch is ready when its P4Runtime server answers.  The error of one that does not answer has its command line, the
-end of its log, its address, and the process that uses the address already, if any.
+first line and end of its log, its address, and the process that uses the address already, if any.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from netfold.topo.lifecycle import terminate
 READY_SECONDS: Final = 60.0
 """Seconds for a switch to answer; several start at once on few cores."""
 LOG_LINES: Final = 15
+HELP_SECONDS: Final = 30.0
+"""Seconds for a program to print its help."""
 
 
 class P4Switch(ABC, Switch):  # type: ignore[misc]
@@ -159,15 +161,17 @@ class P4Switch(ABC, Switch):  # type: ignore[misc]
             raise SwitchFailed(self.failure(f"{how} {time.monotonic() - self._started:.1f} s after its start"))
 
     def failure(self, what: str) -> str:
-        """The message of a failure: what happened, the command line, the address, and the end of the log."""
+        """The message of a failure: what happened, the command line, the address, the log's first line and its end."""
+        first, end = excerpt(self.log)
         holder = holder_of(self.grpc, but_not=None if self.child is None else self.child.pid)
         return "\n".join(
             [
                 f"switch {self.name} ({self.engine}) {what}",
                 f"  command   {shlex.join(self.command())}",
                 f"  P4Runtime {self.grpc}" + (f", which {holder} holds" if holder else ""),
-                f"  log       {self.log}" + (", its end:" if tail(self.log) else " (empty)"),
-                *(f"    {line}" for line in tail(self.log)),
+                f"  log       {self.log}" + ("" if first else " (empty)"),
+                *(["  The log's first line:", f"    {first}"] if first else []),
+                *(["  The log's end:", *(f"    {line}" for line in end)] if end else []),
             ]
         )
 
@@ -246,9 +250,20 @@ def thrift_port(device_id: int) -> int:
 
 @functools.cache
 def has_option(program: str, option: str) -> bool:
-    """Whether a program's --help names an option: BMv2 that was built without nanomsg has no notifications."""
-    done = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=30, check=False)
-    return option in done.stdout + done.stderr
+    """Whether a program's --help names an option: BMv2 that was built without nanomsg has no notifications.
+
+    A longer option that contains the name does not count.  Raises SwitchFailed where the help cannot be had.
+    """
+    try:
+        done = subprocess.run([program, "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              errors="replace", timeout=HELP_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise SwitchFailed(f"{program} --help did not end within {HELP_SECONDS:g} s: run it by hand, and install the "
+                           "program again if it hangs there too") from error
+    except OSError as error:
+        raise SwitchFailed(f"{program} --help cannot be run ({error}): install the program again, for this "
+                           "machine's processor") from error
+    return re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", done.stdout + done.stderr) is not None
 
 
 def find_program(name: str, missing: str) -> str:
@@ -272,6 +287,24 @@ def holder_of(address: str, but_not: int | None = None) -> str | None:
         if int(pid) != but_not:
             return f"process {pid} ({name})"
     return "another process" if done.stdout.strip() and "pid=" not in done.stdout else None
+
+
+def excerpt(path: Path, lines: int = LOG_LINES) -> tuple[str, list[str]]:
+    """The first non-empty line of a log, and the last lines after it without a printed help; empty without a log.
+
+    A help is a line that begins with a heading such as "Usage:", and the indented and empty lines that follow it.
+    """
+    try:
+        every = path.read_text(errors="replace").rstrip().splitlines()
+    except FileNotFoundError:
+        return "", []
+    kept, inside = [], False
+    for line in every:
+        inside = line.startswith(("Usage:", "Options:", "Allowed options")) or (inside and not line[:1].strip())
+        if not inside:
+            kept.append(line)
+    told = [line for line in kept if line.strip()] or [line for line in every if line.strip()][:1]
+    return (told[0], told[1:][-lines:]) if told else ("", [])
 
 
 def tail(path: Path, lines: int = LOG_LINES) -> list[str]:

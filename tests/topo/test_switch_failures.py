@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a switch program's help and log tell: its options, and why it did not start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from netfold.topo.failures import SwitchFailed
+from netfold.topo.switches import excerpt, has_option
+
+
+def _program(folder: Path, text: str) -> str:
+    """A shell script that prints a text whatever its arguments."""
+    script = folder / "simple_switch_grpc"
+    script.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
+    script.chmod(0o755)
+    return str(script)
+
+
+@pytest.mark.parametrize(("line", "known"), [
+    ("  --notifications-addr arg  address", True), ("  -n [ --notifications-addr ] arg", True),
+    ("  --notifications-addr-file arg", False), ("  --no--notifications-addr", False), ("  --thrift-port arg", False),
+])
+def test_only_a_whole_option_of_the_help_counts(tmp_path: Path, line: str, known: bool) -> None:
+    """A longer option that contains the name is another option."""
+    assert has_option(_program(tmp_path, line), "--notifications-addr") is known
+
+
+def test_a_program_that_cannot_be_run_is_explained(tmp_path: Path) -> None:
+    """The error names the program and what to do."""
+    with pytest.raises(SwitchFailed, match=r"absent --help cannot be run .*: install the program again"):
+        has_option(str(tmp_path / "absent"), "--notifications-addr")
+
+
+def test_a_refused_option_is_explained_by_its_line_and_not_by_the_help(tmp_path: Path) -> None:
+    """The help that follows is left out; what was printed after it is kept."""
+    log = tmp_path / "log"
+    usage = "\n".join(["Usage: SWITCH [options]", "Options:", *(f"  --option-{i} arg" for i in range(56))])
+    log.write_text(f"\nError while parsing command line arguments: unrecognised option\n{usage}\n")
+    assert excerpt(log) == ("Error while parsing command line arguments: unrecognised option", [])
+    log.write_text(f"refused\n{usage}\nfarewell\n")
+    assert excerpt(log) == ("refused", ["farewell"])
