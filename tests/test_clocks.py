@@ -24,9 +24,13 @@ from test_architecture import modules
 
 YEAR = 366 * 86_400
 READERS = {
+    "netfold.cli.top": "the time of day of events, for people",
+    "netfold.controller.operations.events": "when something happened, for people; none is timed by it",
+    "netfold.controller.operations.history": "when a sample was taken, for charts; rates are by monotonic time",
     "netfold.controller.switch.election": "which of two controllers started last; a step back is made up for",
     "netfold.host.tracing.flight": "when its operations began, for people; durations are monotonic",
     "netfold.host.tracing.timeline": "aligns the ranks' monotonic clocks once, at the start",
+    "netfold.topo.capture": "the time stamps of captured packets where the kernel gives none, as pcapng has them",
     "softswitch.p4runtime.digests": "DigestList.timestamp, as the specification has it",
     "softswitch.thrift.management": "get_time_since_epoch_us is asked for just that",
     "softswitch.trace.bmv2": "the time of day at the beginning of BMv2's log lines, for people",

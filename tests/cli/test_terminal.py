@@ -20,6 +20,7 @@ import dataclasses, msgspec
 from netfold.bench.commands import loss
 from netfold.cli import doctor, links, paths, show, top
 from netfold.controller.health.wiring import Cable, Cables
+from netfold.controller.operations.rates import Rates
 from netfold.controller.paths import path_service
 from netfold.demo import report
 from netfold.terminal import console
@@ -34,7 +35,9 @@ status = op.Status(
                   [], stays=long)])
 show.show(status)
 show.show_slots(long, [op.JobSlots("train", 7, 4, [op.OpenSlot("leaf1", long, "SUM32", 1, 2, 3, [long], [long])])])
-console().print(top.screen(status, status, 1.0))
+rates = Rates()
+rates.update(status)
+console().print(top.screen(status, status, rates))
 links.show(Cables([Cable("leaf1:1", long, True, long, False, True, long, long)]))
 paths._print(path_service.Table([path_service.LeafRow(long, "pinned", {{}})], [], []), pins=True)
 doctor.show([doctor.Finding(doctor.Check("thing", long, long, lambda: long), False, long)])

@@ -21,6 +21,7 @@ from netfold.controller import exposure
 from netfold.controller.controller import Controller
 from netfold.controller.jobs.callers import Callers
 from netfold.controller.standby import Standby
+from netfold.controller.web.answers import Sources
 from netfold.controller.web.serve import Web
 from netfold.fabric import file as fabric_file
 from netfold.fabric.generate import leafspine
@@ -145,7 +146,7 @@ def test_the_page_speaks_https_where_others_reach_it(tmp_path: Path) -> None:
     tls = Certificates("fabric.certificate", None, str(certificate), str(key))
 
     async def story() -> None:
-        web = Web(lab(tmp_path), lambda: None, Callers(lab(tmp_path)), tls=tls)  # type: ignore[arg-type, return-value]
+        web = Web(Sources(lab(tmp_path), lambda: None), Callers(lab(tmp_path)), tls=tls)  # type: ignore[arg-type, return-value]
         url = web.start("127.0.0.1:0")
         try:
             assert url.startswith("https://127.0.0.1:")
