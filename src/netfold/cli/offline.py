@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cbuild import files
-from netfold.cli.common import CANNOT, FAILED, engine_of, fail, load
+from netfold.cli.common import CANNOT, FAILED, checked, engine_of, fail, load
 from netfold.cli.generated import DEFAULTS, Generated, with_groups
 from netfold.cli.machines import HERE, OverMachines
 from netfold.cli.options import FabricFile, PathMtu, SwitchKind, Topo
@@ -23,10 +23,17 @@ def fabric_(
     topo: Annotated[str, typer.Argument(metavar="leafspine,LEAVES,SPINES,HOSTS|threetier,...")],
     generated: Generated = DEFAULTS,
     over: OverMachines = HERE,
+    export: Annotated[str | None, typer.Option("--export", metavar="containerlab|netlab", help="Write a topology file "
+                                               "of that tool, and the fabric's, into the folder --out.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; default: standard output. With "
-                                             "--machines, a folder.")] = None,
+                                             "--machines or --export, a folder.")] = None,
 ) -> None:
     """Write a FABRIC.toml to start from; with --machines, what each machine of a fabric over several runs."""
+    if export is not None:
+        if out is None or over != HERE:
+            fail(CANNOT, "fabric --export: expected --out FOLDER, and no --machines")
+        _export(generated.fabric(topo), export, out)
+        return
     if over.machines is not None:
         _describe(generated.fabric(topo), over, out)
         return
@@ -40,6 +47,17 @@ def fabric_(
             files.replace(out, text)
         except OSError as error:
             fail(FAILED, f"fabric: cannot write {out}: {error}")
+
+
+def _export(fabric: Fabric, form: str, out: Path) -> None:
+    """Write the topology file of another tool into a folder."""
+    from netfold.fabric import export
+
+    try:
+        written = checked(lambda: export.write(fabric, form, out))
+    except OSError as error:
+        fail(FAILED, f"fabric: cannot write {out}: {error}")
+    print("\n".join(map(str, written)))
 
 
 def _describe(fabric: Fabric, over: OverMachines, out: Path | None) -> None:
