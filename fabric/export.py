@@ -27,7 +27,7 @@ GATEWAY: Final = "169.254.1.1"
 """What hosts take for their gateway, whose MAC address is their leaf's."""
 CONTROLLER: Final = "controller"
 IMAGE: Final = "netfold:latest"
-"""The image of all containers (examples/containers/Dockerfile)."""
+"""The image of all containers: one in which NetFold is installed, with iproute2 and Mininet; yours to build."""
 
 
 def with_shared_sockets(fabric: Fabric) -> Fabric:

@@ -160,8 +160,6 @@ NEEDS: Final[dict[str, Need]] = {
     "containerlab-schema": Need("CONTAINERLAB_SCHEMA names containerlab's schemas/clab.schema.json; pip install "
                                 "jsonschema pyyaml", modules=("jsonschema", "yaml"),
                                 check=_set("CONTAINERLAB_SCHEMA")),
-    "kubernetes-validate": Need("pip install kubernetes-validate", modules=("kubernetes_validate", "yaml")),
-    "ray": Need("pip install 'ray[train]'", modules=("ray", "torch")),
     "p4c-samples": Need("P4C_SAMPLES names p4c's testdata/p4_16_samples", check=_set("P4C_SAMPLES")),
     "foreign-programs": Need("FOREIGN_PROGRAMS names a folder of checkouts (docs/programs.md)",
                              check=_set("FOREIGN_PROGRAMS")),

@@ -77,7 +77,7 @@ def run(
                 fail(CANNOT, "run: on which hosts? Give --topo leafspine,LEAVES,SPINES,HOSTS, or --fabric FABRIC.toml "
                              "for one that is up; at the prompt of `netfold up --topo` it is known. Across machines "
                              "that have a fabric of their own start ranks by torchrun or a scheduler "
-                             "(docs/clusters.md)")
+                             "(docs/machines.md)")
             status = _run_on(files, request)
     except runner.CannotRun as error:
         fail(CANNOT, str(error))
