@@ -33,9 +33,9 @@ def netfold(fabric: Fabric, *words: str) -> str:
 
 
 def through(switch: str, status: Status) -> list[object]:
-    """Everything that a switch has counted."""
-    ends = [(link.a_to_b, link.b_to_a) for link in status.links if switch in (link.a.partition(":")[0],
-                                                                              link.b.partition(":")[0])]
+    """Everything that a switch has counted, whenever it was read."""
+    ends = [[msgspec.structs.replace(way, read=0.0) for way in (link.a_to_b, link.b_to_a)] for link in status.links
+            if switch in (link.a.partition(":")[0], link.b.partition(":")[0])]
     return [*ends, *(s.folded for s in status.switches if s.name == switch)]
 
 
