@@ -135,7 +135,7 @@ class MultiRail:
         self._note, self._keep = listeners.note, listeners.keep
         self._me = listeners.me or f"rank {rank} of {world}"
         self._nbytes = [0] * len(rails)
-        self._rails.carried = lambda: dict(zip(names, self._nbytes, strict=True))
+        self._rails.report_carried(lambda: dict(zip(names, self._nbytes, strict=True)))
         self._processor = [0.0] * len(rails)
         self._resent = [0] * len(rails)
         self._operations = self._bytes = 0

@@ -112,11 +112,15 @@ class RailSet:
         self._past: list[tuple[str, RailStats]] = []
         self._changed: Callable[[], None] = lambda: None
         self._asked = [0.0] * len(rails)
-        self.carried: Callable[[], dict[str, int]] = dict
+        self._carried: Callable[[], dict[str, int]] = dict
         """Payload bytes that each rail has carried, by name."""
         state.set_live(self.live)
         for index in range(len(rails)):
             self._attach(index)
+
+    def report_carried(self, carried: Callable[[], dict[str, int]]) -> None:
+        """From now on the rails report what ``carried`` returns: the payload bytes that each has carried, by name."""
+        self._carried = carried
 
     def __len__(self) -> int:
         return len(self._rails)
@@ -207,7 +211,7 @@ class RailSet:
     # ---- watching ----------------------------------------------------------------------------------------------------
     def _attach(self, index: int) -> None:
         self[index].watched_by(lambda moved: self._watch(index, moved))
-        self[index].counted_by(lambda: self.carried())
+        self[index].counted_by(lambda: self._carried())
 
     def _watch(self, index: int, moved: float) -> None:
         """Called by a rail that waits.  Raises what ends its allreduce."""

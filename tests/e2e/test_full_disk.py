@@ -193,7 +193,7 @@ def charts(place: Path) -> None:
     (place / "chart.svg").write_text("old")
     fill(place)
     with pytest.raises(OSError, match=f"chart.svg.*|{FULL}"):
-        charts._save(figure, place / "chart")
+        charts._save(figure, place / "chart", with_png=True)
     assert (place / "chart.svg").read_text() == "old"
 
 
