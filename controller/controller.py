@@ -167,8 +167,8 @@ class Controller:
         self._callers.load()
         tls = exposure.certificates(self.fabric)
         exposure.check(self.fabric, token=self._callers.exist, insecure=self._insecure)
-        self.jobs.key = fabric_key.load(self.fabric)
-        elections = Elections(self.jobs.key)
+        self.jobs.registry.key = fabric_key.load(self.fabric)
+        elections = Elections(self.jobs.registry.key)
         self._candidacies = {switch.name: Candidacy(elections) for switch in self.fabric.switches}
         state_file.restore(self.drains, self.fabric.state)
         if self._pipeline is None and self._opens_sessions:
@@ -298,7 +298,7 @@ class Controller:
         except Exception:
             log.exception("what is left of unknown jobs could not be removed")
 
-    # ---- recovery.Installer --------------------------------------------------------------------------------------
+    # ---- tree_placement.Installer --------------------------------------------------------------------------------
 
     async def install(self, part: str, entities: Mapping[str, Sequence[Entity]]) -> None:
         """Write a part to all its switches at once; if one fails, remove it from all and raise SwitchError."""

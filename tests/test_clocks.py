@@ -91,12 +91,12 @@ def test_a_job_and_its_leases_outlive_steps_of_the_clock(tmp_path: Path, monkeyp
             for plan in plans:
                 await r.watch(plan)
             await asyncio.sleep(1.2)  # longer than the lease, which those who watch keep
-            (job,) = r.controller.jobs.active()
+            (job,) = r.controller.jobs.registry.active()
             assert not job.lost
             assert not job.left
             await asyncio.gather(*(
                 r.call("Leave", Leave(plan.job, plan.rank, plan.epoch, "", plan.rank_secret), Done) for plan in plans))
-            assert not r.controller.jobs.active()
+            assert not r.controller.jobs.registry.active()
 
     run(story())
 

@@ -17,8 +17,8 @@ from netfold.wire.roce import OPERATION_BITS
 
 if TYPE_CHECKING:
     from netfold.controller.jobs.connecting import ConnectStep
-    from netfold.controller.jobs.recovery import Round
     from netfold.controller.jobs.reforming import Gathering
+    from netfold.controller.jobs.rounds import Round
 
 JobState = Literal["gathering", "planning", "connecting", "active", "leaving", "broken", "finished"]
 """``connecting``: its RC ranks have their first plans, and the switches wait for their queue pairs."""

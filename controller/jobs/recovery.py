@@ -20,31 +20,25 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final
 
-import networkx as nx
 from msgspec import structs
 
-from netfold.controller.health.drains import Drains
 from netfold.controller.health.liveness import Liveness
+from netfold.controller.jobs import plans
+from netfold.controller.jobs.background import Background
 from netfold.controller.jobs.connecting import ConnectStep, reused
-from netfold.controller.switch import tables
-from netfold.controller.switch.entities import Entity
+from netfold.controller.jobs.job import Job
+from netfold.controller.jobs.registry import Registry
+from netfold.controller.jobs.rounds import Round, next_round, rewound
+from netfold.controller.jobs.tree_placement import TreePlacement
 from netfold.controller.switch.switch import SwitchError
 from netfold.fabric import slots, trees
-from netfold.fabric.graph import Fabric, Host
-from netfold.fabric.machines import fold_groups, machines
-from netfold.fabric.slots import Allocator
+from netfold.fabric.graph import Fabric
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.jobs import Halt, Plan, Resume
 from netfold.wire.operator import Note, Totals, unnoted
-from netfold.wire.roce import psn_age
-
-if TYPE_CHECKING:
-    from netfold.controller.jobs.job import Job
 
 log = logging.getLogger("netfold.controller")
 
@@ -55,88 +49,36 @@ FALLBACK_WAIT: Final = 2.0
 takes 0.4 s to start anew."""
 FALLBACK_SHARE: Final = 0.5
 """Share of the ranks' patience after which they go on over TCP where nobody knows whether they reach each other."""
-LEAST_GAIN: Final = 0.01
-"""Share of a job's bytes by which the load of its busiest link must fall for the job to move by choice."""
-
-
-class Installer(Protocol):
-    """Writes parts of the desired state to switches; the controller implements it."""
-
-    async def install(self, part: str, entities: Mapping[str, Sequence[Entity]]) -> None:
-        """Write a part of the desired state to all of its switches, or raise SwitchError and write nothing of it."""
-
-    async def uninstall(self, part: str) -> None:
-        """Remove a part from all switches."""
-
-    def session(self, switch: str) -> int:
-        """Number of the current session with a switch; after a change, the switch may have lost its slots."""
-
-
-@dataclass
-class Round:
-    """One re-planning of a job's trees, during which its ranks are halted."""
-
-    number: int
-    why: str
-    began: float
-    plans: asyncio.Future[list[Plan]]
-    """The ranks' plans; set once all ranks have stopped and the switches are ready."""
-    plans_to_connect: asyncio.Future[list[Plan]]
-    """The plans of RC ranks, by which they connect queue pairs (connecting.py): set once all ranks have stopped."""
-    resumes: dict[int, Resume] = field(default_factory=dict)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    yields: bool = False
-    """Whether a job of a higher priority wants the slots: the ranks go on over TCP as soon as all have stopped."""
-    halt_sent: bool = False
-    """Whether the ranks have been told to halt."""
-    ended: float = 0.0
-    problem: str = ""
-    """Why there are no trees yet."""
-    leftovers: list[tuple[str, int]] = field(default_factory=list)
-    """Parts and epochs of the trees before.  Their entries stay until every rank has stopped: without an entry, a
-    contribution would be routed to the next rank, which might still run and take it for a result."""
-    cleaning: list[asyncio.Task[None]] = field(default_factory=list)
-    """What removes the leftovers, once the round is over."""
 
 
 class Recovery:
     """Re-plans the trees of all jobs of one fabric.
 
-    totals  counters that rounds are added to
-    plans   makes a job's plans, one for each rank
-    plans_to_connect  makes the plans by which the RC ranks of a job connect queue pairs
-    lose    called with a job, a rank and the reason why that is to count as lost
-    note    records re-plannings
+    registry  all jobs, and the fabric key, by which plans are made
+    totals    counters that rounds are added to
+    lose      called with a job, a rank and the reason why that is to count as lost
+    note      records re-plannings
     """
 
     def __init__(
         self,
         fabric: Fabric,
-        allocator: Allocator,
-        installer: Installer,
+        placement: TreePlacement,
         liveness: Liveness,
-        drains: Drains,
+        registry: Registry,
         totals: Totals,
-        plans: Callable[[Job], list[Plan]],
-        plans_to_connect: Callable[[Job, ConnectStep], list[Plan]],
         lose: Callable[[Job, int, str], None],
         note: Note = unnoted,
     ) -> None:
         self._fabric = fabric
-        self._allocator = allocator
-        self._installer = installer
+        self._placement = placement
         self._liveness = liveness
-        self._drains = drains
+        self._registry = registry
         self._totals = totals
-        self._plans = plans
-        self._plans_to_connect = plans_to_connect
         self._lose = lose
         self._note = note
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def sessions(self, planned: Sequence[trees.Tree]) -> dict[str, int]:
-        """Session number of every switch of the trees; to be read before anything is written there."""
-        return {fold.switch: self._installer.session(fold.switch) for tree in planned for fold in tree.folds}
+        self.background = Background()
+        """The rounds that are under way, and what removes leftovers."""
 
     def notice(self, jobs: Sequence[Job]) -> None:
         """Check jobs after something went down or came up: those whose trees are broken halt, those that wait for trees
@@ -148,10 +90,12 @@ class Recovery:
                 continue
             elif job.left and not job.lost and not job.left_early:
                 continue  # no rank lacks a result (leaving.py), and nothing more can be folded
-            elif why := self._broken_part(job):
+            elif why := self._placement.broken_part(job):
                 self._begin(job, why)
-            elif job.state == "active" and not job.leaving and not job.awaited and (why := self._reason_to_move(job)):
-                self._background(self._return(job, why), f"return of {job}")
+            elif job.state != "active" or job.leaving or job.awaited:
+                continue
+            elif why := self._placement.reason_to_move(job):
+                self.background.begin(self._return(job, why), f"return of {job}")
 
     def suspect(self, job: Job) -> None:
         """Probe the links of a job's trees, since a rank's retransmissions bring no results."""
@@ -211,7 +155,7 @@ class Recovery:
                 here.number = wanted
                 job.broadcast(Halt(here.number, here.why))
         elif wanted:
-            job.round = self._round(job, "the controller died while the ranks were halted")
+            job.round = next_round(job, "the controller died while the ranks were halted")
             job.round.number = wanted
             self._start(job, job.round)
         return True
@@ -219,7 +163,7 @@ class Recovery:
     async def preempt(self, job: Job, why: str) -> None:
         """Take a job's slots, in favour of one of a higher priority: its ranks halt and go on over TCP.  It keeps them
         where one of its ranks folds over switches alone, or does not stop within PREEMPTION_TIMEOUT."""
-        here = job.round = self._round(job, why)
+        here = job.round = next_round(job, why)
         here.yields = True
         self._start(job, here)
         await asyncio.wait([here.plans], timeout=PREEMPTION_TIMEOUT)
@@ -242,10 +186,10 @@ class Recovery:
         refusal = Refusal(
             Code.FAILED_PRECONDITION, f"{job}: {here.why}, and rank {', '.join(map(str, gone))} is not there any more "
                                       "to repeat its part; join anew")
-        for plans in (here.plans, here.plans_to_connect):
-            if not plans.done():
-                plans.set_exception(refusal)
-                plans.exception()  # asyncio would complain about an exception that nobody retrieved
+        for waited in (here.plans, here.plans_to_connect):
+            if not waited.done():
+                waited.set_exception(refusal)
+                waited.exception()  # asyncio would complain about an exception that nobody retrieved
         if job.step is not None:
             job.step.abort(refusal)
         here.ended = time.monotonic()
@@ -263,84 +207,36 @@ class Recovery:
         if job.round is not None:
             leftovers, job.round.leftovers = job.round.leftovers, []
             for part, epoch in leftovers:
-                await self._clean(part, epoch)
+                await self._placement.clean(part, epoch)
 
     async def close(self) -> None:
         """Cancel everything that is under way."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.background.cancel()
 
     # ---- one round -----------------------------------------------------------------------------------------------
 
-    def _broken_part(self, job: Job) -> str:
-        """What is broken of the job's trees; empty if nothing is."""
-        graph = self._liveness.graph()
-        for tree in job.trees:
-            for fold in tree.folds:
-                if fold.switch not in graph:
-                    return f"{fold.switch} is down"
-                if self._installer.session(fold.switch) != job.sessions[fold.switch]:
-                    return f"{fold.switch} was away"
-                if fold.parent is not None and not _linked(graph, fold.switch, fold.parent_port, fold.parent):
-                    return f"the link {fold.switch}:{fold.parent_port} - {fold.parent} is down"
-        return ""
-
-    def _reason_to_move(self, job: Job) -> str:
-        """Why the job should move: a part of its trees is drained, or other trees would put less load on its busiest
-        link.  Empty if it should not or cannot move."""
-        planned = self._planned(job, steady=True)
-        if planned is None:
-            return ""
-        if drained := self._drains.under(job.trees):
-            return f"{', '.join(drained)} is drained"
-        if trees.crowding(planned) > trees.crowding(job.trees) - LEAST_GAIN:
-            return ""
-        roots = {tree.root for tree in planned} - {tree.root for tree in job.trees}
-        return f"{', '.join(sorted(roots)) or 'a link'} is back"
-
-    def _planned(self, job: Job, *, steady: bool) -> list[trees.Tree] | None:
-        """The job's trees over what is up now.  With ``steady``, only over what flap damping does not suppress and what
-        is not drained, and None if that has no trees; without, NoTree is raised if there are none."""
-        groups = fold_groups(machines(job.hosts), job.hosts)
-        graph = self._liveness.graph(steady=steady)
-        graph = self._drains.without(graph) if steady else self._drains.left(graph)
-        try:
-            planned = trees.plan(graph, [job.hosts[rank] for rank in groups[0]])
-        except trees.NoTree:
-            if steady:
-                return None
-            raise
-        return trees.moved(job.first_trees, planned)
-
-    def _round(self, job: Job, why: str) -> Round:
-        number = max(job.rounds, 0 if job.round is None else job.round.number) + 1
-        loop = asyncio.get_running_loop()
-        return Round(number, why, time.monotonic(), loop.create_future(), loop.create_future())
-
     def _begin(self, job: Job, why: str) -> None:
-        job.round = self._round(job, why)
+        job.round = next_round(job, why)
         self._start(job, job.round)
 
     def _start(self, job: Job, here: Round) -> None:
-        self._background(self._work(job, here), f"round {here.number} of {job}")
+        self.background.begin(self._work(job, here), f"round {here.number} of {job}")
 
     async def _return(self, job: Job, why: str) -> None:
         """Move a job by choice: all entries are written before its ranks halt; if that fails, they do not halt."""
         if job.stands_still or job.state != "active" or job.leaving:
             return  # this began when notice() had found it: another round has begun since, or ranks have gone
-        before, here = job.round, self._round(job, why)
+        before, here = job.round, next_round(job, why)
         job.round = here
         try:
-            await self._move(job, here, by_choice=True)
+            await self._placement.move(job, here, by_choice=True)
         except (trees.NoTree, slots.Exhausted, SwitchError) as error:
             job.stay_reason = f"{why}, and its trees stay where they are: {error}"
             log.warning("%s: %s", job, job.stay_reason)
             job.round = before
             here.plans.cancel()
             job.notify()
-            if self._broken_part(job):
+            if self._placement.broken_part(job):
                 self.notice([job])
             return
         if not here.plans.done():  # otherwise ranks have gone meanwhile
@@ -353,9 +249,9 @@ class Recovery:
         self.abort_if_ranks_gone(job)
         while not here.plans.done() and job.state != "finished":
             here.changed.clear()
-            if not here.yields and (not moved or self._broken_part(job)):
+            if not here.yields and (not moved or self._placement.broken_part(job)):
                 try:
-                    await self._move(job, here)
+                    await self._placement.move(job, here)
                     moved, here.problem = True, ""
                 except (trees.NoTree, slots.Exhausted, SwitchError) as error:
                     moved, here.problem = False, str(error)
@@ -368,7 +264,7 @@ class Recovery:
                         return
                     self._insist(job, here, "one of its ranks folds over switches alone")
                     continue
-                if moved and not self._broken_part(job):
+                if moved and not self._placement.broken_part(job):
                     if not job.rc_ranks or await self._connect(job, here):
                         break
                     moved = False
@@ -383,9 +279,9 @@ class Recovery:
         if here.plans.done() or job.state == "finished":
             return
         if not job.rc_ranks:
-            job.streams = _rewound(job, here.resumes)
+            job.streams = rewound(job, here.resumes)
         job.announced = job.streams
-        self._end_round(job, here, self._plans)
+        self._end_round(job, here, lambda: plans.make(self._fabric, self._registry.key, job))
         if job.step is not None:
             job.step.finish(job.streams, job.ticket, job.reason)
         where = ", ".join(dict.fromkeys(tree.root for tree in job.trees))
@@ -399,8 +295,10 @@ class Recovery:
         the trees must be planned once more, and RC ranks have been told to resume anew."""
         if here.plans.done():  # ranks have gone while the trees were planned
             return False
-        step = job.step = ConnectStep(here.number, _rewound(job, here.resumes), here.changed.set)
-        here.plans_to_connect.set_result(self._plans_to_connect(job, step))
+        step = job.step = ConnectStep(here.number, rewound(job, here.resumes), here.changed.set)
+        here.plans_to_connect.set_result(
+            plans.before_connecting(self._fabric, self._registry.key, job, step.planned, step.number)
+        )
         loop = asyncio.get_running_loop()
         expiry = loop.call_later(self._fabric.lease, self._expire, job, step)
         try:
@@ -408,7 +306,7 @@ class Recovery:
                 here.changed.clear()
                 if here.plans.done() or not step.is_open:
                     return False
-                if why := self._broken_part(job):
+                if why := self._placement.broken_part(job):
                     break
                 await here.changed.wait()
             else:
@@ -417,7 +315,7 @@ class Recovery:
             expiry.cancel()
         if here.plans.done() or not step.is_open:
             return False
-        if not (why := why or self._broken_part(job)):
+        if not (why := why or self._placement.broken_part(job)):
             return True
         here.problem = why
         here.number += 1
@@ -432,32 +330,23 @@ class Recovery:
 
     async def _write(self, job: Job, here: Round, streams: Sequence[slots.Stream]) -> str:
         """Write the entries of a job whose RC ranks have connected.  Returns what went wrong; empty: nothing."""
-        hosts = [self._fabric.host(name) for name in job.hosts]
-        job.sessions = self.sessions(job.trees)
+        leftovers: list[tuple[str, int]] = []
         if reused(job.announced, streams):  # what entries name can be there once, and all ranks have stopped
             leftovers, here.leftovers = here.leftovers, []
-            for leftover in leftovers:
-                await self._clean(*leftover)
         try:
-            await self._installer.install(
-                job.part, tables.merge(tables.fold_entries(self._fabric, hosts, stream) for stream in streams)
-            )
+            await self._placement.connect(job, streams, leftovers)
         except SwitchError as error:
             return str(error)
-        if job.state == "finished":  # it ended meanwhile
-            await self._installer.uninstall(job.part)
-        else:
-            job.streams = list(streams)
         return ""
 
-    def _end_round(self, job: Job, here: Round, plans: Callable[[Job], list[Plan]]) -> None:
+    def _end_round(self, job: Job, here: Round, make: Callable[[], list[Plan]]) -> None:
         """Give the ranks their plans, and remove what the trees before left on switches."""
         leftovers, here.leftovers = here.leftovers, []
         for part, epoch in leftovers:
-            here.cleaning.append(self._background(self._clean(part, epoch), f"leftovers of {job}"))
+            here.cleaning.append(self.background.begin(self._placement.clean(part, epoch), f"leftovers of {job}"))
         job.known.clear()
         job.rounds = here.number
-        here.plans.set_result(plans(job))
+        here.plans.set_result(make())
         here.ended = time.monotonic()
         self._totals.rounds += 1
         self._totals.round_seconds += here.ended - here.began
@@ -472,14 +361,13 @@ class Recovery:
             return None
         waited = time.monotonic() - here.began
         patience = FALLBACK_SHARE * min(resume.timeout for resume in here.resumes.values())
-        graph = self._liveness.graph()
-        reach = job.hosts[0] in graph and set(job.hosts) <= nx.node_connected_component(graph, job.hosts[0])
+        reach = self._placement.hosts_reach_each_other(job)
         return min(FALLBACK_WAIT, patience) - waited if reach else patience - waited
 
     def _fall_back(self, job: Job, here: Round) -> None:
         """Let the job go on over TCP: the first rank of each group folds, in the place of the switches, up to the last
         operation that any rank has begun.  Its entries and slots go."""
-        streams = _rewound(job, here.resumes)
+        streams = rewound(job, here.resumes)
         waited = time.monotonic() - here.began
         job.reason = here.why
         if not here.yields:
@@ -489,84 +377,12 @@ class Recovery:
         here.leftovers.append((job.part, job.slots_epoch))
         job.trees, job.streams, job.fell_back = [], [], True
 
-        def plans(job: Job) -> list[Plan]:
+        def make() -> list[Plan]:
             job.announced = streams
-            made = self._plans(job)
+            made = plans.make(self._fabric, self._registry.key, job)
             job.announced = []
             return [structs.replace(plan, stand_in=stand_ins[plan.rank], folds_until=folds_until) for plan in made]
 
-        self._end_round(job, here, plans)
+        self._end_round(job, here, make)
         log.warning("%s: goes on over TCP after operation %d: %s", job, folds_until, job.reason)
         self._note("re-planned", job.name, f"{job.reason}; goes on over TCP after {1000 * waited:.0f} ms")
-
-    async def _move(self, job: Job, here: Round, *, by_choice: bool = False) -> None:
-        """Plan trees, allocate their slots and write their entries; those of a job with RC ranks are written once
-        they have connected.
-
-        Trees use what flap damping suppresses only where there are no others.  With ``by_choice``, they must fit beside
-        the old ones.  Raises NoTree, Exhausted and SwitchError."""
-        hosts: list[Host] = [self._fabric.host(name) for name in job.hosts]
-        groups = fold_groups(machines(job.hosts), job.hosts)
-        planned = self._planned(job, steady=True) or self._planned(job, steady=False)
-        assert planned is not None
-        sessions = self.sessions(planned)
-        epoch = self._allocator.open()
-        try:
-            try:
-                streams = self._allocator.admit(epoch, planned, groups, like=job.streams)
-            except slots.Exhausted as refusal:  # they do not fit beside the old ones: free those once all ranks stopped
-                if by_choice or len(here.resumes) < job.world:
-                    raise slots.Exhausted(f"{refusal}, before all ranks have stopped") from None
-                self._allocator.release(epoch)
-                for leftover in [*here.leftovers, (job.part, job.slots_epoch)]:
-                    await self._clean(*leftover)
-                here.leftovers.clear()
-                epoch = self._allocator.open()
-                streams = self._allocator.admit(epoch, planned, groups, like=job.streams)
-            part = job.part_of(epoch)
-            if not job.rc_ranks:
-                await self._installer.install(
-                    part, tables.merge(tables.fold_entries(self._fabric, hosts, stream) for stream in streams)
-                )
-        except BaseException:
-            self._allocator.release(epoch)
-            raise
-        if job.state == "finished":  # it ended meanwhile
-            await self._clean(part, epoch)
-            return
-        here.leftovers.append((job.part, job.slots_epoch))
-        job.stay_reason = ""
-        job.slots_epoch, job.trees, job.streams, job.sessions = epoch, planned, streams, sessions
-
-    async def _clean(self, part: str, epoch: int) -> None:
-        """Remove a part's entries, then free its slots."""
-        await self._installer.uninstall(part)
-        self._allocator.release(epoch)
-
-    def _background(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(partial(self._done, name))
-        return task
-
-    def _done(self, name: str, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s failed", name, exc_info=error)
-
-
-def _linked(graph: nx.MultiGraph[str], here: str, port: int, there: str) -> bool:
-    return graph.has_edge(here, there) and any(edge["ports"][here] == port for edge in graph.adj[here][there].values())
-
-
-def _rewound(job: Job, resumes: Mapping[int, Resume]) -> list[slots.Stream]:
-    """A job's new streams, each starting at the lowest PSN whose result one of its ranks lacks."""
-    lacking: dict[int, Iterator[int]] = {  # by rank, stream after stream
-        rank: iter([resumes[rank].missing[name] for name in job.stream_names(rank)]) for rank in range(job.world)
-    }
-
-    def start(stream: slots.Stream) -> int:
-        psns = [next(lacking[rank]) for rank in stream.ranks]
-        return min(psns, key=lambda psn: psn_age(psn, psns[0]))
-
-    return [replace(stream, psn=start(stream)) for stream in job.streams]

@@ -129,7 +129,7 @@ class Inspection:
 
     async def missing(self, request: wire.AskMissing) -> wire.MissingContributions:
         """Which ranks a rank waits for: reads the slots of the PSNs that it names, on all switches.  Raises Refusal."""
-        job = self._jobs.find(request)
+        job = self._jobs.registry.find(request)
         mine = [stream for stream in job.streams_of(request.rank) if request.rank in stream.ranks]
         waits = [(stream, request.waits[name]) for stream, name in
                  zip(mine, job.stream_names(request.rank), strict=True) if name in request.waits]
@@ -143,9 +143,9 @@ class Inspection:
         return wire.MissingContributions(found.missing, [culprit.why for culprit in found.culprits[: operator.LINES]])
 
     def _holding(self, name: str | None) -> list[Job]:
-        jobs = self._jobs.active(name)
+        jobs = self._jobs.registry.active(name)
         if not jobs and name is not None:
-            others = ", ".join(sorted({job.name for job in self._jobs.active()})) or "none"
+            others = ", ".join(sorted({job.name for job in self._jobs.registry.active()})) or "none"
             raise Refusal(Code.NOT_FOUND, f"no job {name!r} holds slots; jobs that do: {others}")
         return jobs
 

@@ -116,7 +116,7 @@ class Maintenance:
 
     def _using(self, name: str) -> list[Job]:
         """Jobs whose trees use it, and jobs that are halted and whose trees may have."""
-        return [job for job in self._jobs.active()
+        return [job for job in self._jobs.registry.active()
                 if name in self._drains and (name in self._drains.under(job.trees) or job.stands_still)]
 
 

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from netfold.controller.jobs.job import Job
-from netfold.controller.jobs.recovery import Round
+from netfold.controller.jobs.rounds import Round
 from netfold.controller.switch import tables
 from netfold.controller.switch.switch import Count
 from netfold.controller.switch.target import Target

@@ -59,7 +59,7 @@ async def back_and_then(r: Rig, name: str, job: Job, then: Callable[[Recovery], 
     jobs, recovery = r.controller.jobs, r.controller.jobs._recovery
     noticed, jobs.notice = jobs.notice, lambda: None  # type: ignore[method-assign]
     restart(r, name)
-    await until(lambda: bool(recovery._reason_to_move(job)) and not recovery._tasks)
+    await until(lambda: bool(jobs._placement.reason_to_move(job)) and not recovery.background)
     recovery.notice([job])
     then(recovery)
     jobs.notice = noticed  # type: ignore[method-assign]

@@ -86,7 +86,7 @@ def test_numbers_of_unknown_jobs_are_not_handed_out(tmp_path: Path) -> None:
                 assert connections_before < connections(r, name)
             for plan in old:
                 await r.watch(plan)
-            assert sorted(job.name for job in r.controller.jobs.active()) == ["j", "other"]
+            assert sorted(job.name for job in r.controller.jobs.registry.active()) == ["j", "other"]
 
     run(story())
 
@@ -231,7 +231,7 @@ def test_only_the_rank_itself_can_register_it(tmp_path: Path) -> None:
                 msgspec.structs.replace(mine, secret=plans[1].rank_secret),
                 msgspec.structs.replace(mine, ticket=other[0].ticket),
                 msgspec.structs.replace(mine, ticket=ticket.seal(b"x" * 32, ticket.unseal(
-                    r.controller.jobs.key, plans[0].ticket))),
+                    r.controller.jobs.registry.key, plans[0].ticket))),
                 msgspec.structs.replace(mine, rank=9),
             ):
                 assert (await refused(r, wrong)).code() is Code.PERMISSION_DENIED
@@ -444,7 +444,7 @@ def test_nothing_of_a_ticket_depends_on_who_asks(tmp_path: Path) -> None:
         async with rig(tmp_path) as r:
             plans = await r.together(4)
             assert len({plan.ticket for plan in plans}) == 1
-            made = ticket.unseal(r.controller.jobs.key, plans[0].ticket)
+            made = ticket.unseal(r.controller.jobs.registry.key, plans[0].ticket)
             assert (made.job, made.round, made.secret) == ("j", 0, plans[0].secret)
 
     run(story())

@@ -644,7 +644,7 @@ def test_a_rank_that_dies_while_the_trees_are_planned_ends_the_round(
                 code, words = await refused(call)
                 assert code is Code.FAILED_PRECONDITION
                 assert "rank 2 is not there any more" in words
-            await until(lambda: not r.controller.jobs._recovery._tasks)
+            await until(lambda: not r.controller.jobs._recovery.background)
             for rank in (0, 1, 3):
                 await r.leave(plans[rank], "the job is broken")
             await empty(r)
@@ -730,7 +730,7 @@ def test_a_ticket_with_other_queue_pairs_than_the_switches_have_adopts_nothing(t
         async with nics(tmp_path) as r:
             plans, _ = await folding(r, MIXED)
         async with restarted(r) as r:
-            key = r.controller.jobs.key
+            key = r.controller.jobs.registry.key
             record = ticket.unseal(key, plans[1].ticket)
             end = record.streams[0].rc[1]
             record.streams[0] = dataclasses.replace(record.streams[0], rc={

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from netfold.controller import client
-from netfold.controller.jobs import callers, jobs
+from netfold.controller.jobs import callers, registry
 from netfold.rpc import rpc
 from netfold.wire.jobs import AskMissing, Done, RankReport
 from netfold.wire.operator import Status
@@ -63,8 +63,8 @@ def test_a_rank_that_asks_without_end_is_refused_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each rank has its own rate."""
-    monkeypatch.setattr(jobs, "RANK_BURST", 4)
-    monkeypatch.setattr(jobs, "RANK_RATE", 0.001)
+    monkeypatch.setattr(registry, "RANK_BURST", 4)
+    monkeypatch.setattr(registry, "RANK_RATE", 0.001)
 
     async def story() -> None:
         async with rig(tmp_path) as r:

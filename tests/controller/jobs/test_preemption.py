@@ -77,7 +77,7 @@ def test_the_latest_job_of_the_lowest_priority_goes_on_over_tcp(tmp_path: Path) 
             assert after[0].reason == halt.why
             urgent = await joining
             assert urgent[0].trees
-            kept = {job.name for job in r.controller.jobs.active()}
+            kept = {job.name for job in r.controller.jobs.registry.active()}
             assert kept == {"urgent", *folded} - {latest[0].job}
             assert len(others) == len(folded) - 1
 
@@ -126,14 +126,14 @@ def test_a_job_with_nics_keeps_its_slots(tmp_path: Path) -> None:
             while plans := await fold_nics(r, f"low{len(watchers)}", 100 * len(watchers) + 17):
                 watchers.append(await r.watch(plans[0]))
                 assert len(watchers) < FULL
-            held = {job.name for job in r.controller.jobs.active()}
+            held = {job.name for job in r.controller.jobs.registry.active()}
             assert len(held) == len(watchers) > 1
             r.metadata = tokens.metadata("high")
             urgent = await r.together(4, job="urgent")
             assert not urgent[0].trees
             assert "slots in a row" in urgent[0].reason
             assert all(watcher._events.empty() for watcher in watchers)
-            assert {job.name for job in r.controller.jobs.active() if job.round is None} == held
+            assert {job.name for job in r.controller.jobs.registry.active() if job.round is None} == held
 
     run(story())
 
@@ -147,7 +147,7 @@ def test_the_latest_job_without_nics_goes_instead(tmp_path: Path) -> None:
             *_, latest, last = folded
             for plan in folded[last]:
                 await r.leave(plan)
-            await until(lambda: last not in {job.name for job in r.controller.jobs.active()})
+            await until(lambda: last not in {job.name for job in r.controller.jobs.registry.active()})
             assert await fold_nics(r, "nics", 17), "it has the slots of the last one"
             watchers = await watched(r, folded[latest])
             r.metadata = tokens.metadata("high")
@@ -157,7 +157,8 @@ def test_the_latest_job_without_nics_goes_instead(tmp_path: Path) -> None:
             await asyncio.gather(*(r.call("Resume", resume(plan, stand_in="10.0.0.1:7000"))
                                    for plan in folded[latest]))
             assert (await joining)[0].trees
-            assert {job.name for job in r.controller.jobs.active()} == {"urgent", "nics", *folded} - {latest, last}
+            active = {job.name for job in r.controller.jobs.registry.active()}
+            assert active == {"urgent", "nics", *folded} - {latest, last}
 
     run(story())
 

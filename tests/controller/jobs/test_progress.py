@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from netfold.controller import client
-from netfold.controller.jobs import jobs
+from netfold.controller.jobs import reports
 from netfold.wire.jobs import Done, RankReport, Tell
 from support.controller import run
 from support.jobs import rig
@@ -19,14 +19,14 @@ def test_ranks_are_asked_while_somebody_looks(tmp_path: Path) -> None:
         async with rig(tmp_path) as r:
             plans = await r.together(2)
             watcher = await r.watch(plans[0])
-            job = r.controller.jobs.active("j")[0]
+            job = r.controller.jobs.registry.active("j")[0]
             await client.status(r.fabric.jobs)
             assert job.asked == 0
             for _ in range(3):
                 await client.events(r.fabric.jobs)
             assert isinstance(await watcher.next(), Tell)
             assert job.watchers[0].empty()
-            job.asked -= jobs.TELL_SECONDS  # as if it had been so long ago
+            job.asked -= reports.TELL_SECONDS  # as if it had been so long ago
             r.controller.jobs.ask_progress()
             assert isinstance(await watcher.next(), Tell)
 

@@ -244,7 +244,7 @@ def test_what_has_just_come_back_is_not_steady_before_its_hold_has_begun(tmp_pat
                 assert "spine1" in liveness.graph()
                 assert "spine1" not in liveness.graph(steady=True)
                 r.controller.jobs._recovery.notice([job])
-                assert not r.controller.jobs._recovery._tasks
+                assert not r.controller.jobs._recovery.background
 
     run(story())
 
@@ -261,7 +261,7 @@ def test_a_job_whose_rank_dies_before_it_begins_to_move_back_stays(tmp_path: Pat
             await all_resume(r, plans)
             (job,) = r.controller.jobs.all()
             await back_and_then(r, "spine1", job, lambda recovery: recovery._lose(job, 3, "it is gone"))
-            await until(lambda: not r.controller.jobs._recovery._tasks)
+            await until(lambda: not r.controller.jobs._recovery.background)
             for watcher in watchers[:3]:
                 assert await watcher.next() == Halt(1, "spine1 is down")
                 assert isinstance(await watcher.next(), RankLost)

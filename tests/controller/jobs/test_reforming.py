@@ -204,13 +204,13 @@ def test_ranks_do_not_go_on_over_another_job_of_their_name(tmp_path: Path) -> No
             jobs = r.controller.jobs
             (job,) = jobs.all()
             other = Job(job.name, 2, "active")
-            jobs._jobs[job.name] = other
-            jobs._ending.append(job)
+            jobs.registry.named[job.name] = other
+            jobs.registry.retire(job)
             task = asyncio.create_task(r.refusal(asks(plans[0]), "Reform"))
             await until(lambda: job.gathering is not None and bool(job.gathering.asked))
             for code, words in (await r.refusal(asks(plans[1]), "Reform"), await task):
                 assert (code, "joined anew" in words) == (Code.FAILED_PRECONDITION, True)
-            assert jobs._jobs[job.name] is other
+            assert jobs.registry.named[job.name] is other
             assert job.successor is None
 
     run(story())

@@ -83,7 +83,7 @@ def test_who_takes_a_jobs_name_before_it_is_adopted_does_not_end_it(tmp_path: Pa
             act_as(r, "red")
             await r.leave(taken)
             assert (await r.refusal(r.join(0, world=1, job="train")))[0] is Code.PERMISSION_DENIED
-            (job,) = r.controller.jobs.active()
+            (job,) = r.controller.jobs.registry.active()
             assert (job.tenant.name, job.state, job.awaited) == ("blue", "active", set())
             act_as(r, "blue")
             await r.leave(plans[3], "a failure")

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans a job whose ranks have all joined: its trees, slots and entries, or why it is not folded.
+
+A job with RC ranks is planned in two steps: these ranks get their plans first, and all others once the entries are
+written (connecting.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+from netfold.controller.health.drains import Drains
+from netfold.controller.health.liveness import Liveness
+from netfold.controller.jobs import connecting, plans, quotas
+from netfold.controller.jobs.background import Background
+from netfold.controller.jobs.connecting import ConnectStep
+from netfold.controller.jobs.job import Job
+from netfold.controller.jobs.recovery import Recovery
+from netfold.controller.jobs.registry import Registry
+from netfold.controller.jobs.tree_placement import Installer, TreePlacement
+from netfold.controller.switch.switch import SwitchError
+from netfold.fabric import slots, trees
+from netfold.fabric.graph import Fabric
+from netfold.fabric.machines import fold_groups, machines
+from netfold.fabric.slots import Allocator
+from netfold.rpc.rpc import Code, Refusal
+from netfold.wire.jobs import Plan
+from netfold.wire.operator import Note, Totals, unnoted
+
+log = logging.getLogger("netfold.controller")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Planning:
+    """Plans the jobs of one fabric.
+
+    registry    all jobs, and the fabric key
+    totals      counters that planned jobs are added to
+    background  where the second step of RC ranks is waited for
+    end         ends a job
+    lose        called with a job, a rank and the reason why that is to count as lost
+    note        records jobs that begin
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        allocator: Allocator,
+        installer: Installer,
+        liveness: Liveness,
+        drains: Drains,
+        placement: TreePlacement,
+        recovery: Recovery,
+        registry: Registry,
+        totals: Totals,
+        background: Background,
+        end: Callable[[Job], Coroutine[Any, Any, None]],
+        lose: Callable[[Job, int, str], None],
+        note: Note = unnoted,
+    ) -> None:
+        self._fabric = fabric
+        self._allocator = allocator
+        self._installer = installer
+        self._liveness = liveness
+        self._drains = drains
+        self._placement = placement
+        self._recovery = recovery
+        self._registry = registry
+        self._totals = totals
+        self._background = background
+        self._end = end
+        self._lose = lose
+        self._note = note
+        self._closing = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="jobs")
+
+    def close(self) -> None:
+        """From now on no rank counts as lost because its lease is over."""
+        self._closing = True
+
+    def shutdown(self) -> None:
+        """End the planning thread, whatever it computes."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def begin(self, job: Job) -> None:
+        """Plan a job in the background, and let those go on who wait for its ranks to be there."""
+        job.state = "planning"
+        job.planning = asyncio.create_task(self._plan(job), name=f"plan {job}")
+        job.complete.set()
+
+    async def _plan(self, job: Job) -> list[Plan]:
+        """Plan trees, allocate slots and write entries, or decide that the job is not folded, and why.  Returns a plan
+        for each rank."""
+        job.hosts = [host.name for host in plans.hosts_of(self._fabric, job)]
+        shared = machines(job.hosts)
+        # all ranks have joined the new incarnation, so none is in an old one any more
+        for old in self._registry.before(job):
+            await self._end(old)
+        try:
+            connecting.check_ranks(job)
+            job.epoch = job.slots_epoch = self._allocator.open()
+        except Refusal as refusal:
+            job.reason = str(refusal)
+            await self._end(job)
+            raise
+        except slots.Exhausted as error:
+            job.reason = f"{error}: no job more can run at once"
+            await self._end(job)
+            raise Refusal(Code.RESOURCE_EXHAUSTED, f"{job}: {job.reason}") from error
+        try:
+            if job.world == 1:
+                raise trees.NoTree("one rank has nothing to fold")
+            if opted_out := [rank for rank, join in sorted(job.joins.items()) if not join.fold]:
+                raise trees.NoTree(_opted_out(opted_out, job.world))
+            groups = fold_groups(shared, job.hosts)
+            graph = self._drains.left(self._liveness.graph())
+            carried = trees.tree_loads(graph, self._registry.folding_beside(job))
+            job.trees = job.first_trees = await self._on_thread(
+                partial(trees.plan, graph, [job.hosts[rank] for rank in groups[0]], carried=carried)
+            )
+            job.sessions = self._placement.sessions(job.trees)
+            job.streams = job.announced = await self._admit(job, groups)
+            if not job.rc_ranks:
+                entries = await self._on_thread(self._placement.entries, job, job.streams)
+                await self._installer.install(job.part, entries)
+            job.slots = job.streams[0].slots
+        except (trees.NoTree, slots.Exhausted, SwitchError) as error:
+            self._unfold(job, error)
+        except BaseException:  # dropped meanwhile, or a bug: the job must not hold anything then
+            await self._end(job)
+            raise
+        self._totals.jobs += 1
+        asyncio.get_running_loop().call_later(self._fabric.lease, self._expire, job)
+        if job.rc_ranks and job.streams:
+            return await self._begin_connecting(job)
+        self._activate(job)
+        if job.is_empty:  # all ranks went away meanwhile
+            await self._end(job)
+        return await self._on_thread(plans.make, self._fabric, self._registry.key, job)
+
+    def _unfold(self, job: Job, why: Exception) -> None:
+        """Let a job begin without trees, whose switches hold nothing of it."""
+        job.reason, job.trees, job.streams, job.announced, job.slots = str(why), [], [], [], 0
+        self._allocator.release(job.epoch)
+        job.slots_epoch = 0  # it holds none, and this one will be another job's
+        wanted = job.world > 1 and all(join.fold for join in job.joins.values())
+        log.log(logging.WARNING if wanted else logging.INFO, "%s: not folded: %s", job, why)
+
+    def _activate(self, job: Job) -> None:
+        if job.state in ("planning", "connecting"):
+            job.state = "active"
+        where = ", ".join(f"{tree.root} ({tree.weight:.0%})" for tree in job.trees) or "nowhere"
+        log.info("%s: epoch %d, %d ranks, folded at %s", job, job.epoch, job.world, where)
+        self._note("joined", job.name, f"{job.world} ranks, folded at {where}"
+                   + (f": {job.reason}" if job.reason and not job.trees else ""))
+        self._recovery.notice([job])  # something may have gone down since the trees were planned
+
+    async def _begin_connecting(self, job: Job) -> list[Plan]:
+        """Let RC ranks have their first plans, by which they make their queue pairs; windowed ranks wait.  Returns the
+        plans."""
+        if job.lost or job.state != "planning":  # ranks went away meanwhile
+            job.reason = job.reason or "ranks went away before it was planned"
+            await self._end(job)
+            raise Refusal(Code.ABORTED, f"{job}: {job.reason}")
+        changed = asyncio.Event()
+        job.step = ConnectStep(0, job.streams, changed.set)
+        job.ready = asyncio.get_running_loop().create_future()
+        job.state = "connecting"
+        made = await self._on_thread(plans.before_connecting, self._fabric, self._registry.key, job, job.step.planned,
+                                     job.step.number)
+        self._background.begin(self._connect_first(job, job.step, job.ready, changed), f"connecting {job}")
+        log.info("%s: epoch %d, waits for the queue pairs of the ranks %s", job, job.epoch,
+                 ", ".join(map(str, job.step.ranks)))
+        return made
+
+    async def _connect_first(
+        self, job: Job, step: ConnectStep, ready: asyncio.Future[list[Plan]], changed: asyncio.Event
+    ) -> None:
+        """Wait for the queue pairs of a job's RC ranks, write the entries, and let all ranks begin."""
+        while step.is_open and step.missing:
+            changed.clear()
+            await changed.wait()
+        if not step.is_open:  # the job has ended
+            return
+        streams = step.streams()
+        try:
+            try:
+                job.sessions = self._placement.sessions(job.trees)
+                entries = await self._on_thread(self._placement.entries, job, streams)
+                await self._installer.install(job.part, entries)
+                job.streams = job.announced = streams
+            except SwitchError as error:
+                self._unfold(job, error)
+            made = await self._on_thread(plans.make, self._fabric, self._registry.key, job)
+        except BaseException:  # a bug: the job must not hold anything then
+            await self._end(job)
+            raise
+        if job.state == "finished" or ready.done():  # it ended meanwhile, and is to hold nothing
+            await self._installer.uninstall(job.part)
+            return
+        ready.set_result(made)
+        step.finish(job.streams, job.ticket, job.reason)
+        asyncio.get_running_loop().call_later(self._fabric.lease, self._expire, job)
+        self._activate(job)
+
+    async def _admit(self, job: Job, groups: Sequence[Sequence[int]]) -> list[slots.Stream]:
+        """Allocate the streams of a job's trees, within its tenant's quota, from jobs of a lower priority where too few
+        slots are free.  Raises Exhausted."""
+        kept = False
+        while True:
+            others = [other for other in self._registry.active() if other is not job]
+            room = quotas.room(job.tenant, job.trees, others)
+            try:
+                return self._allocator.admit(job.epoch, job.trees, groups, room=room, rc=job.rc_ranks,
+                                             lane_bits=job.joins[0].lane_bits)
+            except slots.OverQuota as error:
+                if room is None:
+                    raise
+                raise slots.Exhausted(f"tenant {job.tenant.name!r} may take {room} more of its {job.tenant.slots} "
+                                      f"slots of these switches: {error}") from error
+            except slots.Exhausted:
+                victim = quotas.to_preempt(job, others)
+                if victim is None or kept:  # one that keeps its slots is enough of a wait
+                    raise
+                self._allocator.release(job.epoch)
+                await self._recovery.preempt(victim, f"{job} of priority {job.tenant.priority} needs its slots, and "
+                                                     f"{victim} has {victim.tenant.priority}")
+                kept = bool(victim.streams) and victim.state != "finished"
+                job.epoch = job.slots_epoch = self._allocator.open()
+
+    async def _on_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What ``work`` returns, computed on the planning thread: for a job of 1,023 ranks it takes seconds, which the
+        loop has not."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *args, **kwargs))
+
+    def _expire(self, job: Job) -> None:
+        """The lease of a job's ranks is over: those that have not registered are lost."""
+        if self._closing:
+            return
+        planned = set(job.rc_ranks if job.is_connecting else range(job.world))
+        for rank in sorted(planned - job.watchers.keys() - job.awaited):
+            self._lose(job, rank, f"it has not registered within {self._fabric.lease:g} s after its plan (Watch)")
+        if job.is_connecting and job.step is not None:
+            for rank in job.step.missing:
+                self._lose(job, rank, f"it has not connected its queue pairs within {self._fabric.lease:g} s after its "
+                                      "plan (Connect)")
+
+
+def _opted_out(ranks: Sequence[int], world: int) -> str:
+    who = f"all {world} ranks" if len(ranks) == world else f"rank {', '.join(map(str, ranks))} of {world}"
+    return f"{who} asked for no folding"

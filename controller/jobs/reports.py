@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks report of themselves: how many operations, bytes and packets, when they leave and when they are asked."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import structs
+
+from netfold.controller.jobs.job import Job
+from netfold.wire.jobs import RankReport, Secret, Tell
+from netfold.wire.operator import Totals
+
+TELL_SECONDS: Final = 0.9
+"""Seconds between two questions to a rank, how far it is, while somebody looks."""
+TELL_RATE: Final = 128
+"""Ranks of a job a second that are asked so, on average."""
+MAX_TOTAL: Final = 2**63 - 1
+"""Where totals stop, whatever ranks report: a larger one would fit no counter of whoever reads the status."""
+
+
+def record(job: Job, report: RankReport, totals: Totals) -> None:
+    """Record a rank's report, and add what is new in it to the fabric's totals."""
+    before = job.reports.get(report.rank)
+    if before is not None and (report.operations, report.packets_sent) < (before.operations, before.packets_sent):
+        return  # sent before that one, and arrived after it
+    for name in ("operations", "bytes_reduced", "packets_sent", "retransmissions"):
+        more = getattr(report, name) - (0 if before is None else getattr(before, name))
+        setattr(totals, name, min(getattr(totals, name) + max(more, 0), MAX_TOTAL))
+    job.reports[report.rank] = structs.replace(report, secret=Secret())  # `netfold status` shows it
+
+
+def ask(job: Job, now: float) -> None:
+    """Ask a running job's ranks how far they are: TELL_RATE ranks a second at most on average, and each once a second
+    at most.
+
+    now  in monotonic seconds
+    """
+    if job.state == "active" and now - job.asked >= max(TELL_SECONDS, job.world / TELL_RATE):
+        job.asked = now
+        job.broadcast(Tell())

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One re-planning of a job's trees, during which its ranks are halted (recovery.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from netfold.fabric.slots import Stream
+from netfold.wire.jobs import Plan, Resume
+from netfold.wire.roce import psn_age
+
+if TYPE_CHECKING:
+    from netfold.controller.jobs.job import Job
+
+
+@dataclass
+class Round:
+    """Where a re-planning stands."""
+
+    number: int
+    why: str
+    began: float
+    plans: asyncio.Future[list[Plan]]
+    """The ranks' plans; set once all ranks have stopped and the switches are ready."""
+    plans_to_connect: asyncio.Future[list[Plan]]
+    """The plans of RC ranks, by which they connect queue pairs (connecting.py): set once all ranks have stopped."""
+    resumes: dict[int, Resume] = field(default_factory=dict)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    yields: bool = False
+    """Whether a job of a higher priority wants the slots: the ranks go on over TCP as soon as all have stopped."""
+    halt_sent: bool = False
+    """Whether the ranks have been told to halt."""
+    ended: float = 0.0
+    problem: str = ""
+    """Why there are no trees yet."""
+    leftovers: list[tuple[str, int]] = field(default_factory=list)
+    """Parts and epochs of the trees before.  Their entries stay until every rank has stopped: without an entry, a
+    contribution would be routed to the next rank, which might still run and take it for a result."""
+    cleaning: list[asyncio.Task[None]] = field(default_factory=list)
+    """What removes the leftovers, once the round is over."""
+
+
+def next_round(job: Job, why: str) -> Round:
+    """The round that follows a job's last one."""
+    number = max(job.rounds, 0 if job.round is None else job.round.number) + 1
+    loop = asyncio.get_running_loop()
+    return Round(number, why, time.monotonic(), loop.create_future(), loop.create_future())
+
+
+def rewound(job: Job, resumes: Mapping[int, Resume]) -> list[Stream]:
+    """A job's new streams, each starting at the lowest PSN whose result one of its ranks lacks."""
+    lacking: dict[int, Iterator[int]] = {  # by rank, stream after stream
+        rank: iter([resumes[rank].missing[name] for name in job.stream_names(rank)]) for rank in range(job.world)
+    }
+
+    def start(stream: Stream) -> int:
+        psns = [next(lacking[rank]) for rank in stream.ranks]
+        return min(psns, key=lambda psn: psn_age(psn, psns[0]))
+
+    return [replace(stream, psn=start(stream)) for stream in job.streams]
