@@ -22,7 +22,7 @@ from netfold.controller.jobs import ticket
 from netfold.controller.jobs.callers import CALLER
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.ticket import Record, TicketError
-from netfold.controller.switch import tables
+from netfold.controller.switch import fold_tables, tables
 from netfold.controller.switch.entities import State, state
 from netfold.controller.switch.target import Target
 from netfold.fabric import slots
@@ -55,7 +55,7 @@ class Adoption:
         """Keep the numbers that a switch holds for unknown jobs from being handed out."""
         self.has_found |= bool(found)
         for epoch, entities in found.items():
-            if not self._allocator.reserve(epoch, {switch: tables.holding(entities.values())}):
+            if not self._allocator.reserve(epoch, {switch: fold_tables.holding(entities.values())}):
                 log.warning("%s: an earlier controller has left epoch %d there, with numbers that another job has",
                             switch, epoch)
 
@@ -106,7 +106,7 @@ class Adoption:
         """The entities of a job by switch.  Raises Refusal where the fabric is not the one that it was planned on."""
         try:
             hosts = [self._fabric.host(name) for name in record.hosts]
-            entities = tables.merge(tables.fold_entries(self._fabric, hosts, stream) for stream in record.streams)
+            entities = tables.merge(fold_tables.fold_entries(self._fabric, hosts, stream) for stream in record.streams)
         except KeyError as error:
             raise Refusal(Code.FAILED_PRECONDITION, f"{who} was planned on another fabric: {error.args[0]}. Was the "
                                                     "fabric file changed? Join anew") from error

@@ -27,6 +27,7 @@ from netfold.controller.switch.switch import SwitchError
 from netfold.fabric import slots, trees
 from netfold.fabric.graph import Fabric
 from netfold.fabric.machines import fold_groups, machines
+from netfold.fabric.pools import Exhausted
 from netfold.fabric.slots import Allocator
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.jobs import Plan
@@ -110,7 +111,7 @@ class Planning:
             job.reason = str(refusal)
             await self._end(job)
             raise
-        except slots.Exhausted as error:
+        except Exhausted as error:
             job.reason = f"{error}: no job more can run at once"
             await self._end(job)
             raise Refusal(Code.RESOURCE_EXHAUSTED, f"{job}: {job.reason}") from error
@@ -131,7 +132,7 @@ class Planning:
                 entries = await self._on_thread(self._placement.entries, job, job.streams)
                 await self._installer.install(job.part, entries)
             job.slots = job.streams[0].slots
-        except (trees.NoTree, slots.Exhausted, SwitchError) as error:
+        except (trees.NoTree, Exhausted, SwitchError) as error:
             self._unfold(job, error)
         except BaseException:  # dropped meanwhile, or a bug: the job must not hold anything then
             await self._end(job)
@@ -223,9 +224,9 @@ class Planning:
             except slots.OverQuota as error:
                 if room is None:
                     raise
-                raise slots.Exhausted(f"tenant {job.tenant.name!r} may take {room} more of its {job.tenant.slots} "
+                raise Exhausted(f"tenant {job.tenant.name!r} may take {room} more of its {job.tenant.slots} "
                                       f"slots of these switches: {error}") from error
-            except slots.Exhausted:
+            except Exhausted:
                 victim = quotas.to_preempt(job, others)
                 if victim is None or kept:  # one that keeps its slots is enough of a wait
                     raise

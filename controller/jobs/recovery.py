@@ -36,6 +36,7 @@ from netfold.controller.jobs.tree_placement import TreePlacement
 from netfold.controller.switch.switch import SwitchError
 from netfold.fabric import slots, trees
 from netfold.fabric.graph import Fabric
+from netfold.fabric.pools import Exhausted
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.jobs import Halt, Plan, Resume
 from netfold.wire.operator import Note, Totals, unnoted
@@ -230,7 +231,7 @@ class Recovery:
         job.round = here
         try:
             await self._placement.move(job, here, by_choice=True)
-        except (trees.NoTree, slots.Exhausted, SwitchError) as error:
+        except (trees.NoTree, Exhausted, SwitchError) as error:
             job.stay_reason = f"{why}, and its trees stay where they are: {error}"
             log.warning("%s: %s", job, job.stay_reason)
             job.round = before
@@ -253,7 +254,7 @@ class Recovery:
                 try:
                     await self._placement.move(job, here)
                     moved, here.problem = True, ""
-                except (trees.NoTree, slots.Exhausted, SwitchError) as error:
+                except (trees.NoTree, Exhausted, SwitchError) as error:
                     moved, here.problem = False, str(error)
                     log.warning("%s: no trees yet: %s", job, error)
             wait = None

@@ -10,11 +10,12 @@ import networkx as nx
 
 from netfold.controller.health.drains import Drains
 from netfold.controller.health.liveness import Liveness
-from netfold.controller.switch import tables
+from netfold.controller.switch import fold_tables, tables
 from netfold.controller.switch.entities import Entity
 from netfold.fabric import slots, trees
 from netfold.fabric.graph import Fabric
 from netfold.fabric.machines import fold_groups, machines
+from netfold.fabric.pools import Exhausted
 from netfold.fabric.slots import Allocator
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class TreePlacement:
     def entries(self, job: Job, streams: Sequence[slots.Stream]) -> tables.BySwitch:
         """The entries of a job's streams, by switch."""
         hosts = [self._fabric.host(name) for name in job.hosts]
-        return tables.merge(tables.fold_entries(self._fabric, hosts, stream) for stream in streams)
+        return tables.merge(fold_tables.fold_entries(self._fabric, hosts, stream) for stream in streams)
 
     async def clean(self, part: str, epoch: int) -> None:
         """Remove a part's entries, then free its slots."""
@@ -133,9 +134,9 @@ class TreePlacement:
         try:
             try:
                 streams = self._allocator.admit(epoch, planned, groups, like=job.streams)
-            except slots.Exhausted as refusal:  # they do not fit beside the old ones: free those once all ranks stopped
+            except Exhausted as refusal:  # they do not fit beside the old ones: free those once all ranks stopped
                 if by_choice or len(here.resumes) < job.world:
-                    raise slots.Exhausted(f"{refusal}, before all ranks have stopped") from None
+                    raise Exhausted(f"{refusal}, before all ranks have stopped") from None
                 self._allocator.release(epoch)
                 for leftover in [*here.leftovers, (job.part, job.slots_epoch)]:
                     await self.clean(*leftover)

@@ -15,7 +15,7 @@ import msgspec
 from netfold.controller.health.drains import Drains
 from netfold.controller.operations import state_file
 from netfold.controller.paths.steering import Steering
-from netfold.controller.switch import credentials, pipeline, tables
+from netfold.controller.switch import credentials, fold_tables, pipeline, tables
 from netfold.controller.switch.entities import Entity, State, state
 from netfold.controller.switch.pipeline import Pipeline
 from netfold.controller.switch.reconcile import Update, Verb, diff
@@ -93,7 +93,7 @@ async def _dry(fabric: Fabric, switch: Switch, made: Pipeline, wanted: Sequence[
         await session.close()
     desired = state(wanted)
     # a controller that starts keeps what it finds of jobs
-    for entities in tables.by_epoch(entity for key, entity in actual.items() if key not in desired).values():
+    for entities in fold_tables.by_epoch(entity for key, entity in actual.items() if key not in desired).values():
         desired.update(state(entities))
     found = differences(switch.name, actual, diff(actual, desired))
     program = Difference(switch.name, "modify", f"the program, to {made.cookie:#x}; that empties the switch", "")

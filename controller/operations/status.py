@@ -15,7 +15,7 @@ from netfold.controller.jobs.rounds import Round
 from netfold.controller.switch import tables
 from netfold.controller.switch.switch import Count
 from netfold.controller.switch.target import Target
-from netfold.fabric import slots
+from netfold.fabric import pools
 from netfold.fabric.graph import End, Link, Switch
 from netfold.wire.operator import (
     JobStatus,
@@ -56,7 +56,7 @@ def of_switch(switch: Switch, target: Target, used: int, counters: SwitchCounter
     """The status of one switch; ``used``: its allocated slots."""
     return SwitchStatus(
         switch.name, switch.role, switch.grpc, target.is_up, target.problem, target.entries, target.pushes, used,
-        slots.SLOTS, counters.cells.get(tables.CORRUPT, {}).get(0, _NOTHING).packets, _outcomes(counters), drained,
+        pools.SLOTS, counters.cells.get(tables.CORRUPT, {}).get(0, _NOTHING).packets, _outcomes(counters), drained,
         switch.device_id, _punts(target, counters), _total(counters, tables.SPOOFED),
         _total(counters, tables.UNASSIGNED), _total(counters, tables.UNFOLDED), _total(counters, tables.GAPS),
         counters.read.get(tables.OUTCOMES, 0.0),

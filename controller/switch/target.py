@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, Protocol
 
-from netfold.controller.switch import tables
+from netfold.controller.switch import fold_tables, tables
 from netfold.controller.switch.election import Superseded
 from netfold.controller.switch.entities import Entity, State, state
 from netfold.controller.switch.probe import SlotState
@@ -261,7 +261,7 @@ class Target:
         self._actual = await client.read_state(tables.MANAGED)
         self._actual_unknown = False
         desired = self._desired()
-        left = tables.by_epoch(entity for key, entity in self._actual.items() if key not in desired)
+        left = fold_tables.by_epoch(entity for key, entity in self._actual.items() if key not in desired)
         self.found, self.was_empty = {epoch: state(entities) for epoch, entities in left.items()}, empty
         for epoch, entities in self.found.items():
             self._parts[_left_part(epoch)] = entities

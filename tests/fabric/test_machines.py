@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netfold.controller.operations import stall
-from netfold.controller.switch import tables
+from netfold.controller.switch import fold_tables
 from netfold.fabric import slots, trees
 from netfold.fabric.generate import leafspine
 from netfold.fabric.machines import fold_groups, machines
@@ -70,7 +70,7 @@ def test_connections_and_source_ports_tell_the_ranks_of_a_machine_apart(members:
     keys = [
         (switch, entity.identity)
         for stream in streams
-        for switch, entities in tables.fold_entries(fabric, [fabric.host(name) for name in by_rank], stream).items()
+        for switch, entities in fold_tables.fold_entries(fabric, list(map(fabric.host, by_rank)), stream).items()
         for entity in entities
     ]
     assert len(set(keys)) == len(keys)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from netfold.fabric import routes, trees
 from netfold.fabric.generate import leafspine, threetier
 from netfold.fabric.graph import Fabric, Link
-from netfold.fabric.slots import FLOWS, Allocator, Cycle, Exhausted, RandomPool, Sizes, Slots, runs
+from netfold.fabric.pools import Cycle, Exhausted, RandomPool, Slots, runs
+from netfold.fabric.slots import FLOWS, Allocator, Sizes
 from netfold.fabric.trees import NoTree
 from netfold.wire.roce import LaneOperation
 from support.plans import admitted, allocator_of, fabrics_and_ranks

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from netfold.controller.switch import tables
+from netfold.controller.switch import fold_tables, tables
 from netfold.controller.switch.entities import Entry
 from netfold.fabric import routes
 from netfold.fabric.graph import End
@@ -239,7 +239,7 @@ def test_bmv2_refuses_and_routes_the_same(tmp_path: Path) -> None:
     hosts = fabric.hosts
     made = tables.merge([
         tables.guard_entries(fabric.fabric), tables.route_entries(fabric.fabric, routes.plan(fabric.fabric.graph())),
-        *(tables.fold_entries(fabric.fabric, hosts, stream) for stream in fabric.streams),
+        *(fold_tables.fold_entries(fabric.fabric, hosts, stream) for stream in fabric.streams),
     ])["leaf1"]
     frames = []
     for ttl in range(0, 256, 3):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from netfold.controller.jobs import plans
-from netfold.controller.switch import tables
+from netfold.controller.switch import fold_tables, tables
 from netfold.controller.switch.probe import PROBE, SlotState, answer, question
 from netfold.fabric import slots, trees
 from netfold.fabric.generate import parse
@@ -363,7 +363,7 @@ class Links(Wires):
         self.streams: list[RankStream] = [
             plans._trees(self.fabric, [stream, stream], self.hosts, rank)[0].data for rank in range(len(self.hosts))]
         self.write(tables.merge([tables.clone_sessions(self.fabric),
-                                 tables.fold_entries(self.fabric, self.hosts, stream)]))
+                                 fold_tables.fold_entries(self.fabric, self.hosts, stream)]))
         self.carried: Counter[End] = Counter()
         """Bytes of frames that left each end of a link."""
         self.heard: list[dict[int, bytes]] = [{} for _ in self.hosts]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from netfold.controller.switch import tables
+from netfold.controller.switch import fold_tables, tables
 from netfold.fabric import routes, slots, trees
 from netfold.fabric.generate import leafspine
 from netfold.host.native.library import Origin
@@ -92,7 +92,7 @@ class RoutedFabric(Wires):
         planned = trees.plan(graph, [host.name for host in self.hosts])
         allocator = slots.Allocator(self.engines, slots.Sizes(data=64, agreement=16), random.Random(5))
         streams = allocator.admit(allocator.open(), planned, [range(hosts)])
-        folds = [tables.fold_entries(self.fabric, self.hosts, stream) for stream in streams] if folding else []
+        folds = [fold_tables.fold_entries(self.fabric, self.hosts, stream) for stream in streams] if folding else []
         guards = tables.guard_entries(self.fabric)
         self.write(tables.merge([guards, tables.route_entries(self.fabric, routes.plan(graph)), *folds]))
         # queue pair 0 to the right neighbour, 1 from the left one; first PSNs shortly before the wrap

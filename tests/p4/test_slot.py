@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 )
 
 from netfold.controller.jobs import plans
-from netfold.controller.switch import tables
+from netfold.controller.switch import fold_tables, tables
 from netfold.fabric import slots, trees
 from netfold.fabric.generate import parse
 from netfold.fabric.graph import End, Fabric
@@ -104,7 +104,7 @@ class Machine(RuleBasedStateMachine):
         ]
         self.ends = {end: far for link in fabric.links for end, far in (link.ends, link.ends[::-1])}
         self.folds: dict[str, Fold] = {}
-        entries = tables.merge([tables.clone_sessions(fabric), tables.fold_entries(fabric, self.hosts, stream)])
+        entries = tables.merge([tables.clone_sessions(fabric), fold_tables.fold_entries(fabric, self.hosts, stream)])
         for fold in stream.tree.folds:
             one = local.LocalEngine.open(library(), cpu_port=510)
             for entity in entries[fold.switch]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from netfold.controller.jobs import plans
-from netfold.controller.switch import tables
+from netfold.controller.switch import fold_tables, tables
 from netfold.fabric import slots, trees
 from netfold.fabric.generate import leafspine
 from netfold.fabric.slots import Stream
@@ -53,7 +53,7 @@ class P4Fabric(Wires):
         planned = trees.plan(self.fabric.graph(), [host.name for host in mine])
         streams = self.allocator.admit(self.allocator.open(), planned, [range(len(mine))])
         self.streams = streams = [agreed(stream) for stream in streams]
-        self.write(tables.merge(tables.fold_entries(self.fabric, mine, stream) for stream in streams))
+        self.write(tables.merge(fold_tables.fold_entries(self.fabric, mine, stream) for stream in streams))
         for rank, place in enumerate(members):
             planned_trees = plans._trees(self.fabric, streams, mine, rank)
             self._core[place] = Core(self.hosts[place].address, len(mine), planned_trees)

@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from netfold.controller.switch import tables
+from netfold.controller.switch import fold_tables, tables
 from netfold.fabric import routes, slots, trees
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import CPU_PORT, End
@@ -106,7 +106,7 @@ class RcFabric(Wires):
 
     def entries(self) -> tables.BySwitch:
         """The entries of the job's data stream, by switch."""
-        return tables.fold_entries(self.fabric, self.hosts, self.stream)
+        return fold_tables.fold_entries(self.fabric, self.hosts, self.stream)
 
     def _connected(self, stream: Stream) -> Stream:
         if stream.kind != "data":

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from netfold.controller.switch import pipeline, tables
+from netfold.controller.switch import fold_tables, pipeline, tables
 from netfold.controller.switch.entities import Clone, Entity, Entry, Multicast
 from netfold.fabric import routes, slots, trees
 from netfold.fabric.generate import leafspine
@@ -75,7 +75,7 @@ class Scene:
         self.ports = [ports[place] for place in range(3)]
         self.here = fabric.switch(leaf)
         wanted = tables.merge([tables.fixed_entries(fabric), tables.route_entries(fabric, routes.plan(graph)),
-                               tables.fold_entries(fabric, self.hosts, stream)])
+                               fold_tables.fold_entries(fabric, self.hosts, stream)])
         self.entities: list[Entity] = [e for e in wanted[leaf] if not (isinstance(e, Entry) and e.is_default)]
         self.entities = [e for e in self.entities if not (isinstance(e, Entry) and e.rate)]
         self.engine = local.LocalEngine.open(library(path_mtu) if grows else as_on_bmv2(), cpu_port=CPU_PORT)

@@ -7,10 +7,10 @@ import random
 from collections.abc import Sequence
 
 from netfold.controller.paths.steering import Steering
-from netfold.controller.switch import tables
+from netfold.controller.switch import fold_tables, tables
 from netfold.controller.switch.entities import state
 from netfold.controller.switch.reconcile import diff, show
-from netfold.fabric import slots, trees
+from netfold.fabric import pools, slots, trees
 from netfold.fabric.graph import Fabric
 from netfold.fabric.machines import fold_groups, machines
 
@@ -35,7 +35,7 @@ def plan(
     streams = allocator.admit(allocator.open(), planned, groups)
     by_rank = [fabric.host(name) for name in ranks]
     base = tables.merge([Steering(fabric).base(graph), tables.fixed_entries(fabric)])
-    job = tables.merge(tables.fold_entries(fabric, by_rank, stream) for stream in streams)
+    job = tables.merge(fold_tables.fold_entries(fabric, by_rank, stream) for stream in streams)
 
     text = ""
     if per_host > 1:
@@ -50,7 +50,7 @@ def plan(
     used = allocator.used()
     for switch in fabric.switches:
         count = len(base.get(switch.name, ())) + len(job.get(switch.name, ()))
-        text += f"switch {switch.name}: {count} entries, {used[switch.name]} of {slots.SLOTS} slots\n"
+        text += f"switch {switch.name}: {count} entries, {used[switch.name]} of {pools.SLOTS} slots\n"
         if entries:
             desired = state([*base.get(switch.name, ()), *job.get(switch.name, ())])
             text += show(switch.name, diff({}, desired))

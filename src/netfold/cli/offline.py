@@ -94,7 +94,8 @@ def plan(
 ) -> None:
     """Show the trees that a job would get, and the writes that this means, without touching any switch."""
     from netfold.cli import dryrun
-    from netfold.fabric import slots, trees
+    from netfold.fabric import trees
+    from netfold.fabric.pools import Exhausted
 
     if (file is None) == (topo is None):
         fail(CANNOT, "plan: expected either a FABRIC.toml or --topo leafspine,LEAVES,SPINES,HOSTS (or threetier,...)")
@@ -105,7 +106,7 @@ def plan(
         fail(CANNOT, f"plan --ranks: expected different hosts of {fabric.name}, got {', '.join(unknown or names)}")
     try:
         print(dryrun.plan(fabric, names, per_host=per_host, entries=entries), end="")
-    except (trees.NoTree, slots.Exhausted) as error:
+    except (trees.NoTree, Exhausted) as error:
         fail(FAILED, f"plan: {error}")
 
 

@@ -16,7 +16,7 @@ from netfold.controller.paths.steering import Steering
 from netfold.fabric import routes
 from netfold.fabric.generate import leafspine, threetier
 from netfold.fabric.graph import FabricError
-from netfold.fabric.slots import Exhausted
+from netfold.fabric.pools import Exhausted
 from netfold.rpc import rpc
 from netfold.wire.jobs import Halt
 from netfold.wire.operator import Drained

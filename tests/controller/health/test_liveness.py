@@ -13,7 +13,7 @@ import pytest
 from netfold.fabric.file import dumps, loads
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import FabricError
-from netfold.fabric.slots import Exhausted
+from netfold.fabric.pools import Exhausted
 from netfold.wire.jobs import AskMissing, Done, Halt, Plan, Resume
 from support.cables import Cables, link_between
 from support.controller import BOUND, run, until

@@ -13,7 +13,7 @@ import pytest
 
 from netfold.controller.controller import StartError
 from netfold.controller.jobs import ticket
-from netfold.controller.switch import tables
+from netfold.controller.switch import fold_tables
 from netfold.controller.switch.entities import Entry
 from netfold.wire import roce
 from netfold.wire.jobs import Done, Halt, JobEndedEvent, Leave, Plan, RankLost, Watch
@@ -118,7 +118,7 @@ def test_a_plan_that_no_rank_was_told_does_not_keep_a_job_from_going_on(tmp_path
             plans = await r.together(4)
             later = await r.together(4, job="later")
         leaf = r.switches["leaf1"]
-        gone = tables.by_epoch(leaf.state.values())[plans[0].epoch]
+        gone = fold_tables.by_epoch(leaf.state.values())[plans[0].epoch]
         leaf.state = {key: entity for key, entity in leaf.state.items() if entity not in gone}
         async with restarted(r) as r:
             for plan in plans[:3]:

@@ -23,6 +23,7 @@ from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry
 from netfold.controller.switch.probe import SlotState
 from netfold.fabric import slots
+from netfold.fabric.pools import Exhausted
 from netfold.wire import roce
 from netfold.wire.jobs import (
     AskMissing,
@@ -628,7 +629,7 @@ def test_a_rank_that_dies_while_the_trees_are_planned_ends_the_round(
 
             def full(epoch: int, *args: Any, **kwargs: Any) -> list[slots.Stream]:
                 if held & allocator._returns.keys():
-                    raise slots.Exhausted("the old ones are there still")
+                    raise Exhausted("the old ones are there still")
                 return admit(epoch, *args, **kwargs)
 
             allocator.admit = full  # type: ignore[method-assign]

@@ -12,11 +12,11 @@ import pytest
 
 from netfold.controller.operations import status
 from netfold.controller.paths.steering import Steering
-from netfold.controller.switch import pipeline, probe, tables
+from netfold.controller.switch import fold_tables, pipeline, probe, tables
 from netfold.controller.switch.codec import Codec
 from netfold.controller.switch.entities import Entity, Entry
 from netfold.controller.switch.pipeline import Pipeline, PipelineError
-from netfold.fabric import slots, trees
+from netfold.fabric import pools, slots, trees
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import CPU_PORT
 from support.program import p4_defines
@@ -46,7 +46,7 @@ def everything() -> list[Entity]:
     streams += [dataclasses.replace(stream, rc=ends) for stream in nics]
     parts = [Steering(fabric).base(fabric.graph()),
              tables.fixed_entries(fabric),
-             *(tables.fold_entries(fabric, fabric.hosts[:3], stream) for stream in streams)]
+             *(fold_tables.fold_entries(fabric, fabric.hosts[:3], stream) for stream in streams)]
     return [entity for entities in tables.merge(parts).values() for entity in entities]
 
 
@@ -83,9 +83,9 @@ def test_only_a_fabric_with_a_faulty_link_gets_a_program_with_faults() -> None:
 def test_numbers_are_the_programs() -> None:
     """Constants that stand in p4src/sizes.p4 and in Python are equal."""
     p4 = p4_defines()
-    assert p4["SLOTS"] == slots.SLOTS
-    assert p4["PARENT"] == tables.PARENT
-    assert p4["ANSWERS"] == tables.ANSWERS
+    assert p4["SLOTS"] == pools.SLOTS
+    assert p4["PARENT"] == fold_tables.PARENT
+    assert p4["ANSWERS"] == fold_tables.ANSWERS
     assert p4["FLOWS"] == slots.FLOWS
     assert p4["CPU_PORT"] == CPU_PORT
     assert 1 << p4["PORT_BITS"] > CPU_PORT

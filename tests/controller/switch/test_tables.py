@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from netfold.cli import dryrun
-from netfold.controller.switch import entities, reconcile, tables
+from netfold.controller.switch import entities, fold_tables, reconcile, tables
 from netfold.controller.switch.entities import Entity, Entry, Multicast
 from netfold.fabric import routes, slots
 from netfold.fabric.generate import leafspine
@@ -28,7 +28,7 @@ GOLDEN = Path(__file__).parent / "test_tables.golden.txt"
 def entries(fabric: Fabric, ranks: list[str], streams: list[slots.Stream]) -> dict[str, list[Entity]]:
     """Everything that the streams need, by switch."""
     hosts = [fabric.host(name) for name in ranks]
-    return tables.merge(tables.fold_entries(fabric, hosts, stream) for stream in streams)
+    return tables.merge(fold_tables.fold_entries(fabric, hosts, stream) for stream in streams)
 
 
 @given(fabrics_and_ranks())
@@ -74,7 +74,7 @@ def test_packets_find_their_way_up_and_down_every_tree(case: tuple[Fabric, list[
                 reached.setdefault(switch, set()).add(at["child"])
                 if at["root"]:
                     break
-                switch, arrived = leave(switch, at["group"], tables.PARENT, at["parent_port"])
+                switch, arrived = leave(switch, at["group"], fold_tables.PARENT, at["parent_port"])
                 packet = {key: arrived[key] for key in KEY}
                 first = False
             assert switch == stream.tree.root
