@@ -76,7 +76,7 @@ UNPINNED: Final = f"{_PATHS}.unpinned"
 """Counter by destination leaf: packets in mode "pinned" that no pin was for."""
 OUTCOMES: Final = "SwitchIngress.fold.verdict.outcomes"
 """Counter of packets of trees by outcome: FIRST, ANSWERED, ... of p4src/verdict.p4."""
-GAPS: Final = "SwitchIngress.fold.flow.gaps"
+GAPS: Final = "SwitchIngress.fold.gaps"
 """Counter by port: gaps in what a neighbour there sends, of which it was told at once by a NAK."""
 FAULTS: Final = ("lost", "corrupted", "duplicated", "held")
 """Outcomes of injected faults, each with a counter (`fault_counter`) and a field of `wire.operator.Traffic`."""
@@ -288,7 +288,7 @@ def fold_entries(fabric: Fabric, ranks: Sequence[Host], stream: Stream) -> BySwi
                     Entry(CONNECTION, _connection_key(fabric, ranks, stream, fold, child), CONTRIBUTION,
                           _contribution(stream, fold, number)),
                     Entry(REPLICA, _replica_key(stream, fold, number), REWRITE,
-                          _to_child(fabric, ranks, stream, fold, child)),
+                          (*_to_child(fabric, ranks, stream, fold, child), _flow(stream, fold, number))),
                 ]
             elif stream.rc:
                 entities += _rc_child(fabric, ranks, stream, fold, number)
@@ -299,9 +299,9 @@ def fold_entries(fabric: Fabric, ranks: Sequence[Host], stream: Stream) -> BySwi
             down = _arriving(fold.parent_port, parent.address, here.address, stream.source_ports[0],
                              stream.down[fold.switch])
             entities.append(Entry(CONNECTION, down, RESULT, _tree(stream, fold, len(fold.children))))
-            entities.append(Entry(REPLICA, _replica_key(stream, fold, PARENT), REWRITE, _rewrite(
+            entities.append(Entry(REPLICA, _replica_key(stream, fold, PARENT), REWRITE, (*_rewrite(
                 fabric, here.mac, parent.mac, here.address, parent.address, stream.source_ports[0],
-                stream.up[fold.switch])))
+                stream.up[fold.switch]), _flow(stream, fold, len(fold.children)))))
         result[fold.switch] = entities
     return result
 
@@ -390,7 +390,12 @@ def _tree(stream: Stream, fold: Fold, sender: int) -> tuple[tuple[str, int], ...
     """Parameters that all contributions and results of a tree have: its slots, and the sender's flow."""
     return (("group", stream.groups[fold.switch]), ("children", (1 << len(fold.children)) - 1),
             ("epoch", stream.epoch), ("base", stream.bases[fold.switch]), ("mask", stream.slots - 1),
-            ("flow", stream.flows[fold.switch] + sender))
+            _flow(stream, fold, sender))
+
+
+def _flow(stream: Stream, fold: Fold, neighbour: int) -> tuple[str, int]:
+    """The parameter that names the flows from a neighbour and to it: a child by its number, the parent after them."""
+    return ("flow", stream.flows[fold.switch] + neighbour)
 
 
 def _rc_child(fabric: Fabric, ranks: Sequence[Host], stream: Stream, fold: Fold, number: int) -> list[Entity]:
@@ -407,7 +412,7 @@ def _rc_child(fabric: Fabric, ranks: Sequence[Host], stream: Stream, fold: Fold,
     group, *tree = _tree(stream, fold, number)
     contribution = (group, ("child", number), *tree, ("root", int(fold.is_root)), ("parent_port", fold.parent_port),
                     ("operation", stream.operation), ("region", other.address), ("first_psn", stream.psn))
-    acknowledges = (("flow", stream.flows[fold.switch] + number), ("epoch", stream.epoch))
+    acknowledges = (_flow(stream, fold, number), ("epoch", stream.epoch))
     acknowledged = (("src", _ip(peer_address)), ("dst", _ip(host.address)), ("queue_pair", own.out_qp))
     ports = _ports_towards(fabric, fold.switch, peer)
     result = _rewrite_rc(here.mac, host.mac, ranks[predecessor].address, fold_address, stream.source_ports[predecessor],
