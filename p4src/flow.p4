@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The flow of packets from one sender, a child or the parent: is this the one that comes next?
 //
-//   windowed   Each packet says which one left before it to the same neighbour (its order).  Where that is not the one that
-//              came before it, something was lost on this link: its sender is told, and asked for that alone; the packet
-//              itself is as good as any.  What has not been sent yet, because it was lost further back, is no gap.
+//   windowed   A packet says which one left before it (order.p4).  Where that is not the one that came before it, something
+//              was lost between the two: its sender is told, and asked for that alone; the packet itself is as good as any.
 //   RC         A NIC's packets count in order alone, and it goes back to the first one that is missing.  Whatever it is
 //              told acknowledges all PSNs below, so it is told nothing above the lowest that its successor lacks.
 #ifndef FLOW_P4
 #define FLOW_P4
 #include "headers.p4"
 #include "connection.p4"
+#include "order.p4"
 
 // The fields of a flow's state, which a register can only hold as one number.  Epoch 0 is never used.
 #define FLOW_STATE_BITS         96
@@ -20,21 +20,9 @@
 #define FLOW_TOLD(state)        state[0:0]          // RC: the NIC has been told of the gap before the next PSN
 #define FLOW_OF(epoch, next, lowest, told)  epoch ++ next ++ lowest ++ 15w0 ++ told
 
-// A packet's order: how far the PSN below its own is from that which left before it, as a two's complement; 0 for a packet
-// that follows the one below it.  It stands in bits that InfiniBand reserves, and that NICs neither get nor send.
-#define ORDER_BITS              13
-#define ORDER_MOST              0xfff
-#define ORDER_UNSAID            (bit<ORDER_BITS>)0x1000     // too far to be said
-#define ORDER(bth)              (bth.fecn_becn[5:0] ++ bth.ack_req[6:0])
-
-// What left last to a neighbour, in a register of its own: here packets leave, and there they come in
-#define SENT_STATE_BITS         56
-#define SENT_EPOCH(state)       state[55:24]
-#define SENT_LAST(state)        state[23:0]
-
 // Where does this packet stand in its flow?  Moves the flow on.
 //
-// untold  a gap that this packet shows cannot be told of now: the next packet will show it again
+// untold  a gap that this packet shows cannot be told of now: the flow stays where it is, so that the next packet shows it
 control Flow(in headers_t hdr, in bit<1> untold, inout meta_t meta) {
     register<bit<FLOW_STATE_BITS>>(FLOWS) flow_state;
     bit<FLOW_STATE_BITS> state;
@@ -42,7 +30,7 @@ control Flow(in headers_t hdr, in bit<1> untold, inout meta_t meta) {
     action move_on() {
         flow_state.read(state, (bit<32>)meta.tree.flow);
         if (meta.tree.packet <= DOWN) {
-            meta.order.lowest = hdr.bth.psn + ORDER_MOST - ((11w0 ++ ORDER(hdr.bth)) ^ (11w0 ++ ORDER_UNSAID));
+            meta.order.lowest = PREVIOUS(hdr.bth);
             meta.order.end = hdr.bth.psn + 1;
             if (FLOW_EPOCH(state) == meta.tree.epoch) {
                 if (meta.order.lowest != FLOW_LAST(state) && ORDER(hdr.bth) != ORDER_UNSAID) {
@@ -105,32 +93,6 @@ control Flow(in headers_t hdr, in bit<1> untold, inout meta_t meta) {
     }
     apply {
         move_on();
-    }
-}
-// Says of a packet that leaves to a windowed neighbour which one left before it.
-control Order(inout headers_t hdr, inout meta_t meta) {
-    register<bit<SENT_STATE_BITS>>(FLOWS) sent_state;
-    bit<SENT_STATE_BITS> state;
-    bit<24>              order;
-
-    action say() {
-        order = 0;
-        sent_state.read(state, (bit<32>)meta.tree.flow);
-        sent_state.write((bit<32>)meta.tree.flow, meta.tree.epoch ++ hdr.bth.psn);
-        if (SENT_EPOCH(state) == meta.tree.epoch) {
-            order = hdr.bth.psn - 1 - SENT_LAST(state);
-        }
-        if (order != 0) {
-            if (order + ORDER_MOST > 2 * ORDER_MOST) {
-                order = 11w0 ++ ORDER_UNSAID;
-            }
-            hdr.bth.fecn_becn = hdr.bth.fecn_becn | (2w0 ++ order[12:7]);
-            hdr.bth.ack_req = hdr.bth.ack_req | (1w0 ++ order[6:0]);
-            meta.made = 0;          // the ICRC covers it
-        }
-    }
-    apply {
-        say();
     }
 }
 #endif

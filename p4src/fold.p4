@@ -13,7 +13,7 @@
 // must not be repeated yet is put off; what the successor has acknowledged already is acknowledged for it.
 //
 //      connection   whose packet is it?         verdict          what happens?
-//      flow         is it the next one?         presence         the same without lanes
+//      flow         what was lost before it?    presence         the same without lanes
 //      slot         what does it find?          lanes            the arithmetic
 //                                               retransmission   a packet made anew from its slot
 //                                               result           what all receivers of a packet get

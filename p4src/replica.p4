@@ -6,7 +6,7 @@
 #define REPLICA_P4
 #include "headers.p4"
 #include "answer.p4"
-#include "flow.p4"
+#include "order.p4"
 #include "icrc.p4"
 #include "slot.p4"
 
