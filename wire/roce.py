@@ -136,9 +136,9 @@ NAK_SEQUENCE_ERROR: Final = 0x60
 
 
 ORDER_BITS: Final = 13
-"""Bits of a windowed packet's order (`order_of`), in bits of the BTH that InfiniBand reserves: the lower 7 in the byte of
-the acknowledge request, the others in the FECN/BECN byte."""
-ORDER_UNSAID: Final = -(1 << ORDER_BITS - 1)
+"""Bits of a windowed packet's order (`order_of`), in bits of the BTH that InfiniBand reserves: the lower 7 in the byte
+of the acknowledge request, the others in the FECN/BECN byte."""
+ORDER_UNSAID: Final = -(1 << (ORDER_BITS - 1))
 """The order that says nothing: the packet before is too far away."""
 
 
@@ -206,8 +206,8 @@ def psn_age(psn: int, other: int) -> int:
 
 
 def order_of(psn: int, previous: int) -> int:
-    """What a windowed packet says of the one that left before it to the same neighbour: how far the PSN below its own is
-    from there.  0 for a packet that follows the one below it, ORDER_UNSAID for one too far away."""
+    """What a windowed packet says of the one that left before it to the same neighbour: how far the PSN below its own
+    is from there.  0 for a packet that follows the one below it, ORDER_UNSAID for one too far away."""
     order = psn_age(psn - 1, previous)
     return order if abs(order) < -ORDER_UNSAID else ORDER_UNSAID
 

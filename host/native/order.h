@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The order in which packets leave to a neighbour: each says which PSN left before it (roce.h), so that who gets it sees
- * what was lost on the link between the two, and takes nothing for lost that has not been sent yet (docs/protocol.md,
- * "Flows and NAKs").  p4src/flow.p4 is the switches' part.
+ * The order in which packets leave to a neighbour: each says which PSN left before it (roce.h), so that who gets it
+ * sees what was lost on the link between the two, and takes nothing for lost that has not been sent yet
+ * (docs/protocol.md, "Flows and NAKs").  p4src/flow.p4 is the switches' part.
  */
 #ifndef NF_ORDER_H
 #define NF_ORDER_H
 #include "roce.h"
 
-typedef struct { /* what has come from a neighbour */
+typedef struct {    /* what has come from a neighbour */
     uint32_t last;  /* the PSN that came last */
     uint32_t after; /* the PSN after the highest that came */
     bool begun;     /* something has come */

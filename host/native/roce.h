@@ -51,8 +51,8 @@
 #define NF_NAK_SEQUENCE_ERROR 0x60
 #define NF_NAK_BYTES (NF_BTH_BYTES + NF_AETH_BYTES + NF_ICRC_BYTES)
 #define NF_PRESENCE_BYTES (NF_BTH_BYTES + NF_RETH_BYTES + NF_ICRC_BYTES) /* a WRITE ONLY of no bytes */
-/* The order of a windowed packet, in bits of the BTH that InfiniBand reserves: its PSN - 1, less that of the packet that
- * left before it to the same neighbour, as a two's complement */
+/* The order of a windowed packet, in bits of the BTH that InfiniBand reserves: its PSN - 1, less that of the packet
+ * that left before it to the same neighbour, as a two's complement */
 #define NF_ORDER_BITS 13
 #define NF_ORDER_LOW_BITS 7                         /* of them beside the PSN, the others beside the queue pair */
 #define NF_ORDER_UNSAID (1u << (NF_ORDER_BITS - 1)) /* too far to be said */

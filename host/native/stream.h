@@ -15,11 +15,11 @@
  * own without any data: the switch then sends the result, or asks its parent, or says that it lacks the contribution.
  *
  *   lost      the result that left before the one that is here has not come: it is asked for at once
- *   hole      later results are here, this one is not: it was lost elsewhere.  Somebody repairs it, mostly, so that it is
- *             asked for once that has taken a round trip, and again after the same time and a quarter
- *   silence   no result for as long as the timer (RFC 6298) waits: another rank is late, or the last packets were lost.
- *             The first and the last packet without a result are asked for: what the switches then send shows the holes
- *             between them.  Lasting silence backs the timer off
+ *   hole      later results are here, this one is not: it was lost elsewhere.  Somebody repairs it, mostly, so that
+ *             it is asked for once that has taken a round trip, and again after the same time and a quarter
+ *   silence   no result for as long as the timer (RFC 6298) waits: another rank is late, or the last packets were
+ *             lost.  The first and the last packet without a result are asked for: what the switches then send shows
+ *             the holes between them.  Lasting silence backs the timer off
  *
  * An ask has some 60 bytes on the wire: those of all ranks together do not fill the queue that they wait for, however
  * slow the network is.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""p4src/order.p4 and flow.p4 on a leaf of two ranks below a spine: what packets say of the one that left before them, and
-what a switch takes for lost."""
+"""p4src/order.p4 and flow.p4 on a leaf of two ranks below a spine: what packets say of the one that left before them,
+and what a switch takes for lost."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_what_comes_twice_or_out_of_turn_is_not_asked_for(leaf: Leaf) -> None:
 
 
 def test_a_sum_that_is_late_says_so_and_the_next_one_too(leaf: Leaf) -> None:
-    """Rank 0's packet 1 was lost, and so the leaf's sum 2 leaves before its sum 1: both say it, and all others say 0."""
+    """Rank 0's packet 1 was lost, so that the leaf's sum 2 leaves before its sum 1: both say so, and sum 3."""
     orders = {}
     for number in (0, 1, 2):
         leaf.contribute(1, number)

@@ -189,8 +189,8 @@ def test_every_sum_is_complete_once_and_runs_repeat(loss, seed, size, fabric, cr
 
 @pytest.mark.parametrize(("loss", "most", "repeats"), [(0.01, 1.04, 1.2), (0.05, 1.25, 1.3)])
 def test_a_loss_costs_its_repair_and_little_more(loss: float, most: float, repeats: float) -> None:
-    """8 MB over links of 1 Gb/s, four ranks on two leaves and a spine: what is lost on a link is sent again on that link,
-    hardly anything else is, and nobody waits for a timer but at the end."""
+    """8 MB over links of 1 Gb/s, four ranks on two leaves and a spine: what is lost on a link is sent again on that
+    link, hardly anything else is, and nobody waits for a timer but at the end."""
     topology = leaf_spine(hosts=4, leaves=2, spines=1, rate=1e9, delay=20e-6)
     work, folds = fold(topology, range(4), 8_000_000, machines=False)
 

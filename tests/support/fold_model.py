@@ -77,8 +77,8 @@ class Slot:
 
 @dataclass
 class Flow:
-    """Where a sender's packets stand: the next one; of a windowed sender the one that came last, and of a NIC the lowest
-    that its successor has not acknowledged."""
+    """Where a sender's packets stand: the next one; of a windowed sender the one that came last, and of a NIC the
+    lowest that its successor has not acknowledged."""
 
     epoch: int = 0
     next: int = 0

@@ -132,7 +132,7 @@ class Scene:
         return self.inject(self.ports[place], packet.frame())
 
     def in_order(self, neighbour: int, packet: Packet) -> Packet:
-        """A windowed neighbour's packet with its order.  What a PSN leaves out below it has left before it, and is lost."""
+        """A windowed neighbour's packet with its order: what a PSN leaves out below it has left, and was lost."""
         if packet.opcode == roce.Opcode.ACKNOWLEDGE:
             return packet
         below = packet.psn - 1 & roce.PSN_MASK

@@ -47,9 +47,10 @@ class Rank:
 
     def leaving(self) -> list[Packet | Nak]:
         """What leaves of the data stream now."""
-        out = []
+        out: list[Packet | Nak] = []
+        connection = self.plan.peer_qp.to_bytes(3, "big")[:2]
         while run := self.core.send(self.now):
-            out += [parse(payload) for payload in run.packets() if payload[5:7] == self.plan.peer_qp.to_bytes(3, "big")[:2]]
+            out += [parse(payload) for payload in run.packets() if payload[5:7] == connection]
         return out
 
     def take(self, packet: Packet | Nak) -> None:
