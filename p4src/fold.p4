@@ -13,7 +13,7 @@
 // must not be repeated yet is put off; what the successor has acknowledged already is acknowledged for it.
 //
 //      connection   whose packet is it?         verdict          what happens?
-//      flow         is it the next one?         presence         the same without lanes
+//      flow         what was lost before it?    presence         the same without lanes
 //      slot         what does it find?          lanes            the arithmetic
 //                                               retransmission   a packet made anew from its slot
 //                                               result           what all receivers of a packet get
@@ -41,6 +41,7 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
     register<slot_headers_t>(SLOTS) slot_headers;
     register<children_t>(SLOTS) slot_content;               // for whom the acknowledgement is enough
     counter(1, CounterType.packets_and_bytes) corrupt;      // ICRC wrong at the first hop
+    counter(PORTS, CounterType.packets) gaps;               // that were told of, by the port of the sender
 
     Connection()     connection;
     Icrc()           icrc_check;
@@ -116,9 +117,23 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
             }
         }
         if (meta.order.gap == YES) {
+            // is the one before this here after all?  It came out of turn, or again
+            slot_state.read(meta.found.state, meta.tree.base + (bit<32>)(meta.order.lowest & meta.tree.mask));
+            if (STATE_EPOCH(meta.found.state) == meta.tree.epoch && meta.order.end - meta.order.lowest == 1 &&
+                STATE_PSN(meta.found.state) - meta.order.lowest < PSN_HALF &&
+                (STATE_PSN(meta.found.state) != meta.order.lowest || STATE_DONE(meta.found.state) == YES ||
+                 (meta.tree.packet == UP &&
+                  (STATE_BITMAP(meta.found.state) & ((children_t)1 << (bit<8>)meta.child)) != 0))) {
+                meta.order.gap = NO;
+            }
+        }
+        if (meta.order.gap == YES || meta.tree.packet == RC_GAP) {
+            gaps.count((bit<32>)meta.port);
+        }
+        if (meta.order.gap == YES) {
             meta.clone_child = meta.child;
             meta.answer_psn = meta.order.lowest;
-            meta.answer_msn = hdr.bth.psn;
+            meta.answer_msn = meta.order.end;
             meta.clone = ANSWER_NAK;
             clone_preserving_field_list(CloneType.I2E, (bit<32>)meta.port, COPIES);
         }
@@ -162,9 +177,7 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
                            (meta.decided.to == PARENT || meta.tree.packet == ASK_DOWN)) {
                     meta.content = 1;
                 }
-                if (meta.found.ack_req == YES) {
-                    hdr.bth.ack_req = 0x80;
-                }
+                hdr.bth.ack_req = meta.found.ack_req ++ 7w0;
                 if (meta.decided.to == PARENT) {
                     meta.child = PARENT;
                     sm.egress_spec = meta.tree.parent_port;

@@ -57,12 +57,12 @@ header bth_t {
     bit<8>  opcode;
     bit<8>  flags;          // solicited event, migration, pad count, transport version
     bit<16> pkey;
-    bit<8>  fecn_becn;      // FECN, BECN, reserved: masked in the ICRC
+    bit<8>  fecn_becn;      // FECN, BECN, and upper bits of the order (order.p4): masked in the ICRC
     // The destination queue pair.  Windowed packets say with it which tree, which child; and in its lowest bits, what
     // becomes of the lanes.  So all operations on one tree share its slots, its PSNs and its table entries.
     connection_t            connection;
     bit<OPERATION_BITS>     operation;
-    bit<8>  ack_req;
+    bit<8>  ack_req;        // asks for an acknowledgement; lower bits of the order (order.p4)
     psn_t   psn;            // says which slot
 }
 
@@ -173,6 +173,7 @@ struct tree_t {
 struct order_t {
     bit<1>  gap;        // windowed: packets are missing before this one, from `lowest` on
     psn_t   lowest;     // of what is missing; RC: that the successor has not acknowledged
+    psn_t   end;        // after the last of what is missing
 }
 
 // A slot as the packet at hand finds it (slot.p4)
@@ -220,6 +221,7 @@ struct meta_t {
     bit<1>      immediate;  // there is immediate data
     bit<16>     payload;    // bytes of the payload, of a packet that is not full
     bit<16>     rest;       // parser: bytes of the payload that are still to be parsed; then those of its tail
+    bit<1>      windowed;   // its receiver is: it is told which packet left before this one (order.p4)
     bit<1>      routed;     // goes on by its own addresses; of a folded packet: a NIC's, to its successor, with the slot's lanes
     child_t     child;      // who the packet came from, then who it is for
     bit<2>      answer;     // what the packet turns into on its way out (answer.p4)

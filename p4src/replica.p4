@@ -6,14 +6,18 @@
 #define REPLICA_P4
 #include "headers.p4"
 #include "answer.p4"
+#include "order.p4"
 #include "icrc.p4"
 #include "slot.p4"
 
 // Whose address, queue pair and checksums does a folded packet leave with?
 control Replica(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     // icrc  what these addresses and this queue pair change of the ICRC of a full packet without a RETH; of one with it
+    // flow  of what leaves to this receiver
     action rewrite(mac_t src_mac, mac_t dst_mac, ipv4_addr_t src, ipv4_addr_t dst, bit<16> sport,
-                   bit<QUEUE_PAIR_BITS> queue_pair, bit<32> icrc, bit<32> icrc_reth) {
+                   bit<QUEUE_PAIR_BITS> queue_pair, bit<32> icrc, bit<32> icrc_reth, flow_t flow) {
+        meta.tree.flow = flow;
+        meta.windowed = 1;
         hdr.ethernet.src = src_mac;
         hdr.ethernet.dst = dst_mac;
         hdr.ipv4.src = src;
@@ -108,7 +112,8 @@ control Replica(inout headers_t hdr, inout meta_t meta, inout standard_metadata_
         }
     }
 
-    Icrc() icrc_new;
+    Order() order;
+    Icrc()  icrc_new;
 
     action seal() {
         if (hdr.aeth.isValid()) {
@@ -126,6 +131,9 @@ control Replica(inout headers_t hdr, inout meta_t meta, inout standard_metadata_
         }
         if (meta.routed == 0) {
             replica.apply();
+            if (meta.windowed == 1 && !hdr.aeth.isValid()) {
+                order.apply(hdr, meta);
+            }
         } else {
             hdr.udp.checksum = 0;
         }

@@ -137,6 +137,8 @@
 #define PSN_BITS        24
 // A PSN less than this far ahead of another one, modulo 2^24, is the newer of the two (InfiniBand spec, 9.7.2).
 #define PSN_HALF        (1 << (PSN_BITS - 1))
+// What a packet says of the one that left before it (order.p4)
+#define ORDER_BITS      13
 #define QUEUE_PAIR_BITS 24
 
 // What becomes of a slot's and a packet's lanes where they meet: the lowest bits of a windowed packet's destination queue

@@ -135,6 +135,13 @@ NAK_SEQUENCE_ERROR: Final = 0x60
 """AETH syndrome of a NAK "PSN sequence error": the sender of the NAK lacks the PSN of its BTH."""
 
 
+ORDER_BITS: Final = 13
+"""Bits of a windowed packet's order (`order_of`), in bits of the BTH that InfiniBand reserves: the lower 7 in the byte
+of the acknowledge request, the others in the FECN/BECN byte."""
+ORDER_UNSAID: Final = -(1 << (ORDER_BITS - 1))
+"""The order that says nothing: the packet before is too far away."""
+
+
 def data_packet_bytes(opcode: Opcode, path_mtu: int = PATH_MTU) -> int:
     """Length in bytes of a data packet's UDP payload."""
     headers = BTH_BYTES + (RETH_BYTES if opcode.has_reth else 0) + (IMMEDIATE_BYTES if opcode.has_immediate else 0)
@@ -196,3 +203,21 @@ def psn_age(psn: int, other: int) -> int:
     """PSN ``psn`` minus ``other`` in serial number arithmetic: -2**23 ..  2**23 - 1."""
     distance = (psn - other) & PSN_MASK
     return distance - (1 << PSN_BITS) if distance >> (PSN_BITS - 1) else distance
+
+
+def order_of(psn: int, previous: int) -> int:
+    """What a windowed packet says of the one that left before it to the same neighbour: how far the PSN below its own
+    is from there.  0 for a packet that follows the one below it, ORDER_UNSAID for one too far away."""
+    order = psn_age(psn - 1, previous)
+    return order if abs(order) < -ORDER_UNSAID else ORDER_UNSAID
+
+
+def order_bytes(order: int) -> tuple[int, int]:
+    """What an order adds to the FECN/BECN byte and to the byte of the acknowledge request."""
+    return order >> 7 & 0x3F, order & 0x7F
+
+
+def order_in(fecn_becn: int, ack_request: int) -> int:
+    """The order that these bytes of a windowed packet's BTH say."""
+    order = (fecn_becn & 0x3F) << 7 | ack_request & 0x7F
+    return order - (1 << ORDER_BITS) if order >> ORDER_BITS - 1 else order

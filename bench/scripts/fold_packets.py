@@ -81,7 +81,7 @@ def measure(path_mtu: int, rounds: int) -> None:
         insert("connection", key, "contribution", [GROUP, child, full, 1, PSNS, PSNS - 1, child, 1, 1, 0])
         peer = (3, 4, 5, 6 * roce.QUEUE_PAIRS)
         changes = [roce.icrc_change(*peer, more + path_mtu) for more in (0, roce.RETH_BYTES)]
-        insert("replica", [GROUP, child], "rewrite", [1, 2, *peer, *changes])
+        insert("replica", [GROUP, child], "rewrite", [1, 2, *peer, *changes, child])
     lib = switch._local._lib
     target = FoldTarget(switch._local._capture, ctypes.cast(lib.ss_capture_receive, ctypes.c_void_p),
                     ctypes.cast(lib.ss_capture_take, ctypes.c_void_p))

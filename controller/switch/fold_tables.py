@@ -51,7 +51,7 @@ def fold_entries(fabric: Fabric, ranks: Sequence[Host], stream: Stream) -> BySwi
                     Entry(CONNECTION, _connection_key(fabric, ranks, stream, fold, child), CONTRIBUTION,
                           _contribution(stream, fold, number)),
                     Entry(REPLICA, _replica_key(stream, fold, number), REWRITE,
-                          _to_child(fabric, ranks, stream, fold, child)),
+                          (*_to_child(fabric, ranks, stream, fold, child), _flow(stream, fold, number))),
                 ]
             elif stream.rc:
                 entities += _rc_child(fabric, ranks, stream, fold, number)
@@ -62,9 +62,9 @@ def fold_entries(fabric: Fabric, ranks: Sequence[Host], stream: Stream) -> BySwi
             down = _arriving(fold.parent_port, parent.address, here.address, stream.source_ports[0],
                              stream.down[fold.switch])
             entities.append(Entry(CONNECTION, down, RESULT, _tree(stream, fold, len(fold.children))))
-            entities.append(Entry(REPLICA, _replica_key(stream, fold, PARENT), REWRITE, _rewrite(
+            entities.append(Entry(REPLICA, _replica_key(stream, fold, PARENT), REWRITE, (*_rewrite(
                 fabric, here.mac, parent.mac, here.address, parent.address, stream.source_ports[0],
-                stream.up[fold.switch])))
+                stream.up[fold.switch]), _flow(stream, fold, len(fold.children)))))
         result[fold.switch] = entities
     return result
 
@@ -144,7 +144,12 @@ def _tree(stream: Stream, fold: Fold, sender: int) -> tuple[tuple[str, int], ...
     """Parameters that all contributions and results of a tree have: its slots, and the sender's flow."""
     return (("group", stream.groups[fold.switch]), ("children", (1 << len(fold.children)) - 1),
             ("epoch", stream.epoch), ("base", stream.bases[fold.switch]), ("mask", stream.slots - 1),
-            ("flow", stream.flows[fold.switch] + sender))
+            _flow(stream, fold, sender))
+
+
+def _flow(stream: Stream, fold: Fold, neighbour: int) -> tuple[str, int]:
+    """The parameter that names the flows from a neighbour and to it: a child by its number, the parent after them."""
+    return ("flow", stream.flows[fold.switch] + neighbour)
 
 
 def _rc_child(fabric: Fabric, ranks: Sequence[Host], stream: Stream, fold: Fold, number: int) -> list[Entity]:
@@ -161,7 +166,7 @@ def _rc_child(fabric: Fabric, ranks: Sequence[Host], stream: Stream, fold: Fold,
     group, *tree = _tree(stream, fold, number)
     contribution = (group, ("child", number), *tree, ("root", int(fold.is_root)), ("parent_port", fold.parent_port),
                     ("operation", stream.operation), ("region", other.address), ("first_psn", stream.psn))
-    acknowledges = (("flow", stream.flows[fold.switch] + number), ("epoch", stream.epoch))
+    acknowledges = (_flow(stream, fold, number), ("epoch", stream.epoch))
     acknowledged = (("src", ip_number(peer_address)), ("dst", ip_number(host.address)), ("queue_pair", own.out_qp))
     ports = _ports_towards(fabric, fold.switch, peer)
     result = _rewrite_rc(here.mac, host.mac, ranks[predecessor].address, fold_address, stream.source_ports[predecessor],

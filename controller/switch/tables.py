@@ -74,7 +74,7 @@ UNPINNED: Final = f"{_PATHS}.unpinned"
 """Counter by destination leaf: packets in mode "pinned" that no pin was for."""
 OUTCOMES: Final = "SwitchIngress.fold.verdict.outcomes"
 """Counter of packets of trees by outcome: FIRST, ANSWERED, ... of p4src/verdict.p4."""
-GAPS: Final = "SwitchIngress.fold.flow.gaps"
+GAPS: Final = "SwitchIngress.fold.gaps"
 """Counter by port: gaps in what a neighbour there sends, of which it was told at once by a NAK."""
 FAULTS: Final = ("lost", "corrupted", "duplicated", "held")
 """Outcomes of injected faults, each with a counter (`fault_counter`) and a field of `wire.operator.Traffic`."""

@@ -35,19 +35,22 @@ class Packet:
     marked: bool = False
     content: bool = False
     """Its sender wants no lanes back, but the acknowledgement alone."""
+    order: int = 0
+    """What it says of the packet that left before it to the same neighbour (``roce.order_of``)."""
 
     @staticmethod
     def parse(payload: bytes) -> Packet:
         """Returns the packet of a UDP payload, BTH to ICRC; its length must fit its opcode.  Raises ValueError."""
         opcode, flags, qp, ack_psn = _base_header(payload)
-        content = bool(flags & roce.CONTENT)
+        content, order = bool(flags & roce.CONTENT), roce.order_in(qp >> 24, ack_psn >> 24)
+        ack = ack_psn >> 24 & 0x80
         if len(payload) == roce.PRESENCE_BYTES and opcode == roce.Opcode.WRITE_ONLY:
             reth = payload[roce.BTH_BYTES : roce.BTH_BYTES + roce.RETH_BYTES]
             if any(reth[12:]):
                 raise ValueError(f"a WRITE of no bytes with length {int.from_bytes(reth[12:], 'big')} in its RETH: "
                                  "expected 0")
-            return Packet(qp % roce.QUEUE_PAIRS, opcode, ack_psn >> 24, ack_psn & roce.PSN_MASK, reth, NO_LANES,
-                          content=content)
+            return Packet(qp % roce.QUEUE_PAIRS, opcode, ack, ack_psn & roce.PSN_MASK, reth, NO_LANES, content=content,
+                          order=order)
         path_mtu = len(payload) - roce.data_packet_bytes(roce.Opcode(opcode), 0)
         if path_mtu not in roce.PATH_MTUS:
             raise ValueError(f"{path_mtu} bytes of lanes: expected one of {', '.join(map(str, roce.PATH_MTUS))}")
@@ -55,7 +58,7 @@ class Packet:
         lanes = np.frombuffer(payload, ">u4", path_mtu // roce.LANE_BYTES, data).astype(np.uint32)
         reth = payload[roce.BTH_BYTES : data]
         return Packet(
-            qp % roce.QUEUE_PAIRS, opcode, ack_psn >> 24, ack_psn & roce.PSN_MASK, reth, lanes, content=content
+            qp % roce.QUEUE_PAIRS, opcode, ack, ack_psn & roce.PSN_MASK, reth, lanes, content=content, order=order
         )
 
     @property
@@ -76,7 +79,9 @@ class Packet:
         """
         flags = roce.CONTENT if self.content else 0
         number = connection + self.operation
-        head = roce.BTH.pack(self.opcode, flags, roce.PKEY_WINDOWED, number, self.ack << 24 | self.psn)
+        high, low = roce.order_bytes(self.order)
+        head = roce.BTH.pack(self.opcode, flags, roce.PKEY_WINDOWED, high << 24 | number,
+                             (self.ack | low) << 24 | self.psn)
         return head + self.reth + self.lanes.astype(">u4").tobytes() + bytes(4)
 
 
@@ -180,35 +185,58 @@ class SlotSwitch:
         self.slots = [Slot() for _ in range(slots)]
         self.root = root
         self.epoch = epoch
-        self.expected: dict[Sender, int] = {}
-        """Sender -> the PSN after the highest that it has sent."""
+        self.came: dict[Sender, tuple[int, int]] = {}
+        """Sender -> the PSN that came from it last, and the one after the highest that has."""
+        self.left: dict[Target, int] = {}
+        """Child or parent -> the PSN that left to it last."""
 
     def take(self, sender: Sender, packet: Packet | Nak) -> list[tuple[Target, Packet | Nak]]:
         """Takes a packet.  Returns what leaves, and where to: at most a NAK to its sender and one packet more, or one
         to each child where some want the result and others its acknowledgement."""
         if isinstance(packet, Nak):
             answer = self.ask_down(packet) if sender == "parent" else self.ask_up(sender, packet)
-            return [] if answer is None else [answer]
-        gap = self.gap(sender, packet.psn)
+            return [] if answer is None else self._leave(*answer)
         folded = self.down(packet) if sender == "parent" else self.up(sender, packet)
+        gap = self.gap(sender, packet)
         out: list[tuple[Target, Packet | Nak]] = [] if gap is None else [(sender, gap)]
-        if folded is None:
-            return out
-        target, result = folded
-        if target != "all":
-            return [*out, folded]
-        content = self.slots[packet.psn % len(self.slots)].content
-        if not content:
-            return [*out, folded]
-        return [*out, *((child, result.without_lanes() if child in content else result) for child in sorted(self.all))]
+        return out if folded is None else [*out, *self._leave(*folded)]
 
-    def gap(self, sender: Sender, psn: int) -> Nak | None:
-        """Notes that a data packet came from a neighbour.  Returns the NAK that names what is missing before it."""
-        before = self.expected.get(sender, psn)
-        ahead = roce.psn_age(psn, before)
-        if ahead >= 0:
-            self.expected[sender] = (psn + 1) & roce.PSN_MASK
-        return Nak(before, psn) if ahead > 0 else None
+    def _leave(self, target: Target, packet: Packet | Nak) -> list[tuple[Target, Packet | Nak]]:
+        """What leaves of a packet: one to each child where not all get the same, each with its order."""
+        if isinstance(packet, Nak):
+            return [(target, packet)]
+        children = sorted(self.all)
+        receivers: list[Target] = [*children] if target == "all" else [target]
+        content = self.slots[packet.psn % len(self.slots)].content if target == "all" else frozenset()
+        out: list[tuple[Target, Packet | Nak]] = []
+        for receiver in receivers:
+            order = roce.order_of(packet.psn, self.left.get(receiver, packet.psn - 1))
+            self.left[receiver] = packet.psn
+            out.append((receiver, replace(packet.without_lanes() if receiver in content else packet, order=order)))
+        same = target == "all" and not content and len({one.order for _, one in out if isinstance(one, Packet)}) == 1
+        return [(target, out[0][1])] if same else out
+
+    def gap(self, sender: Sender, packet: Packet) -> Nak | None:
+        """Notes that a data packet came from a neighbour.  Returns the NAK that names what was lost on the way before
+        it: the packet that left before it, and those below that never came."""
+        previous = (packet.psn - 1 - packet.order) & roce.PSN_MASK
+        following = (packet.psn + 1) & roce.PSN_MASK
+        if sender not in self.came:
+            self.came[sender] = packet.psn, following
+            return None
+        last, after = self.came[sender]
+        self.came[sender] = packet.psn, following if roce.psn_age(packet.psn, after) >= 0 else after
+        if previous == last or packet.order == roce.ORDER_UNSAID:
+            return None
+        if roce.psn_age(previous, after) > 0:
+            return Nak(after, (previous + 1) & roce.PSN_MASK)
+        return None if self._had(sender, previous) else Nak(previous, (previous + 1) & roce.PSN_MASK)
+
+    def _had(self, sender: Sender, psn: int) -> bool:
+        """Whether a neighbour's packet is here after all: it came out of turn, or again."""
+        slot = self.slots[psn % len(self.slots)]
+        age = roce.psn_age(slot.psn, psn)
+        return slot.epoch == self.epoch and (age > 0 or (age == 0 and (slot.done or sender in slot.children)))
 
     def up(self, child: int, packet: Packet) -> tuple[Target, Packet] | None:
         """Takes a contribution of a child.  Returns where a packet goes, and the packet: a sum to the parent, a result

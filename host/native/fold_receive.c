@@ -40,12 +40,12 @@ static bool headers_agree(nf_fold *f, const nf_channel *c, uint64_t seq, const n
     return false;
 }
 
-static void receive_nak(nf_fold *f, const nf_nak *nak, const nf_origin *from) {
+static void receive_nak(nf_fold *f, const nf_nak *nak, const nf_origin *from, int64_t now) {
     nf_channel *c = channel_of(f, nak->dest_qp);
     if (!c)
         f->foreign++;
     else if (is_result(f, c, from))
-        nf_stream_nak(&c->stream, nak->psn, nak->end);
+        nf_stream_nak(&c->stream, nak->psn, nak->end, now);
 }
 
 static void receive_packet(nf_fold *f, const uint8_t *packet, size_t n, const nf_origin *from, bool marked,
@@ -54,7 +54,7 @@ static void receive_packet(nf_fold *f, const uint8_t *packet, size_t n, const nf
     nf_nak nak;
     uint64_t seq;
     if (nf_read_nak(packet, n, &nak)) {
-        receive_nak(f, &nak, from);
+        receive_nak(f, &nak, from, now);
         return;
     }
     const uint8_t *payload = nf_read_header(packet, n, f->path_mtu, &h);
@@ -63,7 +63,9 @@ static void receive_packet(nf_fold *f, const uint8_t *packet, size_t n, const nf
         f->foreign++;
         return;
     }
-    if (!is_result(f, c, from) || !nf_stream_find(&c->stream, h.psn, &seq)) return;
+    if (!is_result(f, c, from)) return;
+    nf_stream_order(&c->stream, h.psn, h.previous);
+    if (!nf_stream_find(&c->stream, h.psn, &seq)) return;
     const nf_contribution *sent = nf_history_at(&c->history, seq);
     if (h.dest_qp != c->plan.qp + sent->header.dest_qp) {
         f->foreign++;

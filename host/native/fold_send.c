@@ -77,6 +77,7 @@ static void add_channel(nf_fold *f, nf_channel *c, int64_t now, nf_run *run) {
             c->stream.counters.retransmitted++; /* it had left already, over the trees before these */
         h.dest_qp += c->plan.peer_qp;
         h.psn = nf_stream_psn(&c->stream, seq);
+        h.previous = nf_stream_previous(&c->stream);
         uint8_t *head = nf_has_reth(h.opcode) ? f->heads[run->packets] : payload - NF_BTH_BYTES;
         size_t head_bytes = (size_t)(nf_write_header(head, &h) - head);
         if (h.presence) {

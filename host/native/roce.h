@@ -51,6 +51,13 @@
 #define NF_NAK_SEQUENCE_ERROR 0x60
 #define NF_NAK_BYTES (NF_BTH_BYTES + NF_AETH_BYTES + NF_ICRC_BYTES)
 #define NF_PRESENCE_BYTES (NF_BTH_BYTES + NF_RETH_BYTES + NF_ICRC_BYTES) /* a WRITE ONLY of no bytes */
+/* The order of a windowed packet, in bits of the BTH that InfiniBand reserves: its PSN - 1, less that of the packet
+ * that left before it to the same neighbour, as a two's complement */
+#define NF_ORDER_BITS 13
+#define NF_ORDER_LOW_BITS 7                         /* of them beside the PSN, the others beside the queue pair */
+#define NF_ORDER_UNSAID (1u << (NF_ORDER_BITS - 1)) /* too far to be said */
+#define NF_UNSAID UINT32_MAX                        /* no PSN: nothing is said */
+
 #define NF_CONTENT 0x80 /* BTH, solicited event: to the sender the acknowledgement is enough */
 
 static inline bool nf_has_reth(uint8_t opcode) { return opcode == NF_WRITE_FIRST || opcode == NF_WRITE_ONLY; }
@@ -99,7 +106,8 @@ static inline uint64_t nf_get64(const uint8_t *p) {
 typedef struct { /* the header fields of one packet */
     uint8_t opcode;
     uint32_t dest_qp, psn;
-    uint64_t address; /* RETH, on FIRST and ONLY */
+    uint32_t previous; /* the PSN that left before this one to the same neighbour, or NF_UNSAID */
+    uint64_t address;  /* RETH, on FIRST and ONLY */
     uint32_t length;
     bool presence; /* no lanes: a WRITE ONLY of no bytes */
     bool content;  /* of a contribution: its sender wants no lanes back */
@@ -120,14 +128,26 @@ typedef struct { /* where a packet came from, as the kernel says; host byte orde
     int16_t ttl; /* -1: the socket does not tell */
 } nf_origin;
 
+static inline uint32_t nf_order_of(uint32_t psn, uint32_t previous) {
+    uint32_t order = (psn - 1 - previous) & NF_PSN_MASK;
+    bool far = previous == NF_UNSAID || ((order + NF_ORDER_UNSAID - 1) & NF_PSN_MASK) > 2 * (NF_ORDER_UNSAID - 1);
+    return far ? NF_ORDER_UNSAID : order & (2 * NF_ORDER_UNSAID - 1);
+}
+
+static inline uint32_t nf_previous_of(uint32_t psn, uint32_t order) {
+    if (order == NF_ORDER_UNSAID) return NF_UNSAID;
+    return (psn - 1 - ((order ^ NF_ORDER_UNSAID) - NF_ORDER_UNSAID)) & NF_PSN_MASK;
+}
+
 /* Writes the headers; returns where the payload goes.  rkey is 0: the switches rewrite it. */
 static inline uint8_t *nf_write_header(uint8_t *packet, const nf_header *h) {
     bool last = nf_ends_message(h->opcode);
     packet[0] = h->opcode;
     packet[1] = h->content ? NF_CONTENT : 0; /* no padding, version 0 */
     nf_put16(packet + 2, NF_PKEY_WINDOWED);
-    nf_put32(packet + 4, h->dest_qp & NF_PSN_MASK);                          /* top byte: FECN, BECN, reserved */
-    nf_put32(packet + 8, (h->psn & NF_PSN_MASK) | (last ? 0x80000000u : 0)); /* acknowledge requested at the end */
+    uint32_t order = nf_order_of(h->psn, h->previous), low = order & ((1u << NF_ORDER_LOW_BITS) - 1);
+    nf_put32(packet + 4, (h->dest_qp & NF_PSN_MASK) | (order >> NF_ORDER_LOW_BITS) << 24); /* above: FECN, BECN */
+    nf_put32(packet + 8, (h->psn & NF_PSN_MASK) | low << 24 | (last ? 0x80000000u : 0));   /* acknowledge requested */
     packet += NF_BTH_BYTES;
     if (nf_has_reth(h->opcode)) {
         nf_put64(packet, h->address);
@@ -148,6 +168,7 @@ static inline const uint8_t *nf_read_header(const uint8_t *packet, size_t n, uin
     h->opcode = packet[0];
     h->dest_qp = nf_get32(packet + 4) & NF_PSN_MASK;
     h->psn = nf_get32(packet + 8) & NF_PSN_MASK;
+    h->previous = nf_previous_of(h->psn, (packet[4] & 0x3fu) << NF_ORDER_LOW_BITS | (packet[8] & 0x7fu));
     if (!nf_folds_opcode(h->opcode) || (h->presence && h->opcode != NF_WRITE_ONLY)) return NULL;
     if (n != nf_bytes_of(h, path_mtu)) return NULL;
     packet += NF_BTH_BYTES;

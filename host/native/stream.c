@@ -23,7 +23,8 @@ static void begin(nf_stream *s, uint32_t window) {
 }
 
 bool nf_stream_open(nf_stream *s, uint32_t first_psn, uint32_t window, uint32_t floor) {
-    *s = (nf_stream){.first_psn = first_psn, .floor = floor, .ring = calloc(window, sizeof *s->ring)};
+    *s = (nf_stream){
+        .first_psn = first_psn, .floor = floor, .last = UINT64_MAX, .ring = calloc(window, sizeof *s->ring)};
     begin(s, window);
     return s->ring != NULL;
 }
@@ -43,6 +44,7 @@ bool nf_stream_restart(nf_stream *s, uint64_t seq, uint32_t window) {
                      .una = seq,
                      .next = seq,
                      .top = seq,
+                     .last = seq - 1,
                      .ring = ring,
                      .rtt = s->rtt,
                      .counters = s->counters};
@@ -85,8 +87,11 @@ static int64_t round_trip(const nf_stream *s) {
     return s->rtt.srtt > NF_ROUND_TRIP_LEAST ? s->rtt.srtt : s->rtt.srtt ? NF_ROUND_TRIP_LEAST : NF_RTO_LEAST;
 }
 
-/* How much longer than a round trip a hole stays open before it is asked for. */
-static int64_t patience(const nf_stream *s) { return round_trip(s) / 4; }
+/* How long a hole stays open before it is asked for; who lost it is repairing it. */
+static int64_t patience(const nf_stream *s) { return round_trip(s); }
+
+/* How long an answer takes at most, of the switches or of a rank that was told to repeat something. */
+static int64_t answer_time(const nf_stream *s) { return round_trip(s) + round_trip(s) / 4; }
 
 void nf_stream_send(nf_stream *s, int64_t now) {
     uint64_t seq = nf_stream_peek(s);
@@ -105,10 +110,11 @@ void nf_stream_send(nf_stream *s, int64_t now) {
     }
     sent->at = now;
     sent->asked = false;
-    sent->due = now + round_trip(s) + patience(s);
+    sent->due = now + answer_time(s);
     if (seq < s->seen) s->ask_due = earlier(s->ask_due, sent->due);
     sent->state = NF_FLIGHT;
     s->in_flight++;
+    s->last = seq;
     s->counters.sent++;
     nf_timer_start(&s->timer, now);
 }
@@ -120,7 +126,7 @@ bool nf_stream_ask(nf_stream *s, uint64_t *seq, int64_t now) {
     nf_sent *sent = at(s, lowest);
     sent->ask = false;
     sent->asked = true;
-    sent->due = now + round_trip(s) + patience(s);
+    sent->due = now + answer_time(s);
     if (lowest < s->seen) s->ask_due = earlier(s->ask_due, sent->due);
     s->n_ask--;
     s->ask_from = lowest + 1;
@@ -156,10 +162,29 @@ static void lose(nf_stream *s, uint64_t seq) {
 /* ---- what comes ---------------------------------------------------------------------------------------------------
  */
 /* How far a PSN is ahead of the window's start; serial arithmetic: at most 2^23 either way. */
-static int64_t ahead(const nf_stream *s, uint32_t psn) { return (int32_t)((psn - nf_stream_psn(s, s->una)) << 8) >> 8; }
+static int64_t ahead(const nf_stream *s, uint32_t psn) { return nf_psn_ahead(psn, nf_stream_psn(s, s->una)); }
 
 static bool outstanding(const nf_stream *s, uint64_t seq) {
     return seq - s->una < s->next - s->una && at(s, seq)->state != NF_DONE;
+}
+
+/* Names the outstanding packets of a range of PSNs: from *from to before *to. */
+static void within(const nf_stream *s, uint32_t psn, uint32_t end, uint64_t *from, uint64_t *to) {
+    int64_t first = ahead(s, psn), last = first + ((end - psn) & NF_PSN_MASK), most = (int64_t)(s->next - s->una);
+    *from = s->una + (uint64_t)(first > 0 ? first : 0);
+    *to = s->una + (uint64_t)(last < 0 ? 0 : last < most ? last : most);
+}
+
+void nf_stream_order(nf_stream *s, uint32_t psn, uint32_t previous) {
+    uint32_t first, end;
+    uint64_t seq, to;
+    if (!nf_order_gap(&s->order, psn, previous, &first, &end)) return;
+    for (within(s, first, end, &seq, &to); seq < to; seq++) {
+        nf_sent *sent = at(s, seq);
+        if (sent->state != NF_FLIGHT && sent->state != NF_HOLE) continue;
+        want(s, seq);
+        s->losses = true;
+    }
 }
 
 bool nf_stream_find(nf_stream *s, uint32_t psn, uint64_t *seq) {
@@ -187,15 +212,15 @@ void nf_stream_result(nf_stream *s, uint64_t seq, bool marked, int64_t now) {
     }
 }
 
-/* A packet that was sent again goes once more only where it was asked for since: what is said of it without that was
- * said before the switch could have it. */
-void nf_stream_nak(nf_stream *s, uint32_t psn, uint32_t end) {
+/* A packet that was sent again just now does not go once more: the switch has said so before it could have it. */
+void nf_stream_nak(nf_stream *s, uint32_t psn, uint32_t end, int64_t now) {
+    uint64_t seq, to;
     s->counters.naks++;
-    int64_t first = ahead(s, psn), last = first + ((end - psn) & 0xffffff), most = (int64_t)(s->next - s->una);
-    for (int64_t i = first > 0 ? first : 0; i < last && i < most; i++) {
-        nf_sent *sent = at(s, s->una + (uint64_t)i);
-        if (sent->state == NF_DONE || sent->state == NF_LOST || (sent->again && !sent->asked)) continue;
-        lose(s, s->una + (uint64_t)i);
+    for (within(s, psn, end, &seq, &to); seq < to; seq++) {
+        nf_sent *sent = at(s, seq);
+        if (sent->state == NF_DONE || sent->state == NF_LOST) continue;
+        if (sent->again && now - sent->at < round_trip(s) / 4) continue;
+        lose(s, seq);
         s->losses = true;
     }
 }

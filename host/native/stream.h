@@ -11,14 +11,15 @@
  * over, every rank has the result that it held (docs/protocol.md, "Reuse").
  *
  * A contribution is sent again when a switch says that it lacks it (a NAK), and never otherwise.  Switches see for
- * themselves what is missing between two packets of a neighbour; what they cannot see, a rank asks for, by a NAK of its
+ * themselves what was lost on the way from a neighbour, and so does a rank (order.h).  It asks for that by a NAK of its
  * own without any data: the switch then sends the result, or asks its parent, or says that it lacks the contribution.
  *
- *   hole      later results are here, this one is not.  Somebody repairs it, mostly: it is asked for once that has
- * taken a part of a round trip longer (RFC 8985's reordering window), and again each round trip silence   no result for
- * as long as the timer (RFC 6298) waits: another rank is late, or the last packets were lost. The first and the last
- * packet without a result are asked for: what the switches then send shows the holes between them.  Lasting silence
- * backs the timer off
+ *   lost      the result that left before the one that is here has not come: it is asked for at once
+ *   hole      later results are here, this one is not: it was lost elsewhere.  Somebody repairs it, mostly, so that
+ *             it is asked for once that has taken a round trip, and again after the same time and a quarter
+ *   silence   no result for as long as the timer (RFC 6298) waits: another rank is late, or the last packets were
+ *             lost.  The first and the last packet without a result are asked for: what the switches then send shows
+ *             the holes between them.  Lasting silence backs the timer off
  *
  * An ask has some 60 bytes on the wire: those of all ranks together do not fill the queue that they wait for, however
  * slow the network is.
@@ -29,6 +30,7 @@
 #ifndef NF_STREAM_H
 #define NF_STREAM_H
 #include "congestion.h"
+#include "order.h"
 #include "rtt.h"
 
 #define NF_TIMEOUTS_BEFORE_BACKOFF 3 /* time-outs without a result before the timer backs off */
@@ -64,6 +66,8 @@ typedef struct {
     uint64_t una, next;         /* lowest sequence number without result; lowest never sent */
     uint64_t top;               /* above the highest with a result: what is missing below it is a hole */
     uint64_t seen;              /* the holes below this are known as such */
+    uint64_t last;              /* the packet that left last; one below the first that is to leave at the beginning */
+    nf_order order;             /* of the results */
     uint64_t unknown;           /* all below have a result, or were found lost once */
     nf_sent *ring;              /* of `window` entries, by sequence number modulo window */
     uint32_t in_flight, n_lost; /* entries in the states NF_FLIGHT and NF_LOST */
@@ -103,18 +107,22 @@ uint64_t nf_stream_peek(const nf_stream *);
 /* Returns the lowest packet that left once, and neither its result came nor was it found lost; `next` where there is
  * none. */
 uint64_t nf_stream_first_unknown(nf_stream *);
+/* Returns the PSN of the packet that left last, for the one that leaves next to say. */
+static inline uint32_t nf_stream_previous(const nf_stream *s) { return nf_stream_psn(s, s->last); }
 /* Records that the packet that nf_stream_peek named leaves at `now` (nanoseconds). */
 void nf_stream_send(nf_stream *, int64_t now);
 /* Returns whether a packet is to be asked for now; *seq: the lowest one, whose ask leaves. */
 bool nf_stream_ask(nf_stream *, uint64_t *seq, int64_t now);
 
+/* Takes in the order of a result, before all else of it: what was lost on the way before it is to be asked for. */
+void nf_stream_order(nf_stream *, uint32_t psn, uint32_t previous);
 /* Finds the outstanding packet that a result with this PSN answers.  Returns false for a repeated result, or one that
  * was never asked for. */
 bool nf_stream_find(nf_stream *, uint32_t psn, uint64_t *seq);
 /* Takes in the result of packet `seq`, which nf_stream_find named.  marked: it met congestion (ECN). */
 void nf_stream_result(nf_stream *, uint64_t seq, bool marked, int64_t now);
 /* Takes in a NAK: a switch lacks the contributions from `psn` to before `end`. */
-void nf_stream_nak(nf_stream *, uint32_t psn, uint32_t end);
+void nf_stream_nak(nf_stream *, uint32_t psn, uint32_t end, int64_t now);
 /* After a batch of results: updates round trip and timer, and finds holes. */
 void nf_stream_end_batch(nf_stream *, int64_t now);
 /* Does what is due by now. */

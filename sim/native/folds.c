@@ -19,9 +19,10 @@ struct slot {
     uint8_t used, done, marked;
 };
 
-struct flow { /* the PSN that comes next from one end of an edge */
-    uint32_t next;
-    uint8_t begun;
+struct flow { /* of one end of an edge: what came from there, and the PSN that left there last */
+    nf_order order;
+    uint32_t last;
+    uint8_t sent;
 };
 
 struct channel {
@@ -97,6 +98,12 @@ static void emit(struct sim *s, enum fold_kind kind, uint32_t edge, uint32_t psn
     struct packet p = {.piece = edge, .seq = psn, .destination = end, .fold = (uint8_t)kind, .bytes = bytes};
     if (kind == ASK_UP || kind == ASK_DOWN) p.bytes = (uint16_t)(s->c->header + 4); /* an AETH */
     p.marked = (uint8_t)marked;
+    if (kind == UP || kind == DOWN) {
+        struct flow *flow = &s->fold->flows[2 * edge + (kind == DOWN)];
+        p.destination = flow->sent ? nf_previous_of(psn, nf_order_of(psn, flow->last)) : (psn - 1) & NF_PSN_MASK;
+        flow->last = psn;
+        flow->sent = 1;
+    }
     forward(s, &p);
 }
 
@@ -192,8 +199,9 @@ static uint32_t at_host(struct sim *s, const struct packet *p) {
         s->r.fold_duplicates += p->fold == DOWN;
         return NONE;
     }
+    if (p->fold == DOWN) nf_stream_order(&c->stream, p->seq, p->destination);
     if (p->fold == ASK_DOWN) {
-        nf_stream_nak(&c->stream, p->seq, p->destination);
+        nf_stream_nak(&c->stream, p->seq, p->destination, now);
     } else if (nf_stream_find(&c->stream, p->seq, &seq)) {
         nf_stream_result(&c->stream, seq, p->marked, now);
         s->r.fold_results++;
@@ -221,15 +229,23 @@ static void count(struct sim *s, const struct verdict *v) {
     ++*counters[v->outcome];
 }
 
-/* Notes that data came from one end of an edge, and tells that end what is missing before it (p4src/flow.p4). */
+/* Whether a switch has, or had, what one end of an edge is to send of a PSN. */
+static int has(const struct sim *s, const struct packet *p, int above, uint32_t psn) {
+    const struct fold_edge *e = &s->folds->edge[p->piece];
+    uint32_t node = above ? e->node : e->parent;
+    const struct slot *slot = &s->fold->slots[(size_t)node * s->c->fold_slots + (psn & (s->c->fold_slots - 1))];
+    if (!slot->used || slot->psn < psn) return 0;
+    return slot->psn > psn || slot->done || (!above && slot->bitmap >> e->place & 1);
+}
+
+/* Notes that data came from one end of an edge, and tells that end what was lost before it (p4src/flow.p4). */
 static void tell_gap(struct sim *s, const struct packet *p, int above) {
     struct flow *flow = &s->fold->flows[2 * p->piece + (uint32_t)above];
-    if (flow->begun && p->seq < flow->next) return;
-    if (flow->begun && p->seq > flow->next) {
-        s->r.fold_naks++;
-        emit(s, above ? ASK_UP : ASK_DOWN, p->piece, flow->next, p->seq, 0, 0);
-    }
-    *flow = (struct flow){p->seq + 1, 1};
+    uint32_t first, end;
+    if (!nf_order_gap(&flow->order, p->seq, p->destination, &first, &end)) return;
+    if (end - first == 1 && has(s, p, above, first)) return;
+    s->r.fold_naks++;
+    emit(s, above ? ASK_UP : ASK_DOWN, p->piece, first, end, 0, 0);
 }
 
 static void take(struct sim *s, uint32_t node, const struct packet *p, uint32_t psn) {

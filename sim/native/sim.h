@@ -26,7 +26,8 @@
 
 struct packet {
     uint64_t time; /* of arrival at the end of the link it is on */
-    uint32_t piece, seq, destination;
+    uint32_t piece, seq,
+        destination;    /* destination: of a fold, the PSN that left before; of an ask, that after the last */
     uint16_t agg, core; /* the path */
     uint16_t bytes;
     uint8_t marked;

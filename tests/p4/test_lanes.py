@@ -56,7 +56,7 @@ class Leaf:
                 "contribution",
                 [GROUP, child, full, 1, 16, 15, child, 1, 1, 0],
             )
-            self.insert("replica", [GROUP, child], "rewrite", rewrite(1, 2, 3, 4, 5, 6 * roce.QUEUE_PAIRS))
+            self.insert("replica", [GROUP, child], "rewrite", rewrite(1, 2, 3, 4, 5, 6 * roce.QUEUE_PAIRS, child))
 
     def insert(self, table: str, key: list[int], action: str, params: list[int]) -> None:
         info = self.switch.table(table)

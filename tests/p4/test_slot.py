@@ -87,6 +87,8 @@ class Machine(RuleBasedStateMachine):
         world = len(self.hosts)
         self.first = first
         self.sent = [0] * world
+        self.last: dict[int, int] = {}
+        """Rank -> the PSN that left it last."""
         self.has: list[set[int]] = [set() for _ in range(world)]
         self.flying: list[Flight] = []
         drawn = random.Random(first)
@@ -206,7 +208,10 @@ class Machine(RuleBasedStateMachine):
         opcode, reth, lanes = roce.Opcode.WRITE_MIDDLE, b"", self.lanes(rank, psn)
         if rank not in self.contributes[psn]:
             opcode, reth, lanes = roce.Opcode.WRITE_ONLY, roce.RETH.pack(7 << 32 | psn * roce.PATH_MTU, 0, 0), NO_LANES
-        packet = Packet(roce.LaneOperation.SUM32, opcode, 0, on_wire, reth, lanes, content=rank in self.content[psn])
+        order = roce.order_of(on_wire, self.last.get(rank, on_wire - 1))
+        self.last[rank] = on_wire
+        packet = Packet(roce.LaneOperation.SUM32, opcode, 0, on_wire, reth, lanes, content=rank in self.content[psn],
+                        order=order)
         self.leave(rank, packet.build(stream.peer_qp))
 
     def leave(self, rank: int, payload: bytes) -> None:
@@ -262,7 +267,9 @@ class Machine(RuleBasedStateMachine):
 
 def shown(packet: Packet | Nak) -> object:
     """What is compared of a packet."""
-    return packet if isinstance(packet, Nak) else (packet.psn, packet.opcode, packet.content, packet.lanes.tobytes())
+    if isinstance(packet, Nak):
+        return packet
+    return packet.psn, packet.opcode, packet.content, packet.order, packet.lanes.tobytes()
 
 
 def machine(topo: str, window: int, slots: int, *, roles: bool = False) -> type[Machine]:

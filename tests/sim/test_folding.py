@@ -187,6 +187,24 @@ def test_every_sum_is_complete_once_and_runs_repeat(loss, seed, size, fabric, cr
     assert again[0].time == again[1].time
 
 
+@pytest.mark.parametrize(("loss", "most", "repeats"), [(0.01, 1.04, 1.2), (0.05, 1.25, 1.3)])
+def test_a_loss_costs_its_repair_and_little_more(loss: float, most: float, repeats: float) -> None:
+    """8 MB over links of 1 Gb/s, four ranks on two leaves and a spine: what is lost on a link is sent again on that
+    link, hardly anything else is, and nobody waits for a timer but at the end."""
+    topology = leaf_spine(hosts=4, leaves=2, spines=1, rate=1e9, delay=20e-6)
+    work, folds = fold(topology, range(4), 8_000_000, machines=False)
+
+    def run_with(loss: float, seed: int) -> PacketOutcome:
+        return simulate(topology, work, PINNED, transport=Transport(mtu=4096, jitter=0), folds=folds, loss=loss,
+                        seed=seed)
+
+    clean = run_with(0, 0).time
+    lossy = [run_with(loss, seed) for seed in range(4)]
+    assert sum(one.time for one in lossy) < 4 * most * clean
+    again = sum(one.counts["fold_resent"] + one.counts["fold_answered"] for one in lossy)
+    assert again < repeats * sum(one.counts["dropped"] for one in lossy)
+
+
 def test_folds_and_flows_share_links() -> None:
     """A fold beside a ring over the same hosts takes longer than alone, and both end."""
     topology = leaf_spine(hosts=8, leaves=2, spines=2)

@@ -128,7 +128,7 @@ class Wire:
         sport, dport = struct.unpack("!HH", packet[20:24])
         assert (sport, dport) == (self.stream(rank - 1, kind).source_port, roce.UDP_PORT), "UDP ports"
         opcode, _, _, qp, _ = roce.BTH.unpack(packet[28:40])
-        assert qp == stream.qp + (USUAL[kind] if operation is None else operation), "queue pair"
+        assert qp & 0xFFFFFF == stream.qp + (USUAL[kind] if operation is None else operation), "queue pair"
         assert struct.unpack("!H", packet[4:6])[0] == psn & 0xFFFF, "IPv4 ID"
         start = 40 + (roce.RETH_BYTES if Opcode(opcode).has_reth else 0)
         return struct.unpack("!256I", packet[start:-4]), packet[1] & 3

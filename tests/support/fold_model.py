@@ -77,10 +77,12 @@ class Slot:
 
 @dataclass
 class Flow:
-    """Where a sender's packets stand: the next one, and of a NIC the lowest that its successor has not acknowledged."""
+    """Where a sender's packets stand: the next one; of a windowed sender the one that came last, and of a NIC the
+    lowest that its successor has not acknowledged."""
 
     epoch: int = 0
     next: int = 0
+    last: int = 0
     lowest: int = 0
     told: bool = False
 
@@ -117,8 +119,8 @@ class ModelSwitch:
             return self._asked(sender, packet)
         if sender != PARENT and self.children[sender].kind is Kind.RC:
             return self._from_nic(sender, packet)
-        gap = self._gap(sender, packet.psn)
-        return gap + (self._down(packet) if sender == PARENT else self._up(sender, packet))
+        out = self._down(packet) if sender == PARENT else self._up(sender, packet)
+        return self._gap(sender, packet) + out
 
     def acknowledged(self, child: int, packet: Packet) -> None:
         """Takes note of an ACK or NAK of a NIC's successor, which passes on its way to the NIC."""
@@ -135,15 +137,27 @@ class ModelSwitch:
     def _flow(self, sender: int, first: int) -> Flow:
         flow = self.flows.get(sender)
         if flow is None or flow.epoch != self.epoch:
-            flow = self.flows[sender] = Flow(self.epoch, first, first)
+            flow = self.flows[sender] = Flow(self.epoch, first, following(first, -1), first)
         return flow
 
-    def _gap(self, sender: int, psn: int) -> list[Out]:
-        flow = self._flow(sender, psn)
-        missing, ahead = flow.next, roce.psn_age(psn, flow.next)
-        if ahead >= 0:
-            flow.next = following(psn)
-        return [Out(sender, "ask", missing, psn)] if ahead > 0 else []
+    def _gap(self, sender: int, packet: Packet) -> list[Out]:
+        new = sender not in self.flows or self.flows[sender].epoch != self.epoch
+        flow = self._flow(sender, packet.psn)
+        previous, last, missing = following(packet.psn, -1 - packet.order), flow.last, flow.next
+        flow.last = packet.psn
+        if roce.psn_age(packet.psn, flow.next) >= 0:
+            flow.next = following(packet.psn)
+        if new or previous == last or packet.order == roce.ORDER_UNSAID:
+            return []
+        if roce.psn_age(previous, missing) > 0:
+            return [Out(sender, "ask", missing, following(previous))]
+        return [] if self._had(sender, previous) else [Out(sender, "ask", previous, following(previous))]
+
+    def _had(self, sender: int, psn: int) -> bool:
+        """Whether a windowed neighbour's packet is here after all: it came out of turn, or again."""
+        slot = self.table[psn & self.slots - 1]
+        age = self._age(slot, psn)
+        return age < 0 or (age == 0 and (slot.done or sender in slot.children))
 
     # ---- contributions and results ---------------------------------------------------------------------------------
 

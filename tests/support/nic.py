@@ -146,11 +146,15 @@ class Packet:
     ip_id: int = 0
     becn: int = 0
     """The byte before the destination queue pair: FECN, BECN, and bits that are reserved."""
+    order: int = field(default=0, compare=False)
+    """Of a windowed packet: what it says, in reserved bits, of the one that left before it (``roce.order_of``)."""
 
     def inner(self) -> bytes:
         """The UDP payload without the ICRC."""
+        high, low = roce.order_bytes(self.order)
         data = roce.BTH.pack(self.opcode, self.solicited << 7 | self.pad << 4, self.pkey,
-                             self.becn << 24 | self.queue_pair, self.ack_req << 31 | self.psn)
+                             (self.becn | high) << 24 | self.queue_pair,
+                             self.ack_req << 31 | low << 24 | self.psn)
         if self.reth is not None:
             data += roce.RETH.pack(*self.reth)
         if self.syndrome is not None:
@@ -194,9 +198,12 @@ class Packet:
                 syndrome, msn = word >> 24, word & roce.PSN_MASK
         if at > end:
             return None
+        becn, order = qp >> 24, 0
+        if pkey == roce.PKEY_WINDOWED and known:
+            becn, order = becn & 0xC0, roce.order_in(becn, psn >> 24)
         return cls(socket.inet_ntoa(ip[12:16]), socket.inet_ntoa(ip[16:20]), opcode, qp & 0xFFFFFF,
                    psn & roce.PSN_MASK, ip[at:end], pkey, bool(psn >> 31), flags >> 4 & 3, bool(flags >> 7), reth,
-                   immediate, syndrome, msn, source_port, ip[1], ip[8], int.from_bytes(ip[4:6], "big"), qp >> 24)
+                   immediate, syndrome, msn, source_port, ip[1], ip[8], int.from_bytes(ip[4:6], "big"), becn, order)
 
 
 def icrc_holds(frame: bytes) -> bool:

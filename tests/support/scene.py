@@ -82,6 +82,8 @@ class Scene:
         for entity in self.entities:
             write(self.engine, entity)
         self.at = stream.psn
+        self.left: dict[int, tuple[int, int]] = {}
+        """Windowed rank, or -1 for the parent, -> the PSN that left last, and the one after the highest that has."""
         self.frames: list[tuple[int, bytes]] = []
         self.sent: list[list[tuple[int, bytes]]] = []
 
@@ -124,7 +126,20 @@ class Scene:
 
     def send(self, place: int, psn: int, payload: bytes | None = None, **fields: object) -> Out:
         """Sends a contribution."""
-        return self.inject(self.ports[place], self.contribution(place, psn, payload, **fields).frame())
+        packet = self.contribution(place, psn, payload, **fields)
+        if place not in self.stream.rc:
+            packet = self.in_order(place, packet)
+        return self.inject(self.ports[place], packet.frame())
+
+    def in_order(self, neighbour: int, packet: Packet) -> Packet:
+        """A windowed neighbour's packet with its order: what a PSN leaves out below it has left, and was lost."""
+        if packet.opcode == roce.Opcode.ACKNOWLEDGE:
+            return packet
+        below = packet.psn - 1 & roce.PSN_MASK
+        last, after = self.left.get(neighbour, (below, packet.psn))
+        ahead = roce.psn_age(packet.psn, after)
+        self.left[neighbour] = packet.psn, (packet.psn + 1) & roce.PSN_MASK if ahead >= 0 else after
+        return dataclasses.replace(packet, order=roce.order_of(packet.psn, below if ahead > 0 else last))
 
     def ask(self, place: int, psn: int, end: int | None = None) -> Out:
         """A windowed rank lacks results from this PSN on, up to ``end``."""
@@ -150,8 +165,8 @@ class Scene:
         packet = Packet(parent.address, self.here.address, Rc.SEND_ONLY,
                         self.stream.down[self.here.name] << roce.OPERATION_BITS, psn & roce.PSN_MASK,
                         payload, pkey=roce.PKEY_WINDOWED, source_port=self.stream.source_ports[0], ttl=255)
-        frame = dataclasses.replace(packet, **fields).frame()  # type: ignore[arg-type]
-        return self.inject(self.fold.parent_port, frame)
+        packet = dataclasses.replace(packet, **fields)  # type: ignore[arg-type]
+        return self.inject(self.fold.parent_port, self.in_order(-1, packet).frame())
 
     def everybody(self, psn: int, **fields: object) -> Out:
         """All ranks contribute, in order; the NICs' successors acknowledge the result, at the root."""

@@ -204,7 +204,7 @@ class Fabric:
         """Puts on the wire what a core has to send."""
         while run := self.cores[rank].send(self.network.now):
             for ip_id, payload in enumerate(run.packets()):
-                qp = struct.unpack_from("!I", payload, 4)[0]
+                qp = struct.unpack_from("!I", payload, 4)[0] & 0xFFFFFF
                 self.entry[qp & ~7](payload, ip_id, source, run.source_port, run.destination)
 
 

@@ -46,6 +46,7 @@ def test_p4_sizes_equal_the_python_ones() -> None:
     headers = {name: p4[name] for name in ("UDP_BYTES", "BTH_BYTES", "RETH_BYTES", "ICRC_BYTES")}
     assert headers == {name: getattr(roce, name) for name in headers}
     assert p4["PSN_HALF"] * 2 == 1 << p4["PSN_BITS"] == roce.PSN_MASK + 1
+    assert p4["ORDER_BITS"] == roce.ORDER_BITS
     assert p4["ECN_CE"] == roce.ECN_CE
     assert (p4["PKEY_DEFAULT"], p4["PKEY_WINDOWED"]) == (roce.PKEY, roce.PKEY_WINDOWED)
     network = ipaddress.IPv4Network(roce.FOLD_NETWORK)
@@ -60,8 +61,9 @@ def test_p4_sizes_equal_the_python_ones() -> None:
 
 def test_c_sizes_equal_the_python_ones() -> None:
     """host/native and wire/roce.py name the same numbers."""
-    lanes, rc = ((ROOT / "host" / "native" / name).read_text() for name in ("lanes.h", "rc.h"))
+    lanes, rc, own = ((ROOT / "host" / "native" / name).read_text() for name in ("lanes.h", "rc.h", "roce.h"))
     assert c_define(lanes, "NF_BLOCK") == roce.BLOCK
+    assert c_define(own, "NF_ORDER_BITS") == roce.ORDER_BITS
     assert c_define(rc, "NF_RC_ACKNOWLEDGE") == roce.Opcode.ACKNOWLEDGE
 
 
