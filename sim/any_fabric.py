@@ -68,7 +68,7 @@ class Links:
         self.number: dict[tuple[str, int], int] = {}
         """By node and port from where it leads."""
         self._by_hop: dict[tuple[int, str], int] = {}
-        rates = []
+        rates: list[float] = []
         for at, link in enumerate(fabric.links):
             for end in link.ends:
                 self.number[end.node, end.port] = len(rates)
