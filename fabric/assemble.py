@@ -59,7 +59,7 @@ class Site(NamedTuple):
     """Row and column in a mesh; see `Switch`."""
 
 
-class Cable(NamedTuple):
+class Edge(NamedTuple):
     """A link between two switches, by name; of ``a``'s ports it takes the next one after those of cables before."""
 
     a: str
@@ -81,7 +81,7 @@ def spread(hosts: int, leaves: int) -> list[int]:
 def assemble(
     name: str,
     switches: Sequence[Site],
-    cables: Sequence[Cable],
+    cables: Sequence[Edge],
     *,
     rate: str | None = None,
     seed: int = 0,
@@ -110,7 +110,7 @@ def assemble(
                               f"expected at most {MOST_HOSTS} hosts and {MAX_PORT} links, as switches have ports")
     inside = faults.copy()
     inside.pop("corrupt", None)
-    cabled: dict[str, list[Cable]] = defaultdict(list)
+    cabled: dict[str, list[Edge]] = defaultdict(list)
     for cable in cables:
         cabled[cable.a].append(cable)
     ports = {site.name: count(1) for site in switches}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Unpack
 
 from netfold.fabric import graph_file, grids
-from netfold.fabric.assemble import PATH_MTUS, Cable, FabricOptions, Faults, assemble, sites, spread
+from netfold.fabric.assemble import PATH_MTUS, Edge, FabricOptions, Faults, assemble, sites, spread
 from netfold.fabric.graph import Fabric, FabricError
 from netfold.fabric.uplinks import Uplink, number, rate, uplinks
 
@@ -50,7 +50,7 @@ def leafspine(
     lower = sites([f"leaf{i + 1}" for i in range(leaves)], "leaf", spread(hosts, leaves))
     upper = sites([f"spine{i + 1}" for i in range(spines)], "spine")
     cables = [cable for leaf in lower for spine, up in zip(upper, above, strict=True)
-              for cable in [Cable(leaf.name, spine.name, up.rate)] * up.links]
+              for cable in [Edge(leaf.name, spine.name, up.rate)] * up.links]
     return assemble(name or f"leafspine-{leaves}-{spines}-{hosts}", [*lower, *upper], cables, **options)
 
 
@@ -75,9 +75,9 @@ def threetier(
     middle = sites([f"agg{i + 1}" for i in range(pods * aggs)], "agg")
     upper = sites([f"spine{i + 1}" for i in range(spines)], "spine")
     cables = [cable for pod in range(pods) for leaf in range(leaves) for agg, up in enumerate(to_aggs)
-              for cable in [Cable(lower[pod * leaves + leaf].name, middle[pod * aggs + agg].name, up.rate)] * up.links]
+              for cable in [Edge(lower[pod * leaves + leaf].name, middle[pod * aggs + agg].name, up.rate)] * up.links]
     cables += [cable for pod in range(pods) for spine, up in enumerate(to_spines)
-               for cable in [Cable(middle[pod * aggs + spine % aggs].name, upper[spine].name, up.rate)] * up.links]
+               for cable in [Edge(middle[pod * aggs + spine % aggs].name, upper[spine].name, up.rate)] * up.links]
     return assemble(f"threetier-{pods}-{leaves}-{aggs}-{spines}-{hosts}", [*lower, *middle, *upper], cables, **options)
 
 
@@ -92,6 +92,7 @@ class Family(NamedTuple):
 
     make: Callable[..., Fabric]
     """(*numbers, **options, **`FabricOptions`) -> fabric"""
+    example: str
     numbers: str
     options: Mapping[str, tuple[str, Callable[[str], Any]]]
     """Name -> form of the value, and what reads it; it raises FabricError."""
@@ -100,10 +101,11 @@ class Family(NamedTuple):
 _UPLINKS: Final = ("[Nx][RATE]:...", uplinks)
 _GRID: Final = {"hosts": ("N", number), "rows": ("RATE", rate), "columns": ("RATE", rate), "host": ("RATE", rate)}
 FAMILIES: Final = {
-    "leafspine": Family(leafspine, "LEAVES,SPINES,HOSTS", {"uplinks": _UPLINKS}),
-    "threetier": Family(threetier, "PODS,LEAVES,AGGS,SPINES,HOSTS", {"uplinks": _UPLINKS, "cores": _UPLINKS}),
-    "mesh": Family(grids.mesh, "ROWS,COLUMNS", _GRID),
-    "torus": Family(grids.torus, "ROWS,COLUMNS", _GRID),
+    "leafspine": Family(leafspine, "leafspine,2,2,8", "LEAVES,SPINES,HOSTS", {"uplinks": _UPLINKS}),
+    "threetier": Family(threetier, "threetier,2,2,2,4,8", "PODS,LEAVES,AGGS,SPINES,HOSTS",
+                        {"uplinks": _UPLINKS, "cores": _UPLINKS}),
+    "mesh": Family(grids.mesh, "mesh,2,4", "ROWS,COLUMNS", _GRID),
+    "torus": Family(grids.torus, "torus,3,3", "ROWS,COLUMNS", _GRID),
 }
 """The families that `parse` takes, by the first word."""
 FORMS: Final = {kind: f"{kind},{family.numbers}" + "".join(f"[,{name}={form}]" for name, (form, _) in
@@ -138,7 +140,8 @@ def parse(text: str, **options: Unpack[FabricOptions]) -> Fabric:
     plain = [word for word in words if "=" not in word]
     if len(plain) != family.numbers.count(",") + 1 or words[: len(plain)] != plain or not all(
             word.isdecimal() and len(word) <= 5 for word in plain):
-        raise FabricError(f"unknown topology {text!r}: expected {FORMS[kind]}: whole numbers, then options")
+        raise FabricError(f"unknown topology {text!r}: expected {FORMS[kind]}: whole numbers, then "
+                          f"options, as {family.example}")
     given: dict[str, Any] = {}
     for word in words[len(plain):]:
         name, _, value = word.partition("=")

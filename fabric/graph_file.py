@@ -32,7 +32,7 @@ import msgspec
 import networkx as nx
 
 from netfold.fabric import file as fabric_file
-from netfold.fabric.assemble import PATH_MTUS, Cable, FabricOptions, Site, assemble
+from netfold.fabric.assemble import PATH_MTUS, Edge, FabricOptions, Site, assemble
 from netfold.fabric.graph import FAULTS, Fabric, FabricError, Link, Role
 from netfold.fabric.validity import validate
 
@@ -87,7 +87,7 @@ def of_graph(graph: nx.Graph[Any], name: str, **options: Unpack[FabricOptions]) 
                   tuple(host for host, _ in below[node]), tuple(_rate(node, data) for _, data in below[node]),
                   _place(node, graph.nodes[node])) for node in switches]
     inner = [(a, b, data) for a, b, data in simple.edges(data=True) if kinds[a] == kinds[b] == "switch"]
-    cables = [Cable(names[a], names[b], _rate(f"{a} - {b}", data)) for a, b, data in inner]
+    cables = [Edge(names[a], names[b], _rate(f"{a} - {b}", data)) for a, b, data in inner]
     label = re.sub(r"[^\w.-]", "-", name)
     fabric = assemble(label, sites, cables, **options)
     faults = {(names[a], names[b]): _faults(f"{a} - {b}", data) for a, b, data in inner}

@@ -18,7 +18,7 @@ from typing import Unpack
 
 import networkx as nx
 
-from netfold.fabric.assemble import Cable, FabricOptions, Site, assemble
+from netfold.fabric.assemble import Edge, FabricOptions, Site, assemble
 from netfold.fabric.graph import Fabric, FabricError, bits_per_second
 
 Place = tuple[int, int]
@@ -55,7 +55,7 @@ def _grid(kind: str, height: int, width: int, wraps: bool, *, hosts: int = 1, ro
                           f"and {hosts}")
     common = options.get("rate")
     along = {"rows": rows or common, "columns": columns or common}
-    cables = [Cable(_name(a), _name(b), along["rows" if a[0] == b[0] else "columns"])
+    cables = [Edge(_name(a), _name(b), along["rows" if a[0] == b[0] else "columns"])
               for a, b in neighbours(height, width, wraps=wraps)]
     rates: dict[str, list[str | None]] = defaultdict(list)
     for cable in cables:

@@ -40,7 +40,7 @@ Parts = dict[int, float]
 
 
 @dataclass(frozen=True)
-class FabricRow:
+class AnyFabricRow:
     """One collective by one scheme."""
 
     fabric: str
@@ -58,7 +58,7 @@ class FabricRow:
     """Flows, and parts of those that are cut."""
 
 
-class Links:
+class DirectedLinks:
     """The directed links of a fabric by number, and how flows spread over them."""
 
     def __init__(self, fabric: Fabric, rate: float) -> None:
@@ -109,9 +109,9 @@ class Links:
         return parts
 
 
-def simulate(links: Links, work: Workload, scheme: str, *, seed: int = 0, delay: float = 500e-9) -> tuple[
+def simulate(links: DirectedLinks, work: Workload, scheme: str, *, seed: int = 0, delay: float = 500e-9) -> tuple[
         fluid.FluidOutcome, float]:
-    """Let a workload run to its end; also returns the seconds of the busiest link between switches (`FabricRow`).
+    """Let a workload run to its end; also returns the seconds of the busiest link between switches (`AnyFabricRow`).
 
     Raises ValueError for a scheme that there is not, PathError where hosts cannot reach each other.
     """
@@ -155,7 +155,7 @@ def simulate(links: Links, work: Workload, scheme: str, *, seed: int = 0, delay:
 
 def run(fabric: Fabric, *, collectives: Sequence[str] = tuple(COLLECTIVES), schemes: Sequence[str] = SCHEMES,
         nbytes: int = 16 << 20, rate: float = 400e9, delay: float = 500e-9, seeds: Sequence[int] = (1, 2, 3),
-        out: Path | None = None, echo: Callable[[str], None] = print) -> list[FabricRow]:
+        out: Path | None = None, echo: Callable[[str], None] = print) -> list[AnyFabricRow]:
     """Simulate and print a table, and write fabric.csv into ``out``.
 
     rate    bit/s of links of which the fabric states none
@@ -165,14 +165,14 @@ def run(fabric: Fabric, *, collectives: Sequence[str] = tuple(COLLECTIVES), sche
     for kind, given, known in (("collective", collectives, COLLECTIVES), ("scheme", schemes, SCHEMES)):
         if unknown := [name for name in given if name not in known]:
             raise ValueError(f"no {kind} is called {unknown[0]!r}; there are {', '.join(known)}")
-    links = Links(fabric, rate)
+    links = DirectedLinks(fabric, rate)
     graph, names = fabric.graph(), links.hosts
     if len(names) < 2 or nbytes < 1:
         raise ValueError(f"{fabric.name}: {len(names)} hosts, {nbytes} bytes: expected 2 hosts and 1 byte or more")
     places = mesh_of(graph, names)
     order = ring_along(places) if places else ring_order(
         ((a.node, b.node) for a, b in (link.ends for link in fabric.links)), names)
-    rows: list[FabricRow] = []
+    rows: list[AnyFabricRow] = []
     echo(f"# {fabric.name}: {len(names)} hosts, {nbytes} bytes each; us (over spraying; busiest link alone)")
     for name in collectives:
         if name == "halving-doubling" and len(names) & (len(names) - 1):
@@ -184,7 +184,7 @@ def run(fabric: Fabric, *, collectives: Sequence[str] = tuple(COLLECTIVES), sche
         for scheme in schemes:
             for seed in seeds if scheme == "ecmp" else seeds[:1]:
                 outcome, busiest = simulate(links, work, scheme, seed=seed, delay=delay)
-                rows.append(FabricRow(fabric.name, name, nbytes, scheme, seed, outcome.time, outcome.time / sprayed,
+                rows.append(AnyFabricRow(fabric.name, name, nbytes, scheme, seed, outcome.time, outcome.time / sprayed,
                                       busiest, outcome.pieces))
                 row = rows[-1]
                 said.append(f"{scheme} {row.seconds * 1e6:.0f} ({row.over_spray:.2f}; {row.busiest * 1e6:.0f})")
@@ -192,7 +192,7 @@ def run(fabric: Fabric, *, collectives: Sequence[str] = tuple(COLLECTIVES), sche
     if out is not None:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([field.name for field in fields(FabricRow)])
+        writer.writerow([field.name for field in fields(AnyFabricRow)])
         writer.writerows(map(astuple, rows))
         out.mkdir(parents=True, exist_ok=True)
         files.replace(out / "fabric.csv", text.getvalue())

@@ -22,7 +22,7 @@ def test_a_clos_takes_the_time_of_its_own_simulator(uplinks: str, scheme: str, c
     """Planned by the same planners, with equal and unequal uplinks; headers aside, which this one does not have."""
     fabric = parse(f"leafspine,2,2,8{uplinks}", rate="400gbit")
     work = COLLECTIVES[collective](range(8), 8 << 20)
-    ours, _ = any_fabric.simulate(any_fabric.Links(fabric, 400e9), work, scheme, delay=0)
+    ours, _ = any_fabric.simulate(any_fabric.DirectedLinks(fabric, 400e9), work, scheme, delay=0)
     regular = fluid.simulate(of_fabric(fabric, delay=0), work, SCHEMES[scheme], transport=Transport(header=0))
     assert ours.time == pytest.approx(regular.time, rel=0.02)
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from netfold.controller.paths.steering import Steering
 from netfold.fabric.generate import parse
 from netfold.fabric.graph import Fabric
+from netfold.fabric.graph_file import of_graph
 from netfold.wire.paths import tcp_ports
 from support.graphs import any_fabrics
 
@@ -32,6 +33,14 @@ def test_no_packet_goes_round_in_circles(fabric: Fabric, data: st.DataObject) ->
     for a, b in data.draw(st.lists(st.sampled_from(pairs), max_size=3)):
         ports = steering.ports(steering.left(graph), a, b)
         steering.suspect(ports[data.draw(st.sampled_from(sorted(ports)))])
+    check_that_hops_lead_nearer(steering, graph)
+
+
+def check_that_hops_lead_nearer(steering: Steering, graph: nx.MultiGraph[str]) -> None:
+    """Every switch sends every packet, by whatever port, one hop nearer to its host's leaf."""
+    fabric = steering.fabric
+    switches = {switch.name for switch in fabric.switches}
+    pairs = [(a, b) for a in steering.whole.leaves for b in steering.whole.leaves if a != b]
     left, suspects, shared = steering.usable_parts(graph)
     pins = steering.pins(steering.left(graph), steering.usable(left, suspects, shared))
     routes = {(route.switch, route.host): route.hops for route in steering.routes(graph)}
@@ -47,6 +56,18 @@ def test_no_packet_goes_round_in_circles(fabric: Fabric, data: st.DataObject) ->
                 pin = pins.get(start, {}).get((leaf, port))
                 nexts = {far[start, pin]} if len(hops) > 1 and pin is not None else {hop.node for hop in hops}
                 assert all(distance[node] == distance[start] - 1 for node in nexts), (start, leaf, port)
+
+
+def test_no_detour_around_suspect_links_leads_back() -> None:
+    """On a ring of five, with both links between two neighbours suspect: the switches' routes still lead over them, and
+    a connection that was sent the long way round would come back from the first switch there."""
+    graph = nx.MultiGraph([("a", "b"), ("a", "b"), ("b", "c"), ("c", "d"), ("d", "e"), ("e", "a"), ("e", "a")])
+    steering = Steering(of_graph(graph, "ring"))
+    for pair in (("a", "b"), ("b", "e")):
+        for path in steering.whole.paths(*pair):
+            steering.suspect(path)
+    assert steering.shared_links() == {path[0].link for path in steering.whole.paths("a", "b")}
+    check_that_hops_lead_nearer(steering, steering.fabric.graph())
 
 
 def test_planned_paths_of_a_torus_are_those_that_packets_take() -> None:
