@@ -117,8 +117,6 @@ class AllreduceRow(msgspec.Struct, frozen=True):
     """Whether the link or the processor was the limit of this figure, by its parts of both."""
     machine: str
     """Where it was measured."""
-    topo: str = ""
-    """The fabric, where it is not one of leaves and spines."""
 
 
 def spec(
@@ -318,7 +316,6 @@ def _row(spec: AllreduceSpec, name: str, nbytes: int, rounds: Sequence[tuple[Seq
         credits=spec.credits if on_fabric else "",
         limited_by=limited_by(link, busy),
         machine=machine(),
-        topo=spec.topo,
     )
 
 
