@@ -62,6 +62,8 @@ class Switch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """For this switch instead of the fabric's, as are the next two."""
     p4runtime_certificate: str | None = None
     p4runtime_key: str | None = None
+    place: tuple[int, int] | None = None
+    """Row and column, from 0, in a mesh or torus, whose neighbouring places are linked; None: it is in none."""
 
 
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -236,12 +238,12 @@ class Fabric(Settings, frozen=True, kw_only=True):
     def graph(self) -> nx.MultiGraph[str]:
         """The fabric as a networkx graph, which the planners take.
 
-        Nodes carry ``kind`` ("switch" or "host"), ``address`` and ``mac``, switches ``role`` too; edges, whose key is
-        the link's number, carry ``ports`` (node name -> port), ``rate`` (bit/s or None) and ``loss``.
+        Nodes carry ``kind`` ("switch" or "host"), ``address`` and ``mac``, switches ``role`` and ``place`` too; edges,
+        whose key is the link's number, carry ``ports`` (node name -> port), ``rate`` (bit/s or None) and ``loss``.
         """
         graph: nx.MultiGraph[str] = nx.MultiGraph(name=self.name)
         for s in self.switches:
-            graph.add_node(s.name, kind="switch", role=s.role, address=s.address, mac=s.mac)
+            graph.add_node(s.name, kind="switch", role=s.role, address=s.address, mac=s.mac, place=s.place)
         for h in self.hosts:
             graph.add_node(h.name, kind="host", address=h.address, mac=h.mac)
         for number, link in enumerate(self.links):

@@ -28,8 +28,8 @@ from itertools import accumulate
 from math import gcd, lcm
 from typing import Final, Literal, NamedTuple
 
-from netfold.fabric.clos import Clos, Path, PathError
 from netfold.fabric.graph import PlannerName
+from netfold.fabric.path_graph import Path, PathError, PathGraph
 
 Share = int | Fraction
 
@@ -164,7 +164,7 @@ class PathPlan:
 
 
 def plan(
-    clos: Clos,
+    clos: PathGraph,
     flows: Sequence[Flow],
     *,
     planner: Planner = fewest_pieces,

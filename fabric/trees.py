@@ -21,6 +21,9 @@ import networkx as nx
 MAX_CHILDREN: Final = 64
 """MAX_CHILDREN of p4src/sizes.p4: the bits of a slot's bitmap."""
 
+MOST_CROSSING: Final = 16
+"""Trees of a job at most where some share links: more of them would share what these carry already."""
+
 
 class NoTree(Exception):
     """No switch can fold for these ranks; the message says why."""
@@ -87,7 +90,8 @@ def plan(
     graph    `Fabric.graph`, less whatever is down
     ranks    host names in the order of ranks
     carried  bit/s that other jobs' trees take of links (`tree_loads`): weights leave them room
-    Where no spine is the root of a shallowest tree, other switches are.  Raises NoTree.
+    Where no spine is the root of a shallowest tree, other switches are.  A tree is left out where all together would
+    carry less with it, as those of a torus do, which cross each other.  Raises NoTree.
     """
     for rank, host in enumerate(ranks):
         if host not in graph or graph.degree(host) == 0:
@@ -114,7 +118,7 @@ def plan(
 def _tree(graph: nx.MultiGraph[str], switches: nx.MultiGraph[str], start: str, ranks: Sequence[str]) -> Tree | None:
     """The breadth-first tree from ``start``, its root moved down while it has a single child that is a switch; None
     where a rank cannot be reached."""
-    parent: dict[str, str] = {child: up for up, child in nx.bfs_edges(switches, start)}
+    parent = _parents(switches, start)
     children: dict[str, list[Child]] = {start: []}
     for rank, host in enumerate(ranks):
         below = next(iter(graph.adj[host]))
@@ -138,6 +142,25 @@ def _tree(graph: nx.MultiGraph[str], switches: nx.MultiGraph[str], start: str, r
     return Tree(root, 1.0, tuple(folds))
 
 
+def _parents(switches: nx.MultiGraph[str], start: str) -> dict[str, str]:
+    """The parent of every other switch in a breadth-first tree: of equally near ones that with the fastest link to it,
+    and the first found of those."""
+    parent: dict[str, str] = {}
+    layer = [start]
+    while layer:
+        found: dict[str, tuple[float, str]] = {}
+        for up in layer:
+            for child in switches.adj[up]:
+                if child != start and child not in parent:
+                    data = switches.adj[up][child]
+                    rate = data[min(data)].get("rate") or 0.0
+                    if child not in found or rate > found[child][0]:
+                        found[child] = rate, up
+        parent |= {child: up for child, (_, up) in found.items()}
+        layer = list(found)
+    return parent
+
+
 def moved(trees: Sequence[Tree], planned: Sequence[Tree]) -> list[Tree]:
     """Replacements of ``trees``, as many and with the same weights, since running operations are striped over them.
 
@@ -156,12 +179,12 @@ def moved(trees: Sequence[Tree], planned: Sequence[Tree]) -> list[Tree]:
 
 def crowding(trees: Sequence[Tree]) -> float:
     """Share of a job's bytes that the busiest link between switches carries each way; 0 if none carries any."""
-    load: dict[tuple[str, int], float] = {}
+    load: dict[frozenset[str], float] = {}
     for tree in trees:
         for fold in tree.folds:
             if fold.parent is not None:
-                end = fold.switch, fold.parent_port
-                load[end] = load.get(end, 0.0) + tree.weight
+                link = frozenset((fold.switch, fold.parent))  # trees use the first of parallel links
+                load[link] = load.get(link, 0.0) + tree.weight
     return max(load.values(), default=0.0)
 
 
@@ -196,21 +219,30 @@ def port(graph: nx.MultiGraph[str], here: str, there: str) -> int:
 
 
 def _weighted(graph: nx.MultiGraph[str], trees: Sequence[Tree], carried: Mapping[int, float]) -> list[Tree]:
-    """The trees with weights in proportion to the bandwidth, beside what others carry, of the narrowest link of each
-    between switches."""
-    links = {tree.root: [(f.switch, f.parent) for f in tree.folds if f.parent is not None] for tree in trees}
-    sharers = Counter(link for tree_links in links.values() for link in tree_links)
+    """The trees that carry the most together, with weights in proportion to what each carries."""
+    links = [[_link(graph, f.switch, f.parent) for f in tree.folds if f.parent is not None] for tree in trees]
+    rates = {link: rate for tree in links for link, rate in tree}
+    stated = None not in rates.values() and all(links)  # a tree without rates is not comparable
+    room = {link: room_beside(rate, carried.get(link, 0.0)) if stated and rate else 1.0 for link, rate in rates.items()}
 
-    def width(tree: Tree) -> float:
-        rates: list[float] = []
-        for a, b in links[tree.root]:
-            data = graph.adj[a][b]
-            rate = data[min(data)]["rate"]
-            if rate is not None:
-                rates.append(room_beside(rate, carried.get(min(data), 0.0)) / sharers[a, b])
-        return min(rates, default=0.0)
+    def widths(chosen: Sequence[int]) -> list[float]:
+        """What each tree carries, where those that share a link share it equally: each goes through it both ways."""
+        sharers = Counter(link for tree in chosen for link, _ in links[tree])
+        return [min((room[link] / sharers[link] for link, _ in links[tree]), default=1.0) for tree in chosen]
 
-    widths = [width(tree) for tree in trees]
-    if not all(widths):  # a tree without rates is not comparable: equal shares
-        widths = [1.0] * len(trees)
-    return [Tree(tree.root, w / sum(widths), tree.folds) for tree, w in zip(trees, widths, strict=True)]
+    chosen = list(range(len(trees)))
+    if max(Counter(link for tree in links for link, _ in tree).values(), default=0) > 1:
+        chosen, most = [], 0.0
+        for tree in range(len(trees)):
+            together = sum(widths([*chosen, tree]))
+            if together >= most * (1 - 1e-9) and len(chosen) < MOST_CROSSING:
+                chosen, most = [*chosen, tree], together
+    shares = widths(chosen) if stated else [1.0] * len(chosen)
+    return [Tree(trees[tree].root, share / sum(shares), trees[tree].folds)
+            for tree, share in zip(chosen, shares, strict=True)]
+
+
+def _link(graph: nx.MultiGraph[str], a: str, b: str) -> tuple[int, float | None]:
+    """Number and rate of the link of trees between two switches, the first of parallel ones."""
+    data = graph.adj[a][b]
+    return min(data), data[min(data)]["rate"]

@@ -118,6 +118,10 @@ def _nodes(fabric: Fabric) -> None:
                 raise FabricError(f"{path}: {node.name} and {devices[device]} share {node.grpc} and device_id "
                                   f"{node.device_id}; give one of them another")
             devices[device] = node.name
+            if node.place is not None:
+                if min(node.place) < 0:
+                    raise FabricError(f"{path}.place: expected row and column from 0, got {list(node.place)}")
+                once("place", f"row {node.place[0]}, column {node.place[1]}", f"{path}.place")
 
 
 def _links(fabric: Fabric) -> None:

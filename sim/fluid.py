@@ -89,7 +89,7 @@ def simulate(topology: Topology, workload: Workload, scheme: Scheme, *, transpor
     placed = place(topology, workload, scheme, dead=topology.dead(dead), seed=seed, mtu=transport.mtu)
     usage = _usage(topology, workload, placed, scheme, topology.dead(dead))
     wire = (placed.size + -(-placed.size // transport.mtu) * transport.header).astype(np.float64)
-    capacity = np.array([topology.rate(link) / 8 for link in range(topology.links)])
+    capacity = topology.rates() / 8
     latency = _latency(topology, workload, transport)
     return flow(workload, placed, wire, usage, capacity, latency, resolution=resolution, begin=begin)
 
@@ -158,7 +158,7 @@ def _latency(topology: Topology, workload: Workload, transport: Transport) -> ND
     """Seconds from sending a flow's last byte to its arrival, over an empty path."""
     leaf, to = workload.source // topology.hosts, workload.destination // topology.hosts
     bits = 8 * (transport.mtu + transport.header)
-    hop = [topology.delay + bits / rate for rate in (topology.host_rate, topology.leaf_rate, topology.core_rate)]
+    hop = [topology.delay + bits / rate for rate in (topology.host_rate, topology.slowest_uplink, topology.core_rate)]
     seconds = np.full(len(workload), topology.delay + hop[0])
     seconds += np.where(leaf != to, 2 * hop[1], 0.0)
     return seconds + np.where(leaf // topology.leaves != to // topology.leaves, 2 * hop[2], 0.0)

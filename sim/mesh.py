@@ -17,6 +17,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from netfold.fabric import grids
 from netfold.sim import fluid, mesh_schedule, workload
 from netfold.sim.mesh_schedule import MeshMessage
 from netfold.sim.placement import Placement
@@ -91,16 +92,7 @@ class Grid:
         The last one is the neighbour of the first where rows or columns are even in number; odd grids have no such
         cycle, and the last one is in the same row.
         """
-        if self.rows == 1 or self.columns == 1:
-            return list(range(self.size))
-        if self.rows % 2 and not self.columns % 2:
-            turned = Grid(self.columns, self.rows).cycle()
-            return [place % self.rows * self.columns + place // self.rows for place in turned]
-        snake = []
-        for row in range(self.rows):  # the first column is left free for the way back
-            inner = [row * self.columns + column for column in range(1, self.columns)]
-            snake += inner if row % 2 == 0 else inner[::-1]
-        return [*(row * self.columns for row in range(self.rows - 1, -1, -1)), *snake]
+        return [row * self.columns + column for row, column in grids.cycle(self.rows, self.columns)]
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ class Transport:
         """Seconds that a full packet and its ACK take over the longest path of an empty fabric."""
         rates = [topology.host_rate] * 2
         if topology.leaves > 1 or topology.pods > 1:
-            rates += [topology.leaf_rate] * 2
+            rates += [topology.slowest_uplink] * 2
         if topology.pods > 1:
             rates += [topology.core_rate] * 2
         bits = 8 * (self.mtu + self.header + 64)
@@ -231,20 +231,21 @@ def simulate(
     bdp = transport.round_trip(topology) * topology.host_rate / 8 / (transport.mtu + transport.header)
     config = _Config(
         topology.hosts, topology.leaves, topology.aggs, topology.pods, topology.cores,
-        8 * _PS / topology.host_rate, 8 * _PS / topology.leaf_rate, 8 * _PS / topology.core_rate,
+        8 * _PS / topology.host_rate, 8 * _PS / topology.slowest_uplink, 8 * _PS / topology.core_rate,
         _ps(topology.delay), transport.ecn, transport.buffer,
         _MODES[scheme.mode], transport.mtu, transport.header, transport.ack, scheme.tolerant, scheme.moves,
         max(1.0, transport.window * bdp), max(1.0, transport.max_window * bdp), 1.0, transport.gain,
         _ps(transport.rto), _ps(transport.mark_time), _ps(transport.freeze_time), _ps(transport.jitter),
         _ps(deadline), seed % 2**64, round(loss * 2**32), slots // 2, slots, rules.message, rules.credits, 0,
     )
+    rates = 8 * _PS / topology.rates()
     times = np.zeros((2, len(workload)), np.uint64)
     counts = np.zeros(topology.links, _COUNT)
     result = _Result()
     begin = time.thread_time()
     outcome = _library().sim_run(
         ctypes.byref(config), len(workload), tasks.ctypes.data, nexts.ctypes.data, pieces.ctypes.data,
-        ctypes.byref(native), len(broken),
+        rates.ctypes.data, ctypes.byref(native), len(broken),
         broken.ctypes.data, times[0].ctypes.data, times[1].ctypes.data, counts.ctypes.data, ctypes.byref(result))
     cpu = time.thread_time() - begin
     if outcome not in (0, 1):
@@ -298,7 +299,7 @@ def _library() -> ctypes.CDLL:
     sources += [host / "stream.c", host / "congestion.c"]
     library = ctypes.CDLL(str(cc.build(sources, kind="shared", name="netfold-sim-packet", include=[native, host])))
     library.sim_run.argtypes = [
-        ctypes.c_void_p, ctypes.c_uint32, *[ctypes.c_void_p] * 4, ctypes.c_uint32,
+        ctypes.c_void_p, ctypes.c_uint32, *[ctypes.c_void_p] * 5, ctypes.c_uint32,
         *[ctypes.c_void_p] * 5]
     library.sim_abi.restype = ctypes.c_uint64
     ours = (ctypes.sizeof(_Config) << 40 | _TASK.itemsize << 30 | _PIECE.itemsize << 20 | _FAULT.itemsize << 10

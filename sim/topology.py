@@ -23,6 +23,8 @@ from fractions import Fraction
 from typing import Literal, NamedTuple
 
 import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
 
 from netfold.fabric.graph import Fabric
 
@@ -53,6 +55,8 @@ class Topology:
     """Bit/s of the links between hosts and leaves."""
     leaf_rate: float = 400e9
     """Bit/s of the links between leaves and aggs."""
+    uplinks: tuple[float, ...] = ()
+    """Bit/s of every leaf's link to each agg, in order, where those differ; empty: ``leaf_rate`` to all."""
     core_rate: float = 400e9
     """Bit/s of the links between aggs and cores."""
     delay: float = 500e-9
@@ -68,6 +72,9 @@ class Topology:
         for name in ("host_rate", "leaf_rate", "core_rate"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"topology.{name}: expected bit/s above 0, got {getattr(self, name)}")
+        if self.uplinks and (len(self.uplinks) != self.aggs or not min(self.uplinks) > 0):
+            raise ValueError(f"topology.uplinks: expected bit/s above 0 to each of {self.aggs} aggs, got "
+                             f"{self.uplinks}")
         if not self.delay >= 0:
             raise ValueError(f"topology.delay: expected seconds of at least 0, got {self.delay}")
 
@@ -81,6 +88,11 @@ class Topology:
         """Sizes of the six blocks of directed links."""
         leaf, core = self.pods * self.leaves * self.aggs, self.pods * self.aggs * self.cores
         return self.size, self.size, leaf, leaf, core, core
+
+    @property
+    def slowest_uplink(self) -> float:
+        """Bit/s of the slowest link between leaves and aggs."""
+        return min(self.uplinks, default=self.leaf_rate)
 
     @property
     def links(self) -> int:
@@ -147,17 +159,27 @@ class Topology:
 
         This is `Clos.weights` in closed form for a regular fabric.
         """
+        uplinks = [Fraction(rate) for rate in self.uplinks or [self.leaf_rate] * self.aggs]
         if leaf // self.leaves == to // self.leaves:
-            return [Fraction(1)] * len(paths)
+            return [uplinks[path] if self.uplinks else Fraction(1) for path in paths]
         over = Counter(path // self.cores for path in paths)
-        leaf_rate, core_rate = Fraction(self.leaf_rate), Fraction(self.core_rate)
-        return [min(core_rate, leaf_rate / over[path // self.cores]) for path in paths]
+        core_rate = Fraction(self.core_rate)
+        return [min(core_rate, uplinks[path // self.cores] / over[path // self.cores]) for path in paths]
 
     def rate(self, link: int) -> float:
         """Bit/s of a directed link."""
         if link < 2 * self.size:
             return self.host_rate
-        return self.leaf_rate if link < 2 * self.size + 2 * self.blocks[2] else self.core_rate
+        if link >= 2 * self.size + 2 * self.blocks[2]:
+            return self.core_rate
+        return self.uplinks[(link - 2 * self.size) % self.aggs] if self.uplinks else self.leaf_rate
+
+    def rates(self) -> NDArray[np.float64]:
+        """float64[links]: bit/s of all directed links."""
+        leaf = self.pods * self.leaves
+        parts = ([self.host_rate] * (2 * self.size), [*(self.uplinks or [self.leaf_rate] * self.aggs)] * (2 * leaf),
+                 [self.core_rate] * (2 * self.blocks[4]))
+        return np.concatenate([np.array(part, np.float64) for part in parts])
 
     def graph(self) -> nx.MultiGraph[str]:
         """This fabric as the controller's planners have it (`Fabric.graph`), edges numbered by their upward link."""
@@ -200,6 +222,7 @@ def of_fabric(fabric: Fabric, *, delay: float, rate: float | None = None) -> Top
     Host n of a leaf, in the fabric's order, is host n of that leaf here; leaves and spines likewise.
     delay   seconds over one link, which fabric files do not have
     rate    bit/s of links without a rate
+    A leaf's links to one spine, side by side, count as one of their rates together.
     Raises ValueError where leaves differ in hosts, uplinks or rates, since `Topology` is regular.
     """
     graph = fabric.graph()
@@ -208,19 +231,29 @@ def of_fabric(fabric: Fabric, *, delay: float, rate: float | None = None) -> Top
     spines = [s.name for s in fabric.switches if s.name not in below]
     expected = {(leaf, spine) for leaf in below for spine in spines}
     fabric_links = [(a, b) if a in below else (b, a) for a, b in graph.edges() if not {a, b} & leaf_of.keys()]
-    if len(set(below.values())) != 1 or Counter(fabric_links) != Counter(expected):
+    if len(set(below.values())) != 1 or set(fabric_links) != expected:
         raise ValueError(f"fabric {fabric.name}: the simulator takes leaf-spine fabrics with equally many hosts on "
-                         f"each leaf and one link from each leaf to each spine; got hosts {dict(below)}, "
-                         f"{len(fabric_links)} links between switches where {len(expected)} are expected")
-    rates: dict[bool, set[float | None]] = {True: set(), False: set()}
+                         f"each leaf and links from each leaf to each spine; got hosts {dict(below)}, and links "
+                         f"between {len(set(fabric_links))} pairs of switches where {len(expected)} are expected; "
+                         "`netfold sim fabric` takes any")
+    host_rates: set[float | None] = set()
+    uplinks: dict[tuple[str, str], float | None] = {}
     for a, b, stated in graph.edges(data="rate"):
-        rates[bool({a, b} & leaf_of.keys())].add(stated or rate)
-    if any(len(kind) > 1 or None in kind for kind in rates.values()):
-        raise ValueError(f"fabric {fabric.name}: expected one rate for all host links and one for all others, got "
-                         f"{rates[True]} and {rates[False]} bit/s; state rates in the file, or give `rate`")
-    (host_rate,), leaf_rate = rates[True], next(iter(rates[False]), rate)
+        each = stated or rate
+        if {a, b} & leaf_of.keys():
+            host_rates.add(each)
+            continue
+        pair = (a, b) if a in below else (b, a)
+        uplinks[pair] = None if each is None else (uplinks.get(pair) or 0) + each
+    to_spines = {tuple(uplinks[leaf, spine] for spine in spines) for leaf in below}
+    if len(host_rates) > 1 or len(to_spines) > 1 or None in host_rates or any(None in ups for ups in to_spines):
+        raise ValueError(f"fabric {fabric.name}: expected one rate for all host links, and uplinks that are alike from "
+                         f"all leaves, got {host_rates} and {to_spines} bit/s; state rates in the file, or give `rate`")
+    (host_rate,), (ups,) = host_rates, to_spines
+    rates = tuple(float(up) for up in ups if up is not None)
     return Topology(hosts=next(iter(below.values())), leaves=len(below), aggs=max(1, len(spines)),
-                    host_rate=host_rate or 0, leaf_rate=leaf_rate or host_rate or 0, delay=delay)
+                    host_rate=host_rate or 0, leaf_rate=max(rates, default=host_rate or 0), delay=delay,
+                    uplinks=rates if len(set(rates)) > 1 else ())
 
 
 def paper_fat_tree() -> Topology:

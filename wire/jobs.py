@@ -183,6 +183,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ring: list[int] = []
     """Ranks in the order of a ring that crosses each link between switches at most once in each direction; empty: sort
     by address."""
+    places: list[list[int]] = []
+    """Ranks by row and column where they are at the places of a mesh, one each, whose neighbours have links of their
+    own; empty: they are on none."""
     path_mtu: int = PATH_MTU
     """Payload bytes of every data packet on this fabric."""
     round: int = 0

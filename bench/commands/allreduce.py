@@ -24,9 +24,10 @@ import msgspec
 from cbuild import files
 from netfold.bench.harness.limits import Limit, limited_by, machine
 from netfold.bench.harness.processors import cpu_seconds
-from netfold.fabric.generate import PATH_MTUS, leafspine
-from netfold.fabric.graph import Engine, FabricError, bits_per_second
+from netfold.fabric.generate import PATH_MTUS, leafspine, parse
+from netfold.fabric.graph import Engine, Fabric, FabricError, bits_per_second
 from netfold.host.collectives import ALLREDUCE
+from netfold.host.collectives.tidalmesh import TIDALMESH
 from netfold.host.innet.native import CREDITS_VARIABLE
 from netfold.host.job_secret import draw
 from netfold.topo import sandbox
@@ -69,6 +70,16 @@ class AllreduceSpec:
     timeout: float
     credits: str = ""
     """Value of NETFOLD_CREDITS for the ranks on the fabric, such as "2x170K"; empty: they have the window alone."""
+    topo: str = ""
+    """Any other fabric than one of so many leaves and spines, as `netfold up --topo` has it; empty: those."""
+
+    def fabric(self, groups: int) -> Fabric:
+        """The fabric, with ``ranks`` hosts for each group of ranks.  Raises FabricError."""
+        if self.topo:
+            return parse(self.topo, rate=self.rate, loss=self.loss, seed=self.seed, engine=self.engine,
+                         path_mtu=self.path_mtu)
+        return leafspine(self.leaves, self.spines, self.ranks * groups, rate=self.rate, loss=self.loss, seed=self.seed,
+                         engine=self.engine, path_mtu=self.path_mtu)
 
 
 class AllreduceRow(msgspec.Struct, frozen=True):
@@ -89,7 +100,8 @@ class AllreduceRow(msgspec.Struct, frozen=True):
     rate: str
     """Rate of the links in tc's units; empty: not shaped."""
     link_fraction: float
-    """Part of a link's rate that `least_bytes`, moved in this time, would take; 0 where links are not shaped."""
+    """Part of a link's rate that `least_bytes`, moved in this time, would take; 0 where links are not shaped, or not
+    those of leaves and spines."""
     cpu_seconds: float
     """Processor time of all ranks for one operation; threads of the kernel are not charged to them."""
     switch_cpu_seconds: float
@@ -120,8 +132,11 @@ def spec(
         if value < least:
             raise ValueError(f"{option} {value}: expected {least} or more")
     leaves, comma, spines = topo.partition(",")
-    if not (comma and leaves.isdecimal() and spines.isdecimal()):
-        raise ValueError(f"--topo {topo}: expected LEAVES,SPINES, as 2,2")
+    other = "" if topo[:1].isdecimal() else topo
+    if other:
+        leaves = spines = "1"
+    elif not (comma and leaves.isdecimal() and spines.isdecimal() and int(leaves)):
+        raise ValueError(f"--topo {topo}: expected LEAVES,SPINES, as 2,2, or what `netfold up --topo` takes")
     if ranks < 2 or ranks % int(leaves):
         raise ValueError(f"--ranks {ranks}: expected 2 or more, the same number on each of {leaves} leaves")
     if lane_bits not in LANE_BITS:
@@ -137,10 +152,10 @@ def spec(
     except FabricError as error:
         raise ValueError(f"--rate: {error}, or {UNSHAPED}") from error
     names = tuple(dict.fromkeys(name.strip() for name in algorithms.split(",") if name.strip()))
-    known = {"innet", "roce", "auto", "gloo", *ALLREDUCE}
+    known = {"innet", "roce", "auto", "gloo", TIDALMESH, *ALLREDUCE}
     for name in names:
         plain = name.removesuffix(BRIDGE)
-        if plain not in known or (name != plain and plain in ("innet", "roce")):
+        if plain not in known or (name != plain and plain in ("innet", "roce", TIDALMESH)):
             raise ValueError(f"--algorithms: no algorithm is called {name!r}; there are {', '.join(sorted(known))}, "
                              f"and {BRIDGE} behind those of TCP")
     if not names:
@@ -149,8 +164,14 @@ def spec(
     while first <= last:
         sizes.append(first // 4 * 4)
         first *= factor
-    return AllreduceSpec(tuple(sizes), iterations, warmup, rounds, check, ranks, int(leaves), int(spines), engine,
-                         None if rate == UNSHAPED else rate, loss, lane_bits, path_mtu, names, seed, timeout)
+    found = AllreduceSpec(tuple(sizes), iterations, warmup, rounds, check, ranks, int(leaves), int(spines), engine,
+                          None if rate == UNSHAPED else rate, loss, lane_bits, path_mtu, names, seed, timeout,
+                          topo=other)
+    if other and (hosts := len(found.fabric(1).hosts)) != ranks:
+        raise ValueError(f"--ranks {ranks}: expected as many as {topo} has hosts, {hosts}")
+    if other and "roce" in names and {_group_of(name) for name in names} & {"fabric"}:
+        raise ValueError(f"--algorithms: on {topo} a host has one UDP port 4791: expected roce, or others, not both")
+    return found
 
 
 def size(text: str, option: str) -> int:
@@ -206,11 +227,7 @@ def _start_workers(spec: AllreduceSpec) -> Iterator[tuple[dict[str, Workers], li
         if here:
             # each group has its own hosts, as many on each leaf, since an address has one UDP port 4791
             under = spec.ranks // spec.leaves
-            fabric = with_sockets_in(
-                leafspine(spec.leaves, spec.spines, spec.ranks * len(here), rate=spec.rate, loss=spec.loss,
-                          seed=spec.seed, engine=spec.engine, path_mtu=spec.path_mtu),
-                sandbox.rundir(),
-            )
+            fabric = with_sockets_in(spec.fabric(len(here)), sandbox.rundir())
             network = stack.enter_context(Network(fabric, logs=logs))
             switches = [switch.child.pid for switch in network.switches if switch.child is not None]
             for number, ours in enumerate(here):
@@ -238,7 +255,7 @@ def _measure(
     echo: Callable[[str], None],
 ) -> list[AllreduceRow]:
     echo(
-        f"# {spec.ranks} ranks; fabric {spec.leaves} x {spec.spines}, {spec.engine}"
+        f"# {spec.ranks} ranks; fabric {spec.topo or f'{spec.leaves} x {spec.spines}'}, {spec.engine}"
         + (f", losing {spec.loss:.1%} on each link" if spec.loss else "")
         + f"; links {spec.rate or 'not shaped'}; float32 sum, {spec.lane_bits}-bit lanes, path MTU {spec.path_mtu}; "
         f"medians of {spec.rounds} interleaved rounds of {spec.iterations}"
@@ -275,7 +292,7 @@ def _row(spec: AllreduceSpec, name: str, nbytes: int, rounds: Sequence[tuple[Seq
     median = statistics.median(seconds)
     least = least_bytes(name.removesuffix(BRIDGE), spec.ranks, nbytes, spec.lane_bits)
     on_fabric = _group_of(name) in ON_FABRIC
-    link = least * 8 / median / bits_per_second(spec.rate) if spec.rate else 0.0
+    link = least * 8 / median / bits_per_second(spec.rate) if spec.rate and not spec.topo else 0.0
     busy = statistics.median(ranks[0].machine_busy for ranks, _ in rounds)
     return AllreduceRow(
         algorithm=name,

@@ -11,6 +11,7 @@ from netfold.controller.jobs.adoption import record_of
 from netfold.controller.jobs.job import Job
 from netfold.fabric import slots
 from netfold.fabric.graph import Fabric, Host
+from netfold.fabric.grids import mesh_of, ring_along
 from netfold.fabric.machines import machines, slowest
 from netfold.fabric.ring import ring_order
 from netfold.wire.jobs import Peer, Plan, RankStream, RankTree
@@ -50,11 +51,13 @@ def before_connecting(
     rate = slowest(fabric.graph(), job.hosts)
     peers = [Peer(rank, join.address, join.tcp) for rank, join in sorted(job.joins.items())]
     addresses = [fabric.jobs, *([fabric.standby] if fabric.standby else [])]
-    order = ring_order(((a.node, b.node) for a, b in (link.ends for link in fabric.links)), job.hosts)
+    places = mesh_of(fabric.graph(), job.hosts)
+    order = ring_along(places) if places else ring_order(
+        ((a.node, b.node) for a, b in (link.ends for link in fabric.links)), job.hosts)
     message = streams[0].slots // MESSAGES if streams and job.rc_ranks else 0
     return [
         Plan(job.name, job.epoch, rank, job.world, peers, _trees(fabric, streams, hosts, rank), job.reason, shared,
-             rate, order, _path_mtu(fabric, job), number, job.secret,
+             rate, order, places, _path_mtu(fabric, job), number, job.secret,
              fabric_key.rank_secret(key, job.tenant.name, job.name, job.epoch, rank), job.ticket, addresses,
              fold_address=fabric.fold_address(hosts[rank]) if job.joins[rank].kind == "rc" else "",
              verb="send" if message else "write", message=message, change=job.change,

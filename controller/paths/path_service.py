@@ -26,8 +26,8 @@ from netfold.controller.paths.planning import PathPlanner, View
 from netfold.controller.paths.steering import SUSPECT_SECONDS, Steering
 from netfold.controller.switch import tables
 from netfold.fabric import trees
-from netfold.fabric.clos import Clos, Path
 from netfold.fabric.graph import End, Fabric, PlannerName
+from netfold.fabric.path_graph import Path
 from netfold.rpc import rpc
 from netfold.rpc.limits import Shared
 from netfold.rpc.rpc import Code, Refusal
@@ -264,7 +264,7 @@ class PathService:
 
     def _current_view(self) -> View:
         if self._view is None:
-            self._view = View(self._version, *self._steering.usable_parts(self._graph()))
+            self._view = View(self._steering, self._version, *self._steering.usable_parts(self._graph()))
         return self._view
 
     def _job(self, request: Follow | Suspect) -> Job:
@@ -285,7 +285,7 @@ class PathService:
         numbers = tables.leaf_numbers(self._fabric)
         far = {a: b for link in self._fabric.links for a, b in (link.ends, link.ends[::-1])}
         suspects, drained = self._steering.suspects(), self._steering.drains.links
-        planned = self._steering.pins(Clos(self._steering.drains.left(graph)))
+        planned = self._steering.pins(self._steering.left(graph))
         return Table(
             leaves=[
                 LeafRow(leaf, mode, {s: counts[numbers[leaf]] for s, counts in unpinned.items()
@@ -323,7 +323,7 @@ class PathService:
         """Set or remove a pin.  Raises Refusal for an unknown leaf, source port or uplink."""
         self._known_leaf(request.leaf)
         key = (request.switch, request.leaf, request.source_port)
-        pins = self._steering.pins(Clos(self._fabric.graph())).get(request.switch, {})
+        pins = self._steering.pins(self._steering.whole).get(request.switch, {})
         if key[1:] not in pins:
             raise Refusal(Code.NOT_FOUND, f"{request.switch} pins no source port {request.source_port} for "
                                           f"{request.leaf}; `netfold paths show --pins` lists them")

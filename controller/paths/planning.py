@@ -27,7 +27,7 @@ from netfold.controller.jobs.job import Job
 from netfold.controller.paths.steering import Steering, SuspectUplink
 from netfold.fabric import collectives
 from netfold.fabric import paths as planners
-from netfold.fabric.clos import Clos, PathError
+from netfold.fabric.path_graph import PathError, PathGraph
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.paths import Follow, PathFlow, PathPiece, Paths, Reach
 
@@ -53,6 +53,7 @@ MAX_BYTES: Final = 1 << 63
 class View:
     """What paths are planned on: the fabric at one moment.  Nothing but the planning thread changes it."""
 
+    steering: Steering
     version: int
     left: nx.MultiGraph[str]
     suspects: set[SuspectUplink]
@@ -60,15 +61,15 @@ class View:
     plans: dict[bytes, planners.PathPlan] = field(default_factory=dict)
     """Plans by flows, scope, planner, and what trees carry."""
 
-    _clos: dict[frozenset[tuple[int, float]], Clos] = field(default_factory=dict)
+    _clos: dict[frozenset[tuple[int, float]], PathGraph] = field(default_factory=dict)
 
-    def clos(self, carried: Mapping[int, float]) -> Clos:
+    def clos(self, carried: Mapping[int, float]) -> PathGraph:
         """The paths that may be used, beside what trees carry (`trees.tree_loads`)."""
         key = frozenset(carried.items())
         if key not in self._clos:
             if len(self._clos) >= MAX_CLOS:
                 self._clos.clear()
-            self._clos[key] = Steering.usable(self.left, self.suspects, self.shared, carried)
+            self._clos[key] = self.steering.usable(self.left, self.suspects, self.shared, carried)
         return self._clos[key]
 
 
@@ -161,7 +162,7 @@ class PathPlanner:
     def _ports(self, leaf: str) -> list[int]:
         """Every source port that may name a path from a leaf, whatever is down."""
         if leaf not in self._all_ports:
-            whole = Clos(self._steering.fabric.graph())
+            whole = self._steering.whole
             ports = {port for other in whole.leaves if other != leaf
                      for port in self._steering.ports(whole, leaf, other)}
             self._all_ports[leaf] = sorted(ports)

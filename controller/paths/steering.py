@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steering: which source port takes which path, how packets to each leaf choose, and which uplinks are avoided.
 
-A path of a folded Clos is determined by the switch where it turns, so its UDP source port is ``PATH_PORT`` + that
-switch's number in the fabric: the same for every pair of leaves, whatever else is down.  Leaves (and
-the tier above, in three-tier fabrics) pin it to the uplink that leads there (p4src/paths.p4).
+A path is named by the switch in its middle, where it turns in a folded Clos, so its UDP source port is ``PATH_PORT`` +
+that switch's number in the fabric: the same for every pair of leaves, whatever else is down.  Switches that have a
+choice, leaves above all, pin it to the link that leads there (p4src/paths.p4).
 
 TCP's ports name the same paths (``wire.paths.tcp_ports``).  But a connection cannot leave its port, as a queue pair
 can, so the names of dead or suspect paths are pinned to others meanwhile.
@@ -29,8 +29,9 @@ from netfold.controller.health.drains import Drains
 from netfold.controller.switch import tables
 from netfold.controller.switch.tables import BySwitch, Mode, Pin, Pins
 from netfold.fabric import routes
-from netfold.fabric.clos import Clos, Path, PathError
+from netfold.fabric.clos import paths_of
 from netfold.fabric.graph import Fabric, PlannerName
+from netfold.fabric.path_graph import Path, PathError, PathGraph, Way
 from netfold.fabric.routes import Route
 from netfold.wire import roce
 from netfold.wire.paths import tcp_ports
@@ -69,7 +70,11 @@ class Steering:
         self._cleared: dict[Path, float] = {}
         """When the suspicion of a path was last cleared, on ``clock``."""
         self._numbers = tables.leaf_numbers(fabric)
-        self._whole = Clos(fabric.graph())
+        self._kind = paths_of(fabric.graph())
+        self.whole = self._kind(fabric.graph())
+        """All paths, whatever is down."""
+        self._now = self.whole
+        """The paths that the switches have pins of."""
         self._names: dict[tuple[str, str], list[int]] = {}
         """The source ports of all paths from leaf to leaf, whatever is down."""
 
@@ -116,56 +121,58 @@ class Steering:
         marks = {mark for mark in self.suspects() if mark[0] in left and mark[1] in links}
         return left, marks, self.shared_links() & links
 
-    @classmethod
+    def left(self, graph: nx.MultiGraph[str]) -> PathGraph:
+        """The paths of what is up and not drained."""
+        return self._kind(self.drains.left(graph))
+
     def usable(
-        cls, left: nx.MultiGraph[str], suspects: set[SuspectUplink], shared: frozenset[int],
+        self, left: nx.MultiGraph[str], suspects: set[SuspectUplink], shared: frozenset[int],
         carried: Mapping[int, float] = MappingProxyType({}),
-    ) -> Clos:
+    ) -> PathGraph:
         """The paths that planners may use.  Suspicions that would leave two leaves without a path do not count.
 
         carried  bit/s that trees take of links (`trees.tree_loads`)
         """
-        for clos in (Clos(left, suspects=suspects, dead_links=shared, carried=carried),
-                     Clos(left, suspects=suspects, carried=carried)):
-            if not (suspects or shared) or all(cls._reaches(clos, a, b) for a in clos.leaves for b in clos.leaves):
-                return clos
-        return Clos(left, carried=carried)
+        for paths in (self._kind(left, suspects=suspects, barred=shared, carried=carried),
+                      self._kind(left, suspects=suspects, carried=carried)):
+            if not (suspects or shared) or all(self._reaches(paths, a, b) for a in paths.leaves for b in paths.leaves):
+                return paths
+        return self._kind(left, carried=carried)
 
     @staticmethod
-    def _reaches(clos: Clos, a: str, b: str) -> bool:
+    def _reaches(clos: PathGraph, a: str, b: str) -> bool:
         try:
             return a == b or bool(clos.paths(a, b))
         except PathError:
             return False
 
     # ---- what follows ----------------------------------------------------------------------------------------------
-    def ports(self, clos: Clos, source: str, destination: str) -> dict[int, Path]:
-        """Every path from leaf to leaf by its UDP source port; of parallel links, each further one has its own port."""
-        found: dict[int, Path] = {}
-        for path in clos.paths(source, destination):
-            port = roce.PATH_PORT + self._numbers[path[len(path) // 2 - 1].head]
-            while port in found:
-                port += len(self._numbers)
-            if port >= roce.TCP_PATH_PORT:
-                raise PathError(f"path {path} from {source} to {destination} would have the source port {port}: "
-                                f"{len(self._numbers)} switches with so many parallel links are too many")
-            found[port] = path
-        return found
+    def ports(self, paths: PathGraph, source: str, destination: str) -> dict[int, Path]:
+        """Every path from leaf to leaf by its UDP source port.  Raises PathError where there is none."""
+        return {self._port(way): way.path for way in paths.ways(source, destination)}
 
-    def pins(self, clos: Clos, usable: Clos | None = None) -> Pins:
+    def _port(self, way: Way) -> int:
+        """The UDP source port of a path: its middle switch's, and in each further layer one beyond all of those."""
+        port = roce.PATH_PORT + self._numbers[way.middle] + way.layer * len(self._numbers)
+        if port >= roce.TCP_PATH_PORT:
+            raise PathError(f"path {way.layer} over {way.middle} would have the source port {port}: "
+                            f"{len(self._numbers)} switches with so many parallel links are too many")
+        return port
+
+    def pins(self, paths: PathGraph, usable: PathGraph | None = None) -> Pins:
         """The port at which a switch sends (destination leaf, source port) on, at every switch that has a choice.
 
-        usable  the paths that TCP may take, where they are fewer than those of ``clos``
-        Where paths of two source leaves disagree about it (an irregular fabric), the first one counts.
+        usable  the paths that TCP may take, where they are fewer than those of ``paths``
+        Where paths of two source leaves disagree about it, as a connection's substitutes may, the first one counts.
         """
         graph = self.fabric.graph()
         port_of = {number: data["ports"] for *_, number, data in graph.edges(keys=True, data=True)}
         pins: Pins = {}
-        for a, b in permutations(clos.leaves, 2):
-            rises = list(self._rises(clos, a, b))
-            for source_port, rise in chain(rises, self._tcp_rises(a, b, rises if usable is None else
-                                                                  list(self._rises(usable, a, b)))):
-                for hop in rise:
+        for a, b in permutations(paths.leaves, 2):
+            named = self._named(paths, a, b)
+            for source_port, hops in chain(named, self._tcp_named(a, b, named if usable is None else
+                                                                  self._named(usable, a, b))):
+                for hop in hops:
                     pins.setdefault(hop.tail, {}).setdefault((b, source_port), port_of[hop.link][hop.tail])
         wanted = [
             (pins[switch], (leaf, source_port), port) for (switch, leaf, source_port), port in self.chosen.items()
@@ -176,26 +183,21 @@ class Steering:
             here[key] = port
         return pins
 
-    def _rises(self, clos: Clos, source: str, destination: str) -> Iterable[tuple[int, Path]]:
-        """The source port and the climb of every path from leaf to leaf; none where there is no path."""
-        single = clos.single_ways(source, destination)
-        if single is not None:  # the usual case, and that of large fabrics: no need to make the paths
-            return [(roce.PATH_PORT + self._numbers[top], rise) for top, rise in single]
-        if not self._reaches(clos, source, destination):
-            return ()
-        return [(port, path[: len(path) // 2]) for port, path in self.ports(clos, source, destination).items()]
+    def _named(self, paths: PathGraph, source: str, destination: str) -> list[tuple[int, Path]]:
+        """The source port of every path from leaf to leaf, and its hops at switches that have a choice."""
+        return [(self._port(way), way.path) for way in paths.choices(source, destination)]
 
-    def _tcp_rises(self, source: str, destination: str, left: Sequence[tuple[int, Path]]) -> Iterator[tuple[int, Path]]:
-        """The TCP port of every path from leaf to leaf, whatever is down, and the climb that it takes: its own where
-        that is left, else one of those that are, in turn."""
+    def _tcp_named(self, source: str, destination: str, left: Sequence[tuple[int, Path]]) -> Iterator[tuple[int, Path]]:
+        """The TCP port of every path from leaf to leaf, whatever is down, and the hops that it takes: its own where
+        that is left, else those of one of the others, in turn."""
         if not left:
             return
         known = dict(left)
         if (source, destination) not in self._names:
-            self._names[source, destination] = [port for port, _ in self._rises(self._whole, source, destination)]
+            self._names[source, destination] = [port for port, _ in self._named(self.whole, source, destination)]
         for turn, name in enumerate(self._names[source, destination]):
             for port in tcp_ports(name)[:1]:
-                yield port, known.get(name) or left[turn % len(left)][1]
+                yield port, known[name] if name in known else left[turn % len(left)][1]
 
     def entries(self, graph: nx.MultiGraph[str]) -> BySwitch:
         """Entries of policies and pins of every switch in ``graph``.
@@ -205,10 +207,9 @@ class Steering:
         path, or, if that was the only live one, lose its packets.
         """
         left, suspects, shared = self.usable_parts(graph)
-        clos = Clos(left)
-        spreading = [switch for switch in clos.tier if len(clos.uplinks(switch)) > 1]
+        self._now = paths = self._kind(left)
         usable = self.usable(left, suspects, shared) if suspects or shared else None
-        return tables.path_entries(self.fabric, self.modes, self.pins(clos, usable), spreading)
+        return tables.path_entries(self.fabric, self.modes, self.pins(paths, usable), paths.choosers)
 
     def base(self, graph: nx.MultiGraph[str]) -> BySwitch:
         """Entries of routes, policies and pins of every switch in ``graph``."""
@@ -232,6 +233,12 @@ class Steering:
             yield route._replace(hops=good or route.hops)
 
     def path(self, source: str, destination: str, source_port: int) -> Path | None:
-        """The path of a source port between two hosts' leaves, whatever is down; None if it belongs to no path."""
+        """The path of a source port between two hosts' leaves: by the switches' pins, else as it was before something
+        went down; None if it belongs to no path."""
         a, b = self.leaf_of[source], self.leaf_of[destination]
-        return self.ports(self._whole, a, b).get(source_port) if a != b else None
+        for paths in (self._now, self.whole):
+            if a != b and self._reaches(paths, a, b):
+                found = self.ports(paths, a, b).get(source_port)
+                if found is not None:
+                    return found
+        return None

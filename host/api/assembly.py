@@ -336,6 +336,7 @@ def _of_membership(
             fabric=fabric_of(plan),
             note=flight.note,
             remembered=remembered,
+            places=plan.places,
         )
         switches: FoldingRail | None = None
         if plan.world > 1 and rail in ("auto", *FOLDING) and not helpers:

@@ -58,6 +58,9 @@ def check_plan(plan: Plan) -> None:
         raise refuse(f"machines are {machines}: expected equally many ranks on each, since there are trees")
     if plan.ring and sorted(plan.ring) != list(range(plan.world)):
         raise refuse(f"the ring visits {plan.ring}: expected each of 0..{plan.world - 1} once")
+    if plan.places and (len(set(map(len, plan.places))) > 1 or sorted(
+            rank for row in plan.places for rank in row) != list(range(plan.world))):
+        raise refuse(f"places are {plan.places}: expected rows of one length, with each of 0..{plan.world - 1} once")
     seen: dict[int, str] = {}
     for tree in plan.trees:
         if not 0 < tree.weight < float("inf"):

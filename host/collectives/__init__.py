@@ -2,7 +2,7 @@
 """Every collective over messages between ranks: one algorithm a module, whose docstring states its steps and bytes.
 
     allreduce           ring, halving_doubling, recursive_doubling, double_binary_tree, parameter_server, byteps,
-                        mesh2d, hierarchical (with shared_memory)
+                        mesh2d, tidalmesh, hierarchical (with shared_memory)
     with a root         broadcast, reduce, scatter, gather; between two ranks: point_to_point
     pieces              ring.reduce_scatter, ring.all_gather, all_to_all
     synchronisation     barrier

@@ -33,6 +33,12 @@ class AnyOf(list[Pending]):
     """Messages of which one is enough to go on: what ``interleave`` yields."""
 
 
+class Gate(Pending):
+    """What one strand waits for and another opens, by ``finish``, where both go on within one ``interleave``."""
+
+    __slots__ = ()
+
+
 def run(mesh: Mesh, strand: Strand) -> None:
     """Drives a strand to its end."""
     for pending in strand:
@@ -45,14 +51,19 @@ def interleave(*strands: Strand) -> Strand:
     while waiting:
         ready = [strand for strand, pending in waiting.items() if _ready(pending)]
         for strand in ready:
-            if waiting[strand]:
-                yield waiting[strand]  # nothing to wait for; MemoryMesh advances its clock by what is done
+            if messages := _messages(waiting[strand]):
+                yield messages  # nothing to wait for; MemoryMesh advances its clock by what is done
             try:
                 waiting[strand] = next(strand)
             except StopIteration:
                 del waiting[strand]
         if not ready:
-            yield AnyOf(p for pending in waiting.values() for p in pending if not p.done)
+            yield AnyOf(p for pending in waiting.values() for p in _messages(pending) if not p.done)
+
+
+def _messages(pending: Sequence[Pending]) -> Sequence[Pending]:
+    """What is waited for, less gates, which no mesh can wait for; an AnyOf has none."""
+    return pending if isinstance(pending, AnyOf) else [one for one in pending if not isinstance(one, Gate)]
 
 
 def _ready(pending: Sequence[Pending]) -> bool:

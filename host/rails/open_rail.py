@@ -112,7 +112,8 @@ class OpenRail:
     ) -> Peers:
         plan = self.plan
         return Peers(
-            mesh, label=label, algorithm=options.algorithm, order=ring_order(plan), fabric=fabric_of(plan), note=note
+            mesh, label=label, algorithm=options.algorithm, order=ring_order(plan), fabric=fabric_of(plan), note=note,
+            places=plan.places,
         )
 
     def _fold(self, membership: Membership, patience: float, bits: LaneBits, timeline: Timeline | None) -> FoldRail:

@@ -11,6 +11,7 @@ from statistics import median
 from typing import Final, Literal
 
 from netfold.host.collectives.mesh2d import grid
+from netfold.host.collectives.tidalmesh import TIDALMESH, chunks_of
 from netfold.host.selection import cost
 from netfold.host.selection.cost import LinkCost
 
@@ -34,6 +35,7 @@ class Setting:
 
     link        one rank's link;  inside  between ranks of one group;  fold  to the switches, None if they do not fold
     groups      (groups, members of each)
+    mesh        (rows, columns) of the mesh that the ranks are on, whose neighbours have links of their own
     contention  factor by which ranks far apart slow each other down: 1 on a fabric without oversubscription
     """
 
@@ -43,6 +45,7 @@ class Setting:
     groups: tuple[int, int] | None = None
     inside: LinkCost | None = None
     fold: LinkCost | None = None
+    mesh: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.contention < 1:
@@ -100,6 +103,8 @@ def predict(
         rows, columns = grid(ranks)
         if rows > 1:
             found["mesh2d"] = cost.mesh2d(nbytes, rows, columns, far)
+        if setting.mesh is not None:
+            found[TIDALMESH] = cost.tidalmesh(nbytes, *setting.mesh, link, chunks_of(int(nbytes), *setting.mesh))
         if groups is not None and inside is not None:
             found["hierarchical"] = cost.hierarchical(nbytes, *groups, inside, link)
     lanes = nbytes if folded is None else folded

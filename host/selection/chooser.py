@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from netfold.host.collectives.flow import Strand, run
 from netfold.host.collectives.machines import Machines
+from netfold.host.collectives.tidalmesh import TIDALMESH
 from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import Reduction
@@ -26,7 +27,8 @@ from netfold.host.selection.measure import Measured, measure, measure_inside, ti
 
 HIERARCHICAL = "hierarchical"
 CHOSEN = BETWEEN_HOSTS
-"""Algorithms that may be chosen by themselves, besides the fold and, where ranks share machines, ``HIERARCHICAL``.  The
+"""Algorithms that may be chosen by themselves, besides the fold and, where ranks share machines, ``HIERARCHICAL``, or,
+where they are on a mesh, ``TIDALMESH``.  The
 parameter server is not among them: its n (n-1) simultaneous flows are cheap in the model alone, which knows nothing of
 queues that overflow where many send to one; byteps needs helpers to differ from it."""
 REMEMBERED = 256
@@ -46,6 +48,7 @@ class Chooser:
     strand    an allreduce by name, in place
     fabric    identifies the fabric in the file of figures
     measured  links of an earlier run; default: measured when first needed
+    grid      rows and columns of the mesh that the ranks are on, for ``TIDALMESH``; None: they are on none
     remembered  links as measured before the ranks changed, if this rank was there: one that knows them is enough
     """
 
@@ -58,8 +61,10 @@ class Chooser:
         fabric: str = "",
         measured: Measured | None = None,
         remembered: Measured | None = None,
+        grid: tuple[int, int] | None = None,
     ) -> None:
         self._mesh = mesh
+        self._grid = grid
         self._remembers = remembered
         self._fabric = fabric
         self._machines = machines
@@ -114,7 +119,7 @@ class Chooser:
                 folded=folded,
                 collective=collective,
                 timed=measured.timed,
-                only=(lambda name: collective != "allreduce" or name in (*CHOSEN, HIERARCHICAL, INNET)),
+                only=(lambda name: collective != "allreduce" or name in (*CHOSEN, HIERARCHICAL, INNET, TIDALMESH)),
             )
             known = self._choices[key] = measured, chosen
         return known[1]
@@ -127,6 +132,7 @@ class Chooser:
             groups=self._machines.shape() if measured.inside else None,
             inside=measured.inside,
             fold=measured.link if folds else None,
+            mesh=self._grid,
         )
 
     def _measure(self, call: Call) -> Measured:
@@ -161,10 +167,10 @@ class Chooser:
         mesh, trial = self._mesh, self._trial if self._folds(number) else None
         begin = time.monotonic()
         measured = measure(mesh)
-        names: tuple[str, ...] = CHOSEN
+        names: tuple[str, ...] = (*CHOSEN, TIDALMESH) if self._grid is not None else CHOSEN
         if (rows := self._machines.rows()) is not None:
             measured = replace(measured, inside=measure_inside(mesh, self._machines.local(), rows))
-            names = (*CHOSEN, HIERARCHICAL)
+            names = (*names, HIERARCHICAL)
         reduction = Reduction("sum", "float32")
 
         def algorithm(name: str) -> Callable[[Flat], None]:

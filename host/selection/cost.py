@@ -125,6 +125,27 @@ def mesh2d(n: float, rows: int, columns: int, link: LinkCost, *, own_links: bool
     return steps * link.alpha + share * n * (2 * link.beta + link.gamma)
 
 
+def tidalmesh(n: float, rows: int, columns: int, link: LinkCost, chunks: int = 1) -> float:
+    """2 (r-1 + c-1) alpha a chunk in flight, and beta for the bytes of a link between neighbours, each way.
+
+    In a line of k places a link carries k - 1 pieces in the busier of reduce-scatter and all-gather, and k in both
+    together: the more chunks overlap, the nearer is the time to that of k.  Each half of the data goes through both
+    dimensions, in opposite order.
+    """
+    _ends(n, rows * columns)
+
+    def line(k: int) -> float:
+        apart, together = 2 * (k - 1) / k, float(k > 1)
+        return apart / chunks + together * (1 - 1 / chunks)
+
+    share = max(line(columns) * (1 + 1 / rows), line(rows) * (1 + 1 / columns)) / 2
+    if min(rows, columns) == 1:
+        share = line(max(rows, columns))
+    steps = 2 * (rows - 1 + columns - 1)
+    added = (rows * columns - 1) / (rows * columns)
+    return steps * link.alpha * (1 + (chunks - 1) / 4) + n * (share * link.beta + added * link.gamma)
+
+
 def hierarchical(n: float, groups: int, members: int, inside: LinkCost, across: LinkCost) -> float:
     """Tencent's parallel scheme: ring reduce-scatter and all-gather inside; rings across share a machine's link."""
     _ends(n, groups * members)

@@ -25,10 +25,12 @@ from netfold.host.collectives import (
     parameter_server,
     ring,
     scatter,
+    tidalmesh,
 )
 from netfold.host.collectives.barrier import barrier
 from netfold.host.collectives.flow import Strand, run
 from netfold.host.collectives.machines import Machines
+from netfold.host.collectives.tidalmesh import TIDALMESH
 from netfold.host.mesh.mesh import Call, Mesh, Pending, Subset
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.coding import Coding, LaneBits
@@ -59,6 +61,7 @@ class Peers:
     measured   links of an earlier run; default: measured at the first operation that has a choice
     machines   ranks by machine, for "hierarchical"; default: found out when it is first used
     fabric     that the ranks are on, as the file of measured links calls it
+    places     ranks by row and column of the mesh that they are on (``Plan.places``), for "tidalmesh"; default: on none
     remembered what the links were measured to be, if this rank knows: one rank that does is enough
     """
 
@@ -75,6 +78,7 @@ class Peers:
         fabric: str = "",
         note: Callable[[str], None] = lambda path: None,
         remembered: Measured | None = None,
+        places: Sequence[Sequence[int]] = (),
     ) -> None:
         if not set(helpers) < set(range(mesh.size)) or len(set(helpers)) != len(helpers):
             raise ValueError(f"helpers={list(helpers)}: expected some of 0 .. {mesh.size - 1}, not all, each once")
@@ -83,11 +87,12 @@ class Peers:
         self.label = label
         self.order = order
         self.helpers = tuple(helpers)
+        self.places = places
         self.algorithm = self.check(algorithm or os.environ.get(ALGORITHM_VARIABLE) or AUTO)
         self.fabric = fabric
         self.machines = Machines(mesh, machines)
         self.chooser = Chooser(mesh, self.machines, self._allreduce, fabric=fabric, measured=measured,
-                               remembered=remembered)
+                               remembered=remembered, grid=(len(places), len(places[0])) if places else None)
         self.operations = 0
         self.bytes_reduced = 0
         self.seconds = 0.0
@@ -106,7 +111,8 @@ class Peers:
         order = None if self.order is None else [ranks.index(rank) for rank in self.order if rank in ranks]
         label = f"ranks {','.join(map(str, ranks))} "
         fabric = self.fabric and f"{self.fabric}, {label.strip()}"
-        return Peers(subset, label=label, algorithm=self.algorithm, order=order, fabric=fabric, note=self.note)
+        algorithm = AUTO if self.algorithm == TIDALMESH else self.algorithm  # some of a mesh are no mesh
+        return Peers(subset, label=label, algorithm=algorithm, order=order, fabric=fabric, note=self.note)
 
     # ---- operations --------------------------------------------------------------------------------------------------
     def allreduce(self, request: AllreduceRequest) -> int:
@@ -249,10 +255,17 @@ class Peers:
     @property
     def known(self) -> tuple[str, ...]:
         """Names of allreduce algorithms that can be asked for."""
-        return (AUTO, *HELPED) if self.helpers else KNOWN
+        if self.helpers:
+            return (AUTO, *HELPED)
+        return (*KNOWN, TIDALMESH) if self.places else KNOWN
 
     def check(self, algorithm: str) -> str:
         """The algorithm's name; raises ValueError with the known names for an unknown one."""
+        if algorithm == TIDALMESH and not self.helpers:
+            if self.places or self.size == 1:
+                return algorithm
+            raise ValueError(f"algorithm={algorithm!r}: expected one rank at each place of a mesh of linked switches "
+                             "(place, in the fabric's file), and no group of some ranks; use mesh2d elsewhere")
         if algorithm not in self.known:
             why = f" with helpers {list(self.helpers)}" if self.helpers else f" (argument or {ALGORITHM_VARIABLE})"
             raise ValueError(f"algorithm={algorithm!r}{why}: expected one of {', '.join(self.known)}")
@@ -298,6 +311,9 @@ class Peers:
 
     # ---- algorithms that need to know more than the mesh -------------------------------------------------------------
     def _allreduce(self, name: str, data: Flat, reduction: Reduction) -> Strand:
+        if name == TIDALMESH:
+            self.mesh.expect("all_to_all")  # between neighbours there is one path, in whatever plan
+            return tidalmesh.allreduce(self.mesh, data, reduction, places=self.places)
         self.mesh.expect(name, ranks=self.order or () if name in ("ring", "mesh2d") else ())
         if name == "ring":
             return ring.allreduce(self.mesh, data, reduction, order=self.order)

@@ -50,13 +50,12 @@ int fabric_open(struct sim *s) {
     s->links = calloc(s->link_count, sizeof *s->links);
     s->buffer = calloc(leaves + aggs + cores, sizeof *s->buffer);
     if (!s->links || !s->buffer) return 0;
-    double rates[LINK_KINDS] = {c->host_rate, c->host_rate, c->leaf_rate, c->leaf_rate, c->core_rate, c->core_rate};
     for (uint32_t kind = 0; kind < LINK_KINDS; kind++)
         for (uint32_t n = s->block[kind]; n < s->block[kind + 1]; n++) {
             struct link *l = &s->links[n];
             uint32_t i = n - s->block[kind];
             l->kind = (uint8_t)kind;
-            l->rate = rates[kind];
+            l->rate = s->rates[n];
             l->ecn = (uint64_t)((double)c->ecn_bytes * l->rate);
             switch (kind) {
             case HOST_UP:

@@ -105,12 +105,14 @@ uint64_t sim_fold_abi(void) {
 
 /* Runs to the end.  started, finished: a time for each task, UINT64_MAX where it never came to that. */
 int sim_run(const struct config *config, uint32_t task_count, const struct task *tasks, const uint32_t *next,
-            const struct piece *pieces, const struct folds *folds, uint32_t fault_count, const struct fault *faults,
-            uint64_t *started, uint64_t *finished, struct link_count *counts, struct result *result) {
+            const struct piece *pieces, const double *rates, const struct folds *folds, uint32_t fault_count,
+            const struct fault *faults, uint64_t *started, uint64_t *finished, struct link_count *counts,
+            struct result *result) {
     struct sim s = {.c = config,
                     .tasks = tasks,
                     .next = next,
                     .pieces = pieces,
+                    .rates = rates,
                     .folds = folds,
                     .faults = faults,
                     .random = config->seed,

@@ -104,6 +104,7 @@ struct sim {
     const struct task *tasks;
     const uint32_t *next;
     const struct piece *pieces;
+    const double *rates; /* of each link, in ps a byte */
     const struct fault *faults;
     struct events events;
     uint64_t random;

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from netfold.cli.app import app
-from netfold.host.collectives import mesh2d
+from netfold.host.collectives import mesh2d, tidalmesh
 from netfold.host.collectives.flow import run
 from netfold.host.mesh.memory import MemoryFabric
 from netfold.host.mesh.mesh import Call
@@ -47,11 +47,14 @@ def test_every_place_ends_with_the_sum(shape: tuple[int, int], count: int, line:
     assert (held == sum(4**place for place in range(rows * columns))).all()
 
 
+@pytest.mark.parametrize("chunks", [None, 1, 3])
 @pytest.mark.parametrize("shape", [(2, 2), (3, 4), (1, 5), (5, 1), (4, 3)])
-def test_the_schedule_is_the_librarys(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hosts' own allreduce sends the same elements between the same ranks, in the same order on each link."""
+def test_the_schedule_is_the_librarys(shape: tuple[int, int], chunks: int | None,
+                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hosts' own allreduces, mesh2d (None) and tidalmesh in chunks, send the same elements between the same ranks,
+    in the same order on each link."""
     rows, columns = shape
-    ranks, count = rows * columns, 47
+    ranks, count = rows * columns, 149
     fabric = MemoryFabric(ranks, seed=3)
     sent: dict[tuple[int, int, int], list[tuple[int, int]]] = defaultdict(list)
 
@@ -66,13 +69,16 @@ def test_the_schedule_is_the_librarys(shape: tuple[int, int], monkeypatch: pytes
 
         monkeypatch.setattr(mesh, "send", send, raising=False)
         with mesh.operation(Call(1, "allreduce")):
-            run(mesh, mesh2d.allreduce(mesh, data, Reduction("sum", "int64"), shape=shape))
+            add = Reduction("sum", "int64")
+            places = np.arange(ranks).reshape(shape).tolist()
+            run(mesh, mesh2d.allreduce(mesh, data, add, shape=shape) if chunks is None else
+                tidalmesh.allreduce(mesh, data, add, places=places, chunks=chunks))
         return data
 
     for result in fabric.run(one):
         np.testing.assert_array_equal(result, np.arange(count) * ranks)
     planned: dict[tuple[int, int, int], list[tuple[int, int]]] = defaultdict(list)
-    for m in allreduce(rows, columns, count):
+    for m in allreduce(rows, columns, count, chunks=chunks or 1):
         planned[m.source, m.destination, m.strand].append((m.low, m.high))
     assert planned == sent
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from netfold.fabric.clos import Clos
 from netfold.fabric.paths import Flow, equal_split, fewest_pieces, plan
+from netfold.sim import fluid
 from netfold.sim.packet import Fault, Transport, simulate
 from netfold.sim.placement import SCHEMES, place
 from netfold.sim.topology import ClosCable, Topology, leaf_spine
@@ -324,3 +325,17 @@ def test_hashed_pieces_cover_their_flows_on_live_paths() -> None:
     used = np.bincount(place(topology, many, SCHEMES["ecmp"], dead=dead, seed=9).path, minlength=4)
     assert used[3] == 0
     assert used[:3].min() > 100
+
+
+def test_unequal_uplinks_are_filled_in_proportion_to_their_rates() -> None:
+    """A planned shift from leaf to leaf over uplinks of 1, 1 and 2 shares takes the time of all of them together, and
+    the packet simulator's links carry what the planner said; hashed halves do not."""
+    topology = replace(leaf_spine(hosts=8, leaves=2, spines=3), uplinks=(200e9, 200e9, 400e9))
+    shift = COLLECTIVES["all-to-all"](range(8), 8 << 20)
+    planned = simulate(topology, shift, SCHEMES["netfold"])
+    up = planned.link_bytes[2 * topology.size:2 * topology.size + 6].reshape(2, 3)
+    assert up[:, 2] / up[:, 0] == pytest.approx(2, rel=0.02)
+    assert up[:, 1] / up[:, 0] == pytest.approx(1, rel=0.02)
+    even = simulate(topology, shift, SCHEMES["ethereal"])
+    assert planned.time < 0.85 * even.time, "equal parts wait for the slower uplinks"
+    assert fluid.simulate(topology, shift, SCHEMES["netfold"]).time == pytest.approx(planned.time, rel=0.1)

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netfold.fabric.clos import Clos
-from netfold.fabric.generate import leafspine
+from netfold.fabric.generate import leafspine, parse
+from netfold.fabric.uplinks import Uplink
 from netfold.sim.topology import ClosCable, Topology, large_fat_tree, leaf_spine, of_fabric, paper_fat_tree
 
 SIZES = st.builds(lambda hosts, leaves, aggs, pods, cores: Topology(
@@ -98,5 +99,22 @@ def test_a_fabric_file_becomes_a_topology() -> None:
         of_fabric(leafspine(2, 2, 4), delay=1e-5)
     assert of_fabric(leafspine(2, 2, 4), delay=0, rate=1e8).leaf_rate == 1e8
     slower = msgspec.structs.replace(fab, links=(*fab.links[:-1], msgspec.structs.replace(fab.links[-1], rate="1mbit")))
-    with pytest.raises(ValueError, match="one rate"):
+    with pytest.raises(ValueError, match="alike from all leaves"):
         of_fabric(slower, delay=0)
+    unequal = leafspine(2, 3, 4, uplinks=[Uplink(2, "100mbit"), Uplink(1, "1gbit"), Uplink()], rate="500mbit")
+    assert of_fabric(unequal, delay=0).uplinks == (200e6, 1e9, 500e6)
+    with pytest.raises(ValueError, match="netfold sim fabric"):
+        of_fabric(parse("mesh,2,2", rate="1gbit"), delay=0)
+
+
+@given(topology=SIZES, rates=st.data())
+def test_unequal_uplinks_have_the_planners_weights(topology, rates) -> None:
+    """Inside a pod and beyond it, and links have the rates that they are given."""
+    uplinks = tuple(rates.draw(st.sampled_from([100e9, 200e9, 400e9])) for _ in range(topology.aggs))
+    topology = replace(topology, uplinks=uplinks)
+    assert [topology.rate(link) for link in range(topology.links)] == topology.rates().tolist()
+    clos = Clos(topology.graph())
+    for to in {min(1, topology.leaves - 1), topology.leaves * topology.pods - 1} - {0}:
+        live = topology.live_paths(0, to, frozenset())
+        shares, weights = topology.shares(live, 0, to), clos.weights(clos.paths("leaf0", f"leaf{to}"))
+        assert sorted(share / sum(shares) for share in shares) == sorted(weight / sum(weights) for weight in weights)

@@ -39,7 +39,8 @@ def allreduce(
     rounds: Annotated[int, typer.Option(help="Times that every algorithm has its turn; the median counts.")] = 3,
     check: Annotated[int, typer.Option("-c", "--check", help="1: compare results with the exact sum; 0: do not.")] = 1,
     ranks: Annotated[int, typer.Option(help="Ranks, one on each host.")] = 4,
-    topo: Annotated[str, typer.Option("--topo", help="LEAVES,SPINES of the fabric.")] = "2,2",
+    topo: Annotated[str, typer.Option("--topo", help="LEAVES,SPINES of the fabric; or what `netfold up --topo` "
+                                         "takes, with as many hosts as ranks: mesh,2,4.")] = "2,2",
     switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
     rate: Annotated[str, typer.Option(help="Rate of all links, the bridge's too, in tc's units, or none.")] = "1gbit",
     loss: Annotated[float, typer.Option(help="Share of packets lost on every link of the fabric, each way.")] = 0.0,
@@ -58,7 +59,7 @@ def allreduce(
 ) -> None:
     """Allreduce by several algorithms over links of one rate, in nccl-tests' manner.
 
-    Everything runs in a sandbox on this machine: a leaf-spine fabric of P4 switches, and beside it a plain kernel
+    Everything runs in a sandbox on this machine: a fabric of P4 switches, and beside it a plain kernel
     bridge, the best case for what does not fold. Exit status 1 where a sum is wrong.
     """
     from netfold.bench.commands import allreduce as bench

@@ -12,7 +12,7 @@ from cbuild import files
 from netfold.cli.common import CANNOT, FAILED, checked, engine_of, fail, load
 from netfold.cli.generated import DEFAULTS, Generated, with_groups
 from netfold.cli.machines import HERE, OverMachines
-from netfold.cli.options import FabricFile, PathMtu, SwitchKind, Topo
+from netfold.cli.options import TOPO_FORM, FabricFile, PathMtu, SwitchKind, Topo
 from netfold.fabric import file as fabric_file
 from netfold.fabric.generate import PATH_MTUS
 from netfold.fabric.graph import Fabric
@@ -20,7 +20,7 @@ from netfold.fabric.graph import Fabric
 
 @with_groups
 def fabric_(
-    topo: Annotated[str, typer.Argument(metavar="leafspine,LEAVES,SPINES,HOSTS|threetier,...")],
+    topo: Annotated[str, typer.Argument(metavar=TOPO_FORM)],
     generated: Generated = DEFAULTS,
     over: OverMachines = HERE,
     export: Annotated[str | None, typer.Option("--export", metavar="containerlab|netlab", help="Write a topology file "
@@ -98,7 +98,8 @@ def plan(
     from netfold.fabric.pools import Exhausted
 
     if (file is None) == (topo is None):
-        fail(CANNOT, "plan: expected either a FABRIC.toml or --topo leafspine,LEAVES,SPINES,HOSTS (or threetier,...)")
+        fail(CANNOT, "plan: expected either a FABRIC.toml or --topo leafspine,LEAVES,SPINES,HOSTS (or threetier, "
+                     "mesh, torus, file:PATH)")
     fabric = load(file) if file is not None else DEFAULTS.fabric(topo or "")
     names = ranks.split(",") if ranks else [host.name for host in fabric.hosts]
     unknown = [name for name in names if name not in {host.name for host in fabric.hosts}]

@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from netfold.rpc.channel import CONTROLLER_VARIABLE
 
+TOPO_FORM: Final = "leafspine,LEAVES,SPINES,HOSTS|threetier,...|mesh,...|torus,...|file:PATH"
 FabricFile = Annotated[Path | None, typer.Argument(metavar="FABRIC.toml", help="The fabric's description.")]
-Topo = Annotated[str | None, typer.Option("--topo", metavar="leafspine,LEAVES,SPINES,HOSTS",
-                                          help="Generate the fabric instead of reading it; or "
-                                               "threetier,PODS,LEAVES,AGGS,SPINES,HOSTS. `netfold up`: dual, or "
+Topo = Annotated[str | None, typer.Option("--topo", metavar=TOPO_FORM,
+                                          help="Generate the fabric instead of reading it: leafspine,LEAVES,SPINES,"
+                                               "HOSTS, threetier,PODS,LEAVES,AGGS,SPINES,HOSTS, mesh,ROWS,COLUMNS, "
+                                               "torus,ROWS,COLUMNS, or any graph's file:PATH. `netfold up`: dual, or "
                                                "triple, before it makes two or three planes with the same hosts.")]
 SwitchKind = Annotated[str, typer.Option("--switch", help="softswitch, or bmv2 (simple_switch_grpc and p4c on PATH).")]
 PathMtu = Annotated[int | None, typer.Option(help="Payload bytes of a data packet: 1024, or 4096 over jumbo frames; "

@@ -12,7 +12,7 @@ import typer
 from netfold.cli.common import CANNOT, checked, fail, load
 from netfold.cli.generated import DEFAULTS, Generated, with_groups, with_pages
 from netfold.cli.machines import HERE, OverMachines
-from netfold.cli.options import Metrics
+from netfold.cli.options import TOPO_FORM, Metrics
 
 if TYPE_CHECKING:
     from netfold.topo.run import RunRequest
@@ -23,9 +23,9 @@ def run(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="The program and its arguments.")],
     ranks: Annotated[int | None, typer.Option("-np", "--ranks", help="How many; default: one on every "
                                        "host; a multiple of the hosts puts several on each.")] = None,
-    topo: Annotated[str | None, typer.Option("--topo", metavar="leafspine,LEAVES,SPINES,HOSTS",
-                                             help="Bring this fabric up for the run; or threetier,..., and dual or "
-                                                  "triple before it for planes.")] = None,
+    topo: Annotated[str | None, typer.Option("--topo", metavar=TOPO_FORM,
+                                             help="Bring this fabric up for the run, as `netfold up --topo` takes it; "
+                                                  "dual or triple before it for planes.")] = None,
     fabric: Annotated[list[Path] | None, typer.Option(metavar="FABRIC.toml", help="A fabric that is up in Mininet; "
                                                       "given again: its other planes; default: the one whose prompt "
                                                       "this is.")] = None,

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from netfold.cli.common import CANNOT, FAILED, fail
+from netfold.cli.options import TOPO_FORM
 
 simulations = typer.Typer(no_args_is_help=True, help="The same planners at the scale of thousands of hosts.")
 
@@ -127,6 +128,39 @@ def mesh(
         fail(CANNOT, f"sim mesh: {error}")
     except OSError as error:
         fail(FAILED, f"sim mesh: cannot write {error.filename or out}: {error.strerror}")
+
+
+@simulations.command(name="fabric")
+def fabric_(
+    topo: Annotated[str, typer.Argument(metavar=TOPO_FORM, help="As `netfold up --topo` takes it.")],
+    collectives: Annotated[str, typer.Option(help="all, or names, by commas.")] = "all",
+    schemes: Annotated[str, typer.Option(help="all, or by commas: netfold, ethereal, spray, ecmp.")] = "all",
+    size: Annotated[int, typer.Option(min=1, help="KiB on each host.")] = 16 << 10,
+    rate: Annotated[str, typer.Option(help="Rate of links for which the topology states none.")] = "400gbit",
+    delay: Annotated[float, typer.Option(min=0, help="Seconds over each link.")] = 500e-9,
+    seeds: Annotated[str, typer.Option(help="Of hashed flows, by commas.")] = "1,2,3",
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for fabric.csv; default: none.")] = None,
+) -> None:
+    """Collectives on any fabric: planned paths against spraying and hashing, unequal links, meshes and tori too."""
+    from netfold.fabric.generate import parse
+    from netfold.fabric.graph import FabricError, bits_per_second
+    from netfold.sim import any_fabric
+    from netfold.sim.packet import SimulationError
+    from netfold.sim.workload import COLLECTIVES
+
+    try:
+        if not all(seed.strip().isdecimal() for seed in seeds.split(",")):
+            raise ValueError(f"--seeds: expected whole numbers by commas, got {seeds!r}")
+        any_fabric.run(
+            parse(topo, rate=rate), out=out, nbytes=size << 10, rate=bits_per_second(rate), delay=delay,
+            collectives=[*COLLECTIVES] if collectives == "all" else collectives.split(","),
+            schemes=any_fabric.SCHEMES if schemes == "all" else schemes.split(","),
+            seeds=[int(seed) for seed in seeds.split(",")],
+        )
+    except (ValueError, FabricError, SimulationError) as error:
+        fail(CANNOT, f"sim fabric: {error}")
+    except OSError as error:
+        fail(FAILED, f"sim fabric: cannot write {error.filename or out}: {error.strerror}")
 
 
 @simulations.command()

@@ -74,7 +74,8 @@ def up(
 
         raise typer.Exit(checked(lambda: up_topo(planes)))
     if file is None or topo is not None:
-        fail(CANNOT, "up: expected either a FABRIC.toml or --topo leafspine,LEAVES,SPINES,HOSTS (or threetier,...)")
+        fail(CANNOT, "up: expected either a FABRIC.toml or --topo leafspine,LEAVES,SPINES,HOSTS (or threetier, "
+                     "mesh, torus, file:PATH)")
     if generated != DEFAULTS:
         fail(CANNOT, "up: --switch, --rate, --seed, --path-mtu, --loss and other faults go with --topo; with a file, "
                      f"{file} says these things")

@@ -49,7 +49,7 @@ def many(folder: Path, world: int = WORLD) -> tuple[PathPlanner, View, Job]:
     """A planner, what it plans on, and a job of so many ranks on the 4 hosts of a fabric."""
     steering = Steering(leafspine(2, 2, 4, rundir=folder))
     job = Job("j", world, epoch=1, hosts=[steering.fabric.hosts[rank % 4].name for rank in range(world)])
-    return PathPlanner(steering), View(0, *steering.usable_parts(steering.fabric.graph())), job
+    return PathPlanner(steering), View(steering, 0, *steering.usable_parts(steering.fabric.graph())), job
 
 
 def test_flows_leave_room_for_the_trees_of_other_jobs(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_flows_leave_room_for_the_trees_of_other_jobs(tmp_path: Path) -> None:
     fabric = leafspine(2, 2, 4, rate="100mbit", rundir=tmp_path)
     steering = Steering(fabric)
     job = Job("j", 4, epoch=1, hosts=[host.name for host in fabric.hosts])
-    planner, view = PathPlanner(steering), View(0, *steering.usable_parts(fabric.graph()))
+    planner, view = PathPlanner(steering), View(steering, 0, *steering.usable_parts(fabric.graph()))
     loads = {number: 100e6 for number, link in enumerate(fabric.links) if link.b.startswith("spine1")}
 
     async def shares(carried: dict[int, float]) -> list[int]:
@@ -79,7 +79,7 @@ def test_where_flows_cannot_be_split_equally_the_log_says_so_once(
     steering = Steering(fabric)
     steering.planner = "equal_split"
     job = Job("j", 4, epoch=1, hosts=[host.name for host in fabric.hosts])
-    planner, view = PathPlanner(steering), View(0, *steering.usable_parts(fabric.graph()))
+    planner, view = PathPlanner(steering), View(steering, 0, *steering.usable_parts(fabric.graph()))
     loads = {number: 100e6 for number, link in enumerate(fabric.links) if link.b.startswith("spine1")}
 
     async def ask(carried: dict[int, float], *ranks: int) -> None:

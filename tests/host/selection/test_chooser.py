@@ -24,6 +24,7 @@ from netfold.host.errors import PlanError
 from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import Reduction
+from netfold.host.operation.request import AllreduceRequest
 from netfold.host.selection import choice, chooser
 from netfold.host.selection.calibration import share
 from netfold.host.selection.cost import LinkCost
@@ -128,6 +129,28 @@ def test_every_algorithm_is_selectable(name: str) -> None:
     with loopback_job(3, rail="tcp") as comms:
         got = on_every_rank(comms, lambda comm: float(comm.allreduce(np.full(77, 1.5), algorithm=name)[76]))
     assert got == [4.5] * 3
+
+
+def test_ranks_on_a_mesh_have_its_algorithm_and_others_are_told_why_not() -> None:
+    """By name, and by cost, as each neighbour has a link of its own there; some of the ranks choose among the rest."""
+
+    def work(mesh: Mesh) -> float:
+        peers = Peers(mesh, measured=SLOW, algorithm="tidalmesh", places=[[2, 0], [3, 1], [5, 4]])
+        with pytest.raises(ValueError, match="no group of some ranks; use mesh2d elsewhere"):
+            peers.group([mesh.rank, (mesh.rank + 1) % 6]).pick(64, "tidalmesh")
+        assert peers.group([mesh.rank, (mesh.rank + 1) % 6]).algorithm == "auto"
+        data = np.full(1000, mesh.rank, np.float64)
+        peers.allreduce(AllreduceRequest(data, data, Reduction("sum", "float64")))
+        return float(data[999])
+
+    assert values(MemoryFabric(6).run(work)) == [15.0] * 6
+    mesh = MemoryFabric(16).meshes[0]
+    links = Measured(LinkCost(1e-6, 1e-8), 1.0)
+    places = [list(range(row, row + 4)) for row in range(0, 16, 4)]
+    assert Peers(mesh, measured=links, places=places).pick(64 << 20) == "tidalmesh"
+    assert "tidalmesh" not in Peers(mesh, measured=links).explain(64 << 20)
+    with pytest.raises(ValueError, match="expected one rank at each place of a mesh of linked switches"):
+        Peers(mesh, algorithm="tidalmesh")
 
 
 @pytest.mark.parametrize("name", ["auto", "byteps", "parameter_server"])
