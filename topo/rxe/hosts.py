@@ -33,6 +33,7 @@ class Guests:
         self._names, self._memory = tuple(names), memory
         self._links: Sequence[GuestLink] = ()
         self._taps: list[int] = []
+        self._engines: dict[str, str] = {}
         self.machines: dict[str, Machine] = {}
         self.boot_seconds: dict[str, float] = {}
         """Seconds from the start of each machine until it could be used."""
@@ -47,7 +48,9 @@ class Guests:
 
         Raises PackagesMissing, EnginesFailed, WiringError, OSError.
         """
-        engines.compile_for_guests(packages.userland())
+        userland = packages.userland()
+        engines.compile_for_guests(userland)
+        self._engines = engines.environment(userland)
         system = System.prepare(around.folder, share=around.share, sockets=around.sockets)
         self._links = around.links
         for link in self._links:
@@ -79,7 +82,7 @@ class Guests:
 
     def enter(self, name: str) -> list[str]:
         """The command that runs the one after it, a rank, in the machine ``name``."""
-        return self.machines[name].attach(["env", *(f"{key}={value}" for key, value in engines.ENVIRONMENT.items())])
+        return self.machines[name].attach(["env", *(f"{key}={value}" for key, value in self._engines.items())])
 
     def stop(self) -> None:
         """End the machines and remove the taps."""

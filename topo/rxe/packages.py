@@ -86,6 +86,14 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
     return {package: found[package] for package in packages}
 
 
+def fetch() -> None:
+    """Download what is not in the cache: before a sandbox is entered, which has no network.  Raises PackagesMissing."""
+    if (lacks := lacking()) is not None:
+        raise PackagesMissing(lacks)
+    kernel()
+    userland()
+
+
 def kernel() -> Kernel:
     """The distribution's newest kernel, downloaded where it is not in the cache.  Raises PackagesMissing."""
     package = _kernel_package()
