@@ -223,6 +223,12 @@ class Trainer:
         return batch
 
 
+def gradient_elements(spec: TrainingSpec) -> int:
+    """Elements that each rank hands to allreduce in one step: a gradient, and the loss."""
+    digits = load_digits(Path(spec.data))
+    return len(Mlp((digits.x.shape[1], *spec.hidden, CLASSES), spec.seed).weights) + 1
+
+
 def train_single_process(spec: TrainingSpec) -> tuple[Floats, float, float]:
     """Train on whole batches in this process and return (weights, last loss, accuracy)."""
     trainer = Trainer(spec, load_digits(Path(spec.data)), 0, 1, None)

@@ -13,8 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+from rich.console import Console
 
+from cbuild.cc import default_cache_dir
+from netfold.demo.demo import summary
+from netfold.demo.measure import machine_words, measure
+from netfold.demo.report import DemoReport
+from netfold.demo.train import TrainingSpec
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Fabric
 from netfold.topo import sandbox
@@ -117,6 +124,10 @@ class Jobs:
         """Contributions and results that each switch has taken for the first time."""
         return {switch.name: switch.folded.first for switch in self._network.status().switches}
 
+    def run_everywhere(self, script: str) -> str:
+        """What a shell script prints in all guests."""
+        return "".join(machine.execute(script, script) for machine in self._guests.machines.values())
+
     def until(self, what: str, seen: Callable[[Status], bool]) -> None:
         """Wait until the controller's status fulfils a condition.  ``what``: the condition in words, for the error."""
         until = time.monotonic() + BOUND
@@ -138,18 +149,23 @@ def test_virtual_machines_with_ordinary_rdma_stacks_fold(tmp_path: Path) -> None
         print(f"{time.monotonic() - began:6.1f} s: {step}", flush=True)
 
     fabric = leafspine(2, 1, 2, engine="softswitch", rundir=sandbox.rundir(), rdma=True)
-    fabric = msgspec.structs.replace(fabric, misses=PATIENCE, lease=BOUND)
+    fabric = msgspec.structs.replace(fabric, misses=PATIENCE, lease=BOUND, faults=True)
     guests = Guests([host.name for host in fabric.hosts])
     with Network(fabric, logs=tmp_path / "logs", guests=guests) as network:
         over(f"booted {guests.boot_seconds}")
         # ranks import NetFold meanwhile
-        jobs = Jobs(network, guests, ["2:1,1025,10000", "3:1025,25000", "steady:10000"])
+        spec = training(network)
+        demonstration = json.dumps(machine_words(network, spec))
+        jobs = Jobs(network, guests,
+                    ["2:1,1025,10000", f"demo:{demonstration}", "3:1025,25000", "steady:10000"])
         tools(guests, fabric)
         over("tools of verbs")
         assert jobs.reports() == [{"ready": True}] * 2
         over("imported")
         without_faults(jobs)
         over("without faults")
+        demonstrated(network, guests, jobs, spec, tmp_path)
+        over("what the demo does")
         faulty(network)
         over("a controller that knows of faults")
         with_faults(network, jobs)
@@ -181,6 +197,38 @@ def without_faults(jobs: Jobs) -> None:
     needed = results[0]["packets_sent"]
     assert min(folded["leaf1"], folded["leaf2"], folded["spine1"]) >= 2 * needed
     check(results, nics)
+    assert not compiled_in(jobs), "guests have compiled engines that were to be there"
+
+
+def compiled_in(jobs: Jobs) -> set[str]:
+    """What guests have put into the cache of compiled programs, of which they see this machine's."""
+    here = {file.name for file in default_cache_dir().iterdir()}
+    return set(jobs.run_everywhere(f"ls {default_cache_dir()}").split()) - here
+
+
+def training(network: Network) -> TrainingSpec:
+    """A short training on images of noise, for which scikit-learn need not be there."""
+    draw = np.random.default_rng(3)
+    data, weights = network.share / "digits.npz", network.share / "weights.npy"
+    np.savez(data, x=draw.random((200, 64), np.float32), y=draw.integers(0, 10, 200))
+    return TrainingSpec(str(data), steps=3, hidden=(16,), batch=64, weights=str(weights), rail="verbs", timeout=BOUND)
+
+
+def demonstrated(network: Network, guests: Guests, jobs: Jobs, spec: TrainingSpec, folder: Path) -> None:
+    """What `netfold demo --hosts rxe` measures and reports: the training's gradients are folded by the kernels' RDMA
+    devices, and its weights are those of a single process."""
+    jobs.begin()
+    found = measure(network, guests, spec, Console(), jobs.lines)
+    summary(network.fabric, "rxe", spec, found).save(folder / "report.json")
+    report = msgspec.json.decode((folder / "report.json").read_bytes(), type=DemoReport)
+    print(report)
+    assert (report.hosts, report.rail, report.final_weights_equal) == ("rxe", "verbs", True)
+    assert report.max_abs_diff_vs_single < 1e-5
+    assert report.packets_folded >= 2 * sum(nic.needed for nic in report.nics)
+    assert report.nic_retransmissions == sum(nic.data_sent - nic.needed for nic in report.nics) >= 0
+    assert all(nic.needed > 0 and nic.acknowledgements_sent > 0 and nic.errors == 0 for nic in report.nics)
+    assert [time.seconds is not None for time in report.times] == [True, True, False]
+    assert report.ring_bytes_per_host_link
 
 
 def check(results: list[dict[str, Any]], nics: list[NicCounts]) -> None:
