@@ -112,8 +112,10 @@ def demo(
     from netfold.rpc.rpc import Unreachable
 
     options["rundir"] = sandbox.rundir()
-    fabric = msgspec.structs.replace(leafspine(leaves, spines, ranks, **options), metrics=metrics,
-                                     faults=faults)
+    fabric = leafspine(leaves, spines, ranks, **options)
+    # machines may be silent for long, too
+    fabric = msgspec.structs.replace(fabric, metrics=metrics, faults=faults,
+                                     lease=max(fabric.lease, TIMEOUTS[hosts]))
     try:
         report = _run(fabric, hosts, scale, steps or scale.steps, lane_bits, out, terminal.console(), stays_open)
     except (FabricFailed, Unreachable, OSError) as error:

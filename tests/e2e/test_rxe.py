@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -23,13 +24,16 @@ from netfold.demo.measure import machine_words, measure
 from netfold.demo.report import DemoReport
 from netfold.demo.train import TrainingSpec
 from netfold.fabric.generate import leafspine
-from netfold.fabric.graph import Fabric
+from netfold.fabric.graph import Engine, Fabric
 from netfold.topo import sandbox
 from netfold.topo.faults import FaultInjector
 from netfold.wire.operator import Status
+from netfold.wire.roce import UDP_PORT, Opcode, icrc
 from support import needs
+from support.capture import Capture
 from support.steady import LOOK, PATIENCE
 from support.topo import in_sandbox, program
+from support.tshark import dissect
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
@@ -285,3 +289,56 @@ def restarted(network: Network, jobs: Jobs) -> None:
     assert all(result["rail"] == "verbs" and result["rounds"] >= 1 for result in results)
     assert len({result["digest"] for result in results}) == 1
     assert jobs.folded()["leaf1"] > 0
+
+
+@pytest.mark.alone
+@pytest.mark.needs("bmv2", "tshark", "scapy")
+@in_sandbox(timeout=580)
+def test_machines_fold_on_bmv2_and_every_packet_is_valid(tmp_path: Path) -> None:
+    """Two machines under one leaf of BMv2, at a low rate: sums are exact and folded; tshark reads every packet as it
+    is, and scapy agrees with every length, checksum and ICRC, in both directions."""
+    frames = folded_frames("bmv2", tmp_path)
+    check_with_scapy(frames)
+    fields = ["infiniband.bth.opcode", "infiniband.bth.p_key", "infiniband.bth.destqp", "infiniband.bth.psn"]
+    for frame, (opcode, key, qp, psn) in zip(frames, dissect(frames, fields, tmp_path), strict=True):
+        assert (int(opcode), int(key, 0), int(qp, 0), int(psn)) == (
+            frame[42], int.from_bytes(frame[44:46], "big"), int.from_bytes(frame[47:50], "big"),
+            int.from_bytes(frame[51:54], "big"))
+
+
+def folded_frames(engine: Engine, folder: Path) -> list[bytes]:
+    """The RoCE packets on the links of two machines under one leaf that fold a few sums, each once."""
+    fabric = leafspine(1, 0, 2, engine=engine, rate="10mbit", rundir=sandbox.rundir(), rdma=True)
+    fabric = msgspec.structs.replace(fabric, misses=PATIENCE, lease=BOUND)
+    guests = Guests([host.name for host in fabric.hosts])
+    with Network(fabric, logs=folder / "logs", guests=guests) as network:
+        jobs = Jobs(network, guests, ["2:1,1025,5000"])
+        assert jobs.reports() == [{"ready": True}] * 2
+        with Capture() as capture:
+            results, nics, folded = jobs.run()
+        print(results, nics, folded)
+        check(results, nics)
+        assert folded["leaf1"] >= 2 * results[0]["packets_sent"]
+    interfaces = {name for name, _ in capture.frames if name != "lo"}
+    assert {"leaf1-eth1", "leaf1-eth2"} <= interfaces, interfaces
+    frames = sorted({frame for _, frame in capture.frames
+                     if frame[23] == socket.IPPROTO_UDP and frame[36:38] == UDP_PORT.to_bytes(2, "big")})
+    opcodes = {Opcode(frame[42]) for frame in frames}
+    assert {Opcode.SEND_FIRST, Opcode.SEND_MIDDLE, Opcode.SEND_LAST, Opcode.SEND_ONLY, Opcode.ACKNOWLEDGE} <= opcodes
+    return frames
+
+
+def check_with_scapy(frames: list[bytes]) -> None:
+    """What scapy makes of each packet's fields is the packet."""
+    from scapy.contrib.roce import BTH
+    from scapy.layers.l2 import Ether
+
+    for frame in frames:
+        packet = Ether(frame)
+        assert frame[-4:] == icrc(frame[14:-4]), f"wrong ICRC: {packet.summary()}"
+        again = packet.copy()
+        del again["IP"].chksum, again["IP"].len, again["UDP"].len
+        if packet["UDP"].chksum:  # a NIC writes none
+            del again["UDP"].chksum
+        again[BTH].icrc = None
+        assert bytes(again) == frame, f"scapy would send something else than {packet.summary()}"
