@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from netfold.demo import train
-    from netfold.demo.measure import Measured
+    from netfold.demo.measure import DemoMeasurement
     from netfold.demo.report import DemoReport
     from netfold.demo.train import LaneBits, Rail
     from netfold.topo.net import Network
@@ -192,7 +192,7 @@ def _run(
     return report
 
 
-def summary(fabric: Fabric, hosts: Hosts, spec: train.TrainingSpec, found: Measured) -> DemoReport:
+def summary(fabric: Fabric, hosts: Hosts, spec: train.TrainingSpec, found: DemoMeasurement) -> DemoReport:
     """The report of what was measured, beside the same training in this process."""
     from netfold.demo import measure, train
     from netfold.demo import report as reports

@@ -41,7 +41,7 @@ MACHINE_WAYS: Final = ("verbs", "ring")
 NAMES: Final = {"innet": "in the network", "verbs": "in the network", "ring": "ring over TCP", "gloo": "gloo"}
 
 
-class Measured(NamedTuple):
+class DemoMeasurement(NamedTuple):
     """What was measured.
 
     trained  on all links, during the training
@@ -60,7 +60,7 @@ class Measured(NamedTuple):
 
 def measure(
     network: Network, guests: Guests | None, spec: TrainingSpec, console: Console, lines: Lines | None = None
-) -> Measured:
+) -> DemoMeasurement:
     """Train, and time allreduces.  Raises RankFailed, WrongData, SwitchFailed, GuestFailed.
 
     guests  the machines that are all the hosts; None: hosts are namespaces
@@ -86,7 +86,7 @@ def measure(
         for (host, counts), result in zip(guests.nic_counts().items(), results, strict=True)
     ]
     times, ring = _time_allreduces(network, results[0].gradient_bytes // 4, spec.lane_bits, console, lines)
-    return Measured(results, trained, folded, used, _trees(results), times, ring)
+    return DemoMeasurement(results, trained, folded, used, _trees(results), times, ring)
 
 
 def machine_words(network: Network, spec: TrainingSpec) -> list[str]:
