@@ -9,6 +9,7 @@ allreduce through the fabric; then all make the same update.  The loss is summed
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import sys
 import time
@@ -248,7 +249,9 @@ def main(spec: TrainingSpec) -> None:
     from netfold.host.api import verbs
 
     digits = load_digits(Path(spec.data))
-    with verbs.init(rail=spec.rail, timeout=spec.timeout, lane_bits=spec.lane_bits) as comm:
+    with contextlib.ExitStack() as leaving:
+        comm = verbs.init(rail=spec.rail, timeout=spec.timeout, lane_bits=spec.lane_bits)
+        leaving.callback(verbs.shutdown)  # this process may join others afterwards
         trainer = Trainer(spec, digits, comm.rank, comm.size, comm)
         start = time.perf_counter()
         loss = float("nan")

@@ -171,7 +171,7 @@ def test_virtual_machines_with_ordinary_rdma_stacks_fold(tmp_path: Path) -> None
         demonstrated(network, guests, jobs, spec, tmp_path)
         over("what the demo does")
         faulty(network)
-        over("a controller that knows of faults")
+        over("a controller that has some faults injected")
         with_faults(network, jobs)
         over("with faults")
         restarted(network, jobs)
@@ -223,6 +223,7 @@ def demonstrated(network: Network, guests: Guests, jobs: Jobs, spec: TrainingSpe
     devices, and its weights are those of a single process."""
     jobs.begin()
     found = measure(network, guests, spec, Console(), jobs.lines)
+    assert jobs.reports() == [{"left": True}] * 2
     summary(network.fabric, "rxe", spec, found).save(folder / "report.json")
     report = msgspec.json.decode((folder / "report.json").read_bytes(), type=DemoReport)
     print(report)

@@ -6,9 +6,9 @@ seconds to start Python and import NetFold.
 
 A JOB is TURNS:LENGTH,LENGTH... (that many int32 sums of each length, and one of float32), or `steady:LENGTH` (int32
 sums until the file FOLDER/enough is there), or `demo:WORDS`, the demo's training and timings, which print what they
-print themselves (netfold.demo.turns; WORDS: its arguments as JSON).  Job k, from 0, begins when the file FOLDER/job-k
-is there.  Every sum is compared with what this rank knows of all ranks' arrays; the process ends with EXIT_WRONG_DATA
-where one is wrong.
+print themselves, and then {"left"} (netfold.demo.turns; WORDS: its arguments as JSON).  Job k, from 0, begins when the
+file FOLDER/job-k is there.  Every sum is compared with what this rank knows of all ranks' arrays; the process ends with
+EXIT_WRONG_DATA where one is wrong.
 
 Prints {"ready"} first, then after each job {"rail", "operations", "packets_sent", "retransmissions", "seconds",
 "rounds", "digest"}: "seconds" is the shortest sum of each length, "rounds" how often the trees were planned anew.
@@ -41,6 +41,7 @@ def main(seed: int, folder: Path, jobs: list[str]) -> None:
         if kind == "demo":
             place, spec, setup, *commands = json.loads(words)
             turns.main(Path(place), spec, setup, commands)
+            print(json.dumps({"left": True}), flush=True)
             continue
         comm = netfold.init(job=f"sums-{number}", rail="verbs", timeout=PATIENCE)
         try:
