@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 
 from netfold.topo.failures import WiringError
 from netfold.topo.guests import GuestLink, Surroundings
-from netfold.topo.rxe import counts, engines, packages
+from netfold.topo.rxe import counts, engines
 from netfold.topo.rxe.machine import MEMORY, Machine, Nic, System
 from netfold.topo.wiring import GATEWAY, FabricIntf, shaper
 
@@ -48,10 +48,9 @@ class Guests:
 
         Raises PackagesMissing, EnginesFailed, WiringError, OSError.
         """
-        userland = packages.userland()
-        engines.compile_for_guests(userland)
-        self._engines = engines.environment(userland)
         system = System.prepare(around.folder, share=around.share, sockets=around.sockets)
+        engines.compile_for_guests(system.userland)
+        self._engines = engines.environment(system.userland)
         self._links = around.links
         for link in self._links:
             name = f"{link.leaf}-eth{link.leaf_port}"

@@ -75,7 +75,7 @@ class System:
 
         Raises PackagesMissing, ImageError.
         """
-        lacks = packages.lacking()
+        lacks = packages.lacking_programs()
         if lacks is not None:
             raise packages.PackagesMissing(f"virtual machines cannot be run here: {lacks}")
         kernel, userland = packages.kernel(), packages.userland()
