@@ -106,6 +106,7 @@ def _train(network: Network, spec: TrainingSpec, console: Console, lines: Lines 
 
     decoder = msgspec.json.Decoder(train.TrainingStep | TrainingResult)
     results: list[TrainingResult] = []
+    goes_on = lines is not None  # the ranks do something else after the training
     if lines is None:
         command = [sys.executable, "-m", train.__name__, msgspec.json.encode(spec).decode()]
         lines = network.launch(command, job="digits").lines(within=TRAIN_SECONDS)
@@ -115,10 +116,12 @@ def _train(network: Network, spec: TrainingSpec, console: Console, lines: Lines 
     )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("training", total=spec.steps, loss="-", pace="")
-        while len(results) < len(network.fabric.hosts):
-            event = decoder.decode(next(lines)[1])
+        for _, line in lines:
+            event = decoder.decode(line)
             if isinstance(event, TrainingResult):
                 results.append(event)
+                if goes_on and len(results) == len(network.fabric.hosts):
+                    break
             else:
                 pace = f"{event.seconds / event.step * 1e3:.0f} ms a step"
                 progress.update(task, completed=event.step, loss=f"{event.loss:.4f}", pace=pace)
@@ -168,10 +171,11 @@ def _timed_in_machines(network: Network, turn: int, lines: Lines) -> float:
     """The same, by the ranks that have trained.  Raises RankFailed."""
     turns.file(network.share, turn).touch()
     took: list[float] = []
-    while len(took) < len(network.fabric.hosts):
-        _, line = next(lines)
+    for _, line in lines:
         if line != turns.READY:
             took.append(msgspec.json.decode(line, type=Timing).seconds)
+            if len(took) == len(network.fabric.hosts):
+                break
     return max(took)
 
 
