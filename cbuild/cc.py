@@ -53,7 +53,7 @@ Kind = Literal["shared", "exe", "object"]
 
 _CPU = ("flags", "Features", "model name")
 
-_SEARCHED = ("CPATH", "C_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX", "CCC_OVERRIDE_OPTIONS")
+SEARCHED = ("CPATH", "C_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX", "CCC_OVERRIDE_OPTIONS")
 """Variables of the environment by which compilers find other headers, libraries and parts of themselves."""
 
 _SUFFIX = {"shared": ".so", "exe": "", "object": ".o"}
@@ -291,7 +291,7 @@ def _key(
             digest.update(len(data).to_bytes(8, "little") + data)
 
     add(cc.identity, *flags, "--", *libs)
-    for variable in _SEARCHED:
+    for variable in SEARCHED:
         if value := os.environ.get(variable):
             add(variable, value)
     if any(flag in ("-march=native", "-mcpu=native", "-mtune=native") for flag in flags):

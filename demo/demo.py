@@ -20,7 +20,7 @@ from cbuild import files
 from netfold.fabric.generate import FabricOptions, leafspine
 from netfold.fabric.graph import Engine, Fabric
 from netfold.topo import listeners, sandbox
-from netfold.topo.failures import FabricFailed, RankFailed
+from netfold.topo.failures import FabricFailed
 from netfold.topo.mininet_path import MininetMissing
 from netfold.topo.rxe import packages
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from netfold.demo import train
-    from netfold.demo.report import AllreduceTime, DemoReport, NicTotals, Traffic, TreeTotals
+    from netfold.demo.measure import DemoMeasurement
+    from netfold.demo.report import DemoReport
     from netfold.demo.train import LaneBits, Rail
     from netfold.topo.net import Network
-    from netfold.topo.rxe.counts import NicCounts
 
 
 class Scale(NamedTuple):
@@ -59,10 +59,6 @@ RAILS: Final[dict[Hosts, Rail]] = {"namespaces": "innet", "rxe": "verbs"}
 TIMEOUTS: Final[dict[Hosts, float]] = {"namespaces": 10.0, "rxe": 60.0}
 """Seconds that a rank waits for the others."""
 
-TRAIN_SECONDS: Final = 300.0
-TIMING_SECONDS: Final = 60.0
-TIMING_REPEATS: Final = 8
-TIMING_WARMUP: Final = 2
 
 
 def demo(
@@ -104,17 +100,22 @@ def demo(
         if not _installed(package):
             print(f"netfold: demo needs {package}, which is not installed: {remedy}", file=sys.stderr)
             return 1
-    if hosts == "rxe" and (lacks := packages.lacking()) is not None:
-        print(f"netfold: demo --hosts rxe needs virtual machines: {lacks}", file=sys.stderr)
-        return 1
+    if hosts == "rxe" and not sandbox.inside():
+        try:
+            packages.fetch()
+        except packages.PackagesMissing as error:
+            print(f"netfold: demo --hosts rxe needs virtual machines: {error}", file=sys.stderr)
+            return 1
     listeners.enter([asked])
     # imported inside the sandbox, so that the program that starts it stays quick
     from netfold import terminal
     from netfold.rpc.rpc import Unreachable
 
     options["rundir"] = sandbox.rundir()
-    fabric = msgspec.structs.replace(leafspine(leaves, spines, ranks, **options), metrics=metrics,
-                                     faults=faults)
+    fabric = leafspine(leaves, spines, ranks, **options)
+    # machines may be silent for long, too
+    fabric = msgspec.structs.replace(fabric, metrics=metrics, faults=faults,
+                                     lease=max(fabric.lease, TIMEOUTS[hosts]))
     try:
         report = _run(fabric, hosts, scale, steps or scale.steps, lane_bits, out, terminal.console(), stays_open)
     except (FabricFailed, Unreachable, OSError) as error:
@@ -144,8 +145,8 @@ def _run(
     stays_open: bool,
 ) -> DemoReport:
     from netfold.controller.web.picture import draw
+    from netfold.demo import measure, train
     from netfold.demo import report as reports
-    from netfold.demo import train
     from netfold.topo.fault_service import FaultService
     from netfold.topo.net import Network
     from netfold.topo.rxe.hosts import Guests
@@ -173,67 +174,13 @@ def _run(
         if guests is not None:
             seconds = max(guests.boot_seconds.values())
             console.print(f"{len(guests.names)} virtual machines with Debian's kernel and rdma_rxe, in {seconds:.0f} s")
-        nics = {} if guests is None else guests.nic_counts()
-        folded = _folded(network)
-        start = reports.traffic(network.status().links)
-        try:
-            results = _train(network, spec, console)
-        except RankFailed:
-            network.check()  # a switch that has ended explains more than the time-out of a rank
-            raise
-        trained = reports.difference(start, reports.traffic(network.status().links))
-        folded = _folded(network) - folded
-        used = [] if guests is None else [
-            _nic_totals(host, counts.since(nics[host]), result.packets_sent)
-            for (host, counts), result in zip(guests.nic_counts().items(), results, strict=True)
-        ]
-        elements = results[0].gradient_bytes // 4
-        times, ring = _time_allreduces(network, hosts, elements, lane_bits, console)
+        found = measure.measure(network, guests, spec, console)
         if stays_open:
             console.print("now the same training in a single process")
         else:
             running.close()
             console.print("the fabric is down; now the same training in a single process")
-        single_weights, single_loss, single_accuracy = train.train_single_process(spec)
-        final = _load_weights(weights)
-        names = {host.name for host in fabric.hosts}
-        # an operation of a timing is the allreduce of one gradient, as in a step of training
-        ring_scale = steps / (TIMING_REPEATS + TIMING_WARMUP)
-        report = reports.DemoReport(
-            engine=fabric.engine,
-            hosts=hosts,
-            ranks=len(fabric.hosts),
-            leaves=sum(switch.role == "leaf" for switch in fabric.switches),
-            spines=sum(switch.role == "spine" for switch in fabric.switches),
-            rate=fabric.links[0].rate,
-            loss_rate=losses,
-            seed=fabric.seed,
-            steps=steps,
-            seconds=max(result.seconds for result in results),
-            seconds_in_allreduce=max(result.reduce_seconds for result in results),
-            rail=results[0].rail,
-            explain=results[0].explain,
-            final_weights_equal=len({result.weights for result in results}) == 1,
-            weights_sha256=results[0].weights,
-            max_abs_diff_vs_single=float(abs(final - single_weights).max()),
-            loss=results[0].loss,
-            loss_single=single_loss,
-            accuracy=results[0].accuracy,
-            accuracy_single=single_accuracy,
-            gradient_bytes=results[0].gradient_bytes,
-            lane_bits=lane_bits,
-            bytes_per_host_link=reports.host_link_bytes(trained, names),
-            ring_bytes_per_host_link=None if ring is None else reports.host_link_bytes(ring, names) * ring_scale,
-            retransmissions=sum(result.retransmissions for result in results),
-            packets_sent=sum(result.packets_sent for result in results),
-            packets_lost=sum(lost for _, _, lost in trained.values()),
-            packets_folded=folded,
-            nic_retransmissions=sum(nic.data_sent - nic.needed for nic in used) if used else None,
-            nics=used,
-            trees=_trees(results),
-            times=times,
-            links=reports.link_bytes(trained, ring, ring_scale),
-        )
+        report = summary(fabric, hosts, spec, found)
         console.print()
         reports.show(report, console)
         report.save(out / "report.json")
@@ -245,6 +192,54 @@ def _run(
     return report
 
 
+def summary(fabric: Fabric, hosts: Hosts, spec: train.TrainingSpec, found: DemoMeasurement) -> DemoReport:
+    """The report of what was measured, beside the same training in this process."""
+    from netfold.demo import measure, train
+    from netfold.demo import report as reports
+
+    results, trained, ring = found.results, found.trained, found.ring
+    single_weights, single_loss, single_accuracy = train.train_single_process(spec)
+    final = _load_weights(Path(spec.weights))
+    names = {host.name for host in fabric.hosts}
+    # an operation of a timing is the allreduce of one gradient, as in a step of training
+    ring_scale = spec.steps / (measure.TIMING_REPEATS + measure.TIMING_WARMUP)
+    return reports.DemoReport(
+        engine=fabric.engine,
+        hosts=hosts,
+        ranks=len(fabric.hosts),
+        leaves=sum(switch.role == "leaf" for switch in fabric.switches),
+        spines=sum(switch.role == "spine" for switch in fabric.switches),
+        rate=fabric.links[0].rate,
+        loss_rate=max(link.loss for link in fabric.links),
+        seed=fabric.seed,
+        steps=spec.steps,
+        seconds=max(result.seconds for result in results),
+        seconds_in_allreduce=max(result.reduce_seconds for result in results),
+        rail=results[0].rail,
+        explain=results[0].explain,
+        final_weights_equal=len({result.weights for result in results}) == 1,
+        weights_sha256=results[0].weights,
+        max_abs_diff_vs_single=float(abs(final - single_weights).max()),
+        loss=results[0].loss,
+        loss_single=single_loss,
+        accuracy=results[0].accuracy,
+        accuracy_single=single_accuracy,
+        gradient_bytes=results[0].gradient_bytes,
+        lane_bits=spec.lane_bits,
+        bytes_per_host_link=reports.host_link_bytes(trained, names),
+        ring_bytes_per_host_link=None if ring is None else reports.host_link_bytes(ring, names) * ring_scale,
+        retransmissions=sum(result.retransmissions for result in results),
+        packets_sent=sum(result.packets_sent for result in results),
+        packets_lost=sum(lost for _, _, lost in trained.values()),
+        packets_folded=found.folded,
+        nic_retransmissions=sum(nic.data_sent - nic.needed for nic in found.nics) if found.nics else None,
+        nics=found.nics,
+        trees=found.trees,
+        times=found.times,
+        links=reports.link_bytes(trained, ring, ring_scale),
+    )
+
+
 def _wait(network: Network, page: str, console: Console) -> None:
     """Keep the fabric until Ctrl-C.  Raises SwitchFailed, ControllerFailed where that ends before."""
     console.print(f"\nthe fabric stays open, its page at {page}: Ctrl-C ends it")
@@ -252,101 +247,6 @@ def _wait(network: Network, page: str, console: Console) -> None:
         while True:
             network.check()
             time.sleep(1)
-
-
-def _train(network: Network, spec: train.TrainingSpec, console: Console) -> list[train.TrainingResult]:
-    """Train with a progress bar and return the results of the ranks, in order.  Raises RankFailed."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from netfold.demo import train
-
-    decoder = msgspec.json.Decoder(train.TrainingStep | train.TrainingResult)
-    results: list[train.TrainingResult] = []
-    ranks = network.launch(
-        [sys.executable, "-m", "netfold.demo.train", msgspec.json.encode(spec).decode()], job="digits"
-    )
-    columns = (
-        TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"),
-        TextColumn("loss {task.fields[loss]}"), TextColumn("{task.fields[pace]}"), TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("training", total=spec.steps, loss="-", pace="")
-        for _, line in ranks.lines(within=TRAIN_SECONDS):
-            event = decoder.decode(line)
-            if isinstance(event, train.TrainingResult):
-                results.append(event)
-            else:
-                pace = f"{event.seconds / event.step * 1e3:.0f} ms a step"
-                progress.update(task, completed=event.step, loss=f"{event.loss:.4f}", pace=pace)
-    return sorted(results, key=lambda result: result.rank)
-
-
-def _time_allreduces(
-    network: Network, hosts: Hosts, elements: int, lane_bits: LaneBits, console: Console
-) -> tuple[list[AllreduceTime], Traffic | None]:
-    """Time the gradient's allreduce by each algorithm; also return the ring's bytes on all links, or None."""
-    from netfold.demo import report as reports
-
-    times: list[AllreduceTime] = []
-    ring: Traffic | None = None
-    ways = (("verbs" if hosts == "rxe" else "innet", "in the network"), ("ring", "ring over TCP"), ("gloo", "gloo"))
-    for way, name in ways:
-        if way == "gloo" and hosts == "rxe":
-            times.append(reports.AllreduceTime(name, None, "not in virtual machines, where torch starts slowly"))
-            continue
-        if way == "gloo" and find_spec("torch") is None:
-            times.append(reports.AllreduceTime(name, None, "torch is not installed"))
-            continue
-        console.print(f"one allreduce at a time: {name}")
-        before = reports.traffic(network.status().links)
-        try:
-            times.append(reports.AllreduceTime(name, _time_allreduce(network, way, elements, lane_bits)))
-        except RankFailed as error:
-            times.append(reports.AllreduceTime(name, None, f"failed, see logs: {str(error).splitlines()[0]}"))
-            continue
-        if way == "ring":
-            ring = reports.difference(before, reports.traffic(network.status().links))
-    return times, ring
-
-
-def _time_allreduce(network: Network, way: str, elements: int, lane_bits: LaneBits) -> float:
-    """Seconds of one allreduce on the slowest rank, the mean of several.  Raises RankFailed."""
-    from netfold.topo.allreduce_rank import RankSetup, Timing, TimingCommand
-
-    setup = RankSetup(len(network.fabric.hosts), [way], lane_bits, timeout=TIMING_SECONDS / 3)
-    turn = TimingCommand(way, 4 * elements, TIMING_REPEATS, TIMING_WARMUP, check=False)
-    words = [msgspec.json.encode(word).decode() for word in (setup, turn)]
-    ranks = network.launch([sys.executable, "-m", "netfold.topo.allreduce_rank", *words], job=f"timing-{way}")
-    return max(msgspec.json.decode(lines[-1], type=Timing).seconds for lines in ranks.wait(TIMING_SECONDS))
-
-
-def _folded(network: Network) -> int:
-    """Contributions of workers that their own switches have taken so far."""
-    leaves = {switch.name for switch in network.fabric.switches if switch.role == "leaf"}
-    return sum(switch.folded.first for switch in network.status().switches if switch.name in leaves)
-
-
-def _nic_totals(host: str, counts: NicCounts, needed: int) -> NicTotals:
-    from netfold.demo.report import NicTotals
-
-    return NicTotals(
-        host, counts.data_sent, needed, counts.acknowledgements_sent, counts.acknowledgements_received,
-        counts.naks_received, counts.rnr_received, counts.duplicates_received, counts.errors,
-    )
-
-
-def _trees(results: list[train.TrainingResult]) -> list[TreeTotals]:
-    from netfold.demo.report import TreeTotals
-
-    return [
-        TreeTotals(
-            root,
-            sum(result.trees[root].bytes_reduced for result in results),
-            sum(result.trees[root].packets_sent for result in results),
-            sum(result.trees[root].retransmissions for result in results),
-        )
-        for root in results[0].trees
-    ]
 
 
 def _load_weights(path: Path) -> np.ndarray[tuple[int], np.dtype[np.float32]]:

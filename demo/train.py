@@ -9,6 +9,7 @@ allreduce through the fabric; then all make the same update.  The loss is summed
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import sys
 import time
@@ -223,6 +224,12 @@ class Trainer:
         return batch
 
 
+def gradient_elements(spec: TrainingSpec) -> int:
+    """Elements that each rank hands to allreduce in one step: a gradient, and the loss."""
+    digits = load_digits(Path(spec.data))
+    return len(Mlp((digits.x.shape[1], *spec.hidden, CLASSES), spec.seed).weights) + 1
+
+
 def train_single_process(spec: TrainingSpec) -> tuple[Floats, float, float]:
     """Train on whole batches in this process and return (weights, last loss, accuracy)."""
     trainer = Trainer(spec, load_digits(Path(spec.data)), 0, 1, None)
@@ -242,7 +249,9 @@ def main(spec: TrainingSpec) -> None:
     from netfold.host.api import verbs
 
     digits = load_digits(Path(spec.data))
-    with verbs.init(rail=spec.rail, timeout=spec.timeout, lane_bits=spec.lane_bits) as comm:
+    with contextlib.ExitStack() as leaving:
+        comm = verbs.init(rail=spec.rail, timeout=spec.timeout, lane_bits=spec.lane_bits)
+        leaving.callback(verbs.shutdown)  # this process may join others afterwards
         trainer = Trainer(spec, digits, comm.rank, comm.size, comm)
         start = time.perf_counter()
         loss = float("nan")

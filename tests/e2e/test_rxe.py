@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -13,16 +14,26 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+from rich.console import Console
 
+from cbuild.cc import default_cache_dir
+from netfold.demo.demo import summary
+from netfold.demo.measure import machine_words, measure
+from netfold.demo.report import DemoReport
+from netfold.demo.train import TrainingSpec
 from netfold.fabric.generate import leafspine
-from netfold.fabric.graph import Fabric
+from netfold.fabric.graph import Engine, Fabric
 from netfold.topo import sandbox
 from netfold.topo.faults import FaultInjector
 from netfold.wire.operator import Status
+from netfold.wire.roce import UDP_PORT, Opcode, icrc
 from support import needs
+from support.capture import Capture
 from support.steady import LOOK, PATIENCE
 from support.topo import in_sandbox, program
+from support.tshark import dissect
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
@@ -117,6 +128,10 @@ class Jobs:
         """Contributions and results that each switch has taken for the first time."""
         return {switch.name: switch.folded.first for switch in self._network.status().switches}
 
+    def run_everywhere(self, script: str) -> str:
+        """What a shell script prints in all guests."""
+        return "".join(machine.execute(script, script) for machine in self._guests.machines.values())
+
     def until(self, what: str, seen: Callable[[Status], bool]) -> None:
         """Wait until the controller's status fulfils a condition.  ``what``: the condition in words, for the error."""
         until = time.monotonic() + BOUND
@@ -138,20 +153,25 @@ def test_virtual_machines_with_ordinary_rdma_stacks_fold(tmp_path: Path) -> None
         print(f"{time.monotonic() - began:6.1f} s: {step}", flush=True)
 
     fabric = leafspine(2, 1, 2, engine="softswitch", rundir=sandbox.rundir(), rdma=True)
-    fabric = msgspec.structs.replace(fabric, misses=PATIENCE, lease=BOUND)
+    fabric = msgspec.structs.replace(fabric, misses=PATIENCE, lease=BOUND, faults=True)
     guests = Guests([host.name for host in fabric.hosts])
     with Network(fabric, logs=tmp_path / "logs", guests=guests) as network:
         over(f"booted {guests.boot_seconds}")
         # ranks import NetFold meanwhile
-        jobs = Jobs(network, guests, ["2:1,1025,10000", "3:1025,25000", "steady:10000"])
+        spec = training(network)
+        demonstration = json.dumps(machine_words(network, spec))
+        jobs = Jobs(network, guests,
+                    ["2:1,1025,10000", f"demo:{demonstration}", "3:1025,25000", "steady:10000"])
         tools(guests, fabric)
         over("tools of verbs")
         assert jobs.reports() == [{"ready": True}] * 2
         over("imported")
         without_faults(jobs)
         over("without faults")
+        demonstrated(network, guests, jobs, spec, tmp_path)
+        over("what the demo does")
         faulty(network)
-        over("a controller that knows of faults")
+        over("a controller that has some faults injected")
         with_faults(network, jobs)
         over("with faults")
         restarted(network, jobs)
@@ -181,6 +201,39 @@ def without_faults(jobs: Jobs) -> None:
     needed = results[0]["packets_sent"]
     assert min(folded["leaf1"], folded["leaf2"], folded["spine1"]) >= 2 * needed
     check(results, nics)
+    assert not compiled_in(jobs), "guests have compiled engines that were to be there"
+
+
+def compiled_in(jobs: Jobs) -> set[str]:
+    """What guests have put into the cache of compiled programs, of which they see this machine's."""
+    here = {file.name for file in default_cache_dir().iterdir()}
+    return set(jobs.run_everywhere(f"ls {default_cache_dir()}").split()) - here
+
+
+def training(network: Network) -> TrainingSpec:
+    """A short training on images of noise, for which scikit-learn need not be there."""
+    draw = np.random.default_rng(3)
+    data, weights = network.share / "digits.npz", network.share / "weights.npy"
+    np.savez(data, x=draw.random((200, 64), np.float32), y=draw.integers(0, 10, 200))
+    return TrainingSpec(str(data), steps=3, hidden=(16,), batch=64, weights=str(weights), rail="verbs", timeout=BOUND)
+
+
+def demonstrated(network: Network, guests: Guests, jobs: Jobs, spec: TrainingSpec, folder: Path) -> None:
+    """What `netfold demo --hosts rxe` measures and reports: the training's gradients are folded by the kernels' RDMA
+    devices, and its weights are those of a single process."""
+    jobs.begin()
+    found = measure(network, guests, spec, Console(), jobs.lines)
+    assert jobs.reports() == [{"left": True}] * 2
+    summary(network.fabric, "rxe", spec, found).save(folder / "report.json")
+    report = msgspec.json.decode((folder / "report.json").read_bytes(), type=DemoReport)
+    print(report)
+    assert (report.hosts, report.rail, report.final_weights_equal) == ("rxe", "verbs", True)
+    assert report.max_abs_diff_vs_single < 1e-5
+    assert report.packets_folded >= 2 * sum(nic.needed for nic in report.nics)
+    assert report.nic_retransmissions == sum(nic.data_sent - nic.needed for nic in report.nics) >= 0
+    assert all(nic.needed > 0 and nic.acknowledgements_sent > 0 and nic.errors == 0 for nic in report.nics)
+    assert [time.seconds is not None for time in report.times] == [True, True, False]
+    assert report.ring_bytes_per_host_link
 
 
 def check(results: list[dict[str, Any]], nics: list[NicCounts]) -> None:
@@ -237,3 +290,56 @@ def restarted(network: Network, jobs: Jobs) -> None:
     assert all(result["rail"] == "verbs" and result["rounds"] >= 1 for result in results)
     assert len({result["digest"] for result in results}) == 1
     assert jobs.folded()["leaf1"] > 0
+
+
+@pytest.mark.alone
+@pytest.mark.needs("bmv2", "tshark", "scapy")
+@in_sandbox(timeout=580)
+def test_machines_fold_on_bmv2_and_every_packet_is_valid(tmp_path: Path) -> None:
+    """Two machines under one leaf of BMv2, at a low rate: sums are exact and folded; tshark reads every packet as it
+    is, and scapy agrees with every length, checksum and ICRC, in both directions."""
+    frames = folded_frames("bmv2", tmp_path)
+    check_with_scapy(frames)
+    fields = ["infiniband.bth.opcode", "infiniband.bth.p_key", "infiniband.bth.destqp", "infiniband.bth.psn"]
+    for frame, (opcode, key, qp, psn) in zip(frames, dissect(frames, fields, tmp_path), strict=True):
+        assert (int(opcode), int(key, 0), int(qp, 0), int(psn)) == (
+            frame[42], int.from_bytes(frame[44:46], "big"), int.from_bytes(frame[47:50], "big"),
+            int.from_bytes(frame[51:54], "big"))
+
+
+def folded_frames(engine: Engine, folder: Path) -> list[bytes]:
+    """The RoCE packets on the links of two machines under one leaf that fold a few sums, each once."""
+    fabric = leafspine(1, 0, 2, engine=engine, rate="10mbit", rundir=sandbox.rundir(), rdma=True)
+    fabric = msgspec.structs.replace(fabric, misses=PATIENCE, lease=BOUND)
+    guests = Guests([host.name for host in fabric.hosts])
+    with Network(fabric, logs=folder / "logs", guests=guests) as network:
+        jobs = Jobs(network, guests, ["2:1,1025,5000"])
+        assert jobs.reports() == [{"ready": True}] * 2
+        with Capture() as capture:
+            results, nics, folded = jobs.run()
+        print(results, nics, folded)
+        check(results, nics)
+        assert folded["leaf1"] >= 2 * results[0]["packets_sent"]
+    interfaces = {name for name, _ in capture.frames if name != "lo"}
+    assert {"leaf1-eth1", "leaf1-eth2"} <= interfaces, interfaces
+    frames = sorted({frame for _, frame in capture.frames
+                     if frame[23] == socket.IPPROTO_UDP and frame[36:38] == UDP_PORT.to_bytes(2, "big")})
+    opcodes = {Opcode(frame[42]) for frame in frames}
+    assert {Opcode.SEND_FIRST, Opcode.SEND_MIDDLE, Opcode.SEND_LAST, Opcode.SEND_ONLY, Opcode.ACKNOWLEDGE} <= opcodes
+    return frames
+
+
+def check_with_scapy(frames: list[bytes]) -> None:
+    """What scapy makes of each packet's fields is the packet."""
+    from scapy.contrib.roce import BTH
+    from scapy.layers.l2 import Ether
+
+    for frame in frames:
+        packet = Ether(frame)
+        assert frame[-4:] == icrc(frame[14:-4]), f"wrong ICRC: {packet.summary()}"
+        again = packet.copy()
+        del again["IP"].chksum, again["IP"].len, again["UDP"].len
+        if packet["UDP"].chksum:  # a NIC writes none
+            del again["UDP"].chksum
+        again[BTH].icrc = None
+        assert bytes(again) == frame, f"scapy would send something else than {packet.summary()}"

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from netfold.topo import sandbox
+from netfold.topo.rxe import packages
 from netfold.topo.rxe.machine import Machine, Nic, System
 
 
@@ -26,6 +27,12 @@ def main(commands: list[str]) -> int:
     if len(commands) != 2:
         print(__doc__, file=sys.stderr)
         return 2
+    if not sandbox.inside():
+        try:
+            packages.fetch()
+        except packages.PackagesMissing as error:
+            print(f"virtual machines cannot be run here: {error}", file=sys.stderr)
+            return 1
     sandbox.enter()
     folder = sandbox.rundir()
     share = Path(tempfile.mkdtemp(prefix="share-", dir=folder))

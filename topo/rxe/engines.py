@@ -9,16 +9,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from netfold.host.native.library import PROCESSOR_VARIABLE
 from netfold.topo.failures import FabricFailed
 
-ENVIRONMENT: Final[Mapping[str, str]] = {PROCESSOR_VARIABLE: "x86-64-v2"}
-"""What ranks in guests have in their environment, too: the engines are found by it."""
+PROCESSOR: Final = "x86-64-v2"
+"""What both are, as gcc's -march names it."""
 SECONDS: Final = 300.0
+_LIBRARIES: Final = "usr/lib/x86_64-linux-gnu"
 _PROGRAM: Final = """
 from netfold.host.innet import native
 from netfold.host.verbs import native as verbs
@@ -31,17 +31,30 @@ class EnginesFailed(FabricFailed):
     """The engines cannot be compiled; the message has what the compiler says."""
 
 
+def environment(userland: Path) -> dict[str, str]:
+    """What the environment of ranks in guests has in common with that of the compiler here: all of it is part of the
+    name by which an engine is found, and a guest that does not find one compiles it, which takes minutes.
+
+    userland  tree with libibverbs and its headers (packages.userland)
+    """
+    places = {"CPATH": str(userland / "usr/include"), "LIBRARY_PATH": str(userland / _LIBRARIES)}
+    return {PROCESSOR_VARIABLE: PROCESSOR, **{name: _first(path, name) for name, path in places.items()}}
+
+
+def _first(path: str, variable: str) -> str:
+    """A list of paths: this one, and those that a variable of the environment has."""
+    return os.pathsep.join(filter(None, [path, os.environ.get(variable)]))
+
+
 def compile_for_guests(userland: Path) -> None:
     """Compile the engines, where they are not in the cache.  Raises EnginesFailed.
 
     userland  tree with libibverbs and its headers (packages.userland)
     """
-    libraries = str(userland / "usr/lib/x86_64-linux-gnu")
-    found = {"CPATH": str(userland / "usr/include"), "LIBRARY_PATH": libraries, "LD_LIBRARY_PATH": libraries}
-    joined = {name: os.pathsep.join(filter(None, [path, os.environ.get(name)])) for name, path in found.items()}
+    found = environment(userland) | {"LD_LIBRARY_PATH": _first(str(userland / _LIBRARIES), "LD_LIBRARY_PATH")}
     try:
-        done = subprocess.run([sys.executable, "-c", _PROGRAM], env={**os.environ, **ENVIRONMENT, **joined},
-                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=False)
+        done = subprocess.run([sys.executable, "-c", _PROGRAM], env=os.environ | found, stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
         raise EnginesFailed(f"the engines for virtual machines are not compiled within {SECONDS:g} s") from error
     if done.returncode != 0:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 
 from netfold.topo.failures import WiringError
 from netfold.topo.guests import GuestLink, Surroundings
-from netfold.topo.rxe import counts, engines, packages
+from netfold.topo.rxe import counts, engines
 from netfold.topo.rxe.machine import MEMORY, Machine, Nic, System
 from netfold.topo.wiring import GATEWAY, FabricIntf, shaper
 
@@ -33,6 +33,7 @@ class Guests:
         self._names, self._memory = tuple(names), memory
         self._links: Sequence[GuestLink] = ()
         self._taps: list[int] = []
+        self._engines: dict[str, str] = {}
         self.machines: dict[str, Machine] = {}
         self.boot_seconds: dict[str, float] = {}
         """Seconds from the start of each machine until it could be used."""
@@ -47,8 +48,9 @@ class Guests:
 
         Raises PackagesMissing, EnginesFailed, WiringError, OSError.
         """
-        engines.compile_for_guests(packages.userland())
         system = System.prepare(around.folder, share=around.share, sockets=around.sockets)
+        engines.compile_for_guests(system.userland)
+        self._engines = engines.environment(system.userland)
         self._links = around.links
         for link in self._links:
             name = f"{link.leaf}-eth{link.leaf_port}"
@@ -79,7 +81,7 @@ class Guests:
 
     def enter(self, name: str) -> list[str]:
         """The command that runs the one after it, a rank, in the machine ``name``."""
-        return self.machines[name].attach(["env", *(f"{key}={value}" for key, value in engines.ENVIRONMENT.items())])
+        return self.machines[name].attach(["env", *(f"{key}={value}" for key, value in self._engines.items())])
 
     def stop(self) -> None:
         """End the machines and remove the taps."""

@@ -39,6 +39,8 @@ PROGRAMS: Final = {QEMU: "qemu-system-x86", "setpriv": "util-linux", "rdma": "ip
                    "apt-get": "apt", "apt-cache": "apt"}
 """Programs that have to be installed, and the Debian packages that bring them."""
 DOWNLOAD_SECONDS: Final = 600.0
+ASK_SECONDS: Final = 180.0
+"""For an answer of apt, which takes a second on a quiet machine."""
 
 
 class PackagesMissing(FabricFailed):
@@ -64,14 +66,21 @@ def cache() -> Path:
 
 def lacking() -> str | None:
     """What this machine lacks to run virtual machines, in words, or None; nothing is downloaded."""
-    if missing := sorted({package for program, package in PROGRAMS.items() if shutil.which(program) is None}):
-        return f"not installed: {' '.join(missing)}; sudo apt-get install --no-install-recommends {' '.join(missing)}"
-    if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
-        return "/dev/net/tun is missing or not ours to open: sudo modprobe tun; this may need root"
+    if (lacks := lacking_programs()) is not None:
+        return lacks
     try:
         versions((*USERLAND, _kernel_package()))
     except PackagesMissing as error:
         return str(error)
+    return None
+
+
+def lacking_programs() -> str | None:
+    """What of it is not a package that is downloaded: found without asking apt, which takes a second."""
+    if missing := sorted({package for program, package in PROGRAMS.items() if shutil.which(program) is None}):
+        return f"not installed: {' '.join(missing)}; sudo apt-get install --no-install-recommends {' '.join(missing)}"
+    if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
+        return "/dev/net/tun is missing or not ours to open: sudo modprobe tun; this may need root"
     return None
 
 
@@ -84,6 +93,14 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
             raise PackagesMissing(f"apt knows no package {package}: expected Debian or Ubuntu on x86-64 with its lists "
                                   "fetched (sudo apt-get update)")
     return {package: found[package] for package in packages}
+
+
+def fetch() -> None:
+    """Download what is not in the cache: before a sandbox is entered, which has no network.  Raises PackagesMissing."""
+    if (lacks := lacking_programs()) is not None:
+        raise PackagesMissing(lacks)
+    kernel()
+    userland()
 
 
 def kernel() -> Kernel:
@@ -173,7 +190,7 @@ def _kernel_package() -> str:
     return found[1]
 
 
-def _run(command: Sequence[str], what: str, folder: Path | None = None, seconds: float = 60.0) -> str:
+def _run(command: Sequence[str], what: str, folder: Path | None = None, seconds: float = ASK_SECONDS) -> str:
     try:
         done = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True,
                               timeout=seconds, check=False, env={**os.environ, "LC_ALL": "C"})

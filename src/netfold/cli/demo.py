@@ -21,7 +21,7 @@ def demo(
     hosts: Annotated[Literal["namespaces", "rxe"], typer.Option(
         help="What workers run in: namespaces, or rxe: virtual machines, whose kernels' RDMA carries the gradients."
     )] = "namespaces",
-    ranks: Annotated[int | None, typer.Option(help="Workers; default: 8, or 4 virtual machines.")] = None,
+    ranks: Annotated[int | None, typer.Option(help="Workers; default: 8, or 2 virtual machines.")] = None,
     leaves: Annotated[int, typer.Option(help="Leaf switches.")] = 2,
     spines: Annotated[int | None, typer.Option(help="Spine switches; default: 2, or 1 over virtual machines.")] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps; default: what fits in a minute or so.")] = None,
@@ -37,7 +37,7 @@ def demo(
 
     log_to_stderr(False)
     few = hosts == "rxe"
-    ranks = ranks if ranks is not None else 4 if few else 8
+    ranks = ranks if ranks is not None else 2 if few else 8
     spines = spines if spines is not None else 1 if few else 2
     fabric = generated.fabric(f"leafspine,{leaves},{spines},{ranks}")  # refused early, in the same words
     address = metrics or (PAGE if page else None)
