@@ -59,11 +59,19 @@ def operation_of(kind: Kind, lane_bits: int) -> roce.LaneOperation:
 
 
 class Exhausted(Exception):
-    """The switches cannot take a job: slots or numbers are exhausted; the message says which, where, and how many."""
+    """The switches cannot take a job: slots or numbers are exhausted; the message says which, where, and how many.
+
+    Remedy: end jobs that are no longer needed (`netfold status`, `netfold drop`), or let jobs have smaller windows;
+    this one goes over TCP, where the hosts have it, until slots are free.
+    """
 
 
 class OverQuota(Exhausted):
-    """A job may not have as many slots as it needs, however many are free."""
+    """A job may not have as many slots as it needs, however many are free.
+
+    Remedy: ask for fewer trees, ranks or lanes in the job, or let the operator raise its tenant's `slots` in the fabric
+    file.
+    """
 
 
 @dataclass(frozen=True)

@@ -118,18 +118,32 @@ def test_files_that_sources_name_exist(room: str) -> None:
     assert not {str(path.relative_to(ROOT)): missing for path in sources if (missing := missing_files(remarks(path)))}
 
 
+def check(words: list[str], where: str) -> None:
+    """A command line parses as far as its options go, and its --help can be printed."""
+    command, names, rest = resolve(words)
+    shown = " ".join(words)
+    assert len(names) > 1 or not hasattr(command, "commands"), f"{where}: `{shown}`: no such command"
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    for word in rest[: rest.index("--") if "--" in rest else None]:
+        if word.startswith("--"):
+            assert word.partition("=")[0] in {*known, "--help"}, f"{where}: `{shown}` has no {word}"
+    assert helps(*(name.split("|")[0] for name in names)), f"{where}: `{shown}`: its --help fails"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_and_their_options_exist(page: Path) -> None:
     """Every command line parses as far as its options go, and its --help can be printed."""
     for words in commands(page):
-        command, names, rest = resolve(words)
-        shown = " ".join(words)
-        assert len(names) > 1 or not hasattr(command, "commands"), f"{page.name}: `{shown}`: no such command"
-        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
-        for word in rest[: rest.index("--") if "--" in rest else None]:
-            if word.startswith("--"):
-                assert word.partition("=")[0] in {*known, "--help"}, f"{page.name}: `{shown}` has no {word}"
-        assert helps(*(name.split("|")[0] for name in names)), f"{page.name}: `{shown}`: its --help fails"
+        check(words, page.name)
+
+
+@pytest.mark.parametrize("room", [room for room in ROOMS if room not in ("docs", "tests", "papers")])
+def test_commands_that_messages_name_exist(room: str) -> None:
+    """A message that tells its reader to type a command of ours names one that there is, with options that it has."""
+    for path in (path for path in (ROOT / room).rglob("*.*") if path.suffix in (".py", ".c")):
+        for found in re.findall(r"`((?:netfold|softswitch) [a-z][a-z -]*)", path.read_text()):
+            if len(words := found.split()) > 1:
+                check([word for word in words if word.islower() and word != "-"], str(path.relative_to(ROOT)))
 
 
 def test_every_command_is_documented() -> None:

@@ -34,7 +34,10 @@ FABRIC_VARIABLE: Final = "NETFOLD_FABRIC"
 
 
 class CannotRun(ValueError):
-    """The request cannot be served; the message says what was wrong, what was expected, and what to do."""
+    """The request cannot be served; the message says what was wrong, what was expected, and what to do.
+
+    Remedy: correct the option that the message names, or bring the fabric up first.
+    """
 
 
 @dataclass(frozen=True)
