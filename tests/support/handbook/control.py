@@ -145,7 +145,7 @@ def a_later_controller_takes_a_switch() -> None:
 
 @scene(pipeline.PipelineError)
 def a_program_that_does_not_compile() -> None:
-    program = Path("mine.p4")
+    program = Path("prog.p4")
     program.write_text("#include <core.p4>\n#include <v1model.p4>\n\nheader ethernet_t { bit<48> dst }\n")
     pipeline.build("softswitch", program)
 

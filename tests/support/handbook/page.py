@@ -209,8 +209,8 @@ def text() -> str:
                 "with an [exit status](#exit-statuses); `netfold doctor` says what this machine "
                 "[lacks](#what-netfold-doctor-finds). Look for the words of your message with the search of the site, "
                 "or of your browser."),
-        wrapped("This page is written by `.venv/bin/python tests/support/handbook`, from the errors' own docstrings and "
-                "from messages that it provokes; a test holds it to the code."),
+        wrapped("This page is written by `.venv/bin/python tests/support/handbook`, from the errors' own docstrings "
+                "and from messages that it provokes; a test holds it to the code."),
     ]
     refused = "What P4Runtime refuses"
     for heading, prefixes in [*PARTS.items(), (refused, (P4RUNTIME,))]:

@@ -38,7 +38,7 @@ COUNTER, PROFILE = 0x12000001, 0x11000001
 
 @scene(CompileError)
 def a_name_that_is_not_declared() -> None:
-    compile_source("#include <core.p4>\n#include <v1model.p4>\n\nconst bit<9> PORTS = LAST + 1;\n", "mine.p4")
+    compile_source("#include <core.p4>\n#include <v1model.p4>\n\nconst bit<9> PORTS = LAST + 1;\n", "prog.p4")
 
 
 @scene(device_config.UnreadableConfigError)
