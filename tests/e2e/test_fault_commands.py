@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -61,7 +62,8 @@ def rounds(running: subprocess.Popen[str], more: int) -> int:
 def test_faults_by_command_end_by_themselves_and_no_sum_is_wrong(
     fabric: subprocess.Popen[str], tmp_path: Path
 ) -> None:
-    """Packets are lost, a host's link is cut and a spine is killed, and the job goes on over all of it."""
+    """Packets are lost, a spine is killed and another restarted, a link flaps and the controller is away: the job goes on
+    over all of it.  A rank that is killed ends it, and the others name it."""
     rounds(fabric, 3)
     assert "no faults" in netfold("fault", "list")
     assert "seed 4" in netfold("fault", "loss", "leaf1-spine1", "--rate", "0.02", "--seed", "4", "--for", "1s")
@@ -72,10 +74,27 @@ def test_faults_by_command_end_by_themselves_and_no_sum_is_wrong(
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode != 0
     assert "spine9" in refused.stderr
+    assert "flap" in netfold("fault", "flap", "leaf2-spine1", "--period", "300ms", "--for", "900ms")
+    rounds(fabric, 3)
+    settled(fabric)
+    assert "spine1" in netfold("fault", "restart", "spine1")
+    rounds(fabric, 3)
+    assert "controller" in netfold("fault", "kill", "controller", "--for", "500ms")
+    rounds(fabric, 3)
+    settled(fabric)
+    assert fabric.poll() is None
+    assert "rank 3" in netfold("fault", "kill", "rank3")
+    assert fabric.stdout is not None
+    fabric.stdout.read()  # the others end by themselves, soon
+    assert fabric.wait(60) == 128 + signal.SIGKILL
+    assert "lost rank 3" in (tmp_path / "run.log").read_text()
+
+
+def settled(fabric: subprocess.Popen[str]) -> None:
+    """Wait until all faults have ended by themselves, while sums go on."""
     while "no faults" not in netfold("fault", "list"):
         rounds(fabric, 1)
-    rounds(fabric, 5)
-    assert fabric.poll() is None
+    rounds(fabric, 3)
 
 
 @pytest.mark.needs("tshark")
