@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,19 +15,20 @@ from pathlib import Path
 import pytest
 
 from support import needs
+from support.pages import invoked
 from support.topo import program
 
-pytestmark = [pytest.mark.netns, pytest.mark.needs("namespaces", "mininet"), pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.netns, pytest.mark.needs("namespaces", "mininet"), pytest.mark.timeout(240)]
 NETFOLD = [sys.executable, "-m", "netfold.cli"]
 ROUNDS = 1_000_000
 """More than there is time for: the job ends when it is told to."""
 
 
 def netfold(*words: str) -> str:
-    """What a command prints; it has to succeed."""
-    done = subprocess.run([*NETFOLD, *words], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    """What a command prints; it has to succeed.  It runs in this process, which is not the fabric's."""
+    status, said = invoked(shlex.join(["netfold", *words]))
+    assert status == 0, said
+    return said
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def fabric(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """`netfold run` with a job that sums until it is ended, each sum checked by every rank."""
     command = [*NETFOLD, "run", "--topo", "leafspine,2,2,4", "--rate", "200mbit", "--faults", "--"]
     with (tmp_path / "run.log").open("w") as errors:
-        running = subprocess.Popen([*command, *program("rank_rounds.py"), "1", str(ROUNDS), "20000"], text=True,
+        running = subprocess.Popen([*command, *program("rank_rounds.py"), "1", str(ROUNDS), "5000"], text=True,
                                    stdout=subprocess.PIPE, stderr=errors, env=os.environ | {"PYTHONUNBUFFERED": "1"})
         try:
             yield running
@@ -62,8 +63,8 @@ def rounds(running: subprocess.Popen[str], more: int) -> int:
 def test_faults_by_command_end_by_themselves_and_no_sum_is_wrong(
     fabric: subprocess.Popen[str], tmp_path: Path
 ) -> None:
-    """Packets are lost, a spine is killed and another restarted, a link flaps and the controller is away: the job goes on
-    over all of it.  A rank that is killed ends it, and the others name it."""
+    """Packets are lost, a spine is killed and another restarted, a link flaps and the controller is away: the job goes
+    on over all of it.  A rank that is killed ends it, and the others name it."""
     rounds(fabric, 3)
     assert "no faults" in netfold("fault", "list")
     assert "seed 4" in netfold("fault", "loss", "leaf1-spine1", "--rate", "0.02", "--seed", "4", "--for", "1s")
@@ -74,7 +75,7 @@ def test_faults_by_command_end_by_themselves_and_no_sum_is_wrong(
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode != 0
     assert "spine9" in refused.stderr
-    assert "flap" in netfold("fault", "flap", "leaf2-spine1", "--period", "300ms", "--for", "900ms")
+    assert "in turn" in netfold("fault", "flap", "leaf2-spine1", "--period", "300ms", "--for", "900ms")
     rounds(fabric, 3)
     settled(fabric)
     assert "spine1" in netfold("fault", "restart", "spine1")
@@ -86,8 +87,8 @@ def test_faults_by_command_end_by_themselves_and_no_sum_is_wrong(
     assert "rank 3" in netfold("fault", "kill", "rank3")
     assert fabric.stdout is not None
     fabric.stdout.read()  # the others end by themselves, soon
-    assert fabric.wait(60) == 128 + signal.SIGKILL
-    assert "lost rank 3" in (tmp_path / "run.log").read_text()
+    assert fabric.wait(60) != 0
+    assert "lost rank 3 at" in (tmp_path / "run.log").read_text()
 
 
 def settled(fabric: subprocess.Popen[str]) -> None:

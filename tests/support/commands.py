@@ -37,18 +37,21 @@ OFFLINE: Final[dict[str, Run]] = {
     "netfold plan lab.toml --entries": Run(says="spine1"),
     "netfold up lab.toml": Run("netfold up absent.toml", "absent.toml", 2),
     "netfold flight FOLDER": Run("netfold flight flights", "PeerLost"),
-    "netfold timeline merge FILE...": Run("netfold timeline merge trace.loop.rank0.json trace.loop.rank1.json -o m.json"),
+    "netfold timeline merge FILE...": Run("netfold timeline merge trace.loop.rank0.json trace.loop.rank1.json "
+                                          "-o merged.json"),
     "netfold timeline merge trace.*.json -o all.json": Run("netfold timeline merge trace.loop.rank0.json "
                                                            "trace.loop.rank1.json -o all.json"),
     "netfold pcap --dissector": Run(says=".lua"),
     "netfold shell SWITCH lab.toml": Run("netfold shell leaf9 lab.toml", "leaf9", 2),
-    "netfold status --controller ADDRESS": Run("netfold status --controller unix:absent.sock", "no controller answers", 1),
+    "netfold status --controller ADDRESS": Run("netfold status --controller unix:absent.sock",
+    "no controller answers", 1),
     "softswitch compile --json": Run("softswitch compile prog.p4 --json prog.json"),
     "softswitch compile prog.p4 --json FILE": Run("softswitch compile prog.p4 --json other.json"),
     "softswitch compile prog.p4 --p4info prog.p4info.txtpb --preprocessed pushed.p4": Run(),
     "softswitch compile prog.p4 --p4info prog.p4info.txtpb --preprocessed pushed.p4 --json prog.json": Run(),
     "softswitch examples DIR": Run("softswitch examples given"),
-    f"softswitch explain examples/router.p4 --packet {_PACKET}": Run(says="no entry matches -> default RouterIngress.drop"),
+    f"softswitch explain examples/router.p4 --packet {_PACKET}":
+        Run(says="no entry matches -> default RouterIngress.drop"),
     "softswitch explain l3.p4 --packet 0200000000020200000000010800450000... --port 1 --entries s1-runtime.json":
         Run(f"softswitch explain l3.p4 --packet {_PACKET} --port 1 --entries s1-runtime.json", "I.forward"),
     "softswitch explain prog.p4 --packet HEX --entries s1-runtime.json":
@@ -73,12 +76,13 @@ FABRIC: Final[dict[str, Run]] = {
     "netfold stall JOB": Run("netfold stall steady"),
     "netfold paths show --pins modes, packets without a pin, uplinks down, drained, suspect": Run("netfold paths show "
                                                                                                   "--pins", "pinned"),
-    "netfold paths mode spray leaf2 leaf3 pinned (default), ecmp, spray": Run("netfold paths mode spray leaf2", "spray"),
+    "netfold paths mode spray leaf2 leaf3 pinned (default), ecmp, spray": Run("netfold paths mode spray leaf2",
+    "spray"),
     "netfold paths planner equal_split how flows are cut, until a restart: fewest_pieces or equal_split":
         Run("netfold paths planner equal_split", "equal_split"),
     "netfold paths planner equal_split": Run("netfold paths planner fewest_pieces", "fewest_pieces"),
-    "netfold paths set leaf1 leaf3 61446 5 this port of the plan by another uplink": Run("netfold paths set leaf1 leaf2 "
-                                                                                         "61443 3"),
+    "netfold paths set leaf1 leaf3 61446 5 this port of the plan by another uplink":
+        Run("netfold paths set leaf1 leaf2 61443 3"),
     "netfold drain spine1": Run(says="spine1 is drained"),
     "netfold undrain spine1": Run(says="spine1 is in use again"),
     "netfold drain SWITCH": Run("netfold drain leaf1-spine1", "netfold links", 1),
@@ -102,7 +106,8 @@ NOT_RUN: Final[dict[str, tuple[str, ...]]] = {
         "netfold paths show|mode|planner|set", "netfold up --probe --misses", "netfold up FABRIC.toml",
         "netfold run --rails ... -- python train.py", "softswitch --no-p4 -i 1@eth1 ...",
         "softswitch run prog.p4 --thrift-port 9090 ...", "softswitch run prog.p4 ... --trace -", "netfold run --paths",
-        "netfold run --timeout", "netfold run --topo", "netfold up --topo", "netfold up --standby", "softswitch --primary",
+        "netfold run --timeout", "netfold run --topo", "netfold up --topo", "netfold up --standby",
+        "softswitch --primary",
         "softswitch run --page", "softswitch run --trace"),
     "a benchmark of minutes, whose parts tests/bench runs": (
         "netfold bench allreduce --algorithms auto,innet,ring,... -b 4K -e 64M",
@@ -110,7 +115,8 @@ NOT_RUN: Final[dict[str, tuple[str, ...]]] = {
         "netfold bench allreduce --ranks 8 -b 1M -e 64M -f 4 -n 3 --algos innet,ring,ring@bridge,gloo --json rows.json",
         "netfold bench collectives --ranks 8 --sizes 4K,4M --collectives barrier,broadcast,together --json rows.json",
         "netfold bench growth --out FOLDER", "netfold bench loss --credits 2x170K",
-        "netfold bench machines --machines 4 --members 2 --rate 200mbit", "netfold bench osu-bcast --out papers/collectives",
+        "netfold bench machines --machines 4 --members 2 --rate 200mbit",
+        "netfold bench osu-bcast --out papers/collectives",
         "netfold bench parameter-server --out papers/collectives", "netfold bench paths --planner equal_split",
         "netfold bench rails --out FOLDER", "netfold bench rails --plot STEM --json FILE",
         "netfold bench rails --rails innet@a+tcp@b --algorithm ring -e 4M --cut-bytes 8M --out papers/nezha",
@@ -144,7 +150,8 @@ NOT_RUN: Final[dict[str, tuple[str, ...]]] = {
         "softswitch prog.p4 -i 1@eth1 -i 2@eth2",
         "softswitch prog.p4 -i 1@eth1 -i 2@eth2 --grpc-server-addr 127.0.0.1:9559 --cpu-port 510 --device-id 1",
         "softswitch run l3.p4 -i 1@eth1 -i 2@eth2 --page 127.0.0.1:8080",
-        "softswitch run prog.p4 -i 1@eth1 --page 127.0.0.1:8080", "softswitch run prog.p4 -i 1@eth1 -i 2@eth2 --trace -",
+        "softswitch run prog.p4 -i 1@eth1 --page 127.0.0.1:8080",
+        "softswitch run prog.p4 -i 1@eth1 -i 2@eth2 --trace -",
         "softswitch run prog.p4 -i 1@eth1 -i 2@eth2 --trace packets.trace"),
     "reads what a running switch has recorded: tests/softswitch/trace/test_trace.py": (
         "softswitch trace packets.trace", "softswitch trace packets.trace --format bmv2 --packet 3"),
