@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from netfold.wire.faults import FAULTS_VARIABLE, SOCKET
 from support import needs
 from support.pages import invoked
 from support.topo import program
@@ -32,13 +33,18 @@ def netfold(*words: str) -> str:
 
 
 @pytest.fixture
-def fabric(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """`netfold run` with a job that sums until it is ended, each sum checked by every rank."""
-    command = [*NETFOLD, "run", "--topo", "leafspine,2,2,4", "--rate", "200mbit", "--faults", "--"]
+def fabric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
+    """`netfold run` with a job that sums until it is ended, each sum checked by every rank.  Commands are for this
+    fabric, whichever else run on the machine meanwhile."""
+    command = [*NETFOLD, "run", "--topo", "leafspine,2,2,4", "--rate", "200mbit", "--faults", "--", "sh", "-c",
+               'echo "folder ${NETFOLD_CONTROLLER%/*}"; exec "$@"', "rank"]
     with (tmp_path / "run.log").open("w") as errors:
-        running = subprocess.Popen([*command, *program("rank_rounds.py"), "1", str(ROUNDS), "5000"], text=True,
+        running = subprocess.Popen([*command, *program("rank_rounds.py"), "1", str(ROUNDS), "20000"], text=True,
                                    stdout=subprocess.PIPE, stderr=errors, env=os.environ | {"PYTHONUNBUFFERED": "1"})
         try:
+            assert running.stdout is not None
+            folder = next(found[1] for line in running.stdout if (found := re.search(r"folder unix:(.*)", line)))
+            monkeypatch.setenv(FAULTS_VARIABLE, f"{folder}/{SOCKET}")
             yield running
         finally:
             running.terminate()
