@@ -78,7 +78,7 @@ def ranks_do_not_divide_by_hosts() -> None:
 def the_kernel_forbids_namespaces() -> None:
     """The refusal is made up: whether this kernel refuses depends on the machine."""
     with (mock.patch.object(sandbox, "_libc", mock.Mock(unshare=mock.Mock(return_value=-1))),
-          mock.patch("ctypes.get_errno", return_value=1)):
+          mock.patch("ctypes.get_errno", return_value=1), mock.patch("os.getuid", return_value=1000)):
         sandbox._unshare()
 
 
