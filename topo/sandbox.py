@@ -45,8 +45,8 @@ HOW_TO_GET_ON: Final = (
 )
 ROOT_MAY_NOT: Final = (
     "This user is root, and may make no namespaces all the same, as in a container without privileges: start it with "
-    "--privileged. What needs none runs here as it is: ranks (docs/host.md), `netfold up FABRIC.toml`, `softswitch stf` "
-    "and `softswitch explain`."
+    "--privileged. What needs none runs here as it is: ranks (docs/host.md), `netfold up FABRIC.toml`, "
+    "`softswitch stf`, `softswitch explain`."
 )
 
 _libc = ctypes.CDLL(None, use_errno=True)
