@@ -60,7 +60,11 @@ _SUFFIX = {"shared": ".so", "exe": "", "object": ".o"}
 
 
 class BuildError(Exception):
-    """The C compiler is missing, failed or hung; the message holds its command line and its output."""
+    """The C compiler is missing, failed or hung; the message holds its command line and its output.
+
+    Remedy: install a C compiler (`apt install gcc libc6-dev`, or the extra `compiler`), or set XDG_CACHE_HOME to a
+    folder that is yours alone; the message says which.
+    """
 
 
 class LimitError(BuildError):

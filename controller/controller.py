@@ -77,7 +77,12 @@ _SERVER_OPTIONS: Final = (
 
 
 class StartError(Exception):
-    """The controller cannot start; the message names the switch or address and what to check."""
+    """The controller cannot start; the message names the switch or address and what to check.
+
+    Remedy: the message has each switch's own problem, or the address that is taken: start the switches first and
+    compare their addresses with the fabric file's; a second controller of one fabric is a standby (`netfold up
+    --standby`).
+    """
 
 
 class Controller:

@@ -34,7 +34,11 @@ _RATE_UNITS: Final = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tb
 
 
 class FabricError(ValueError):
-    """An invalid fabric; the message names the field, what was expected and what was found."""
+    """An invalid fabric; the message names the field, what was expected and what was found.
+
+    Remedy: correct the field of the fabric file that the message begins with. `netfold fabric` writes a whole file to
+    compare with, docs/controller.md explains each field.
+    """
 
 
 class End(NamedTuple):

@@ -22,7 +22,11 @@ from netfold.fabric.trees import room_beside
 
 
 class PathError(ValueError):
-    """Paths cannot be planned; the message names the nodes, what was expected and what was found."""
+    """Paths cannot be planned; the message names the nodes, what was expected and what was found.
+
+    Remedy: mend the links that are down or suspected (`netfold links`), or give flows and shares as the message expects
+    them.
+    """
 
 
 class Hop(NamedTuple):

@@ -21,7 +21,10 @@ import networkx as nx
 
 
 class PlacementError(ValueError):
-    """A fabric cannot be spread over these machines; the message says why."""
+    """A fabric cannot be spread over these machines; the message says why.
+
+    Remedy: name fewer machines, or give them shares that the fabric's switches can be divided into.
+    """
 
 
 def place(graph: nx.MultiGraph[str], machines: Mapping[str, int]) -> dict[str, str]:

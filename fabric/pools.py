@@ -19,7 +19,11 @@ RESTING: Final = 1 << 16
 
 
 class Exhausted(Exception):
-    """The switches cannot take a job: slots or numbers are exhausted; the message says which, where, and how many."""
+    """The switches cannot take a job: slots or numbers are exhausted; the message says which, where, and how many.
+
+    Remedy: end jobs that are no longer needed (`netfold status`, `netfold drop`), or let jobs have smaller windows;
+    this one goes over TCP, where the hosts have it, until slots are free.
+    """
 
 
 def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:

@@ -53,7 +53,11 @@ def operation_of(kind: Kind, lane_bits: int) -> roce.LaneOperation:
 
 
 class OverQuota(Exhausted):
-    """A job may not have as many slots as it needs, however many are free."""
+    """A job may not have as many slots as it needs, however many are free.
+
+    Remedy: ask for fewer trees, ranks or lanes in the job, or let the operator raise its tenant's `slots` in the fabric
+    file.
+    """
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,11 @@ MOST_CROSSING: Final = 16
 
 
 class NoTree(Exception):
-    """No switch can fold for these ranks; the message says why."""
+    """No switch can fold for these ranks; the message says why.
+
+    Remedy: the job goes on over TCP between the hosts. To fold: mend the link or switch that is down (`netfold
+    status`), end a drain (`netfold undrain`), or place the ranks so that one switch reaches all of them.
+    """
 
 
 @dataclass(frozen=True)

@@ -15,29 +15,54 @@ class NetFoldError(Exception):
 
 
 class JoinRefused(NetFoldError):
-    """The controller cannot be reached, did not answer in time, or refuses this rank."""
+    """The controller cannot be reached, did not answer in time, or refuses this rank.
+
+    Remedy: ask the controller by `netfold status --controller ADDRESS`. Nobody answers: start it, or correct the
+    address, which is one that this host reaches. It refuses: give all ranks the same job, number of ranks and token,
+    start those that it names as missing, or end an old job of that name by `netfold drop`.
+    """
 
 
 class CollectiveTimeout(NetFoldError, TimeoutError):
-    """No result came within the timeout: a rank is gone, has stopped, or never called the operation."""
+    """No result came within the timeout: a rank is gone, has stopped, or never called the operation.
+
+    Remedy: look at what the ranks named as missing are doing (`netfold flight` shows each one's last operations,
+    `netfold stall JOB` the switch where packets wait); they have died, hang, or call another operation. Where they are
+    only slow (a checkpoint, a data set): a longer `timeout=`.
+    """
 
 
 class RankMismatch(NetFoldError):
-    """The ranks called different operations, or with different numbers of elements, dtypes or reductions."""
+    """The ranks called different operations, or with different numbers of elements, dtypes or reductions.
+
+    Remedy: call the same operations in the same order with the same sizes, dtypes and reductions on every rank; the
+    message has both values. A branch on the rank's number around a collective is the usual cause.
+    """
 
 
 class PeerLost(NetFoldError, ConnectionError):
-    """A rank is gone: its connection broke, or the controller reported its death."""
+    """A rank is gone: its connection broke, or the controller reported its death.
+
+    Remedy: read the lost rank's own error and log first: it is the cause. Then start the job anew, or go on with the
+    others by `shrink()`.
+    """
 
 
 class Evicted(NetFoldError):
-    """The controller has taken this rank for dead, and the others go on without it."""
+    """The controller has taken this rank for dead, and the others go on without it.
+
+    Remedy: join anew (`grow()` of the others lets this rank in). If the rank was only slow, find out what held it for
+    so long: a stopped process, a machine without memory.
+    """
 
 
 class RanksChanged(NetFoldError):
     """The ranks have changed, and the operation that was under way is not finished; the communicator is usable.
 
     change  which ranks there are, and which operations are finished
+
+    Remedy: repeat the operations after the number that the message names; `change` has the ranks that are left. The
+    communicator goes on.
     """
 
     def __init__(self, message: str, change: object) -> None:
@@ -46,37 +71,69 @@ class RanksChanged(NetFoldError):
 
 
 class RailDown(NetFoldError):
-    """One of several rails makes no progress any more; where it reaches the caller, none of the rails does."""
+    """One of several rails makes no progress any more; where it reaches the caller, none of the rails does.
+
+    Remedy: no rail is left, and the message has each one's cause: mend the network that it names, then join anew.
+    """
 
 
 class TreesLost(NetFoldError):
-    """A switch or link that the job folds over failed, and no replacement was found in time."""
+    """A switch or link that the job folds over failed, and no replacement was found in time.
+
+    Remedy: look at `netfold status` for the switch or link that is down, mend it, and join anew. `rail="auto"` goes on
+    over TCP by itself, where hosts reach each other.
+    """
 
 
 class JobEnded(NetFoldError):
-    """The controller removed the job from the switches: an operator dropped it, or its ranks joined anew."""
+    """The controller removed the job from the switches: an operator dropped it, or its ranks joined anew.
+
+    Remedy: an operator ended the job, or another one of the same name took its place: ask who did, give the jobs
+    different names, and join anew.
+    """
 
 
 class TransportError(NetFoldError, OSError):
-    """The operating system refused a socket, an address or a packet."""
+    """The operating system refused a socket, an address or a packet.
+
+    Remedy: the message names the address, socket or device and the system's reason: give the host's own address on the
+    fabric (`ip addr`), end what holds the port (`ss -lunp`), or mend the interface's MTU.
+    """
 
 
 class PlanError(NetFoldError):
-    """The controller's plan contradicts itself or this rank's request."""
+    """The controller's plan contradicts itself or this rank's request.
+
+    Remedy: the message says what contradicts what: install the same version of NetFold on hosts and controller, or ask
+    for a rail that this job can have (`rail="auto"` takes what there is).
+    """
 
 
 class Unproven(NetFoldError):
-    """What arrived does not prove to come from a rank of the job, and was not used."""
+    """What arrived does not prove to come from a rank of the job, and was not used.
+
+    Remedy: nothing wrong was used. Somebody sends to the ranks who does not know the job's secret, or changes what they
+    send: find out who reaches their addresses, then join anew.
+    """
 
 
 class Busy(NetFoldError):
     """Two threads used one communicator at the same time, so that the order of operations would differ from rank to
-    rank."""
+    rank.
+
+    Remedy: call collectives from one thread, or hold a lock around them.
+    """
 
 
 class Aborted(NetFoldError):
-    """The program has given the communicator up, with what was under way."""
+    """The program has given the communicator up, with what was under way.
+
+    Remedy: nothing to mend here: the program has called `abort()`, and the message has its reason. Join anew to go on.
+    """
 
 
 class Closed(NetFoldError):
-    """The communicator has been closed."""
+    """The communicator has been closed.
+
+    Remedy: a call came after `close()`, `destroy_process_group()` or the end of the `with` block: end the use first.
+    """

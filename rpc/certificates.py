@@ -16,7 +16,11 @@ log = logging.getLogger("netfold")
 
 
 class TlsError(Exception):
-    """A file of TLS cannot be used; the message has the setting, the file and the reason."""
+    """A file of TLS cannot be used; the message has the setting, the file and the reason.
+
+    Remedy: give certificate, key and authority in PEM that belong together, the key readable by its owner alone
+    (docs/security.md has the commands that make them).
+    """
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,19 @@ class Refusal(Exception):
 
 
 class Unreachable(Exception):
-    """No controller answers, or it refuses the call; the message says where and why."""
+    """No controller answers, or it refuses the call; the message says where and why.
+
+    Remedy: start the controller or fabric, or give its address (--controller, NETFOLD_CONTROLLER, the fabric file) as
+    this process reaches it; of TLS, see what the message says of certificates.
+    """
 
 
 class CallRefused(Unreachable):
-    """A controller answers, but refuses the call."""
+    """A controller answers, but refuses the call.
+
+    Remedy: the controller is there and says why not: correct the name or number that it did not expect, or give the
+    token of the scope that it wants (NETFOLD_TOKEN_FILE).
+    """
 
 
 def service(

@@ -26,7 +26,11 @@ _SCHEME: Final = "Bearer "
 
 
 class TokenError(Exception):
-    """There is no token where one was expected; the message has the file or variable, and what to do."""
+    """There is no token where one was expected; the message has the file or variable, and what to do.
+
+    Remedy: put a token of one line without spaces into a file of mode 0600 (`python -c 'import secrets;
+    print(secrets.token_hex(32))'`), and name it in NETFOLD_TOKEN_FILE or the fabric file.
+    """
 
 
 def read(path: Path, where: str) -> str:

@@ -42,7 +42,11 @@ _COUNT = np.dtype([(name, "u8") for name in ("packets", "bytes", "marked", "drop
 
 
 class SimulationError(Exception):
-    """The simulator could not run: it is out of memory, or was built from sources that do not match this file."""
+    """The simulator could not run: it is out of memory, or was built from sources that do not match this file.
+
+    Remedy: simulate fewer hosts, bytes or flows at once, or give the process more memory; where versions disagree:
+    `make setup` again.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

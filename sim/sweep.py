@@ -21,7 +21,10 @@ CONNECT_SECONDS: Final = 10
 
 
 class EngineError(Exception):
-    """An engine is not installed or does not answer; the message says which, where, and what to do."""
+    """An engine is not installed or does not answer; the message says which, where, and what to do.
+
+    Remedy: install what the message names, or start the cluster that it looked for; `--engine loky` needs neither.
+    """
 
 
 @contextmanager

@@ -7,47 +7,29 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-import shlex
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from netfold.cli.app import app as netfold
-from softswitch.cli.app import app as softswitch
 from support import needs
+from support.pages import APPS, PAGES, ROOT, TOOLS, code, commands, resolve
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "packaging/softswitch/README.md",
-         *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "papers").rglob("*.md"))]
 ROOMS = sorted(path.name for path in ROOT.glob("[!.]*/") if path.name != "build")
 YOURS = {"PROGRAM.p4", "fold.c", "l2.p4", "prog.p4", "pushed.p4", "train.py"}
 """Files of the reader's."""
 SYSTEMS = {"asm/socket.h", "linux/udp.h", "rxe_comp.c", "rxe_recv.c", "rxe_req.c", "rxe_resp.c"}
 """Headers that Linux brings, and sources of its drivers."""
 FILES = [str(path.relative_to(ROOT)) for room in ROOMS for path in (ROOT / room).rglob("*") if path.is_file()]
-APPS = {"netfold": netfold, "softswitch": softswitch}
-TOOLS: dict[str, Any] = {name: typer.main.get_command(app) for name, app in APPS.items()}
 
 
 def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
-
-
-def code(page: Path) -> Iterator[str]:
-    """The code of a page: what stands in backticks, and every line of code blocks."""
-    text = page.read_text()
-    for block in re.findall(r"^```\w*\n(.*?)^```", text, re.M | re.S):
-        yield from block.splitlines()
-    text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
-    yield from re.findall(r"^    (\S.*)$", text, re.M)
-    yield from re.findall(r"`([^`\n]+)`", text)
 
 
 def remarks(source: Path) -> str:
@@ -64,27 +46,6 @@ def missing_files(text: str) -> set[str]:
     named = set(re.findall(r"(?<![\w/.-])((?:\w+/)*\w+\.(?:py|c|h|p4))\b(?!\.)", text)) - YOURS - SYSTEMS
     return {name for name in named if Path(name).stem != "X"
             and not any(file == name or file.endswith(f"/{name}") for file in FILES)}
-
-
-def commands(page: Path) -> Iterator[list[str]]:
-    """The words of every command line of ours that a page shows."""
-    for line in code(page):
-        line = re.sub(r"^(\$ |sudo |sh |(\w+=\S+ )+)*(\.venv/bin/)?", "", line.strip().replace("\\|", "|"))
-        if re.match(r"(netfold|softswitch) [a-z-]", line):
-            yield shlex.split(re.split(r"\s+#|\s[|>&]\s|;", line)[0].replace("[", " ").replace("]", " "))
-
-
-def resolve(words: list[str]) -> tuple[Any, list[str], list[str]]:
-    """The command that the words name, its names, and the words that are left."""
-    command, names, rest = TOOLS[words[0]], words[:1], words[1:]
-    if words[0] == "softswitch" and words[1] not in command.commands:
-        rest.insert(0, "run")  # as its entry point does
-    while hasattr(command, "commands"):
-        found = command.commands.get(rest[0].split("|")[0]) if rest else None
-        if found is None:
-            break
-        command, names, rest = found, [*names, rest[0]], rest[1:]
-    return command, names, rest
 
 
 @cache
@@ -118,18 +79,32 @@ def test_files_that_sources_name_exist(room: str) -> None:
     assert not {str(path.relative_to(ROOT)): missing for path in sources if (missing := missing_files(remarks(path)))}
 
 
+def check(words: list[str], where: str) -> None:
+    """A command line parses as far as its options go, and its --help can be printed."""
+    command, names, rest = resolve(words)
+    shown = " ".join(words)
+    assert len(names) > 1 or not hasattr(command, "commands"), f"{where}: `{shown}`: no such command"
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    for word in rest[: rest.index("--") if "--" in rest else None]:
+        if word.startswith("--"):
+            assert word.partition("=")[0] in {*known, "--help"}, f"{where}: `{shown}` has no {word}"
+    assert helps(*(name.split("|")[0] for name in names)), f"{where}: `{shown}`: its --help fails"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_and_their_options_exist(page: Path) -> None:
     """Every command line parses as far as its options go, and its --help can be printed."""
     for words in commands(page):
-        command, names, rest = resolve(words)
-        shown = " ".join(words)
-        assert len(names) > 1 or not hasattr(command, "commands"), f"{page.name}: `{shown}`: no such command"
-        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
-        for word in rest[: rest.index("--") if "--" in rest else None]:
-            if word.startswith("--"):
-                assert word.partition("=")[0] in {*known, "--help"}, f"{page.name}: `{shown}` has no {word}"
-        assert helps(*(name.split("|")[0] for name in names)), f"{page.name}: `{shown}`: its --help fails"
+        check(words, page.name)
+
+
+@pytest.mark.parametrize("room", [room for room in ROOMS if room not in ("docs", "tests", "papers")])
+def test_commands_that_messages_name_exist(room: str) -> None:
+    """A message that tells its reader to type a command of ours names one that there is, with options that it has."""
+    for path in (path for path in (ROOT / room).rglob("*.*") if path.suffix in (".py", ".c")):
+        for found in re.findall(r"`((?:netfold|softswitch) [a-z][a-z -]*)", path.read_text()):
+            if len(words := found.split()) > 1:
+                check([word for word in words if word.islower() and word != "-"], str(path.relative_to(ROOT)))
 
 
 def test_every_command_is_documented() -> None:
@@ -156,7 +131,7 @@ def test_variables_are_documented_and_exist() -> None:
     assert told <= read
     # what a launcher tells what it starts, be it in a virtual machine, and `netfold up` what is typed at its prompt
     internal = {"NETFOLD_SANDBOX", "NETFOLD_RUNDIR", "NETFOLD_FABRIC", "NETFOLD_MACHINE", "NETFOLD_GUEST",
-                "NETFOLD_LISTENERS", "NETFOLD_FAULTS"}
+                "NETFOLD_LISTENERS", "NETFOLD_FAULTS", "NETFOLD_FAULT_KEY"}
     assert read - internal <= told
 
 

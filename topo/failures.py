@@ -10,19 +10,35 @@ EXIT_WRONG_DATA: Final = 65
 
 
 class FabricFailed(RuntimeError):
-    """The fabric or something on it failed; the message says what, where, and how the log ends."""
+    """The fabric or something on it failed; the message says what, where, and how the log ends.
+
+    Remedy: read the end of the log that the message shows; all logs lie where the command says. `netfold doctor` says
+    what the machine lacks.
+    """
 
 
 class ControllerFailed(FabricFailed):
-    """The controller did not start serving, or ended on its own."""
+    """The controller did not start serving, or ended on its own.
+
+    Remedy: read the end of its log in the message: it names the field of the fabric, the address that is taken, or the
+    switch that did not come up.
+    """
 
 
 class RankFailed(FabricFailed):
-    """A rank ended with an error, or did not end in time."""
+    """A rank ended with an error, or did not end in time.
+
+    Remedy: read the rank's own traceback at the end of its log: it is the program's error, or one of the errors on this
+    page.
+    """
 
 
 class SwitchFailed(FabricFailed):
-    """A switch is not installed, did not answer, or ended on its own."""
+    """A switch is not installed, did not answer, or ended on its own.
+
+    Remedy: install what the message says is missing, or read the first line of the switch's log, which it shows: an
+    option that this build does not know, an interface or port that is taken.
+    """
 
 
 class WrongData(FabricFailed):
@@ -30,8 +46,15 @@ class WrongData(FabricFailed):
 
     In the rank the message says: rank, operation, how many elements are wrong, the first index, expected and got.  Who
     waits for a rank that ended with EXIT_WRONG_DATA raises it with the job, the rank, its host and the end of its log.
+
+    Remedy: keep the logs and report it with the seed: no fault of the network may cause it. Where the program's own
+    check raises it, look first whether all ranks were given the same data.
     """
 
 
 class WiringError(FabricFailed):
-    """An interface or host could not be set up; the message has the command, where it ran, and its output."""
+    """An interface or host could not be set up; the message has the command, where it ran, and its output.
+
+    Remedy: the message has the command that the kernel refused: a leftover interface of that name, a missing program
+    (iproute2, ethtool), or missing rights.
+    """

@@ -27,6 +27,9 @@ class FaultRefused(Exception):
     """A fault cannot be injected; the message says what was wrong, what was expected, and what to do.
 
     conflict  whether it could be without other faults, or later
+
+    Remedy: name a target of this fabric as the message lists them; end the fault that is there first; start the fabric
+    with `--faults` for shares of packets.
     """
 
     def __init__(self, why: str, *, conflict: bool = False) -> None:

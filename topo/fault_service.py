@@ -12,6 +12,7 @@ fabric ends goes with it.
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import threading
 import time
@@ -33,6 +34,8 @@ from netfold.topo.net import Network
 from netfold.wire import faults
 from netfold.wire.operator import QueuePairUse
 
+KEY_BYTES: Final = 24
+"""Random bytes of the key in the address of the fabric's page."""
 _PACKET_VNET_HDR: Final = 15
 _SO_RCVBUFFORCE: Final = 33
 _SO_TIMESTAMPNS: Final = 35
@@ -58,6 +61,7 @@ class FaultService:
 
     def __enter__(self) -> FaultService:
         os.environ[faults.FAULTS_VARIABLE] = str(self._path)
+        os.environ[faults.KEY_VARIABLE] = secrets.token_urlsafe(KEY_BYTES)
         self._server = local.Server(self._path, faults.Request, self._answer, faults.Refused)
         threading.Thread(target=self._run, name="fault timers", daemon=True).start()
         return self
@@ -70,7 +74,8 @@ class FaultService:
             self._changed.notify_all()
         if self._server is not None:
             self._server.close()
-        os.environ.pop(faults.FAULTS_VARIABLE, None)
+        for variable in (faults.FAULTS_VARIABLE, faults.KEY_VARIABLE):
+            os.environ.pop(variable, None)
         self._board.close()
 
     def _run(self) -> None:

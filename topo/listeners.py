@@ -20,6 +20,7 @@ from netfold.controller.web.listeners import BACKLOG, VARIABLE, inherited
 from netfold.fabric.graph import Fabric, FabricError
 from netfold.rpc.certificates import is_local
 from netfold.topo import sandbox
+from netfold.wire.faults import KEY_VARIABLE
 
 
 def enter(fabrics: Sequence[Fabric]) -> None:
@@ -57,14 +58,17 @@ def numbers(fabric: Fabric) -> tuple[int, ...]:
 
 
 def url(fabric: Fabric) -> str:
-    """Where the fabric's page is; empty without one."""
+    """Where the fabric's page is, with the key that lets its reader inject faults where there is a fault service; empty
+    without a page.  A browser keeps what follows the # to itself: it is in no request but those that the page makes."""
     if fabric.metrics is None:
         return ""
+    key = os.environ.get(KEY_VARIABLE)
+    rest = f"/#key={key}" if key else ""
     found = inherited().get(fabric.metrics)
     if found is None:
-        return f"http://{fabric.metrics}"
+        return f"http://{fabric.metrics}{rest}"
     with socket.socket(fileno=os.dup(found)) as listener:
-        return f"http://{fabric.metrics.rpartition(':')[0]}:{listener.getsockname()[1]}"
+        return f"http://{fabric.metrics.rpartition(':')[0]}:{listener.getsockname()[1]}{rest}"
 
 
 def with_pages(planes: Sequence[Fabric], metrics: str) -> list[Fabric]:
@@ -78,7 +82,7 @@ def with_pages(planes: Sequence[Fabric], metrics: str) -> list[Fabric]:
                           "this port and those after it")
     if not is_local(metrics):
         raise FabricError(f"--metrics {metrics}: expected an address of this machine alone, 127.0.0.1:PORT, since this "
-                          "fabric has no tokens, and whoever reaches its page may do what it offers. From elsewhere: "
+                          "fabric has no tokens, and whoever reaches its page may look. From elsewhere: "
                           "ssh -L 9464:127.0.0.1:9464 THIS-MACHINE")
     return [msgspec.structs.replace(fabric, metrics=f"{host}:{int(port) + number}")
             for number, fabric in enumerate(planes)]

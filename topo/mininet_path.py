@@ -28,7 +28,10 @@ PLACES: Final = (
 
 
 class MininetMissing(ModuleNotFoundError, FabricFailed):
-    """Mininet is not installed on this machine."""
+    """Mininet is not installed on this machine.
+
+    Remedy: `sudo apt install mininet`; it is in no Python registry.
+    """
 
 
 class MininetFinder(MetaPathFinder):

@@ -28,13 +28,17 @@ from netfold.topo import listeners, sandbox
 from netfold.topo.console import Console, Stopped, stopping
 from netfold.topo.failures import FabricFailed
 from netfold.topo.mininet_path import MininetMissing
+from netfold.wire.faults import KEY_VARIABLE
 
 FABRIC_VARIABLE: Final = "NETFOLD_FABRIC"
 """Names the file of the fabric that `netfold up --topo` has started, or of each of its planes, separated by colons."""
 
 
 class CannotRun(ValueError):
-    """The request cannot be served; the message says what was wrong, what was expected, and what to do."""
+    """The request cannot be served; the message says what was wrong, what was expected, and what to do.
+
+    Remedy: correct the option that the message names, or bring the fabric up first.
+    """
 
 
 @dataclass(frozen=True)
@@ -219,7 +223,8 @@ def started(places: Sequence[Place], request: RunRequest, hosts: Sequence[Host])
     ranks = Console(sys.stdout.buffer, sys.stderr.buffer)
     path = {"PATH": f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}"}
     rails = rails_for(places[0].fabrics, request.rails) | paths_for(request.paths)
-    forwarded = {name for name in os.environ if name.startswith("NETFOLD_")} - {sandbox.INSIDE, sandbox.RUNDIR}
+    forwarded = {name for name in os.environ if name.startswith("NETFOLD_")}
+    forwarded -= {sandbox.INSIDE, sandbox.RUNDIR, KEY_VARIABLE}
     try:
         for rank, (host, place) in enumerate(zip(hosts, places, strict=True)):
             fabrics = place.fabrics

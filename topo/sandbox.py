@@ -43,12 +43,20 @@ HOW_TO_GET_ON: Final = (
     "user.max_user_namespaces=10000 (Debian), sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu). "
     "In a container, start it with --privileged."
 )
+ROOT_MAY_NOT: Final = (
+    "This user is root, and may make no namespaces all the same, as in a container without privileges: start it with "
+    "--privileged. What needs none runs here as it is: ranks (docs/host.md), `netfold up FABRIC.toml`, "
+    "`softswitch stf`, `softswitch explain`."
+)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class SandboxError(OSError):
-    """The kernel refuses to make namespaces; the message has the step that it refused, and what to do."""
+    """The kernel refuses to make namespaces; the message has the step that it refused, and what to do.
+
+    Remedy: run as root, or allow user namespaces as the message says; in a container, `--privileged`.
+    """
 
 
 def inside() -> bool:
@@ -137,7 +145,7 @@ def _unshare() -> None:
         Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
         Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
     except OSError as error:
-        raise SandboxError(error.errno, f"mapping root to user {uid}: {error.strerror}. {HOW_TO_GET_ON}") from error
+        raise SandboxError(error.errno, f"mapping root to user {uid}: {error.strerror}. {_how_to_get_on()}") from error
 
 
 def _stand_by(child: int) -> int:
@@ -223,17 +231,22 @@ def _loopback_up() -> None:
             (flags,) = struct.unpack_from("H", fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request), 16)
             fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
         except OSError as error:
-            raise SandboxError(error.errno, f"bringing lo up: {error.strerror}. {HOW_TO_GET_ON}") from error
+            raise SandboxError(error.errno, f"bringing lo up: {error.strerror}. {_how_to_get_on()}") from error
 
 
 def _network_namespace() -> str:
     return os.readlink("/proc/self/ns/net")
 
 
+def _how_to_get_on() -> str:
+    """What to do where the kernel refuses namespaces: root that may not is root of a container."""
+    return HOW_TO_GET_ON if os.getuid() else ROOT_MAY_NOT
+
+
 def _refused(step: str) -> SandboxError:
     number = ctypes.get_errno()
     name = errno.errorcode.get(number, str(number))
-    return SandboxError(number, f"{step}: {name} ({os.strerror(number)}). {HOW_TO_GET_ON}")
+    return SandboxError(number, f"{step}: {name} ({os.strerror(number)}). {_how_to_get_on()}")
 
 
 if __name__ == "__main__":

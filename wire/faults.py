@@ -17,6 +17,8 @@ SOCKET: Final = "faults.sock"
 """Name of the service's socket in a fabric's folder."""
 FAULTS_VARIABLE: Final = "NETFOLD_FAULTS"
 """Names the socket's path, for what runs inside a fabric: its controller, and commands at its prompt."""
+KEY_VARIABLE: Final = "NETFOLD_FAULT_KEY"
+"""Has the key in the address of the fabric's page, for its controller: whoever knows it may inject faults there."""
 
 Kind = Literal["loss", "duplicate", "reorder", "corrupt", "delay", "cut", "flap", "silence", "kill", "restart", "stop"]
 SHARES: Final = ("loss", "duplicate", "reorder", "corrupt")

@@ -89,7 +89,11 @@ class Victims(NamedTuple):
 
 
 class StepFailed(RuntimeError):
-    """A fault could not be injected or undone, or a stranger could do what it must not."""
+    """A fault could not be injected or undone, or a stranger could do what it must not.
+
+    Remedy: the step of the schedule that the message names found something that must not be: read its cause, and the
+    logs beside it.
+    """
 
 
 class StepRunner(threading.Thread):

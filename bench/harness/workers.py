@@ -17,7 +17,10 @@ from netfold.topo.switches import tail
 
 
 class WorkerFailed(FabricFailed):
-    """A worker ended, or did not answer in time; the message says which, and has the end of its log."""
+    """A worker ended, or did not answer in time; the message says which, and has the end of its log.
+
+    Remedy: read the worker's own error at the end of its log.
+    """
 
 
 class Workers:

@@ -17,7 +17,10 @@ from netfold.fabric.trees import Tree
 
 
 class UnknownName(ValueError):
-    """A name that cannot be drained: neither a switch nor a link between switches; the message says what it is."""
+    """A name that cannot be drained: neither a switch nor a link between switches; the message says what it is.
+
+    Remedy: name a switch or link as `netfold links` lists them.
+    """
 
 
 class Drains:

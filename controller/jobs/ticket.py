@@ -30,7 +30,11 @@ _PURPOSE: Final = b"ticket\0"
 
 
 class TicketError(ValueError):
-    """A ticket that no controller of this fabric has sealed, or that of another version has."""
+    """A ticket that no controller of this fabric has sealed, or that of another version has.
+
+    Remedy: give all controllers of a fabric the same key (`fabric_key_file`) and version. Ranks whose tickets are
+    refused join anew.
+    """
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -26,7 +26,11 @@ HIGHEST: Final = (1 << 2 * _HALF) - 1
 
 
 class Superseded(SwitchError):
-    """A later controller of the same fabric has taken a switch: this one yields."""
+    """A later controller of the same fabric has taken a switch: this one yields.
+
+    Remedy: nothing, if the newer controller was meant: this one yields to it. Else stop one of the two, or run one as
+    standby (`netfold up --standby`).
+    """
 
 
 class Elections:

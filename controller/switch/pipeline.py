@@ -35,7 +35,11 @@ P4C_TIMEOUT: Final = 120.0
 
 
 class PipelineError(Exception):
-    """The program cannot be compiled; the message names program and compiler and has the compiler's output."""
+    """The program cannot be compiled; the message names program and compiler and has the compiler's output.
+
+    Remedy: mend the P4 program where the message points to it, install p4c for the engine bmv2 or take softswitch, or
+    set XDG_CACHE_HOME to a folder that can be written.
+    """
 
 
 @dataclass(frozen=True)

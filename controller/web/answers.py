@@ -51,7 +51,10 @@ class WebAnswer(NamedTuple):
 
 
 class BadRequest(ValueError):
-    """A request that cannot be answered as it is; the message says what was expected."""
+    """A request that cannot be answered as it is; the message says what was expected.
+
+    Remedy: ask for a path that the page itself asks for, with the fields that the message names.
+    """
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ must be the operator, which serve.py sees to.
 
 from __future__ import annotations
 
+import hmac
 import os
 from collections.abc import Callable
 from http import HTTPStatus
@@ -54,13 +55,15 @@ class FaultForwarder:
 
     note  records faults that begin and end
     call  sends one request and returns the answer: for tests
+    key   what a caller has to know where the fabric has no tokens; empty: nobody can
     """
 
     def __init__(
         self, path: Path | None, note: Note = unnoted,
-        call: Callable[[Path, msgspec.Struct], wire.Answer] | None = None,
+        call: Callable[[Path, msgspec.Struct], wire.Answer] | None = None, *, key: str = "",
     ) -> None:
         self._path = path
+        self._key = key
         self._note = note
         self._call = call or _call
         self._known: dict[int, wire.ActiveFault] = {}
@@ -69,12 +72,17 @@ class FaultForwarder:
     def of_environment(cls, note: Note = unnoted) -> FaultForwarder:
         """Of the launcher that started this process, if one did and serves faults."""
         said = os.environ.get(wire.FAULTS_VARIABLE)
-        return cls(Path(said) if said else None, note)
+        return cls(Path(said) if said else None, note, key=os.environ.get(wire.KEY_VARIABLE, ""))
 
     @property
     def is_there(self) -> bool:
         """Whether this fabric has such a service."""
         return self._path is not None
+
+    def knows(self, password: bytes) -> bool:
+        """Whether a caller has proved by this password that it has the page's address from the launcher.  Takes as long
+        for a good guess as for a bad one."""
+        return bool(self._key) and hmac.compare_digest(password, self._key.encode())
 
     def inject(self, body: bytes) -> FaultOutcome:
         """Begin or end a fault as the body of a POST asks; raises msgspec.ValidationError and DecodeError for one that

@@ -3,7 +3,8 @@
 
 It is http.server of the standard library with a thread for each connection, so that drawing a large fabric does not
 delay the controller's loop; only what comes from the controller runs in that loop.  If the fabric has tokens, the
-viewer's (or the operator's) is the password, with any user name.
+viewer's (or the operator's) is the password, with any user name.  If it has none, everybody who reaches the page may
+look, and whoever has its address from the launcher, with the key in it, may inject faults.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class Web:
         self._tls = tls
         self._answers = Answers(sources)
         self._callers = callers
+        self._faults = sources.faults
         self._server: _Server | None = None
         self._retries: asyncio.Task[None] | None = None
         self.url = ""
@@ -140,8 +142,8 @@ class Web:
             return WebAnswer(REFUSALS.get(refusal.code, HTTPStatus.BAD_REQUEST), "text/plain", f"{refusal}\n".encode())
 
     def caller(self, authorization: str) -> Caller | None:
-        """Who may look, by the token in an Authorization header: as a Basic password with any user, or as Bearer; None:
-        nobody who may."""
+        """Who may look, by the token or key in an Authorization header: as a Basic password with any user, or as
+        Bearer; None: nobody who may."""
         kind, _, said = authorization.partition(" ")
         password = said.strip().encode()
         if kind.lower() == "basic":
@@ -149,6 +151,8 @@ class Web:
                 password = base64.b64decode(password, validate=True).partition(b":")[2]
             except binascii.Error:
                 password = b""
+        if not self._callers.exist and self._faults.is_there and not self._faults.knows(password):
+            return Caller("viewer", self._callers.default)
         caller = self._callers.caller(password.decode(errors="replace"))
         return caller if caller is not None and caller.scope in VIEWER else None
 
@@ -240,7 +244,9 @@ class _Handler(BaseHTTPRequestHandler):
         if caller is None:
             return
         if caller.scope not in OPERATOR:
-            self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"expected the token of scope operator\n")
+            self._answer(HTTPStatus.FORBIDDEN, "text/plain",
+                         b"expected the token of scope operator; where the fabric has none, open the page by the whole "
+                         b"address that its launcher has printed, with the key in it\n")
             return
         if self.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
             self._answer(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "text/plain", b"Content-Type: expected application/json\n")

@@ -482,7 +482,7 @@ class FoldRail:
                          "were dropped")
         if self._core.foreign():
             lines.append(f"  {self._core.foreign()} packets came for queue pairs that this rank does not have")
-        lines.append("  expected: every rank within the timeout; look at `netfold jobs`, or give a longer timeout=")
+        lines.append("  expected: every rank within the timeout; look at `netfold stall`, or give a longer timeout=")
         return CollectiveTimeout("\n".join(lines))
 
     def _waits(self) -> Waits:

@@ -49,7 +49,10 @@ def control(text: str) -> Control:
 
 
 class UnreadableConfigError(ValueError):
-    """The bytes are no program that this switch can run; the message says what was expected."""
+    """The bytes are no program that this switch can run; the message says what was expected.
+
+    Remedy: push P4 source text or what `softswitch compile` and its stand-in for p4c have written.
+    """
 
 
 def is_json(data: bytes) -> bool:

@@ -59,7 +59,11 @@ class P4Error(Exception):
 
 
 class CompileError(Exception):
-    """The program has errors; `diagnostics` lists them, and str() shows them with their lines."""
+    """The program has errors; `diagnostics` lists them, and str() shows them with their lines.
+
+    Remedy: mend the program at the file, line and column that each line names. What this compiler does not take is
+    refused by name; docs/softswitch.md lists it.
+    """
 
     def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
         self.diagnostics = list(diagnostics)

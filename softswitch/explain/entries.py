@@ -12,7 +12,11 @@ from softswitch.stf import runner, script
 
 
 class EntriesError(Exception):
-    """A file of entries cannot be used; the message says why."""
+    """A file of entries cannot be used; the message says why.
+
+    Remedy: correct the line of the entries' file that the message names: the STF language, a runtime JSON of p4lang's
+    tutorials, or commands of simple_switch_CLI.
+    """
 
 
 def load(engine: LocalEngine, program: Program, path: Path) -> tuple[list[tuple[int, bytes]], str, int]:

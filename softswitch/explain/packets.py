@@ -17,7 +17,11 @@ _ETHERNET = 1
 
 
 class PacketError(Exception):
-    """What was given is no packet; the message says what was expected."""
+    """What was given is no packet; the message says what was expected.
+
+    Remedy: give --packet whole bytes in hexadecimal digits, or a pcap file of Ethernet frames that were captured whole
+    (`tcpdump -s 0 -w FILE`).
+    """
 
 
 def read(text: str) -> list[bytes]:

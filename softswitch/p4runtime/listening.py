@@ -27,7 +27,11 @@ DEFAULT_ADDRESS: Final = "127.0.0.1:9559"
 
 
 class ListenError(Exception):
-    """The server cannot listen at this address, or must not."""
+    """The server cannot listen at this address, or must not.
+
+    Remedy: give a free address: HOST:PORT or unix:PATH. One that other machines reach needs mutual TLS, or
+    --insecure said aloud.
+    """
 
 
 @dataclass(frozen=True)

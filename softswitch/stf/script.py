@@ -20,7 +20,10 @@ from dataclasses import dataclass
 
 
 class StfSyntaxError(Exception):
-    """A statement that cannot be read; the message names file, line and what was expected."""
+    """A statement that cannot be read; the message names file, line and what was expected.
+
+    Remedy: correct the line that the message shows; docs/softswitch.md has the language.
+    """
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class ThriftError(Exception):
-    """The Thrift services cannot be served; the message says why, and what to do."""
+    """The Thrift services cannot be served; the message says why, and what to do.
+
+    Remedy: `pip install thrift`, or free the port that --thrift-port names; without that option no Thrift is served.
+    """
 
 
 def serve(server: Server, port: int, *, notifications: str | None = None) -> AbstractContextManager[ThriftServer]:

@@ -46,11 +46,17 @@ _SHEBANG_MAX = 120
 
 
 class ForeignFileError(Exception):
-    """A file of that name is there, and `softswitch tools` has not written it."""
+    """A file of that name is there, and `softswitch tools` has not written it.
+
+    Remedy: give `softswitch tools` an empty folder of its own.
+    """
 
 
 class UnsafeError(Exception):
-    """Programs there could be another user's tomorrow, or cannot be started; the message says why."""
+    """Programs there could be another user's tomorrow, or cannot be started; the message says why.
+
+    Remedy: give a folder that is yours alone: what lies there is run as a program by whoever has it on PATH.
+    """
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,10 @@ _LATEST_US = 1 << 56
 
 
 class TraceError(Exception):
-    """A recording, or the description of a program, is damaged or of another version."""
+    """A recording, or the description of a program, is damaged or of another version.
+
+    Remedy: record anew: the recording is damaged, or of another version.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,30 +14,37 @@ from pathlib import Path
 
 import pytest
 
+from netfold.wire.faults import FAULTS_VARIABLE, SOCKET
 from support import needs
+from support.pages import invoked
 from support.topo import program
 
-pytestmark = [pytest.mark.netns, pytest.mark.needs("namespaces", "mininet"), pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.netns, pytest.mark.needs("namespaces", "mininet"), pytest.mark.timeout(240)]
 NETFOLD = [sys.executable, "-m", "netfold.cli"]
 ROUNDS = 1_000_000
 """More than there is time for: the job ends when it is told to."""
 
 
 def netfold(*words: str) -> str:
-    """What a command prints; it has to succeed."""
-    done = subprocess.run([*NETFOLD, *words], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    """What a command prints; it has to succeed.  It runs in this process, which is not the fabric's."""
+    status, said = invoked(shlex.join(["netfold", *words]))
+    assert status == 0, said
+    return said
 
 
 @pytest.fixture
-def fabric(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """`netfold run` with a job that sums until it is ended, each sum checked by every rank."""
-    command = [*NETFOLD, "run", "--topo", "leafspine,2,2,4", "--rate", "200mbit", "--faults", "--"]
+def fabric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
+    """`netfold run` with a job that sums until it is ended, each sum checked by every rank.  Commands are for this
+    fabric, whichever else run on the machine meanwhile."""
+    command = [*NETFOLD, "run", "--topo", "leafspine,2,2,4", "--rate", "200mbit", "--faults", "--", "sh", "-c",
+               'echo "folder ${NETFOLD_CONTROLLER%/*}"; exec "$@"', "rank"]
     with (tmp_path / "run.log").open("w") as errors:
         running = subprocess.Popen([*command, *program("rank_rounds.py"), "1", str(ROUNDS), "20000"], text=True,
                                    stdout=subprocess.PIPE, stderr=errors, env=os.environ | {"PYTHONUNBUFFERED": "1"})
         try:
+            assert running.stdout is not None
+            folder = next(found[1] for line in running.stdout if (found := re.search(r"folder unix:(.*)", line)))
+            monkeypatch.setenv(FAULTS_VARIABLE, f"{folder}/{SOCKET}")
             yield running
         finally:
             running.terminate()
@@ -61,7 +69,8 @@ def rounds(running: subprocess.Popen[str], more: int) -> int:
 def test_faults_by_command_end_by_themselves_and_no_sum_is_wrong(
     fabric: subprocess.Popen[str], tmp_path: Path
 ) -> None:
-    """Packets are lost, a host's link is cut and a spine is killed, and the job goes on over all of it."""
+    """Packets are lost, a spine is killed and another restarted, a link flaps and the controller is away: the job goes
+    on over all of it.  A rank that is killed ends it, and the others name it."""
     rounds(fabric, 3)
     assert "no faults" in netfold("fault", "list")
     assert "seed 4" in netfold("fault", "loss", "leaf1-spine1", "--rate", "0.02", "--seed", "4", "--for", "1s")
@@ -72,10 +81,27 @@ def test_faults_by_command_end_by_themselves_and_no_sum_is_wrong(
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode != 0
     assert "spine9" in refused.stderr
+    assert "in turn" in netfold("fault", "flap", "leaf2-spine1", "--period", "300ms", "--for", "900ms")
+    rounds(fabric, 3)
+    settled(fabric)
+    assert "spine1" in netfold("fault", "restart", "spine1")
+    rounds(fabric, 3)
+    assert "controller" in netfold("fault", "kill", "controller", "--for", "500ms")
+    rounds(fabric, 3)
+    settled(fabric)
+    assert fabric.poll() is None
+    assert "rank 3" in netfold("fault", "kill", "rank3")
+    assert fabric.stdout is not None
+    fabric.stdout.read()  # the others end by themselves, soon
+    assert fabric.wait(60) != 0
+    assert "lost rank 3 at" in (tmp_path / "run.log").read_text()
+
+
+def settled(fabric: subprocess.Popen[str]) -> None:
+    """Wait until all faults have ended by themselves, while sums go on."""
     while "no faults" not in netfold("fault", "list"):
         rounds(fabric, 1)
-    rounds(fabric, 5)
-    assert fabric.poll() is None
+    rounds(fabric, 3)
 
 
 @pytest.mark.needs("tshark")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -89,8 +90,10 @@ def test_the_page_of_a_run_is_reached_from_the_machine_itself(tmp_path: Path) ->
             names = []
             for number in range(2):
                 line = running.stderr.readline()
-                assert line.endswith(f"page and metrics at http://127.0.0.1:{port + number}\n"), line
-                url = line.split()[-1]
+                said = re.search(r"page and metrics at (\S+)/#key=[\w-]{32}\n$", line)
+                assert said, line
+                url = said[1]
+                assert url == f"http://127.0.0.1:{port + number}"
                 with urllib.request.urlopen(f"{url}/fabric.json", timeout=BOUND) as answer:
                     names.append(json.load(answer)["name"])
                 with urllib.request.urlopen(f"{url}/live.json", timeout=BOUND) as answer:

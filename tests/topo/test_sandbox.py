@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -147,3 +148,12 @@ def test_ctrl_c_is_the_commands_alone() -> None:
         launcher.wait(BOUND)
         assert launcher.stdout is not None
         launcher.stdout.close()
+
+
+@pytest.mark.parametrize(("uid", "advice"), [(1000, "run it with sudo"), (0, "as in a container without privileges")])
+def test_a_refusal_says_what_this_user_can_do(uid: int, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root that may make no namespaces is not told to become root."""
+    monkeypatch.setattr(sandbox, "_libc", SimpleNamespace(unshare=lambda flags: -1))
+    monkeypatch.setattr("os.getuid", lambda: uid)
+    with pytest.raises(sandbox.SandboxError, match=advice):
+        sandbox._unshare()

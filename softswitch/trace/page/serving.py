@@ -41,7 +41,10 @@ _PER_ANSWER = 100
 
 
 class PageError(Exception):
-    """The page cannot be served; the message says why."""
+    """The page cannot be served; the message says why.
+
+    Remedy: give --page a loopback address with a free port; from elsewhere: ssh -L.
+    """
 
 
 class Recent(Following):

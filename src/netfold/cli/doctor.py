@@ -144,6 +144,7 @@ def show(findings: Iterable[Finding], console: Console | None = None) -> bool:
         console.print(f"make demo does not run here: {', '.join(missing)} missing")
     else:
         console.print("make demo runs here")
+    console.print("What a message means that something ends with, and what to do: docs/failures.md")
     return not missing
 
 

@@ -22,7 +22,11 @@ MODULE: Final = "p4runtime_sh"
 
 
 class NoShell(Exception):
-    """p4runtime-shell is not installed; the message says how to get it."""
+    """p4runtime-shell is not installed; the message says how to get it.
+
+    Remedy: type what the message says: p4runtime-shell wants an older protobuf than this environment, and so one of its
+    own.
+    """
 
 
 def shell(

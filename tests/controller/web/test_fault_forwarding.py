@@ -94,6 +94,35 @@ def test_only_an_operators_own_page_injects(
     run(story())
 
 
+@pytest.mark.parametrize(("known", "said", "status"), [
+    ("key", "key", 200), ("key", "kex", 403), ("key", "", 403), ("", "", 403), ("", "anything", 403)])
+def test_without_tokens_only_the_keys_holder_injects(tmp_path: Path, known: str, said: str, status: int) -> None:
+    """Who reaches the page by another way may look, and is not offered what he may not do; without a key nobody may."""
+    service = Service(wire.Injected(1, "spine1 is killed, for 5 s"))
+
+    def get(url: str, headers: dict[str, str]) -> bytes:
+        asked = urllib.request.Request(f"{url}/fabric.json", headers=headers)
+        with urllib.request.urlopen(asked, timeout=BOUND) as answer:
+            body: bytes = answer.read()
+            return body
+
+    async def story() -> None:
+        fabric = leafspine(1, 0, 1, rundir=tmp_path)
+        forwarder = FaultForwarder(Path("/nowhere"), call=service, key=known)
+        server = serve.Web(Sources(fabric, nobody, faults=forwarder), Callers(fabric))
+        url = server.start("127.0.0.1:0")
+        headers = {"Authorization": f"Bearer {said}"} if said else {}
+        try:
+            offered = json.loads(await asyncio.to_thread(get, url, headers))["faults"]
+            code, text = await asyncio.to_thread(post, f"{url}/fault", json.dumps(KILL).encode(), **headers)
+        finally:
+            await server.stop()
+        assert code == status, text
+        assert bool(service.requests) is offered is (status == 200)
+
+    run(story())
+
+
 def test_a_body_without_length_or_end_is_no_request(tmp_path: Path) -> None:
     """No length, several, chunks, more than is allowed: answered at once, without reading it."""
     heads = {"": b"411", "Content-Length: 1\r\nContent-Length: 2\r\n": b"411", "Transfer-Encoding: chunked\r\n": b"411",

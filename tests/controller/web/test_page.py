@@ -17,6 +17,7 @@ import pytest
 from netfold.controller.web import answers, view
 from netfold.controller.web.serve import HEADERS
 from netfold.fabric.generate import leafspine
+from netfold.wire import faults as wire
 from netfold.wire.operator import FabricEvent
 from support import browser
 
@@ -68,9 +69,10 @@ def live(**changes: Any) -> view.Live:
 
 @contextmanager
 def served(state: view.Live) -> Iterator[str]:
-    """The page's files and a fixed state at the URL that this yields, with the real server's headers."""
+    """The page's files and a fixed state at the URL that this yields, with the real server's headers.  Faults are
+    offered to who says "the-key"."""
     bodies = {
-        "/fabric.json": msgspec.json.encode(view.of_fabric(FABRIC, faults=False)),
+        "/faults.json": msgspec.json.encode(wire.ActiveFaults("lab", [], True)),
         "/live.json": msgspec.json.encode(state),
         "/history.json": msgspec.json.encode(view.HistoryView(1.0, [], [], [], [], [], {})),
     }
@@ -79,7 +81,11 @@ def served(state: view.Live) -> Iterator[str]:
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             name = "index.html" if path == "/" else path[1:]
-            body = bodies.get(path) or (answers.STATIC / name).read_bytes()
+            offered = self.headers["Authorization"] == "Bearer the-key"
+            if path == "/fabric.json":
+                body = msgspec.json.encode(view.of_fabric(FABRIC, faults=offered))
+            else:
+                body = bodies.get(path) or (answers.STATIC / name).read_bytes()
             self.send_response(200)
             self.send_header("Content-Type", answers.TYPES[Path(name).suffix])
             for header in HEADERS.items():
@@ -116,15 +122,17 @@ def test_a_browser_shows_what_is_down_and_who_was_planned_anew() -> None:
     assert len(re.findall("<img", document)) == 1, "the page's own icon alone"
     assert "&lt;img src=" in document
     assert "<title>leafspine-2-2-4 – NetFold</title>" in document
+    assert re.search(r'<section[^>]*id="faults"[^>]*hidden', document)
 
 
 @pytest.mark.needs("chromium")
 def test_a_browser_shows_a_fabric_in_which_all_is_well() -> None:
-    """With all up and no job, it says so, and each host and switch is drawn."""
+    """With all up and no job, it says so, and each host and switch is drawn; who has the key is offered faults."""
     ups = [view.SwitchLive(s.name, True, False, "", 0, 1024, None, None, 9) for s in FABRIC.switches]
     links = [view.LinkLive(None, None, None, None, None, True, False, "") for _ in FABRIC.links]
     with served(live(switches=ups, links=links, jobs=[], events=[])) as url:
-        document = browser.dump(url)
+        document = browser.dump(f"{url}#key=the-key")
     assert "All switches and links are up" in document
     assert "No job has joined yet." in document
+    assert not re.search(r'<section[^>]*id="faults"[^>]*hidden', document)
     assert set(re.findall(r'data-node="([^"]+)"', document)) == {node.name for node in FABRIC.nodes}
