@@ -291,11 +291,8 @@ def _time_allreduces(
     ring: Traffic | None = None
     ways = (("verbs" if hosts == "rxe" else "innet", "in the network"), ("ring", "ring over TCP"), ("gloo", "gloo"))
     for way, name in ways:
-        if way == "gloo" and hosts == "rxe":
-            times.append(reports.AllreduceTime(name, None, "not in virtual machines, where torch starts slowly"))
-            continue
-        if way == "gloo" and find_spec("torch") is None:
-            times.append(reports.AllreduceTime(name, None, "torch is not installed"))
+        if (why := not_timed(way, hosts)) is not None:
+            times.append(reports.AllreduceTime(name, None, why))
             continue
         console.print(f"one allreduce at a time: {name}")
         before = reports.traffic(network.status().links)
@@ -307,6 +304,15 @@ def _time_allreduces(
         if way == "ring":
             ring = reports.difference(before, reports.traffic(network.status().links))
     return times, ring
+
+
+def not_timed(way: str, hosts: Hosts) -> str | None:
+    """Why an allreduce is not timed, in words, or None; ``way``: the name of its algorithm."""
+    if way != "gloo":
+        return None
+    if hosts == "rxe":
+        return "not in virtual machines, where torch starts slowly"
+    return "torch is not installed" if find_spec("torch") is None else None
 
 
 def _time_allreduce(network: Network, way: str, elements: int, lane_bits: LaneBits) -> float:

@@ -153,6 +153,16 @@ def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "report.json").read_text())["ring_bytes_per_host_link"] is None
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_gloo_is_timed_where_torch_is_and_hosts_are_no_machines(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without torch, and in virtual machines, the report has the reason in place of a time; the others are timed."""
+    monkeypatch.setattr(demo, "find_spec", lambda name: object() if there else None)
+    assert demo.not_timed("gloo", "namespaces") == (None if there else "torch is not installed")
+    assert "virtual machines" in (demo.not_timed("gloo", "rxe") or "")
+    assert demo.not_timed("innet", "namespaces") is None
+    assert demo.not_timed("ring", "rxe") is None
+
+
 # ---- the picture -----------------------------------------------------------------------------------------------------
 
 

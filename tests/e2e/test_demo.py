@@ -45,7 +45,6 @@ def _interfaces() -> set[str]:
     return set(os.listdir("/sys/class/net"))
 
 
-@pytest.mark.without("torch")
 def test_the_demo_reports_what_happened(tmp_path: Path, mark: dict[str, str]) -> None:
     """It ends well; tables, JSON and picture agree with each other and with the arithmetic of folding."""
     before = _interfaces()
