@@ -29,11 +29,12 @@ def netfold(*words: str) -> str:
     return done.stdout
 
 
-@pytest.fixture
-def fabric(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """`netfold run` with a job that sums until it is ended, each sum checked by every rank."""
-    command = [*NETFOLD, "run", "--topo", "leafspine,2,2,4", "--rate", "200mbit", "--faults", "--"]
-    with (tmp_path / "run.log").open("w") as errors:
+@pytest.fixture(scope="module")
+def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
+    """`netfold run` with a job that sums until it is ended, each sum checked by every rank, for all tests of this file:
+    each leaves it without faults.  Its links are slow, so that it waits for them rather than keep the machine busy."""
+    command = [*NETFOLD, "run", "--topo", "leafspine,2,2,4", "--rate", "50mbit", "--faults", "--"]
+    with (tmp_path_factory.mktemp("fabric") / "run.log").open("w") as errors:
         running = subprocess.Popen([*command, *program("rank_rounds.py"), "1", str(ROUNDS), "20000"], text=True,
                                    stdout=subprocess.PIPE, stderr=errors, env=os.environ | {"PYTHONUNBUFFERED": "1"})
         try:
@@ -58,9 +59,7 @@ def rounds(running: subprocess.Popen[str], more: int) -> int:
     raise AssertionError(f"the job ended with status {running.wait(40)}")
 
 
-def test_faults_by_command_end_by_themselves_and_no_sum_is_wrong(
-    fabric: subprocess.Popen[str], tmp_path: Path
-) -> None:
+def test_faults_by_command_end_by_themselves_and_no_sum_is_wrong(fabric: subprocess.Popen[str]) -> None:
     """Packets are lost, a host's link is cut and a spine is killed, and the job goes on over all of it."""
     rounds(fabric, 3)
     assert "no faults" in netfold("fault", "list")
