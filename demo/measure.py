@@ -137,9 +137,10 @@ def _time_allreduces(
     """
     times: list[AllreduceTime] = []
     ring: Traffic | None = None
-    for turn, way in enumerate(("innet", "ring", "gloo") if lines is None else MACHINE_WAYS):
-        if way == "gloo" and find_spec("torch") is None:
-            times.append(AllreduceTime(NAMES[way], None, "torch is not installed"))
+    ways = ("innet", "ring", "gloo") if lines is None else (*MACHINE_WAYS, "gloo")
+    for turn, way in enumerate(ways):
+        if (why := not_timed(way, machines=lines is not None)) is not None:
+            times.append(AllreduceTime(NAMES[way], None, why))
             continue
         console.print(f"one allreduce at a time: {NAMES[way]}")
         before = reports.traffic(network.status().links)
@@ -149,14 +150,27 @@ def _time_allreduces(
         except RankFailed as error:
             times.append(AllreduceTime(NAMES[way], None, f"failed, see logs: {str(error).splitlines()[0]}"))
             if lines is not None:  # the process that would time the rest has ended
+                times += [AllreduceTime(NAMES[rest], None, not_timed(rest, machines=True) or "the one before it failed")
+                          for rest in ways[turn + 1:]]
                 break
             continue
         times.append(AllreduceTime(NAMES[way], seconds))
         if way == "ring":
             ring = reports.difference(before, reports.traffic(network.status().links))
-    if lines is not None:
-        times.append(AllreduceTime(NAMES["gloo"], None, "not in virtual machines, where torch starts slowly"))
     return times, ring
+
+
+def not_timed(way: str, *, machines: bool) -> str | None:
+    """Why an allreduce is not timed, in words, or None.
+
+    way       the name of its algorithm
+    machines  whether workers are virtual machines
+    """
+    if way != "gloo":
+        return None
+    if machines:
+        return "not in virtual machines, where torch starts slowly"
+    return "torch is not installed" if find_spec("torch") is None else None
 
 
 def _time_allreduce(network: Network, way: str, elements: int, lane_bits: LaneBits) -> float:

@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, settings
 
 from support import TESTS, fuzz, needs
 from support.processes import switches  # noqa: F401  (a fixture of several rooms)
-from support.topo import SECONDS, SKIPPED
+from support.template import Template
+from support.topo import TEMPLATES
 
 # Nothing about time: the suite shares two cores with native compilers, and machines stand still.  The same examples in
 # each run: a change is not judged by an input that was drawn for the first time.  Whoever looks for such inputs types
@@ -83,7 +84,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Remove the folders of the run: the controllers' state, and what hid what `--without` names."""
+    """End the template, and remove the folders of the run: the controllers' state, and what hid what `--without`
+    names."""
+    while TEMPLATES:
+        TEMPLATES.pop().close()
     config.stash[STATE].cleanup()
     if HIDDEN in config.stash:
         config.stash[HIDDEN].cleanup()
@@ -91,20 +95,22 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What a test needs can be selected by its name, as in `-m bmv2`; inside a sandbox a test ends by itself before the
-    sandbox does, and says where it stood.
+    """What a test needs can be selected by its name, as in `-m bmv2`.
 
     Files with tests in namespaces come last: by then, where workers share the tests (`make test`), all that would
     compute beside them is done.
     """
-    seconds = os.environ.get(SECONDS)
     late = {item.path for item in items if item.get_closest_marker("netns")}
     items.sort(key=lambda item: item.path in late)
     for item in items:
         for name in needed(item):
             item.add_marker(name)
-        if seconds:
-            item.add_marker(pytest.mark.timeout(float(seconds)), append=False)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """All that tests import is imported, and none of them has run: what tests in sandboxes are forked from."""
+    if any(item.get_closest_marker("netns") for item in session.items) and not session.config.option.collectonly:
+        TEMPLATES.append(Template(session))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -132,12 +138,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def needed(item: pytest.Item) -> list[str]:
     """The names in its markers `needs`."""
     return [name for mark in item.iter_markers("needs") for name in mark.args]
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Inside a sandbox: tell the pytest outside why a test was skipped."""
-    if report.skipped and SKIPPED in os.environ:
-        Path(os.environ[SKIPPED]).write_text(_reason(report))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

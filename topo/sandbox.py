@@ -20,7 +20,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
@@ -108,10 +108,18 @@ def main(argv: Sequence[str]) -> int:
     if not dashes or not wanted or set(flags) - {"--with-parent"}:
         print("usage: python -m netfold.topo.sandbox [--with-parent] -- COMMAND ARG...", file=sys.stderr)
         return 2
+    if flags:
+        die_with_parent(os.getppid())
+    return launch(lambda: _exec(wanted))
+
+
+def launch(work: Callable[[], NoReturn]) -> int:
+    """Be the launcher: do ``work``, which ends its process, in a fork inside a sandbox.  Returns its exit status.
+
+    This process goes to other namespaces, and so must have one thread and nothing else to do.
+    """
     # the terminal sends Ctrl-C to the command as well; init and the launcher must outlive it to clean up
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if flags:
-        _die_with_parent(os.getppid())
     try:
         _unshare()
     except SandboxError as error:
@@ -123,7 +131,7 @@ def main(argv: Sequence[str]) -> int:
         launcher = os.getpid()
         child = os.fork()
         if child == 0:
-            _init(wanted, launcher)
+            _init(work, launcher)
         return _stand_by(child)
 
 
@@ -162,11 +170,11 @@ def _stand_by(child: int) -> int:
 # ---- process 1 ---------------------------------------------------------------------------------------------------
 
 
-def _init(wanted: Sequence[str], launcher: int) -> NoReturn:
+def _init(work: Callable[[], NoReturn], launcher: int) -> NoReturn:
     """Set the namespaces up, start the command, reap orphans, end with the command's status."""
     status = 1
     try:
-        _die_with_parent(launcher, inside=True)
+        die_with_parent(launcher, inside=True)
         _private_mounts()
         _loopback_up()
         os.environ[INSIDE] = _network_namespace()
@@ -174,7 +182,9 @@ def _init(wanted: Sequence[str], launcher: int) -> NoReturn:
         os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
         pid = os.fork()
         if pid == 0:
-            _exec(wanted)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            work()
         status = _reap(pid)
     except SandboxError as error:
         print(f"cannot set up namespaces: {error}", file=sys.stderr)
@@ -185,8 +195,6 @@ def _init(wanted: Sequence[str], launcher: int) -> NoReturn:
 
 def _exec(wanted: Sequence[str]) -> NoReturn:
     try:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
         os.execvp(wanted[0], list(wanted))
     except OSError as error:
         print(f"cannot run {wanted[0]}: {error.strerror}", file=sys.stderr, flush=True)
@@ -207,7 +215,7 @@ def _reap(command_pid: int) -> int:
             return 128 - code if code < 0 else code
 
 
-def _die_with_parent(parent: int, *, inside: bool = False) -> None:
+def die_with_parent(parent: int, *, inside: bool = False) -> None:
     """Have the kernel kill this process as soon as its parent ends, or at once if it has ended already."""
     if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise _refused("prctl(PR_SET_PDEATHSIG)")

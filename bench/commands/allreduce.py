@@ -194,11 +194,17 @@ def least_bytes(algorithm: str, ranks: int, nbytes: int, lane_bits: int) -> floa
     return 2 * (ranks - 1) / ranks * nbytes
 
 
+def measurable(spec: AllreduceSpec) -> AllreduceSpec:
+    """What can be measured of it here: where torch is not installed, no gloo, which is said on standard error."""
+    if "gloo" not in spec.algorithms or find_spec("torch") is not None:
+        return spec
+    print("netfold: torch is not installed (pip install torch): no figures of gloo", file=sys.stderr)
+    return dataclasses.replace(spec, algorithms=tuple(name for name in spec.algorithms if name != "gloo"))
+
+
 def run(spec: AllreduceSpec, json: Path | None, echo: Callable[[str], None] = print) -> list[AllreduceRow]:
     """Measure in a sandbox, print a table, and write the rows to ``json``.  Raises FabricFailed, ValueError."""
-    if "gloo" in spec.algorithms and find_spec("torch") is None:
-        print("netfold: torch is not installed (pip install torch): no figures of gloo", file=sys.stderr)
-        spec = dataclasses.replace(spec, algorithms=tuple(name for name in spec.algorithms if name != "gloo"))
+    spec = measurable(spec)
     import mininet  # noqa: F401  # raises an error that says what to install, before anything is started
 
     sandbox.enter()

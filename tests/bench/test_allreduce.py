@@ -79,10 +79,23 @@ def test_what_folds_on_an_address_shares_its_port() -> None:
     assert allreduce_rank._kind("auto", RankSetup(4, ["auto"], controller=False)) == "plain"
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_without_torch_all_but_gloo_is_measured_and_that_is_said(
+    there: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Gloo is left out, in words, where torch is not installed; what does not ask for it is measured as it is."""
+    monkeypatch.setattr(allreduce, "find_spec", lambda name: object() if there else None)
+    asked = allreduce.spec(**{**DEFAULTS, "algorithms": "innet,gloo,ring"})
+    assert allreduce.measurable(asked).algorithms == (("innet", "gloo", "ring") if there else ("innet", "ring"))
+    assert ("torch is not installed (pip install torch): no figures of gloo" in capsys.readouterr().err) != there
+    without = allreduce.spec(**{**DEFAULTS, "algorithms": "innet,ring"})
+    assert allreduce.measurable(without) == without
+    assert not capsys.readouterr().err
+
+
 @pytest.mark.netns
 @pytest.mark.needs("namespaces", "mininet")
 @pytest.mark.timeout(150)
-@pytest.mark.without("torch")
 def test_a_small_run_measures_every_algorithm(tmp_path: Path) -> None:
     """Every algorithm has a row as documented, on the engine that it belongs to, with right sums."""
     names = ["innet", "roce", "ring", "ring@bridge", "gloo"]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from netfold.controller.web import picture
-from netfold.demo import demo, report, train
+from netfold.demo import demo, measure, report, train
 from netfold.fabric.generate import leafspine, threetier
 from netfold.wire.operator import LinkStatus, Traffic
 from support import needs
@@ -151,6 +151,16 @@ def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
     assert "gloo - (no torch)" in text
     record.save(tmp_path / "report.json")
     assert json.loads((tmp_path / "report.json").read_text())["ring_bytes_per_host_link"] is None
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_gloo_is_timed_where_torch_is_and_hosts_are_no_machines(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without torch, and in virtual machines, the report has the reason in place of a time; the others are timed."""
+    monkeypatch.setattr(measure, "find_spec", lambda name: object() if there else None)
+    assert measure.not_timed("gloo", machines=False) == (None if there else "torch is not installed")
+    assert "virtual machines" in (measure.not_timed("gloo", machines=True) or "")
+    assert measure.not_timed("innet", machines=False) is None
+    assert measure.not_timed("ring", machines=True) is None
 
 
 # ---- the picture -----------------------------------------------------------------------------------------------------

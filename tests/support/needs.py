@@ -237,10 +237,8 @@ def hide(name: str, folder: Path) -> None:
     if not need.programs and not need.modules:
         raise ValueError(f"--without {name}: expected one that is programs or modules, such as bmv2 or torch")
     if need.modules:
-        code = _HIDING.format(modules=need.modules)
-        exec(code, {})
-        (folder / "sitecustomize.py").write_text(code)  # Python runs it as it starts
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+        exec(_HIDING.format(modules=need.modules), {})
+        os.environ["PYTHONPATH"] = without_modules(name, folder, os.environ.get("PYTHONPATH"))
     places = os.environ["PATH"].split(os.pathsep)
     for number, place in enumerate(places):
         if any((Path(place) / program).exists() for program in need.programs):
@@ -250,6 +248,15 @@ def hide(name: str, folder: Path) -> None:
                 if entry.name not in need.programs:
                     (Path(places[number]) / entry.name).symlink_to(entry)
     os.environ["PATH"] = os.pathsep.join(places)
+
+
+def without_modules(name: str, folder: Path, path: str | None = None) -> str:
+    """The PYTHONPATH, ``path`` before, of a process that is not to find a need's modules.
+
+    folder  has to stay for as long as it runs
+    """
+    (folder / "sitecustomize.py").write_text(_HIDING.format(modules=NEEDS[name].modules))  # Python runs it as it starts
+    return os.pathsep.join(filter(None, [str(folder), path]))
 
 
 if __name__ == "__main__":

@@ -4,11 +4,8 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
@@ -16,13 +13,12 @@ from typing import Final, ParamSpec, TypeVar
 import pytest
 
 from netfold.topo import sandbox
+from support.template import Template
 
 P = ParamSpec("P")
 T = TypeVar("T")
-SECONDS: Final = "NETFOLD_TEST_SECONDS"
-"""Environment: how long a test inside a sandbox may take."""
-SKIPPED: Final = "NETFOLD_TEST_SKIPPED"
-"""Environment: the file into which a test inside a sandbox writes why it was skipped."""
+TEMPLATES: Final[list[Template]] = []
+"""What tests in sandboxes are forked from: one, made once the tests are collected."""
 ATTEMPTS: Final = 3
 TOO_BUSY: Final = f"in each of {ATTEMPTS} runs this machine held a rank up for so long that others left their paths"
 LAST_WORDS: Final = 10.0
@@ -35,7 +31,7 @@ ENGINES = [
 
 
 def in_sandbox(timeout: float = 120) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Run the test by a pytest of its own inside a sandbox: whatever it leaves there, the kernel clears away.
+    """Run the test inside a sandbox, in a fork of the template: whatever it leaves there, the kernel clears away.
 
     The test passes, fails and is skipped as it does in there, once.
     """
@@ -46,20 +42,13 @@ def in_sandbox(timeout: float = 120) -> Callable[[Callable[P, None]], Callable[P
             if sandbox.inside():
                 test(*args, **kwargs)
                 return
-            name = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0].partition("::")[2]
-            command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
-            with tempfile.NamedTemporaryFile("r", prefix="netfold-skipped-") as skipped:
-                env = {**os.environ, SECONDS: str(timeout - LAST_WORDS), SKIPPED: skipped.name}
-                try:
-                    done = sandbox.run([*command, f"{inspect.getfile(test)}::{name}"], timeout=timeout, env=env)
-                except subprocess.TimeoutExpired as error:
-                    pytest.fail(f"not done in {timeout} s\n{(error.stdout or b'').decode()}", pytrace=False)
-                reason = skipped.read()
-            if done.returncode != 0:
-                output = f"{done.stdout}\n{done.stderr}"
-                pytest.fail(f"inside the sandbox (status {done.returncode}):\n{output}", pytrace=False)
-            if reason:
-                pytest.skip(reason)
+            assert TEMPLATES, "tests/conftest.py makes a template of the tests once they are collected"
+            nodeid = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
+            ended = TEMPLATES[-1].run(nodeid, timeout=timeout, seconds=timeout - LAST_WORDS)
+            if ended.outcome == "failed":
+                pytest.fail(ended.text, pytrace=False)
+            if ended.outcome == "skipped":
+                pytest.skip(ended.text)
 
         return pytest.mark.needs("namespaces", "mininet")(pytest.mark.netns(wrapper))
 
