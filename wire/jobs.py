@@ -41,7 +41,7 @@ from netfold.wire.bounds import (
 from netfold.wire.roce import PATH_MTU
 
 SERVICE: Final = "netfold.Jobs"
-PROTOCOL: Final = 9
+PROTOCOL: Final = 10
 """Version of packets and messages, raised whenever one changes its meaning: sides with different versions refuse each
 other."""
 LANE_BITS: Final = (32, 16, 8)
