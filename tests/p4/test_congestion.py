@@ -161,8 +161,8 @@ def test_a_cnp_reaches_the_nic_whose_results_are_marked_for(shape: tuple[int, in
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_cnp_is_neither_an_acknowledgement_nor_data(shape: tuple[int, int, int]) -> None:
-    """Under loss, CNPs with every number that an acknowledgement or a contribution has, from the queue pairs themselves,
-    and with bodies as long as either's: sums are exact, and every result comes."""
+    """Under loss, CNPs with every number that an acknowledgement or a contribution has, from the queue pairs' own
+    addresses, and with bodies as long as either's: sums are exact, and every result comes."""
     fabric = fabric_of(shape, seed=6, loss=0.02)
     rng = random.Random(7)
 
