@@ -18,6 +18,7 @@ import pytest
 
 from netfold.controller.switch import tables
 from netfold.fabric.graph import End
+from netfold.fabric.slots import Stream
 from netfold.wire import roce
 from support.modelled import ModelledFabric, WindowedRank
 from support.nic import ACK, ACKNOWLEDGE, CNP, RNR, SEQUENCE, Packet, QueuePair, Rc, Reth, opcode_of
@@ -158,6 +159,34 @@ def attack(fabric: Attacked, rng: random.Random, times: int) -> int:
         fabric.network.at(fabric.network.now + number * 2 * MICROSECOND,
                           partial(fabric.transmit, End(fabric.hosts[place].name, 0), frame))
     return sent
+
+
+class Lied(Attacked):
+    """A job in which rank 0 tells of queue pairs, a key and a region that are another rank's."""
+
+    def __init__(self, shape: tuple[int, int, int], rc: Sequence[int], seed: int, lie: str) -> None:
+        self.lie = lie
+        super().__init__(shape, rc, seed, 0.0)
+
+    def _connected(self, stream: Stream) -> Stream:
+        honest = super()._connected(stream)
+        if stream.kind != "data":
+            return honest
+        other = honest.rc[max(honest.rc)]
+        return replace(honest, rc={**honest.rc, 0: replace(honest.rc[0], **{self.lie: getattr(other, self.lie)})})
+
+
+@pytest.mark.parametrize("lie", ["out_qp", "in_qp", "address", "rkey"])
+def test_a_rank_that_lies_of_its_queue_pairs_fools_nobody(lie: str) -> None:
+    """What its NIC is said to have goes into packets to its own addresses alone: others take sums, or nothing."""
+    fabric = Lied((2, 1, 5), (0, 3, 4), 5, lie)
+    try:
+        fabric.act()
+        for _ in range(20):
+            fabric.let(MILLISECOND)
+        assert fabric.done == (lie != "in_qp")  # nothing is lost, so that nobody is answered; and SENDs need no key
+    finally:
+        fabric.close()
 
 
 CASES = [((1, 0, 4), (0, 2)), ((2, 1, 4), (0, 1, 2, 3)), ((2, 1, 5), (0, 3))]

@@ -129,6 +129,7 @@ class ModelledFabric(RcFabric):
         """Packets that left, by what the model calls them."""
         self.windowed: dict[int, WindowedRank] = {}
         self.sums: list[bytes] = []
+        self.grows = not options.get("bmv2", False)
         super().__init__(*arguments, **options)
 
     def admit(self, *, entries: bool = True) -> None:
@@ -138,7 +139,7 @@ class ModelledFabric(RcFabric):
         self.folds = {fold.switch: fold for fold in stream.tree.folds}
         for name, fold in self.folds.items():
             children = [self._child(child.rank) for child in fold.children]
-            self.models[name] = ModelSwitch(children, stream.slots, stream.epoch, fold.is_root)
+            self.models[name] = ModelSwitch(children, stream.slots, stream.epoch, fold.is_root, self.grows)
 
     def restart(self, switch: str) -> None:
         """Both lose everything."""
