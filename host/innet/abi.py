@@ -11,7 +11,7 @@ from netfold.host.native.library import RUN_PACKETS
 
 FIELDS = (
     "operation number", "collective", "root", "dtype", "operation", "lane bits", "elements", "elements / 2^31",
-    "digest of rows", "world size", "trees", "guessed scales",
+    "digest of rows", "world size", "trees", "guessed scales", "packets of a message",
 )
 """Fields of an operation's signature, in the order of ``nf_field``."""
 AGREEMENT, DATA = 0, 1

@@ -88,7 +88,8 @@ typedef enum { /* what the signature holds, and what can be wrong */
                NF_FIELD_ROWS, /* a digest of their lengths */
                NF_FIELD_WORLD,
                NF_FIELD_TREES,
-               NF_FIELD_GUESS, /* a digest of the guessed scales (fold_guess.h) */
+               NF_FIELD_GUESS,   /* a digest of the guessed scales (fold_guess.h) */
+               NF_FIELD_MESSAGE, /* packets of a message of data at most */
                NF_FIELDS,
 } nf_field;
 

@@ -200,6 +200,7 @@ static void fill_signature(nf_fold *f) {
     f->signature[NF_FIELD_WORLD] = f->world;
     f->signature[NF_FIELD_TREES] = f->n_trees;
     f->signature[NF_FIELD_GUESS] = nf_guess_digest(&f->guess);
+    f->signature[NF_FIELD_MESSAGE] = nf_message_of(f, &f->trees[0].channels[NF_DATA_STREAM]);
 }
 
 /* Guesses the scales of a sum of floats that one tree has whole.  Not in jobs with NICs, where the packets of a message

@@ -156,7 +156,9 @@ class Dispatch:
             known = ", ".join(self.hosts.known)
             raise ValueError(f"algorithm='innet': nothing folds for this job: {self.why}; expected one of {known}")
         elif not self._fold.takes(reduction, coding):
-            raise ValueError(f"algorithm='innet': {reduction.op} of {reduction.element} does not fold")
+            raise ValueError(
+                f"algorithm='innet': {reduction.op} of {reduction.element}{_as_asked(coding)} does not fold"
+            )
         elif self._rails is not None and self._rails.whole:
             raise ValueError(
                 f"algorithm='innet' over {self._rails.name}: {', '.join(self._rails.whole)} cannot fold; leave it out"
@@ -278,6 +280,12 @@ class Dispatch:
         what = what if collective == "allreduce" else f"{collective}, {what}"
         folded = _folded(nbytes, reduction.element)
         return self.hosts.choice(nbytes, what, folded=folded, collective=collective).algorithm
+
+
+def _as_asked(coding: Coding) -> str:
+    """What a call asks of lanes beyond the usual, in words."""
+    lanes = f" in lanes of {coding.lane_bits} bits" if coding.lane_bits != 32 else ""
+    return lanes + (", saturating," if coding.saturate else "")
 
 
 def _folded(nbytes: int, element: str) -> int:

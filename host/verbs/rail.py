@@ -117,6 +117,11 @@ class VerbsRail(FoldRail):
                 f"job {self._plan.job!r}, rank {self._plan.rank}: rail='verbs': nothing folds: "
                 f"{connected.reason or 'the controller gave no reason'}"
             )
+        if len(connected.pairs) != 2 * len(self._plan.trees):
+            raise PlanError(
+                f"job {self._plan.job!r}, rank {self._plan.rank}: rail='verbs': the controller named the neighbours of "
+                f"{len(connected.pairs)} streams: expected {2 * len(self._plan.trees)}, data and agreement of each tree"
+            )
         self._verbs.connect(connected.pairs)
         self._connected = True
 

@@ -43,7 +43,7 @@ class Exploration:
         none, at_switch = (0,) * ranks, (0,) * self.switches
         return State(
             received=none, had=none, acknowledged=none, confirmed=none, flow_expected=none, flow_acknowledged=none,
-            starts=none, begun=(0 if fabric.each else fabric.psns,) * ranks, leaving=0, settled=0, left=0,
+            told=0, starts=none, begun=(0 if fabric.each else fabric.psns,) * ranks, leaving=0, settled=0, left=0,
             replans=fabric.replans, restarts=fabric.restarts, lost=False,
             slots=((FREE,) * fabric.slots,) * self.switches, sums=(0,) * len(fabric.leaves),
             content_sums=(0,) * len(fabric.leaves), results=at_switch,
@@ -122,7 +122,9 @@ class Exploration:
                 system = ModelSystem(fabric, self.rules, state, at_once=True)
                 if kind == RC:
                     system.go_back(rank)
-                    yield f"rank {rank} repeats PSN {state.acknowledged[rank]}, nothing is lost", system.freeze()
+                    from_there = " and all after it" if fabric.goes_back == "all" else ""
+                    yield (f"rank {rank} repeats PSN {state.acknowledged[rank]}{from_there}, nothing is lost",
+                           system.freeze())
                 else:
                     for psn in range(state.starts[rank], system.limit(rank)):
                         if not state.received[rank] >> psn & 1:

@@ -16,6 +16,9 @@ asked    when all others have reported, after it asked, that they lack nothing o
 at once  without waiting for the others
 unasked  when all others have reported that at any time, also before it asked
 """
+GoesBack = Literal["all", "oldest"]
+"""What an RC sender sends again when its timer fires or a NAK tells it: all from the first packet on that is not
+acknowledged, as rdma_rxe and most NICs do, or that packet alone, until it is acknowledged."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,10 @@ class Rules:
     late: Literal["acknowledge", "drop", "pass on"] = "acknowledge"
     """What becomes of an RC child's repeat that is acknowledged already, or whose slot has moved on: the switch says
     once more what the successor has acknowledged; nothing; or it is routed to the successor as it is."""
+    on_the_way_back: Literal["lowest", "none", "all"] = "lowest"
+    """Which repeats a switch takes of an RC child that it has told of a gap, until the gap is filled: the first that
+    the successor has not acknowledged alone, as the child repeats the others for the switch, which has them; none; or
+    all."""
     waits_for_acknowledgement: bool = True
     """An RC sender posts message i + 2 when message i has its results and is acknowledged; False: has its results."""
     passes_asks_on: bool = True
@@ -82,6 +89,8 @@ class ModelFabric:
     """Packets that a windowed rank may have without a result."""
     message: int = 0
     """Packets of a message.  RC ranks may have two outstanding; a new epoch begins where a message of any rank does."""
+    goes_back: GoesBack = "oldest"
+    """What the RC ranks' NICs repeat."""
     kept: int = 0
     """How many of its last packets a rank keeps, to send them again in a new epoch; 0: all."""
     psn_bits: int = 24

@@ -34,6 +34,7 @@ class State(NamedTuple):
     confirmed: tuple[int, ...]  # of each RC sender: the highest that it has believed so, in any epoch
     flow_expected: tuple[int, ...]  # of each RC rank at its leaf: the next contribution in order
     flow_acknowledged: tuple[int, ...]  # of each RC rank at its leaf: the first PSN its successor has not acknowledged
+    told: int  # RC ranks that their leaf has told of a gap which is not filled yet
     starts: tuple[int, ...]  # of each rank: the PSN at which this epoch began
     begun: tuple[int, ...]  # of each rank: PSNs of the operations that it has begun
     leaving: int  # ranks that have asked to leave

@@ -54,6 +54,7 @@ class ModelSystem:
         self.acknowledged = list(state.acknowledged)
         self.flow_expected = list(state.flow_expected)
         self.flow_acknowledged = list(state.flow_acknowledged)
+        self.told = state.told
         self.slots = [list(slots) for slots in state.slots]
         self.sums = list(state.sums)
         self.content_sums = list(state.content_sums)
@@ -74,6 +75,7 @@ class ModelSystem:
             confirmed=tuple(map(max, state.confirmed, self.acknowledged)),
             flow_expected=tuple(self.flow_expected),
             flow_acknowledged=tuple(self.flow_acknowledged),
+            told=self.told,
             slots=tuple(map(tuple, self.slots)),
             sums=tuple([self._kept(sums, leaf, self._sum_matters) for leaf, sums in enumerate(self.sums)]),
             content_sums=tuple([self._kept(sums, leaf, self._sum_matters)
@@ -168,12 +170,14 @@ class ModelSystem:
                 raise WrongAcknowledgement(f"rank {rank} believes that {successor} has all below {psn}")
 
     def go_back(self, rank: int) -> None:
-        """The timer of an RC sender fires: it sends the first packet again that is not acknowledged.
-
-        Others follow, but no proof here needs them: what holds for a NIC that repeats one packet until it is
-        acknowledged holds for one that repeats more."""
-        if self.acknowledged[rank] < self.limit(rank):
-            self.contribute(rank, self.acknowledged[rank])
+        """The timer of an RC sender fires: it sends the first packet again that is not acknowledged, and all after it
+        if it is a NIC that does so (``ModelFabric.goes_back``)."""
+        psn = self.acknowledged[rank]
+        while psn < self.limit(rank):
+            self.contribute(rank, psn)
+            if self.fabric.goes_back == "oldest":
+                break
+            psn = max(psn + 1, self.acknowledged[rank])
 
     # ---- leaves ------------------------------------------------------------------------------------------------------
     def contribute(self, rank: int, psn: int) -> None:
@@ -183,12 +187,15 @@ class ModelSystem:
         if fabric.kinds[rank] != WINDOWED:
             ahead = fabric.age(psn, self.flow_expected[rank])
             if ahead > 0:
+                self._tell(rank, of_gap=True)
                 first = self.flow_acknowledged[rank] if self.rules.nak == "acknowledged" else self.flow_expected[rank]
                 self.acknowledge(rank, first)
                 return
             if ahead < 0:
-                self._repeated(leaf, rank, psn)
+                if not self._passes_by(rank, psn):
+                    self._repeated(leaf, rank, psn)
                 return
+            self._tell(rank, of_gap=False)
             self.flow_expected[rank] = psn + 1
             self.changed = True
         words = fabric.contributors(psn) & 1 << rank
@@ -201,6 +208,19 @@ class ModelSystem:
             self._send_results(leaf, psn, [rank])
         elif who == "parent":
             self._send_up(leaf, psn, alone=not words)
+
+    def _tell(self, rank: int, *, of_gap: bool) -> None:
+        """An RC child shows a gap, and is told of it; or it fills the gap."""
+        told = self.told | 1 << rank if of_gap else self.told & ~(1 << rank)
+        self.changed = self.changed or told != self.told
+        self.told = told
+
+    def _passes_by(self, rank: int, psn: int) -> bool:
+        """Whether a repeat is nothing but what an RC child sends again on its way back to a gap that it was told of."""
+        if not self.told >> rank & 1 or self.rules.on_the_way_back == "all":
+            return False
+        lowest = self.flow_acknowledged[rank]
+        return psn > lowest or (psn == lowest and self.rules.on_the_way_back == "none")
 
     def _repeated(self, leaf: int, rank: int, psn: int) -> None:
         """An RC child's contribution that the leaf has taken before."""
@@ -398,6 +418,7 @@ class ModelSystem:
         if switch != self.fabric.spine:
             for rank in self.fabric.ranks_of[switch]:
                 self.flow_expected[rank] = self.flow_acknowledged[rank] = self.state.starts[rank]
+                self.told &= ~(1 << rank)
                 if not self.rules.guarded and self.fabric.successor[rank] >= 0:
                     for psn in range(self.state.starts[rank], self.limit(rank)):
                         self._route(rank, psn)

@@ -16,12 +16,13 @@ from netfold.controller.switch import tables
 from netfold.fabric.graph import End
 from netfold.host.innet import abi, quantise
 from netfold.host.innet.abi import AGREEMENT, DATA
+from netfold.host.innet.native import Credits
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.wire import roce
 from support import needs
 from support.checksum import checksum
 from support.folding import P4Fabric, reduce
-from support.slot_model import MICROSECOND, TerribleNetwork
+from support.slot_model import MICROSECOND, SECOND, TerribleNetwork
 
 
 @pytest.fixture
@@ -167,3 +168,22 @@ def test_mismatched_ranks_learn_it_through_the_switches(fabric: P4Fabric) -> Non
     for failure in failures:
         if failure.error == abi.SIGNATURES_DIFFER:
             assert (failure.low[index], failure.high[index]) == (1000, 2000)
+
+
+@pytest.mark.parametrize("other", [None, Credits(2, 20)], ids=str)
+@pytest.mark.parametrize("size", [256 * 70, 256 * 400])
+def test_credits_of_different_lengths_are_told_by_name(size: int, other: Credits | None) -> None:
+    """Switches drop packets of messages that are cut otherwise, so that no result could tell: the signature does, to
+    every rank, before anything waits for its time-out."""
+    credits = [Credits(2, 10), other, Credits(2, 10)]
+    fabric = P4Fabric(1, 0, 3, TerribleNetwork(random.Random(3), packet_time=2 * MICROSECOND), credits=credits)
+    try:
+        reduce(fabric, [np.zeros(size, np.int32)] * 3, 1)
+        failures = [core.failure() for core in fabric.cores]
+        assert fabric.network.now < SECOND
+    finally:
+        fabric.close()
+    index = abi.FIELDS.index("packets of a message")
+    assert [failure.error for failure in failures] == [abi.SIGNATURES_DIFFER] * 3
+    for failure in failures:
+        assert (failure.low[index], failure.high[index]) == (10, other.packets if other else 4096)

@@ -98,12 +98,14 @@ class ModelSwitch:
 
     slots  a power of two
     root   whether sums become results here
+    grows  whether a question can become the packet that it asks for: not on BMv2
     """
 
     children: list[Child]
     slots: int
     epoch: int
     root: bool
+    grows: bool = True
     table: list[Slot] = field(default_factory=list)
     flows: dict[int, Flow] = field(default_factory=dict)
 
@@ -259,7 +261,7 @@ class ModelSwitch:
     def _ask(self, sender: int, psn: int) -> list[Out]:
         slot = self.table[psn & self.slots - 1]
         age = self._age(slot, psn)
-        bare = age == 0 and not Rc(slot.shape[0]).has_immediate
+        bare = age == 0 and self.grows and not Rc(slot.shape[0]).has_immediate
         whole = age == 0 and slot.children == self.everybody
         back = [Out(sender, "ask", psn, following(psn))]
         if sender == PARENT:
@@ -288,7 +290,7 @@ class ModelSwitch:
 def forget(switch: ModelSwitch, epoch: int, first_psn: int) -> ModelSwitch:
     """The switch after a restart, with the entries of another epoch."""
     return ModelSwitch([replace(child, first_psn=first_psn) for child in switch.children], switch.slots, epoch,
-                       switch.root)
+                       switch.root, switch.grows)
 
 
 def answer_of(out: Out) -> int:

@@ -15,7 +15,7 @@ from netfold.controller.switch import fold_tables, tables
 from netfold.fabric import slots, trees
 from netfold.fabric.generate import leafspine
 from netfold.fabric.slots import Stream
-from netfold.host.innet.native import Core
+from netfold.host.innet.native import Core, Credits
 from netfold.host.native.library import Origin
 from netfold.host.operation.coding import PLAIN, Coding
 from netfold.host.operation.rail import Op
@@ -25,15 +25,17 @@ from support.wires import Wires
 
 class P4Fabric(Wires):
     """Leaf-spine switches with hosts' cores at their ports; stands in for slot_model.Fabric.  ``apart``: the places of
-    the hosts of each job; by default one job has all."""
+    the hosts of each job; by default one job has all.  ``credits``: of each host."""
 
     def __init__(
-        self, leaves: int, spines: int, hosts: int, network: TerribleNetwork, *, apart: Sequence[Sequence[int]] = ()
+        self, leaves: int, spines: int, hosts: int, network: TerribleNetwork, *, apart: Sequence[Sequence[int]] = (),
+        credits: Sequence[Credits | None] = (),
     ) -> None:
         super().__init__(leafspine(leaves, spines, hosts, path_mtu=1024), network)
         sizes = slots.Sizes(data=64, agreement=16)
         self.allocator = slots.Allocator(self.engines, sizes, random.Random(5))
         self.frozen: set[int] = set()
+        self.credits = credits or [None] * hosts
         self.write(tables.guard_entries(self.fabric))
         self._core: dict[int, Core] = {}
         for members in apart or [range(hosts)]:
@@ -56,7 +58,7 @@ class P4Fabric(Wires):
         self.write(tables.merge(fold_tables.fold_entries(self.fabric, mine, stream) for stream in streams))
         for rank, place in enumerate(members):
             planned_trees = plans._trees(self.fabric, streams, mine, rank)
-            self._core[place] = Core(self.hosts[place].address, len(mine), planned_trees)
+            self._core[place] = Core(self.hosts[place].address, len(mine), planned_trees, credits=self.credits[place])
 
     def drain(self, rank: int, source: str) -> None:
         """The frames that the host's kernel would make of a core's runs."""

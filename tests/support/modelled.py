@@ -70,6 +70,7 @@ class WindowedRank:
 
     def __init__(self, fabric: ModelledFabric, rank: int, payloads: Sequence[bytes], opcodes: Sequence[Rc]) -> None:
         self.fabric, self.rank, self.payloads, self.opcodes = fabric, rank, payloads, opcodes
+        self.immediates: Sequence[int | None] = [None] * len(payloads)
         self.has: set[int] = set()
         self.sent = 0
 
@@ -100,6 +101,7 @@ class WindowedRank:
             hosts[self.rank].address, hosts[peer].address, ACKNOWLEDGE if ask else self.opcodes[number],
             stream.connections[peer] << roce.OPERATION_BITS, psn, payload, pkey=roce.PKEY_WINDOWED,
             pad=-len(self.payloads[number]) & 3 if not ask else 0,
+            immediate=None if ask else self.immediates[number],
             source_port=stream.source_ports[self.rank], syndrome=SEQUENCE if ask else None, msn=psn + 1 & roce.PSN_MASK)
         self.fabric.transmit(End(hosts[self.rank].name, 0), packet.frame())
 
@@ -110,6 +112,7 @@ class WindowedRank:
             size = len(self.payloads[number])
             expected = self.fabric.sums[number]
             assert packet.payload[:size] == expected, f"windowed rank {self.rank}: packet {number} is no sum"
+            assert packet.immediate == self.immediates[number], f"windowed rank {self.rank}: packet {number}: immediate"
             self.has.add(number)
             return
         for ahead in range(packet.msn - packet.psn & roce.PSN_MASK):
@@ -126,6 +129,7 @@ class ModelledFabric(RcFabric):
         """Packets that left, by what the model calls them."""
         self.windowed: dict[int, WindowedRank] = {}
         self.sums: list[bytes] = []
+        self.grows = not options.get("bmv2", False)
         super().__init__(*arguments, **options)
 
     def admit(self, *, entries: bool = True) -> None:
@@ -135,7 +139,7 @@ class ModelledFabric(RcFabric):
         self.folds = {fold.switch: fold for fold in stream.tree.folds}
         for name, fold in self.folds.items():
             children = [self._child(child.rank) for child in fold.children]
-            self.models[name] = ModelSwitch(children, stream.slots, stream.epoch, fold.is_root)
+            self.models[name] = ModelSwitch(children, stream.slots, stream.epoch, fold.is_root, self.grows)
 
     def restart(self, switch: str) -> None:
         """Both lose everything."""

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from netfold.controller.switch.entities import Entry
+from netfold.controller.switch.pipeline import BMV2_DEFINES
 from netfold.wire import roce
 from softswitch.compiler.driver import compile_file
 from softswitch.engine import entities, linking, local
@@ -16,9 +17,9 @@ PROGRAM = Path(__file__).resolve().parents[2] / "p4src" / "netfold.p4"
 
 
 @cache
-def library(path_mtu: int = roce.PATH_MTU) -> Path:
-    """The program for a path MTU, compiled once for all tests."""
-    return linking.build(compile_file(PROGRAM, defines={"PATH_MTU": str(path_mtu)}))
+def library(path_mtu: int = roce.PATH_MTU, *, bmv2: bool = False) -> Path:
+    """The program for a path MTU, compiled once for all tests; ``bmv2``: as it is compiled for BMv2."""
+    return linking.build(compile_file(PROGRAM, defines={"PATH_MTU": str(path_mtu), **(BMV2_DEFINES if bmv2 else {})}))
 
 
 def mac(text: str) -> bytes:

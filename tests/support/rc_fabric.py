@@ -57,18 +57,19 @@ class RcFabric(Wires):
     shared  all regions begin at address 0, else each where its NIC put it
     region  bytes of each NIC's region
     psn     the first PSN of the stream; by default the allocator draws it
+    bmv2    the switches' program is as it is compiled for BMv2
     """
 
     def __init__(
         self, leaves: int, spines: int, hosts: int, network: TerribleNetwork, *, rc: Sequence[int] | None = None,
         size: int = 64, path_mtu: int = roce.PATH_MTU, shared: bool = False, region: int = 1 << 20, seed: int = 5,
         retries: int = 7, timeout: int = 12, corrupt: float = 0.0,
-        psn: int | None = None,
+        psn: int | None = None, bmv2: bool = False,
     ) -> None:
         self.corrupt, self.first_psn = corrupt, psn
         self.sent: list[tuple[End, bytes]] = []
         """(end of a link, frame) of every frame that was sent."""
-        super().__init__(leafspine(leaves, spines, hosts, path_mtu=path_mtu, rdma=True), network)
+        super().__init__(leafspine(leaves, spines, hosts, path_mtu=path_mtu, rdma=True), network, bmv2=bmv2)
         self.path_mtu, self.shared, self.region, self.seed = path_mtu, shared, region, seed
         self.retries, self.timeout = retries, timeout
         self._names = {host.name for host in self.hosts}

@@ -55,9 +55,9 @@ class Wires(abc.ABC):
     """Switches and the network between them; derived classes have the hosts.  Times are nanoseconds on the network's
     clock."""
 
-    def __init__(self, fabric: Fabric, network: TerribleNetwork) -> None:
+    def __init__(self, fabric: Fabric, network: TerribleNetwork, *, bmv2: bool = False) -> None:
         self.fabric, self.network = fabric, network
-        self.library = library(fabric.path_mtu)
+        self.library = library(fabric.path_mtu, bmv2=bmv2)
         self.hosts = list(fabric.hosts)
         self.engines = {s.name: local.LocalEngine.open(self.library, cpu_port=CPU_PORT) for s in fabric.switches}
         self.ends = {end: far for link in fabric.links for end, far in (link.ends, link.ends[::-1])}

@@ -27,12 +27,15 @@ RC = [
     ModelFabric(("rr",), message=2, slots=8, psns=5),
     ModelFabric(("rrr",), message=1, slots=4, psns=4),
     ModelFabric(("r", "r"), message=1, slots=4, psns=2),
+    ModelFabric(("rr",), message=2, slots=8, psns=5, goes_back="all"),
+    ModelFabric(("r", "r"), message=1, slots=4, psns=2, goes_back="all"),
 ]
 MIXED = [
     ModelFabric(("rrw",), message=1, window=2, slots=4, psns=5),
     ModelFabric(("rr", "w"), message=1, window=2, slots=4, psns=2),
     ModelFabric(("rw", "r"), message=1, window=2, slots=4, psns=2),
     ModelFabric(("rr", "w"), message=1, window=2, slots=4, psns=2, immediate=frozenset({0, 1})),
+    ModelFabric(("rrw",), message=1, window=2, slots=4, psns=3, goes_back="all"),
 ]
 ROLES = [
     ModelFabric(("ww",), window=2, slots=4, psns=5, lanes=(1, 2, 0, 3, 1), content=(1, 1, 2, 3, 2)),
@@ -91,6 +94,7 @@ def test_any_two_roles_may_follow_each_other(leaves: tuple[str, ...]) -> None:
         ModelFabric(("rr",), message=1, slots=3, psns=6),
         ModelFabric(("rrr",), message=1, slots=3, psns=4),
         ModelFabric(("rrw",), message=1, window=2, slots=3, psns=4),
+        ModelFabric(("rrw",), message=1, window=2, slots=3, psns=4, goes_back="all"),
     ],
     ids=named,
 )
@@ -129,6 +133,8 @@ STUCK = [
     ),
     (ModelFabric(("rr",), message=1, slots=4, psns=2), Rules(repeat="asker")),
     (ModelFabric(("r", "r"), message=1, slots=4, psns=2), Rules(repeat="asker")),
+    (ModelFabric(("rr",), message=1, slots=4, psns=2, goes_back="all"), Rules(repeat="asker")),
+    (ModelFabric(("rr",), message=2, slots=8, psns=3), Rules(on_the_way_back="none")),
     (ModelFabric(("rr",), message=1, slots=4, psns=5), Rules(waits_for_acknowledgement=False)),
     (ModelFabric(("rr",), message=1, slots=4, psns=2, each=1), Rules(ends_acknowledged=True)),
     (ModelFabric(("ww",), window=1, slots=2, psns=3, replans=1), Rules(new_queue_pairs=False)),
@@ -149,6 +155,7 @@ def test_without_the_rule_a_rank_is_stuck(fabric: ModelFabric, rules: Rules) -> 
 WRONG = [
     (ModelFabric(("rr",), message=2, slots=8, psns=3), Rules(nak="expected"), WrongAcknowledgement),
     (ModelFabric(("r", "r"), message=2, slots=8, psns=3), Rules(nak="expected"), WrongAcknowledgement),
+    (ModelFabric(("rr",), message=2, slots=8, psns=3, goes_back="all"), Rules(nak="expected"), WrongAcknowledgement),
     (ModelFabric(("rr",), message=1, slots=4, psns=3, replans=1), Rules(new_queue_pairs=False), WrongAcknowledgement),
     (CHEAT, Rules(late="pass on"), WrongSum),
     (ModelFabric(("rrw",), message=1, window=2, slots=2, psns=4), Rules(late="pass on"), WrongSum),
@@ -187,6 +194,22 @@ def test_no_slot_moves_on_before_its_packet_is_acknowledged(fabric: ModelFabric)
     report = explore(fabric, Rules(late="drop"))
     assert report.live, explained(report)
     assert report.states == explore(fabric).states
+
+
+@pytest.mark.parametrize(
+    ("fabric", "rules"),
+    [
+        (ModelFabric(("rr",), message=2, slots=8, psns=3, goes_back="all"), Rules(on_the_way_back="none")),
+        (ModelFabric(("rr",), message=1, slots=4, psns=5, goes_back="all"), Rules(waits_for_acknowledgement=False)),
+        (ModelFabric(("rr",), message=2, slots=8, psns=3), Rules(on_the_way_back="all")),
+    ],
+    ids=named,
+)
+def test_these_rules_are_needed_by_nics_that_repeat_one_packet_alone(fabric: ModelFabric, rules: Rules) -> None:
+    """A NIC that goes back over all that is not acknowledged finishes without them; and to take all that it repeats on
+    its way back to a gap, rather than the first alone, would cost packets, but nobody would be stuck."""
+    report = explore(fabric, rules)
+    assert report.live, explained(report)
 
 
 LOSING = [
@@ -237,6 +260,44 @@ def test_a_switch_that_restarts_under_its_old_entries_makes_no_wrong_sum(fabric:
     report = explore(fabric)
     assert report.states > 150
     assert report.live, explained(report)
+
+
+BOTH = [
+    ModelFabric(("ww",), window=1, slots=2, psns=3, restarts=1, replans=1),
+    ModelFabric(("w", "w"), window=1, slots=2, psns=2, restarts=1, replans=1),
+    ModelFabric(("rr",), message=1, slots=4, psns=1, restarts=1, replans=1),
+    ModelFabric(("ww",), window=1, slots=2, psns=2, restarts=1, replans=1, each=1),
+]
+"""A switch may lose its state under its old entries before, after or between the losses of all, or not at all."""
+
+
+@pytest.mark.parametrize("fabric", BOTH, ids=named)
+def test_a_switch_may_restart_before_and_after_trees_are_planned_anew(fabric: ModelFabric) -> None:
+    """Both kinds of loss in one run, in any order and at any moment: every rank gets every sum, and can leave."""
+    report = explore(fabric)
+    assert report.states > 150
+    assert report.live, explained(report)
+
+
+@pytest.mark.parametrize(
+    ("fabric", "rules"),
+    [
+        (ModelFabric(("ww",), window=1, slots=1, psns=3, restarts=1, replans=1), Rules()),
+        (BOTH[2], Rules(repeat="asker")),
+        (BOTH[0], Rules(one_start=False)),
+    ],
+    ids=named,
+)
+def test_what_is_needed_without_losses_is_needed_with_both(fabric: ModelFabric, rules: Rules) -> None:
+    """With one slot less, an answer to the asker, or places of their own where the ranks begin again, one is stuck."""
+    report = explore(fabric, rules)
+    assert report.wrong is None
+    assert report.stuck
+
+
+def test_no_guard_is_a_wrong_sum_with_both_kinds_of_losses() -> None:
+    """Where routes let a contribution through after a restart, a NIC takes it for the result."""
+    assert isinstance(explore(BOTH[2], Rules(guarded=False)).wrong, WrongSum)
 
 
 LEAVING = [
