@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from netfold.controller.jobs import plans
-from netfold.controller.switch import tables
+from netfold.controller.switch import fold_tables, tables
 from netfold.fabric import slots, trees
 from netfold.fabric.generate import parse
 from netfold.host.innet.slot_switch import Nak, Packet
@@ -36,7 +36,7 @@ class Leaf:
         allocator = slots.Allocator(switches, slots.Sizes(data=16, agreement=1), random.Random(5))
         stream = allocator.admit(allocator.open(), planned[:1], [range(4)])[0]
         fold = next(fold for fold in stream.tree.folds if not fold.is_root)
-        entries = tables.merge([tables.clone_sessions(fabric), tables.fold_entries(fabric, fabric.hosts, stream)])
+        entries = tables.merge([tables.clone_sessions(fabric), fold_tables.fold_entries(fabric, fabric.hosts, stream)])
         self.engine, self.up = engine, fold.parent_port
         for entity in entries[fold.switch]:
             write(engine, entity)

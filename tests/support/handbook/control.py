@@ -22,10 +22,10 @@ from netfold.controller.switch.reconcile import Update
 from netfold.controller.switch.switch import NotPrimary, SwitchError
 from netfold.controller.web.answers import Answers, BadRequest, Sources
 from netfold.fabric import file as fabric_file
-from netfold.fabric import paths, placement, slots, trees
-from netfold.fabric.clos import PathError
+from netfold.fabric import paths, placement, pools, slots, trees
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import FabricError
+from netfold.fabric.path_graph import PathError
 from netfold.rpc import certificates, rpc, tokens
 from netfold.wire.jobs import Secret
 from netfold.wire.operator import Status
@@ -62,7 +62,7 @@ def admit(sizes: slots.Sizes, jobs: int) -> None:
         allocator.admit(allocator.open(), planned, [[rank] for rank in range(len(hosts))])
 
 
-@scene(slots.Exhausted)
+@scene(pools.Exhausted)
 def the_switches_slots_are_taken() -> None:
     admit(slots.sizes_of("softswitch", 1024), 99)
 
