@@ -21,7 +21,7 @@ import networkx as nx
 
 from netfold.controller.jobs import callers
 from netfold.controller.jobs.job import Job
-from netfold.controller.jobs.jobs import Jobs
+from netfold.controller.jobs.registry import Registry
 from netfold.controller.paths.planning import PathPlanner, View
 from netfold.controller.paths.steering import SUSPECT_SECONDS, Steering
 from netfold.controller.switch import tables
@@ -126,7 +126,7 @@ class PathService:
     def __init__(
         self,
         steering: Steering,
-        jobs: Jobs,
+        jobs: Registry,
         *,
         graph: Callable[[], nx.MultiGraph[str]],
         replan: Callable[[], Awaitable[None]],
@@ -189,7 +189,7 @@ class PathService:
             while not self._closing:
                 changed = self._changed
                 view = self._current_view()
-                carried = trees.tree_loads(view.left, self._jobs.registry.folding_beside(job))
+                carried = trees.tree_loads(view.left, self._jobs.folding_beside(job))
                 found = await self._planner.plan(view, request, job, carried)
                 if before is None or msgspec.structs.replace(found, version=before.version) != before:
                     before = found
@@ -268,7 +268,7 @@ class PathService:
         return self._view
 
     def _job(self, request: Follow | Suspect) -> Job:
-        job = self._jobs.registry.find(request)
+        job = self._jobs.find(request)
         if len(job.hosts) != job.world:
             raise Refusal(Code.FAILED_PRECONDITION, f"{job}: expected every rank at a host of the fabric "
                                                     f"{self._fabric.name}, got {len(job.hosts)} of {job.world} there")
