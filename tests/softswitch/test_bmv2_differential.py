@@ -176,9 +176,9 @@ def fold_entries(engine: Engine) -> tuple[list[Entry], list[Multicast]]:
             add("connection", [child, SOURCE, HOST, SPORT, 8 * connection], "contribution",
                 [group, child, 7, 5, SLOTS * group, SLOTS - 1, 4 * group + child, root, 1, PARENT_PORT])
             add("replica", [group, child], "rewrite",
-                rewrite(0xA0, 0xB0 + child, 1, 2 + child, 50000, 8 * (77 + child)))
+                rewrite(0xA0, 0xB0 + child, 1, 2 + child, 50000, 8 * (77 + child), 4 * group + child))
     add("connection", [PARENT_PORT, SOURCE, HOST, SPORT, 8 * PARENT], "result", [11, 7, 5, SLOTS * 11, SLOTS - 1, 47])
-    add("replica", [11, UP_TO_PARENT], "rewrite", rewrite(0xA1, 0xB9, 11, 12, 50001, 8 * 99))
+    add("replica", [11, UP_TO_PARENT], "rewrite", rewrite(0xA1, 0xB9, 11, 12, 50001, 8 * 99, 47))
     add("route", [HOST], "forward", [ROUTED_PORT, 0xA2, 0xB2])
     for port in (0, 1):             # port 2 has no entry: what is not folded there is dropped
         add("guard", [port], "host", [SOURCE, 0])
@@ -194,10 +194,13 @@ def ones_complement(data: bytes) -> int:
 
 
 def roce_frame(rng: random.Random, qp: int, psn: int) -> bytes:
-    """A full-size WRITE, of the opcode that goes with its PSN, or now and then one with something wrong with it."""
+    """A full-size WRITE, of the opcode that goes with its PSN and often with an order, or now and then one with something
+    wrong with it."""
     opcodes = [roce.Opcode.WRITE_FIRST, roce.Opcode.WRITE_MIDDLE, roce.Opcode.WRITE_LAST]
     opcode = opcodes[(psn + (rng.random() < 0.05)) % len(opcodes)]
-    inner = roce.BTH.pack(opcode, 0, roce.PKEY_WINDOWED, qp, psn)
+    order = rng.choice([0, 0, -1, 1, 2, roce.ORDER_UNSAID, rng.randrange(1 << roce.ORDER_BITS)])
+    high, low = roce.order_bytes(order)
+    inner = roce.BTH.pack(opcode, 0, roce.PKEY_WINDOWED, qp | high << 24, psn | low << 24)
     inner += roce.RETH.pack(rng.randrange(1 << 40), 0, 4096) if opcode.has_reth else b""
     inner += rng.randbytes(roce.PATH_MTU if rng.random() < 0.95 else 512)
     udp = struct.pack(">HHHH", SPORT + (rng.random() < 0.05), roce.UDP_PORT, 8 + len(inner) + 4, 0)
@@ -232,7 +235,7 @@ def test_the_fold_program_folds_as_on_bmv2(tmp_path: Path, seed: int) -> None:
     """Every operation, at a root and below one, with late, repeated, corrupt, marked and foreign packets, and some from
     other addresses and UDP ports than the ranks'; what is routed never leaves with a result's TTL."""
     print(f"seed {seed}")
-    frames = fold_frames(random.Random(seed), 1500)
+    frames = fold_frames(random.Random(seed), 2500)
     with LocalEngine.open(compile_file(FOLD, defines=pipeline.BMV2_DEFINES), cpu_port=510) as engine, Bmv2(
             FOLD, tmp_path, ports=5, defines=pipeline.BMV2_DEFINES) as bmv2:
         entries, groups = fold_entries(engine)
