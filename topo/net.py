@@ -161,11 +161,13 @@ class Network(Lifecycle):
     def _await_controller(self, process: subprocess.Popen[bytes], *, switches: bool = True) -> None:
         """Wait until the controller answers, which is this process.  Raises ControllerFailed, and SwitchFailed where
         ``switches`` must run."""
-        started = time.monotonic()
+        started, patience = time.monotonic(), 0.5
         while True:
             with contextlib.suppress(rpc.Unreachable):
-                self.status(timeout=0.5)
+                self.status(timeout=patience)
                 return
+            # one that is there may need longer for an answer, which it has of all switches, on a busy machine
+            patience = min(1.5 * patience, CONTROLLER_SECONDS / 4)
             self.check(switches=switches)
             seconds = time.monotonic() - started
             if seconds > CONTROLLER_SECONDS:

@@ -212,11 +212,13 @@ class Fleet(Lifecycle):
         with log.open("wb") as output:
             self._controller = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                                                 start_new_session=True, cwd="/")
-        started = time.monotonic()
+        started, patience = time.monotonic(), 0.5
         while True:
             with contextlib.suppress(rpc.Unreachable):
-                self.status(timeout=0.5)
+                self.status(timeout=patience)
                 return
+            # one that is there may need longer for an answer, which it has of all switches, on a busy machine
+            patience = min(1.5 * patience, CONTROLLER_SECONDS / 4)
             self.check()
             if time.monotonic() - started > CONTROLLER_SECONDS:
                 raise ControllerFailed(self._controller_failure(f"does not answer after {CONTROLLER_SECONDS:g} s"))
