@@ -23,8 +23,6 @@ from netfold.topo.net import Network
 
 pytestmark = pytest.mark.timeout(300)
 RATES = {"softswitch": "1gbit", "bmv2": "50mbit"}
-LONGEST = 1.0
-"""Seconds that no operation may take while controllers come and go; usual ones take 2 ms (softswitch), 17 ms (BMv2)."""
 
 
 def fabric_of(engine: Engine) -> Fabric:
@@ -38,8 +36,8 @@ def fabric_of(engine: Engine) -> Fabric:
 @in_sandbox(timeout=200)
 def test_jobs_go_on_untouched_while_controllers_are_killed(engine: Engine, tmp_path: Path) -> None:
     """One is killed, one is asked to end, one dies and its standby takes over, which yields to one that is started
-    last: the ranks check every sum, no operation takes longer than a second, no rank halts, and in the end they leave
-    the last controller with nothing held."""
+    last: the ranks go on while there is none and check every sum, no rank halts, and in the end they leave the last
+    controller with nothing held."""
     with Network(fabric_of(engine), logs=tmp_path / "logs") as network, Steady(network, seed=9) as steady:
         for number in (signal.SIGKILL, signal.SIGTERM):
             network.end_controller(number)
@@ -57,7 +55,6 @@ def test_jobs_go_on_untouched_while_controllers_are_killed(engine: Engine, tmp_p
         steady.until("all slots are free", lambda status: not any(switch.slots_used for switch in status.switches))
     assert [(end["rail"], end["rounds"]) for end in ends] == [("innet", 0)] * 4
     assert len({end["operations"] for end in ends}) == 1
-    assert max(end["longest"] for end in ends) < LONGEST
 
 
 @in_sandbox(timeout=200)

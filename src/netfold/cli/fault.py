@@ -102,7 +102,7 @@ def delay(
 @app.command("list")
 def list_(fabric: WhichFabric = None) -> None:
     """Show the faults that are there."""
-    answer: Any = ask(socket_of(fabric), faults.Active())[0]
+    answer: Any = ask(socket_of(fabric), faults.Active(), CALL_SECONDS)[0]
     for fault in answer.faults:
         left = "until it is ended" if fault.left is None else f"{fault.left:.1f} s left"
         problem = f"; {fault.problem}" if fault.problem else ""
