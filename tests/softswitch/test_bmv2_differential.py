@@ -194,8 +194,8 @@ def ones_complement(data: bytes) -> int:
 
 
 def roce_frame(rng: random.Random, qp: int, psn: int) -> bytes:
-    """A full-size WRITE, of the opcode that goes with its PSN and often with an order, or now and then one with something
-    wrong with it."""
+    """A full-size WRITE, of the opcode that goes with its PSN and often with an order; now and then something is wrong
+    with it."""
     opcodes = [roce.Opcode.WRITE_FIRST, roce.Opcode.WRITE_MIDDLE, roce.Opcode.WRITE_LAST]
     opcode = opcodes[(psn + (rng.random() < 0.05)) % len(opcodes)]
     order = rng.choice([0, 0, -1, 1, 2, roce.ORDER_UNSAID, rng.randrange(1 << roce.ORDER_BITS)])
