@@ -53,7 +53,8 @@ static bool check_port(nf_verbs_device *d, const char *name, uint64_t longest) {
         return false;
     }
     if (port.max_msg_sz < longest) {
-        nf_verbs_say(d, 0, "%s takes messages of %u bytes, this job's have %llu: it needs fewer slots (`netfold status`)",
+        nf_verbs_say(d, 0,
+                     "%s takes messages of %u bytes, this job's have %llu: it needs fewer slots (`netfold status`)",
                      name, port.max_msg_sz, (unsigned long long)longest);
         return false;
     }
