@@ -63,7 +63,7 @@ control Flow(in headers_t hdr, in bit<1> untold, inout meta_t meta) {
                 meta.tree.packet = RC_AHEAD;
                 if (FLOW_TOLD(state) == 0) {
                     meta.tree.packet = RC_GAP;
-                            flow_state.write((bit<32>)meta.tree.flow,
+                    flow_state.write((bit<32>)meta.tree.flow,
                                      FLOW_OF(meta.tree.epoch, FLOW_NEXT(state), meta.order.lowest, 1w1));
                 }
             } else if (hdr.bth.psn == meta.order.lowest) {
