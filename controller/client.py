@@ -14,8 +14,6 @@ from netfold.wire.operator import (
     SERVICE,
     AskConnections,
     AskEvents,
-    AskSlots,
-    AskStall,
     AskStatus,
     Connections,
     Drained,
@@ -24,16 +22,13 @@ from netfold.wire.operator import (
     Events,
     FabricEvent,
     FaultsSet,
-    JobSlots,
     LinkFaults,
     QueuePairUse,
     SetDrain,
     SetFaults,
-    Stall,
-    Stalls,
     Status,
-    SwitchSlots,
 )
+from netfold.wire.stalls import AskSlots, AskStall, JobSlots, Stall, Stalls, SwitchSlots
 
 TIMEOUT: Final = 10.0
 """Seconds that an operator waits for an answer."""

@@ -50,7 +50,7 @@ from netfold.rpc import rpc
 from netfold.rpc.certificates import Certificates, TlsError, is_local
 from netfold.rpc.limits import Shared
 from netfold.wire import jobs as wire
-from netfold.wire import operator
+from netfold.wire import operator, stalls
 from netfold.wire.operator import Status
 
 if TYPE_CHECKING:
@@ -403,8 +403,8 @@ class Controller:
                 "Wiring": (wiring.AskWiring, lambda _: cables()),
                 "Diff": (differences.AskDiff, differences.SwitchComparison(self._targets).answer),
                 "Events": (operator.AskEvents, self._answer_events),
-                "Slots": (operator.AskSlots, self.inspection.answer_slots),
-                "Stall": (operator.AskStall, self.inspection.answer_stall),
+                "Slots": (stalls.AskSlots, self.inspection.answer_slots),
+                "Stall": (stalls.AskStall, self.inspection.answer_stall),
                 "Faults": (operator.SetFaults, self.injection.answer),
                 "Connections": (operator.AskConnections, self.inspection.answer_connections),
             }, admit=self._callers.admit(OPERATOR, {"Status": ANY, "Wiring": VIEWER, "Events": VIEWER}, limited=True)),

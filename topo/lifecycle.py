@@ -6,11 +6,14 @@ from __future__ import annotations
 import signal
 import subprocess
 from abc import ABC, abstractmethod
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 STOP_SECONDS: Final = 5.0
 """Seconds for a process to end after SIGTERM."""
+LOG_LINES: Final = 15
+"""Lines of a log's end that an error shows."""
 
 
 class Lifecycle(ABC):
@@ -47,3 +50,11 @@ def terminate(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(STOP_SECONDS)
+
+
+def tail(path: Path, lines: int = LOG_LINES) -> list[str]:
+    """The last lines of a log; none where it does not exist."""
+    try:
+        return path.read_text(errors="replace").rstrip().splitlines()[-lines:]
+    except FileNotFoundError:
+        return []

@@ -22,7 +22,8 @@ from netfold.fabric.generate import PLANE_NAMES as NAMES
 from netfold.fabric.graph import Fabric, Host, Link
 from netfold.host.rails.planes import PLANES_VARIABLE
 from netfold.topo.lifecycle import Lifecycle
-from netfold.topo.net import Network, Ranks, with_sockets_in
+from netfold.topo.net import Network, with_sockets_in
+from netfold.topo.ranks import Ranks
 from netfold.topo.switches import CLASSES
 from netfold.topo.topology import FabricTopo
 

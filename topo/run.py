@@ -77,7 +77,7 @@ class Place:
 
 def _here(fabrics: Sequence[Fabric], pid: int) -> Place:
     """A Mininet host of this machine, by its process."""
-    from netfold.topo.net import in_namespaces
+    from netfold.topo.ranks import in_namespaces
 
     return Place(lambda _: in_namespaces(pid), fabrics)
 
@@ -217,8 +217,8 @@ def mininet_hosts(names: Sequence[str], proc: Path = Path("/proc")) -> list[int]
 @contextlib.contextmanager
 def started(places: Sequence[Place], request: RunRequest, hosts: Sequence[Host]) -> Iterator[Console]:
     """Start the ranks, one at each place; those that still run at the end of the block are killed."""
-    from netfold.topo.net import environment, start
     from netfold.topo.planes import planes_of
+    from netfold.topo.ranks import environment, start
 
     ranks = Console(sys.stdout.buffer, sys.stderr.buffer)
     path = {"PATH": f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}"}

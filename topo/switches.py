@@ -30,11 +30,10 @@ from netfold.fabric.graph import CPU_PORT, Engine
 from netfold.rpc.certificates import Certificates, is_local
 from netfold.topo import sandbox
 from netfold.topo.failures import SwitchFailed
-from netfold.topo.lifecycle import terminate
+from netfold.topo.lifecycle import LOG_LINES, terminate
 
 READY_SECONDS: Final = 60.0
 """Seconds for a switch to answer; several start at once on few cores."""
-LOG_LINES: Final = 15
 HELP_SECONDS: Final = 30.0
 """Seconds for a program to print its help."""
 
@@ -305,11 +304,3 @@ def excerpt(path: Path, lines: int = LOG_LINES) -> tuple[str, list[str]]:
             kept.append(line)
     told = [line for line in kept if line.strip()] or [line for line in every if line.strip()][:1]
     return (told[0], told[1:][-lines:]) if told else ("", [])
-
-
-def tail(path: Path, lines: int = LOG_LINES) -> list[str]:
-    """The last lines of a log; none where it does not exist."""
-    try:
-        return path.read_text(errors="replace").rstrip().splitlines()[-lines:]
-    except FileNotFoundError:
-        return []

@@ -220,7 +220,8 @@ def _start_workers(spec: AllreduceSpec) -> Iterator[tuple[dict[str, Workers], li
     """Start groups of ranks, by name (`_group_of`); also yields the process numbers of the switches."""
     from netfold.bench.harness.bridge import Bridge
     from netfold.bench.harness.workers import Workers
-    from netfold.topo.net import Network, environment, with_sockets_in
+    from netfold.topo.net import Network, with_sockets_in
+    from netfold.topo.ranks import environment
 
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
     names: dict[str, list[str]] = {}
@@ -351,7 +352,7 @@ def _command(spec: AllreduceSpec, algorithms: Sequence[str], *, controller: bool
 
 
 def _environment(bridge: Bridge, rank: int) -> dict[str, str]:
-    """The environment variables of a rank on the bridge, like `netfold.topo.net.environment` on a fabric."""
+    """The environment variables of a rank on the bridge, like `netfold.topo.ranks.environment` on a fabric."""
     return {
         "RANK": str(rank),
         "NETFOLD_ADDRESS": bridge.addresses[rank],

@@ -209,7 +209,7 @@ def _train(
 
 def _workers(spec: RailsSpec, planes: Planes, logs: Path) -> Workers:
     from netfold.bench.harness.workers import Workers
-    from netfold.topo.net import environment
+    from netfold.topo.ranks import environment
 
     first = planes.networks[0]
     hosts = first.fabric.hosts

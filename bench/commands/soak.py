@@ -40,7 +40,8 @@ from netfold.topo import sandbox
 from netfold.topo.failures import FabricFailed
 
 if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
-    from netfold.topo.net import Network, Ranks
+    from netfold.topo.net import Network
+    from netfold.topo.ranks import Ranks
 
 LEAVES, SPINES, HOSTS = 2, 2, 4
 USUAL: Final[Mapping[Engine, tuple[str, int]]] = {"softswitch": ("1gbit", 200_000), "bmv2": ("50mbit", 8_000)}

@@ -170,8 +170,8 @@ def _start_workers(spec: TrainSpec) -> Iterator[tuple[dict[str, Workers], list[i
     """Start the ranks on the fabric and on the bridge, by name; also yields the process numbers of the switches."""
     from netfold.bench.harness.bridge import Bridge
     from netfold.bench.harness.workers import Workers
-    from netfold.topo.net import environment
     from netfold.topo.planes import Planes, on_plane
+    from netfold.topo.ranks import environment
 
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
     command = [sys.executable, "-m", "netfold.bench.ranks.train", "rank"]

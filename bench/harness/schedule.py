@@ -15,7 +15,7 @@ from netfold.bench.harness.stranger import Attack
 
 if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
     from netfold.topo.faults import FaultInjector
-    from netfold.topo.net import Ranks
+    from netfold.topo.ranks import Ranks
 
 Fault = Literal["spine", "leaf", "cut", "silent", "stop", "controller", "standby", "spoof", "flood", "mesh", "service",
                 "disk"]

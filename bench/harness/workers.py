@@ -12,8 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from netfold.topo.failures import FabricFailed
-from netfold.topo.lifecycle import terminate
-from netfold.topo.switches import tail
+from netfold.topo.lifecycle import tail, terminate
 
 
 class WorkerFailed(FabricFailed):

@@ -25,8 +25,9 @@ from netfold.fabric.graph import Fabric
 from netfold.fabric.slots import Allocator
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire import jobs as wire
-from netfold.wire import operator
-from netfold.wire.operator import JobSlots, Stall, Status
+from netfold.wire import operator, stalls
+from netfold.wire.operator import Status
+from netfold.wire.stalls import JobSlots, Stall
 
 log = logging.getLogger("netfold.controller")
 
@@ -118,14 +119,14 @@ class Inspection:
 
     async def stall(self, name: str) -> list[Stall]:
         """Which ranks each incarnation of a job waits for.  Raises Refusal."""
-        stalls = []
+        reports = []
         for job in self._holding(name):
             switches = sorted({fold.switch for tree in job.trees for fold in tree.folds})
             states = await asyncio.gather(
                 *(self._probe(switch, stall.slots_of(job.streams, switch)) for switch in switches)
             )
-            stalls.append(stall.report(job.name, job.streams, job.hosts, dict(zip(switches, states, strict=True))))
-        return stalls
+            reports.append(stall.report(job.name, job.streams, job.hosts, dict(zip(switches, states, strict=True))))
+        return reports
 
     async def missing(self, request: wire.AskMissing) -> wire.MissingContributions:
         """Which ranks a rank waits for: reads the slots of the PSNs that it names, on all switches.  Raises Refusal."""
@@ -140,7 +141,7 @@ class Inspection:
         states = await asyncio.gather(*(self._probe(switch, some) for switch, some in wanted.items()))
         held = dict(zip(wanted, states, strict=True))
         found = stall.report(job.name, [stream for stream, _ in waits], job.hosts, held)
-        return wire.MissingContributions(found.missing, [culprit.why for culprit in found.culprits[: operator.LINES]])
+        return wire.MissingContributions(found.missing, [culprit.why for culprit in found.culprits[: stalls.LINES]])
 
     def _holding(self, name: str | None) -> list[Job]:
         jobs = self._jobs.registry.active(name)
@@ -157,13 +158,13 @@ class Inspection:
 
     # ---- gRPC handlers ---------------------------------------------------------------------------------------------
 
-    async def answer_slots(self, request: operator.AskSlots) -> operator.SwitchSlots:
+    async def answer_slots(self, request: stalls.AskSlots) -> stalls.SwitchSlots:
         """The gRPC method Slots: see `slots`."""
-        return operator.SwitchSlots(await self.slots(request.switch, request.job))
+        return stalls.SwitchSlots(await self.slots(request.switch, request.job))
 
-    async def answer_stall(self, request: operator.AskStall) -> operator.Stalls:
+    async def answer_stall(self, request: stalls.AskStall) -> stalls.Stalls:
         """The gRPC method Stall: see `stall`."""
-        return operator.Stalls(await self.stall(request.job))
+        return stalls.Stalls(await self.stall(request.job))
 
     async def answer_connections(self, _: operator.AskConnections) -> operator.Connections:
         """The gRPC method Connections: what the destination queue pairs of all jobs that fold mean on each link."""

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from netfold.controller.switch.probe import SlotState
 from netfold.fabric.slots import Stream
 from netfold.fabric.trees import Child, Fold
-from netfold.wire.operator import Culprit, OpenSlot, Stall
 from netfold.wire.roce import LaneOperation, psn_age
+from netfold.wire.stalls import Culprit, OpenSlot, Stall
 
 States = Mapping[str, Mapping[int, SlotState]]
 """The states of slots, by switch and slot."""

@@ -26,7 +26,8 @@ from netfold.controller.operations.history import History, Sample
 from netfold.controller.web import metrics, view
 from netfold.controller.web.faults import FaultForwarder
 from netfold.fabric.graph import Fabric
-from netfold.wire.operator import FabricEvent, JobSlots, PinnedPath, Status, SwitchSlots
+from netfold.wire.operator import FabricEvent, PinnedPath, Status
+from netfold.wire.stalls import JobSlots, SwitchSlots
 
 MAX_AGE: Final = 0.9
 """Seconds for which a status is reused for further requests."""

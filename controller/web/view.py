@@ -22,10 +22,10 @@ from netfold.wire.operator import (
     PinnedPath,
     RoundStatus,
     Status,
-    SwitchSlots,
     SwitchStatus,
     TreeStatus,
 )
+from netfold.wire.stalls import SwitchSlots
 
 MAX_HOSTS: Final = 4096
 """Most names of hosts that a job lists: one for each of its ranks, and a job may have many."""

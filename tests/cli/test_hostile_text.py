@@ -22,16 +22,15 @@ from netfold.terminal import Terminal
 from netfold.wire.jobs import RankReport
 from netfold.wire.operator import (
     FabricEvent,
-    JobSlots,
     JobStatus,
     LinkStatus,
-    OpenSlot,
     RoundStatus,
     Status,
     SwitchStatus,
     Traffic,
     TreeStatus,
 )
+from netfold.wire.stalls import JobSlots, OpenSlot
 
 HOSTILE = {
     "closing tag": "[/x]",

@@ -25,7 +25,8 @@ from support.tshark import dissect
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
 from netfold.demo import train
-from netfold.topo.net import Network, RankFailed
+from netfold.topo.failures import RankFailed
+from netfold.topo.net import Network
 from netfold.topo.switches import SwitchFailed
 from netfold.wire import roce
 

@@ -19,8 +19,9 @@ from support.topo import ENGINES, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
-from netfold.topo.net import Network, Ranks
+from netfold.topo.net import Network
 from netfold.topo.planes import Planes, side_by_side
+from netfold.topo.ranks import Ranks
 
 pytestmark = pytest.mark.timeout(300)
 TIMEOUT = 3.0

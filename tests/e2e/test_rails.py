@@ -20,8 +20,8 @@ from support.topo import ENGINES, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
-from netfold.topo.net import Ranks
 from netfold.topo.planes import Planes, on_plane, side_by_side
+from netfold.topo.ranks import Ranks
 
 pytestmark = pytest.mark.timeout(200)
 SIZES = {"softswitch": ("100mbit", 4 << 20), "bmv2": ("10mbit", 512 << 10)}

@@ -23,8 +23,8 @@ from support.ports import wait_for
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
-from netfold.topo import console, net, run
-from netfold.topo.net import environment
+from netfold.topo import console, run
+from netfold.topo.ranks import environment, state_of
 
 UNTIL = "until [ -e %s ]; do sleep 0.05; done"
 """A shell command that waits for a file."""
@@ -108,7 +108,7 @@ def test_a_program_left_behind_does_not_hold_the_run(monkeypatch: pytest.MonkeyP
     (line,) = ranks.out.getvalue().splitlines()
     assert line.startswith(b"[0] done ")
     child = int(line.split()[-1])
-    wait_for(lambda: net._state(child).startswith(("gone", "Z")))
+    wait_for(lambda: state_of(child).startswith(("gone", "Z")))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -31,14 +31,14 @@ from netfold.fabric import file as fabric_file
 from netfold.fabric.graph import Fabric
 from netfold.rpc import rpc
 from netfold.topo.failures import ControllerFailed, FabricFailed
-from netfold.topo.lifecycle import Lifecycle, terminate
+from netfold.topo.lifecycle import Lifecycle, tail, terminate
 from netfold.topo.machines.agent import TCP, Ready, far_sockets, sockets_of
 from netfold.topo.machines.description import Description
-from netfold.topo.net import CONTROLLER_SECONDS, in_namespaces, with_sockets_in
+from netfold.topo.net import CONTROLLER_SECONDS, with_sockets_in
+from netfold.topo.ranks import in_namespaces
 from netfold.topo.rxe import attach
 from netfold.topo.rxe.frames import Kind, pack
 from netfold.topo.rxe.line import Line
-from netfold.topo.switches import tail
 from netfold.wire import operator
 
 READY_SECONDS: Final = 120.0

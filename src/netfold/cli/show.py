@@ -14,7 +14,6 @@ from rich.text import Text
 from netfold import terminal
 from netfold.terminal import said
 from netfold.wire.operator import (
-    JobSlots,
     JobStatus,
     LinkStatus,
     Punts,
@@ -23,6 +22,7 @@ from netfold.wire.operator import (
     SwitchStatus,
     Traffic,
 )
+from netfold.wire.stalls import JobSlots
 
 SHOWN: Final = 16
 """Ranks that are listed one by one."""

@@ -21,7 +21,7 @@ from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import FabricError, Tenant
 from netfold.rpc import rpc, tokens
 from netfold.rpc.limits import RateLimit
-from netfold.wire import jobs, operator, paths
+from netfold.wire import jobs, operator, paths, stalls
 from support.controller import BOUND, run
 from support.credentials import scopes, tenant, token_file
 from support.jobs import Code, Rig, rig
@@ -36,8 +36,8 @@ CALLS: Final[dict[str, tuple[msgspec.Struct, set[str]]]] = {
     f"{operator.SERVICE}/Drop": (operator.Drop("j"), {"operators"}),
     f"{operator.SERVICE}/Drain": (operator.SetDrain("spine1", True), {"operators"}),
     f"{operator.SERVICE}/Diff": (differences.AskDiff(), {"operators"}),
-    f"{operator.SERVICE}/Slots": (operator.AskSlots("leaf1"), {"operators"}),
-    f"{operator.SERVICE}/Stall": (operator.AskStall("j"), {"operators"}),
+    f"{operator.SERVICE}/Slots": (stalls.AskSlots("leaf1"), {"operators"}),
+    f"{operator.SERVICE}/Stall": (stalls.AskStall("j"), {"operators"}),
     f"{path_service.OPERATOR}/SetMode": (path_service.SetMode("ecmp"), {"operators"}),
     f"{path_service.OPERATOR}/SetPlanner": (path_service.SetPlanner("equal_split"), {"operators"}),
     f"{path_service.OPERATOR}/SetPin": (path_service.SetPin("leaf1", "leaf2", 1, 1), {"operators"}),

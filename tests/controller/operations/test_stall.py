@@ -25,7 +25,7 @@ from netfold.fabric import slots, trees
 from netfold.fabric.generate import leafspine
 from netfold.rpc.rpc import Unreachable
 from netfold.terminal import Terminal
-from netfold.wire import operator
+from netfold.wire import stalls
 from netfold.wire.jobs import AskMissing, MissingContributions
 from netfold.wire.roce import OPERATION_BITS
 from support.controller import BOUND, ScriptedServer, run, session
@@ -239,7 +239,7 @@ def test_operators_see_open_slots_and_who_is_missing(tmp_path: Path) -> None:
             assert "rank 1 (h2)" in out.getvalue()
             assert "SUM16" in out.getvalue()
             assert await client.slots(r.fabric.jobs, "spine1") == [
-                operator.JobSlots("j", job.epoch, 512 + 128, [])]
+                stalls.JobSlots("j", job.epoch, 512 + 128, [])]
             (stalled,) = await client.stall(r.fabric.jobs, "j")
             assert stalled.missing == [1]
             assert "waits for rank 1" in str(stalled)

@@ -24,8 +24,8 @@ from netfold.topo import failures, run, sandbox
 from netfold.topo.fault_board import FaultBoard, FaultPlan, FaultRefused
 from netfold.topo.machines.fleet import launcher_of
 from netfold.topo.mininet_path import MininetFinder, MininetMissing
-from netfold.topo.net import Ranks
 from netfold.topo.rank_program import check_data
+from netfold.topo.ranks import Ranks
 from netfold.topo.rxe import packages
 from netfold.topo.switches import has_option
 from netfold.topo.wiring import FabricLink
