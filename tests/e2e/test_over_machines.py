@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 
 from support.machines import Machines
+from support.slurm_machines import SlurmMachines
+from support.ssh_machines import SshMachines
 from support.topo import in_sandbox, program
 
 pytestmark = pytest.mark.timeout(300)
@@ -120,6 +122,41 @@ def test_a_machine_with_ranks_that_is_lost_ends_the_run_by_name(tmp_path: Path) 
             up.kill()
             up.wait()
             machines.wait_empty()
+
+
+SUMS = """
+import netfold, numpy
+with netfold.init() as comm:
+    total = comm.allreduce(numpy.full(3000, comm.rank + 1, numpy.int32))
+    print(total.sum(), comm.rail)
+"""
+
+
+@pytest.mark.needs("sshd")
+@in_sandbox(timeout=200)
+def test_ssh_starts_a_fabric_over_machines_and_leaves_nothing(tmp_path: Path) -> None:
+    """By OpenSSH's client and server: ranks on both machines sum through the switches, and their words come back."""
+    with SshMachines(2, tmp_path) as machines:
+        command = [*NETFOLD, "run", *over(machines), "--", sys.executable, "-c", SUMS]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert sorted(line for line in done.stdout.splitlines() if line.startswith("[")) == [
+            f"[{rank}] 30000 innet" for rank in range(4)], done.stdout + done.stderr
+        machines.wait_empty()
+
+
+@pytest.mark.needs("slurm")
+@in_sandbox(timeout=200)
+def test_srun_starts_a_fabric_over_machines_and_leaves_nothing(tmp_path: Path) -> None:
+    """By Slurm's own daemons: ranks on both machines sum through the switches, and their words come back."""
+    with SlurmMachines(2, tmp_path) as machines:
+        command = [*NETFOLD, "run", *over(machines), "--", sys.executable, "-c", SUMS]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path,
+                              env=machines.environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert sorted(line for line in done.stdout.splitlines() if line.startswith("[")) == [
+            f"[{rank}] 30000 innet" for rank in range(4)], done.stdout + done.stderr
+        machines.wait_empty()
 
 
 @in_sandbox(timeout=100)

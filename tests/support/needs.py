@@ -77,6 +77,19 @@ def _mn() -> str | None:
     return None if f" {ours}." in system else f"`mn` runs under {system or 'no Python'}, these tests under {ours}"
 
 
+def _daemons(*names: str) -> Callable[[], str | None]:
+    """Daemons of the system, whose place is on no user's PATH, and which only root of the whole machine may start."""
+
+    def missing() -> str | None:
+        if os.geteuid() != 0:
+            return "this is not root"
+        path = os.environ.get("PATH", "") + ":/usr/sbin"
+        absent = [name for name in names if not shutil.which(name, path=path)]
+        return f"{', '.join(absent)} is not on PATH" if absent else None
+
+    return missing
+
+
 def _thrift() -> str | None:
     """BMv2's older control interface, which alone can slow a port's queue down, may have been left out of the build."""
     binary = shutil.which("simple_switch_grpc")
@@ -152,6 +165,9 @@ NEEDS: Final[dict[str, Need]] = {
     "rxe": Need("on Debian, apt install --no-install-recommends qemu-system-x86; 80 MB are downloaded",
                 ("qemu-system-x86_64",), check=_rxe),
     "dpkg-deb": Need("a machine with Debian's dpkg", ("dpkg-deb",)),
+    "sshd": Need("as root, apt install openssh-server openssh-client", ("ssh", "ssh-keygen"), check=_daemons("sshd")),
+    "slurm": Need("as root, apt install slurmctld slurmd slurm-client munge", ("srun", "sinfo"),
+                  check=_daemons("slurmctld", "slurmd", "munged")),
     "chromium": Need("apt install chromium", check=_chromium),
     "tshark": Need("apt install tshark", ("tshark",)),
     "p4runtime-shell": Need("P4RUNTIME_SHELL_PYTHON names the Python of an environment that has it",
