@@ -263,6 +263,10 @@ bool nf_fold_start(nf_fold *f, const nf_operation *op, int64_t now, const char *
             nf_stream_seed_rtt(&agreement->stream, &f->trees[other].channels[NF_DATA_STREAM].stream);
             nf_stream_seed_rtt(&data->stream, &f->trees[other].channels[NF_DATA_STREAM].stream);
         }
+        nf_stream_end_at(&agreement->stream, agreement->base + agreement->packets);
+        nf_stream_end_at(&data->stream, data->base + data->packets);
+        nf_stream_share_losses(&agreement->stream, &data->stream); /* a stream of few packets sees few losses */
+        nf_stream_share_losses(&data->stream, &agreement->stream);
     }
     return true;
 }
