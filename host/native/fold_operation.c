@@ -265,8 +265,7 @@ bool nf_fold_start(nf_fold *f, const nf_operation *op, int64_t now, const char *
         }
         nf_stream_end_at(&agreement->stream, agreement->base + agreement->packets);
         nf_stream_end_at(&data->stream, data->base + data->packets);
-        nf_stream_share_losses(&agreement->stream, &data->stream); /* a stream of few packets sees few losses */
-        nf_stream_share_losses(&data->stream, &agreement->stream);
+        if (data->packets) nf_stream_learn_losses(&agreement->stream, &data->stream);
     }
     return true;
 }

@@ -340,8 +340,8 @@ int64_t nf_stream_deadline(const nf_stream *s) {
 
 void nf_stream_end_at(nf_stream *s, uint64_t end) { s->end = end; }
 
-void nf_stream_share_losses(nf_stream *s, const nf_stream *with) {
-    if (with->next < with->lossy_until) s->lossy_until = above(s->lossy_until, s->next + NF_LOSS_REMEMBERED);
+void nf_stream_learn_losses(nf_stream *s, const nf_stream *from) {
+    s->lossy_until = s->next + (from->lossy_until > from->next ? from->lossy_until - from->next : 0);
 }
 
 void nf_stream_seed_rtt(nf_stream *s, const nf_stream *from) {

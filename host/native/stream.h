@@ -142,8 +142,9 @@ void nf_stream_tick(nf_stream *, int64_t now);
 int64_t nf_stream_deadline(const nf_stream *);
 /* Says that the packets of the operation end before `end`. */
 void nf_stream_end_at(nf_stream *, uint64_t end);
-/* Makes a stream reckon with losses where another one over the same links does. */
-void nf_stream_share_losses(nf_stream *, const nf_stream *with);
+/* Makes a stream, of too few packets to see many losses itself, reckon with them for as many packets as another one
+ * over the same links still does. */
+void nf_stream_learn_losses(nf_stream *, const nf_stream *from);
 /* Gives a stream that has not measured its round trip yet that of another. */
 void nf_stream_seed_rtt(nf_stream *, const nf_stream *from);
 /* Marks packet `seq`, which left but which the kernel did not take, as one to send again. */

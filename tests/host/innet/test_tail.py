@@ -90,6 +90,17 @@ def test_losses_are_remembered_in_the_next_operation_and_by_the_stream_of_the_si
     assert network.lost == 3
 
 
+def test_losses_are_forgotten_after_some_thousand_packets_without_one() -> None:
+    """4,096 packets after a loss the network counts as clean: who waits asks when the timer does, and no earlier."""
+    fabric = make_fabric([0, 1], _network({MIDDLE: (0,)}))
+    for number in range(1, 2 + 4096 // PACKETS):
+        _fold(fabric, number)
+    timeouts, asks = _counted(fabric, "timeouts"), _counted(fabric, "asks")
+    _fold(fabric, 1000, late=SECOND)
+    timeouts, asks = _counted(fabric, "timeouts") - timeouts, _counted(fabric, "asks") - asks
+    assert 0 < timeouts <= asks <= 2 * timeouts
+
+
 def test_where_nothing_was_lost_only_the_timer_asks() -> None:
     """A clean network is not probed, however long its ranks wait for one: the first ask is the timer's."""
     fabric = make_fabric([0, 1], _network({}))
