@@ -263,6 +263,9 @@ bool nf_fold_start(nf_fold *f, const nf_operation *op, int64_t now, const char *
             nf_stream_seed_rtt(&agreement->stream, &f->trees[other].channels[NF_DATA_STREAM].stream);
             nf_stream_seed_rtt(&data->stream, &f->trees[other].channels[NF_DATA_STREAM].stream);
         }
+        nf_stream_end_at(&agreement->stream, agreement->base + agreement->packets);
+        nf_stream_end_at(&data->stream, data->base + data->packets);
+        if (data->packets) nf_stream_learn_losses(&agreement->stream, &data->stream);
     }
     return true;
 }

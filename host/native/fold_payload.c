@@ -259,7 +259,9 @@ static void read_guess(nf_fold *f, uint64_t i, const uint8_t *payload) {
 void nf_payload_settle(nf_fold *f) {
     nf_guess *g = &f->guess;
     nf_guess_settle(g, f->scales);
-    f->trees[0].channels[NF_DATA_STREAM].packets += g->repeated;
+    nf_channel *data = &f->trees[0].channels[NF_DATA_STREAM];
+    data->packets += g->repeated;
+    nf_stream_end_at(&data->stream, data->base + data->packets);
     for (uint32_t i = 0; i < g->guessed; i++)
         if (g->held[i]) read_guess(f, i, f->held + (size_t)i * f->path_mtu);
 }

@@ -13,6 +13,7 @@ static void begin(nf_stream *s, uint32_t window) {
     s->window = window;
     s->timer = (nf_timer){.rto = NF_RTO_FIRST, .deadline = NF_NEVER};
     s->sample = -1;
+    s->least = s->least_before = NF_NEVER;
     s->ask_due = NF_NEVER;
     /* A fold has the fabric's slots to itself and starts with the whole window.  Loss leaves a quarter of it, or
      * `floor`: a repair then queues behind fewer packets, and the rest of the window is room to go on while holes are
@@ -45,6 +46,7 @@ bool nf_stream_restart(nf_stream *s, uint64_t seq, uint32_t window) {
                      .next = seq,
                      .top = seq,
                      .last = seq - 1,
+                     .end = s->end,
                      .ring = ring,
                      .rtt = s->rtt,
                      .counters = s->counters};
@@ -93,6 +95,13 @@ static int64_t patience(const nf_stream *s) { return round_trip(s); }
 /* How long an answer takes at most, of the switches or of a rank that was told to repeat something. */
 static int64_t answer_time(const nf_stream *s) { return round_trip(s) + round_trip(s) / 4; }
 
+static void remember_loss(nf_stream *s) { s->lossy_until = s->next + NF_LOSS_REMEMBERED; }
+
+static void found_loss(nf_stream *s) {
+    s->losses = true;
+    remember_loss(s);
+}
+
 void nf_stream_send(nf_stream *s, int64_t now) {
     uint64_t seq = nf_stream_peek(s);
     nf_sent *sent = at(s, seq);
@@ -105,10 +114,13 @@ void nf_stream_send(nf_stream *s, int64_t now) {
         if (s->next++ == s->una) { /* an operation begins: other ranks may be late */
             s->flowing = false;
             s->timer.rto = base_rto(s);
+            s->least_before = s->least;
+            s->least = NF_NEVER;
+            s->probes = 0;
         }
         *sent = (nf_sent){0};
     }
-    sent->at = now;
+    sent->at = s->quiet_since = now;
     sent->asked = false;
     sent->due = now + answer_time(s);
     if (seq < s->seen) s->ask_due = earlier(s->ask_due, sent->due);
@@ -183,7 +195,7 @@ void nf_stream_order(nf_stream *s, uint32_t psn, uint32_t previous) {
         nf_sent *sent = at(s, seq);
         if (sent->state != NF_FLIGHT && sent->state != NF_HOLE) continue;
         want(s, seq);
-        s->losses = true;
+        found_loss(s);
     }
 }
 
@@ -198,13 +210,16 @@ bool nf_stream_find(nf_stream *s, uint32_t psn, uint64_t *seq) {
 void nf_stream_result(nf_stream *s, uint64_t seq, bool marked, int64_t now) {
     nf_sent *sent = at(s, seq);
     leave_state(s, sent);
-    if (!sent->again && !sent->asked && seq >= s->top) /* a hole's may have waited for its repair */
-        s->sample = now - sent->at;
+    if (!sent->again && !sent->asked) {
+        if (seq >= s->top) s->sample = now - sent->at; /* a hole's may have waited for its repair */
+        s->least = earlier(s->least, now - sent->at);
+    }
     sent->state = NF_DONE;
     s->top = above(s->top, seq + 1);
     while (s->una < s->next && at(s, s->una)->state == NF_DONE) at(s, s->una++)->state = NF_FREE;
     s->flowing = s->batch = true;
-    s->fruitless = 0;
+    s->fruitless = s->probes = 0;
+    s->quiet_since = now;
     nf_congestion_acknowledged(&s->congestion, &s->rules, 1);
     if (marked) {
         nf_congestion_marked(&s->congestion, 1);
@@ -221,7 +236,7 @@ void nf_stream_nak(nf_stream *s, uint32_t psn, uint32_t end, int64_t now) {
         if (sent->state == NF_DONE || sent->state == NF_LOST) continue;
         if (sent->again && now - sent->at < round_trip(s) / 4) continue;
         lose(s, seq);
-        s->losses = true;
+        found_loss(s);
     }
 }
 
@@ -239,6 +254,7 @@ void nf_stream_end_batch(nf_stream *s, int64_t now) {
         if (!sent->again) {
             sent->state = NF_HOLE;
             s->in_flight--;
+            remember_loss(s); /* sums are complete in order where nothing is lost */
         }
         if (!sent->again || sent->due < now + patience(s)) sent->due = now + patience(s);
         s->ask_due = earlier(s->ask_due, sent->due);
@@ -264,9 +280,17 @@ static void ask_for_holes(nf_stream *s, int64_t now) {
             sent->state = NF_HOLE;
             s->in_flight--;
         }
-        s->losses = true;
+        found_loss(s);
         want(s, seq);
     }
+}
+
+/* Asks for the first and the last packet without a result: what the switches then send shows the holes between them. */
+static void ask_for_ends(nf_stream *s) {
+    uint64_t last = s->next - 1;
+    while (at(s, last)->state == NF_DONE) last--;
+    if (at(s, s->una)->state != NF_LOST) want(s, s->una);
+    if (at(s, last)->state != NF_LOST) want(s, last);
 }
 
 /* Nothing has come for long: the ends of what is outstanding are asked for. */
@@ -276,20 +300,48 @@ static void ask_in_silence(nf_stream *s, int64_t now) {
         int64_t base = base_rto(s), most = s->flowing ? earlier(4 * base, NF_RTO_SILENT) : NF_RTO_SILENT;
         nf_timer_back_off(&s->timer, most < base ? base : most);
     }
-    uint64_t last = s->next - 1;
-    while (at(s, last)->state == NF_DONE) last--;
-    if (at(s, s->una)->state != NF_LOST) want(s, s->una);
-    if (at(s, last)->state != NF_LOST) want(s, last);
+    ask_for_ends(s);
     nf_timer_restart(&s->timer, true, now);
+}
+
+/* When the tail of an operation is probed next; NF_NEVER where more packets are to leave, which will show what was lost
+ * before them, where nothing was lost lately, or once the timer is as near. */
+static int64_t probe_due(const nf_stream *s) {
+    int64_t least = earlier(s->least, s->least_before);
+    if (s->una == s->next || s->next != s->end || s->n_lost || s->next >= s->lossy_until || least == NF_NEVER)
+        return NF_NEVER;
+    int64_t silence = 2 * (least > NF_ROUND_TRIP_LEAST ? least : NF_ROUND_TRIP_LEAST);
+    silence = silence > s->rtt.srtt / 2 ? silence : s->rtt.srtt / 2; /* where processors are late, the network is not */
+    for (uint32_t probe = 0; probe < s->probes && silence < s->timer.rto; probe++) silence *= 2;
+    return silence < s->timer.rto ? s->quiet_since + silence : NF_NEVER;
+}
+
+/* The tail of an operation is silent: its ends are asked for, and where that did not help all that lacks a result. */
+static void probe_tail(nf_stream *s) {
+    ask_for_ends(s);
+    for (uint64_t seq = s->una, asked = 0; s->probes && seq < s->next && asked < NF_PROBED_AT_ONCE; seq++) {
+        if (at(s, seq)->state != NF_FLIGHT && at(s, seq)->state != NF_HOLE) continue;
+        want(s, seq);
+        asked++;
+    }
+    s->probes++;
 }
 
 void nf_stream_tick(nf_stream *s, int64_t now) {
     if (nf_timer_expired(&s->timer, now)) ask_in_silence(s, now);
+    if (now >= probe_due(s)) probe_tail(s);
     if (now >= s->ask_due && s->fruitless == 0) ask_for_holes(s, now);
 }
 
 int64_t nf_stream_deadline(const nf_stream *s) {
-    return s->fruitless ? s->timer.deadline : earlier(s->timer.deadline, s->ask_due);
+    int64_t due = earlier(s->timer.deadline, probe_due(s));
+    return s->fruitless ? due : earlier(due, s->ask_due);
+}
+
+void nf_stream_end_at(nf_stream *s, uint64_t end) { s->end = end; }
+
+void nf_stream_learn_losses(nf_stream *s, const nf_stream *from) {
+    s->lossy_until = s->next + (from->lossy_until > from->next ? from->lossy_until - from->next : 0);
 }
 
 void nf_stream_seed_rtt(nf_stream *s, const nf_stream *from) {

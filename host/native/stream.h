@@ -20,6 +20,10 @@
  *   silence   no result for as long as the timer (RFC 6298) waits: another rank is late, or the last packets were
  *             lost.  The first and the last packet without a result are asked for: what the switches then send shows
  *             the holes between them.  Lasting silence backs the timer off
+ *   tail      all packets of the operation have left, so that none will show what was lost before it, and packets were
+ *             lost lately: the ends are asked for after a silence of two round trips of an empty network or half a
+ *             smoothed one, whichever is longer, and all that lacks a result after two, four.. times that, until the
+ *             timer takes over (a tail loss probe as in RFC 8985, but without data)
  *
  * An ask has some 60 bytes on the wire: those of all ranks together do not fill the queue that they wait for, however
  * slow the network is.
@@ -37,6 +41,8 @@
 #define NF_RTO_SILENT 50000000ll     /* the most that silence adds: bounds how long a repaired path stays unused */
 
 #define NF_ROUND_TRIP_LEAST 20000ll /* asks do not follow each other faster than this */
+#define NF_LOSS_REMEMBERED 4096     /* packets after a loss that more losses are reckoned with */
+#define NF_PROBED_AT_ONCE 16        /* packets that a probe of a tail asks for at most */
 
 typedef enum {
     NF_FREE,
@@ -66,6 +72,8 @@ typedef struct {
     uint64_t una, next;         /* lowest sequence number without result; lowest never sent */
     uint64_t top;               /* above the highest with a result: what is missing below it is a hole */
     uint64_t seen;              /* the holes below this are known as such */
+    uint64_t end;               /* of the operation: nothing is to leave from here on */
+    uint64_t lossy_until;       /* below this losses are reckoned with, as there were some lately */
     uint64_t last;              /* the packet that left last; one below the first that is to leave at the beginning */
     nf_order order;             /* of the results */
     uint64_t unknown;           /* all below have a result, or were found lost once */
@@ -79,9 +87,12 @@ typedef struct {
     bool losses;                /* and packets were found lost */
     nf_rtt rtt;
     nf_timer timer;
-    int64_t sample;     /* round trip seen in this batch, or -1 */
-    bool flowing;       /* results since the stream was last idle: all ranks are in */
-    uint32_t fruitless; /* time-outs since the last result */
+    int64_t sample;              /* round trip seen in this batch, or -1 */
+    int64_t least, least_before; /* shortest round trips of this operation and of the one before; NF_NEVER: none yet */
+    int64_t quiet_since;         /* when a result came last, or a packet left */
+    uint32_t probes;             /* of the tail, since the last result */
+    bool flowing;                /* results since the stream was last idle: all ranks are in */
+    uint32_t fruitless;          /* time-outs since the last result */
     nf_congestion congestion;
     nf_counters counters;
     nf_congestion_rules rules;
@@ -129,6 +140,11 @@ void nf_stream_end_batch(nf_stream *, int64_t now);
 void nf_stream_tick(nf_stream *, int64_t now);
 /* Returns when nf_stream_tick is due next; NF_NEVER where nothing is waited for. */
 int64_t nf_stream_deadline(const nf_stream *);
+/* Says that the packets of the operation end before `end`. */
+void nf_stream_end_at(nf_stream *, uint64_t end);
+/* Makes a stream, of too few packets to see many losses itself, reckon with them for as many packets as another one
+ * over the same links still does. */
+void nf_stream_learn_losses(nf_stream *, const nf_stream *from);
 /* Gives a stream that has not measured its round trip yet that of another. */
 void nf_stream_seed_rtt(nf_stream *, const nf_stream *from);
 /* Marks packet `seq`, which left but which the kernel did not take, as one to send again. */

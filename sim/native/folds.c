@@ -146,6 +146,7 @@ void fold_start(struct sim *s, uint32_t number) {
         s->events.no_memory = 1;
         return;
     }
+    nf_stream_end_at(&c->stream, s->folds->channel[number].packets);
     enlist(s, number);
 }
 

@@ -205,6 +205,27 @@ def test_a_loss_costs_its_repair_and_little_more(loss: float, most: float, repea
     assert again < repeats * sum(one.counts["dropped"] for one in lossy)
 
 
+@pytest.mark.parametrize(("loss", "mean", "most"), [(0.01, 1.06, 1.2), (0.05, 1.26, 1.6)])
+def test_a_short_folds_tail_is_repaired_without_waiting_for_a_timer(loss: float, mean: float, most: float) -> None:
+    """1 MB over links of 1 Gb/s, where one time-out is a quarter of the time: what was lost at the end is asked for
+    after two round trips, and hardly anything is sent again that was not lost."""
+    topology = leaf_spine(hosts=4, leaves=2, spines=1, rate=1e9, delay=20e-6)
+    work, folds = fold(topology, range(4), 1_000_000, machines=False)
+
+    def run_with(loss: float, seed: int) -> PacketOutcome:
+        return simulate(topology, work, PINNED, transport=Transport(mtu=4096, jitter=0), folds=folds, loss=loss,
+                        seed=seed)
+
+    clean = run_with(0, 0).time
+    print("seeds 0 to 39")
+    lossy = [run_with(loss, seed) for seed in range(40)]
+    assert sum(one.time for one in lossy) < 40 * mean * clean
+    assert max(one.time for one in lossy) < most * clean
+    assert sum(one.counts["fold_timeouts"] for one in lossy) < 4
+    again = sum(one.counts["fold_resent"] + one.counts["fold_answered"] for one in lossy)
+    assert again < 1.25 * sum(one.counts["dropped"] for one in lossy)
+
+
 def test_folds_and_flows_share_links() -> None:
     """A fold beside a ring over the same hosts takes longer than alone, and both end."""
     topology = leaf_spine(hosts=8, leaves=2, spines=2)
