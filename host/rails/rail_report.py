@@ -84,9 +84,11 @@ def decode(total: Flat, world: int, live: Sequence[int], stripes: Mapping[int, S
 def _figure(short: Flat, picoseconds: Flat) -> Figure:
     """All ranks' figures of a rail combined in integer arithmetic.
 
-    The rate is the median of the ranks that know it.  The latency is the median over calls of the shortest duration
-    on any rank.  No rank has a sum before the last one has come to it, and on that rank the call contains no wait for
-    others; which rank comes last differs from call to call, so a rank's own median may consist of waits alone.
+    The rate is the median of the ranks that know it.  The latency follows from the shortest duration of each call on
+    any rank.  On the rank that came last a call contains no wait for others, and which rank that is differs from call
+    to call, so a rank's own median may consist of waits alone.  It may be too short, though: over TCP, what the last
+    rank needs may be there already when it comes, however long the others' answers took.  So the second longest of
+    five calls counts, the longest being that of a rank that got no processor.
 
     short  microseconds by rank and call, 0 where unknown
     """
@@ -94,7 +96,7 @@ def _figure(short: Flat, picoseconds: Flat) -> Figure:
     never = np.iinfo(short.dtype).max
     calls = np.sort(np.where(short > 0, short, never).min(axis=0))
     calls = calls[calls < never]
-    latency = int(calls[(calls.size - 1) // 2]) / 1e6 if calls.size else 0.0
+    latency = int(calls[3 * calls.size // 4]) / 1e6 if calls.size else 0.0
     return Figure(latency, 1e12 / int(known[known.size // 2]) if known.size else None)
 
 
