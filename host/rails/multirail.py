@@ -26,7 +26,7 @@ import numpy as np
 
 from netfold.host.errors import Closed, NetFoldError, RailDown, TransportError
 from netfold.host.mesh.mesh import ranks
-from netfold.host.operation.coding import PLAIN, Coding, LaneBits
+from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.rail import Flat, RailStats, TreeStats, folds
 from netfold.host.operation.reduction import INT32_SUM, Reduction
 from netfold.host.operation.request import AllreduceRequest
@@ -162,8 +162,7 @@ class MultiRail:
             raise Closed("the rails were closed")
         if self._pinned is not None:
             return self._pinned_rail(self._rails.names).allreduce(request)
-        nbytes = request.nbytes
-        algorithm = request.algorithm
+        nbytes, algorithm = request.source.nbytes, request.algorithm
         ledger = self._own if algorithm is None or algorithm == INNET else self._ledger(f"allreduce by {algorithm}")
         split = ledger.shares.split(nbytes, self._rails.live, request.coding.lane_bits)
         self._note(split.text)
@@ -311,45 +310,50 @@ class MultiRail:
     def _short(self, request: AllreduceRequest, split: Split, ledger: Ledger) -> int:
         """Carries a short call on one rail.  Such a call may take only a third of a millisecond, so little is done
         around it.  Returns how many elements of a saturating sum stand at an end of the range."""
-        agreements = self._agreements
-        np.copyto(
-            request.out,
-            self._agree(request.source, request.reduction, split.single[0], ledger, request.coding, request.algorithm),
-        )
-        saturated = agreements.saturated
-        usual = split.seconds or 1.0
-        self._seconds += agreements.seconds
-        if agreements.seconds > LATE_FACTOR * usual:  # in less nothing was sent again
+        agreements, source, rail, coding = self._agreements, request.source, split.single[0], request.coding
+        request.out[...] = agreements.run(source, request.reduction, rail, coding, request.algorithm)
+        seconds, usual = agreements.seconds, split.seconds or 1.0
+        self._seconds += seconds
+        if seconds > LATE_FACTOR * usual:  # in less nothing was sent again
             self._count(agreements.carrier)
+        if agreements.failed or coding.lane_bits != 32:
+            self._record(source.nbytes, rail, ledger, coding.lane_bits)
+        else:
+            self._nbytes[rail] += source.nbytes
+            ledger.estimates[rail].add(source.nbytes, seconds)
         # nothing that only one rank knows: every rank must exchange figures after the same calls
         self._owed += usual
         if self._owed > self._due:
+            saturated = agreements.saturated
             # each rail in its turn, also one that carries nothing now: so its latency is known, and whether it is up
             live = self._rails.live
             self._exchange({}, live[self._exchanges % len(live)], together=True)
-        return saturated
+            return saturated
+        return agreements.saturated
 
-    def _agree(
-        self, source: Flat, reduction: Reduction, rail: int, ledger: Ledger | None = None, coding: Coding = PLAIN,
-        algorithm: str | None = None,
-    ) -> Flat:
-        """Runs an agreement.
+    def _agree(self, source: Flat, rail: int, ledger: Ledger | None = None) -> Flat:
+        """Runs an agreement on a sum of int32 of our own.
 
         ledger  where its duration counts as the rail's cost, since all ranks come to it together
         """
-        agreements = self._agreements
-        result = agreements.run(source, reduction, rail, coding, algorithm)
-        carrier = agreements.carrier
+        result = self._agreements.run(source, INT32_SUM, rail)
+        self._record(source.nbytes, rail, ledger)
+        return result
+
+    def _record(self, nbytes: int, rail: int, ledger: Ledger | None, lane_bits: LaneBits = 32) -> None:
+        """Records what carried the last agreement, and how long it took.
+
+        nbytes  of its source
+        rail    that was to carry it
+        ledger  where its duration counts; None: nowhere
+        """
+        agreements, carrier = self._agreements, self._agreements.carrier
         if carrier != rail:
             self._note(f"then {self._rails.names[carrier]}, died: {self._rails.names[rail]}: {self._cause(rail)}")
         if ledger is not None:
-            self._nbytes[carrier] += source.nbytes
-            if not agreements.failed:
-                bits, on_wire = coding.lane_bits, source.nbytes
-                if bits != 32:
-                    on_wire = ledger.shares.wire_bytes(carrier, on_wire, bits)
-                ledger.estimates[carrier].add(on_wire, agreements.seconds)
-        return result
+            self._nbytes[carrier] += nbytes
+            on_wire = ledger.shares.wire_bytes(carrier, nbytes, lane_bits)
+            ledger.estimates[carrier].add(on_wire, 0.0 if agreements.failed else agreements.seconds)
 
     def _long(self, cut: CutOperation, split: Split, ledger: Ledger) -> int:
         """Carries an operation in stripes, and repeats what some rank lacks until no rank lacks anything.  Returns how
@@ -361,9 +365,8 @@ class MultiRail:
             self._stripes.run(parts, cut)
             for rail, part in parts.items():
                 self._processor[rail] += part.processor
-                if part.error is None:
-                    on_wire = shares.wire_bytes(rail, part.elements * cut.unit, bits)
-                    ledger.estimates[rail].add(on_wire, part.seconds)
+                on_wire = shares.wire_bytes(rail, part.elements * cut.unit, bits)
+                ledger.estimates[rail].add(on_wire, part.seconds if part.error is None else 0.0)
             done = self._exchange(parts, self.shares.quickest(self._rails.live), ledger)
             for rail, part in parts.items():
                 self._nbytes[rail] += cut.unit * sum(c.stop - c.start for c in part.chunks[: done[rail]])
@@ -405,8 +408,10 @@ class MultiRail:
         together  no rank comes late to it, so its duration counts as the rail's cost; not so after stripes
         """
         ledger = ledger or self._own
-        table = rail_report.encode(self.rank, self.world, self._rails, parts, ledger.estimates, ledger.report())
-        total = self._agree(table, INT32_SUM, rail, self._own if together else None)
+        table = rail_report.encode(
+            self.rank, self.world, self._rails, parts, ledger.estimates, ledger.shares.figures, ledger.report()
+        )
+        total = self._agree(table, rail, self._own if together else None)
         told = rail_report.decode(total, self.world, self._rails.live, parts)
         names = self._rails.names
         self._rails.mark_down({
@@ -435,7 +440,7 @@ class MultiRail:
         for tell, nbytes in [(False, 1024)] * WARMUP_CALLS + [(True, nbytes) for nbytes in sizes]:
             for rail in strange:  # in turns: what disturbs one of them for a while disturbs all
                 if rail in self._rails.live:  # it may die here as well as later
-                    self._agree(np.zeros(nbytes // 4, np.int32), INT32_SUM, rail, self._own if tell else None)
+                    self._agree(np.zeros(nbytes // 4, np.int32), rail, self._own if tell else None)
         if strange:
             self._exchange({}, self._rails.live[0])
 

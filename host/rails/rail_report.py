@@ -2,8 +2,8 @@
 """What the ranks report of their rails: a table of integers that is summed over all ranks, each filling rows of its
 own.
 
-    microseconds of the last split call | for each rail: chunks done | failed | epoch reopened with | latency in
-                                                         microseconds | picoseconds a byte
+    microseconds of the last split call | for each rail: chunks done | failed | epoch reopened with | picoseconds a
+                                                         byte | microseconds of latency by each of the last short calls
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import numpy as np
 
 from netfold.host.operation.rail import Flat
 from netfold.host.rails.rail_set import RailSet
-from netfold.host.rails.shares import Estimate, Figure
+from netfold.host.rails.shares import WINDOW, Estimate, Figure
 from netfold.host.rails.striping import Stripe
 
-COLUMNS = 5
+SHORT = 4
+"""First column of the latencies by a rail's short calls, the newest first; 0: none, or the rail failed in it."""
+COLUMNS = SHORT + WINDOW
 
 
 @dataclass(frozen=True)
@@ -38,23 +40,27 @@ class RailReport:
 
 def encode(
     rank: int, world: int, rails: RailSet, stripes: Mapping[int, Stripe], estimates: Sequence[Estimate],
-    cut_call_seconds: float | None = None,
+    figures: Sequence[Figure], cut_call_seconds: float | None = None,
 ) -> Flat:
     """This rank's table, with the other ranks' rows zero.
 
+    estimates  of the rails, as this rank measures them
+    figures    of the rails, as all ranks know them
     cut_call_seconds  seconds of the last split call, where it has not been reported yet
     """
     rows = np.zeros((world, 1 + len(rails) * COLUMNS), np.int32)
     rows[rank, 0] = 0 if cut_call_seconds is None else _whole(cut_call_seconds * 1e6)
-    for rail, estimate in enumerate(estimates):
-        latency, bandwidth = estimate.latency(), estimate.bandwidth()
-        rows[rank, 1 + rail * COLUMNS : 1 + (rail + 1) * COLUMNS] = (
+    for rail, (estimate, figure) in enumerate(zip(estimates, figures, strict=True)):
+        bandwidth, first = estimate.bandwidth(), 1 + rail * COLUMNS
+        latencies = [_whole(seconds * 1e6) if seconds else 0 for seconds in estimate.latencies(figure.bandwidth)]
+        row = (
             stripes[rail].done if rail in stripes else 0,
             rail in rails.broken,
             rails.epoch(rail),
-            0 if latency is None else _whole(latency * 1e6),
             0 if bandwidth is None else _whole(1e12 / bandwidth),
+            *latencies,
         )
+        rows[rank, first : first + len(row)] = row
     return rows.reshape(-1)
 
 
@@ -71,16 +77,26 @@ def decode(total: Flat, world: int, live: Sequence[int], stripes: Mapping[int, S
         if lost.any():
             dead[rail] = np.flatnonzero(lost).tolist()
     back = [rail for rail, marks in enumerate(table[:, :, 2].T) if marks[0] and (marks == marks[0]).all()]
-    figures = [_figure(table[:, rail, 3], table[:, rail, 4]) for rail in range(rails)]
+    figures = [_figure(table[:, rail, SHORT:], table[:, rail, SHORT - 1]) for rail in range(rails)]
     return RailReport(done, dead, back, figures, int(cut_call_seconds.min()) / 1e6 if cut_call_seconds.all() else None)
 
 
-def _figure(latencies: Flat, picoseconds: Flat) -> Figure:
-    """All ranks' figures of a rail combined in integer arithmetic: the median rate of the ranks that know it, and the
-    lowest latency, which is that of the rank for which nobody was late."""
+def _figure(short: Flat, picoseconds: Flat) -> Figure:
+    """All ranks' figures of a rail combined in integer arithmetic.
+
+    The rate is the median of the ranks that know it.  The latency follows from the shortest duration of each call on
+    any rank.  On the rank that came last a call contains no wait for others, and which rank that is differs from call
+    to call, so a rank's own median may consist of waits alone.  It may be too short, though: over TCP, what the last
+    rank needs may be there already when it comes, however long the others' answers took.  So the second longest of
+    five calls counts, the longest being that of a rank that got no processor.
+
+    short  microseconds by rank and call, 0 where unknown
+    """
     known = np.sort(picoseconds[picoseconds > 0])
-    some = latencies[latencies > 0]
-    latency = int(some.min()) / 1e6 if some.size else 0.0
+    never = np.iinfo(short.dtype).max
+    calls = np.sort(np.where(short > 0, short, never).min(axis=0))
+    calls = calls[calls < never]
+    latency = int(calls[3 * calls.size // 4]) / 1e6 if calls.size else 0.0
     return Figure(latency, 1e12 / int(known[known.size // 2]) if known.size else None)
 
 

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import median
 
 from netfold.host.rails.split_overhead import SplitOverhead
 from netfold.host.selection.cost import RailCost, equal_finish
@@ -29,6 +28,9 @@ BRIEF_BYTES = 8 << 10
 WINDOW = 5
 """Number of recent calls of each kind that count."""
 PRIOR = 3
+LEAST_PART = 0.1
+"""Least fraction of a call's time that is due to its bytes, and that is due to the rail's latency: where the other part
+seems to be longer than the call, it is noise."""
 GAIN_FRACTION = 0.92
 """Several rails are used where they are predicted to take less than this fraction of the best single rail's time."""
 MAX_REGRET = 0.02
@@ -65,37 +67,47 @@ class Figure:
 
 
 class Estimate:
-    """The cost of one rail as one rank measures it.  Medians are used, so that calls which waited for a late rank or
-    for the CPU do not count.
+    """The cost of one rail as one rank measures it.
+
+    A call lasts on this rank from its own arrival on, so it contains the wait for ranks that came later.  What a short
+    call cost is known only from all ranks (``rail_report``): it is the duration on the rank that came last.  Of long
+    calls, which last longer than such waits, the median counts.
+
+    Every rank adds the same calls in the same order, so that they can be compared.
 
     known  figures of an earlier run, which count as ``PRIOR`` calls of each kind until later calls have replaced them
     """
 
     def __init__(self, known: Figure | None = None) -> None:
-        self._short: deque[float] = deque(maxlen=WINDOW)
+        self._short: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         self._long: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         if known is not None and known.cost is not None:
-            self._short.extend([known.latency] * PRIOR)
+            self._short.extend([(0, known.latency)] * PRIOR)
             self._long.extend([(LONG_BYTES, known.cost.seconds(LONG_BYTES))] * PRIOR)
 
     def add(self, nbytes: int, seconds: float) -> None:
-        """Adds the duration of one call."""
-        if nbytes >= LONG_BYTES:
+        """Adds the duration of one call, 0 where the rail failed in it on this rank."""
+        if nbytes <= BRIEF_BYTES:
+            self._short.append((nbytes, seconds))
+        elif nbytes >= LONG_BYTES and seconds:
             self._long.append((nbytes, seconds))
-        elif nbytes <= BRIEF_BYTES:
-            self._short.append(seconds)
 
-    def latency(self) -> float | None:
-        """Seconds, or None before the first short call."""
-        return median(self._short) if self._short else None
+    def latencies(self, bandwidth: float | None) -> list[float]:
+        """By each of the last short calls, at most ``WINDOW``, the newest first: seconds that it took here without
+        those of its bytes at this bandwidth; 0 where the rail failed in it on this rank.
+
+        The bytes matter: a rail that carries calls of 8 KB would else look slower than one that carries none.
+        """
+        each = 0.0 if bandwidth is None else 1 / bandwidth
+        return [max(t - n * each, t * LEAST_PART) for n, t in reversed(self._short)]
 
     def bandwidth(self) -> float | None:
-        """Bytes per second, or None before the first long call.  Long calls are weighted by their bytes."""
+        """Bytes per second, or None before the first long call: the median of long calls, weighted by their bytes."""
         if not self._long:
             return None
-        # a latency longer than the whole call is noise: at least a tenth of the call is due to its bytes
-        wait = self.latency() or 0.0
-        rates = sorted((n / max(t - wait, t / 10, 1e-9), n) for n, t in self._long)
+        # the slope from the shortest call on, the one with the least waiting for other ranks in it
+        least, wait = min(((n, t) for n, t in self._short if t), key=lambda call: call[1], default=(0, 0.0))
+        rates = sorted(((n - least) / max(t - wait, t * LEAST_PART, 1e-9), n) for n, t in self._long)
         half = sum(n for _, n in rates) / 2
         for rate, n in rates:
             half -= n

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -22,11 +22,13 @@ from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.policy import OutOfBand, RailListeners, RailPolicy
 from netfold.host.rails.rail_set import RailReopening, WatchedRail
 from netfold.host.rails.rank_state import Answer, Question, RankState
+from netfold.host.selection.cost import RailCost
 from netfold.host.selection.peers import Peers
 
 T = TypeVar("T")
 TICK = 0.001
 STALL = 0.25
+FREE = RailCost(0.0, 1e9)
 
 
 @dataclass
@@ -36,6 +38,8 @@ class _Meeting:
     parts: dict[int, Flat] = field(default_factory=dict)
     result: Flat | None = None
     told: Collection[int] = ()
+    came: float = 0.0
+    """Time at which the last rank came, on the ranks' clocks."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +60,13 @@ class Plane:
 
     deaths  by life: the plane of life n dies as ``deaths[n]`` says; the first life's calls count from ``arm``
     quiet   rails report no progress while they wait; else only those of a dead plane do, however busy the machine is
+    cost    of its calls, on the clocks of ranks that have one
     """
 
-    def __init__(self, world: int, deaths: Sequence[Death] = (), *, quiet: bool = False) -> None:
-        self.world = world
+    def __init__(
+        self, world: int, deaths: Sequence[Death] = (), *, quiet: bool = False, cost: RailCost = FREE
+    ) -> None:
+        self.world, self.cost = world, cost
         self.quiet = quiet
         self.deaths = list(deaths)
         self.armed: int | None = None
@@ -81,9 +88,35 @@ class Plane:
         return self.deaths[life].call + (self.armed if life == 0 else 0), self.deaths[life]
 
 
+class RankClock:
+    """A rank's clock, which shows what its calls take and moves only with them.
+
+    busy  seconds that the rank is busy after each of its calls, so that it comes late to the next one
+    """
+
+    def __init__(self, busy: Iterable[float]) -> None:
+        self.now = 0.0
+        self._busy = iter(busy)
+        self._just_ended = False
+
+    def __call__(self) -> float:
+        now = self.now
+        if self._just_ended:
+            self._just_ended = False
+            self.now += next(self._busy)
+        return now
+
+    def end(self, now: float) -> None:
+        """A call has ended at this time; the rank is busy from the next reading on, which is that of its duration."""
+        self.now, self._just_ended = now, True
+
+
 class FakeRail:
     """A rank's end of a plane.  ``charge`` is called with the bytes of each allreduce; ``narrows``: where there is a
-    residual, lanes are whole numbers."""
+    residual, lanes are whole numbers; ``clock``: the rank's, on which a call ends the plane's ``cost`` after the last
+    rank has come."""
+
+    clock: RankClock | None = None
 
     def __init__(
         self, plane: Plane, rank: int, life: int = 0, charge: Callable[[int], None] = lambda nbytes: None,
@@ -123,6 +156,7 @@ class FakeRail:
             given = source if request.feedback is None else source + request.feedback
             lanes = given if request.feedback is None else np.rint(given)
             meeting.parts[self.rank] = lanes.copy()
+            meeting.came = max(meeting.came, self.clock.now if self.clock is not None else 0.0)
             left = given - lanes
             if request.feedback is not None:
                 request.feedback[...] = np.nan
@@ -147,6 +181,8 @@ class FakeRail:
             if request.feedback is not None:
                 request.feedback[...] = left
         self.charge(source.nbytes)
+        if self.clock is not None:
+            self.clock.end(meeting.came + plane.cost.seconds(source.nbytes))
         return 0
 
     @property
@@ -218,7 +254,8 @@ class Ranks:
     """The MultiRails of all ranks over fake planes.
 
     options  as of ``RailPolicy``; ``known_by``: each rank's own ``known``; ``keep``; ``note``: called with rank and
-             path; ``charges``: of each rail, called with the bytes that it has carried; ``narrows``: of the rails
+             path; ``charges``: of each rail, called with the bytes that it has carried; ``narrows``: of the rails;
+             ``clocks``: of the ranks
     """
 
     def __init__(self, planes: Sequence[Plane], **options: Any) -> None:
@@ -228,6 +265,9 @@ class Ranks:
         charges = options.pop("charges", [lambda nbytes: None] * len(planes))
         options.setdefault("stall", STALL)
         options.setdefault("timeout", 1000.0)  # nothing here may need it
+        clocks: Sequence[RankClock] = options.pop("clocks", ())
+        if clocks:
+            self.channels.states = [RankState(clock) for clock in clocks]
         states = self.channels.states
         known, narrows = options.pop("known_by", {}), options.pop("narrows", False)
         keep = options.pop("keep", lambda figures: None)
@@ -237,12 +277,14 @@ class Ranks:
             return lambda rail, deaths: FakeReopening(planes[rail], rank, deaths, narrows)
 
         def make(rank: int) -> MultiRail:
+            rails = [
+                FakeRail(plane, rank, charge=charge, name=f"rail{i}", narrows=narrows)
+                for i, (plane, charge) in enumerate(zip(planes, charges, strict=True))
+            ]
+            for rail in rails:
+                rail.clock = clocks[rank] if clocks else None
             return MultiRail(
-                [
-                    FakeRail(plane, rank, charge=charge, name=f"rail{i}", narrows=narrows)
-                    for i, (plane, charge) in enumerate(zip(planes, charges, strict=True))
-                ],
-                rank, self.world, OutOfBand(states[rank], self.channels),
+                rails, rank, self.world, OutOfBand(states[rank], self.channels),
                 policy=RailPolicy(known=known.get(rank, ()), **options),
                 listeners=RailListeners(keep=keep, note=lambda path: note(rank, path)),
                 reopen=reopen(rank),
