@@ -1,16 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of the tests under faults: many int32 sums, each checked; rank 0 says when each begins.
 
+A round begins PAUSE after the one before, so that ranks that sum until they are ended leave the rest of the test most
+of two cores.
+
     python rank_rounds.py SEED ROUNDS ELEMENTS      prints {"round": n} and at last {"rail", "retransmissions", ...}
 """
 
 import json
 import sys
+import time
 
 import numpy as np
 
 import netfold
 from netfold.topo.rank_program import check_data, run_rank
+
+PAUSE = 0.03
+"""Seconds between rounds."""
 
 
 def main(seed: int, rounds: int, elements: int) -> None:
@@ -25,6 +32,7 @@ def main(seed: int, rounds: int, elements: int) -> None:
             total = comm.allreduce(integers[comm.rank])
             expected = np.sum(integers, axis=0, dtype=np.int64).astype(np.int32)  # wraps, as int32 does
             check_data(total, expected, rank=comm.rank, operation=f"round {number}")
+            time.sleep(PAUSE)  # the load's rate, not a wait for anything
         stats = comm.stats()
         marks = sum(tree.ecn_marks for tree in stats.by_tree.values())
         said = {"rail": comm.rail, "retransmissions": stats.retransmissions, "marks": marks}

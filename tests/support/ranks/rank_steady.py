@@ -7,6 +7,9 @@ All operations ask to be folded; by RAIL "auto" the communicator may go on over 
 Every operation is in place, of alternating dtypes, and checked: int32 exactly, float32 to the bit of what all ranks can
 compute.  Once the file ENOUGH is there, rank 0 says so in the last element: all end with the same operation.
 
+Between operations a rank pauses, so that it leaves the controllers and switches under test most of two cores.  Faults
+meet operations that run and operations that begin, as they do in training.
+
 Prints {"began"}, when (CLOCK_MONOTONIC) an operation began that is over, ten times a second; at the end {"rail",
 "operations", "longest", "median", "rounds", "retransmissions", "trees"}: seconds that operations took, how often the
 trees were planned anew, and which carried anything; "fallback": since when and why it goes over TCP instead.
@@ -23,6 +26,9 @@ import numpy as np
 import netfold
 from netfold.host.api.assembly import RailName
 from netfold.topo.rank_program import check_data, run_rank
+
+PAUSE = 0.03
+"""Seconds between operations: about as long as one takes."""
 
 
 def main(seed: int, elements: int, enough: Path, rail: RailName) -> None:
@@ -47,6 +53,7 @@ def main(seed: int, elements: int, enough: Path, rail: RailName) -> None:
             if time.monotonic() - told > 0.1:
                 told = time.monotonic()
                 print(json.dumps({"began": before}), flush=True)
+            time.sleep(PAUSE)  # the load's rate, not a wait for anything
         stats = comm.stats()
         print(json.dumps({
             "rail": comm.rail, "operations": number, "longest": max(gaps), "median": statistics.median(gaps),
