@@ -63,19 +63,20 @@ def measure(
 ) -> DemoMeasurement:
     """Train, and time allreduces.  Raises RankFailed, WrongData, SwitchFailed, GuestFailed.
 
-    guests  the machines that are all the hosts; None: hosts are namespaces
+    guests  the machines that are the workers' hosts; None: all hosts are, and are namespaces
     lines   of ranks in machines that were launched before, with what `machine_words` says; None: they are launched
     """
     nics = {} if guests is None else guests.nic_counts()
+    workers = len(network.fabric.hosts if guests is None else guests.names)
     folded = _folded(network)
     start = reports.traffic(network.status().links)
     if guests is not None and lines is None:
         for turn in range(len(MACHINE_WAYS)):
             turns.file(network.share, turn).unlink(missing_ok=True)  # of an earlier run
-        command = [sys.executable, "-m", turns.__name__, *machine_words(network, spec)]
+        command = [sys.executable, "-m", turns.__name__, *machine_words(network, spec, workers)]
         lines = network.launch(command, job="digits").lines(within=MACHINE_SECONDS)
     try:
-        results = _train(network, spec, console, lines)
+        results = _train(network, spec, console, lines, workers)
     except RankFailed:
         network.check()  # a switch that has ended explains more than the time-out of a rank
         raise
@@ -85,13 +86,13 @@ def measure(
         _nic_totals(host, counts.since(nics[host]), result.packets_sent)
         for (host, counts), result in zip(guests.nic_counts().items(), results, strict=True)
     ]
-    times, ring = _time_allreduces(network, results[0].gradient_bytes // 4, spec.lane_bits, console, lines)
+    times, ring = _time_allreduces(network, results[0].gradient_bytes // 4, spec.lane_bits, console, lines, workers)
     return DemoMeasurement(results, trained, folded, used, _trees(results), times, ring)
 
 
-def machine_words(network: Network, spec: TrainingSpec) -> list[str]:
-    """The arguments of `turns` for a rank in a machine."""
-    setup = RankSetup(len(network.fabric.hosts), list(MACHINE_WAYS), spec.lane_bits, timeout=spec.timeout)
+def machine_words(network: Network, spec: TrainingSpec, workers: int) -> list[str]:
+    """The arguments of `turns` for a rank in one of so many machines."""
+    setup = RankSetup(workers, list(MACHINE_WAYS), spec.lane_bits, timeout=spec.timeout)
     commands = [_command(way, train.gradient_elements(spec)) for way in MACHINE_WAYS]
     return [str(network.share), *(msgspec.json.encode(word).decode() for word in (spec, setup, *commands))]
 
@@ -100,7 +101,9 @@ def _command(way: str, elements: int) -> TimingCommand:
     return TimingCommand(way, 4 * elements, TIMING_REPEATS, TIMING_WARMUP, check=False)
 
 
-def _train(network: Network, spec: TrainingSpec, console: Console, lines: Lines | None) -> list[TrainingResult]:
+def _train(
+    network: Network, spec: TrainingSpec, console: Console, lines: Lines | None, workers: int
+) -> list[TrainingResult]:
     """Train with a progress bar and return the results of the ranks, in order.  Raises RankFailed."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -120,7 +123,7 @@ def _train(network: Network, spec: TrainingSpec, console: Console, lines: Lines 
             event = decoder.decode(line)
             if isinstance(event, TrainingResult):
                 results.append(event)
-                if goes_on and len(results) == len(network.fabric.hosts):
+                if goes_on and len(results) == workers:
                     break
             else:
                 pace = f"{event.seconds / event.step * 1e3:.0f} ms a step"
@@ -129,7 +132,7 @@ def _train(network: Network, spec: TrainingSpec, console: Console, lines: Lines 
 
 
 def _time_allreduces(
-    network: Network, elements: int, lane_bits: LaneBits, console: Console, lines: Lines | None
+    network: Network, elements: int, lane_bits: LaneBits, console: Console, lines: Lines | None, workers: int
 ) -> tuple[list[AllreduceTime], Traffic | None]:
     """Time the gradient's allreduce by each algorithm; also return the ring's bytes on all links, or None.
 
@@ -146,7 +149,7 @@ def _time_allreduces(
         before = reports.traffic(network.status().links)
         try:
             seconds = (_time_allreduce(network, way, elements, lane_bits) if lines is None
-                       else _timed_in_machines(network, turn, lines))
+                       else _timed_in_machines(network, turn, lines, workers))
         except RankFailed as error:
             times.append(AllreduceTime(NAMES[way], None, f"failed, see logs: {str(error).splitlines()[0]}"))
             if lines is not None:  # the process that would time the rest has ended
@@ -181,14 +184,14 @@ def _time_allreduce(network: Network, way: str, elements: int, lane_bits: LaneBi
     return max(msgspec.json.decode(lines[-1], type=Timing).seconds for lines in ranks.wait(TIMING_SECONDS))
 
 
-def _timed_in_machines(network: Network, turn: int, lines: Lines) -> float:
+def _timed_in_machines(network: Network, turn: int, lines: Lines, workers: int) -> float:
     """The same, by the ranks that have trained.  Raises RankFailed."""
     turns.file(network.share, turn).touch()
     took: list[float] = []
     for _, line in lines:
         if line != turns.READY:
             took.append(msgspec.json.decode(line, type=Timing).seconds)
-            if len(took) == len(network.fabric.hosts):
+            if len(took) == workers:
                 break
     return max(took)
 

@@ -66,6 +66,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                      help="hide this from the tests and the processes that they start: torch, bmv2, ...")
     parser.addoption("--fuzz-seconds", type=float, default=0.0, metavar="SECONDS",
                      help="let each fuzzer go on for so long, from a new seed, or that of --fuzz-seed")
+    parser.addoption("--rxe-machines", type=int, default=2, metavar="NUMBER",
+                     help="boot so many virtual machines for the test of ordinary RDMA stacks, 2 or more")
     parser.addoption("--fuzz-seed", type=int, default=None, metavar="NUMBER", help="repeat what a fuzzer has found")
 
 

@@ -7,9 +7,7 @@ import json
 import re
 import signal
 import socket
-import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +22,15 @@ from netfold.demo.measure import machine_words, measure
 from netfold.demo.report import DemoReport
 from netfold.demo.train import TrainingSpec
 from netfold.fabric.generate import leafspine
-from netfold.fabric.graph import Engine, Fabric
+from netfold.fabric.graph import Engine, Fabric, Host
 from netfold.topo import sandbox
 from netfold.topo.faults import FaultInjector
-from netfold.wire.operator import Status
 from netfold.wire.roce import UDP_PORT, Opcode, icrc
 from support import needs
 from support.capture import Capture
+from support.guests import BOUND, Forger, Jobs, gid_index, pair
 from support.steady import LOOK, PATIENCE
-from support.topo import in_sandbox, program
+from support.topo import in_sandbox
 from support.tshark import dissect
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
@@ -40,168 +38,106 @@ pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 from netfold.topo.net import Network
 from netfold.topo.rxe.counts import RDMA_DEVICE, NicCounts
 from netfold.topo.rxe.hosts import Guests
-from netfold.topo.rxe.machine import Machine
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.needs("rxe")]
-TOOL_SECONDS = 120.0
-BOUND = 500.0
-"""Seconds after which what hangs is ended; on a quiet machine the whole file takes a minute."""
-
-
-def pair(guests: Guests, fabric: Fabric, server: str, client: str) -> tuple[str, str]:
-    """Run a tool of verbs between the first and the last host, and return what server and client print.
-
-    server, client  shell commands; the client's gets the server's address
-    """
-    first, last = fabric.hosts[0], fabric.hosts[-1]
-    machines = guests.machines[first.name], guests.machines[last.name]
-    waiting = start(machines[0], server)
-    try:
-        # the tool listens on a TCP port once it is ready
-        machines[0].execute("until ss -Hltn | grep -q :18515; do sleep 0.1; done", "waiting for the tool's server")
-        asking = start(machines[1], f"{client} {first.address}")
-        try:
-            asked = finish(asking)
-        finally:
-            asking.kill()
-        return finish(waiting), asked
-    finally:
-        waiting.kill()
-
-
-def start(machine: Machine, script: str) -> subprocess.Popen[str]:
-    """Start a shell command in a guest."""
-    return subprocess.Popen(machine.attach(["sh", "-c", script]), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                            stderr=subprocess.STDOUT, text=True)
-
-
-def finish(process: subprocess.Popen[str]) -> str:
-    """What a program has printed once it has ended with status 0."""
-    output, _ = process.communicate(timeout=TOOL_SECONDS)
-    assert process.returncode == 0, output
-    return output
-
-
-def gid_index(machine: Machine, address: str) -> int:
-    """The index of the GID that the NIC has for an IPv4 address."""
-    script = f"grep -n . /sys/class/infiniband/{RDMA_DEVICE}/ports/1/gids/*"
-    words = [int(byte) for byte in address.split(".")]
-    wanted = "0000:0000:0000:0000:0000:ffff:{:02x}{:02x}:{:02x}{:02x}".format(*words)
-    found = re.search(rf"gids/(\d+):\d+:{wanted}", machine.execute(script, "reading GIDs"))
-    assert found, f"{machine.name} has no GID for {address}"
-    return int(found[1])
-
-
-class Jobs:
-    """Ranks in all guests of a network, one process each, that run one job after the other (rank_verbs.py)."""
-
-    def __init__(self, network: Network, guests: Guests, jobs: list[str]) -> None:
-        self._network, self._guests = network, guests
-        command = [*program("rank_verbs.py"), "11", str(network.share), *jobs]
-        self.lines = network.launch(command, job="sums").lines(within=BOUND)
-        self._next = 0
-
-    def reports(self) -> list[dict[str, Any]]:
-        """The next line of each rank, in their order.  Raises RankFailed, WrongData."""
-        said: dict[int, dict[str, Any]] = {}
-        while len(said) < len(self._guests.machines):
-            rank, line = next(self.lines)
-            said[rank] = json.loads(line)
-        return [said[rank] for rank in sorted(said)]
-
-    def begin(self) -> None:
-        """Let the next job begin."""
-        (self._network.share / f"job-{self._next}").touch()
-        self._next += 1
-
-    def run(self) -> tuple[list[dict[str, Any]], list[NicCounts], dict[str, int]]:
-        """What the ranks say of the next job; meanwhile packets of each NIC, and packets folded by each switch."""
-        nics, folded = self._guests.nic_counts(), self.folded()
-        self.begin()
-        results = self.reports()
-        assert {result["rail"] for result in results} == {"verbs"}
-        assert len({result["digest"] for result in results}) == 1
-        return (results, [now.since(nics[name]) for name, now in self._guests.nic_counts().items()],
-                {name: now - folded[name] for name, now in self.folded().items()})
-
-    def folded(self) -> dict[str, int]:
-        """Contributions and results that each switch has taken for the first time."""
-        return {switch.name: switch.folded.first for switch in self._network.status().switches}
-
-    def run_everywhere(self, script: str) -> str:
-        """What a shell script prints in all guests."""
-        return "".join(machine.execute(script, script) for machine in self._guests.machines.values())
-
-    def until(self, what: str, seen: Callable[[Status], bool]) -> None:
-        """Wait until the controller's status fulfils a condition.  ``what``: the condition in words, for the error."""
-        until = time.monotonic() + BOUND
-        while not seen(status := self._network.status()):
-            self._network.check()
-            assert time.monotonic() < until, f"not seen in {BOUND:g} s: {what}; it is {status}"
-            time.sleep(LOOK)
+pytestmark = [pytest.mark.timeout(BOUND + 40), pytest.mark.needs("rxe")]
+SEEN = 5.0
+"""Seconds after which a NAK that has not broken a queue pair is followed by another."""
+WINDOWED = 1
+"""Place in the fabric of the host that is a namespace; the hosts before and after it are machines."""
 
 
 @pytest.mark.alone
-@in_sandbox(timeout=580)
-def test_virtual_machines_with_ordinary_rdma_stacks_fold(tmp_path: Path) -> None:
-    """Two machines, which boot once, under two leaves and a spine: the tools of verbs work unfolded; then sums are
-    exact without faults, with 1 % each of loss, repetition, reordering and corruption, and when a leaf restarts in the
-    middle, and the switches have folded each packet."""
+@in_sandbox(timeout=BOUND + 20)
+def test_virtual_machines_with_ordinary_rdma_stacks_fold(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    """Machines under two leaves and a spine, which boot once: the tools of verbs work unfolded; then sums of the
+    machines, and of the machines and a host in a namespace, are exact and folded, without faults and with 1 % each of
+    loss, repetition, reordering and corruption; a job goes on when a leaf restarts and when a queue pair breaks, and
+    ends by name when a rank is gone."""
     began = time.monotonic()
 
     def over(step: str) -> None:
         print(f"{time.monotonic() - began:6.1f} s: {step}", flush=True)
 
-    fabric = leafspine(2, 1, 2, engine="softswitch", rundir=sandbox.rundir(), rdma=True)
+    machines: int = pytestconfig.getoption("--rxe-machines")
+    fabric = leafspine(2, 1, machines + 1, engine="softswitch", rundir=sandbox.rundir(), rdma=True)
     fabric = msgspec.structs.replace(fabric, misses=PATIENCE, lease=BOUND, faults=True)
-    guests = Guests([host.name for host in fabric.hosts])
+    windowed = fabric.hosts[WINDOWED]
+    guests = Guests([host.name for host in fabric.hosts if host != windowed])
     with Network(fabric, logs=tmp_path / "logs", guests=guests) as network:
         over(f"booted {guests.boot_seconds}")
         # ranks import NetFold meanwhile
         spec = training(network)
-        demonstration = json.dumps(machine_words(network, spec))
-        jobs = Jobs(network, guests,
-                    ["2:1,1025,10000", f"demo:{demonstration}", "3:1025,25000", "steady:10000"])
+        demonstration = json.dumps(machine_words(network, spec, machines))
+        jobs = Jobs(network, guests, [
+            "sums:2:1,1025,10000", "mixed:1:1,1025,10000", f"demo:{demonstration}",
+            "sums:2:1025,25000", "mixed:2:1025,25000", "steady:30000", "lost:30000",
+        ], windowed)
         tools(guests, fabric)
         over("tools of verbs")
-        assert jobs.reports() == [{"ready": True}] * 2
+        assert jobs.reports(mixed=True) == [{"ready": True}] * (machines + 1)
         over("imported")
         without_faults(jobs)
         over("without faults")
+        mixed(jobs)
+        over("with a windowed rank")
         demonstrated(network, guests, jobs, spec, tmp_path)
         over("what the demo does")
         faulty(network)
         over("a controller that has some faults injected")
         with_faults(network, jobs)
         over("with faults")
+        mixed(jobs)
+        over("with a windowed rank and faults")
+        jobs.begin()
+        jobs.goes_on("leaf1")
         restarted(network, jobs)
         over("leaf restarted")
-        assert next(jobs.lines, None) is None
+        broken(fabric, jobs, fabric.hosts[0])
+        over("a queue pair broken")
+        ended(network, jobs)
+        over("the job's end")
+        rank_lost(jobs)
+        over("a rank gone")
+        assert jobs.ended()
 
 
 def tools(guests: Guests, fabric: Fabric) -> None:
     """ibv_rc_pingpong checks its data and ib_write_bw moves some, unfolded, between the two leaves."""
-    for host in fabric.hosts:
+    hosts = [host for host in fabric.hosts if host.name in guests.names]
+    ends = hosts[0], hosts[-1]
+    for host in hosts:
         assert gid_index(guests.machines[host.name], fabric.fold_address(host)) > 0
-    index = {gid_index(guests.machines[host.name], host.address) for host in fabric.hosts}
+    index = {gid_index(guests.machines[host.name], host.address) for host in ends}
     assert len(index) == 1
     options = f"-d {RDMA_DEVICE} -g {index.pop()} -m {fabric.path_mtu} -n 50 -c"
-    for said in pair(guests, fabric, f"ibv_rc_pingpong {options}", f"ibv_rc_pingpong {options}"):
+    for said in pair(guests, *ends, f"ibv_rc_pingpong {options}", f"ibv_rc_pingpong {options}"):
         assert "50 iters" in said
         assert "invalid data" not in said
     options = f"-d {RDMA_DEVICE} -m {fabric.path_mtu} -n 20 -s 65536"
-    for said in pair(guests, fabric, f"ib_write_bw {options}", f"ib_write_bw {options}"):
+    for said in pair(guests, *ends, f"ib_write_bw {options}", f"ib_write_bw {options}"):
         assert re.search(r"^ 65536 +20 ", said, re.MULTILINE), said
 
 
 def without_faults(jobs: Jobs) -> None:
-    """Each leaf folds a contribution of its rank and a result of the spine for each packet."""
+    """Each leaf folds a contribution of each of its ranks, and a result of the spine, for each packet."""
     results, nics, folded = jobs.run()
     print(results, nics, folded)
     needed = results[0]["packets_sent"]
-    assert min(folded["leaf1"], folded["leaf2"], folded["spine1"]) >= 2 * needed
+    # each result once in two leaves, each contribution once, and once the sum of each leaf in the spine
+    assert sum(folded.values()) >= (len(results) + 2 + 2) * needed
+    assert min(folded.values()) >= 2 * needed
     check(results, nics)
     assert not compiled_in(jobs), "guests have compiled engines that were to be there"
+
+
+def mixed(jobs: Jobs) -> None:
+    """The windowed rank's sums are those of the machines, and switches have folded what all of them sent."""
+    results, nics, folded = jobs.run(mixed=True)
+    print(results, nics, folded)
+    *stock, windowed = results
+    assert windowed["packets_sent"] >= stock[0]["packets_sent"]
+    assert sum(folded.values()) >= (len(results) + 2 + 2) * stock[0]["packets_sent"]
+    check(stock, nics)
 
 
 def compiled_in(jobs: Jobs) -> set[str]:
@@ -223,13 +159,14 @@ def demonstrated(network: Network, guests: Guests, jobs: Jobs, spec: TrainingSpe
     devices, and its weights are those of a single process."""
     jobs.begin()
     found = measure(network, guests, spec, Console(), jobs.lines)
-    assert jobs.reports() == [{"left": True}] * 2
+    assert jobs.reports() == [{"left": True}] * len(guests.names)
     summary(network.fabric, "rxe", spec, found).save(folder / "report.json")
     report = msgspec.json.decode((folder / "report.json").read_bytes(), type=DemoReport)
     print(report)
     assert (report.hosts, report.rail, report.final_weights_equal) == ("rxe", "verbs", True)
     assert report.max_abs_diff_vs_single < 1e-5
-    assert report.packets_folded >= 2 * sum(nic.needed for nic in report.nics)
+    # each contribution in its rank's leaf, and each result in both leaves
+    assert report.packets_folded >= (len(report.nics) + 2) * report.nics[0].needed
     assert report.nic_retransmissions == sum(nic.data_sent - nic.needed for nic in report.nics) >= 0
     assert all(nic.needed > 0 and nic.acknowledgements_sent > 0 and nic.errors == 0 for nic in report.nics)
     assert [time.seconds is not None for time in report.times] == [True, True, False]
@@ -274,22 +211,49 @@ def with_faults(network: Network, jobs: Jobs) -> None:
 def restarted(network: Network, jobs: Jobs) -> None:
     """A leaf is killed in the middle and started anew, without entries: no rank takes anything wrong for a sum, the
     queue pairs are made anew, and the ranks go on folding."""
-    before = jobs.folded()["leaf1"]
-    jobs.begin()
-    jobs.until("sums are folded", lambda status: status.switches[0].folded.first >= before + 100)
+    rounds = jobs.rounds()
     FaultInjector(network).restart("leaf1")
+    jobs.planned_anew(rounds)
+    jobs.goes_on("leaf1")
 
-    def over(status: Status) -> bool:
-        last = status.jobs[0].round if status.jobs else None
-        return last is not None and last.number >= 1 and last.took is not None
 
-    jobs.until("the trees are planned anew", over)
+def broken(fabric: Fabric, jobs: Jobs, host: Host) -> None:
+    """A queue pair of a machine is taken into error in the middle of a sum, by a NAK that nobody knows of: all ranks
+    make theirs anew, and go on."""
+    rounds = jobs.rounds()
+    forger = Forger(fabric, host)
+    try:
+        until = time.monotonic() + BOUND
+        while jobs.rounds() == rounds:
+            # what its queue pair has outstanding is a matter of moments; four breaks would end the operation
+            forger.break_queue_pair()
+            look = time.monotonic() + SEEN
+            while jobs.rounds() == rounds and time.monotonic() < look:
+                time.sleep(LOOK)
+            assert time.monotonic() < until, "no queue pair broke"
+    finally:
+        forger.close()
+    jobs.planned_anew(rounds)
+    jobs.goes_on("leaf1")
+
+
+def ended(network: Network, jobs: Jobs) -> None:
+    """The sums that went on all the time have ended, all of them right."""
     (network.share / "enough").touch()
     results = jobs.reports()
     print(results)
-    assert all(result["rail"] == "verbs" and result["rounds"] >= 1 for result in results)
+    assert all(result["rail"] == "verbs" and result["rounds"] >= 2 for result in results)
     assert len({result["digest"] for result in results}) == 1
-    assert jobs.folded()["leaf1"] > 0
+
+
+def rank_lost(jobs: Jobs) -> None:
+    """A rank's process ends without a word, and with it its queue pairs: the others end by name."""
+    jobs.begin()
+    *others, last = jobs.reports()
+    print(others)
+    assert last == {"left": True}
+    assert {other["error"] for other in others} == {"PeerLost"}
+    assert all(f"rank {len(others)}" in other["message"] for other in others)
 
 
 @pytest.mark.alone
@@ -313,7 +277,7 @@ def folded_frames(engine: Engine, folder: Path) -> list[bytes]:
     fabric = msgspec.structs.replace(fabric, misses=PATIENCE, lease=BOUND)
     guests = Guests([host.name for host in fabric.hosts])
     with Network(fabric, logs=folder / "logs", guests=guests) as network:
-        jobs = Jobs(network, guests, ["2:1,1025,5000"])
+        jobs = Jobs(network, guests, ["sums:2:1,1025,5000"])
         assert jobs.reports() == [{"ready": True}] * 2
         with Capture() as capture:
             results, nics, folded = jobs.run()

@@ -27,8 +27,8 @@ from netfold.topo.lifecycle import Lifecycle
 from netfold.topo.rxe import attach, image, packages
 from netfold.topo.rxe.line import Line
 
-BOOT_SECONDS: Final = 180.0
-"""Seconds for a guest's agent to answer: 5 to 9 are usual, and many start at once on few cores."""
+BOOT_SECONDS: Final = 400.0
+"""Seconds for a guest's agent to answer: 5 to 9 are usual, 140 where ten others want each core."""
 MEMORY: Final = 448
 """MiB of a guest."""
 EXECUTE_SECONDS: Final = 120.0

@@ -1,21 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank whose RDMA device folds: one job after the other, each when it is told, since a virtual machine takes many
-seconds to start Python and import NetFold.
+"""One rank of jobs that RDMA devices fold: one job after the other, each when it is told, since a virtual machine takes
+many seconds to start Python and import NetFold.
 
-    python rank_verbs.py SEED FOLDER JOB...
+    python rank_verbs.py SEED FOLDER MACHINES RAIL JOB...
 
-A JOB is TURNS:LENGTH,LENGTH... (that many int32 sums of each length, and one of float32), or `steady:LENGTH` (int32
-sums until the file FOLDER/enough is there), or `demo:WORDS`, the demo's training and timings, which print what they
-print themselves, and then {"left"} (netfold.demo.turns; WORDS: its arguments as JSON).  Job k, from 0, begins when the
-file FOLDER/job-k is there.  Every sum is compared with what this rank knows of all ranks' arrays; the process ends with
-EXIT_WRONG_DATA where one is wrong.
+With RAIL "verbs" it is one of MACHINES ranks, as its environment says; with "innet" it is the windowed rank that mixed
+jobs have beside those, as their rank 1, and lets all other jobs pass.  A JOB is one of
+
+    sums:TURNS:LENGTH,...   that many int32 sums of each length, and one of float32
+    mixed:TURNS:LENGTH,...  the same with the windowed rank
+    steady:LENGTH           int32 sums until the file FOLDER/enough is there
+    lost:LENGTH             int32 sums; after some the last rank's process ends without a word
+    demo:WORDS              the demo's training and timings (netfold.demo.turns; WORDS: its arguments as JSON)
+
+Job k, from 0, begins when the file FOLDER/job-k is there.  Every sum is compared with what this rank knows of all
+ranks' arrays; the process ends with EXIT_WRONG_DATA where one is wrong.
 
 Prints {"ready"} first, then after each job {"rail", "operations", "packets_sent", "retransmissions", "seconds",
 "rounds", "digest"}: "seconds" is the shortest sum of each length, "rounds" how often the trees were planned anew.
+After `lost` it prints {"error", "message"}, how the job ended, and {"left"} where it is the one that ends; after
+`demo`, what that prints, and {"left"}.
 """
 
 import hashlib
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -24,37 +33,59 @@ import numpy as np
 
 import netfold
 from netfold.demo import turns
+from netfold.host import environment
+from netfold.host.errors import NetFoldError
 from netfold.topo.rank_program import check_data, run_rank
 
 PATIENCE = 150.0
 """Seconds without progress after which an operation gives up: it only ends what hangs."""
 LOOK = 0.1
 """Seconds between looks for a file."""
+WINDOWED = 1
+"""Rank of the windowed rank of mixed jobs: the RC ranks before and after it are neighbours in their ring."""
+UNTIL_LOST = 3
+"""Sums of a job `lost` in which all ranks take part."""
 
 
-def main(seed: int, folder: Path, jobs: list[str]) -> None:
-    print(json.dumps({"ready": True}), flush=True)
+def main(seed: int, folder: Path, machines: int, rail: str, jobs: list[str]) -> None:
+    said(ready=True)
     for number, job in enumerate(jobs):
+        kind, _, words = job.partition(":")
+        if rail == "innet" and kind != "mixed":
+            continue
         while not (folder / f"job-{number}").exists():
             time.sleep(LOOK)
-        kind, _, words = job.partition(":")
         if kind == "demo":
             place, spec, setup, *commands = json.loads(words)
             turns.main(Path(place), spec, setup, commands)
-            print(json.dumps({"left": True}), flush=True)
+            said(left=True)
             continue
-        comm = netfold.init(job=f"sums-{number}", rail="verbs", timeout=PATIENCE)
+        mixed = kind == "mixed"
+        rank = WINDOWED if rail == "innet" else environment.rank_identity().rank
+        if mixed and rail == "verbs" and rank >= WINDOWED:
+            rank += 1
+        comm = netfold.Communicator.join(f"sums-{number}", rank, machines + mixed, address=environment.address(),
+                                         rail=rail, timeout=PATIENCE, join_timeout=PATIENCE)
         try:
+            if kind == "lost":
+                said(**lost(comm, int(words)))
+                continue
             if kind == "steady":
-                said = steady(comm, seed, int(words), folder / "enough")
+                found = steady(comm, seed, int(words), folder / "enough")
             else:
-                said = sums(comm, seed, int(kind), [int(length) for length in words.split(",")])
+                times, _, lengths = words.partition(":")
+                found = sums(comm, seed, int(times), [int(length) for length in lengths.split(",")])
             stats = comm.stats()
-            said |= {"rail": comm.rail, "packets_sent": stats.packets_sent, "rounds": comm.plan.round,
-                     "retransmissions": stats.retransmissions}
+            found |= {"rail": comm.rail, "packets_sent": stats.packets_sent, "rounds": comm.plan.round,
+                      "retransmissions": stats.retransmissions}
         finally:
-            netfold.shutdown()
-        print(json.dumps(said), flush=True)
+            comm.close()
+        said(**found)
+
+
+def said(**message: object) -> None:
+    """Print a line that the test reads."""
+    print(json.dumps(message), flush=True)
 
 
 def sums(comm: netfold.Communicator, seed: int, times: int, lengths: list[int]) -> dict[str, object]:
@@ -92,5 +123,21 @@ def steady(comm: netfold.Communicator, seed: int, length: int, enough: Path) -> 
     return {"operations": number, "digest": hashlib.sha256(total.tobytes()).hexdigest()}
 
 
+def lost(comm: netfold.Communicator, length: int) -> dict[str, object]:
+    """Int32 sums without end, whose last rank ends its process: how they end for the others."""
+    data, number = np.full(length, comm.rank, np.int32), 0
+    while True:
+        if number == UNTIL_LOST and comm.rank == comm.size - 1:
+            said(left=True)
+            os._exit(0)  # the kernel destroys its queue pairs, and no neighbour is told
+        try:
+            total = comm.allreduce(data)
+        except NetFoldError as error:
+            return {"error": type(error).__name__, "message": str(error)}
+        number += 1
+        right = comm.size * (comm.size - 1) // 2
+        check_data(total, right, rank=comm.rank, operation=f"sum {number} of int32[{length}]")
+
+
 if __name__ == "__main__":
-    run_rank(main, int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
+    run_rank(main, int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5:])
