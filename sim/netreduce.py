@@ -186,8 +186,8 @@ def crossover(gpus: int, size: int, alpha: float) -> float:
 def sweep(*, short: bool) -> Iterator[tuple[str, str, int, float, float, int, float, int]]:
     """The arguments of `point` for all figures; ``short``: few GPUs, and few bytes, in seconds."""
     size, middle = (1 << 20, 32) if short else (8 << 20, 64)
-    for inside, sizes in ((15.75, (32, 64, 128, 256)), (100.0, (32, 64, 128, 256, 512, 1024))):
-        for gpus in sizes[:2] if short else sizes:
+    for inside in (15.75, 100.0):
+        for gpus in (32, 64) if short else (32, 64, 128, 256, 512, 1024):
             yield from (("gpus", way, gpus, inside, 1e-6, size, 0.0, 1) for way in WAYS)
     for inside in INSIDE:
         yield from (("inside", way, middle, inside, 1e-6, size, 0.0, 1) for way in WAYS)
