@@ -44,6 +44,7 @@ FABRICS: dict[str, Callable[[], Topology]] = {
     "leaf-spine-64": partial(leaf_spine, hosts=64, leaves=8, spines=8),
     "unequal-spines": unequal_spines,
     "unequal-leaves": unequal_leaves,
+    "unequal-spines-64": partial(unequal_spines, hosts=64, leaves=8, spines=8),
     "unequal-leaves-64": partial(unequal_leaves, hosts=64, leaves=8, spines=8),
     "fat-tree": paper_fat_tree,
 }

@@ -136,8 +136,8 @@ NOT_RUN: Final[dict[str, tuple[str, ...]]] = {
         "--figure train"),
     "a paper's figures, minutes; their short forms are in tests/sim": (
         "netfold sim ethereal --out papers/ethereal", "netfold sim mesh --out papers/collectives",
-        "netfold sim ethereal --fabrics unequal-spines,unequal-leaves --models none --sizes 1,16 --states healthy "
-        "--out papers/ethereal/unequal", "netfold sim netreduce --only beside --out papers/netreduce",
+        "netfold sim ethereal --fabrics unequal-spines-64,unequal-leaves-64 --models none --sizes 1,16 --states "
+        "healthy --out papers/ethereal/unequal", "netfold sim netreduce --only beside --out papers/netreduce",
         "netfold sim netreduce --only training --out papers/netreduce",
         "netfold sim netreduce --out papers/netreduce", "netfold sim smp --out papers/collectives"),
     "starts a fabric of its own: tests/e2e/test_demo.py, test_fabric.py, test_rails.py and test_fault_commands.py do": (

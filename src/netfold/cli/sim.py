@@ -25,7 +25,8 @@ def group() -> None:
 @simulations.command()
 def ethereal(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the results and figures.")] = Path("build/sim"),
-    fabrics: Annotated[str, typer.Option(help="leaf-spine (256 hosts), leaf-spine-64, fat-tree (512), or fabric files "
+    fabrics: Annotated[str, typer.Option(help="leaf-spine (256 hosts), unequal-spines, unequal-leaves (uplinks of "
+                                                "unequal rates), each also with -64, fat-tree (512), or fabric files "
                                                 "NAME.toml, by commas.")] = "leaf-spine",
     collectives: Annotated[str, typer.Option(help="all, none, or names, by commas.")] = "all",
     schemes: Annotated[str, typer.Option(help="all, or names, by commas.")] = "all",
