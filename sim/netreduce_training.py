@@ -135,7 +135,8 @@ def between(sizes: Sequence[int], seconds: Sequence[float], nbytes: int) -> floa
 
 def buckets(network: Network) -> list[tuple[int, int]]:
     """Buckets in the order in which they fill: bytes, and how many layers from the last one on must be through."""
-    found, held = [], 0
+    found: list[tuple[int, int]] = []
+    held = 0
     for through, layer in enumerate(reversed(network.layers), 1):
         held += 4 * layer.parameters
         if held >= (BUCKET if found else FIRST_BUCKET) or through == len(network.layers):
