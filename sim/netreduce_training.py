@@ -23,7 +23,7 @@ import numpy as np
 from netfold.plots.charts import BarChart, LineChart, bar_charts, line_charts
 from netfold.sim import netreduce
 from netfold.sim.folding import FoldRules, fold
-from netfold.sim.networks import NETWORKS, TrainedNetwork
+from netfold.sim.networks import NETWORKS, TrainedNet
 from netfold.sim.topology import Topology
 from netfold.sim.workload import double_binary_tree, halving_doubling, ring
 
@@ -43,7 +43,7 @@ three, the notes leave open.  Its abstract: up to 1.7 for CNNs, 1.5 for transfor
 
 
 @dataclass(frozen=True)
-class TrainingCluster:
+class GpuCluster:
     """Machines of equally many GPUs, with one card each."""
 
     machines: int
@@ -75,11 +75,11 @@ class TrainingCluster:
         return least, 4 * least, 16 * least
 
 
-CLUSTERS: Final = (*(TrainingCluster(machines, 1, card=card) for card in (1.25, 12.5) for machines in (4, 8, 16)),
-                   *(TrainingCluster(machines, 8, 15.75) for machines in (4, 16)),
-                   *(TrainingCluster(machines, 8, 100.0) for machines in (4, 16, 128)))
-DRAWN: Final = (TrainingCluster(4, 1, card=1.25), TrainingCluster(8, 1, card=1.25), TrainingCluster(8, 1), TrainingCluster(4, 8, 15.75),
-                TrainingCluster(4, 8, 100.0), TrainingCluster(128, 8, 100.0))
+CLUSTERS: Final = (*(GpuCluster(machines, 1, card=card) for card in (1.25, 12.5) for machines in (4, 8, 16)),
+                   *(GpuCluster(machines, 8, 15.75) for machines in (4, 16)),
+                   *(GpuCluster(machines, 8, 100.0) for machines in (4, 16, 128)))
+DRAWN: Final = (GpuCluster(4, 1, card=1.25), GpuCluster(8, 1, card=1.25), GpuCluster(8, 1), GpuCluster(4, 8, 15.75),
+                GpuCluster(4, 8, 100.0), GpuCluster(128, 8, 100.0))
 """Those of the figures."""
 
 
@@ -107,7 +107,7 @@ class TrainingRow:
     """What the paper says of NetReduce (`PAPER`)."""
 
 
-def allreduce_seconds(cluster: TrainingCluster, scheme: str, nbytes: int, *, alpha: float = 1e-6) -> float:
+def allreduce_seconds(cluster: GpuCluster, scheme: str, nbytes: int, *, alpha: float = 1e-6) -> float:
     """Seconds of one allreduce of ``nbytes`` on each GPU.  alpha: seconds of two links."""
     if cluster.gpus > 1:
         topology = netreduce.fabric(cluster.machines * cluster.gpus, cluster.inside, alpha)
@@ -133,7 +133,7 @@ def between(sizes: Sequence[int], seconds: Sequence[float], nbytes: int) -> floa
     return seconds[-1] + slope * (nbytes - sizes[-1])
 
 
-def buckets(network: TrainedNetwork) -> list[tuple[int, int]]:
+def buckets(network: TrainedNet) -> list[tuple[int, int]]:
     """Buckets in the order in which they fill: bytes, and how many layers from the last one on must be through."""
     found: list[tuple[int, int]] = []
     held = 0
@@ -145,7 +145,7 @@ def buckets(network: TrainedNetwork) -> list[tuple[int, int]]:
     return found
 
 
-def step(network: TrainedNetwork, sizes: Sequence[int], seconds: Sequence[float], *, batch: int, flops: float = FLOPS
+def step(network: TrainedNet, sizes: Sequence[int], seconds: Sequence[float], *, batch: int, flops: float = FLOPS
          ) -> tuple[float, float, float]:
     """Seconds of forward and backward, of all allreduces, and of the whole step.
 
@@ -162,7 +162,7 @@ def step(network: TrainedNetwork, sizes: Sequence[int], seconds: Sequence[float]
     return compute, spent, max(compute, free)
 
 
-def sweep(clusters: Sequence[TrainingCluster]) -> Iterator[tuple[TrainingCluster, str, int]]:
+def sweep(clusters: Sequence[GpuCluster]) -> Iterator[tuple[GpuCluster, str, int]]:
     """The arguments of `allreduce_seconds`."""
     return ((cluster, way, size) for cluster in clusters for way in cluster.ways for size in cluster.sizes)
 
@@ -173,7 +173,7 @@ def run(*, out: Path, short: bool) -> list[TrainingRow]:
     Raises PlotsMissing, and OSError where a file cannot be written.
     """
     out.mkdir(parents=True, exist_ok=True)
-    clusters = (TrainingCluster(4, 1, card=1.25), TrainingCluster(4, 8, 100.0)) if short else CLUSTERS
+    clusters = (GpuCluster(4, 1, card=1.25), GpuCluster(4, 8, 100.0)) if short else CLUSTERS
     networks = [make() for name, make in NETWORKS.items() if not short or name in ("AlexNet", "ResNet-50")]
     todo = [*sweep(clusters)]
     workers = joblib.Parallel(n_jobs=1 if short else -1)
@@ -206,12 +206,12 @@ def run(*, out: Path, short: bool) -> list[TrainingRow]:
     return rows
 
 
-def _one(rows: Sequence[TrainingRow], cluster: TrainingCluster, network: TrainedNetwork, batch: int) -> dict[str, float]:
+def _one(rows: Sequence[TrainingRow], cluster: GpuCluster, network: TrainedNet, batch: int) -> dict[str, float]:
     here = (cluster.machines, cluster.gpus, cluster.inside, cluster.card, network.name, batch)
     return {row.scheme: row.over_ring for row in rows
             if (row.machines, row.gpus, row.inside, row.card, row.network, row.batch) == here}
 
 
-def _bars(rows: Sequence[TrainingRow], cluster: TrainingCluster, network: TrainedNetwork) -> dict[str, float]:
+def _bars(rows: Sequence[TrainingRow], cluster: GpuCluster, network: TrainedNet) -> dict[str, float]:
     said = PAPER.get(network.name)
     return _one(rows, cluster, network, network.batch) | ({"the paper, quoted": said} if said else {})

@@ -25,7 +25,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class TrainedNetwork:
+class TrainedNet:
     """Layers in forward order."""
 
     name: str
@@ -55,16 +55,16 @@ def dense(name: str, inputs: int, outputs: int) -> Layer:
     return Layer(name, inputs * outputs + outputs, inputs * outputs)
 
 
-def alexnet() -> TrainedNetwork:
+def alexnet() -> TrainedNet:
     """AlexNet, in one tower."""
     layers = [convolution("conv1", 3, 64, 11, 55), convolution("conv2", 64, 192, 5, 27),
               convolution("conv3", 192, 384, 3, 13), convolution("conv4", 384, 256, 3, 13),
               convolution("conv5", 256, 256, 3, 13), dense("fc6", 256 * 6 * 6, 4096), dense("fc7", 4096, 4096),
               dense("fc8", 4096, CLASSES)]
-    return TrainedNetwork("AlexNet", tuple(layers), 128)
+    return TrainedNet("AlexNet", tuple(layers), 128)
 
 
-def vgg16() -> TrainedNetwork:
+def vgg16() -> TrainedNet:
     """VGG-16, configuration D."""
     layers, inputs, side = [], 3, 224
     for block, (outputs, times) in enumerate(((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)), 1):
@@ -73,10 +73,10 @@ def vgg16() -> TrainedNetwork:
             inputs = outputs
         side //= 2
     layers += [dense("fc6", 512 * side**2, 4096), dense("fc7", 4096, 4096), dense("fc8", 4096, CLASSES)]
-    return TrainedNetwork("VGG-16", tuple(layers), 32)
+    return TrainedNet("VGG-16", tuple(layers), 32)
 
 
-def resnet50() -> TrainedNetwork:
+def resnet50() -> TrainedNet:
     """ResNet-50, whose blocks halve the picture in their second convolution."""
     layers, inputs, side = [convolution("conv1", 3, 64, 7, 112, norm=True)], 64, 56
     for stage, (width, blocks) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3)), 1):
@@ -89,20 +89,20 @@ def resnet50() -> TrainedNetwork:
             if block == 0:
                 layers.append(convolution(f"{name}.shortcut", inputs, 4 * width, 1, out, norm=True))
             inputs, side = 4 * width, out
-    return TrainedNetwork("ResNet-50", (*layers, dense("fc", inputs, CLASSES)), 32)
+    return TrainedNet("ResNet-50", (*layers, dense("fc", inputs, CLASSES)), 32)
 
 
-def bert(name: str, depth: int, hidden: int, batch: int, *, words: int = 30_522, tokens: int = 128) -> TrainedNetwork:
+def bert(name: str, depth: int, hidden: int, batch: int, *, words: int = 30_522, tokens: int = 128) -> TrainedNet:
     """BERT's encoder, with sequences of ``tokens``, and its pooler."""
     layers = [Layer("embeddings", (words + 512 + 2 + 2) * hidden, 0)]
     attention, mlp = 4 * hidden**2, 8 * hidden**2
     for number in range(depth):
         layers += [Layer(f"attention{number}", attention + 6 * hidden, tokens * (attention + 2 * tokens * hidden)),
                    Layer(f"mlp{number}", mlp + 7 * hidden, tokens * mlp)]
-    return TrainedNetwork(name, (*layers, dense("pooler", hidden, hidden)), batch)
+    return TrainedNet(name, (*layers, dense("pooler", hidden, hidden)), batch)
 
 
-NETWORKS: Final[dict[str, Callable[[], TrainedNetwork]]] = {
+NETWORKS: Final[dict[str, Callable[[], TrainedNet]]] = {
     "AlexNet": alexnet,
     "VGG-16": vgg16,
     "ResNet-50": resnet50,

@@ -8,8 +8,8 @@ import csv
 import pytest
 
 from netfold.sim import netreduce_training as training
-from netfold.sim.netreduce_training import TrainingCluster, allreduce_seconds, between, buckets, step
-from netfold.sim.networks import NETWORKS, Layer, TrainedNetwork
+from netfold.sim.netreduce_training import GpuCluster, allreduce_seconds, between, buckets, step
+from netfold.sim.networks import NETWORKS, Layer, TrainedNet
 
 PARAMETERS = {"AlexNet": 61_100_840, "VGG-16": 138_357_544, "ResNet-50": 25_557_032, "BERT-base": 109_482_240,
               "BERT-large": 335_141_888}
@@ -41,7 +41,7 @@ def test_allreduces_hide_behind_the_layers_that_are_left() -> None:
     """Two layers of a full bucket each: the second's allreduce is seen whole, the first's only where it is longer than
     the way back through the layer before it."""
     layer = Layer("", training.BUCKET // 4, 1_000_000_000)
-    network = TrainedNetwork("", (layer, layer), 1)
+    network = TrainedNet("", (layer, layer), 1)
     sizes = (1 << 20, 100 << 20)
     for seconds, seen in ((0.0, 0.0), (0.3, 0.3), (0.5, 0.6)):  # of one bucket; the way back through a layer takes 0.4
         rates = [seconds, seconds]
@@ -50,9 +50,9 @@ def test_allreduces_hide_behind_the_layers_that_are_left() -> None:
         assert whole == pytest.approx(compute + seen)
 
 
-@pytest.mark.parametrize(("cluster", "way"), [(TrainingCluster(4, 8, 100.0), "PN"), (TrainingCluster(4, 8, 100.0), "FR"),
-                                              (TrainingCluster(4, 1), "NR"), (TrainingCluster(4, 1), "DBT")])
-def test_times_between_and_beyond_simulated_sizes_are_those_of_a_simulation(cluster: TrainingCluster, way: str) -> None:
+@pytest.mark.parametrize(("cluster", "way"), [(GpuCluster(4, 8, 100.0), "PN"), (GpuCluster(4, 8, 100.0), "FR"),
+                                              (GpuCluster(4, 1), "NR"), (GpuCluster(4, 1), "DBT")])
+def test_times_between_and_beyond_simulated_sizes_are_those_of_a_simulation(cluster: GpuCluster, way: str) -> None:
     """The straight lines through three sizes are within 3 % of the simulation of others."""
     seconds = [allreduce_seconds(cluster, way, size) for size in cluster.sizes]
     for size in (cluster.sizes[1] * 2, cluster.sizes[2] * 3):
