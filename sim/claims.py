@@ -40,7 +40,8 @@ class ComparisonRow:
     queue_pairs: int
     """Queue pairs by which one host sends in one step, one for each destination and path; the greatest number."""
     uplink: float
-    """Bytes on the busiest uplink of a leaf over the mean of its uplinks, on the worst leaf."""
+    """Bytes on the busiest uplink of a leaf over the mean of its uplinks, on the worst leaf; where rates differ, over
+    its part of the leaf's bytes by rate."""
     timeouts: int
     dropped: int
     links: int = 1

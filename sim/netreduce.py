@@ -13,7 +13,7 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import joblib
 import numpy as np
@@ -25,6 +25,9 @@ from netfold.sim.packet import PacketOutcome, Transport, simulate
 from netfold.sim.placement import SCHEMES
 from netfold.sim.topology import Topology
 from netfold.sim.workload import Workload, double_binary_tree, halving_doubling, ring, ring_all_gather
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 __all__ = ["WAYS", "AllreducePoint", "PlotsMissing", "bound", "crossover", "fabric", "point", "run"]
 
@@ -183,8 +186,8 @@ def crossover(gpus: int, size: int, alpha: float) -> float:
 def sweep(*, short: bool) -> Iterator[tuple[str, str, int, float, float, int, float, int]]:
     """The arguments of `point` for all figures; ``short``: few GPUs, and few bytes, in seconds."""
     size, middle = (1 << 20, 32) if short else (8 << 20, 64)
-    for inside, sizes in ((15.75, (32, 64, 128, 256)), (100.0, (32, 64, 128, 256, 512, 1024))):
-        for gpus in sizes[:2] if short else sizes:
+    for inside in (15.75, 100.0):
+        for gpus in (32, 64) if short else (32, 64, 128, 256, 512, 1024):
             yield from (("gpus", way, gpus, inside, 1e-6, size, 0.0, 1) for way in WAYS)
     for inside in INSIDE:
         yield from (("inside", way, middle, inside, 1e-6, size, 0.0, 1) for way in WAYS)
@@ -208,7 +211,7 @@ def run(*, out: Path, short: bool) -> list[AllreducePoint]:
         points.append(one)
         print(f"{one.figure:8} {one.scheme:4} {one.gpus:5} GPUs {one.inside:6.2f} GB/s {one.alpha * 1e6:6.1f} us loss "
               f"{one.loss:g} jobs {one.jobs}: {one.time * 1e3:9.3f} ms, {one.resent} packets again", flush=True)
-    _csv(out / "points.csv", [f.name for f in fields(AllreducePoint)], [astuple(p) for p in points])
+    write_csv(out / "points.csv", points)
     counts = (32, 64) if short else (32, 64, 128, 256)
     size = (1 if short else 8) << 20
     measured = [crossover(gpus, size, 1e-7) for gpus in counts]
@@ -240,6 +243,11 @@ def _charts(points: Sequence[AllreducePoint]) -> list[list[LineChart]]:
     return [[*by_inside, line("inside", "GB/s", "inside", 1, of["inside"])],
             [line("a step inside", "us", "alpha", 1e6, of["latency"]), line("loss", "%", "loss", 100, of["loss"]),
              line("jobs at once", "", "jobs", 1, of["jobs"])]]
+
+
+def write_csv(path: Path, rows: Sequence[DataclassInstance]) -> None:
+    """Write rows of one dataclass, with its names as the head.  Raises OSError."""
+    _csv(path, [field.name for field in fields(rows[0])], [astuple(row) for row in rows])
 
 
 def _csv(path: Path, head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -22,13 +22,32 @@ from netfold.sim.topology import ClosCable, Topology, large_fat_tree, leaf_spine
 from netfold.sim.training import TRAINING
 from netfold.sim.workload import COLLECTIVES, Workload
 
+RATE, DELAY = 400e9, 500e-9
+"""Bit/s of links of a fabric file that states no rate, and seconds over each link: those of the paper."""
+
+
+def unequal_spines(*, hosts: int = 256, leaves: int = 16, spines: int = 16) -> Topology:
+    """Every fourth spine is an older switch, whose links have 100 Gb/s where others have 400."""
+    return replace(leaf_spine(hosts=hosts, leaves=leaves, spines=spines),
+                   uplinks=tuple(RATE / (1 if spine % 4 else 4) for spine in range(spines)))
+
+
+def unequal_leaves(*, hosts: int = 256, leaves: int = 16, spines: int = 16) -> Topology:
+    """A quarter of each leaf's uplinks have 100 Gb/s, neighbours those to other spines."""
+    return replace(leaf_spine(hosts=hosts, leaves=leaves, spines=spines),
+                   uplinks=tuple(RATE / (1 if (leaf + spine) % 4 else 4)
+                                 for leaf in range(leaves) for spine in range(spines)))
+
+
 FABRICS: dict[str, Callable[[], Topology]] = {
     "leaf-spine": leaf_spine,
     "leaf-spine-64": partial(leaf_spine, hosts=64, leaves=8, spines=8),
+    "unequal-spines": unequal_spines,
+    "unequal-leaves": unequal_leaves,
+    "unequal-spines-64": partial(unequal_spines, hosts=64, leaves=8, spines=8),
+    "unequal-leaves-64": partial(unequal_leaves, hosts=64, leaves=8, spines=8),
     "fat-tree": paper_fat_tree,
 }
-RATE, DELAY = 400e9, 500e-9
-"""Bit/s of links of a fabric file that states no rate, and seconds over each link: those of the paper."""
 BROKEN = ClosCable("leaf", 0, 0)
 """The cable that breaks in the paper, and first in every simulation here."""
 
@@ -62,15 +81,17 @@ def simulate_point(point: Point) -> ComparisonRow:
     transport = Transport(rto=point.rto)
     outcome = simulate(topology, workload, scheme, transport=transport, faults=faults, seed=point.seed,
                        deadline=GIVE_UP + workload.idle)
-    uplinks = outcome.link_bytes[2 * topology.size:2 * topology.size + topology.blocks[2]].reshape(-1, topology.aggs)
-    uplinks = uplinks[uplinks.any(axis=1)]
+    upwards = slice(2 * topology.size, 2 * topology.size + topology.blocks[2])
+    carried, rates = (links[upwards].reshape(-1, topology.aggs) for links in (outcome.link_bytes, topology.rates()))
+    used = carried.any(axis=1)
+    even = carried.sum(axis=1, keepdims=True) * rates / rates.sum(axis=1, keepdims=True)
     placed = place(topology, workload, scheme, dead=dead, seed=point.seed, mtu=transport.mtu)
     ends = np.stack([column[placed.task] for column in (workload.step, workload.source, workload.destination)])
     pairs = np.unique(np.vstack([ends, placed.path]), axis=1)  # segments of a flow on one path share a queue pair
     return ComparisonRow(point.fabric, point.workload, point.size, point.scheme, point.state, point.seed,
                inf if outcome.unfinished else outcome.time, outcome.unfinished,
                int(np.unique(pairs[:2], axis=1, return_counts=True)[1].max()),
-               float((uplinks.max(axis=1) / uplinks.mean(axis=1)).max(initial=1.0)),
+               float((carried[used] / even[used]).max(initial=1.0)),
                outcome.counts["timeouts"], outcome.counts["dropped"], point.links)
 
 

@@ -56,7 +56,8 @@ class Topology:
     leaf_rate: float = 400e9
     """Bit/s of the links between leaves and aggs."""
     uplinks: tuple[float, ...] = ()
-    """Bit/s of every leaf's link to each agg, in order, where those differ; empty: ``leaf_rate`` to all."""
+    """Bit/s of a leaf's link to each agg, in order, where those differ: of every leaf alike, or of all leaves in turn;
+    empty: ``leaf_rate`` to all."""
     core_rate: float = 400e9
     """Bit/s of the links between aggs and cores."""
     delay: float = 500e-9
@@ -72,9 +73,9 @@ class Topology:
         for name in ("host_rate", "leaf_rate", "core_rate"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"topology.{name}: expected bit/s above 0, got {getattr(self, name)}")
-        if self.uplinks and (len(self.uplinks) != self.aggs or not min(self.uplinks) > 0):
-            raise ValueError(f"topology.uplinks: expected bit/s above 0 to each of {self.aggs} aggs, got "
-                             f"{self.uplinks}")
+        if self.uplinks and (len(self.uplinks) not in (self.aggs, self.blocks[2]) or not min(self.uplinks) > 0):
+            raise ValueError(f"topology.uplinks: expected bit/s above 0 to each of {self.aggs} aggs, or of all "
+                             f"{self.blocks[2]} uplinks, got {len(self.uplinks)}: {self.uplinks[:8]}")
         if not self.delay >= 0:
             raise ValueError(f"topology.delay: expected seconds of at least 0, got {self.delay}")
 
@@ -159,12 +160,16 @@ class Topology:
 
         This is `Clos.weights` in closed form for a regular fabric.
         """
-        uplinks = [Fraction(rate) for rate in self.uplinks or [self.leaf_rate] * self.aggs]
+        uplinks = [Fraction(min(self.uplink(leaf, agg), self.uplink(to, agg))) for agg in range(self.aggs)]
         if leaf // self.leaves == to // self.leaves:
             return [uplinks[path] if self.uplinks else Fraction(1) for path in paths]
         over = Counter(path // self.cores for path in paths)
         core_rate = Fraction(self.core_rate)
         return [min(core_rate, uplinks[path // self.cores] / over[path // self.cores]) for path in paths]
+
+    def uplink(self, leaf: int, agg: int) -> float:
+        """Bit/s of the link between a leaf, counted through all pods, and an agg of its pod."""
+        return self.uplinks[(leaf * self.aggs + agg) % len(self.uplinks)] if self.uplinks else self.leaf_rate
 
     def rate(self, link: int) -> float:
         """Bit/s of a directed link."""
@@ -172,12 +177,12 @@ class Topology:
             return self.host_rate
         if link >= 2 * self.size + 2 * self.blocks[2]:
             return self.core_rate
-        return self.uplinks[(link - 2 * self.size) % self.aggs] if self.uplinks else self.leaf_rate
+        return self.uplink(*divmod((link - 2 * self.size) % self.blocks[2], self.aggs))
 
     def rates(self) -> NDArray[np.float64]:
         """float64[links]: bit/s of all directed links."""
-        leaf = self.pods * self.leaves
-        parts = ([self.host_rate] * (2 * self.size), [*(self.uplinks or [self.leaf_rate] * self.aggs)] * (2 * leaf),
+        uplinks = self.uplinks or (self.leaf_rate,)
+        parts = ([self.host_rate] * (2 * self.size), [*uplinks] * (2 * self.blocks[2] // len(uplinks)),
                  [self.core_rate] * (2 * self.blocks[4]))
         return np.concatenate([np.array(part, np.float64) for part in parts])
 
@@ -223,7 +228,7 @@ def of_fabric(fabric: Fabric, *, delay: float, rate: float | None = None) -> Top
     delay   seconds over one link, which fabric files do not have
     rate    bit/s of links without a rate
     A leaf's links to one spine, side by side, count as one of their rates together.
-    Raises ValueError where leaves differ in hosts, uplinks or rates, since `Topology` is regular.
+    Raises ValueError where leaves differ in hosts or in their spines, since `Topology` is regular there.
     """
     graph = fabric.graph()
     leaf_of = {host.name: next(iter(graph[host.name])) for host in fabric.hosts}
@@ -245,12 +250,13 @@ def of_fabric(fabric: Fabric, *, delay: float, rate: float | None = None) -> Top
             continue
         pair = (a, b) if a in below else (b, a)
         uplinks[pair] = None if each is None else (uplinks.get(pair) or 0) + each
-    to_spines = {tuple(uplinks[leaf, spine] for spine in spines) for leaf in below}
-    if len(host_rates) > 1 or len(to_spines) > 1 or None in host_rates or any(None in ups for ups in to_spines):
-        raise ValueError(f"fabric {fabric.name}: expected one rate for all host links, and uplinks that are alike from "
-                         f"all leaves, got {host_rates} and {to_spines} bit/s; state rates in the file, or give `rate`")
-    (host_rate,), (ups,) = host_rates, to_spines
-    rates = tuple(float(up) for up in ups if up is not None)
+    to_spines = {leaf: tuple(uplinks[leaf, spine] for spine in spines) for leaf in dict.fromkeys(leaf_of.values())}
+    if len(host_rates) > 1 or None in host_rates or any(None in ups for ups in to_spines.values()):
+        raise ValueError(f"fabric {fabric.name}: expected one rate for all host links, and a rate of each uplink, got "
+                         f"{host_rates} and {to_spines} bit/s; state rates in the file, or give `rate`")
+    (host_rate,) = host_rates
+    of_leaves = [tuple(float(up) for up in ups if up is not None) for ups in to_spines.values()]
+    rates = of_leaves[0] if len(set(of_leaves)) == 1 else tuple(up for ups in of_leaves for up in ups)
     return Topology(hosts=next(iter(below.values())), leaves=len(below), aggs=max(1, len(spines)),
                     host_rate=host_rate or 0, leaf_rate=max(rates, default=host_rate or 0), delay=delay,
                     uplinks=rates if len(set(rates)) > 1 else ())

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`netfold bench simulator`: the packet simulator compared with a real fabric, with the same flows on the same paths.
+"""`netfold bench simulator`: the packet simulator compared with a real fabric, with the same flows on the same paths,
+and with the same folds (`simulated_folds`).
 
 The real fabric has Mininet's shaped links, softswitches, and queue pairs between hosts.  Compared is the time at which
 the last flow has arrived.  The rates must be low enough that the links, not this machine's processors, are the limit.
@@ -19,6 +20,7 @@ import msgspec
 import numpy as np
 
 from cbuild import files
+from netfold.bench.commands import simulated_folds
 from netfold.bench.ranks.simulator import ReplayFlow, ReplayTask, ReplayTimes
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Fabric
@@ -121,13 +123,21 @@ def simulated(topology: Topology, workload: Workload, window: int) -> PacketOutc
                     placement=queue_pairs(topology, workload, SCHEME))
 
 
-def run(*, hosts: int, rate: str, size: float, window: int, rounds: int, json: Path | None) -> bool:
+def run(*, hosts: int, rate: str, size: float, window: int, rounds: int, json: Path | None,
+        cases: str = "flows,folds", fold_sizes: str = "256,1024,4096") -> bool:
     """Compare in a sandbox, where the process starts anew, print the table, and return whether all cases meet the bar.
 
-    size    MB on each rank
-    window  packets of a queue pair
+    size        MB on each rank
+    window      packets of a queue pair
+    cases       flows, folds, or both, by commas
+    fold_sizes  KiB of the folds' tensors, by commas
     Raises ValueError for what cannot be compared.
     """
+    kinds = cases.split(",")
+    if unknown := [kind for kind in kinds if kind not in ("flows", "folds")]:
+        raise ValueError(f"--cases: no case is called {unknown[0]!r}; there are flows and folds")
+    if not all(kib.strip().isdecimal() and int(kib) for kib in fold_sizes.split(",")):
+        raise ValueError(f"--fold-sizes: expected whole numbers of KiB by commas, got {fold_sizes!r}")
     if hosts < 4 or hosts & (hosts - 1):
         raise ValueError(f"--hosts {hosts}: expected a power of two of at least 4, for halving-doubling on two leaves")
     if not 2 <= window <= 1 << 20 or window & (window - 1):
@@ -137,13 +147,31 @@ def run(*, hosts: int, rate: str, size: float, window: int, rounds: int, json: P
     for spines in dict.fromkeys(case.spines for case in CASES):
         leafspine(2, spines, hosts, rate=rate)
     sandbox.enter()
+    rows = _flows(hosts=hosts, rate=rate, size=size, window=window, rounds=rounds) if "flows" in kinds else []
+    folds = simulated_folds.run(rate=rate, sizes=[int(kib) << 10 for kib in fold_sizes.split(",")], rounds=rounds,
+                                delay=DELAY) if "folds" in kinds else []
+    met = True
+    for kind, ratios, bar in (("flows", [float(str(row["ratio"])) for row in rows], BAR),
+                              ("folds", [row.ratio for row in folds], simulated_folds.BAR)):
+        if ratios:
+            worst = max(abs(1 - ratio) for ratio in ratios)
+            met &= worst <= bar
+            print(f"{kind}: the simulator is off by at most {worst:.1%}; the bar is {bar:.0%}: "
+                  f"{'met' if worst <= bar else 'missed'}")
+    if json is not None:
+        document = {"rate": rate, "window": window, "rows": rows, "folds": [row._asdict() for row in folds]}
+        files.replace(json, msgspec.json.format(msgspec.json.encode(document)))
+    return met
+
+
+def _flows(*, hosts: int, rate: str, size: float, window: int, rounds: int) -> list[dict[str, object]]:
     from netfold.topo.net import Network
 
     print(f"{hosts} hosts on 2 leaves, {rate} links, {size:g} MB on each rank, "
           f"{os.cpu_count()} cores, median of {rounds} rounds")
     print(f"{'workload':<20} {'spines':>6} {'real ms':>9} {'min - max':>15} {'simulated ms':>12} {'sim/real':>9} "
           f"{'resent':>7}")
-    rows = []
+    rows: list[dict[str, object]] = []
     for spines in dict.fromkeys(case.spines for case in CASES):
         fabric = leafspine(2, spines, hosts, rate=rate, rundir=sandbox.rundir(), path_mtu=roce.PATH_MTU)
         topology = of_fabric(fabric, delay=DELAY)
@@ -157,9 +185,4 @@ def run(*, hosts: int, rate: str, size: float, window: int, rounds: int, json: P
                       f"{max(took) * 1e3:<7.1f} {model * 1e3:>12.1f} {model / measured:>9.3f} {times.resent:>7}",
                       flush=True)
                 rows.append({**case._asdict(), "real": took, "simulated": model, "ratio": model / measured})
-    worst = max(abs(1 - float(str(row["ratio"]))) for row in rows)
-    print(f"the simulator is off by at most {worst:.1%}; the bar is {BAR:.0%}: {'met' if worst <= BAR else 'missed'}")
-    if json is not None:
-        document = {"rate": rate, "window": window, "rows": rows}
-        files.replace(json, msgspec.json.format(msgspec.json.encode(document)))
-    return worst <= BAR
+    return rows

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from netfold.bench.commands import simulator
+from netfold.bench.commands import simulated_folds, simulator
+from netfold.bench.commands.simulated_folds import FoldCase, SimulatedSum
 from netfold.bench.commands.simulator import Case
+from netfold.bench.ranks.loss import LossResult
 from netfold.bench.ranks.simulator import ReplayTimes
 from netfold.cli.app import app
 from netfold.fabric.generate import leafspine
@@ -94,9 +96,33 @@ def test_every_link_of_a_real_fabric_carries_what_the_simulator_says(tmp_path: P
 @pytest.mark.parametrize(("option", "value", "says"), [
     ("--hosts", "7", "power of two"), ("--window", "12", "power of two"), ("--rounds", "0", "a round"),
     ("--size", "0", "1 KB for each host"), ("--rate", "fast", "expected a rate"),
+    ("--cases", "flows,trees", "'trees'"), ("--fold-sizes", "1,0", "whole numbers of KiB"),
 ])
 def test_what_cannot_be_compared_is_refused_before_anything_starts(option: str, value: str, says: str) -> None:
     """A wrong option ends with status 2 and one line."""
     result = CliRunner().invoke(app, ["bench", "simulator", option, value])
     assert (result.exit_code, result.output.startswith("netfold: bench simulator: ")) == (2, True)
     assert says in result.output
+
+
+@pytest.mark.parametrize(("leaves", "spines", "ranks", "loss"), [(1, 0, 2, 0.0), (2, 1, 4, 0.0), (2, 2, 8, 0.0),
+                                                                (2, 1, 8, 0.01)])
+def test_a_simulated_sum_takes_its_links_time(leaves: int, spines: int, ranks: int, loss: float) -> None:
+    """As many ranks on each leaf; without loss the time of a tensor with its headers over one link and a few packets
+    more; losses cost more, and packets sent again."""
+    case = FoldCase(leaves, spines, ranks, loss, 1 << 20)
+    hosts = simulated_folds.members(case)
+    assert [sum(host * leaves // 8 == leaf for host in hosts) for leaf in range(leaves)] == [ranks // leaves] * leaves
+    fabric = leafspine(leaves, spines, 8, rate="50mbit")
+    found = simulated_folds.simulated(fabric, of_fabric(fabric, delay=simulator.DELAY), case, 512)
+    line = 8 * (1 << 20) * (1 + 58 / fabric.path_mtu) / 50e6
+    assert line < found.seconds < (1.2 if loss else 1.03) * line
+    assert (found.again > 0) == (loss > 0)
+
+
+def test_a_sum_takes_as_long_as_its_slowest_rank() -> None:
+    """The median of the sums, and the ranks' repeats and time-outs."""
+    took = [LossResult([1.0, 2.0, 9.0], 1, 1, 100, 3), LossResult([3.0, 1.0, 1.0], 3, 3, 100, 0)]
+    row = simulated_folds.compared(FoldCase(1, 0, 2, 0.0, 4), took, SimulatedSum(4.5, 0.0, 0.0))
+    assert (row.real, row.measured, row.ratio) == ([3.0, 2.0, 9.0], 3.0, 1.5)
+    assert (row.again, row.timeouts) == (0.02, 1.0)

@@ -22,7 +22,7 @@ from netfold.fabric.generate import leafspine
 from netfold.sim import ethereal
 from netfold.sim.claims import ComparisonRow, claims, relative
 from netfold.sim.ethereal import Comparison, run
-from netfold.sim.points import BROKEN, FABRICS, Point, broken
+from netfold.sim.points import BROKEN, FABRICS, Point, broken, simulate_point
 from netfold.sim.results import ROWS
 from netfold.sim.sweep import EngineError, engine, sweep
 from netfold.sim.topology import leaf_spine
@@ -291,3 +291,12 @@ def test_a_fabric_file_is_simulated_as_it_says(tmp_path: Path) -> None:
         Comparison(fabrics=[str(file)])
     with pytest.raises(ValueError, match="need different names"):
         Comparison(fabrics=["leaf-spine", "leaf-spine"])
+
+
+@pytest.mark.parametrize("name", ["unequal-spines-64", "unequal-leaves-64"])
+def test_uplinks_of_unequal_rates_are_loaded_by_rate(name: str) -> None:
+    """Weighted plans load them as their rates say, the paper's equal pieces do not, and end later."""
+    rows = {scheme: simulate_point(Point(name, "all-to-all", 1 << 20, scheme, "healthy", 1, 1e-3))
+            for scheme in ("netfold", "ethereal")}
+    assert rows["netfold"].uplink < 1.3 < 3 < rows["ethereal"].uplink
+    assert rows["netfold"].time < 0.6 * rows["ethereal"].time

@@ -125,7 +125,8 @@ NOT_RUN: Final[dict[str, tuple[str, ...]]] = {
         "tidalmesh,mesh2d,ring", "netfold bench loss --topo leafspine,2,2,8 --rate 200mbit --losses 0",
         "netfold bench loss --rate 1gbit --rounds 1 -n 12 --losses 0.01,0.05",
         "netfold bench osu-bcast --out papers/collectives",
-        "netfold bench parameter-server --out papers/collectives", "netfold bench paths --planner equal_split",
+        "netfold bench parameter-server --out papers/collectives", "netfold bench simulator --cases folds",
+        "netfold bench paths --planner equal_split",
         "netfold bench rails --out FOLDER", "netfold bench rails --plot STEM --json FILE",
         "netfold bench rails --rails innet@a+tcp@b --algorithm ring -e 4M --cut-bytes 8M --out papers/nezha",
         "netfold bench rails --rails tcp@a+tcp@b --algorithm ring -e 4M --cut-bytes 8M --out papers/nezha/tcp-tcp",
@@ -135,6 +136,9 @@ NOT_RUN: Final[dict[str, tuple[str, ...]]] = {
         "--figure train"),
     "a paper's figures, minutes; their short forms are in tests/sim": (
         "netfold sim ethereal --out papers/ethereal", "netfold sim mesh --out papers/collectives",
+        "netfold sim ethereal --fabrics unequal-spines-64,unequal-leaves-64 --models none --sizes 1,16 --states "
+        "healthy --out papers/ethereal/unequal", "netfold sim netreduce --only beside --out papers/netreduce",
+        "netfold sim netreduce --only training --out papers/netreduce",
         "netfold sim netreduce --out papers/netreduce", "netfold sim smp --out papers/collectives"),
     "starts a fabric of its own: tests/e2e/test_demo.py, test_fabric.py, test_rails.py and test_fault_commands.py do": (
         "netfold demo", "netfold demo --lane-bits 8", "netfold demo --page", "netfold run -- python train.py",

@@ -179,13 +179,16 @@ def simulator(
     size: Annotated[float, typer.Option(help="MB on each rank.")] = 4.0,
     window: Annotated[int, typer.Option(help="Packets of a queue pair, a power of two.")] = 8,
     rounds: Annotated[int, typer.Option("-n", "--rounds", help="The median counts.")] = 3,
+    cases: Annotated[str, typer.Option(help="By commas: flows, folds (sums in the network).")] = "flows,folds",
+    fold_sizes: Annotated[str, typer.Option(help="KiB that are folded, by commas.")] = "256,1024,4096",
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here.")] = None,
 ) -> None:
-    """The packet simulator against a real fabric: the same flows on both; exit status 1 beyond 15 %."""
+    """The packet simulator against a real fabric: the same flows and folds; exit status 1 beyond 15 and 10 %."""
     from netfold.bench.commands import simulator as bench
 
     with _failing("simulator"):
-        within = bench.run(hosts=hosts, rate=rate, size=size, window=window, rounds=rounds, json=json)
+        within = bench.run(hosts=hosts, rate=rate, size=size, window=window, rounds=rounds, json=json,
+                           cases=cases, fold_sizes=fold_sizes)
     sys.exit(0 if within else 1)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +25,8 @@ def group() -> None:
 @simulations.command()
 def ethereal(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the results and figures.")] = Path("build/sim"),
-    fabrics: Annotated[str, typer.Option(help="leaf-spine (256 hosts), leaf-spine-64, fat-tree (512), or fabric files "
+    fabrics: Annotated[str, typer.Option(help="leaf-spine (256 hosts), unequal-spines, unequal-leaves (uplinks of "
+                                                "unequal rates), each also with -64, fat-tree (512), or fabric files "
                                                 "NAME.toml, by commas.")] = "leaf-spine",
     collectives: Annotated[str, typer.Option(help="all, none, or names, by commas.")] = "all",
     schemes: Annotated[str, typer.Option(help="all, or names, by commas.")] = "all",
@@ -166,15 +168,23 @@ def fabric_(
 @simulations.command()
 def netreduce(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the figures and their data.")] = Path("build/sim"),
+    only: Annotated[str, typer.Option(help="By commas: allreduce, training (steps of CNNs and transformers), beside (a "
+                                           "fold beside flows); default: all.")] = "allreduce,training,beside",
     short: Annotated[bool, typer.Option("--short", help="Up to 64 GPUs, 1 MiB: seconds.")] = False,
 ) -> None:
     """NetReduce's questions: sums in switches against rings, trees and hierarchies at 32 to 1,024 GPUs."""
+    from netfold.sim import fold_beside, netreduce_training
     from netfold.sim import netreduce as paper
     from netfold.sim.packet import SimulationError
 
+    parts: dict[str, Callable[..., object]] = {"allreduce": paper.run, "training": netreduce_training.run,
+                                               "beside": fold_beside.run}
     try:
-        paper.run(out=out, short=short)
-    except (paper.PlotsMissing, SimulationError) as error:
+        if unknown := [name for name in only.split(",") if name not in parts]:
+            raise ValueError(f"--only: no part is called {unknown[0]!r}; there are {', '.join(parts)}")
+        for name in only.split(","):
+            parts[name](out=out, short=short)
+    except (paper.PlotsMissing, SimulationError, ValueError) as error:
         fail(CANNOT, f"sim netreduce: {error}")
     except OSError as error:
         fail(FAILED, f"sim netreduce: cannot write {error.filename or out}: {error.strerror}")
