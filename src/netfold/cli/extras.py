@@ -31,7 +31,7 @@ class Extra:
         """The distributions of this extra that are not installed; nothing is imported to find out.
 
         Mininet needs `distutils`, which is not what is looked for: where setuptools is installed, its finder answers
-        for that name by importing all of setuptools, a fifth of the processor time of `netfold --version`.
+        for that name by importing all of setuptools.
         """
         return [package for module, package in self.packages.items() if find_spec(module) is None]
 
