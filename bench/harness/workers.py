@@ -25,23 +25,25 @@ class WorkerFailed(FabricFailed):
 class Workers:
     """One worker process in each of several hosts.
 
-    name  of the group, in messages and names of logs
-    pids  numbers of processes in the hosts' namespaces
-    envs  environment variables of each worker
+    name    of the group, in messages and names of logs
+    places  numbers of processes in the hosts' namespaces, or the commands that run the one after them in a host
+    envs    environment variables of each worker
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], pids: Sequence[int], envs: Sequence[Mapping[str, str]], logs: Path
+        self, name: str, command: Sequence[str], places: Sequence[int | Sequence[str]],
+        envs: Sequence[Mapping[str, str]], logs: Path,
     ) -> None:
         self.name = name
         self._processes: list[subprocess.Popen[bytes]] = []
         self._logs: list[Path] = []
         self._rest: list[bytes] = []
-        for rank, (pid, env) in enumerate(zip(pids, envs, strict=True)):
+        for rank, (place, env) in enumerate(zip(places, envs, strict=True)):
+            enter = ["mnexec", "-a", str(place)] if isinstance(place, int) else place
             log = logs / f"{name}-rank{rank}.log"
             with log.open("wb") as errors:
                 self._processes.append(subprocess.Popen(
-                    ["mnexec", "-a", str(pid), *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                    [*enter, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
                     env={**os.environ, **env}, start_new_session=True,
                 ))
             self._logs.append(log)

@@ -41,6 +41,7 @@ def init(
     address: str | None = None,
     controller: str | None = None,
     timeout: float = 10.0,
+    join_timeout: float = 30.0,
     rail: RailName = "auto",
     algorithm: str | None = None,
     lane_bits: LaneBits | None = None,
@@ -48,6 +49,8 @@ def init(
     on_loss: OnLoss = "raise",
 ) -> Communicator:
     """Joins the job that the environment names; arguments win over the environment.
+
+    ``timeout`` and ``join_timeout`` are seconds: for each operation, and to wait for the other ranks.
 
     NETFOLD_JOB (default "default"), NETFOLD_CONTROLLER; rank and world size as the launcher says them, and this host's
     address from NETFOLD_ADDRESS or the way to the controller (``environment``).  Raises ValueError for what is missing,
@@ -70,6 +73,7 @@ def init(
         address=address if address is not None else environment.address(where, os.environ.get("MASTER_ADDR", "")),
         controller=controller,
         timeout=timeout,
+        join_timeout=join_timeout,
         rail=rail,
         algorithm=algorithm,
         lane_bits=lane_bits,

@@ -335,7 +335,8 @@ def test_a_closed_communicator_says_so_and_keeps_its_totals() -> None:
 
 # ---- verbs ---------------------------------------------------------------------------------------------------------
 def test_verbs_follow_the_environment(serve: Callable[..., JobServer], monkeypatch: pytest.MonkeyPatch) -> None:
-    """init() reads NETFOLD_JOB, RANK, WORLD_SIZE, NETFOLD_ADDRESS and NETFOLD_CONTROLLER; shutdown() undoes it."""
+    """init() reads NETFOLD_JOB, RANK, WORLD_SIZE, NETFOLD_ADDRESS and NETFOLD_CONTROLLER, and waits for others as long
+    as it is told; shutdown() undoes it."""
     server = serve(reason="one rank")
     for name, value in {
         "NETFOLD_JOB": "env",
@@ -345,7 +346,7 @@ def test_verbs_follow_the_environment(serve: Callable[..., JobServer], monkeypat
         "NETFOLD_CONTROLLER": server.where,
     }.items():
         monkeypatch.setenv(name, value)
-    netfold.init()
+    netfold.init(join_timeout=17.0)
     try:
         assert (netfold.rank(), netfold.size()) == (0, 1)
         assert netfold.allreduce(np.ones(3, np.float32)).tolist() == [1, 1, 1]
@@ -355,6 +356,7 @@ def test_verbs_follow_the_environment(serve: Callable[..., JobServer], monkeypat
         netfold.shutdown()
     netfold.shutdown()
     assert server.joins[0].job == "env"
+    assert 16 < server.joins[0].timeout <= 17  # what of it is left
     with pytest.raises(NetFoldError, match=r"netfold\.init\(\) first"):
         netfold.rank()
 

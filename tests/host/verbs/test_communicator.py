@@ -6,9 +6,11 @@ refused by name.  Nothing hangs."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -20,6 +22,7 @@ from netfold.host.errors import Aborted, NetFoldError, RankMismatch
 from netfold.rpc.rpc import Code, Refusal
 from netfold.testing import on_every_rank, subnet
 from netfold.wire.jobs import Connect, Connected
+from support import needs
 from support.torch import loopback_jobs
 from support.verbs_jobs import VerbsJobs, fake_devices
 
@@ -285,5 +288,42 @@ def test_shrink_and_grow_are_answered_by_name(job: VerbsJobs) -> None:
             for got in on_every_rank(comms, partial(change, timeout=2)):
                 assert isinstance(got, NetFoldError), got
                 assert "UNIMPLEMENTED" in str(got)
+    finally:
+        on_every_rank(comms, lambda comm: comm.close())
+
+
+def test_torch_reduces_by_queue_pairs(job: VerbsJobs, caplog: pytest.LogCaptureFixture) -> None:
+    """torch's group over communicators of this rail: sums and averages of its tensors, of several at once too, are
+    right and said to be carried by it; a broadcast goes over TCP."""
+    torch = pytest.importorskip("torch", reason=needs.reason("torch"))
+    from netfold.host.torch.process_group import NetfoldGroup
+
+    comms, store = joined(job, "torch"), torch.distributed.HashStore()
+
+    def train(comm: Communicator) -> Any:
+        group = NetfoldGroup(store, comm, timedelta(seconds=20))
+        total, average, coalesced = (torch.from_numpy(rows(comm.rank)) for _ in range(3))
+        averages = torch.distributed.AllreduceOptions()
+        averages.reduceOp = torch.distributed.ReduceOp.AVG
+        group.allreduce([total]).wait()
+        group.allreduce([average], averages).wait()
+        group.allreduce_coalesced([coalesced]).wait()
+        state = torch.full((SIZE,), float(comm.rank))
+        group.broadcast([state], 1).wait()
+        return [tensor.numpy() for tensor in (total, average, coalesced, state)]
+
+    try:
+        with caplog.at_level(logging.INFO, "netfold"):
+            results = on_every_rank(comms, train)
+        for got in results:
+            assert not isinstance(got, Exception), got
+            total, average, coalesced, state = got
+            assert (total == TOTAL).all()
+            np.testing.assert_allclose(average, TOTAL / WORLD, rtol=1e-6)
+            assert (coalesced == TOTAL).all()
+            assert (state == 1).all()
+        said = {record.getMessage().partition(": ")[2] for record in caplog.records}
+        assert said >= {"allreduce, sum of float32 goes over verbs", "allreduce, average of float32 goes over verbs",
+                        "allreduce_coalesced, sum of float32 goes over verbs", "broadcast goes over TCP, binomial"}
     finally:
         on_every_rank(comms, lambda comm: comm.close())
