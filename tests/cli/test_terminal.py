@@ -24,7 +24,7 @@ from netfold.controller.operations.rates import Rates
 from netfold.controller.paths import path_service
 from netfold.demo import report
 from netfold.terminal import console
-from netfold.wire import operator as op
+from netfold.wire import operator as op, stalls
 
 long = {LONG!r}
 traffic = op.Traffic(1, 2, 3)
@@ -34,7 +34,7 @@ status = op.Status(
     [op.JobStatus("train", "active", 7, 2, [0, 1], [], [], 2048, [op.TreeStatus(long, 1.0, {{"leaf1": [long]}})], long,
                   [], stays=long)])
 show.show(status)
-show.show_slots(long, [op.JobSlots("train", 7, 4, [op.OpenSlot("leaf1", long, "SUM32", 1, 2, 3, [long], [long])])])
+show.show_slots(long, [stalls.JobSlots("train", 7, 4, [stalls.OpenSlot("leaf1", long, "SUM32", 1, 2, 3, [long], [long])])])
 rates = Rates()
 rates.update(status)
 console().print(top.screen(status, status, rates))
