@@ -63,7 +63,7 @@ class Agreements:
         rails, state = self._rails, self._state
         self.carrier, self.failed, begin = rail, False, 0.0
         while True:
-            rails.position = position = rails.position + 1
+            position = rails.advance()
             came = state.enter_agreement(position, rail)
             begin = begin or came
             self._turn ^= 1
