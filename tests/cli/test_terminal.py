@@ -34,7 +34,8 @@ status = op.Status(
     [op.JobStatus("train", "active", 7, 2, [0, 1], [], [], 2048, [op.TreeStatus(long, 1.0, {{"leaf1": [long]}})], long,
                   [], stays=long)])
 show.show(status)
-show.show_slots(long, [stalls.JobSlots("train", 7, 4, [stalls.OpenSlot("leaf1", long, "SUM32", 1, 2, 3, [long], [long])])])
+slot = stalls.OpenSlot("leaf1", long, "SUM32", 1, 2, 3, [long], [long])
+show.show_slots(long, [stalls.JobSlots("train", 7, 4, [slot])])
 rates = Rates()
 rates.update(status)
 console().print(top.screen(status, status, rates))
