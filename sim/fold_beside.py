@@ -31,18 +31,18 @@ WAYS: Final = ("together", "separately", "hashed")
 TREES: Final = {"one tree": 1, "a tree for each spine": 0}
 RATE: Final = 100e9
 SEEDS: Final = (1, 2, 3, 4, 5)
-"""Of hashed flows; the other ways draw nothing."""
+"""Seeds of hashed flows, one simulation each; the other ways draw nothing at random."""
 
 
 @dataclass(frozen=True)
 class BesideRow:
-    """Both jobs at once."""
+    """What was simulated of a job that folds and a job that sends all-to-all at the same time."""
 
     trees: str
     fold_bytes: int
-    """Of each host that folds."""
+    """Bytes of the tensor that each folding host sums."""
     flow_bytes: int
-    """Of each host of the all-to-all, to all others together."""
+    """Bytes that each host of the all-to-all sends to all others together."""
     way: str
     seed: int
     fold_alone: float

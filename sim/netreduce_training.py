@@ -38,8 +38,8 @@ layer that fills it."""
 BATCHES: Final = (4, 8, 16, 32, 64, 128)
 """Samples of each GPU: the fewer, the less there is to hide allreduces behind."""
 PAPER: Final[Mapping[str, float]] = {"AlexNet": 1.45, "VGG-16": 1.202, "ResNet-50": 1.049}
-"""What notes that quote the paper say that NetReduce gives over its baseline, on three networks in this order; which
-three, the notes leave open.  Its abstract: up to 1.7 for CNNs, 1.5 for transformers."""
+"""NetReduce's rate over its baseline's, network by network, as notes that quote the paper give it.  The notes name no
+networks: these three are our reading of them.  The paper's abstract has up to 1.7 for CNNs and 1.5 for transformers."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class GpuCluster:
 
     machines: int
     gpus: int
-    """Of a machine: 8, whose cards have `netreduce.OUTSIDE`, or 1."""
+    """How many GPUs a machine has: 8, whose cards have the rate `netreduce.OUTSIDE`, or 1."""
     inside: float = 0.0
     """GB/s between GPUs of a machine."""
     card: float = netreduce.OUTSIDE / 1e9
@@ -56,7 +56,7 @@ class GpuCluster:
 
     @property
     def name(self) -> str:
-        """For figures."""
+        """The cluster in words, for figures and what is printed."""
         if self.gpus == 1:
             return f"{self.machines} machines of 1 GPU, {self.card:g} GB/s"
         return (f"{self.machines * self.gpus} GPUs, {self.gpus} a machine, {self.inside:g} GB/s inside, {self.card:g} "
@@ -66,7 +66,6 @@ class GpuCluster:
     def ways(self) -> tuple[str, ...]:
         """The allreduces that are compared: NetReduce's, the flat ring, and others."""
         return ("NR", "FR", "HD", "DBT") if self.gpus == 1 else ("PN", "FR", "TA")
-
 
     @property
     def sizes(self) -> tuple[int, int, int]:

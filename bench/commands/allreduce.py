@@ -221,7 +221,7 @@ def _start_workers(spec: AllreduceSpec) -> Iterator[tuple[dict[str, Workers], li
     from netfold.bench.harness.bridge import Bridge
     from netfold.bench.harness.workers import Workers
     from netfold.topo.net import Network, with_sockets_in
-    from netfold.topo.ranks import environment
+    from netfold.topo.ranks import environment, in_namespaces
 
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
     names: dict[str, list[str]] = {}
@@ -239,16 +239,16 @@ def _start_workers(spec: AllreduceSpec) -> Iterator[tuple[dict[str, Workers], li
             switches = [switch.child.pid for switch in network.switches if switch.child is not None]
             for number, ours in enumerate(here):
                 hosts = [host for at, host in enumerate(fabric.hosts) if at // under % len(here) == number]
-                pids = [network.mininet.get(host.name).pid for host in hosts]
+                enters = [in_namespaces(network.mininet.get(host.name).pid) for host in hosts]
                 envs = [{**environment(fabric, hosts, rank, job="bench"), CREDITS_VARIABLE: spec.credits}
                         for rank in range(spec.ranks)]
-                workers[ours] = stack.enter_context(Workers(ours, _command(spec, names[ours]), pids, envs, logs))
+                workers[ours] = stack.enter_context(Workers(ours, _command(spec, names[ours]), enters, envs, logs))
         if names.keys() - set(ON_FABRIC):
             bridge = stack.enter_context(Bridge(spec.ranks, spec.rate, roce.LINK_MTUS[spec.path_mtu]))
             envs = [_environment(bridge, rank) for rank in range(spec.ranks)]
             for group_name in names.keys() - set(ON_FABRIC):
                 command = _command(spec, names[group_name], controller=False)
-                workers[group_name] = stack.enter_context(Workers(group_name, command, bridge.pids, envs, logs))
+                workers[group_name] = stack.enter_context(Workers(group_name, command, bridge.enters, envs, logs))
         if "bridge" in workers:
             peers = [msgspec.json.decode(line, type=Peer) for line in workers["bridge"].receive(READY_SECONDS)]
             workers["bridge"].send(msgspec.json.encode(PlainPeers(peers, draw())))

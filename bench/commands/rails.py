@@ -209,7 +209,7 @@ def _train(
 
 def _workers(spec: RailsSpec, planes: Planes, logs: Path) -> Workers:
     from netfold.bench.harness.workers import Workers
-    from netfold.topo.ranks import environment
+    from netfold.topo.ranks import environment, in_namespaces
 
     first = planes.networks[0]
     hosts = first.fabric.hosts
@@ -219,7 +219,8 @@ def _workers(spec: RailsSpec, planes: Planes, logs: Path) -> Workers:
         for rank, host in enumerate(hosts)
     ]
     command = [sys.executable, "-m", "netfold.bench.ranks.rails", str(spec.timeout)]
-    return Workers("rails", command, [first.mininet.get(host.name).pid for host in hosts], envs, logs)
+    enters = [in_namespaces(first.mininet.get(host.name).pid) for host in hosts]
+    return Workers("rails", command, enters, envs, logs)
 
 
 def _congestion(planes: Planes) -> str:

@@ -73,7 +73,7 @@ class FoldRow(NamedTuple):
     """Part of the ranks' packets that were sent again, on the fabric."""
     simulated_again: float
     timeouts: float
-    """Of all ranks in a sum, on the fabric."""
+    """How often a time-out ran out in a sum on the fabric, all ranks together."""
     simulated_timeouts: float
 
 

@@ -171,7 +171,7 @@ def _start_workers(spec: TrainSpec) -> Iterator[tuple[dict[str, Workers], list[i
     from netfold.bench.harness.bridge import Bridge
     from netfold.bench.harness.workers import Workers
     from netfold.topo.planes import Planes, on_plane
-    from netfold.topo.ranks import environment
+    from netfold.topo.ranks import environment, in_namespaces
 
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
     command = [sys.executable, "-m", "netfold.bench.ranks.train", "rank"]
@@ -196,8 +196,8 @@ def _start_workers(spec: TrainSpec) -> Iterator[tuple[dict[str, Workers], list[i
                  **({**running.environment(host), **rails} if spec.rails > 1 else {})}
                 for rank, host in enumerate(hosts)
             ]
-            pids = [running.mininet.get(host.name).pid for host in hosts]
-            workers["fabric"] = stack.enter_context(Workers("fabric", command, pids, envs, logs))
+            enters = [in_namespaces(running.mininet.get(host.name).pid) for host in hosts]
+            workers["fabric"] = stack.enter_context(Workers("fabric", command, enters, envs, logs))
         if "bridge" in needed:
             bridge = stack.enter_context(Bridge(spec.ranks, spec.rate, LINK_MTUS[spec.path_mtu]))
             envs = [{
@@ -205,7 +205,7 @@ def _start_workers(spec: TrainSpec) -> Iterator[tuple[dict[str, Workers], list[i
                 "GLOO_SOCKET_IFNAME": bridge.interface, "RES_OPTIONS": "timeout:1 attempts:1", "OMP_NUM_THREADS": "1",
                 "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
             } for rank in range(spec.ranks)]
-            workers["bridge"] = stack.enter_context(Workers("bridge", command, bridge.pids, envs, logs))
+            workers["bridge"] = stack.enter_context(Workers("bridge", command, bridge.enters, envs, logs))
         for group in workers.values():
             group.receive(READY_SECONDS)
         yield workers, switches

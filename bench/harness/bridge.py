@@ -10,6 +10,7 @@ from __future__ import annotations
 from mininet.node import Node
 
 from netfold.topo.lifecycle import Lifecycle
+from netfold.topo.ranks import in_namespaces
 from netfold.topo.wiring import execute, shaper
 from netfold.wire.roce import LINK_MTUS, PATH_MTU
 
@@ -35,9 +36,9 @@ class Bridge(Lifecycle):
         self._nodes: list[Node] = []
 
     @property
-    def pids(self) -> list[int]:
-        """The number of a process in the namespaces of each host."""
-        return [node.pid for node in self._nodes[1:]]
+    def enters(self) -> list[list[str]]:
+        """For each host the command that runs the one after it there."""
+        return [in_namespaces(node.pid) for node in self._nodes[1:]]
 
     def stop(self) -> None:
         """End the hosts; their namespaces and interfaces go with them."""

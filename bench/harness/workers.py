@@ -26,20 +26,19 @@ class Workers:
     """One worker process in each of several hosts.
 
     name    of the group, in messages and names of logs
-    places  numbers of processes in the hosts' namespaces, or the commands that run the one after them in a host
+    enters  for each worker the command that runs the one after it in its host
     envs    environment variables of each worker
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], places: Sequence[int | Sequence[str]],
+        self, name: str, command: Sequence[str], enters: Sequence[Sequence[str]],
         envs: Sequence[Mapping[str, str]], logs: Path,
     ) -> None:
         self.name = name
         self._processes: list[subprocess.Popen[bytes]] = []
         self._logs: list[Path] = []
         self._rest: list[bytes] = []
-        for rank, (place, env) in enumerate(zip(places, envs, strict=True)):
-            enter = ["mnexec", "-a", str(place)] if isinstance(place, int) else place
+        for rank, (enter, env) in enumerate(zip(enters, envs, strict=True)):
             log = logs / f"{name}-rank{rank}.log"
             with log.open("wb") as errors:
                 self._processes.append(subprocess.Popen(

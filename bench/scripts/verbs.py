@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What folding costs hosts with an ordinary RDMA stack, beside what their own tool moves over the same links.
+"""Times sums that hosts with an ordinary RDMA stack fold, beside `ib_write_bw` between the same hosts.
 
     python bench/scripts/verbs.py [--machines 2] [--bytes 4000000] [--rounds 4] [--losses 0,0.001,0.005,0.01]
                                   [--json FILE]
@@ -38,7 +38,7 @@ from netfold.topo.rxe.hosts import Guests
 from netfold.topo.rxe.machine import Machine
 
 SECONDS = 900.0
-"""For any answer; it ends what hangs."""
+"""How long any answer may take; what hangs is ended then."""
 TICKS = os.sysconf("SC_CLK_TCK")
 MIB = 1 << 20
 
@@ -120,12 +120,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--logs", type=Path, help="folder for logs; default: removed at the end")
     a = parser.parse_args()
+    if a.machines < 2 or a.rounds < 1 or a.bytes < 4 or a.bytes % 4:
+        parser.error("expected two machines or more, one round or more, and bytes of whole float32 elements")
     losses = [float(word) for word in a.losses.split(",") if word]
     sandbox.enter()
     fabric = leafspine(2, 1, a.machines, rundir=sandbox.rundir(), rdma=True)
     fabric = msgspec.structs.replace(fabric, misses=70, lease=SECONDS, faults=True)
     guests = Guests([host.name for host in fabric.hosts])
-    command = TimingCommand("verbs", a.bytes, iterations=2, warmup=1, check=False)
+    command = TimingCommand("verbs", a.bytes, iterations=2, warmup=1, check=True)
     setup = msgspec.json.encode(RankSetup(a.machines, ["verbs"], timeout=SECONDS)).decode()
     report: dict[str, Any] = {"rounds": [], "losses": {}}
     with (
