@@ -139,10 +139,15 @@ class Group:
         if coding.reproducible:
             exact.allreduce(ranks, array, result, reduction, algorithm, name)
             return result
-        with ranks.operation(name, array.nbytes, reduction.op, reduction.element) as number:
+        number = ranks.begin(name, array.nbytes, reduction.op, reduction.element)
+        try:
             saturated = ranks.dispatch.allreduce(
                 AllreduceRequest(array, result, reduction, number, coding, algorithm, feedback, name)
             )
+        except BaseException as error:
+            ranks.sequencer.end(error)
+            raise
+        ranks.sequencer.end(None)
         if saturated:
             self._saturated += saturated
             warnings.warn(

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import repeat
-from types import TracebackType
+from contextlib import contextmanager
+from itertools import count, repeat
 
 import numpy as np
 
@@ -13,50 +13,6 @@ from netfold.host.api.work import OperationSequencer
 from netfold.host.operation.half_precision import dtype_name
 from netfold.host.selection.dispatch import Dispatch
 from netfold.host.selection.peers import Peers
-
-
-class RunningOperation:
-    """One operation as a context, which gives its number (``Members.operation``)."""
-
-    __slots__ = ("_counted", "_members", "_numbers", "_what")
-
-    def __init__(
-        self, members: Members, numbers: Iterator[int], counted: bool, what: tuple[str, int, str, str]
-    ) -> None:
-        self._members, self._numbers, self._counted, self._what = members, numbers, counted, what
-
-    def __enter__(self) -> int:
-        members = self._members
-        peers = members.dispatch.hosts
-        number = members.sequencer.begin(self._numbers, members.incarnation, peers.label.strip(), *self._what)
-        try:
-            if self._counted:
-                peers.count_from(number)
-        except BaseException as error:  # Ctrl-C: nobody else ends what has begun
-            members.sequencer.end(error)
-            raise
-        return number
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._members.sequencer.end(error)
-
-
-class OperationNumbers:
-    """Counts up from ``first``, as itertools.count, and tells the last number."""
-
-    __slots__ = ("last",)
-
-    def __init__(self, first: int) -> None:
-        self.last = first - 1
-
-    def __iter__(self) -> Iterator[int]:
-        return self
-
-    def __next__(self) -> int:
-        self.last += 1
-        return self.last
 
 
 class Members:
@@ -71,13 +27,15 @@ class Members:
         self.dispatch = dispatch
         self.sequencer = sequencer
         self.incarnation = sequencer.incarnation
-        self._numbers = OperationNumbers(first)
+        self._numbers = count(first)
+        self._begun = first - 1
+        """Number of the last operation that was begun."""
 
     def finished(self) -> int:
         """Number of the last operation of these ranks that this one has finished; 0: none.  While none is under way."""
-        begun = self._numbers.last
+        begun = self._begun
         for operation in reversed(self.sequencer.flight.operations()):
-            if operation.number == begun and operation.group == self.peers.label.strip():
+            if operation.number == begun and operation.group == self.peers.called:
                 return begun - (operation.state == "failed")
         return begun
 
@@ -96,13 +54,41 @@ class Members:
         """The number of ranks."""
         return self.dispatch.hosts.size
 
+    def begin(self, name: str, nbytes: int, op: str, called: str) -> int:
+        """Begins an operation that all ranks of the group call, and returns its number; ``sequencer.end`` must follow.
+        It waits and raises as ``OperationSequencer.begin``.
+
+        called  name of the elements' dtype
+        """
+        peers = self.dispatch.hosts
+        number = self.sequencer.begin(self._numbers, self.incarnation, peers.called, name, nbytes, op, called)
+        try:
+            self._begun = number
+            peers.count_from(number)
+        except BaseException as error:  # Ctrl-C: nobody else ends what has begun
+            self.sequencer.end(error)
+            raise
+        return number
+
+    @contextmanager
     def operation(
         self, name: str, nbytes: int = 0, op: str = "", dtype: object = "", *, counted: bool = True
-    ) -> RunningOperation:
+    ) -> Iterator[int]:
         """A context for one operation, which gives its number; ``counted``: all ranks of the group call it, else its
         number is 0.  It waits and raises as ``OperationSequencer.begin``."""
         called = dtype_name(dtype) if isinstance(dtype, np.dtype) else str(dtype)
-        return RunningOperation(self, self._numbers if counted else repeat(0), counted, (name, nbytes, op, called))
+        if counted:
+            number = self.begin(name, nbytes, op, called)
+        else:
+            number = self.sequencer.begin(
+                repeat(0), self.incarnation, self.dispatch.hosts.called, name, nbytes, op, called,
+            )
+        try:
+            yield number
+        except BaseException as error:
+            self.sequencer.end(error)
+            raise
+        self.sequencer.end(None)
 
     def check_rank(self, rank: int, name: str) -> None:
         """Raises ValueError for a rank that does not exist."""

@@ -169,7 +169,8 @@ class OperationSequencer:
         Raises Busy where another thread is inside one, Closed, also for a group whose ranks have changed since, what
         ``wait`` raises, and the error of an operation that failed before.
         """
-        self.wait()
+        if self._last is not None:
+            self.wait()
         if not self._lock.acquire(blocking=False):
             raise Busy(f"{self.me}: another thread is inside a collective; call from one thread, or use a lock")
         try:
@@ -191,11 +192,13 @@ class OperationSequencer:
     def end(self, error: BaseException | None) -> None:
         """Ends the operation that ``begin`` began: with the error that it raises, after which no other can begin."""
         try:
-            if isinstance(self.broken, Aborted):
+            if error is None:
+                pass
+            elif isinstance(self.broken, Aborted):
                 pass  # from another thread, whatever this operation has ended with
             elif isinstance(error, NetFoldError):
                 self.broken = error
-            elif error is not None:  # Ctrl-C in the middle: packets of this operation are out already
+            else:  # Ctrl-C in the middle: packets of this operation are out already
                 self.broken = NetFoldError(
                     f"{self.me}: operation {self.flight.now.number} was interrupted ({type(error).__name__}); join anew"
                 )

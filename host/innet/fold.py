@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import cast
 
@@ -42,6 +42,8 @@ SLICE_SECONDS = 0.05
 LOST_RANK_SECONDS = 0.2
 """Seconds without any new result after which a lost rank ends an operation; one that died after its last contribution
 need not end it."""
+SLICE_NS, WATCHED_SLICE_NS = int(SLICE_SECONDS * 1e9), int(WATCHED_SLICE_SECONDS * 1e9)
+LOST_RANK_NS = int(LOST_RANK_SECONDS * 1e9)
 REMEMBERED = 256
 """Sizes of operations whose stripes are remembered."""
 MAX_ELEMENTS = 1 << 28
@@ -93,13 +95,14 @@ class FoldRail:
         self._turn = threading.Lock()  # whoever drives the core
         self._lost: NetFoldError | None = None
         self._last: Request = AllreduceRequest(NOTHING, NOTHING, TRIAL)
-        self._timeout = timeout
+        self._timeout, self._timeout_ns = timeout, int(timeout * 1e9)
         self._operations = 0
         self._bytes = [0] * len(plan.trees)
         self._shares: dict[tuple[int, int], list[int]] = {}
         """Elements and lane bits of an operation -> elements of each tree's stripe."""
         self._resent = 0
         """Contributions sent again so far, as of the last run."""
+        self.fallback = ""
         self._seconds = 0.0
         self._final: RailStats | None = None  # once closed
         self._fallback = Fallback(address, timeout)
@@ -167,45 +170,44 @@ class FoldRail:
             return False
         return folds(reduction.op, reduction.element)
 
-    @property
-    def fallback(self) -> str:
-        return self._fallback.why
-
     def begin(self, number: int) -> bool:
         with self._turn:  # while trees are planned anew, nobody knows
             if self._lost is not None:
                 raise self._lost
-            if not self._fallback.takes(number):
+            if self.fallback and not self._fallback.takes(number):
                 return False
-            self._begun = max(self._begun, number)
+            if number > self._begun:
+                self._begun = number
             return True
 
     def allreduce(self, request: AllreduceRequest) -> int:
         """Carries a request (``Rail``).  Raises what ended the rail, CollectiveTimeout, RankMismatch, TransportError,
         PlanError."""
-        source, reduction, coding = request.source, request.reduction, request.coding
-        divisor = float(self._plan.world) if reduction.op == "average" else 1.0
+        # kept short: beside a small tensor each step counts, since ranks that share cores find no cache warm
+        elements, plan, op, saturated = request.source.size, self._plan, cast(Op, request.reduction.op), 0
+        divisor = float(plan.world) if op == "average" else 1.0
+        pieces: Iterable[AllreduceRequest] = (request,)  # an empty array still checks that all ranks agree
+        if elements > MAX_ELEMENTS:
+            pieces = (request.part(slice(at, at + MAX_ELEMENTS)) for at in range(0, elements, MAX_ELEMENTS))
         with self._turn:
             if self._lost is not None:
                 raise self._lost
-            begin, saturated = time.monotonic(), 0
+            begin = now = time.monotonic_ns()
             try:
-                for first in range(
-                    0, max(1, source.size), MAX_ELEMENTS
-                ):  # an empty array still checks that all ranks agree
-                    piece = request if source.size <= MAX_ELEMENTS else request.part(slice(first, first + MAX_ELEMENTS))
+                for piece in pieces:
                     self._core.start(
-                        piece.number & 0xFFFFFFFF, piece.source, piece.out, divisor, time.monotonic_ns(),
-                        op=cast(Op, reduction.op), coding=coding, feedback=piece.feedback, rank=self._plan.rank,
+                        piece.number & 0xFFFFFFFF, piece.source, piece.out, divisor, now, op=op, coding=piece.coding,
+                        feedback=piece.feedback, rank=plan.rank,
                     )
                     self._last = piece
-                    saturated += self._drive(piece)
+                    saturated += self._drive(piece, now)
                     self._count(piece)
+                    now = time.monotonic_ns()
             except BaseException as error:
                 self._cut_off(error)
                 raise
             self._operations += 1
-            self._seconds += time.monotonic() - begin
+            self._seconds += (now - begin) / 1e9
             return saturated
 
     def _cut_off(self, error: BaseException) -> None:
@@ -228,9 +230,10 @@ class FoldRail:
             begin = time.monotonic()
             try:
                 for part in request.parts(MAX_ELEMENTS):
-                    self._core.start_rows(part, rank, time.monotonic_ns(), divisor=divisor)
+                    now = time.monotonic_ns()
+                    self._core.start_rows(part, rank, now, divisor=divisor)
                     self._last = part
-                    self._drive(part)
+                    self._drive(part, now)
                     for tree in range(len(self._bytes)):
                         self._bytes[tree] += self._core.carried(tree)
             except BaseException as error:
@@ -284,28 +287,28 @@ class FoldRail:
         for tree, elements in enumerate(shares):
             self._bytes[tree] += elements * piece.source.itemsize
 
-    def _drive(self, request: Request) -> int:
+    def _drive(self, request: Request, progress: int) -> int:
         """Runs the operation that has been started to its end.  Returns how many elements of a saturating sum stand at
-        an end of the range."""
-        slice_ns = int((SLICE_SECONDS if self._watch is None else WATCHED_SLICE_SECONDS) * 1e9)
-        totals = self._core.totals()
+        an end of the range.
+
+        progress  time in nanoseconds of the operation's last new result, or of its beginning
+        """
+        slice_ns = SLICE_NS if self._watch is None else WATCHED_SLICE_NS
         while True:
-            timeout = int(self._timeout * 1e9)
             if self._rounds.pending:
                 self._go_on()
-                totals = self._core.totals()
-            now = time.monotonic_ns()
-            if now >= totals.progress + timeout:
+                progress = self._core.progress()
+            now, end = time.monotonic_ns(), progress + self._timeout_ns
+            if now >= end:
                 raise self._timed_out(request)
-            news = self._control.job_error()
-            if news is not None and now >= totals.progress + int(LOST_RANK_SECONDS * 1e9):
+            if now >= progress + LOST_RANK_NS and (news := self._control.job_error()) is not None:
                 raise type(news)(f"{self._who(request)}: {news}")
-            until = min(now + slice_ns, totals.progress + timeout)
-            status, error = (self._fallback.run(until), 0) if self._fallback.why else self._io.run(until)
+            until = min(now + slice_ns, end)
+            status, error = (self._fallback.run(until), 0) if self.fallback else self._io.run(until)
             if self._timeline is not None:
                 self._timeline.spans(*self._io.spans())
             totals = self._core.totals()
-            self._resent = totals.retransmitted
+            progress, self._resent = totals.progress, totals.retransmitted
             if totals.refused >= self._refused_warning:
                 self._warn_of_refused()
             if status == native.DONE:
@@ -358,6 +361,7 @@ class FoldRail:
         self._rounds.complete(plan.round)
         if plan.stand_in:
             self._fallback.begin(plan, self._core)
+            self.fallback = self._fallback.why
             return
         self._fallback.decline()
         self._connect()
@@ -393,7 +397,7 @@ class FoldRail:
                 if self._rounds.pending:
                     self._go_on()
                 if not self._core.finished():
-                    self._drive(self._last)
+                    self._drive(self._last, self._core.progress())
             except NetFoldError as error:
                 self._lost = error
                 log.warning("between operations: %s", error)
@@ -432,7 +436,7 @@ class FoldRail:
             packets_refused=self._core.refused()[0],
             packets_unfolded=self._core.unfolded(),
             by_tree=by_tree,
-            fallback=self._fallback.why,
+            fallback=self.fallback,
         )
 
     def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:

@@ -22,6 +22,8 @@ class RecoveryRounds:
     def __init__(self, serve: Callable[[], None]) -> None:
         self._serve = serve
         self._asked = self._served = 0
+        self.pending = False
+        """Whether a requested round is not complete."""
         self._state = threading.Condition()
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -33,22 +35,18 @@ class RecoveryRounds:
         with self._state:
             if self._closed or number <= self._asked:
                 return
-            self._asked = number
+            self._asked, self.pending = number, True
             os.eventfd_write(self.fd, 1)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="netfold-recovery", daemon=True)
                 self._thread.start()
             self._state.notify()
 
-    @property
-    def pending(self) -> bool:
-        """Whether a requested round is not complete."""
-        return self._asked > self._served
-
     def complete(self, number: int) -> None:
         """Marks all rounds up to this one as complete."""
         with self._state:
             self._served = max(self._served, number)
+            self.pending = self._asked > self._served
             if not self.pending and not self._closed:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self.fd)

@@ -20,10 +20,14 @@ from netfold.host.operation.rail import FoldingRail, Rail, RailStats, RailTeam, 
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.host.selection.choice import INNET, Collective
+from netfold.host.selection.measure import Measured
 from netfold.host.selection.peers import AUTO, Peers
 from netfold.host.selection.rows import RowsDispatch
 from netfold.host.tracing.flight import Flight
 
+REMEMBERED: Final = 256
+"""Kinds and sizes of reductions whose choice is remembered: a program has a few, and beside a small tensor each step
+counts."""
 NO_SWITCHES: Final = "this is a group of some ranks, and switches fold for all of them"
 
 log = logging.getLogger("netfold")
@@ -60,6 +64,8 @@ class Dispatch:
         self._always = always or rails is not None
         self._flight = flight
         self._me = me
+        self._choices: dict[tuple[object, ...], tuple[Measured, str]] = {}
+        """What is reduced -> the figures by which costs were compared, and the cheapest way by these."""
         self.rows = self._rows()
         self._said_whole = hosts.size == 1 or switches is not None or (rails is not None and not rails.whole)
         """Whether the warning that lanes are not narrowed has been logged, or is not needed."""
@@ -94,6 +100,7 @@ class Dispatch:
         operation, which goes on."""
         hosts.count_from(self.hosts.number)
         self.hosts = hosts
+        self._choices.clear()
         self.rows = self._rows()
 
     def _rows(self) -> RowsDispatch:
@@ -106,27 +113,30 @@ class Dispatch:
 
         Returns how many elements of a saturating sum are at an end of the range.
         """
-        chosen = self._choose(request)
-        if chosen == INNET and self.switches is not None and not self.switches.begin(request.number):
-            chosen = None  # no trees are left, and no rank has begun this operation
+        chosen, switches, flight = self._choose(request), self.switches, self._flight
+        fallback = ""
+        if switches is not None:
+            if chosen == INNET and not switches.begin(request.number):
+                chosen = None  # no trees are left, and no rank has begun this operation
+            fallback = switches.fallback
         rail: Rail = self.hosts
-        fallback = self.fallback
         if self._fold is not None and chosen == INNET:
             rail = self._fold
             carried = in_lanes(request, narrows=rail.narrows)
-            if self._flight is not None and rail is self.switches:  # the others say more themselves
-                self._flight.note(rail.name)
+            if flight is not None and rail is switches:  # the others say more themselves
+                flight.note(rail.name)
         else:
             carried = between_hosts(request, chosen)
         before = rail.retransmissions
         try:
             saturated = rail.allreduce(carried)
-            if self._flight is not None and self.fallback != fallback:
-                self._flight.note(f"{rail.name}, then TCP: {self.fallback}")
+            if switches is not None and flight is not None and switches.fallback != fallback:
+                flight.note(f"{rail.name}, then TCP: {switches.fallback}")
         finally:
-            if self._flight is not None and rail.retransmissions != before:
-                self._flight.count_retransmissions(rail.retransmissions - before)
-        return saturated + deliver(carried, request)
+            after = rail.retransmissions
+            if after != before and flight is not None:
+                flight.count_retransmissions(after - before)
+        return saturated if carried is request else saturated + deliver(carried, request)
 
     def reduce_scatter(self, request: AllreduceRequest, pieces: Sequence[slice]) -> None:
         """Fills ``request.out`` with this rank's piece of the reduction.  May measure.
@@ -245,6 +255,19 @@ class Dispatch:
     # ---- choosing ----------------------------------------------------------------------------------------------------
     def _choose(self, request: AllreduceRequest) -> str | None:
         """INNET, an algorithm between the hosts, or None for the hosts' own choice."""
+        reduction, coding = request.reduction, request.coding
+        what = (request.source.nbytes, reduction.op, reduction.element, request.algorithm, coding.lane_bits,
+                coding.saturate)
+        known = self._choices.get(what)
+        if known is not None and known[0] is self.hosts.chooser.measured:
+            return known[1]
+        chosen = self._choose_anew(request)
+        measured = self.hosts.chooser.measured
+        if chosen is not None and measured is not None and len(self._choices) < REMEMBERED:
+            self._choices[what] = measured, chosen
+        return chosen
+
+    def _choose_anew(self, request: AllreduceRequest) -> str | None:
         algorithm, coding, hosts = request.algorithm, request.coding, self.hosts
         if self._fold is None or not self._fold.takes(request.reduction, coding):
             return algorithm

@@ -85,6 +85,8 @@ class Peers:
         self.mesh = mesh
         self.rank, self.size = mesh.rank, mesh.size
         self.label = label
+        self.called = label.strip()
+        """What the group is called; empty: all ranks."""
         self.order = order
         self.helpers = tuple(helpers)
         self.places = places
