@@ -95,7 +95,7 @@ class FoldRail:
         self._turn = threading.Lock()  # whoever drives the core
         self._lost: NetFoldError | None = None
         self._last: Request = AllreduceRequest(NOTHING, NOTHING, TRIAL)
-        self._timeout, self._timeout_ns = timeout, int(timeout * 1e9)
+        self._timeout = timeout
         self._operations = 0
         self._bytes = [0] * len(plan.trees)
         self._shares: dict[tuple[int, int], list[int]] = {}
@@ -298,7 +298,7 @@ class FoldRail:
             if self._rounds.pending:
                 self._go_on()
                 progress = self._core.progress()
-            now, end = time.monotonic_ns(), progress + self._timeout_ns
+            now, end = time.monotonic_ns(), progress + int(self._timeout * 1e9)
             if now >= end:
                 raise self._timed_out(request)
             if now >= progress + LOST_RANK_NS and (news := self._control.job_error()) is not None:
