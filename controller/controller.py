@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 import grpc
+import networkx as nx  # noqa: F401  # by what plans when it first does: a standby that takes over has it by then
 
 from netfold.controller import client, exposure
 from netfold.controller.health import wiring

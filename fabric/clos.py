@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import networkx as nx
+from typing import TYPE_CHECKING, Any
 
 from netfold.fabric.path_graph import Hop, Path, PathError, PathGraph, Way
 from netfold.fabric.shortest_paths import ShortestPaths
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 __all__ = ["Clos", "Hop", "Path", "PathError", "is_clos", "paths_of", "tiers"]
 
@@ -117,6 +118,8 @@ class Clos(PathGraph):
 
 def tiers(graph: nx.MultiGraph[str]) -> dict[str, int]:
     """The tier of each switch that a host reaches: its distance from the nearest one."""
+    import networkx as nx
+
     kinds: dict[str, str] = dict(graph.nodes(data="kind"))
     hosts = {node for node, kind in kinds.items() if kind == "host"}
     distance = nx.multi_source_dijkstra_path_length(graph, hosts, weight=None) if hosts else {}

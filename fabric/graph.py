@@ -10,12 +10,14 @@ import ipaddress
 import re
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Final, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
-import networkx as nx
 
 from netfold.wire import roce
+
+if TYPE_CHECKING:  # and imported where a graph is made or searched: it takes longest of all that a command imports
+    import networkx as nx
 
 Engine = Literal["softswitch", "bmv2"]
 PlannerName = Literal["fewest_pieces", "equal_split"]
@@ -245,6 +247,8 @@ class Fabric(Settings, frozen=True, kw_only=True):
         Nodes carry ``kind`` ("switch" or "host"), ``address`` and ``mac``, switches ``role`` and ``place`` too; edges,
         whose key is the link's number, carry ``ports`` (node name -> port), ``rate`` (bit/s or None) and ``loss``.
         """
+        import networkx as nx
+
         graph: nx.MultiGraph[str] = nx.MultiGraph(name=self.name)
         for s in self.switches:
             graph.add_node(s.name, kind="switch", role=s.role, address=s.address, mac=s.mac, place=s.place)

@@ -26,14 +26,16 @@ import re
 from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Final, Unpack, get_args
 
 import msgspec
-import networkx as nx
 
 from netfold.fabric import file as fabric_file
 from netfold.fabric.assemble import PATH_MTUS, Edge, FabricOptions, Site, assemble
 from netfold.fabric.graph import FAULTS, Fabric, FabricError, Link, Role
+
+if TYPE_CHECKING:
+    import networkx as nx
 from netfold.fabric.validity import validate
 
 LONGEST_NAME: Final = 8
@@ -65,6 +67,8 @@ def of_graph(graph: nx.Graph[Any], name: str, **options: Unpack[FabricOptions]) 
     Nodes keep their names where those fit interfaces; else switches are s1, s2, ... and hosts h1, h2, ....  Of a
     directed graph, links there and back are one.  Raises FabricError.
     """
+    import networkx as nx
+
     kinds = {node: _kind(node, data) for node, data in graph.nodes(data=True)}
     stated = any("kind" in data for _, data in graph.nodes(data=True))
     simple = nx.MultiGraph(graph) if not graph.is_directed() else nx.MultiGraph(nx.Graph(graph))
@@ -132,6 +136,8 @@ def _of_fabric_file(found: Fabric, *, rate: str | None = None, **options: Any) -
 
 def _edges(text: str) -> nx.MultiGraph[str]:
     """A graph of lines NAME NAME [RATE]; what follows a # is a comment."""
+    import networkx as nx
+
     graph: nx.MultiGraph[str] = nx.MultiGraph()
     for at, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
@@ -142,13 +148,27 @@ def _edges(text: str) -> nx.MultiGraph[str]:
     return graph
 
 
+def _graphml(text: str) -> nx.Graph[Any]:
+    import networkx as nx
+
+    return nx.parse_graphml(text)
+
+
+def _gml(text: str) -> nx.Graph[Any]:
+    import networkx as nx
+
+    return nx.parse_gml(text)
+
+
 def _node_link(text: str) -> nx.Graph[Any]:
+    import networkx as nx
+
     found = json.loads(text)
     return nx.node_link_graph(found, edges="links" if "links" in found else "edges")
 
 
 READERS: Final[dict[str, Callable[[str], Any]]] = {
-    ".graphml": nx.parse_graphml, ".gml": nx.parse_gml, ".json": _node_link, ".edges": _edges,
+    ".graphml": _graphml, ".gml": _gml, ".json": _node_link, ".edges": _edges,
 }
 """What reads a graph, by the end of its file's name."""
 

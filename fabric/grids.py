@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Unpack
-
-import networkx as nx
+from typing import TYPE_CHECKING, Unpack
 
 from netfold.fabric.assemble import Edge, FabricOptions, Site, assemble
 from netfold.fabric.graph import Fabric, FabricError, bits_per_second
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 Place = tuple[int, int]
 """Row and column, from 0."""

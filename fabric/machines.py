@@ -11,10 +11,12 @@ rank on the other machines, and they gather the results: a machine's link carrie
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import networkx as nx
+from typing import TYPE_CHECKING
 
 from netfold.fabric.trees import NoTree
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 def machines(hosts: Sequence[str]) -> list[list[int]]:

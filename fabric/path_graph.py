@@ -14,11 +14,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from types import MappingProxyType
-from typing import NamedTuple
-
-import networkx as nx
+from typing import TYPE_CHECKING, NamedTuple
 
 from netfold.fabric.trees import room_beside
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 class PathError(ValueError):

@@ -16,8 +16,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from itertools import combinations
+from typing import TYPE_CHECKING
 
-import networkx as nx
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 class PlacementError(ValueError):
@@ -65,6 +67,8 @@ def cables_between(graph: nx.MultiGraph[str], where: Mapping[str, str]) -> list[
 
 def _breadth_first(graph: nx.MultiGraph[str], switches: list[str]) -> list[str]:
     """The switches in breadth-first order from the first, without crossing hosts; other components follow."""
+    import networkx as nx
+
     between = graph.subgraph(switches)
     order: list[str] = []
     for first in switches:

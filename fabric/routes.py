@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import networkx as nx
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 class NextHop(NamedTuple):

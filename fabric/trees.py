@@ -14,9 +14,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import networkx as nx
+if TYPE_CHECKING:
+    import networkx as nx
 
 MAX_CHILDREN: Final = 64
 """MAX_CHILDREN of p4src/sizes.p4: the bits of a slot's bitmap."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Final
-
-import networkx as nx
 
 from netfold.fabric.graph import (
     DEFAULT_TENANT,
@@ -156,8 +156,23 @@ def _links(fabric: Fabric) -> None:
     for name in sorted((hosts | switches) - linked):
         if name in hosts or len(fabric.switches) > 1:
             raise FabricError(f"{name} has no [[link]]")
-    if not nx.is_connected(fabric.graph()):
+    if reachable(fabric.links) != nodes and len(nodes) > 1:
         raise FabricError("link: the fabric falls apart into pieces that no link connects")
+
+
+def reachable(links: Sequence[Link]) -> set[str]:
+    """The nodes that links connect with the first link's.  Every command reads a fabric, and few of them plan with
+    networkx, whose import alone takes longer than all else that they do."""
+    beside: dict[str, set[str]] = defaultdict(set)
+    for one, other in (link.ends for link in links):
+        beside[one.node].add(other.node)
+        beside[other.node].add(one.node)
+    found: set[str] = set()
+    front = {links[0].ends[0].node} if links else set()
+    while front:
+        found |= front
+        front = {node for at in front for node in beside[at]} - found
+    return found
 
 
 def _tenants(fabric: Fabric) -> None:

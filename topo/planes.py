@@ -139,10 +139,14 @@ class Planes(Lifecycle):
         for network in self.networks:
             network.check()
 
-    def launch(self, command: Sequence[str], *, job: str, env: Mapping[str, str] | None = None) -> Ranks:
-        """Run ``command`` on all hosts as `Network.launch` does, with NETFOLD_PLANES set."""
-        each = [self.environment(host) for host in self.fabrics[0].hosts]
-        return self.networks[0].launch(command, job=job, env=env, each=each)
+    def launch(
+        self, command: Sequence[str], *, job: str, hosts: Sequence[Host] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Ranks:
+        """Run ``command`` on hosts (default: all) as `Network.launch` does, with NETFOLD_PLANES set."""
+        hosts = self.fabrics[0].hosts if hosts is None else hosts
+        each = [self.environment(host) for host in hosts]
+        return self.networks[0].launch(command, job=job, hosts=hosts, env=env, each=each)
 
     def environment(self, host: Host) -> dict[str, str]:
         """The environment variables that tell a rank on this host about the planes."""

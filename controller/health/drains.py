@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-
-import networkx as nx
+from typing import TYPE_CHECKING
 
 from netfold.fabric.graph import End, Fabric
 from netfold.fabric.trees import Tree
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 class UnknownName(ValueError):
@@ -95,6 +97,8 @@ class Drains:
 
     def cut_off(self, before: nx.MultiGraph[str], after: nx.MultiGraph[str]) -> list[str]:
         """Hosts that the change from ``before`` to ``after`` separates from the largest part of their component."""
+        import networkx as nx
+
         place = {node: n for n, part in enumerate(nx.connected_components(after)) for node in part}
         lost: list[str] = []
         for part in nx.connected_components(before):

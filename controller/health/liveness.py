@@ -12,9 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
-from typing import Final
-
-import networkx as nx
+from typing import TYPE_CHECKING, Final
 
 from netfold.controller.health.damping import FlapDamping
 from netfold.controller.health.excuses import Excuses
@@ -23,6 +21,9 @@ from netfold.controller.switch.switch import SwitchError
 from netfold.controller.switch.target import Target
 from netfold.fabric.graph import End, Fabric
 from netfold.wire.operator import Note, unnoted
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 log = logging.getLogger("netfold.controller")
 

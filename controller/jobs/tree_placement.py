@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-import networkx as nx
-
 from netfold.controller.health.drains import Drains
 from netfold.controller.health.liveness import Liveness
 from netfold.controller.switch import fold_tables, tables
@@ -19,6 +17,8 @@ from netfold.fabric.pools import Exhausted
 from netfold.fabric.slots import Allocator
 
 if TYPE_CHECKING:
+    import networkx as nx
+
     from netfold.controller.jobs.job import Job
     from netfold.controller.jobs.rounds import Round
 
@@ -101,6 +101,8 @@ class TreePlacement:
 
     def hosts_reach_each_other(self, job: Job) -> bool:
         """Whether links that are up connect all of the job's hosts."""
+        import networkx as nx
+
         graph = self._liveness.graph()
         return job.hosts[0] in graph and set(job.hosts) <= nx.node_connected_component(graph, job.hosts[0])
 

@@ -12,8 +12,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-
-import networkx as nx
+from typing import TYPE_CHECKING
 
 from netfold.controller.health.drains import Drains, UnknownName
 from netfold.controller.jobs.job import Job
@@ -23,6 +22,9 @@ from netfold.controller.operations.state_file import SavedState
 from netfold.fabric.graph import FabricError
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.operator import Drained, Note, SetDrain, unnoted
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 log = logging.getLogger("netfold.controller")
 

@@ -13,11 +13,10 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import grpc
 import msgspec
-import networkx as nx
 
 from netfold.controller.jobs import callers
 from netfold.controller.jobs.job import Job
@@ -34,6 +33,9 @@ from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.bounds import Int32, Name
 from netfold.wire.operator import PinnedPath
 from netfold.wire.paths import SERVICE, Follow, Noted, Paths, Suspect
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 log = logging.getLogger("netfold.controller")
 

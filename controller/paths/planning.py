@@ -18,10 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
-import networkx as nx
 
 from netfold.controller.jobs.job import Job
 from netfold.controller.paths.steering import Steering, SuspectUplink
@@ -30,6 +29,9 @@ from netfold.fabric import paths as planners
 from netfold.fabric.path_graph import PathError, PathGraph
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.paths import Follow, PathFlow, PathPiece, Paths, Reach
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 log = logging.getLogger("netfold.controller")
 

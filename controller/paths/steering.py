@@ -21,9 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, permutations
 from types import MappingProxyType
-from typing import Final
-
-import networkx as nx
+from typing import TYPE_CHECKING, Final
 
 from netfold.controller.health.drains import Drains
 from netfold.controller.switch import tables
@@ -35,6 +33,9 @@ from netfold.fabric.path_graph import Path, PathError, PathGraph, Way
 from netfold.fabric.routes import Route
 from netfold.wire import roce
 from netfold.wire.paths import tcp_ports
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 SUSPECT_SECONDS: Final = 5.0
 """Seconds that a host's suspicion counts.  By then link probes have found the link down, or it works."""

@@ -4,9 +4,11 @@
 rich takes a pipe for a terminal of 80 columns, or of COLUMNS: it wraps sentences and cuts the cells of tables there.
 Whoever searches or parses such output would find other lines in another shell.
 
-Reasons, names and messages come from other machines.  A `Terminal` takes them as they are: brackets in them are no
-markup of rich, and control characters, which could move the cursor, retitle the window or answer in the user's name,
-are printed as escapes.  Colours are given beside the text, by `said`.
+Reasons, names and messages come from other machines.  A `Terminal` (plain_console.py) takes them as they are: brackets
+in them are no markup of rich, and control characters, which could move the cursor, retitle the window or answer in the
+user's name, are printed as escapes.  Colours are given beside the text, by `said`.
+
+rich is imported by what prints with it, and not by commands that print a line or JSON.
 """
 
 from __future__ import annotations
@@ -15,11 +17,14 @@ import logging
 import os
 import re
 import sys
-from typing import IO, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import msgspec
-from rich.console import Console
-from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from netfold.plain_console import Terminal
 
 UNLIMITED: Final = 1 << 20
 """Columns of a pipe or file: more than any line has."""
@@ -38,20 +43,14 @@ def clean(text: str) -> str:
 
 def said(*parts: str | tuple[str, str]) -> Text:
     """A text of parts, each plain or with a style such as "red"; cleaned."""
+    from rich.text import Text
+
     return Text.assemble(*((clean(part), "") if isinstance(part, str) else (clean(part[0]), part[1]) for part in parts))
 
 
 def json_line(message: msgspec.Struct) -> str:
     """A message in JSON, for programs and terminals alike: control characters stand there as JSON's own escapes."""
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", msgspec.json.encode(message).decode())
-
-
-class Terminal(Console):
-    """A console that takes strings as they are: no markup, no emoji codes, no control characters."""
-
-    def render_str(self, text: str, **settings: Any) -> Text:
-        """The text of a string that is printed, by itself or in a table's cell."""
-        return super().render_str(clean(text), **{**settings, "markup": False, "emoji": False})
 
 
 class LogFormatter(logging.Formatter):
@@ -66,6 +65,8 @@ class LogFormatter(logging.Formatter):
 def console(file: IO[str] | None = None) -> Terminal:
     """A console on ``file`` (default: standard output): as wide as the terminal, if it is one; otherwise lines and
     cells come whole and without colours, whatever COLUMNS, TERM and FORCE_COLOR say."""
+    from netfold.plain_console import Terminal
+
     if (file or sys.stdout).isatty():
         return Terminal(file=file)
     return Terminal(file=file, width=UNLIMITED, height=UNLIMITED, force_terminal=False, soft_wrap=True)

@@ -20,7 +20,7 @@ from netfold.controller.switch import pipeline
 from netfold.fabric.file import load, save
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine
-from netfold.terminal import Terminal
+from netfold.plain_console import Terminal
 from netfold.wire.jobs import RankReport
 from netfold.wire.operator import (
     FabricEvent,

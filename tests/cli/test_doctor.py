@@ -15,7 +15,7 @@ from netfold.cli.common import FAILED
 from netfold.cli.doctor import Check, Finding, Missing
 from netfold.fabric.slots import sizes_of
 from netfold.host.innet.fold import SKB_BYTES
-from netfold.terminal import Terminal
+from netfold.plain_console import Terminal
 
 
 def text_of(findings: list[Finding]) -> tuple[bool, str]:

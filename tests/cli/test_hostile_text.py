@@ -18,7 +18,7 @@ from netfold.cli.top import screen
 from netfold.controller.health.wiring import Cable, Cables
 from netfold.controller.operations.rates import Rates
 from netfold.controller.paths import path_service
-from netfold.terminal import Terminal
+from netfold.plain_console import Terminal
 from netfold.wire.jobs import RankReport
 from netfold.wire.operator import (
     FabricEvent,

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
 
 from netfold.fabric.generate import leafspine
-from netfold.fabric.graph import Engine
+from netfold.fabric.graph import Engine, Fabric, Host
 from netfold.topo import sandbox
 from support import needs
 from support.steady import PATIENCE
@@ -22,6 +24,8 @@ pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 from netfold.topo.net import Network
 from netfold.topo.planes import Planes, side_by_side
 from netfold.topo.ranks import Ranks
+
+T = TypeVar("T")
 
 pytestmark = pytest.mark.timeout(300)
 TIMEOUT = 3.0
@@ -36,16 +40,20 @@ CASES = [("innet", "stop"), ("innet", "stay"), ("innet", "kill"), ("tcp", "stop"
 def test_every_other_rank_names_the_lost_one(engine: Engine, tmp_path: Path) -> None:
     """Operation, size and rank stand in each error, in time; the flight recorder has the operation as failed."""
     rate = "200mbit" if engine == "softswitch" else "20mbit"
-    fabric = leafspine(2, 1, 4, rate=rate, engine=engine, rundir=sandbox.rundir())
+    cases = CASES if engine == "softswitch" else CASES[:1]
+    fabric = leafspine(2, 1, 4 * min(len(cases), 2), rate=rate, engine=engine, rundir=sandbox.rundir())
+    sides = cycle(across(fabric))
     with Network(msgspec.structs.replace(fabric, misses=PATIENCE), logs=tmp_path) as network:
-        for rail, way in CASES if engine == "softswitch" else CASES[:1]:
+        def lost(rail: str, way: str) -> tuple[str, str, Ranks]:
             job = f"{rail}-{way}"
             folder = tmp_path / job
             folder.mkdir()
-            ranks = network.launch([*program("rank_lost.py"), rail, way, str(TIMEOUT), str(folder)],
-                                   job=job)
+            command = [*program("rank_lost.py"), rail, way, str(TIMEOUT), str(folder)]
+            return rail, way, network.launch(command, job=job, hosts=next(sides))
+
+        for rail, way, ranks in one_ahead(lost(*case) for case in cases):
             for rank, told in enumerate(heard(ranks)):
-                where = f"{job}, rank {rank}: {told}"
+                where = f"{rail}-{way}, rank {rank}: {told}"
                 named(told, where, TIMEOUT + BOUND)
                 if rail == "innet" and way != "kill":
                     assert "rank 3 gone, stopped, or never called" in told["text"], where
@@ -61,13 +69,19 @@ SEVERAL = [("stop", "rank 3 does not answer"), ("stay", "rank 3 answers, and has
 def test_over_several_rails_it_is_named_with_the_state_of_each(engine: Engine, tmp_path: Path) -> None:
     """The same where one allreduce goes over two planes, whether it is cut or not."""
     rate = "200mbit" if engine == "softswitch" else "20mbit"
-    one = msgspec.structs.replace(leafspine(1, 0, 4, rate=rate, engine=engine), misses=PATIENCE)
+    cases = SEVERAL if engine == "softswitch" else SEVERAL[:1]
+    one = leafspine(1, 0, 4 * min(len(cases), 2), rate=rate, engine=engine)
+    sides = cycle(across(one))
+    one = msgspec.structs.replace(one, misses=PATIENCE)
     with Planes(side_by_side([one, one], sandbox.rundir()), logs=tmp_path) as planes:
-        for way, says in SEVERAL if engine == "softswitch" else SEVERAL[:1]:
+        def lost(way: str, says: str) -> tuple[str, str, Ranks]:
             folder = tmp_path / way
             folder.mkdir()
             command = [*program("rank_lost.py"), "auto", way, str(TIMEOUT), str(folder)]
-            ranks = planes.launch(command, job=way, env={"NETFOLD_RAILS": "innet@a+tcp@b"})
+            env = {"NETFOLD_RAILS": "innet@a+tcp@b"}
+            return way, says, planes.launch(command, job=way, hosts=next(sides), env=env)
+
+        for way, says, ranks in one_ahead(lost(*case) for case in cases):
             for rank, told in enumerate(heard(ranks)):
                 where = f"{way}, rank {rank}: {told}"
                 named(told, where, TIMEOUT + BOUND)
@@ -75,6 +89,25 @@ def test_over_several_rails_it_is_named_with_the_state_of_each(engine: Engine, t
                 assert "rails: innet@a " in told["text"], where
                 assert ", tcp@b " in told["text"], where
         planes.check()
+
+
+def across(fabric: Fabric) -> list[list[Host]]:
+    """The hosts in fours, each of which has as many at every leaf, in order: for jobs side by side."""
+    jobs, leaves = len(fabric.hosts) // 4, len(set(fabric.leaf_of().values()))
+    at = len(fabric.hosts) // leaves
+    each = 4 // leaves
+    return [[fabric.hosts[leaf * at + job * each + host] for leaf in range(leaves) for host in range(each)]
+            for job in range(jobs)]
+
+
+def one_ahead(jobs: Iterator[T]) -> Iterator[T]:
+    """The jobs of an iterator, each of which is started while the one before it runs: most of a job is the time until
+    a silence counts, and jobs on other hosts know nothing of each other."""
+    running = next(jobs)
+    for started in jobs:
+        yield running
+        running = started
+    yield running
 
 
 def heard(ranks: Ranks) -> list[dict[str, Any]]:

@@ -5,49 +5,47 @@ from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Callable
-from importlib import metadata
-from typing import Annotated, Any, Final
+from functools import cache
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from netfold.cli.bench import app as bench
 from netfold.cli.common import FAILED
-from netfold.cli.demo import demo
-from netfold.cli.diff import apply, diff
-from netfold.cli.doctor import doctor
-from netfold.cli.drain import drain, undrain
-from netfold.cli.fault import app as fault
-from netfold.cli.links import links
-from netfold.cli.offline import compile_, fabric_, plan
-from netfold.cli.paths import paths
-from netfold.cli.pcap import pcap
-from netfold.cli.run import run
-from netfold.cli.shell import shell
-from netfold.cli.sim import simulations as sim
-from netfold.cli.status import drop, slots, stall, status
-from netfold.cli.top import top
-from netfold.cli.trace import flight, timeline
-from netfold.cli.up import up
 from netfold.terminal import help_settings
 
-PANELS: Final[dict[str, dict[str, Callable[..., None] | typer.Typer]]] = {
-    "Begin": {"demo": demo, "run": run, "up": up, "doctor": doctor},
-    "Describe a fabric": {"fabric": fabric_, "plan": plan, "compile": compile_},
-    "Look at a running one": {"status": status, "top": top, "links": links, "paths": paths, "pcap": pcap},
-    "Change it": {"drain": drain, "undrain": undrain, "diff": diff, "apply": apply, "drop": drop,
-                  "fault": fault},
-    "Find out what is wrong": {"stall": stall, "slots": slots, "flight": flight, "timeline": timeline, "shell": shell},
-    "Measure": {"bench": bench, "sim": sim},
+PANELS: Final = {
+    "Begin": {"demo": "demo:demo", "run": "run:run", "up": "up:up", "doctor": "doctor:doctor"},
+    "Describe a fabric": {"fabric": "offline:fabric_", "plan": "offline:plan", "compile": "offline:compile_"},
+    "Look at a running one": {"status": "status:status", "top": "top:top", "links": "links:links",
+                              "paths": "paths:paths", "pcap": "pcap:pcap"},
+    "Change it": {"drain": "drain:drain", "undrain": "drain:undrain", "diff": "diff:diff", "apply": "diff:apply",
+                  "drop": "status:drop", "fault": "fault:app"},
+    "Find out what is wrong": {"stall": "status:stall", "slots": "status:slots", "flight": "trace:flight",
+                               "timeline": "trace:timeline", "shell": "shell:shell"},
+    "Measure": {"bench": "bench:app", "sim": "sim:simulations"},
 }
-"""Every command, by its heading in --help."""
+"""Every command, by its heading in --help: its module here, and the name of its function or of typer's app there."""
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="markdown",  # paragraphs are filled, not broken where the source's lines end
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
+
+def application(only: str | None = None) -> typer.Typer:
+    """The command with all its commands, or with one of them alone: the import of all takes longer than most of them.
+
+    For `--version` there are none.  What ``only`` names may be no command; then all are there, so that the error can
+    name the one that was meant."""
+    app = typer.Typer(
+        no_args_is_help=True,
+        rich_markup_mode="markdown",  # paragraphs are filled, not broken where the source's lines end
+        pretty_exceptions_enable=False,
+        add_completion=False,
+    )
+    app.callback()(netfold)
+    alone = only == "--version" or any(only in commands for commands in PANELS.values())
+    for panel, commands in PANELS.items():
+        for name, place in commands.items():
+            if not alone or name == only:
+                _register(app, name, place, panel)
+    return app
 
 
 def _print_version(wanted: bool) -> None:
@@ -56,7 +54,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def netfold(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
@@ -65,16 +62,25 @@ def netfold(
     """In-network allreduce on P4 switches: fabrics, their controller, and a demo of the whole."""
 
 
-def _register(commands: dict[str, Any], panel: str) -> None:
-    for name, command in commands.items():
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name, rich_help_panel=panel)
-        else:
-            app.command(name, rich_help_panel=panel)(command)
+def _register(app: typer.Typer, name: str, place: str, panel: str) -> None:
+    module, _, called = place.partition(":")
+    command = getattr(import_module(f"netfold.cli.{module}"), called)
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=name, rich_help_panel=panel)
+    else:
+        app.command(name, rich_help_panel=panel)(command)
 
 
-for _panel, _commands in PANELS.items():
-    _register(_commands, _panel)
+if TYPE_CHECKING:
+    app: typer.Typer
+
+
+@cache
+def __getattr__(name: str) -> Any:
+    """``app``: the command with all its commands."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return application()
 
 
 STORAGE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO})
@@ -84,7 +90,7 @@ STORAGE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS
 def main() -> None:
     """Entry point of the command."""
     try:
-        app(**help_settings())
+        application(sys.argv[1] if sys.argv[1:] else None)(**help_settings())
     except OSError as error:
         if error.errno not in STORAGE:
             raise

@@ -36,14 +36,20 @@ def fail(code: int, message: str) -> NoReturn:
 
 def awaited(work: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine and return its result; errors of controller and switches end the command with their message."""
-    from netfold.controller.controller import StartError
-    from netfold.controller.switch.election import Superseded
-    from netfold.controller.switch.pipeline import PipelineError
     from netfold.rpc.rpc import Unreachable
 
     try:
         return asyncio.run(work)
-    except (StartError, Superseded, PipelineError, Unreachable, FabricError) as error:
+    except (Unreachable, FabricError) as error:
+        fail(FAILED, str(error))
+    except Exception as error:
+        # whatever raises these has imported them: commands that only ask a controller need none of its modules
+        from netfold.controller.controller import StartError
+        from netfold.controller.switch.election import Superseded
+        from netfold.controller.switch.pipeline import PipelineError
+
+        if not isinstance(error, (StartError, Superseded, PipelineError)):
+            raise
         fail(FAILED, str(error))
 
 

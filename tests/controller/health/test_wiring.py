@@ -16,8 +16,8 @@ from netfold.cli.links import show
 from netfold.controller import client
 from netfold.controller.health.wiring import AskWiring, Cable, Cables
 from netfold.fabric.graph import Fabric
+from netfold.plain_console import Terminal
 from netfold.rpc import rpc
-from netfold.terminal import Terminal
 from netfold.wire import operator
 from support.cables import Cables as Laid
 from support.controller import BOUND, run, until

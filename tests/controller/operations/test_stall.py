@@ -23,8 +23,8 @@ from netfold.controller.switch.probe import SlotState
 from netfold.controller.switch.switch import SwitchError
 from netfold.fabric import slots, trees
 from netfold.fabric.generate import leafspine
+from netfold.plain_console import Terminal
 from netfold.rpc.rpc import Unreachable
-from netfold.terminal import Terminal
 from netfold.wire import stalls
 from netfold.wire.jobs import AskMissing, MissingContributions
 from netfold.wire.roce import OPERATION_BITS
