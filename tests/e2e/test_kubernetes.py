@@ -88,7 +88,8 @@ def test_the_parts_of_the_manifest_fit_each_other(objects: dict[str, dict[str, A
     assert apart["topologyKey"] == "kubernetes.io/hostname"
     assert apart["labelSelector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
     assert service["spec"]["clusterIP"] == "None"
-    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": name}  # the label that the Job gives its pods
+    # the label that the Job gives its pods
+    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": name}
     assert service["metadata"]["name"] == pod["subdomain"]
     assert said["MASTER_ADDR"] == f"{name}-0.{pod['subdomain']}"
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}

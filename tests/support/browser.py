@@ -27,7 +27,8 @@ def dump(url: str, *, within: float = 120, size: tuple[int, int] = (1280, 900)) 
     with tempfile.TemporaryDirectory() as profile:
         done = subprocess.run(
             [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-             f"--window-size={size[0]},{size[1]}", f"--user-data-dir={profile}", "--virtual-time-budget=3000", "--dump-dom", url],
+             f"--window-size={size[0]},{size[1]}",
+             f"--user-data-dir={profile}", "--virtual-time-budget=3000", "--dump-dom", url],
             capture_output=True, text=True, timeout=within,
         )
     assert done.returncode == 0, done.stderr
