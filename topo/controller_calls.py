@@ -11,7 +11,7 @@ import msgspec
 
 from netfold.rpc.channel import channel
 from netfold.topo.fault_board import FaultRefused
-from netfold.topo.net import Network
+from netfold.topo.fault_targets import FaultyFabric
 from netfold.wire import operator
 
 SECONDS: Final = 10.0
@@ -19,12 +19,12 @@ SECONDS: Final = 10.0
 Reply = TypeVar("Reply")
 
 
-def set_faults(network: Network, links: Sequence[operator.LinkFaults]) -> None:
+def set_faults(network: FaultyFabric, links: Sequence[operator.LinkFaults]) -> None:
     """Have the switches inject these faults and no others, beside those of the fabric file.  Raises FaultRefused."""
     _call(network, "Faults", operator.SetFaults(list(links)), operator.FaultsSet, SECONDS)
 
 
-def connections(network: Network) -> list[operator.QueuePairUse]:
+def connections(network: FaultyFabric) -> list[operator.QueuePairUse]:
     """What queue pairs mean on the links of jobs' trees; none where no controller answers."""
     try:
         return _call(network, "Connections", operator.AskConnections(), operator.Connections, 2.0).connections
@@ -32,7 +32,7 @@ def connections(network: Network) -> list[operator.QueuePairUse]:
         return []
 
 
-def _call(network: Network, method: str, request: msgspec.Struct, answer: type[Reply], seconds: float) -> Reply:
+def _call(network: FaultyFabric, method: str, request: msgspec.Struct, answer: type[Reply], seconds: float) -> Reply:
     with channel(network.jobs) as opened:
         call: Any = opened.unary_unary(f"/{operator.SERVICE}/{method}", bytes, bytes)
         try:

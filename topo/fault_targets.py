@@ -9,22 +9,45 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
-from netfold.fabric.graph import End, Link
+from netfold.fabric.graph import End, Fabric, Link
 from netfold.topo.fault_board import FaultRefused
-from netfold.topo.net import Network
 
 CONTROLLER: Final = "controller"
+RANK: Final = re.compile(r"(?:rank|(?P<job>[^/]+)/(?:rank)?)(?P<number>\d{1,6})")
+"""The forms of a rank: "rank3", "JOB/3"."""
 SHOWN: Final = 12
 """Names that an error lists at most."""
 
 
+class FaultyFabric(Protocol):
+    """A fabric that runs, here or over several machines, as faults see it."""
+
+    @property
+    def fabric(self) -> Fabric:
+        """What runs."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether all of it has started."""
+
+    @property
+    def jobs(self) -> str:
+        """Address at which its controller answers this process."""
+
+    def runs(self, node: str) -> bool:
+        """Whether a node has a namespace: a virtual machine has not."""
+
+
+Running = TypeVar("Running", bound=FaultyFabric)
+
+
 @dataclass(frozen=True)
 class FabricLinkAt:
-    """A link of one of the networks; ``key`` is the network's number and the link's."""
+    """A link of one of the fabrics; ``key`` is the fabric's number and the link's."""
 
-    network: Network
+    network: FaultyFabric
     key: tuple[int, int]
 
     @property
@@ -53,8 +76,8 @@ class FabricLinkAt:
         return None if self.far.node in self._switches else self.far.node
 
     def runs(self, node: str) -> bool:
-        """Whether a node has a namespace here: a virtual machine has not."""
-        return node in self._switches or node in self.network.mininet
+        """Whether a node has a namespace: a virtual machine has not."""
+        return self.network.runs(node)
 
     @property
     def _switches(self) -> set[str]:
@@ -66,7 +89,7 @@ class FabricLinkAt:
         return (a, b) if a.node in self._switches else (b, a)
 
 
-def links(networks: Sequence[Network], target: str) -> list[FabricLinkAt]:
+def links(networks: Sequence[FaultyFabric], target: str) -> list[FabricLinkAt]:
     """The links that a target names: "leaf1:3", "leaf1-spine1", a host's "h3", all those of a switch, or "all".
 
     Raises FaultRefused.
@@ -83,19 +106,19 @@ def links(networks: Sequence[Network], target: str) -> list[FabricLinkAt]:
     return found
 
 
-def switches(networks: Sequence[Network]) -> str:
+def switches(networks: Sequence[FaultyFabric]) -> str:
     """The names of all switches, for messages."""
     names = [switch.name for network in networks for switch in network.fabric.switches]
     return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
 
 
-def of_switch(networks: Sequence[Network], name: str) -> Network | None:
+def of_switch(networks: Sequence[Running], name: str) -> Running | None:
     """The network that has this switch; None: none has."""
     return next((network for network in networks
                  if name in {switch.name for switch in network.fabric.switches}), None)
 
 
-def what(networks: Sequence[Network], target: str) -> str:
+def what(networks: Sequence[FaultyFabric], target: str) -> str:
     """What a target is that a fault of processes cannot have, for messages."""
     try:
         links(networks, target)
@@ -143,12 +166,17 @@ class RankAt:
                 and environment.get("NETFOLD_CONTROLLER") in self.controllers)
 
 
-def rank(networks: Sequence[Network], target: str, proc: Path = Path("/proc")) -> RankAt | None:
+def is_rank(target: str) -> bool:
+    """Whether a target has the form of a rank: "rank3", "JOB/3"."""
+    return RANK.fullmatch(target) is not None
+
+
+def rank(networks: Sequence[FaultyFabric], target: str, proc: Path = Path("/proc")) -> RankAt | None:
     """The rank that "rank3" or "JOB/3" names; None where a target has another form.
 
     Raises FaultRefused where there is no such rank, or several jobs have one.
     """
-    match = re.fullmatch(r"(?:rank|(?P<job>[^/]+)/(?:rank)?)(?P<number>\d{1,6})", target)
+    match = RANK.fullmatch(target)
     if match is None:
         return None
     controllers = frozenset(network.fabric.jobs for network in networks)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shlex
 import signal
 import subprocess
@@ -41,8 +42,9 @@ from netfold.topo.topology import FabricTopo
 from netfold.topo.wiring import execute
 from netfold.wire import operator
 
-CONTROLLER_SECONDS: Final = 90.0
-"""Seconds for the controller to compile the program and fill every switch; the first compilation may take long."""
+CONTROLLER_SECONDS: Final = 180.0
+"""Seconds for the controller to compile the program and fill every switch: the first compilation takes 20 s of a
+processor, and on a busy machine many times that.  One that ends is told at once."""
 
 
 def with_sockets_in(fabric: Fabric, folder: Path) -> Fabric:
@@ -161,7 +163,9 @@ class Network(Lifecycle):
             self.check(switches=switches)
             seconds = time.monotonic() - started
             if seconds > CONTROLLER_SECONDS:
-                raise ControllerFailed(self._controller_failure(f"does not answer after {seconds:.0f} s"))
+                raise ControllerFailed(self._controller_failure(
+                    f"does not answer after {seconds:.0f} s, with a load of {os.getloadavg()[0]:.0f} on "
+                    f"{os.cpu_count()} processors; what it has compiled is kept: start again, when less else runs"))
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.1)
 
@@ -261,6 +265,10 @@ class Network(Lifecycle):
     def share(self) -> Path:
         """A folder that the programs of all hosts read and write, those of guests too; it is there once started."""
         return self.logs.absolute() / "share"
+
+    def runs(self, node: str) -> bool:
+        """Whether a node has a namespace here: a virtual machine has not, nor what runs on another machine."""
+        return node in self.mininet
 
     def set_link(self, link: Link, *, up: bool) -> None:
         """Take the switch end of a link up or down: a host at the other end loses its carrier and keeps its routes.

@@ -15,6 +15,8 @@ from netfold.wire.operator import QueuePairUse
 
 SOCKET: Final = "faults.sock"
 """Name of the service's socket in a fabric's folder."""
+MACHINE_SOCKET: Final = "machine-faults.sock"
+"""Name of the same of one machine's part of a fabric over several, which the launcher alone calls."""
 FAULTS_VARIABLE: Final = "NETFOLD_FAULTS"
 """Names the socket's path, for what runs inside a fabric: its controller, and commands at its prompt."""
 KEY_VARIABLE: Final = "NETFOLD_FAULT_KEY"
@@ -127,6 +129,22 @@ class Tapped(Struct, frozen=True, tag=True):
     """What queue pairs mean on them, as the controllers say; the ``link`` of each is the ``name`` of one here."""
 
 
+class MachineTap(Struct, frozen=True):
+    """How links of another machine are captured: a command on this one whose standard output is the capture."""
+
+    machine: str
+    command: list[str]
+    """To which options of `netfold pcap` may be added."""
+    links: int
+
+
+class TappedElsewhere(Struct, frozen=True, tag=True):
+    """The answer to Tap of a fabric over several machines, whose packet sockets cannot be handed over."""
+
+    fabric: str
+    machines: list[MachineTap]
+
+
 class AskNames(Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """A request for what queue pairs mean now: jobs begin and are planned anew while links are captured."""
 
@@ -146,4 +164,4 @@ class Refused(Struct, frozen=True, tag=True):
 
 
 Request = Inject | Undo | Active | Tap | AskNames
-Answer = Injected | Undone | ActiveFaults | Tapped | Names | Refused
+Answer = Injected | Undone | ActiveFaults | Tapped | TappedElsewhere | Names | Refused

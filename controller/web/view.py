@@ -39,6 +39,8 @@ class NodeView(msgspec.Struct, frozen=True):
     rank_of_row: int
     """Its place among those of its role, from 0, in the fabric's order."""
     address: str
+    place: tuple[int, int] | None = None
+    """Row and column of a switch in a mesh or torus, from 0; null: it is in none."""
 
 
 class LinkView(msgspec.Struct, frozen=True):
@@ -224,7 +226,8 @@ def of_fabric(fabric: Fabric, *, faults: bool) -> FabricView:
     nodes = []
     for node in fabric.nodes:
         role = getattr(node, "role", "host")
-        nodes.append(NodeView(node.name, role, roles.get(role, 0), node.address))
+        nodes.append(NodeView(node.name, role, roles.get(role, 0), node.address,
+                              getattr(node, "place", None)))
         roles[role] = roles.get(role, 0) + 1
     links = [LinkView(link.a, link.b, None if link.rate is None else float(bits_per_second(link.rate)))
              for link in fabric.links]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from support.machines import Machines
+from support.pages import invoked
 from support.slurm_machines import SlurmMachines
 from support.ssh_machines import SshMachines
 from support.topo import in_sandbox, program
@@ -122,6 +124,99 @@ def test_a_machine_with_ranks_that_is_lost_ends_the_run_by_name(tmp_path: Path) 
             up.kill()
             up.wait()
             machines.wait_empty()
+
+
+def netfold(*words: str, status: int = 0) -> str:
+    """What a command says, which ends with this status.  It runs in this process, which is not the fabric's."""
+    ended, said = invoked(shlex.join(["netfold", *words]))
+    assert ended == status, (words, said)
+    return said
+
+
+@in_sandbox(timeout=290)
+def test_faults_and_captures_reach_other_machines(tmp_path: Path) -> None:
+    """A switch is killed and comes back, a cable between machines is cut and silenced at both ends, packets are lost
+    and captured, the controller and a rank are killed: by the same commands, each undone, while sums stay exact."""
+    said, enough, log = tmp_path / "up.log", tmp_path / "enough", tmp_path / "run.log"
+    with Machines(3, tmp_path) as machines, fabric_up(machines, said) as (_, file):
+        fault = lambda *words, **more: netfold("fault", *words, "--fabric", str(file.parent), **more)  # noqa: E731
+        switches = lambda: {  # noqa: E731
+            each["name"]: each["up"] for each in json.loads(netfold("status", str(file), "--json"))["switches"]}
+        command = [*program("rank_steady.py"), "5", "20000", str(enough), "innet"]
+        with log.open("wb") as out:
+            run = subprocess.Popen([*NETFOLD, "run", "--fabric", str(file), "--", *command], stdout=out, stderr=out,
+                                   cwd=tmp_path)
+        began = lambda: log.read_text().count("[0] {\"began\"")  # noqa: E731
+
+        def goes_on() -> None:
+            before = began()
+            until("the ranks sum", lambda: run.poll() is not None or began() > before + 3)
+            assert run.poll() is None, log.read_text()[-3000:]
+
+        try:
+            goes_on()
+            assert "spine2 is killed" in fault("kill", "spine2")
+            until("it is down", lambda: not switches()["spine2"])
+            goes_on()
+            assert "ended: spine2 is killed" in fault("end", "all")
+            until("it is back", lambda: switches()["spine2"])
+            cut = fault("cut", "leaf1-spine2")  # they are on two machines
+            assert "leaf1:4 - spine2:1 is cut" in cut or "spine2:1 - leaf1:4 is cut" in cut
+            assert is_down("leaf1-eth4")
+            assert is_down("spine2-eth1")
+            assert "already" in fault("flap", "spine2:1", status=1)
+            assert "is cut" in fault("list")
+            fault("end", "1" if "fault 1" in cut else "2")
+            assert not is_down("leaf1-eth4")
+            assert not is_down("spine2-eth1")
+            assert "is swallowed" in fault("silence", "spine2:1", "--for", "500ms")
+            assert "are lost" in fault("loss", "leaf1-spine2", "--rate", "0.01", "--for", "500ms")
+            goes_on()
+            netfold("pcap", "spine1", "-w", str(tmp_path / "spine1.pcapng"), "--for", "500ms", "--fabric",
+                    str(file.parent))
+            content = (tmp_path / "spine1.pcapng").read_bytes()
+            assert content[:4] == b"\x0a\x0d\x0d\x0a"
+            assert b"spine1:1" in content
+            assert len(content) > 20_000
+            netfold("pcap", "all", "-w", str(tmp_path / "all.pcapng"), "--for", "200ms", "--fabric", str(file.parent))
+            assert len(list(tmp_path.glob("all-10.99.0.*.pcapng"))) == 3
+            ring = ["--ring", "1MB", "--fabric", str(file.parent)]
+            assert "expected no ring" in netfold("pcap", "leaf1", *ring, status=2)
+            assert "expected kill or restart" in fault("stop", "controller", status=2)
+            assert "was killed, and started again" in fault("restart", "controller")
+            goes_on()
+            enough.touch()
+            assert run.wait(SECONDS) == 0, log.read_text()[-3000:]
+            ends = [json.loads(line[4:]) for line in log.read_text().splitlines() if '"rail"' in line]
+            assert {end["rail"] for end in ends} == {"innet"}
+            assert len({end["operations"] for end in ends}) == 1
+        finally:
+            run.kill()
+            run.wait()
+        endless = "import netfold, numpy\nwith netfold.init(timeout=4) as comm:\n print('in', flush=True)\n " \
+                  "while True: comm.allreduce(numpy.ones(1000, numpy.int32))"
+        with log.open("wb") as out:
+            run = subprocess.Popen([*NETFOLD, "run", "--fabric", str(file), "--grace", "5", "--", sys.executable, "-c",
+                                    endless], stdout=out, stderr=out, cwd=tmp_path)
+        try:
+            until("all ranks are in", lambda: run.poll() is not None or log.read_text().count("] in") == 4)
+            assert "rank3 was killed" in fault("kill", "rank3")
+            assert run.wait(SECONDS) not in (0, 124)
+            assert "rank 3 is lost" in log.read_text() or "lost rank 3" in log.read_text()
+            assert "no ranks" in fault("kill", "rank3", status=1)
+        finally:
+            run.kill()
+            run.wait()
+
+
+def is_down(interface: str) -> bool:
+    """Whether an interface of a switch, which is in the sandbox of an agent, has been taken down."""
+    for namespace in {os.readlink(path): path for path in Path("/proc").glob("[0-9]*/ns/net")}.values():
+        done = subprocess.run(["nsenter", f"--net={namespace}", "ip", "-json", "link", "show", "dev", interface],
+                              capture_output=True, text=True, timeout=10, check=False)
+        if done.returncode == 0:
+            return "UP" not in json.loads(done.stdout)[0]["flags"]
+    raise AssertionError(f"no interface {interface}")
 
 
 SUMS = """

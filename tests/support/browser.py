@@ -17,13 +17,17 @@ def program() -> str | None:
     return next(filter(None, map(shutil.which, PROGRAMS)), None)
 
 
-def dump(url: str, *, within: float = 120) -> str:
-    """The page's document after its scripts have run for three seconds of the browser's own clock."""
+def dump(url: str, *, within: float = 120, size: tuple[int, int] = (1280, 900)) -> str:
+    """The page's document after its scripts have run for three seconds of the browser's own clock.
+
+    size  of the window, in pixels
+    """
     browser = program()
     assert browser is not None
     with tempfile.TemporaryDirectory() as profile:
         done = subprocess.run(
             [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+             f"--window-size={size[0]},{size[1]}",
              f"--user-data-dir={profile}", "--virtual-time-budget=3000", "--dump-dom", url],
             capture_output=True, text=True, timeout=within,
         )

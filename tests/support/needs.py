@@ -183,6 +183,8 @@ NEEDS: Final[dict[str, Need]] = {
     "verbs": Need("apt install libibverbs-dev", ("gcc",), check=_verbs),
     "openssl": Need("apt install openssl", ("openssl",)),
     "lightning": Need("pip install lightning", modules=("torch", "lightning")),
+    "kubernetes": Need("pip install 'kubernetes>=37'", modules=("kubernetes",)),
+    "ray": Need("pip install 'ray[train]'", modules=("torch", "ray", "pyarrow")),
     "accelerate": Need("pip install accelerate", modules=("torch", "accelerate")),
     "scapy": Need("pip install 'netfold[scapy]'", modules=("scapy",)),
     "scikit-learn": Need("pip install 'netfold[demo]'", modules=("sklearn",)),

@@ -135,6 +135,26 @@ comm = netfold.torch.join()
         Scene("alone", needs=("lightning",)),
     ("docs/torch.md", "accelerator = Accelerator(cpu=True)"): Scene(
         "torch", "", "\nassert accelerator.num_processes == 2\n" + _END, needs=("accelerate",)),
+    ("docs/launchers.md", 'ray.init(runtime_env={"worker_process_setup_hook":'): Scene("alone", """
+import os
+from pathlib import Path
+from netfold.topo import sandbox
+sandbox.enter()
+os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+told = str(Path.cwd() / "backend")
+def train():
+    import torch
+    import torch.distributed as dist
+    from ray.train.torch import prepare_model
+    prepare_model(torch.nn.Linear(3, 2))(torch.ones(3)).sum().backward()
+    Path(told).write_text(dist.get_backend())
+""", """
+assert Path(told).read_text() == "netfold"
+""", {
+        '"10.0.0.9:50050"}})': '"store", "NETFOLD_ALGO": "ring", "NETFOLD_ADDRESS": "127.0.0.1"}}, num_cpus=3, '
+                               'include_dashboard=False, _node_ip_address="127.0.0.1", object_store_memory=80 << 20)',
+        'num_workers=8, placement_strategy="STRICT_SPREAD"': "num_workers=2",
+    }, needs=("ray", "mininet", "namespaces")),
 }
 
 

@@ -79,6 +79,12 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             links=tuple(link for link in f.links if all(end.node in here for end in link.ends)),
         )
 
+    def reached(self) -> Fabric:
+        """The same with the cables to other machines, whose ends here can be cut, silenced and captured."""
+        here = set(self.nodes)
+        links = tuple(link for link in self.fabric.links if any(end.node in here for end in link.ends))
+        return msgspec.structs.replace(self.part(), links=links)
+
     @property
     def switches(self) -> list[str]:
         """The names of this machine's switches."""

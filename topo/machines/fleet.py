@@ -40,6 +40,7 @@ from netfold.topo.rxe import attach
 from netfold.topo.rxe.frames import Kind, pack
 from netfold.topo.rxe.line import Line
 from netfold.wire import operator
+from netfold.wire.faults import MACHINE_SOCKET
 
 READY_SECONDS: Final = 120.0
 """Seconds for all machines to start their parts."""
@@ -134,6 +135,8 @@ class Fleet(Lifecycle):
         self._controller: subprocess.Popen[bytes] | None = None
         self.ranks: Mapping[str, Sequence[int]] = {}
         """Ranks of the job that the launcher runs, by host, for what is said of a lost machine."""
+        self.is_up = False
+        """Whether all of it has started."""
 
     # ---- starting and stopping --------------------------------------------------------------------------------------
 
@@ -152,15 +155,17 @@ class Fleet(Lifecycle):
                 raise FabricFailed(f"machine {member.name}: its answer is not what an agent says: {error}") from error
         fabric_file.save(self.fabric, self.file)
         (self._folder / SEATS).write_bytes(msgspec.json.encode(self.seats()))
-        self._start_controller()
+        self.start_controller()
+        self.is_up = True
 
     def _launch(self, description: Description) -> _Member:
         """Start one machine's agent.  Raises FabricFailed."""
         doors: dict[str, socket.socket] = {}
-        for name in sockets_of(description):
+        places = {name: self._folder / name for name in sockets_of(description)}
+        for name, path in (places | {MACHINE_SOCKET: self.faults_at(description.machine)}).items():
             doors[name] = socket.socket(socket.AF_UNIX)
-            doors[name].bind(str(self._folder / name))
-            (self._folder / name).chmod(0o600)
+            doors[name].bind(str(path))
+            path.chmod(0o600)
             doors[name].listen(64)
         if self._page is not None and description.controller:
             doors[f"{TCP}{self._page[1]}"] = self._page[0]
@@ -201,7 +206,7 @@ class Fleet(Lifecycle):
             lines += ["  it wrote:", *(f"    {line}" for line in said)]
         return "\n".join(lines)
 
-    def _start_controller(self) -> None:
+    def start_controller(self) -> None:
         """Start the controller on the first machine and wait until it serves jobs.  Raises ControllerFailed."""
         first = self._members[0]
         assert first.ready is not None
@@ -209,7 +214,7 @@ class Fleet(Lifecycle):
             self._python, "-m", "netfold.cli", "up", f"{first.ready.folder}/fabric.toml", "--verbose", *self._settings,
         ], ["LANG"])
         log = self._logs / "controller.log"
-        with log.open("wb") as output:
+        with log.open("ab") as output:
             self._controller = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                                                 start_new_session=True, cwd="/")
         started, patience = time.monotonic(), 0.5
@@ -219,11 +224,24 @@ class Fleet(Lifecycle):
                 return
             # one that is there may need longer for an answer, which it has of all switches, on a busy machine
             patience = min(1.5 * patience, CONTROLLER_SECONDS / 4)
-            self.check()
+            if not self.is_up:  # else whoever watches the fabric checks
+                self.check()
             if time.monotonic() - started > CONTROLLER_SECONDS:
                 raise ControllerFailed(self._controller_failure(f"does not answer after {CONTROLLER_SECONDS:g} s"))
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._controller.wait(0.1)
+
+    @property
+    def has_controller(self) -> bool:
+        """Whether the controller runs."""
+        return self._controller is not None
+
+    def kill_controller(self) -> None:
+        """Kill the controller, as an injected fault: until `start_controller` there is none, and that is no failure."""
+        controller, self._controller = self._controller, None
+        assert controller is not None, "there is no controller"
+        controller.kill()  # its machine kills what the line's other end has started
+        controller.wait(CONTROLLER_SECONDS)
 
     def _controller_failure(self, what: str) -> str:
         log = self._logs / "controller.log"
@@ -287,6 +305,34 @@ class Fleet(Lifecycle):
         """Where each host is."""
         return {host: Seat(str(self._line(member)), pid, member.ready.folder)
                 for member in self._members if member.ready is not None for host, pid in member.ready.hosts.items()}
+
+    @property
+    def jobs(self) -> str:
+        """Address at which the controller answers this process."""
+        return self.fabric.jobs
+
+    def runs(self, node: str) -> bool:
+        """Whether a node has a namespace: all have."""
+        return True
+
+    def machines(self) -> list[str]:
+        """The names of the machines that are not lost."""
+        return [member.name for member in self._members if not member.lost]
+
+    def machine_of(self, node: str) -> str:
+        """The name of the machine that runs a node."""
+        return next(description.machine for description in self.descriptions if node in description.nodes)
+
+    def place_of(self, machine: str) -> tuple[str, str, str]:
+        """Of a machine: its folder there, its line's socket here, and the Python there."""
+        member = next(member for member in self._members if member.name == machine)
+        assert member.ready is not None
+        return member.ready.folder, str(self._line(member)), self._python
+
+    def faults_at(self, machine: str) -> Path:
+        """The socket here at which a machine serves the faults of its own part."""
+        number = [description.machine for description in self.descriptions].index(machine) + 1
+        return self._folder / f"faults-{number}.sock"
 
     def execute(self, machine: str, argv: Sequence[str], seconds: float = 30.0) -> subprocess.CompletedProcess[str]:
         """Run a command on a machine, in its sandbox, where its switches are, and return its status and output."""

@@ -17,6 +17,7 @@ from netfold.topo.console import Stopped, stopping
 from netfold.topo.failures import FabricFailed
 from netfold.topo.machines.description import Description
 from netfold.topo.machines.fleet import Fleet, Seat, launcher_of, seat_fabric
+from netfold.topo.machines.fleet_faults import FleetFaults
 from netfold.topo.run import CannotRun, Place, RunRequest, hosts_of_ranks, paths_for, rails_for, started
 from netfold.topo.rundir import clear_abandoned, locked_folder
 
@@ -55,6 +56,7 @@ def running(launch: Launch) -> Iterator[Fleet]:
         folder = ends.enter_context(locked_folder())
         fleet = Fleet(launch.descriptions, words, folder=folder, logs=folder / "logs", say=_say, python=launch.python,
                       settings=settings, page=page)
+        ends.enter_context(FleetFaults(fleet, folder))
         yield ends.enter_context(fleet)
 
 
@@ -70,7 +72,8 @@ def up_over(launch: Launch) -> int:
             if launch.metrics is not None:
                 print(f"page and metrics at http://{launch.metrics}/")
             print(f"logs in {file.parent / 'logs'}\nTry, in another terminal:\n  netfold status {file}\n"
-                  f"  netfold run --fabric {file} -- python train.py\nCtrl-C ends it", flush=True)
+                  f"  netfold run --fabric {file} -- python train.py\n"
+                  f"  netfold fault kill {fabric.switches[-1].name} --for 5s\nCtrl-C ends it", flush=True)
             while True:
                 fleet.check()
                 time.sleep(LOOK)

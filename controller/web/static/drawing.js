@@ -4,7 +4,7 @@
 import { heat } from "./colours.js";
 import { keyed, put, say, svg } from "./dom.js";
 import { bits, nodeOf } from "./format.js";
-import { fullRate, MOST_LINES, place, utilisation } from "./layout.js";
+import { cable, fullRate, MOST_LINES, place, utilisation } from "./layout.js";
 import { trees, way } from "./routes.js";
 
 export class Drawing {
@@ -54,11 +54,10 @@ export class Drawing {
     this.#drawNodes(fabric, live);
   }
 
-  #line(link) {
+  #cable(link, aside = 0) {
     const [a, b] = [this.#places.nodes.get(nodeOf(link.a)), this.#places.nodes.get(nodeOf(link.b))];
     if (!a || !b) return null;
-    const [upper, lower] = a.y <= b.y ? [a, b] : [b, a];
-    return { x1: upper.x, y1: upper.y + upper.h / 2, x2: lower.x, y2: lower.y - lower.h / 2 };
+    return cable(a, b, aside);
   }
 
   #drawLinks(fabric, live) {
@@ -70,15 +69,15 @@ export class Drawing {
         || utilisation(other.link, other.live, full) - utilisation(one.link, one.live, full));
       shown = shown.slice(0, MOST_LINES);
     }
-    keyed(this.#links, shown, (item) => String(item.number), (item) => svg("line", {
+    keyed(this.#links, shown, (item) => String(item.number), (item) => svg("path", {
       onclick: () => this.#store.select({ kind: "link", number: item.number }),
     }, svg("title")), (node, { link, number, live: now }) => {
       const share = utilisation(link, now, full);
-      const at = this.#line(link);
-      if (!at) return;
+      const d = this.#cable(link);
+      if (!d) return;
       const state = now.up ? now.drained ? "link drained" : "link" : "link down";
       const chosen = this.#store.selected?.kind === "link" && this.#store.selected.number === number;
-      put(node, { ...at, class: chosen ? `${state} chosen` : state, "data-link": link.a,
+      put(node, { d, class: chosen ? `${state} chosen` : state, "data-link": link.a,
         "stroke-width": (1.2 + 6 * Math.sqrt(share)).toFixed(1) });
       node.style.stroke = now.up && !now.drained ? heat(share) : "";
       say(node.firstElementChild, `${link.a} – ${link.b}: ${bits(now.there_bps)} there, ${bits(now.back_bps)} back`
@@ -111,12 +110,11 @@ export class Drawing {
     }
     const beside = new Map();
     keyed(this.#followed, lines, (one) => `${one.job} ${one.number} ${one.link} ${beside.get(one.link) || 0}`,
-      () => svg("line", {}), (node, one) => {
-        const at = fabric.links[one.link] && this.#line(fabric.links[one.link]);
-        if (!at) return;
-        const shift = 3 * (beside.get(one.link) || 0);
+      () => svg("path", {}), (node, one) => {
+        const d = fabric.links[one.link] && this.#cable(fabric.links[one.link], 3 * (beside.get(one.link) || 0));
+        if (!d) return;
         beside.set(one.link, (beside.get(one.link) || 0) + 1);
-        put(node, { x1: at.x1 + shift, y1: at.y1, x2: at.x2 + shift, y2: at.y2, class: "tree" });
+        put(node, { d, class: "tree" });
         node.style.stroke = this.#palette.of(one.job, one.number);
       });
   }

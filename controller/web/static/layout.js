@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where nodes are drawn: spines over aggregation switches over leaves over their hosts. Pure functions of a fabric.
+// Where nodes are drawn: spines over aggregation switches over leaves over their hosts, or a mesh as the grid that it is.
+// Pure functions of a fabric.
 
 import { nodeOf } from "./format.js";
 
@@ -7,6 +8,8 @@ const ROWS = ["spine", "agg", "leaf"];
 const SIDE = 10;
 const HOST = { width: 46, height: 26, gap: 6 };
 const DOT = { width: 14, height: 14, gap: 4 };
+/** Length of the two ends of a cable that leads around a torus. */
+const STUB = 16;
 export const MOST_LINES = 1500;
 
 /**
@@ -15,6 +18,11 @@ export const MOST_LINES = 1500;
  * compact: hosts are squares without names, coloured by what their link carries, and their links are not drawn.
  */
 export function place(fabric, width) {
+  const switches = fabric.nodes.filter((node) => node.role !== "host");
+  return switches.length && switches.every((node) => node.place) ? grid(fabric, switches, width) : tiers(fabric, width);
+}
+
+function tiers(fabric, width) {
   const rows = ROWS.map((role) => fabric.nodes.filter((node) => node.role === role)).filter((row) => row.length);
   const hosts = hostsByLeaf(fabric);
   const leaves = rows.length ? rows[rows.length - 1] : [];
@@ -57,6 +65,61 @@ export function place(fabric, width) {
   }
   const height = y + deepest * lines + cell.height / 2 + 12;
   return { width, height, nodes, compact };
+}
+
+/** Switches at their rows and columns, each with its hosts below and to the right of it, where no cable passes. */
+function grid(fabric, switches, width) {
+  const rows = Math.max(...switches.map((node) => node.place[0])) + 1;
+  const columns = Math.max(...switches.map((node) => node.place[1])) + 1;
+  const hosts = hostsByLeaf(fabric);
+  const most = Math.max(1, ...switches.map((node) => (hosts.get(node.name) || []).length));
+  const margin = SIDE + STUB;
+  const cell = Math.min(190, (width - 2 * margin) / columns);
+  const compact = cell < 100;
+  const small = compact ? DOT : HOST;
+  const box = { w: Math.max(9, Math.min(76, cell * 0.44)), h: compact ? 28 : 34 };
+  const across = compact ? Math.max(1, Math.floor((cell - box.w) / (small.width + small.gap))) : 1;
+  const lines = Math.ceil(most / across);
+  const pitch = Math.max(box.h + lines * (small.height + small.gap) + 16, Math.min(cell, 104));
+  const left = (width - columns * cell) / 2;
+  const nodes = new Map();
+  for (const node of switches) {
+    const [row, column] = node.place;
+    const at = { x: left + cell * (column + 0.4), y: STUB + SIDE + box.h / 2 + row * pitch };
+    nodes.set(node.name, { ...at, ...box, role: node.role, node });
+    (hosts.get(node.name) || []).forEach((host, number) => {
+      const [line, beside] = [Math.floor(number / across), number % across];
+      const w = compact ? small.width : Math.min(60, cell * 0.42);
+      nodes.set(host.name, {
+        x: at.x + 6 + w / 2 + beside * (w + small.gap), w, h: small.height, role: "host", node: host,
+        y: at.y + box.h / 2 + 8 + small.height / 2 + line * (small.height + small.gap),
+      });
+    });
+  }
+  return { width, height: SIDE + STUB + rows * pitch + STUB, nodes, compact };
+}
+
+/** The path, as SVG has it, of a link between two nodes that are drawn, moved aside by some pixels. */
+export function cable(a, b, aside = 0) {
+  const [from, to] = [a.node.place, b.node.place];
+  if (!from || !to) {
+    const [upper, lower] = a.y <= b.y ? [a, b] : [b, a];
+    if (upper.node.place) {
+      return `M${upper.x + 2 + aside} ${upper.y + upper.h / 2}V${lower.y}H${lower.x - lower.w / 2}`;
+    }
+    return `M${upper.x + aside} ${upper.y + upper.h / 2}L${lower.x + aside} ${lower.y - lower.h / 2}`;
+  }
+  const [first, second] = a.x + a.y <= b.x + b.y ? [a, b] : [b, a];
+  const along = from[0] === to[0];
+  const wraps = Math.abs(from[0] - to[0]) + Math.abs(from[1] - to[1]) > 1;
+  if (along) {
+    const [y, right, before] = [first.y + aside, first.x + first.w / 2, second.x - second.w / 2];
+    if (!wraps) return `M${right} ${y}H${before}`;
+    return `M${first.x - first.w / 2} ${y}h${-STUB}M${second.x + second.w / 2} ${y}h${STUB}`;
+  }
+  const [x, below, above] = [first.x - 6 + aside, first.y + first.h / 2, second.y - second.h / 2];
+  if (!wraps) return `M${x} ${below}V${above}`;
+  return `M${x} ${first.y - first.h / 2}v${-STUB}M${x} ${second.y + second.h / 2}v${STUB}`;
 }
 
 /** Hosts by the switch that they hang at. */

@@ -25,7 +25,8 @@ def socket_of(which: str | None) -> Path:
         return Path(said)
     found = [folder / faults.SOCKET for folder in rundir.in_use() if (folder / faults.SOCKET).is_socket()]
     if which is not None:
-        found = [path for path in found if which in (str(path.parent), path.parent.name) or which == _name(path)]
+        found = ([path for path in found if which in (str(path.parent), path.parent.name)]
+                 or [path for path in found if which == _name(path)])
     if len(found) == 1:
         return found[0]
     there = ", ".join(f"{_name(path)} ({path.parent})" for path in found)
@@ -59,5 +60,12 @@ def seconds(text: str, option: str) -> float:
 
 
 def _name(path: Path) -> str:
-    answer: Any = ask(path, faults.Active())[0]
-    return str(answer.fabric)
+    """The name of the fabric whose service has this socket; of one that is starting or ending, what there is to say."""
+    from netfold.rpc import local
+    from netfold.rpc.rpc import CallRefused, Unreachable
+
+    try:
+        answer, _ = local.call(path, faults.Active(), faults.Answer, 15.0)
+    except (Unreachable, CallRefused):
+        return "one that ends"
+    return str(answer.fabric) if isinstance(answer, faults.ActiveFaults) else "one that starts"

@@ -20,6 +20,7 @@ from typing import Annotated, Any, BinaryIO, Final
 import typer
 
 from netfold import terminal
+from netfold.cli.captures_elsewhere import capture_elsewhere
 from netfold.cli.common import CANNOT, FAILED, fail
 from netfold.cli.local_fabric import WhichFabric, ask, seconds, socket_of
 from netfold.wire import faults
@@ -63,6 +64,12 @@ def pcap(
     program = None if filter_ is None else _compiled(filter_)
     path = socket_of(fabric)
     tapped, files = ask(path, faults.Tap(target))
+    if isinstance(tapped, faults.TappedElsewhere):
+        if limit is not None:
+            fail(CANNOT, "pcap --ring: expected no ring on a fabric over machines, whose captures come as streams")
+        options = ["--snap", str(snap), *(["--filter", filter_] if filter_ else []), *["--whole"] * whole,
+                   *(["--for", f"{end:g}s"] if end is not None else [])]
+        raise typer.Exit(capture_elsewhere(tapped, options, _file(target, write)))
     assert isinstance(tapped, faults.Tapped)
     if program is not None:
         _attach(files, program)

@@ -64,12 +64,11 @@ def up(
         from netfold.topo.machines.up import up_over
 
         inside = {name: value for name, value in settings.items() if name != "metrics"}
-        fabric = _changed(over.single(generated.planes(topo)), inside)
+        fabric = _changed(over.single(_able(generated).planes(topo)), inside)
         raise typer.Exit(up_over(over.launch(fabric, metrics)))
     if topo is not None and file is None:
         settings.pop("metrics", None)
-        able = replace(generated, faults=generated.faults is not False)
-        planes = with_pages([_changed(fabric, settings) for fabric in able.planes(topo)], metrics)
+        planes = with_pages([_changed(fabric, settings) for fabric in _able(generated).planes(topo)], metrics)
         from netfold.topo.up import up as up_topo
 
         raise typer.Exit(checked(lambda: up_topo(planes)))
@@ -90,6 +89,11 @@ def up(
         awaited(_stand_by(fabric, insecure))
         return
     awaited(_serve(fabric, timeout, insecure))
+
+
+def _able(generated: Generated) -> Generated:
+    """The same with a program that can lose packets by `netfold fault`, unless --no-faults was said."""
+    return replace(generated, faults=generated.faults is not False)
 
 
 def _changed(fabric: Fabric, settings: dict[str, Any]) -> Fabric:

@@ -101,8 +101,8 @@ class LoopbackSwitch:
     def _serve(self) -> None:
         while True:
             watched: list[Any] = [self._socket, self._stop]
-            ready, _, _ = select.select(watched, [], [], 60)
-            if self._stop in ready or not ready:
+            ready, _, _ = select.select(watched, [], [])
+            if self._stop in ready:
                 return
             payload, sender = self._socket.recvfrom(2048)
             if self._rng.random() < self._loss:

@@ -17,6 +17,8 @@ import pytest
 from netfold.controller.web import answers, view
 from netfold.controller.web.serve import HEADERS
 from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import Fabric
+from netfold.fabric.grids import torus
 from netfold.wire import faults as wire
 from netfold.wire.operator import FabricEvent
 from support import browser
@@ -68,7 +70,7 @@ def live(**changes: Any) -> view.Live:
 
 
 @contextmanager
-def served(state: view.Live) -> Iterator[str]:
+def served(state: view.Live, fabric: Fabric = FABRIC) -> Iterator[str]:
     """The page's files and a fixed state at the URL that this yields, with the real server's headers.  Faults are
     offered to who says "the-key"."""
     bodies = {
@@ -83,7 +85,7 @@ def served(state: view.Live) -> Iterator[str]:
             name = "index.html" if path == "/" else path[1:]
             offered = self.headers["Authorization"] == "Bearer the-key"
             if path == "/fabric.json":
-                body = msgspec.json.encode(view.of_fabric(FABRIC, faults=offered))
+                body = msgspec.json.encode(view.of_fabric(fabric, faults=offered))
             else:
                 body = bodies.get(path) or (answers.STATIC / name).read_bytes()
             self.send_response(200)
@@ -118,7 +120,7 @@ def test_a_browser_shows_what_is_down_and_who_was_planned_anew() -> None:
     assert "120 operations · 5 MB reduced · 2 MB/s · 7 repeats" in said
     assert "innet 75 %" in said
     assert re.search(r'<g[^>]*class="switch down"[^>]*data-node="spine2"', document)
-    assert len(re.findall(r'<line[^>]*class="link down"', document)) == 2
+    assert len(re.findall(r'<path[^>]*class="link down"', document)) == 2
     assert len(re.findall("<img", document)) == 1, "the page's own icon alone"
     assert "&lt;img src=" in document
     assert "<title>leafspine-2-2-4 – NetFold</title>" in document
@@ -136,3 +138,36 @@ def test_a_browser_shows_a_fabric_in_which_all_is_well() -> None:
     assert "No job has joined yet." in document
     assert not re.search(r'<section[^>]*id="faults"[^>]*hidden', document)
     assert set(re.findall(r'data-node="([^"]+)"', document)) == {node.name for node in FABRIC.nodes}
+
+
+@pytest.mark.needs("chromium")
+@pytest.mark.parametrize("width", [1280, 360])
+def test_a_browser_draws_a_torus_as_a_grid(width: int) -> None:
+    """Switches of a row are beside each other and those of a column below each other, in the fabric's order; links
+    around it leave at its edges; no box is over another one, nor outside the drawing, on a phone too."""
+    fabric = torus(3, 4)
+    ups = [view.SwitchLive(s.name, True, False, "", 0, 1024, None, None, 9) for s in fabric.switches]
+    links = [view.LinkLive(None, None, None, None, None, True, False, "") for _ in fabric.links]
+    with served(live(switches=ups, links=links, jobs=[], events=[]), fabric) as url:
+        document = browser.dump(url, size=(width, 900))
+    boxes = {name: (float(x), float(y), float(w), float(h)) for x, y, name, w, h in re.findall(
+        r'<g[^>]*transform="translate\(([\d.]+) ([\d.]+)\)" data-node="([^"]+)".*?<rect[^>]*class="box"[^>]*'
+        r'width="([\d.]+)" height="([\d.]+)"', document)}
+    assert boxes.keys() == {node.name for node in fabric.nodes}
+    places = {switch.place: boxes[switch.name] for switch in fabric.switches if switch.place}
+    for row, column in places:
+        assert places[row, column][1] == places[row, 0][1]
+        assert places[row, column][0] == places[0, column][0]
+    assert [places[0, column][0] for column in range(4)] == sorted({places[0, column][0] for column in range(4)})
+    assert [places[row, 0][1] for row in range(3)] == sorted({places[row, 0][1] for row in range(3)})
+    found = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"[^>]*aria-label="The fabric"'
+                      r'|aria-label="The fabric"[^>]*viewBox="0 0 ([\d.]+) ([\d.]+)"', document)
+    assert found is not None
+    wide, high = (float(number) for number in found.groups() if number)
+    for name, (x, y, w, h) in boxes.items():
+        assert w / 2 <= x <= wide - w / 2, name
+        assert h / 2 <= y <= high - h / 2, name
+        for other, (x2, y2, w2, h2) in boxes.items():
+            assert name == other or abs(x - x2) >= (w + w2) / 2 or abs(y - y2) >= (h + h2) / 2, (name, other)
+    around = re.findall(r'<path[^>]*\bd="M[\d.]+ [\d.]+[hv]-\d+M', document)
+    assert len(around) == 3 + 4, "one for each row and each column"
