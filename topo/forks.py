@@ -18,7 +18,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from typing import IO, Protocol
@@ -102,7 +101,7 @@ class Forks:
         with self._lock:
             for last in (False, True):
                 if self._server is None or self._server.poll() is not None:
-                    self._start_server()
+                    self._start_server(command[0])
                 try:
                     return self._ask(command, log)
                 except OSError:
@@ -130,14 +129,13 @@ class Forks:
             said += byte
         return Forked(int(said), reads, command)
 
-    def _start_server(self) -> None:
+    def _start_server(self, program: str) -> None:
         self._close()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "softswitch.cli.fork_server", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
-                start_new_session=True,
+                [program, "fork-server", str(theirs.fileno())], stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
             )
         atexit.register(self._close)
 

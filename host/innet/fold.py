@@ -37,7 +37,7 @@ from netfold.wire.jobs import Plan
 
 log = logging.getLogger("netfold")
 
-SLICE_SECONDS = 0.05
+SLICE_SECONDS = 0.02
 """Seconds in native code between two checks of Python's signals (Ctrl-C), the timeout, and stalled streams."""
 LOST_RANK_SECONDS = 0.2
 """Seconds without any new result after which a lost rank ends an operation; one that died after its last contribution

@@ -2,7 +2,7 @@
 """Starts switches by fork from a process that has imported all that a switch needs, which takes longer than all else
 that a start does. For launchers of many switches, or of one that is to be back soon.
 
-    python -m softswitch.cli.fork_server FD
+    softswitch fork-server FD
 
 FD is a SOCK_SEQPACKET socket. One message starts one switch: the JSON of a `Request`, with two files: one that becomes
 standard output and error, and the end of a pipe that is written. The pipe tells the switch's process number, and at its
@@ -19,7 +19,6 @@ import os
 import select
 import signal
 import socket
-import sys
 from typing import TypedDict
 
 REQUEST_MAX = 1 << 17
@@ -98,20 +97,10 @@ def _import_all() -> None:
     import softswitch.p4runtime.server
 
 
-def main() -> None:
-    """Serves the socket whose file number is the only argument."""
+def run(file: int) -> list[str] | None:
+    """Serves a socket until it is closed, and returns None; in each process of a switch it returns the arguments."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is the launcher's, which closes the socket
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC reads it once
     _import_all()
     gc.collect()
     gc.freeze()  # so that collections in the forks leave the common pages alone
-    arguments = serve(socket.socket(fileno=int(sys.argv[1])))
-    if arguments is not None:
-        from softswitch.cli import main as switch
-
-        sys.argv = ["softswitch", *arguments]
-        switch()
-
-
-if __name__ == "__main__":
-    main()
+    return serve(socket.socket(fileno=file))
