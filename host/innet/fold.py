@@ -301,6 +301,8 @@ class FoldRail:
             if news is not None and now >= totals.progress + int(LOST_RANK_SECONDS * 1e9):
                 raise type(news)(f"{self._who(request)}: {news}")
             until = min(now + slice_ns, totals.progress + timeout)
+            if now < (stalled := totals.progress + self._stalls.pause):
+                until = min(until, stalled)
             status, error = (self._fallback.run(until), 0) if self._fallback.why else self._io.run(until)
             if self._timeline is not None:
                 self._timeline.spans(*self._io.spans())

@@ -29,7 +29,7 @@ class StallDetector:
     def __init__(self) -> None:
         self._since: dict[int, tuple[int, int]] = {}
         """Queue pair -> the PSN that it waits for, and since when it is known to."""
-        self._pause = FIRST_PAUSE
+        self.pause = FIRST_PAUSE
         """How long a stream waits until it counts as stalled."""
         self._wait = FIRST_PAUSE
         self._next = 0
@@ -46,13 +46,13 @@ class StallDetector:
             qp: (psn, min(self._since[qp][1], progress) if self._since.get(qp, (-1, 0))[0] == psn else progress)
             for qp, psn in waits.items()
         }
-        if self._pause > FIRST_PAUSE and now - self._asked >= CALM:
-            self._pause = FIRST_PAUSE
-        stuck = any(now - since >= self._pause for _, since in self._since.values())
+        if self.pause > FIRST_PAUSE and now - self._asked >= CALM:
+            self.pause = FIRST_PAUSE
+        stuck = any(now - since >= self.pause for _, since in self._since.values())
         if not stuck:
             if self._next:
-                self._pause = min(2 * self._pause, PATIENT_PAUSE)
-            self._wait, self._next = self._pause, 0
+                self.pause = min(2 * self.pause, PATIENT_PAUSE)
+            self._wait, self._next = self.pause, 0
             return False
         if now < self._next:
             return False

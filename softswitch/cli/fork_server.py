@@ -96,6 +96,10 @@ def _import_all() -> None:
     import softswitch.p4runtime.program
     import softswitch.p4runtime.server
 
+    with contextlib.suppress(ImportError):
+        import grpc._interceptor
+        import grpc._server  # which grpc.server() imports
+
 
 def run(file: int) -> list[str] | None:
     """Serves a socket until it is closed, and returns None; in each process of a switch it returns the arguments."""
