@@ -95,6 +95,11 @@ class Forks:
         self._server: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
+    @property
+    def server(self) -> int | None:
+        """The number of the server's process, where there is one."""
+        return None if self._server is None else self._server.pid
+
     def start(self, command: list[str], log: IO[bytes]) -> Forked:
         """Start a switch by the command line that does it, with this process's environment, whose output goes to a
         file.  A server that has ended is replaced once.  Raises OSError."""
@@ -105,7 +110,7 @@ class Forks:
                 try:
                     return self._ask(command, log)
                 except OSError:
-                    self._close()
+                    self.close()
                     if last:
                         raise
         raise AssertionError("unreachable")
@@ -130,18 +135,18 @@ class Forks:
         return Forked(int(said), reads, command)
 
     def _start_server(self, program: str) -> None:
-        self._close()
+        self.close()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._server = subprocess.Popen(
                 [program, "fork-server", str(theirs.fileno())], stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
             )
-        atexit.register(self._close)
+        atexit.register(self.close)
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """End the server; the switches run on."""
-        atexit.unregister(self._close)
+        atexit.unregister(self.close)
         if self._socket is not None:
             self._socket.close()
             self._socket = None

@@ -188,24 +188,29 @@ class Liveness:
 
     async def _probe_suspects(self) -> None:
         """Probe suspect links until each has answered or is down.  If none answers, this process itself may be late:
-        then no link counts as down, and the regular probes decide."""
+        then no link counts as down, and the regular probes decide.  Where other links are late, every other round of
+        probes counts: a machine that is busy with much else gets twice the time."""
         try:
             self._listen()
-            before, answered = self._links.arrived(), False
+            before, answered, counts = self._links.arrived(), False, True
             while self._suspects:
+                late = False
                 for tick in range(SUSPECT_TICKS):
                     sent = self._links.arrived()
-                    await self._send(self._suspects, counted=tick == 0, wake=tick == 0)
-                    await self._send(self._silent.witnesses(self._suspects), counted=False, wake=False)
+                    await self._send(self._suspects, counted=counts and tick == 0, wake=tick == 0)
+                    witnesses = self._silent.witnesses(self._suspects)
+                    await self._send(witnesses, counted=False, wake=False)
                     await asyncio.sleep(SUSPECT_INTERVAL / SUSPECT_TICKS)
                     self._listen()
                     answers = {number for number in self._suspects if self._links.arrived_since(before, number)}
                     answered |= bool(answers)
                     self._suspects -= answers
-                    if silent := await self._silent.find(self._suspects, sent):
+                    if silent := await self._silent.find(self._suspects, witnesses, sent):
                         self._links.take_down(silent)
                         self._suspects -= silent
+                    late |= self._silent.late
                     self._compare()
+                counts = not (counts and late)
                 await self._excuses.consider()
                 lost = self._suspects & self._links.down()
                 self._suspects -= lost

@@ -3,9 +3,10 @@
 
 A missing probe tells nothing where the machine, a switch or this controller is late.  So it counts here only if both
 ends of its link are known to be in time: probes that were sent with it over other links have left its sender's switch,
-and have arrived at its receiver's.  Where as many in a row are missing as take a link down, the receiving switch is
-asked how many packets have come in at that port since the first one was missing: if there were any, the link is slow
-or loses some, and the usual count of probes decides (liveness.py).
+and have arrived at its receiver's.  And where one of the witnesses, which are other links at the same switches, is late
+with a probe, all begin to count anew, since any may be.  Where as many in a row are missing as take a link down, the
+receiving switch is asked how many packets have come in at that port since the first one was missing: if there were
+any, the link is slow or loses some.  Whatever is not decided here is by the usual count of probes (liveness.py).
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class SilentLinks:
     def __init__(self, targets: Mapping[str, Target], links: Links) -> None:
         self._targets = targets
         self._links = links
+        self.late = False
+        """Whether a witness was late with one of the last probes."""
         self._at: defaultdict[str, list[int]] = defaultdict(list)
         """Numbers of the probed links at each switch."""
         for number in sorted(links.probed):
@@ -54,12 +57,19 @@ class SilentLinks:
             found.update([n for n in self._at[node] if n not in suspects and n not in down][:WITNESSES])
         return found
 
-    async def find(self, suspects: Collection[int], before: Mapping[Direction, int]) -> set[int]:
+    async def find(
+        self, suspects: Collection[int], witnesses: Collection[int], before: Mapping[Direction, int]
+    ) -> set[int]:
         """Those of the suspect links that swallow everything one way or both.
 
-        before  probes that had arrived when the last ones were sent, over the suspect links and their witnesses
+        witnesses  the other links that were probed with them
+        before     probes that had arrived when the last ones were sent
         """
-        heard = [direction for direction, count in self._links.arrived().items() if count > before[direction]]
+        heard = {direction for direction, count in self._links.arrived().items() if count > before[direction]}
+        self.late = any((number, way) not in heard for number in witnesses for way in (0, 1))
+        if self.late:
+            self._missing.clear()
+            return set()
         senders, receivers = self._in_time(heard)
         self._missing = {direction: n for direction, n in self._missing.items() if direction[0] in suspects}
         doubtful: list[Direction] = []
