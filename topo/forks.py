@@ -30,7 +30,7 @@ UNKNOWN_STATUS = 255
 """The status of a process whose fork server has ended before it."""
 
 
-class Child(Protocol):
+class SwitchChild(Protocol):
     """The part of `subprocess.Popen` that switches need."""
 
     @property
