@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from netfold.topo.forks import SwitchChild
+
 STOP_SECONDS: Final = 5.0
 """Seconds for a process to end after SIGTERM."""
 LOG_LINES: Final = 15
@@ -41,7 +43,7 @@ class Lifecycle(ABC):
         self.stop()
 
 
-def terminate(process: subprocess.Popen[bytes]) -> None:
+def terminate(process: SwitchChild) -> None:
     """End a process by SIGTERM, or by SIGKILL where it has not ended after STOP_SECONDS."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)

@@ -20,7 +20,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import IO, Any, ClassVar, Final
 
 import grpc
 from grpc import ChannelCredentials
@@ -30,12 +30,15 @@ from netfold.fabric.graph import CPU_PORT, Engine
 from netfold.rpc.certificates import Certificates, is_local
 from netfold.topo import sandbox
 from netfold.topo.failures import SwitchFailed
+from netfold.topo.forks import SwitchChild, Forks
 from netfold.topo.lifecycle import LOG_LINES, terminate
 
 READY_SECONDS: Final = 60.0
 """Seconds for a switch to answer; several start at once on few cores."""
 HELP_SECONDS: Final = 30.0
 """Seconds for a program to print its help."""
+
+_forks = Forks()
 
 
 class P4Switch(ABC, Switch):  # type: ignore[misc]
@@ -77,7 +80,7 @@ class P4Switch(ABC, Switch):  # type: ignore[misc]
         self.trust = trust
         self.log = Path(log) if log is not None else Path(tempfile.gettempdir()) / f"{name}.log"
         self.pcap = None if pcap is None else Path(pcap)
-        self.child: subprocess.Popen[bytes] | None = None
+        self.child: SwitchChild | None = None
         self._started = 0.0
         params.setdefault("dpid", f"{device_id:x}")
         params["inNamespace"] = False
@@ -102,10 +105,12 @@ class P4Switch(ABC, Switch):  # type: ignore[misc]
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._started = time.monotonic()
         with self.log.open("wb") as log:
-            # a session of its own: Ctrl-C at the Mininet prompt is not meant for the switches
-            self.child = subprocess.Popen(
-                self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+            self.child = self.spawn(self.command(), log)
+
+    def spawn(self, command: list[str], log: IO[bytes]) -> SwitchChild:
+        """Run the command line, in a session of its own: Ctrl-C at the Mininet prompt is not meant for the switches.
+        Raises SwitchFailed."""
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
     @classmethod
     def batchStartup(cls, switches: Sequence[P4Switch]) -> Sequence[P4Switch]:
@@ -209,6 +214,14 @@ class SoftSwitch(P4Switch):
             *self.server_options(), "--device-id", str(self.device_id),
             *(["--pcap", str(self.pcap)] if self.pcap else []),
         ]
+
+    def spawn(self, command: list[str], log: IO[bytes]) -> SwitchChild:
+        """The same by a fork of a process that has imported what a switch needs.  Raises SwitchFailed."""
+        try:
+            return _forks.start(command, log)
+        except OSError as error:
+            raise SwitchFailed(f"{self.name}: softswitch's fork server did not start it ({error}): run "
+                               f"{shlex.join(command)} by hand to see why") from error
 
 
 class Bmv2Switch(P4Switch):

@@ -47,6 +47,10 @@ _MAGIC: Final = b"netfold?"
 _PAYLOAD_OFFSET: Final = roce.ETHERNET_BYTES + roce.IPV4_BYTES + roce.UDP_BYTES + roce.BTH_BYTES + roce.RETH_BYTES
 
 
+Direction = tuple[int, int]
+"""Number of a link, and the way over it: 0 from a to b, 1 from b to a."""
+
+
 class Probe(NamedTuple):
     """A frame to send out of a switch's port."""
 
@@ -61,7 +65,7 @@ class Links:
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
         switches = {switch.name for switch in fabric.switches}
-        self._directions: dict[tuple[int, int], tuple[End, End]] = {}
+        self._directions: dict[Direction, tuple[End, End]] = {}
         self._allowed_misses: dict[int, int] = {}
         for number, link in enumerate(fabric.links):
             a, b = link.ends
@@ -99,16 +103,30 @@ class Links:
                         f"{path_mtu} needs an MTU of {full} or more at both ends: {roce.mtu_remedy(path_mtu)}")
         return "its probes are lost"
 
+    def ends(self, number: int, direction: int) -> tuple[End, End]:
+        """Sender and receiver of the probes over a link, one way."""
+        return self._directions[number, direction]
+
+    def allowed_misses(self, number: int) -> int:
+        """Probes that must be lost in a row for a link to be down."""
+        return self._allowed_misses[number]
+
+    def take_down(self, numbers: Collection[int]) -> None:
+        """Count these links as down until their probes arrive."""
+        for number in numbers:
+            for direction in (0, 1):
+                self._missed[number, direction] = max(self._missed[number, direction], self._allowed_misses[number])
+
     @property
     def probed(self) -> frozenset[int]:
         """Numbers of the links that are probed: those between switches."""
         return frozenset(self._allowed_misses)
 
-    def arrived(self) -> dict[tuple[int, int], int]:
+    def arrived(self) -> dict[Direction, int]:
         """Probes that have arrived so far, by link and direction."""
         return dict(self._arrived)
 
-    def arrived_since(self, before: Mapping[tuple[int, int], int], number: int) -> bool:
+    def arrived_since(self, before: Mapping[Direction, int], number: int) -> bool:
         """Whether probes of a link have arrived both ways since `arrived` returned ``before``."""
         return all(self._arrived[number, direction] > before[number, direction] for direction in (0, 1))
 

@@ -3,8 +3,9 @@
 
     session ends, port event ------------------------.
     a probe of every link, every `probe` seconds  ---+--> changed: routes, paths and jobs are planned anew
-    ranks without results suspect their trees' links: these are probed every SUSPECT_INTERVAL seconds, until each has
-    answered or is found down
+    ranks without results suspect their trees' links: these are probed SUSPECT_TICKS times in SUSPECT_INTERVAL seconds,
+    until each has answered or is found down; of those probes every SUSPECT_TICKS-th one counts by itself, and all do
+    where both ends are known to be in time (silent_links.py)
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from netfold.controller.health.damping import FlapDamping
 from netfold.controller.health.excuses import Excuses
 from netfold.controller.health.links import Links
+from netfold.controller.health.silent_links import SilentLinks
 from netfold.controller.switch.switch import SwitchError
 from netfold.controller.switch.target import Target
 from netfold.fabric.graph import End, Fabric
@@ -30,7 +32,9 @@ log = logging.getLogger("netfold.controller")
 DOWN_INTERVAL: Final = 0.5
 """Seconds between probes of links that are down, if the fabric turns other probes off."""
 SUSPECT_INTERVAL: Final = 0.03
-"""Seconds between probes of suspect links: more than a probe takes on a busy machine."""
+"""Seconds between probes of suspect links that count: more than a probe takes on a busy machine."""
+SUSPECT_TICKS: Final = 3
+"""Probes of suspect links in that time."""
 DISCOVER_TIMEOUT: Final = 2.0
 """Seconds that a probe has to arrive somewhere when cables are discovered."""
 REPEAT_INTERVAL: Final = 0.25
@@ -53,6 +57,7 @@ class Liveness:
         self._changed = changed
         self._links = Links(fabric)
         self._excuses = Excuses(targets, self._links)
+        self._silent = SilentLinks(targets, self._links)
         self._damping = FlapDamping(fabric.steady)
         self._recheck: asyncio.TimerHandle | None = None
         self._miswired: set[str] = set()
@@ -184,19 +189,32 @@ class Liveness:
 
     async def _probe_suspects(self) -> None:
         """Probe suspect links until each has answered or is down.  If none answers, this process itself may be late:
-        then no link counts as down, and the regular probes decide."""
+        then no link counts as down, and the regular probes decide.  Where other links are late, every other round of
+        probes counts: a machine that is busy with much else gets twice the time."""
         try:
             self._listen()
-            before, answered = self._links.arrived(), False
+            before, answered, counts = self._links.arrived(), False, True
             while self._suspects:
-                await self._send(self._suspects)
-                await asyncio.sleep(SUSPECT_INTERVAL)
-                self._listen()
+                late = False
+                for tick in range(SUSPECT_TICKS):
+                    sent = self._links.arrived()
+                    await self._send(self._suspects, counted=counts and tick == 0, wake=tick == 0)
+                    witnesses = self._silent.witnesses(self._suspects)
+                    await self._send(witnesses, counted=False, wake=False)
+                    await asyncio.sleep(SUSPECT_INTERVAL / SUSPECT_TICKS)
+                    self._listen()
+                    answers = {number for number in self._suspects if self._links.arrived_since(before, number)}
+                    answered |= bool(answers)
+                    self._suspects -= answers
+                    if silent := await self._silent.find(self._suspects, witnesses, sent):
+                        self._links.take_down(silent)
+                        self._suspects -= silent
+                    late |= self._silent.late
+                    self._compare()
+                counts = not (counts and late)
                 await self._excuses.consider()
-                answers = {number for number in self._suspects if self._links.arrived_since(before, number)}
-                answered |= bool(answers)
                 lost = self._suspects & self._links.down()
-                self._suspects -= answers | lost
+                self._suspects -= lost
                 if lost and not answered:
                     log.warning("no suspect link answers: none is judged by that")
                     self._links.reset(lost | self._suspects)
@@ -224,9 +242,10 @@ class Liveness:
                     self._miswired.add(problem)
                     log.error("%s", problem)
 
-    async def _send(self, only: Collection[int] | None, *, counted: bool = True) -> None:
+    async def _send(self, only: Collection[int] | None, *, counted: bool = True, wake: bool = True) -> None:
+        """Send probes; with ``wake`` also questions to the hosts at switches whose links are in doubt."""
         up = {target.name: target.client for target in self._targets.values() if target.is_up}
-        doubtful = self._links.down() | self._suspects
+        doubtful = self._links.down() | self._suspects if wake else frozenset()
         for probe in (*self._links.arp_probes(up, doubtful), *self._links.round(up, only, counted=counted)):
             try:
                 await up[probe.switch].packet_out(probe.port, probe.frame)

@@ -25,7 +25,7 @@ from finsy.p4client import P4RpcStatus
 from finsy.proto import p4r, p4r_grpc, rpc_code
 from google.protobuf.struct_pb2 import Struct
 
-from netfold.controller.switch import probe
+from netfold.controller.switch import probe, reach
 from netfold.controller.switch.codec import Codec, CodecError
 from netfold.controller.switch.entities import Entity, State, state
 from netfold.controller.switch.pipeline import Pipeline
@@ -157,6 +157,7 @@ class Session:
         session = cls(name, address, device_id, pipeline, election_id, credentials, others, trusts)
         try:
             async with asyncio.timeout(timeout):
+                await reach.until_listening(address)
                 await session._arbitrate()
         except TimeoutError:
             await session.close()

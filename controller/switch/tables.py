@@ -25,7 +25,7 @@ from netfold.wire import roce
 
 ROUTERS: Final = "224.0.0.2"
 """Multicast address of all routers on a link (RFC 1112), such as link probes have: switches send them to the CPU."""
-PROBES_PER_LINK: Final = 50
+PROBES_PER_LINK: Final = 110
 """Probes a second that `netfold.controller.health.liveness` may send over a link each way beside the regular ones: of a
 suspect link, and where somebody waits for an answer.  As many short ones follow those that are lost."""
 PUNT_HEADROOM: Final = 4

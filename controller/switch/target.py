@@ -29,7 +29,7 @@ tried ever later."""
 DISPUTE: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before a switch that another client has taken is claimed again, each time more: two that both want it must
 not take it from each other all the time.  A session of the last length ends the series."""
-RETRY: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
+RETRY: Final = (0.02, 0.1, 0.2, 0.5, 1.0, 2.0)
 """Seconds before the next attempt to connect; the last one repeats."""
 
 

@@ -37,7 +37,7 @@ from netfold.wire.jobs import Plan
 
 log = logging.getLogger("netfold")
 
-SLICE_SECONDS = 0.05
+SLICE_SECONDS = 0.02
 """Seconds in native code between two checks of Python's signals (Ctrl-C), the timeout, and stalled streams."""
 LOST_RANK_SECONDS = 0.2
 """Seconds without any new result after which a lost rank ends an operation; one that died after its last contribution
@@ -304,6 +304,8 @@ class FoldRail:
             if now >= progress + LOST_RANK_NS and (news := self._control.job_error()) is not None:
                 raise type(news)(f"{self._who(request)}: {news}")
             until = min(now + slice_ns, end)
+            if now < (stalled := progress + self._stalls.pause):
+                until = min(until, stalled)
             status, error = (self._fallback.run(until), 0) if self.fallback else self._io.run(until)
             if self._timeline is not None:
                 self._timeline.spans(*self._io.spans())

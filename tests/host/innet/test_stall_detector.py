@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from netfold.host.client.fold_control import FoldControl
 from netfold.host.innet.fold import FoldRail
-from netfold.host.innet.stall_detector import FIRST_PAUSE, LONGEST_PAUSE, StallDetector
+from netfold.host.innet.stall_detector import CALM, FIRST_PAUSE, LONGEST_PAUSE, PATIENT_PAUSE, StallDetector
 from netfold.testing import loopback_job, on_every_rank
 
 MS = 1_000_000
@@ -28,29 +28,37 @@ def test_a_stream_that_flows_is_never_suspect() -> None:
 def test_silence_is_suspect_soon_and_asked_about_ever_more_rarely() -> None:
     """The first question comes after FIRST_PAUSE, the next ones with twice the pause each time, up to LONGEST_PAUSE."""
     suspicion, asked = StallDetector(), []
-    for now in range(0, 10_000 * MS, 50 * MS):
+    for now in range(0, 10_000 * MS, 10 * MS):
         if suspicion.check({8: 5, 16: 9}, 0, now):
             asked.append(now)
     pauses = [later - before for before, later in pairwise(asked)]
     assert asked[0] == FIRST_PAUSE
     assert pauses[:4] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE, 8 * FIRST_PAUSE]
-    assert set(pauses[4:]) == {LONGEST_PAUSE}
+    assert pauses[4:6] == [16 * FIRST_PAUSE, 32 * FIRST_PAUSE]
+    assert set(pauses[6:]) == {LONGEST_PAUSE}
 
 
 def test_one_stuck_stream_among_others_that_flow_is_noticed() -> None:
     """A tree that has failed is noticed while the other one brings results."""
     suspicion = StallDetector()
-    looks = [suspicion.check({8: 5, 16: step}, step * 50 * MS, step * 50 * MS) for step in range(4)]
+    looks = [suspicion.check({8: 5, 16: step}, step * 20 * MS, step * 20 * MS) for step in range(4)]
     assert looks == [False, False, True, False]
 
 
-def test_progress_makes_it_impatient_again() -> None:
-    """After progress a new silence is asked about as soon as the first one was."""
-    suspicion = StallDetector()
-    for now in range(0, 5000 * MS, 50 * MS):
-        suspicion.check({8: 5}, 0, now)
-    assert not suspicion.check({8: 6}, 5000 * MS, 5001 * MS)
-    assert suspicion.check({8: 6}, 5000 * MS, 5000 * MS + FIRST_PAUSE)
+def test_stalls_that_end_by_themselves_make_it_patient_for_a_while() -> None:
+    """Each doubles the pause before the next question, up to PATIENT_PAUSE: a job whose ranks come at different times
+    does not ask at every step. Without any for CALM, the first pause holds again."""
+    suspicion, now, pauses = StallDetector(), 0, []
+    for psn in range(4):
+        progress = now
+        while not suspicion.check({8: psn}, progress, now):
+            now += 10 * MS
+        pauses.append(now - progress)
+        suspicion.check({8: psn + 1}, now, now)
+    assert pauses == [FIRST_PAUSE, 2 * FIRST_PAUSE, PATIENT_PAUSE, PATIENT_PAUSE]
+    now += CALM
+    assert not suspicion.check({8: 9}, now, now)
+    assert suspicion.check({8: 9}, now, now + FIRST_PAUSE)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 400)), max_size=60))

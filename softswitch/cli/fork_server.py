@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts switches by fork from a process that has imported all that a switch needs, which takes longer than all else
+that a start does. For launchers of many switches, or of one that is to be back soon.
+
+    softswitch fork-server FD
+
+FD is a SOCK_SEQPACKET socket. One message starts one switch: the JSON of a `Request`, with two files: one that becomes
+standard output and error, and the end of a pipe that is written. The pipe tells the switch's process number, and at its
+end its status as `subprocess.Popen.returncode` has it, each a line; it ends where the status cannot be known any more.
+When the socket is closed, this process ends. The switches do not: each is the leader of a session of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import socket
+from typing import TypedDict
+
+REQUEST_MAX = 1 << 17
+"""Bytes of the longest request."""
+
+
+class Request(TypedDict):
+    """A switch to start."""
+
+    arguments: list[str]
+    """Those of the command softswitch."""
+    environment: dict[str, str]
+    folder: str
+    """The current one of the switch."""
+
+
+def serve(requests: socket.socket) -> list[str] | None:
+    """Starts switches until the socket is closed, and returns None; in each of the processes that it starts it returns
+    the arguments of a switch."""
+    pipes: dict[int, int] = {}
+    """The pipe of each switch that runs, by the pidfd of its process."""
+    pids: dict[int, int] = {}
+    while True:
+        for ready in _readable([requests.fileno(), *pids]):
+            if ready in pids:
+                _, status = os.waitpid(pids.pop(ready), 0)
+                with contextlib.suppress(BrokenPipeError):  # nobody wants to know
+                    os.write(pipes[ready], b"%d\n" % os.waitstatus_to_exitcode(status))
+                os.close(pipes.pop(ready))
+                os.close(ready)
+                continue
+            text, files, _, _ = socket.recv_fds(requests, REQUEST_MAX, 2)
+            if not text:
+                return None
+            output, pipe = files
+            pid = os.fork()
+            if pid == 0:
+                for file in (*pids, *pipes.values(), pipe):
+                    os.close(file)
+                requests.close()
+                return _become(json.loads(text), output)
+            os.close(output)
+            with contextlib.suppress(BrokenPipeError):
+                os.write(pipe, b"%d\n" % pid)
+            process = os.pidfd_open(pid)
+            pids[process], pipes[process] = pid, pipe
+
+
+def _readable(files: list[int]) -> list[int]:
+    poll = select.poll()  # select() takes no file numbers from 1024 on
+    for file in files:
+        poll.register(file, select.POLLIN)
+    return [file for file, _ in poll.poll()]
+
+
+def _become(request: Request, output: int) -> list[str]:
+    """Makes this process, a fork of the server, one that the request describes."""
+    os.setsid()
+    for standard in (1, 2):
+        os.dup2(output, standard)
+    os.close(output)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as name:
+        name.write("softswitch")  # for ps, top, ss
+    return request["arguments"]
+
+
+def _import_all() -> None:
+    """Imports what a switch imports until its first program runs."""
+    import softswitch.cli.run
+    import softswitch.cli.start
+    import softswitch.p4runtime.program
+    import softswitch.p4runtime.server
+
+    with contextlib.suppress(ImportError):
+        import grpc._interceptor
+        import grpc._server  # which grpc.server() imports
+
+
+def run(file: int) -> list[str] | None:
+    """Serves a socket until it is closed, and returns None; in each process of a switch it returns the arguments."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is the launcher's, which closes the socket
+    _import_all()
+    gc.collect()
+    gc.freeze()  # so that collections in the forks leave the common pages alone
+    return serve(socket.socket(fileno=file))

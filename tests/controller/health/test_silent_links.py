@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Links that swallow everything are found by their probes alone, and none that is only slow, or among others that are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from netfold.controller.health.links import Direction, Links
+from netfold.controller.health.silent_links import SilentLinks
+from netfold.controller.switch.switch import SwitchError
+from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import End
+from support.cables import link_between
+
+
+class Fabric22:
+    """Two leaves and two spines, whose probes arrive at once unless they are swallowed or late."""
+
+    def __init__(self) -> None:
+        self.fabric = leafspine(2, 2, 4, rate="1gbit", rundir=Path("/nowhere"))
+        self.links = Links(self.fabric)
+        self.up = [switch.name for switch in self.fabric.switches]
+        self.counts: dict[End, int] = {}
+        self.dumb: set[str] = set()
+        """Switches that do not tell their counters."""
+        targets: Any = {name: SimpleNamespace(client=SimpleNamespace(read_cell=self._reader(name))) for name in self.up}
+        self.silent = SilentLinks(targets, self.links)
+
+    def _reader(self, name: str) -> Any:
+        async def read_cell(counter: str, index: int) -> int:
+            if name in self.dumb:
+                raise SwitchError(f"{name} does not say")
+            return self.counts.get(End(name, index), 0)
+
+        return read_cell
+
+    def number(self, leaf: str, spine: str) -> int:
+        return link_between(self.fabric, leaf, spine)
+
+    def tick(self, suspects: Collection[int], lost: Collection[Direction]) -> set[int]:
+        """Probes of the suspects and their witnesses, of which those of some directions get lost."""
+        before, witnesses = self.links.arrived(), self.silent.witnesses(suspects)
+        for probe in self.links.round(self.up, [*suspects, *witnesses], counted=False):
+            number, way = next(d for d in ((n, w) for n in self.links.probed for w in (0, 1))
+                               if self.links.ends(*d)[0] == End(probe.switch, probe.port))
+            if (number, way) not in lost:
+                receiver = self.links.ends(number, way)[1]
+                self.links.receive(receiver.node, receiver.port, probe.frame)
+        return asyncio.run(self.silent.find(suspects, witnesses, before))
+
+
+def test_a_link_that_swallows_is_found_after_the_usual_number_of_probes() -> None:
+    """One way is enough, and not one probe sooner."""
+    for lost_ways in ((0, 1), (0,), (1,)):
+        net = Fabric22()
+        cut = net.number("leaf1", "spine1")
+        looks = [net.tick({cut}, {(cut, way) for way in lost_ways}) for _ in range(net.fabric.misses)]
+        assert looks == [set()] * (net.fabric.misses - 1) + [{cut}]
+
+
+def test_a_probe_that_arrives_in_between_begins_the_count_anew() -> None:
+    """Only as many in a row as the fabric allows take a link down."""
+    net = Fabric22()
+    cut = net.number("leaf1", "spine1")
+    for _ in range(3):
+        assert not any(net.tick({cut}, {(cut, 0)}) for _ in range(net.fabric.misses - 1))
+        assert net.tick({cut}, set()) == set()
+
+
+def test_no_link_is_judged_while_witnesses_are_late() -> None:
+    """A switch or a controller that is late with one may be so with all."""
+    net = Fabric22()
+    cut, witness = net.number("leaf1", "spine1"), net.number("leaf1", "spine2")
+    assert not any(net.tick({cut}, {(cut, 0), (cut, 1), (witness, 1)}) for _ in range(3 * net.fabric.misses))
+    assert net.silent.late
+    assert [net.tick({cut}, {(cut, 0), (cut, 1)}) for _ in range(net.fabric.misses)][-1] == {cut}
+    assert not net.silent.late
+
+
+def test_a_port_at_which_packets_come_in_is_not_silent() -> None:
+    """Its link is slow, or loses some: that is for probes that are waited for as long as it takes."""
+    net = Fabric22()
+    cut = net.number("leaf1", "spine1")
+    receiver = net.links.ends(cut, 0)[1]
+    for look in range(6 * net.fabric.misses):
+        net.counts[receiver] = 7 * look
+        assert net.tick({cut}, {(cut, 0)}) == set()
+
+
+def test_a_switch_that_tells_no_counters_has_no_silent_links() -> None:
+    """Without them nobody knows whether the link is only slow."""
+    net = Fabric22()
+    cut = net.number("leaf1", "spine1")
+    net.dumb.add(net.links.ends(cut, 0)[1].node)
+    assert not any(net.tick({cut}, {(cut, 0)}) for _ in range(3 * net.fabric.misses))
+
+
+def test_nothing_is_judged_of_a_switch_of_which_nothing_is_heard() -> None:
+    """It may hang, or be late: no other link shows that it is in time."""
+    net = Fabric22()
+    links = {net.number(leaf, "spine1") for leaf in ("leaf1", "leaf2")}
+    lost = {(number, way) for number in links for way in (0, 1)}
+    assert not any(net.tick(links, lost) for _ in range(3 * net.fabric.misses))
+
+
+def test_what_was_down_for_silence_is_up_with_its_next_probe() -> None:
+    """`Links.take_down` holds until a probe has arrived each way."""
+    net = Fabric22()
+    cut = net.number("leaf1", "spine1")
+    net.links.take_down({cut})
+    assert net.links.down() == {cut}
+    net.tick({cut}, {(cut, 0)})
+    assert net.links.down() == {cut}
+    net.tick({cut}, set())
+    assert net.links.down() == set()
