@@ -176,7 +176,7 @@ def build(
         result = cache / f"{name}-{key}{_SUFFIX[kind]}"
         if result.exists():
             return result
-        with _lock(cache / f"{name}-{key}.lock"):
+        with lock(cache / f"{name}-{key}.lock"):
             if not result.exists():
                 _compile(cc, all_flags, sources, include, libs, result, cache, limits)
         return result
@@ -381,8 +381,9 @@ def _run(
 
 
 @contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Holds a file lock, so that of processes that start together one compiles and the rest wait for it."""
+def lock(path: Path) -> Iterator[None]:
+    """Holds a file lock, so that of processes that start together one compiles and the rest wait for it.  Raises
+    OSError, and BuildError where another one holds it for LOCK_TIMEOUT seconds."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         deadline = time.monotonic() + LOCK_TIMEOUT

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -71,8 +71,11 @@ class Compiler:
         known = self._place(data)
         built = _recall(known)
         if built is None:
-            built = self._compile(data)
-            _remember(known, built)
+            with _alone(known):
+                built = _recall(known)
+                if built is None:
+                    built = self._compile(data)
+                    _remember(known, built)
         return built
 
     def keep(self, config: bytes, program: Program) -> None:
@@ -147,6 +150,16 @@ def build_executable(c_source: str | Path, *, flags: Sequence[str] = (), cache_d
         raise ResourceExhausted(f"cannot build the program: {error}") from error
     except cc.BuildError as error:
         raise EngineError(f"cannot build the program: {error}") from error
+
+
+@contextlib.contextmanager
+def _alone(known: Path) -> Iterator[None]:
+    """While one switch compiles a program, others that were given the same one wait, and find it in the cache: those of
+    a fabric start together.  Where the cache cannot be locked, each compiles."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError, cc.BuildError):
+            held.enter_context(cc.lock(known.with_suffix(".lock")))
+        yield
 
 
 def _recall(known: Path) -> Built | None:

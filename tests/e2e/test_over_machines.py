@@ -103,7 +103,7 @@ def test_a_machine_with_a_spine_is_cut_off_and_named(tmp_path: Path) -> None:
 def test_a_machine_with_ranks_that_is_lost_ends_the_run_by_name(tmp_path: Path) -> None:
     """Its agent dies: the launcher names ranks and cables, and the run ends.  A killed launcher leaves nothing."""
     program_ = "import netfold, numpy, time\nwith netfold.init(timeout=4) as comm:\n print('in', flush=True)\n " \
-               "while True: comm.allreduce(numpy.ones(1000, numpy.int32))"
+               "while True:\n  comm.allreduce(numpy.ones(1000, numpy.int32))\n  time.sleep(0.03)"  # the load's rate
     with Machines(3, tmp_path) as machines:
         command = [*NETFOLD, "run", *over(machines), "--grace", "5", "--", sys.executable, "-c", program_]
         with (tmp_path / "run.log").open("wb") as log:

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from finsy.proto import p4r
 from google.protobuf import text_format
 
 from cbuild import cc
+from softswitch.compiler import confined
 from softswitch.compiler.driver import Program, compile_source
 from softswitch.p4runtime.program import Compiler
 from softswitch.p4runtime.server import Server
@@ -259,3 +263,45 @@ def test_a_program_is_built_again_for_another_processor(monkeypatch: pytest.Monk
     here = compiler._place(b"program")
     monkeypatch.setattr(cc, "cpu", lambda: "another")
     assert compiler._place(b"program") != here
+
+
+def test_of_switches_that_start_together_one_compiles_a_program(
+    plain: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others wait for it, and take what it has made from the cache."""
+    compile_program, lock = confined.compile_program, cc.lock
+    compiled, asked = [], threading.Semaphore(0)
+
+    def counted(config: bytes, *, trace: bool) -> confined.CompiledProgram:
+        compiled.append(config)
+        for _ in range(2):  # both switches are there
+            assert asked.acquire(timeout=TIMEOUT), "the other switch has not asked for the lock"
+        return compile_program(config, trace=trace)
+
+    def told(path: Path) -> contextlib.AbstractContextManager[None]:
+        if path.name.startswith("program-"):
+            asked.release()
+        return lock(path)
+
+    monkeypatch.setattr(confined, "compile_program", counted)
+    monkeypatch.setattr(cc, "lock", told)
+    with ThreadPoolExecutor(2) as switches:
+        builds = [switches.submit(Compiler(cache_dir=tmp_path), plain.preprocessed.encode()) for _ in range(2)]
+        first, second = (build.result(4 * TIMEOUT) for build in builds)
+    assert compiled == [plain.preprocessed.encode()]
+    assert (first.executable, first.p4info) == (second.executable, second.p4info)
+
+
+def test_a_cache_that_cannot_be_locked_does_not_keep_a_program_from_running(
+    plain: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each switch compiles for itself then."""
+    lock = cc.lock
+
+    def refused(path: Path) -> contextlib.AbstractContextManager[None]:
+        if path.name.startswith("program-"):
+            raise PermissionError(13, "not ours", str(path))
+        return lock(path)
+
+    monkeypatch.setattr(cc, "lock", refused)
+    assert Compiler(cache_dir=tmp_path)(plain.preprocessed.encode()).executable.is_file()
