@@ -43,7 +43,7 @@ from netfold.topo.wiring import execute
 from netfold.wire import operator
 
 CONTROLLER_SECONDS: Final = 180.0
-"""Seconds for the controller to compile the program and fill every switch: the first compilation takes 20 s of a
+"""Seconds for the controller to compile the program and fill every switch: the first compilation takes 8 s of a
 processor, and on a busy machine many times that.  One that ends is told at once."""
 SWITCHES_SECONDS: Final = CONTROLLER_SECONDS - 10
 """Seconds that the controller gives the switches of them, so that it says itself which did not come up."""
