@@ -156,7 +156,7 @@ NOT_RUN: Final[dict[str, tuple[str, ...]]] = {
     "several machines: tests/e2e/test_over_machines.py makes some of namespaces": (
         "netfold run --fabric FILE -- python train.py",
         "netfold run --topo leafspine,2,2,8 --machines hosts.txt -- python train.py",
-        "netfold up --topo leafspine,2,2,8 --machines hosts.txt"),
+        "netfold up --topo leafspine,2,2,8 --machines hosts.txt", "netfold fault stop controller", "netfold pcap all"),
     "virtual machines, whose boot takes a minute: tests/e2e/test_rxe.py": ("netfold demo --hosts rxe",),
     "needs p4c: tests/controller/switch compiles where it is there": ("netfold compile --switch bmv2 -o DIR",),
     "a switch in the foreground, on interfaces: tests/softswitch/cli, trace and tools start it": (

@@ -34,7 +34,7 @@ from netfold.topo.failures import ControllerFailed, FabricFailed
 from netfold.topo.lifecycle import Lifecycle, tail, terminate
 from netfold.topo.machines.agent import TCP, Ready, far_sockets, sockets_of
 from netfold.topo.machines.description import Description
-from netfold.topo.net import CONTROLLER_SECONDS, with_sockets_in
+from netfold.topo.net import CONTROLLER_SECONDS, SWITCHES_SECONDS, with_sockets_in
 from netfold.topo.ranks import in_namespaces
 from netfold.topo.rxe import attach
 from netfold.topo.rxe.frames import Kind, pack
@@ -211,7 +211,8 @@ class Fleet(Lifecycle):
         first = self._members[0]
         assert first.ready is not None
         command = attach.command(str(self._line(first)), [
-            self._python, "-m", "netfold.cli", "up", f"{first.ready.folder}/fabric.toml", "--verbose", *self._settings,
+            self._python, "-m", "netfold.cli", "up", f"{first.ready.folder}/fabric.toml", "--verbose", "--timeout",
+            f"{SWITCHES_SECONDS:g}", *self._settings,
         ], ["LANG"])
         log = self._logs / "controller.log"
         with log.open("ab") as output:

@@ -86,7 +86,7 @@ function grid(fabric, switches, width) {
   for (const node of switches) {
     const [row, column] = node.place;
     const at = { x: left + cell * (column + 0.4), y: STUB + SIDE + box.h / 2 + row * pitch };
-    nodes.set(node.name, { ...at, ...box, role: node.role, node });
+    nodes.set(node.name, { ...at, ...box, role: node.role, node, last: [rows - 1, columns - 1] });
     (hosts.get(node.name) || []).forEach((host, number) => {
       const [line, beside] = [Math.floor(number / across), number % across];
       const w = compact ? small.width : Math.min(60, cell * 0.42);
@@ -110,16 +110,18 @@ export function cable(a, b, aside = 0) {
     return `M${upper.x + aside} ${upper.y + upper.h / 2}L${lower.x + aside} ${lower.y - lower.h / 2}`;
   }
   const [first, second] = a.x + a.y <= b.x + b.y ? [a, b] : [b, a];
-  const along = from[0] === to[0];
-  const wraps = Math.abs(from[0] - to[0]) + Math.abs(from[1] - to[1]) > 1;
-  if (along) {
-    const [y, right, before] = [first.y + aside, first.x + first.w / 2, second.x - second.w / 2];
-    if (!wraps) return `M${right} ${y}H${before}`;
-    return `M${first.x - first.w / 2} ${y}h${-STUB}M${second.x + second.w / 2} ${y}h${STUB}`;
+  const [down, right] = [Math.abs(from[0] - to[0]), Math.abs(from[1] - to[1])];
+  if (down === 0 && right === 1) return `M${first.x + first.w / 2} ${first.y + aside}H${second.x - second.w / 2}`;
+  const x = first.x - 6 + aside;
+  if (down === 1 && right === 0) return `M${x} ${first.y + first.h / 2}V${second.y - second.h / 2}`;
+  if (down === 0 && right === a.last[1]) {
+    return `M${first.x - first.w / 2} ${first.y + aside}h${-STUB}M${second.x + second.w / 2} ${second.y + aside}h${STUB}`;
   }
-  const [x, below, above] = [first.x - 6 + aside, first.y + first.h / 2, second.y - second.h / 2];
-  if (!wraps) return `M${x} ${below}V${above}`;
-  return `M${x} ${first.y - first.h / 2}v${-STUB}M${x} ${second.y + second.h / 2}v${STUB}`;
+  if (right === 0 && down === a.last[0]) {
+    return `M${x} ${first.y - first.h / 2}v${-STUB}M${x} ${second.y + second.h / 2}v${STUB}`;
+  }
+  const bend = [(a.x + b.x) / 2 + 30 + aside, (a.y + b.y) / 2 - 30];
+  return `M${a.x} ${a.y}Q${bend[0]} ${bend[1]} ${b.x} ${b.y}`;
 }
 
 /** Hosts by the switch that they hang at. */

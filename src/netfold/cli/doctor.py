@@ -283,6 +283,8 @@ def _vnet_header() -> str:
 
     try:
         done = sandbox.run([sys.executable, "-c", _PACKET_SOCKET], timeout=SANDBOX_TIMEOUT)
+        if done.returncode != 0:
+            raise Missing("there is no namespace to try it in (see namespaces, above)")
         answer = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise Missing(f"no namespace to try it in: {error}") from error

@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning's and Accelerate's own examples, unchanged, with backend "netfold"; skipped where these are missing."""
+"""Lightning's and Accelerate's own examples, unchanged, and Ray Train, with backend "netfold"; skipped where these are
+missing."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import support
 from support import needs
 
 pytest.importorskip("torch", reason=needs.reason("torch"))
 
 from netfold.host.torch import launch
 from netfold.testing import subnet
+from support.topo import in_sandbox
 from support.torch import loopback_jobs, torchrun
 
 PROGRAM = Path(__file__).parents[2] / "support" / "ranks" / "rank_lightning.py"
@@ -58,6 +64,27 @@ def test_accelerate_runs_its_own_test_script(tmp_path: Path) -> None:
     )
     assert "Training yielded the same results on one CPU or distributed setup with batch split." in said
     assert "Test reinstantiated state" in said
+
+
+@pytest.mark.timeout(700)
+@pytest.mark.needs("ray")
+@in_sandbox(timeout=660)
+def test_ray_train_folds(tmp_path: Path) -> None:
+    """Two workers of its TorchTrainer, whose processes have registered the backend, fold in a switch, and end with the
+    weights of a single process."""
+    net, where = subnet(), f"unix:{tmp_path}/jobs"
+    environment = support.environment() | {
+        "NETFOLD_CONTROLLER": where, "NETFOLD_ALGO": "innet", "OMP_NUM_THREADS": "1",
+        "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+    with loopback_jobs(f"{net}.200", [f"{net}.{rank + 1}" for rank in range(RANKS)], where) as jobs:
+        done = subprocess.run([sys.executable, str(PROGRAM.with_name("rank_ray.py")), str(tmp_path), net],
+                              capture_output=True, text=True, env=environment, timeout=600, check=False)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        assert all(jobs.reports[rank].by_tree["loop"] > 0 for rank in range(RANKS))
+    ends = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    assert [end["backend"] for end in ends] == ["netfold"] * RANKS
+    assert ends[0]["weights"] == ends[1]["weights"]
+    assert ends[0]["weights"] == pytest.approx(json.loads((tmp_path / "alone.json").read_text()), abs=1e-5)
 
 
 def test_a_script_runs_unchanged_in_netfolds_group(tmp_path: Path) -> None:
