@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fault service of a local fabric: faults by command, held by the launcher, and packet sockets on its links.
 
-    with FaultService(networks, sandbox.rundir()):      # in the process that has started the fabric
-        ...
+    with FaultService(networks, sandbox.rundir()) as service, planes, service.while_up():
+        ...                                     # in the process that starts the fabric
 
 It serves the unix socket `wire.faults.SOCKET` in the fabric's folder, for this user alone (rpc/local.py).  A fault
 with a time is undone by the service, whatever becomes of the command that asked for it; all that is left when the
@@ -11,12 +11,13 @@ fabric ends goes with it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -77,6 +78,15 @@ class FaultService:
         for variable in (faults.FAULTS_VARIABLE, faults.KEY_VARIABLE):
             os.environ.pop(variable, None)
         self._board.close()
+
+    @contextlib.contextmanager
+    def while_up(self) -> Iterator[None]:
+        """To be entered once the fabric is up, and left before it stops: what its end would wait for, such as a switch
+        that stands still, is undone then, and no fault is undone in a fabric that has gone."""
+        try:
+            yield
+        finally:
+            self._board.close()
 
     def _run(self) -> None:
         """Undo what is due, until the service ends."""
