@@ -100,7 +100,7 @@ class FaultService:
     def _answer(self, request: faults.Request) -> tuple[faults.Answer, Sequence[int]]:
         try:
             if not all(network.is_up for network in self._networks):
-                raise FaultRefused("the fabric is not up yet: try again", conflict=True)
+                raise FaultRefused("the fabric is not up yet, or not any more: try again", conflict=True)
             if isinstance(request, faults.Tap):
                 return self._tap(request)
             return self._act(request), ()
