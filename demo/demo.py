@@ -167,8 +167,9 @@ def _run(
         + (f", each losing {losses:.1%} of its packets" if losses else "")
     )
     with contextlib.ExitStack() as running:
-        running.enter_context(FaultService([network], sandbox.rundir()))
+        service = running.enter_context(FaultService([network], sandbox.rundir()))
         running.enter_context(network)
+        running.enter_context(service.while_up())
         page = listeners.url(fabric)
         console.print("fabric, controller and switches are up" + (f"; page and metrics at {page}" if page else ""))
         if guests is not None:

@@ -7,10 +7,11 @@ the fabric ends goes with it.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -58,6 +59,15 @@ class FaultServer(ABC):
             self._server.close()
         self._board.close()
 
+    @contextlib.contextmanager
+    def while_up(self) -> Iterator[None]:
+        """To be entered once the fabric is up, and left before it stops: what its end would wait for, such as a switch
+        that stands still, is undone then, and no fault is undone in a fabric that has gone."""
+        try:
+            yield
+        finally:
+            self._board.close()
+
     @abstractmethod
     def tap(self, request: faults.Tap) -> tuple[faults.Answer, Sequence[int]]:
         """The answer to a request for captures, with its open files.  Raises FaultRefused."""
@@ -82,7 +92,7 @@ class FaultServer(ABC):
     def _answer(self, request: faults.Request) -> tuple[faults.Answer, Sequence[int]]:
         try:
             if not all(fabric.is_up for fabric in self._fabrics):
-                raise FaultRefused("the fabric is not up yet: try again", conflict=True)
+                raise FaultRefused("the fabric is not up yet, or not any more: try again", conflict=True)
             if isinstance(request, faults.Tap):
                 return self.tap(request)
             return self._act(request), ()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fault service of a local fabric: faults by command, held by the launcher, and packet sockets on its links.
 
-    with FaultService(networks, sandbox.rundir()):      # in the process that has started the fabric
-        ...
+    with FaultService(networks, sandbox.rundir()) as service, planes, service.while_up():
+        ...                                     # in the process that starts the fabric
 
 It serves the unix socket `wire.faults.SOCKET` in the fabric's folder.
 """

@@ -105,7 +105,7 @@ def run_in(fabrics: Sequence[Fabric], request: RunRequest) -> int:
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
     try:
         planes = Planes(fabrics, logs=logs)
-        with stopping(), FaultService(planes.networks, sandbox.rundir()), planes:
+        with stopping(), FaultService(planes.networks, sandbox.rundir()) as service, planes, service.while_up():
             for fabric in fabrics:
                 if page := listeners.url(fabric):
                     print(f"netfold: {fabric.name}: page and metrics at {page}", file=sys.stderr, flush=True)

@@ -30,7 +30,7 @@ from netfold.fabric.graph import CPU_PORT, Engine
 from netfold.rpc.certificates import Certificates, is_local
 from netfold.topo import sandbox
 from netfold.topo.failures import SwitchFailed
-from netfold.topo.forks import SwitchChild, Forks
+from netfold.topo.forks import Forks, SwitchChild
 from netfold.topo.lifecycle import LOG_LINES, terminate
 
 READY_SECONDS: Final = 60.0

@@ -41,7 +41,7 @@ def up(fabrics: Sequence[Fabric]) -> int:
     os.environ["PATH"] = f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}"
     try:
         planes = Planes(fabrics, logs=logs)
-        with FaultService(planes.networks, sandbox.rundir()), planes:
+        with FaultService(planes.networks, sandbox.rundir()) as service, planes, service.while_up():
             os.environ[FABRIC_VARIABLE] = os.pathsep.join(str(network.file) for network in planes.networks)
             first, last = fabrics[0].hosts[0].name, fabrics[0].hosts[-1].name
             print()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import select
@@ -23,6 +24,10 @@ from typing import TypedDict
 
 REQUEST_MAX = 1 << 17
 """Bytes of the longest request."""
+MODULES = ("softswitch.cli.run", "softswitch.cli.start", "softswitch.p4runtime.program", "softswitch.p4runtime.server")
+"""These import all that a switch needs."""
+GRPC_MODULES = ("grpc._interceptor", "grpc._server")
+"""What grpc.server() imports with its first server."""
 
 
 class Request(TypedDict):
@@ -91,14 +96,11 @@ def _become(request: Request, output: int) -> list[str]:
 
 def _import_all() -> None:
     """Imports what a switch imports until its first program runs."""
-    import softswitch.cli.run
-    import softswitch.cli.start
-    import softswitch.p4runtime.program
-    import softswitch.p4runtime.server
-
-    with contextlib.suppress(ImportError):
-        import grpc._interceptor
-        import grpc._server  # which grpc.server() imports
+    for module in MODULES:
+        importlib.import_module(module)
+    for module in GRPC_MODULES:
+        with contextlib.suppress(ImportError):  # another version may do without
+            importlib.import_module(module)
 
 
 def run(file: int) -> list[str] | None:

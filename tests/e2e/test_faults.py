@@ -13,7 +13,9 @@ import pytest
 
 from netfold.fabric.generate import Faults, leafspine, threetier
 from netfold.fabric.graph import Engine, Fabric
+from netfold.rpc import local
 from netfold.topo import sandbox
+from netfold.wire import faults
 from netfold.wire.operator import Status
 from support import needs
 from support.bmv2 import slow_queue
@@ -23,6 +25,7 @@ from support.topo import ENGINES, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
+from netfold.topo.fault_service import FaultService
 from netfold.topo.net import Network
 from netfold.topo.switches import thrift_port
 
@@ -156,3 +159,17 @@ def test_a_slow_link_marks_and_every_rank_hears_of_it(engine: Engine, tmp_path: 
         marks = [result["marks"] for result in finish(network, 2, elements=SLOW[engine])]
     print(marks)
     assert all(count > 0 for count in marks), marks
+
+
+@in_sandbox(timeout=150)
+def test_a_switch_that_stands_still_ends_with_its_fabric(tmp_path: Path) -> None:
+    """Its fault is undone before anything stops, so that it ends by itself with status 0, and no fault is undone in a
+    fabric that has gone."""
+    network = Network(leafspine(2, 1, 2, rate="1gbit", rundir=sandbox.rundir()), logs=tmp_path / "logs")
+    with FaultService([network], sandbox.rundir()) as service, network, service.while_up():
+        spine = next(switch.child for switch in network.switches if switch.name == "spine1")
+        said = local.call(sandbox.rundir() / faults.SOCKET, faults.Inject("stop", "spine1", seconds=600.0),
+                          faults.Answer, 30.0)[0]
+        assert isinstance(said, faults.Injected), said
+    assert spine is not None
+    assert spine.poll() == 0

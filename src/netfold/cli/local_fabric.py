@@ -16,6 +16,11 @@ from netfold.wire import faults
 WhichFabric = Annotated[str | None, typer.Option("--fabric", metavar="NAME|FOLDER", help="Which fabric, where several "
                                                  "run; default: the one that runs, or whose prompt this is.")]
 
+NAME_SECONDS = 5.0
+"""Seconds for a fabric to say its name."""
+NAMELESS = "starting"
+"""What stands for the name of one that does not say it, since it is not up yet."""
+
 
 def socket_of(which: str | None) -> Path:
     """The socket of a running fabric's fault service; without exactly one the command ends with what there is."""
@@ -25,8 +30,8 @@ def socket_of(which: str | None) -> Path:
         return Path(said)
     found = [folder / faults.SOCKET for folder in rundir.in_use() if (folder / faults.SOCKET).is_socket()]
     if which is not None:
-        found = ([path for path in found if which in (str(path.parent), path.parent.name)]
-                 or [path for path in found if which == _name(path)])
+        here = [path for path in found if which in (str(path.parent), path.parent.name)]
+        found = here or [path for path in found if which == _name(path)]
     if len(found) == 1:
         return found[0]
     there = ", ".join(f"{_name(path)} ({path.parent})" for path in found)
@@ -60,12 +65,12 @@ def seconds(text: str, option: str) -> float:
 
 
 def _name(path: Path) -> str:
-    """The name of the fabric whose service has this socket; of one that is starting or ending, what there is to say."""
+    """Name of the fabric at a socket; "starting" where it does not say, which is no matter of a command for another."""
     from netfold.rpc import local
     from netfold.rpc.rpc import CallRefused, Unreachable
 
     try:
-        answer, _ = local.call(path, faults.Active(), faults.Answer, 15.0)
+        said: Any = local.call(path, faults.Active(), faults.Answer, NAME_SECONDS)[0]
     except (Unreachable, CallRefused):
-        return "one that ends"
-    return str(answer.fabric) if isinstance(answer, faults.ActiveFaults) else "one that starts"
+        return NAMELESS
+    return NAMELESS if isinstance(said, faults.Refused) else str(said.fabric)

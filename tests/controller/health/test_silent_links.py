@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links that swallow everything are found by their probes alone, and none that is only slow, or among others that are."""
+"""Links that swallow everything are found by their probes, and none that is only slow, or among others that are."""
 
 from __future__ import annotations
 
