@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -76,8 +77,9 @@ def test_ray_train_folds(tmp_path: Path) -> None:
     environment = support.environment() | {
         "NETFOLD_CONTROLLER": where, "NETFOLD_ALGO": "innet", "OMP_NUM_THREADS": "1",
         "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
-    with loopback_jobs(f"{net}.200", [f"{net}.{rank + 1}" for rank in range(RANKS)], where) as jobs:
-        done = subprocess.run([sys.executable, str(PROGRAM.with_name("rank_ray.py")), str(tmp_path), net],
+    with (tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as short,
+          loopback_jobs(f"{net}.200", [f"{net}.{rank + 1}" for rank in range(RANKS)], where) as jobs):
+        done = subprocess.run([sys.executable, str(PROGRAM.with_name("rank_ray.py")), str(tmp_path), net, short],
                               capture_output=True, text=True, env=environment, timeout=600, check=False)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         assert all(jobs.reports[rank].by_tree["loop"] > 0 for rank in range(RANKS))

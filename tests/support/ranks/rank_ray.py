@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A linear model trained by Ray Train's TorchTrainer, two workers, with NetFold's process group.
 
-    python rank_ray.py FOLDER SUBNET      # workers at addresses of this subnet
+    python rank_ray.py FOLDER SUBNET SHORT      # workers at addresses of this subnet; Ray's sockets in a short path
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +81,7 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     ours = {name: value for name, value in os.environ.items() if name.startswith(("NETFOLD_", "PYTHONPATH"))}
     ray.init(num_cpus=WORKERS + 1, include_dashboard=False, _node_ip_address="127.0.0.1",
-             _temp_dir=tempfile.mkdtemp(prefix="ray-", dir="/tmp"), object_store_memory=80 << 20,
+             _temp_dir=sys.argv[3], object_store_memory=80 << 20,
              runtime_env={"env_vars": ours, "worker_process_setup_hook": "netfold.torch.register"})
     TorchTrainer(
         train, train_loop_config={"folder": str(folder)}, torch_config=Addressed(backend="netfold"),
