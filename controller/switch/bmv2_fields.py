@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Takes fields out of a program in BMv2's JSON format that only p4c needed.
 
-BMv2 sets each field of metadata to zero for each packet, and copies each for each replica.  p4c makes a field of its own
-for each index of a register and for each thing that is hashed, and computes what a field holds already once more.  What
-is left out here is never read, or is read where it was copied from.
+BMv2 sets each field of metadata to zero for each packet, and copies each for each replica.  p4c makes a field of its
+own for each index of a register and for each thing that is hashed, and computes what a field holds already once more.
+What is left out here is never read, or is read where it was copied from.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 Node = dict[str, Any]
@@ -27,8 +28,10 @@ _JUMPS: Final = ("_jump", "_jump_if_zero")
 
 def lessen(program: Node) -> None:
     """Take fields out of a program, in place."""
+    used, width = _uses(program), widths(program)
+    calculations = {one["name"]: one for one in program["calculations"]}
     for action in program["actions"]:
-        _Copies(program, action["primitives"]).undo()
+        _Copies(action["primitives"], calculations, used, width).undo()
     _forward_results(program)
     _drop_unused(program)
     _share(program)
@@ -55,19 +58,19 @@ def _name(reference: list[str]) -> Name:
 
 def _uses(program: Node) -> Counter[Name]:
     """How often each field is named, but for the declarations."""
-    return Counter(_name(one) for key, part in program.items() if key not in ("header_types", "headers", "field_aliases")
-                   for one in fields(part))
+    return Counter(_name(one) for key, part in program.items()
+                   if key not in ("header_types", "headers", "field_aliases") for one in fields(part))
 
 
 class _Copies:
     """The copies of fields, and the values computed twice, within one action."""
 
-    def __init__(self, program: Node, primitives: list[Node]) -> None:
-        self._program = program
+    def __init__(self, primitives: list[Node], calculations: Mapping[str, Node], used: Counter[Name],
+                 width: Mapping[Name, int]) -> None:
         self._primitives = primitives
-        self._calculations = {one["name"]: one for one in program["calculations"]}
-        self._used = _uses(program)
-        self._widths = widths(program)
+        self._calculations = calculations
+        self._used = used               # how often each field is named in the whole program; kept right
+        self._widths = width
 
     def undo(self) -> None:
         """Let what reads a copy read its source, and take the copy out, where the source holds still."""
@@ -89,7 +92,9 @@ class _Copies:
                 text = json.dumps(value, sort_keys=True)
                 holder = known.get(text)
                 if holder is not None and self._width(holder) == self._width(to["value"]):
-                    primitive["parameters"][1] = {"type": "field", "value": holder}
+                    self._used.subtract(_name(one) for one in fields(value))
+                    self._used[_name(holder)] += 1
+                    primitive["parameters"][1] = {"type": "field", "value": list(holder)}
             written = _written(primitive)
             known = {text: holder for text, holder in known.items()
                      if not _may_write(written, holder) and not any(_may_write(written, one)
@@ -105,11 +110,11 @@ class _Copies:
         if primitive["op"] != "assign" or primitive["parameters"][1]["type"] not in ("field", "hexstr"):
             return False
         to, source = primitive["parameters"]
-        copy = _name(to["value"])
-        if not _temporary(copy) or (source["type"] == "field" and self._width(source["value"]) != self._width(copy)):
+        made = _name(to["value"])
+        if not _temporary(made) or (source["type"] == "field" and self._width(source["value"]) != self._width(made)):
             return False
         readers: list[tuple[Node, str]] = []
-        expected = self._used[copy] - 1
+        expected = self._used[made] - 1
         targets = _targets(self._primitives)
         for after in range(place + 1, len(self._primitives)):
             if len(readers) == expected:
@@ -117,7 +122,7 @@ class _Copies:
             if after in targets:
                 return False
             one = self._primitives[after]
-            readers += self._readers(one, copy)
+            readers += self._readers(one, made)
             if len(readers) == expected:
                 break
             if one["op"] in _JUMPS or (source["type"] == "field" and _may_write(_written(one), source["value"])):
@@ -128,25 +133,25 @@ class _Copies:
             return False
         for reader, kind in readers:
             reader.clear()
-            reader.update(source)
+            reader.update(copy.deepcopy(source))
             if source["type"] == "hexstr" and kind == "input":
-                reader["bitwidth"] = self._widths[copy]
+                reader["bitwidth"] = self._widths[made]
         del self._primitives[place]
         _shift_jumps(self._primitives, place)
-        self._used[copy] = 0
+        self._used[made] = 0
         if source["type"] == "field":
             self._used[_name(source["value"])] += len(readers) - 1
         return True
 
-    def _readers(self, primitive: Node, copy: Name) -> list[tuple[Node, str]]:
-        """The places of a primitive, and of the calculation that it makes, that read a copy."""
+    def _readers(self, primitive: Node, made: Name) -> list[tuple[Node, str]]:
+        """The places of a primitive, and of the calculation that it makes, that read a field."""
         found: list[tuple[Node, str]] = []
         for number, parameter in enumerate(primitive["parameters"]):
             if parameter["type"] == "calculation":
                 found += [(one, "input") for one in self._calculations[parameter["value"]]["input"]
-                          if one["type"] == "field" and _name(one["value"]) == copy]
+                          if one["type"] == "field" and _name(one["value"]) == made]
             elif not (number == 0 and primitive["op"] in _WRITTEN_FIRST):
-                found += [(one, "parameter") for one in _field_nodes(parameter) if _name(one["value"]) == copy]
+                found += [(one, "parameter") for one in _field_nodes(parameter) if _name(one["value"]) == made]
         return found
 
     def _width(self, name: Any) -> int:
@@ -211,8 +216,8 @@ def _forward_results(program: Node) -> None:
         place = 0
         while place + 1 < len(primitives):
             first, second = primitives[place], primitives[place + 1]
-            if (first["op"] in _WRITTEN_FIRST and second["op"] == "assign" and second["parameters"][1]["type"] == "field"
-                    and place + 1 not in _targets(primitives)):
+            if (first["op"] in _WRITTEN_FIRST and second["op"] == "assign"
+                    and second["parameters"][1]["type"] == "field" and place + 1 not in _targets(primitives)):
                 held = first["parameters"][0]["value"]
                 to = second["parameters"][0]["value"]
                 if (second["parameters"][1]["value"] == held and _temporary(_name(held)) and used[_name(held)] == 2
@@ -300,7 +305,8 @@ def _share(program: Node) -> None:
     scalars = next(one for one in program["header_types"]
                    if one["name"] == next(h for h in program["headers"] if h["name"] == "scalars")["header_type"])
     scalars["fields"] = [field for field in scalars["fields"] if "_padding" not in field[0]]
-    scalars["fields"] += [[new[1], width[old], False] for new, old in {new: old for old, new in renamed.items()}.items()]
+    shared = {new: width[old] for old, new in renamed.items()}
+    scalars["fields"] += [[new[1], bits, False] for new, bits in shared.items()]
     _drop_unused(program)
 
 

@@ -7,6 +7,7 @@ makes many pieces.  So what it made is worked over, a step of its own each:
 
     source       where a step stands in the P4 source: left out
     decisions    tables of constants become comparisons (bmv2_decide.py)
+    masks        those that change nothing go (bmv2_masks.py)
     fields       copies, and values computed twice, go (bmv2_fields.py)
     merging      what lies between two tables becomes one action (bmv2_merge.py)
 
@@ -18,13 +19,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from netfold.controller.switch import bmv2_decide, bmv2_fields, bmv2_merge
+from netfold.controller.switch import bmv2_decide, bmv2_fields, bmv2_masks, bmv2_merge
 
 
 def lighten(text: str) -> str:
     """Work over a program in BMv2's JSON format, as p4c-bm2-ss writes it."""
     program: dict[str, Any] = _without_source(json.loads(text))
     bmv2_decide.decide(program)
+    bmv2_masks.unmask(program, bmv2_fields.widths(program))
     bmv2_fields.lessen(program)
     bmv2_merge.merge(program)
     return json.dumps(program, separators=(",", ":"))

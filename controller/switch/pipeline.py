@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles the fold program for an engine: p4info, and the device configuration that the switch loads.
 
-softswitch takes the preprocessed P4 source and compiles it itself; BMv2 takes the JSON of p4c-bm2-ss, made cheaper to run
-(bmv2_program.py), which is cached by content.
+softswitch takes the preprocessed P4 source and compiles it itself; BMv2 takes the JSON of p4c-bm2-ss, made cheaper to
+run (bmv2_program.py), which is cached by content.
 """
 
 from __future__ import annotations
