@@ -9,7 +9,6 @@ makes many pieces.  So what it made is worked over, a step of its own each:
     decisions    tables of constants become comparisons (bmv2_decide.py)
     masks        those that change nothing go (bmv2_masks.py)
     fields       copies, and values computed twice, go (bmv2_fields.py)
-    merging      what lies between two tables becomes one action (bmv2_merge.py)
 
 Tables, keys and actions that P4Runtime knows stay as they are.
 """
@@ -19,7 +18,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from netfold.controller.switch import bmv2_decide, bmv2_fields, bmv2_masks, bmv2_merge
+from netfold.controller.switch import bmv2_decide, bmv2_fields, bmv2_masks
 
 
 def lighten(text: str) -> str:
@@ -28,7 +27,6 @@ def lighten(text: str) -> str:
     bmv2_decide.decide(program)
     bmv2_masks.unmask(program, bmv2_fields.widths(program))
     bmv2_fields.lessen(program)
-    bmv2_merge.merge(program)
     return json.dumps(program, separators=(",", ":"))
 
 
