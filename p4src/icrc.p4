@@ -5,17 +5,17 @@
 #define ICRC_P4
 #include "headers.p4"
 
-// One number, as p4c copies each thing that is hashed
+// p4c copies each thing that is hashed; the controller takes the copies of fields out again (bmv2_fields.py).
 #define ICRC_HEADERS(src, dst, sport, connection)                                               \
-    64w0xffffffffffffffff ++ hdr.ipv4.version ++ hdr.ipv4.ihl ++ 8w0xff ++ hdr.ipv4.total_len ++ \
-    hdr.ipv4.id ++ hdr.ipv4.flags ++ hdr.ipv4.frag_offset ++ 8w0xff ++ hdr.ipv4.protocol ++     \
-    16w0xffff ++ src ++ dst ++ sport ++ hdr.udp.dport ++ hdr.udp.length ++ 16w0xffff ++         \
-    hdr.bth.opcode ++ hdr.bth.flags ++ hdr.bth.pkey ++ 8w0xff ++ connection ++                  \
-    hdr.bth.operation ++ hdr.bth.ack_req ++ hdr.bth.psn
+    64w0xffffffffffffffff, hdr.ipv4.version, hdr.ipv4.ihl, 8w0xff, hdr.ipv4.total_len,          \
+    hdr.ipv4.id, hdr.ipv4.flags, hdr.ipv4.frag_offset, 8w0xff, hdr.ipv4.protocol,               \
+    16w0xffff, src, dst, sport, hdr.udp.dport, hdr.udp.length, 16w0xffff,                       \
+    hdr.bth.opcode, hdr.bth.flags, hdr.bth.pkey, 8w0xff, connection,                            \
+    hdr.bth.operation, hdr.bth.ack_req, hdr.bth.psn
 #define ICRC_BEFORE_PAYLOAD ICRC_HEADERS(hdr.ipv4.src, hdr.ipv4.dst, hdr.udp.sport, hdr.bth.connection)
 #define ICRC_ADDRESSLESS    ICRC_HEADERS(32w0, 32w0, 16w0, (connection_t)0)
 #define CRC32_VALUES    64w0x100000000      // hash() counts them: 2^32
-#define ICRC_RETH       hdr.reth.address ++ hdr.reth.rkey ++ hdr.reth.length
+#define ICRC_RETH       hdr.reth.address, hdr.reth.rkey, hdr.reth.length
 #define WORD(i)         hdr.lanes[i].w
 #define ICRC_PAYLOAD    ALL_WORDS(WORD)
 
@@ -26,17 +26,17 @@
 // behind what it covers as a new one does whose first four bytes it has been added to, without carry.
 control Icrc(in headers_t hdr, inout meta_t meta) {
     action full_with_reth() {
-        hash(meta.icrc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD ++ ICRC_RETH, ICRC_PAYLOAD }, CRC32_VALUES);
+        hash(meta.icrc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD, ICRC_RETH, ICRC_PAYLOAD }, CRC32_VALUES);
     }
     action full() {
         hash(meta.icrc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD, ICRC_PAYLOAD }, CRC32_VALUES);
     }
     action acknowledgement() {
-        hash(meta.icrc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD ++ hdr.aeth.syndrome ++ hdr.aeth.msn },
+        hash(meta.icrc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD, hdr.aeth.syndrome, hdr.aeth.msn },
              CRC32_VALUES);
     }
     action headers_with_reth() {
-        hash(meta.icrc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD ++ ICRC_RETH }, CRC32_VALUES);
+        hash(meta.icrc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD, ICRC_RETH }, CRC32_VALUES);
     }
     action headers() {
         hash(meta.icrc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD }, CRC32_VALUES);

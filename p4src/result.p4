@@ -25,7 +25,7 @@ control Result(inout headers_t hdr, inout meta_t meta) {
             hdr.reth.rkey = 0;
         }
         if (hdr.reth.isValid()) {
-            hash(meta.icrc, HashAlgorithm.crc32, 32w0, { ICRC_ADDRESSLESS ++ ICRC_RETH, ICRC_PAYLOAD }, CRC32_VALUES);
+            hash(meta.icrc, HashAlgorithm.crc32, 32w0, { ICRC_ADDRESSLESS, ICRC_RETH, ICRC_PAYLOAD }, CRC32_VALUES);
         } else {
             hash(meta.icrc, HashAlgorithm.crc32, 32w0, { ICRC_ADDRESSLESS, ICRC_PAYLOAD }, CRC32_VALUES);
         }

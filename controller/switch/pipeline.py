@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles the fold program for an engine: p4info, and the device configuration that the switch loads.
 
-softswitch takes the preprocessed P4 source and compiles it itself; BMv2 takes the JSON of p4c-bm2-ss, which is cached
-by content.
+softswitch takes the preprocessed P4 source and compiles it itself; BMv2 takes the JSON of p4c-bm2-ss, made cheaper to
+run (bmv2_program.py), which is cached by content.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
@@ -21,8 +22,11 @@ from typing import Final
 from finsy.proto import p4i
 from google.protobuf import text_format
 
+from netfold.controller.switch import bmv2_program
 from netfold.fabric.graph import Engine, Fabric
 from netfold.wire.roce import PATH_MTU
+
+log = logging.getLogger("netfold.controller")
 
 Defines = Mapping[str, str]
 
@@ -91,7 +95,7 @@ def _bmv2(source: Path, defines: Defines) -> Pipeline:
         raise PipelineError(f"{P4C} is not on PATH: install p4c (https://github.com/p4lang/p4c), or use the engine "
                             "softswitch, which needs no compiler of its own")
     flags = [f"-D{name}={value}" for name, value in {**defines, **BMV2_DEFINES}.items()]
-    key = _digest(sorted(source.parent.glob("*.p4")), flags)
+    key = _digest([*sorted(source.parent.glob("*.p4")), *sorted(Path(__file__).parent.glob("bmv2_*.py"))], flags)
     cache = _cache_dir()
     json, p4info = cache / f"{source.stem}-{key}.json", cache / f"{source.stem}-{key}.p4info.txtpb"
     if not (json.exists() and p4info.exists()):
@@ -110,6 +114,7 @@ def _p4c(source: Path, flags: Sequence[str], json: Path, p4info: Path) -> None:
             raise PipelineError(f"{' '.join(command)}: not done after {P4C_TIMEOUT:g} s") from error
         if run.returncode != 0:
             raise PipelineError(f"{' '.join(command)}: exit status {run.returncode}\n{run.stderr}")
+        made_json.write_text(lightened(source, made_json.read_text()))
         made_info.replace(p4info)
         made_json.replace(json)
 
@@ -132,3 +137,13 @@ def _cache_dir() -> Path:
 
 
 _BUILDERS: Final[dict[Engine, Callable[[Path, Defines], Pipeline]]] = {"softswitch": _softswitch, "bmv2": _bmv2}
+
+
+def lightened(source: Path, made: str) -> str:
+    """What p4c made, made cheaper to run; as it is where that is of a form that another p4c writes."""
+    try:
+        return bmv2_program.lighten(made)
+    except (LookupError, StopIteration, TypeError, ValueError) as error:
+        log.warning("%s: %s writes programs of a form that is not known here (%r): BMv2 runs this one as it is, and takes "
+                    "half as long again for each packet", source, P4C, error)
+        return made

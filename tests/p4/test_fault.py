@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
+from netfold.controller.switch import bmv2_program
 from netfold.wire import roce
 from softswitch.compiler.driver import compile_file
 from softswitch.engine.engine import Engine
@@ -161,7 +162,7 @@ def test_bmv2_does_the_same_to_the_same_packets(control: str, port: int, tmp_pat
     seed = quiet_tail(count, ALL, 11)
     print(f"seed {seed}")
     with LocalEngine.open(compile_file(PROGRAM, defines=FAULTY), cpu_port=510) as engine, Bmv2(
-            PROGRAM, tmp_path, ports=3, defines=FAULTY) as bmv2:
+            PROGRAM, tmp_path, ports=3, defines=FAULTY, work=bmv2_program.lighten) as bmv2:
         session = CloneSession(port, ((port, 0),))
         engine.write_clone_session("insert", session)
         bmv2.replicate((), (session,))

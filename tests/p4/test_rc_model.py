@@ -26,7 +26,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from netfold.controller.switch import pipeline
+from netfold.controller.switch import bmv2_program, pipeline
 from netfold.controller.switch.entities import Clone, Entity, Entry, Multicast
 from netfold.fabric.graph import End
 from netfold.wire import roce
@@ -323,7 +323,7 @@ def same_bytes(
     frames = [one for one in frames[:400] if asks_for_one_at_most(one[1])]
     library = linking.build(compile_file(PROGRAM, defines=pipeline.BMV2_DEFINES))
     with LocalEngine.open(library, cpu_port=510) as engine, Bmv2(
-            PROGRAM, folder, ports=4, defines=pipeline.BMV2_DEFINES) as bmv2:
+            PROGRAM, folder, ports=4, defines=pipeline.BMV2_DEFINES, work=bmv2_program.lighten) as bmv2:
         for one in made:
             if isinstance(one, Entry):
                 entry = native(engine, one)

@@ -16,7 +16,7 @@ import subprocess
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -40,11 +40,12 @@ class Bmv2:
 
     def __init__(
         self, program: Path | None, folder: Path, *, ports: int, defines: Mapping[str, str] | None = None,
-        options: Sequence[str] = ()
+        options: Sequence[str] = (), work: Callable[[str], str] | None = None
     ) -> None:
         """Compiles the program and starts it; None: the folder has p4c's program.json and program.txtpb.
 
         options  more of the target's, which stand behind `--`
+        work     what is done to p4c's JSON before BMv2 gets it
         """
         self._folder, self._ports = folder, ports
         self._closing = threading.Event()
@@ -53,6 +54,8 @@ class Bmv2:
             flags = [f"-D{name}={value}" for name, value in (defines or {}).items()]
             subprocess.run(["p4c-bm2-ss", *flags, program, "-o", self._json, "--p4runtime-files", info], check=True,
                            timeout=120, capture_output=True, text=True)
+        if work is not None:
+            self._json.write_text(work(self._json.read_text()))
         self._info = text_format.Parse(info.read_text(), p4r.ForwardingPipelineConfig().p4info)
         self._inputs: list[IO[bytes]] = []
         for port in range(ports):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from netfold.controller.switch import fold_tables, pipeline, tables
+from netfold.controller.switch import bmv2_program, fold_tables, pipeline, tables
 from netfold.controller.switch.entities import Clone, Entity, Entry, Multicast
 from netfold.fabric import routes, slots, trees
 from netfold.fabric.generate import leafspine
@@ -216,7 +216,7 @@ def compare_with_bmv2(scene: Scene, folder: Path) -> None:
     groups = [entities.Multicast(e.group, e.replicas) for e in scene.entities if isinstance(e, Multicast)]
     sessions = [entities.CloneSession(e.session, ((e.port, 0),)) for e in scene.entities
                 if isinstance(e, Clone) and e.port < ports]
-    with Bmv2(PROGRAM, folder, ports=ports, defines=pipeline.BMV2_DEFINES) as bmv2:
+    with Bmv2(PROGRAM, folder, ports=ports, defines=pipeline.BMV2_DEFINES, work=bmv2_program.lighten) as bmv2:
         bmv2.replicate(groups, sessions)
         for entity in scene.entities:
             if isinstance(entity, Entry):
