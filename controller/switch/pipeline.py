@@ -144,6 +144,6 @@ def lightened(source: Path, made: str) -> str:
     try:
         return bmv2_program.lighten(made)
     except (LookupError, StopIteration, TypeError, ValueError) as error:
-        log.warning("%s: %s writes programs of a form that is not known here (%r): BMv2 runs this one as it is, and takes "
-                    "half as long again for each packet", source, P4C, error)
+        log.warning("%s: %s writes programs of a form that is not known here (%r): BMv2 runs this one as it is, and "
+                    "takes half as long again for each packet", source, P4C, error)
         return made
