@@ -381,12 +381,12 @@ def _run(
 
 
 @contextlib.contextmanager
-def lock(path: Path) -> Iterator[None]:
+def lock(path: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
     """Holds a file lock, so that of processes that start together one compiles and the rest wait for it.  Raises
-    OSError, and BuildError where another one holds it for LOCK_TIMEOUT seconds."""
+    OSError, and BuildError where another one holds it for ``timeout`` seconds."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        deadline = time.monotonic() + LOCK_TIMEOUT
+        deadline = time.monotonic() + timeout
         while True:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -394,7 +394,7 @@ def lock(path: Path) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise BuildError(
-                        f"another process has held {path} for {LOCK_TIMEOUT:.0f} s: end it or remove the file"
+                        f"another process has held {path} for {timeout:.0f} s: end it or remove the file"
                     ) from None
                 time.sleep(0.02)
         yield

@@ -26,6 +26,10 @@ START_SECONDS = 60.0
 """Seconds for a fork server to start a switch: at first it imports, on a machine that may be busy with others."""
 STATUS_SECONDS = 5.0
 """Seconds for the status of a process that has ended."""
+STOP_SECONDS = 5.0
+"""Seconds for a fork server to end after its socket was closed."""
+START, GO = b"start", b"g"
+"""What softswitch/cli/fork_server.py calls so."""
 UNKNOWN_STATUS = 255
 """The status of a process whose fork server has ended before it."""
 
@@ -44,13 +48,14 @@ class SwitchChild(Protocol):
 class Forked:
     """A process that a fork server has started.
 
-    pipe  its end that is read, after the process number
+    pid     of a process that waits for GO
+    stream  of the process, from which its number has been read
     """
 
-    def __init__(self, pid: int, pipe: int, command: list[str]) -> None:
+    def __init__(self, pid: int, stream: socket.socket, command: list[str]) -> None:
         self.pid = pid
         self._command = command
-        self._pipe = pipe
+        self._stream = stream
         self._process = os.pidfd_open(pid)
         self._status: int | None = None
         self._reading = threading.Lock()
@@ -59,9 +64,8 @@ class Forked:
         """The status of the process as `subprocess.Popen.returncode` has it; None while it runs."""
         with self._reading:
             if self._status is None and _wait(self._process, 0):
-                said = os.read(self._pipe, 64) if _wait(self._pipe, STATUS_SECONDS) else b""
-                self._status = int(said or UNKNOWN_STATUS)
-                os.close(self._pipe)
+                self._status = self._said()
+                self._stream.close()
                 os.close(self._process)
             return self._status
 
@@ -75,6 +79,12 @@ class Forked:
             with contextlib.suppress(OSError):  # another thread has seen the end, and closed the file
                 _wait(self._process, left)
         return status
+
+    def _said(self) -> int:
+        with contextlib.suppress(ConnectionResetError):
+            if _wait(self._stream.fileno(), STATUS_SECONDS):
+                return int(self._stream.recv(64) or UNKNOWN_STATUS)
+        return UNKNOWN_STATUS
 
     def send_signal(self, sig: int, /) -> None:
         """Send a signal, unless the process has ended."""
@@ -118,21 +128,22 @@ class Forks:
     def _ask(self, command: list[str], log: IO[bytes]) -> Forked:
         assert self._socket is not None
         request = {"arguments": command[1:], "environment": dict(os.environ), "folder": os.getcwd()}
-        reads, writes = os.pipe()
+        stream, theirs = socket.socketpair()
         try:
-            socket.send_fds(self._socket, [json.dumps(request).encode()], [log.fileno(), writes])
-        except OSError:
-            os.close(reads)
+            with theirs, open(os.memfd_create("request"), "wb", buffering=0) as text:  # an environment may be large
+                text.write(json.dumps(request).encode())
+                socket.send_fds(self._socket, [START], [text.fileno(), log.fileno(), theirs.fileno()])
+            said = b""
+            while not said.endswith(b"\n"):
+                if not _wait(stream.fileno(), START_SECONDS) or not (byte := stream.recv(1)):
+                    raise ChildProcessError("softswitch's fork server started nothing")
+                said += byte
+            forked = Forked(int(said), stream, command)
+            stream.sendall(GO)
+        except BaseException:  # Ctrl-C as well: what is forked later ends, as its stream has
+            stream.close()
             raise
-        finally:
-            os.close(writes)
-        said = b""
-        while not said.endswith(b"\n"):
-            if not _wait(reads, START_SECONDS) or not (byte := os.read(reads, 1)):
-                os.close(reads)
-                raise ChildProcessError("softswitch's fork server started nothing")
-            said += byte
-        return Forked(int(said), reads, command)
+        return forked
 
     def _start_server(self, program: str) -> None:
         self.close()
@@ -151,7 +162,11 @@ class Forks:
             self._socket.close()
             self._socket = None
         if self._server is not None:
-            self._server.wait()
+            try:
+                self._server.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._server.kill()
+                self._server.wait()
             self._server = None
 
 

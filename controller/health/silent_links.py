@@ -51,11 +51,16 @@ class SilentLinks:
 
     def witnesses(self, suspects: Collection[int]) -> set[int]:
         """Other links at the ends of these, to be probed with them."""
-        down = self._links.down()
+        unfit = self._links.down() | set(suspects)
         found: set[int] = set()
         for node in {end.node for number in suspects for end in self._links.ends(number, 0)}:
-            found.update([n for n in self._at[node] if n not in suspects and n not in down][:WITNESSES])
+            found.update([n for n in self._at[node] if n not in unfit and self._can_answer(n)][:WITNESSES])
         return found
+
+    def _can_answer(self, number: int) -> bool:
+        """Whether both ends of a link are at switches that are up, and neither port is known to be down."""
+        ends = ((self._targets[end.node], end.port) for end in self._links.ends(number, 0))
+        return all(target.is_up and port not in target.ports_down for target, port in ends)
 
     async def find(
         self, suspects: Collection[int], witnesses: Collection[int], before: Mapping[Direction, int]

@@ -9,24 +9,28 @@ entries over P4Runtime, but no packet comes to it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 Node = dict[str, Any]
+Widths = Mapping[tuple[str, str], int]
 
 WORDS_AT_MOST: Final = 2000
 """Primitives of a decision: what would become longer stays a table."""
 
 
-def decide(program: Node) -> None:
-    """Turn the tables of all pipelines of a program whose entries are constants into decisions, in place."""
+def decide(program: Node, widths: Widths) -> None:
+    """Turn the tables of all pipelines of a program whose entries are constants into decisions, in place.
+
+    widths  bits of each field of the program, by header and name
+    """
     actions = {action["id"]: action for action in program["actions"]}
     for pipeline in program["pipelines"]:
         for table in list(pipeline["tables"]):
             if not _fixed(table):
                 continue
-            code = _Decision(table, actions).code()
+            code = _Decision(table, actions, widths).code()
             if code is None:
                 continue
             number = 1 + max([*actions, *(one["id"] for line in program["pipelines"]
@@ -79,8 +83,10 @@ class _Row:
 
 
 class _Decision:
-    def __init__(self, table: Node, actions: dict[int, Node]) -> None:
+    def __init__(self, table: Node, actions: dict[int, Node], widths: Widths) -> None:
         self._actions = actions
+        self._wholes = [(1 << widths[key["target"][0], key["target"][1]]) - 1 for key in table["key"]]
+        """The mask of all bits of each key."""
         self._keys = [key["target"] for key in table["key"]]
         self._rows = self._read(table)
         self._default = self._does(table["default_entry"])
@@ -112,13 +118,13 @@ class _Decision:
         rows = []
         for entry in sorted(table["entries"], key=lambda one: one["priority"]):
             values: list[int | None] = []
-            for key in entry["match_key"]:
-                mask = int(key["mask"], 16) if "mask" in key else -1
-                if mask > 0 and mask & (mask + 1):
+            for key, whole in zip(entry["match_key"], self._wholes, strict=True):
+                mask = int(key["mask"], 16) if "mask" in key else whole
+                if mask not in (0, whole):
                     return None
                 values.append(int(key["key"], 16) if mask else None)
             rows.append(_Row(tuple(values), self._does(entry["action_entry"])))
-        return rows if _whole_masks(table) else None
+        return rows
 
     @staticmethod
     def _does(entry: Node) -> tuple[int, tuple[str, ...]]:
@@ -145,13 +151,6 @@ class _Decision:
     def _jump(self) -> Node:
         self._code.append({"op": "_jump", "parameters": [_hex(0)]})
         return self._code[-1]
-
-
-def _whole_masks(table: Node) -> bool:
-    """Whether each key's masks are one mask, the key's own, or none."""
-    return all(len({entry["match_key"][place].get("mask") for entry in table["entries"]
-                    if int(entry["match_key"][place].get("mask", "0x0"), 16)}) <= 1
-               for place in range(len(table["key"])))
 
 
 def _without(row: _Row, place: int) -> _Row:

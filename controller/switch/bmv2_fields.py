@@ -3,7 +3,8 @@
 
 BMv2 sets each field of metadata to zero for each packet, and copies each for each replica.  p4c makes a field of its
 own for each index of a register and for each thing that is hashed, and computes what a field holds already once more.
-What is left out here is never read, or is read where it was copied from.
+What is left out here is never read, or is read where it was copied from.  BMv2 hashes no field of an invalid header,
+while a copy of one counts with its bits: a program may only hash headers that are valid, as p4src/icrc.p4 does.
 """
 
 from __future__ import annotations

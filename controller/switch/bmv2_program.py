@@ -24,8 +24,9 @@ from netfold.controller.switch import bmv2_decide, bmv2_fields, bmv2_masks
 def lighten(text: str) -> str:
     """Work over a program in BMv2's JSON format, as p4c-bm2-ss writes it."""
     program: dict[str, Any] = _without_source(json.loads(text))
-    bmv2_decide.decide(program)
-    bmv2_masks.unmask(program, bmv2_fields.widths(program))
+    widths = bmv2_fields.widths(program)
+    bmv2_decide.decide(program, widths)
+    bmv2_masks.unmask(program, widths)
     bmv2_fields.lessen(program)
     return json.dumps(program, separators=(",", ":"))
 

@@ -98,13 +98,14 @@ def _bmv2(source: Path, defines: Defines) -> Pipeline:
     key = _digest([*sorted(source.parent.glob("*.p4")), *sorted(Path(__file__).parent.glob("bmv2_*.py"))], flags)
     cache = _cache_dir()
     json, p4info = cache / f"{source.stem}-{key}.json", cache / f"{source.stem}-{key}.p4info.txtpb"
-    if not (json.exists() and p4info.exists()):
-        _p4c(source, flags, json, p4info)
-    return Pipeline(text_format.Parse(p4info.read_text(), p4i.P4Info()), json.read_bytes())
+    if json.exists() and p4info.exists():
+        return Pipeline(text_format.Parse(p4info.read_text(), p4i.P4Info()), json.read_bytes())
+    return _p4c(source, flags, json, p4info)
 
 
-def _p4c(source: Path, flags: Sequence[str], json: Path, p4info: Path) -> None:
-    """Compile into a temporary folder and move the files into place, so that no reader sees half a file."""
+def _p4c(source: Path, flags: Sequence[str], json: Path, p4info: Path) -> Pipeline:
+    """Compile into a temporary folder and move the files into place, so that no reader sees half a file.  What cannot
+    be made cheaper to run is not kept, so that the log says so each time."""
     with tempfile.TemporaryDirectory(dir=json.parent) as scratch:
         made_json, made_info = Path(scratch, "program.json"), Path(scratch, "program.p4info.txtpb")
         command = [P4C, *flags, str(source), "-o", str(made_json), "--p4runtime-files", str(made_info)]
@@ -114,9 +115,14 @@ def _p4c(source: Path, flags: Sequence[str], json: Path, p4info: Path) -> None:
             raise PipelineError(f"{' '.join(command)}: not done after {P4C_TIMEOUT:g} s") from error
         if run.returncode != 0:
             raise PipelineError(f"{' '.join(command)}: exit status {run.returncode}\n{run.stderr}")
-        made_json.write_text(lightened(source, made_json.read_text()))
+        info = text_format.Parse(made_info.read_text(), p4i.P4Info())
+        light = lightened(source, made_json.read_text())
+        if light is None:
+            return Pipeline(info, made_json.read_bytes())
+        made_json.write_text(light)
         made_info.replace(p4info)
         made_json.replace(json)
+        return Pipeline(info, light.encode())
 
 
 def _digest(sources: Iterable[Path], flags: Sequence[str]) -> str:
@@ -139,11 +145,11 @@ def _cache_dir() -> Path:
 _BUILDERS: Final[dict[Engine, Callable[[Path, Defines], Pipeline]]] = {"softswitch": _softswitch, "bmv2": _bmv2}
 
 
-def lightened(source: Path, made: str) -> str:
-    """What p4c made, made cheaper to run; as it is where that is of a form that another p4c writes."""
+def lightened(source: Path, made: str) -> str | None:
+    """What p4c made, made cheaper to run; None where it is of a form that only another p4c writes."""
     try:
         return bmv2_program.lighten(made)
-    except (LookupError, StopIteration, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, RecursionError, StopIteration, TypeError, ValueError) as error:
         log.warning("%s: %s writes programs of a form that is not known here (%r): BMv2 runs this one as it is, and "
                     "takes half as long again for each packet", source, P4C, error)
-        return made
+        return None

@@ -317,7 +317,7 @@ class FoldRail:
                 return totals.saturated
             if self._watch is not None and status == native.AGAIN:
                 self._watch(self._core.progress() / 1e9)
-            if status == native.AGAIN and self._stalls.check(waits := self._waits(), self._core.progress(), now):
+            if status == native.AGAIN and self._stalls.check(waits := self._waits(), progress, time.monotonic_ns()):
                 self._control.suspect(waits)
             if status == native.FAILED:
                 raise self._failed(request)

@@ -4,10 +4,15 @@ that a start does. For launchers of many switches, or of one that is to be back 
 
     softswitch fork-server FD
 
-FD is a SOCK_SEQPACKET socket. One message starts one switch: the JSON of a `Request`, with two files: one that becomes
-standard output and error, and the end of a pipe that is written. The pipe tells the switch's process number, and at its
-end its status as `subprocess.Popen.returncode` has it, each a line; it ends where the status cannot be known any more.
-When the socket is closed, this process ends. The switches do not: each is the leader of a session of its own.
+FD is a SOCK_SEQPACKET socket. One message, START, starts one switch. With it come three files: one that holds the JSON
+of a `Request`, one that becomes standard output and error, and the end of a stream socket, the switch's own:
+
+    server     its process number, a line
+    launcher   GO: only then it becomes a switch; where the launcher has closed its end, it ends instead
+    server     at its end its status as `subprocess.Popen.returncode` has it, a line
+
+The stream ends where the status cannot be known any more. When FD's socket is closed, this process ends. The switches
+do not: each is the leader of a session of its own.
 """
 
 from __future__ import annotations
@@ -22,8 +27,8 @@ import signal
 import socket
 from typing import TypedDict
 
-REQUEST_MAX = 1 << 17
-"""Bytes of the longest request."""
+START = b"start"
+GO = b"g"
 MODULES = ("softswitch.cli.run", "softswitch.cli.start", "softswitch.p4runtime.program", "softswitch.p4runtime.server")
 """These import all that a switch needs."""
 GRPC_MODULES = ("grpc._interceptor", "grpc._server")
@@ -43,33 +48,47 @@ class Request(TypedDict):
 def serve(requests: socket.socket) -> list[str] | None:
     """Starts switches until the socket is closed, and returns None; in each of the processes that it starts it returns
     the arguments of a switch."""
-    pipes: dict[int, int] = {}
-    """The pipe of each switch that runs, by the pidfd of its process."""
+    streams: dict[int, int] = {}
+    """The stream of each switch that runs, by the pidfd of its process."""
     pids: dict[int, int] = {}
     while True:
         for ready in _readable([requests.fileno(), *pids]):
             if ready in pids:
                 _, status = os.waitpid(pids.pop(ready), 0)
-                with contextlib.suppress(BrokenPipeError):  # nobody wants to know
-                    os.write(pipes[ready], b"%d\n" % os.waitstatus_to_exitcode(status))
-                os.close(pipes.pop(ready))
+                _tell(streams[ready], os.waitstatus_to_exitcode(status))
+                os.close(streams.pop(ready))
                 os.close(ready)
                 continue
-            text, files, _, _ = socket.recv_fds(requests, REQUEST_MAX, 2)
-            if not text:
+            said, files, _, _ = socket.recv_fds(requests, len(START), 3)
+            if not said:
                 return None
-            output, pipe = files
+            request, output, stream = files
             pid = os.fork()
             if pid == 0:
-                for file in (*pids, *pipes.values(), pipe):
+                for file in (*pids, *streams.values()):
                     os.close(file)
                 requests.close()
-                return _become(json.loads(text), output)
-            os.close(output)
-            with contextlib.suppress(BrokenPipeError):
-                os.write(pipe, b"%d\n" % pid)
+                if os.read(stream, len(GO)) != GO:
+                    os._exit(0)  # the launcher has given up
+                os.close(stream)
+                return _become(_read(request), output)
+            for file in (request, output):
+                os.close(file)
+            _tell(stream, pid)
             process = os.pidfd_open(pid)
-            pids[process], pipes[process] = pid, pipe
+            pids[process], streams[process] = pid, stream
+
+
+def _tell(stream: int, number: int) -> None:
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody wants to know
+        os.write(stream, b"%d\n" % number)
+
+
+def _read(file: int) -> Request:
+    with open(file, "rb") as text:
+        text.seek(0)
+        request: Request = json.load(text)
+    return request
 
 
 def _readable(files: list[int]) -> list[int]:

@@ -26,6 +26,8 @@ SANITIZE = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "
 """Compiler flags for a build that stops at the first error of memory or arithmetic, for debugging."""
 
 
+OTHERS_SECONDS = 60.0
+"""Seconds that a switch waits for another one that compiles the same program."""
 LIMITS = cc.Limits(cpu_seconds=120, memory=4 << 30)
 """What the C compiler may take for a program, whoever wrote it."""
 
@@ -155,10 +157,10 @@ def build_executable(c_source: str | Path, *, flags: Sequence[str] = (), cache_d
 @contextlib.contextmanager
 def _alone(known: Path) -> Iterator[None]:
     """While one switch compiles a program, others that were given the same one wait, and find it in the cache: those of
-    a fabric start together.  Where the cache cannot be locked, each compiles."""
+    a fabric start together.  Where the cache cannot be locked, or whoever has locked it stands still, each compiles."""
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError, cc.BuildError):
-            held.enter_context(cc.lock(known.with_suffix(".lock")))
+            held.enter_context(cc.lock(known.with_suffix(".lock"), OTHERS_SECONDS))
         yield
 
 

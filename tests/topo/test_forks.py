@@ -76,6 +76,29 @@ def test_a_forked_switch_that_cannot_start_says_why(tmp_path: Path, forks: Forks
 
 
 @pytest.mark.timeout(180)
+def test_a_start_that_is_given_up_leaves_no_switch(
+    tmp_path: Path, forks: Forks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the server forks after the launcher has lost its patience ends before it is a switch."""
+    monkeypatch.setattr("netfold.topo.forks.START_SECONDS", 0.0)
+    reads, writes = os.pipe()
+    with open(writes, "wb") as output, pytest.raises(ChildProcessError, match="started nothing"):
+        forks.start([SOFTSWITCH, "--no-p4", "--grpc-server-addr", f"unix:{tmp_path}/switch"], output)
+    with open(reads, "rb") as said:
+        assert said.read() == b""  # until every process that has the other end has ended
+
+
+@pytest.mark.timeout(180)
+def test_an_environment_may_be_large(tmp_path: Path, forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of pods are, with variables for each service of a cluster."""
+    for number in range(10):
+        monkeypatch.setenv(f"NETFOLD_TEST_{number}", 100_000 * "x")
+    child, log = start(forks, tmp_path, "--no-p4", "-i", "1@nowhere")
+    assert child.wait(SECONDS) == 2
+    assert "there is no interface nowhere" in log.read_text()
+
+
+@pytest.mark.timeout(180)
 def test_switches_outlive_their_server_which_is_replaced(tmp_path: Path, forks: Forks) -> None:
     """The next switch starts all the same; the status of one whose server has gone cannot be known, its end can."""
     first, log = start(forks, tmp_path, "--no-p4", "--grpc-server-addr", f"unix:{tmp_path}/first")

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from netfold.controller.health.links import Direction, Links
 from netfold.controller.health.silent_links import SilentLinks
 from netfold.controller.switch.switch import SwitchError
@@ -18,17 +20,20 @@ from support.cables import link_between
 
 
 class Fabric22:
-    """Two leaves and two spines, whose probes arrive at once unless they are swallowed or late."""
+    """Two leaves and two spines, or more, whose probes arrive at once unless they are swallowed or late."""
 
-    def __init__(self) -> None:
-        self.fabric = leafspine(2, 2, 4, rate="1gbit", rundir=Path("/nowhere"))
+    def __init__(self, spines: int = 2) -> None:
+        self.fabric = leafspine(2, spines, 4, rate="1gbit", rundir=Path("/nowhere"))
         self.links = Links(self.fabric)
         self.up = [switch.name for switch in self.fabric.switches]
         self.counts: dict[End, int] = {}
         self.dumb: set[str] = set()
         """Switches that do not tell their counters."""
-        targets: Any = {name: SimpleNamespace(client=SimpleNamespace(read_cell=self._reader(name))) for name in self.up}
-        self.silent = SilentLinks(targets, self.links)
+        self.targets: Any = {
+            name: SimpleNamespace(client=SimpleNamespace(read_cell=self._reader(name)), is_up=True, ports_down=set())
+            for name in self.up
+        }
+        self.silent = SilentLinks(self.targets, self.links)
 
     def _reader(self, name: str) -> Any:
         async def read_cell(counter: str, index: int) -> int:
@@ -69,6 +74,21 @@ def test_a_probe_that_arrives_in_between_begins_the_count_anew() -> None:
     for _ in range(3):
         assert not any(net.tick({cut}, {(cut, 0)}) for _ in range(net.fabric.misses - 1))
         assert net.tick({cut}, set()) == set()
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_switch_that_is_down_makes_no_silent_link_slower_to_find(dark: bool) -> None:
+    """Nor does a port that is known to be down: what cannot answer is no witness."""
+    net = Fabric22(spines=4)
+    cut, gone = net.number("leaf1", "spine1"), net.number("leaf1", "spine2")
+    if dark:
+        net.targets["leaf1"].ports_down.add(net.links.ends(gone, 0)[net.links.ends(gone, 0)[0].node != "leaf1"].port)
+    else:
+        net.targets["spine2"].is_up = False
+        net.up.remove("spine2")
+    lost = {(cut, 0), (cut, 1), (gone, 0), (gone, 1)}
+    looks = [net.tick({cut}, lost) for _ in range(net.fabric.misses)]
+    assert looks == [set()] * (net.fabric.misses - 1) + [{cut}]
 
 
 def test_no_link_is_judged_while_witnesses_are_late() -> None:

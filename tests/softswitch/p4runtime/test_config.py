@@ -278,10 +278,10 @@ def test_of_switches_that_start_together_one_compiles_a_program(
             assert asked.acquire(timeout=TIMEOUT), "the other switch has not asked for the lock"
         return compile_program(config, trace=trace)
 
-    def told(path: Path) -> contextlib.AbstractContextManager[None]:
+    def told(path: Path, timeout: float = cc.LOCK_TIMEOUT) -> contextlib.AbstractContextManager[None]:
         if path.name.startswith("program-"):
             asked.release()
-        return lock(path)
+        return lock(path, timeout)
 
     monkeypatch.setattr(confined, "compile_program", counted)
     monkeypatch.setattr(cc, "lock", told)
@@ -298,10 +298,10 @@ def test_a_cache_that_cannot_be_locked_does_not_keep_a_program_from_running(
     """Each switch compiles for itself then."""
     lock = cc.lock
 
-    def refused(path: Path) -> contextlib.AbstractContextManager[None]:
+    def refused(path: Path, timeout: float = cc.LOCK_TIMEOUT) -> contextlib.AbstractContextManager[None]:
         if path.name.startswith("program-"):
             raise PermissionError(13, "not ours", str(path))
-        return lock(path)
+        return lock(path, timeout)
 
     monkeypatch.setattr(cc, "lock", refused)
     assert Compiler(cache_dir=tmp_path)(plain.preprocessed.encode()).executable.is_file()
