@@ -17,7 +17,9 @@ from typing import Final
 
 from netfold.topo import packet_sockets, segments
 from netfold.topo.fault_board import FaultRefused
+from netfold.topo.packet_sockets import Received
 from netfold.topo.packet_way import CapturedFrame, PacketWays, StreamLinks, of_host, streams
+from netfold.wire import roce
 from netfold.wire.faults import RecordedPacket, RecordPacket, TapLink
 from netfold.wire.operator import QueuePairUse
 
@@ -25,8 +27,15 @@ SECONDS: Final = 1.0
 """Time after which a recording ends, whatever has passed by then."""
 LOOK: Final = 0.05
 """Seconds between looks whether all of a way has been seen."""
-MOST_PACKETS: Final = 8192
+MOST_PACKETS: Final = 1 << 16
 """Packets of folds that a recording keeps in memory, some 200 bytes of each."""
+MOST_BYTES: Final = 32 << 20
+"""Bytes of frames after which a recording ends: sooner than SECONDS where links are fast."""
+MOST_FRAMES: Final = 1 << 15
+"""Frames, a super-packet as one, after which it ends."""
+AT_ONCE: Final = 1 << 20
+"""Bytes of frames that are looked at while it goes on.  More are left until it has ended, since sockets overflow while
+nobody reads them."""
 MOST_LINKS: Final = 250
 """Links that are captured at once."""
 BUFFERS: Final = 64 << 20
@@ -35,7 +44,7 @@ SMALLEST: Final = 1 << 18
 LARGEST: Final = 1 << 22
 SEGMENTS: Final = 128
 """Segments that are taken of one super-packet, as many as the kernel puts into one of UDP (UDP_MAX_SEGMENTS)."""
-_IPV4_UDP: Final = (b"\x08\x00", 17)
+_TYPE, _PROTOCOL, _PORT = (segments.HEADER.size + at for at in (12, 23, 36))
 
 Opener = Callable[[TapLink, int], int]
 """Opens a packet socket at a link's switch end, with a buffer of so many bytes.  Raises OSError."""
@@ -93,9 +102,10 @@ def _within(found: Sequence[StreamLinks]) -> tuple[list[StreamLinks], list[TapLi
 
 def _capture(ways: PacketWays, links: Sequence[TapLink], sockets: Sequence[socket.socket]
              ) -> tuple[RecordedPacket | None, int]:
-    """Take frames until a whole way has been seen, no more have room, or the time is over.  Returns the way, and how
-    many packets came too fast."""
-    dropped = 0
+    """Capture until a whole way has been seen, there is enough, or the time is over.  Returns the way, and how many
+    packets came too fast."""
+    fresh: list[tuple[str, Received]] = []
+    frames = held = at_once = dropped = 0
     with selectors.DefaultSelector() as selector:
         for link, packets in zip(links, sockets, strict=True):
             packets.setblocking(False)
@@ -105,24 +115,33 @@ def _capture(ways: PacketWays, links: Sequence[TapLink], sockets: Sequence[socke
         while True:
             for key, _ in selector.select(LOOK):
                 assert isinstance(key.fileobj, socket.socket)
-                _read(ways, key.data, key.fileobj)
+                for each in packet_sockets.received(key.fileobj):
+                    if _is_roce(each.data):
+                        fresh.append((key.data, each))
+                        frames, held, at_once = frames + 1, held + len(each.data), at_once + len(each.data)
             now = time.monotonic()
-            if now < look and not ways.full:
+            over = now >= end or held >= MOST_BYTES or frames >= MOST_FRAMES
+            if not over and (now < look or at_once > AT_ONCE):
                 continue
-            look = now + LOOK
             dropped += sum(packet_sockets.counts(packets)[1] for packets in sockets)
+            _take(ways, fresh)
+            fresh, at_once, look = [], 0, time.monotonic() + LOOK
             best = ways.best(dropped)
-            if ways.full or now >= end or (best is not None and best[1]):
+            if over or (best is not None and best[1]):
                 return None if best is None else best[0], dropped
 
 
-def _read(ways: PacketWays, link: str, packets: socket.socket) -> None:
-    """Take what has come over one link; what is no UDP, or as no kernel makes it, is left out."""
-    at = segments.HEADER.size
-    for data, nanoseconds, outbound in packet_sockets.received(packets):
-        if (data[at + 12 : at + 14], data[at + 23] if len(data) > at + 23 else 0) != _IPV4_UDP:
-            continue
-        if ways.full:
+def _is_roce(data: bytes) -> bool:
+    """Whether a frame behind its virtio-net header is for RoCEv2's UDP port; IP options are looked at later."""
+    return (len(data) > _PORT + 2 and data[_TYPE : _TYPE + 2] == b"\x08\x00" and data[_PROTOCOL] == socket.IPPROTO_UDP
+            and int.from_bytes(data[_PORT : _PORT + 2], "big") == roce.UDP_PORT)
+
+
+def _take(ways: PacketWays, fresh: list[tuple[str, Received]]) -> None:
+    """Take frames in the order of their times, within SECONDS; what no kernel makes is left out."""
+    end = time.monotonic() + SECONDS
+    for link, (data, nanoseconds, outbound) in sorted(fresh, key=lambda each: each[1].nanoseconds):
+        if ways.full or time.monotonic() >= end:
             return
         with contextlib.suppress(struct.error, IndexError):
             for frame in itertools.islice(segments.frames(data), SEGMENTS):

@@ -172,7 +172,7 @@ class PacketWays:
     @property
     def full(self) -> bool:
         """Whether no further packet is taken."""
-        return self.packets >= self._most
+        return self.packets + self.corrupt >= self._most
 
     def take(self, frame: CapturedFrame) -> None:
         """Take a frame, or leave it out."""

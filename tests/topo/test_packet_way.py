@@ -10,6 +10,7 @@ import pytest
 
 from netfold.topo import packet_recording, segments
 from netfold.topo.fault_board import FaultRefused
+from netfold.topo.packet_sockets import Received
 from netfold.topo.packet_way import CapturedFrame, PacketWays, of_host, streams
 from netfold.wire import roce
 from netfold.wire.faults import RecordedPacket, RecordPacket, TapLink
@@ -212,6 +213,28 @@ def test_a_recording_is_bounded() -> None:
         taken.take(CapturedFrame("leaf1:1", START, False, frame(uses()[0].queue_pair, psn)))
     assert taken.full
     assert taken.packets == 3
+
+
+def test_captured_super_packets_are_taken_in_the_order_of_time() -> None:
+    """Whatever link they come from; of odd ones, as no kernel makes them, nothing is taken and nothing fails."""
+    taken = ways()
+    plain = segments.HEADER.pack(0, 0, 0, 0, 0, 0)
+    found = [(each.link, Received(plain + each.data, each.nanoseconds, each.leaves)) for each in passages(9)]
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for kind in (1, 5):
+        for length in range(14, 60):
+            odd = segments.HEADER.pack(1, kind, 0, 1, 34, 6) + found[0][1].data[10 : 10 + length]
+            found.append(("leaf1:1", Received(odd, START, False)))
+    rng.shuffle(found)
+    packet_recording._take(taken, found)
+    packet, whole = best(taken)
+    assert whole
+    assert packet.psn == 9
+    assert packet.packets == len(uses())
+    assert [packet_recording._is_roce(each.data) for _, each in found if len(each.data) > 100] == [True] * len(uses())
+    assert not packet_recording._is_roce(plain + bytes(100))
 
 
 def test_what_cannot_be_recorded_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,7 @@ export class PacketPanel {
   #show(packet) {
     const missing = packet.steps.filter((step) => step.microseconds === null).length;
     say(this.#said, `${packet.operation} of ${packet.job} over ${packet.tree} (${packet.stream}), PSN ${packet.psn}, slot ${packet.slot}`
-      + (missing ? `; ${several(missing, "step")} not seen: lost, or outside of the recording` : "; every step was seen")
+      + (missing ? `; ${several(missing, "step")} not seen: lost, outside of the recording, or too fast for it` : "; every step was seen")
       + `. Recorded ${several(packet.packets, "packet")}`
       + `${packet.dropped ? `, ${packet.dropped} came too fast` : ""}${packet.corrupt ? `, ${packet.corrupt} were corrupt` : ""}.`);
     this.#steps.replaceChildren(...packet.steps.map((step) => el("li", { class: step.microseconds === null ? "bad" : step.own ? "own" : "" },
