@@ -9,26 +9,19 @@ from __future__ import annotations
 
 import selectors
 import socket
-import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from netfold.topo import segments
+from netfold.topo import packet_sockets, segments
 from netfold.topo.pcapng import MAX_OPTION, PcapngWriter
 from netfold.wire.faults import TapLink
 from netfold.wire.operator import QueuePairUse
 
 RING_FILES: Final = 10
 """Files of a ring; the oldest goes when a new one begins."""
-BATCH: Final = 64
-"""Packets that are read from one link before it is another's turn."""
-_LARGEST: Final = 1 << 17
-_SOL_PACKET, _STATISTICS, _OUTGOING, _TIMESTAMPNS = 263, 6, 4, 35
-_TIME: Final = struct.Struct("qq")
-_COUNTS: Final = struct.Struct("II")
 
 
 def description(link: TapLink, uses: Sequence[QueuePairUse]) -> str:
@@ -163,20 +156,8 @@ class Capture:
                 each.close()
 
     def _read(self, number: int) -> None:
-        packets, count, interface = self._sockets[number], self.counts[number], self._numbers[number]
-        for _ in range(BATCH):
-            try:
-                data, control, _, address = packets.recvmsg(_LARGEST, 64)
-            except BlockingIOError:
-                return
-            except OSError:  # the interface is down, or gone with the fabric: what comes later is read later
-                return
-            stamp = time.time_ns()
-            for level, kind, value in control:
-                if level == socket.SOL_SOCKET and kind == _TIMESTAMPNS:
-                    seconds, nanoseconds = _TIME.unpack(value[:_TIME.size])
-                    stamp = seconds * 1_000_000_000 + nanoseconds
-            outbound = address[2] == _OUTGOING
+        count, interface = self.counts[number], self._numbers[number]
+        for data, stamp, outbound in packet_sockets.received(self._sockets[number]):
             frames = (data[segments.HEADER.size :],) if self._whole else segments.frames(data)
             for frame in frames:
                 self._writer.packet(interface, stamp, frame[: self._snap], len(frame), outbound=outbound)
@@ -184,9 +165,8 @@ class Capture:
 
     def _finish(self) -> None:
         for number, packets in enumerate(self._sockets):
-            received, dropped = _COUNTS.unpack(packets.getsockopt(_SOL_PACKET, _STATISTICS, _COUNTS.size))
-            # the kernel counts since it was asked last, and those that it has dropped among those received
-            self.counts[number].received += received - dropped
+            received, dropped = packet_sockets.counts(packets)
+            self.counts[number].received += received
             self.counts[number].dropped += dropped
             count = self.counts[number]
             self._writer.statistics(self._numbers[number], time.time_ns(), count.received + count.dropped,

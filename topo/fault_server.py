@@ -72,6 +72,10 @@ class FaultServer(ABC):
     def tap(self, request: faults.Tap) -> tuple[faults.Answer, Sequence[int]]:
         """The answer to a request for captures, with its open files.  Raises FaultRefused."""
 
+    @abstractmethod
+    def record(self, request: faults.RecordPacket) -> faults.RecordedPacket:
+        """The way of one packet of a host.  Raises FaultRefused."""
+
     def names(self) -> list[QueuePairUse]:
         """What queue pairs mean on the links of all planes, which are named as captures name them."""
         names: dict[str, str] = {}
@@ -95,6 +99,8 @@ class FaultServer(ABC):
                 raise FaultRefused("the fabric is not up yet, or not any more: try again", conflict=True)
             if isinstance(request, faults.Tap):
                 return self.tap(request)
+            if isinstance(request, faults.RecordPacket):
+                return self.record(request), ()
             return self._act(request), ()
         except (FaultRefused, FabricFailed) as error:
             return faults.Refused(str(error), getattr(error, "conflict", False)), ()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -19,20 +19,16 @@ from typing import Final, Self
 
 from netfold.fabric.graph import bits_per_second
 from netfold.rpc import local
-from netfold.topo import fault_targets
+from netfold.topo import fault_targets, packet_recording, packet_sockets
 from netfold.topo.fault_board import FaultRefused
 from netfold.topo.fault_plans import FaultPlans
 from netfold.topo.fault_server import FaultServer
+from netfold.topo.fault_targets import FabricLinkAt
 from netfold.topo.net import Network
 from netfold.wire import faults
 
 KEY_BYTES: Final = 24
 """Random bytes of the key in the address of the fabric's page."""
-_PACKET_VNET_HDR: Final = 15
-_SO_RCVBUFFORCE: Final = 33
-_SO_TIMESTAMPNS: Final = 35
-_SOL_PACKET: Final = 263
-_ETH_P_ALL: Final = 3
 
 
 class FaultService(FaultServer):
@@ -47,6 +43,7 @@ class FaultService(FaultServer):
                  tells: bool = True) -> None:
         super().__init__(networks, FaultPlans(networks), folder / name)
         self._tells = tells
+        self._recording = threading.Lock()
 
     def __enter__(self) -> Self:
         if self._tells:
@@ -71,29 +68,34 @@ class FaultService(FaultServer):
         files: list[int] = []
         try:
             for at in links:
-                files.append(_packet_socket(f"{at.end.node}-eth{at.end.port}", request.buffer))
+                files.append(_opened(at.name, request.buffer))
         except OSError as error:
             for file in files:
                 os.close(file)
             raise FaultRefused(f"{request.target}: the kernel gives no packet socket: {error}") from error
-        told = [faults.TapLink(at.name, f"{at.far.node}:{at.far.port}",
-                               None if at.link.rate is None else bits_per_second(at.link.rate)) for at in links]
         name = " ".join(network.fabric.name for network in self._fabrics)
-        return faults.Tapped(name, told, self.names()), files
+        return faults.Tapped(name, [_told(at) for at in links], self.names()), files
 
-
-def _packet_socket(interface: str, buffer: int) -> int:
-    """A socket that gets every frame of an interface, both ways, with a virtio-net header that says what of it is
-    still to be cut into segments.  Raises OSError."""
-    packets = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
-    try:
-        packets.setsockopt(_SOL_PACKET, _PACKET_VNET_HDR, 1)
+    def record(self, request: faults.RecordPacket) -> faults.RecordedPacket:
+        """One at a time."""
+        if not self._recording.acquire(blocking=False):
+            raise FaultRefused("a packet is being recorded already: try again", conflict=True)
         try:
-            packets.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, buffer)
-        except PermissionError:  # of an ordinary user: as much as net.core.rmem_max allows
-            packets.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-        packets.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-        packets.bind((interface, _ETH_P_ALL))
-        return packets.detach()
-    finally:
-        packets.close()
+            hosts = {host.name for network in self._fabrics for host in network.fabric.hosts}
+            if request.host not in hosts:
+                raise FaultRefused(f"{request.host!r}: expected a host of this fabric")
+            taps = [_told(at) for at in fault_targets.links(self._fabrics, "all")]
+            return packet_recording.record(request, taps, self.names(), lambda link, buffer: _opened(link.name, buffer))
+        finally:
+            self._recording.release()
+
+
+def _told(at: FabricLinkAt) -> faults.TapLink:
+    return faults.TapLink(at.name, f"{at.far.node}:{at.far.port}",
+                          None if at.link.rate is None else bits_per_second(at.link.rate))
+
+
+def _opened(end: str, buffer: int) -> int:
+    """A packet socket at a switch end, "leaf1:3".  Raises OSError."""
+    node, _, port = end.rpartition(":")
+    return packet_sockets.opened(f"{node}-eth{port}", buffer)

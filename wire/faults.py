@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages of the fault service: between a local fabric's launcher and `netfold fault`, `netfold pcap`, and the page.
 
+The page asks for faults, and for one packet's way over the links (RecordPacket).
+
 They travel over the unix socket SOCKET in the fabric's folder, one request and one answer a connection (rpc/local.py).
 """
 
@@ -155,6 +157,72 @@ class Names(Struct, frozen=True, tag=True):
     connections: list[QueuePairUse]
 
 
+class RecordPacket(Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """A request to record the way of one contribution of a host, over all links of its tree."""
+
+    host: Name
+    job: Name = ""
+    """The job to which it contributes; empty: any."""
+    tree: Name = ""
+    """Name of the tree's root switch; empty: any."""
+
+
+class Contributor(Struct, frozen=True):
+    """Whose contribution, or sum, a switch combines with the packet that is followed."""
+
+    who: str
+    """"rank 3 (h4)", or a switch."""
+    microseconds: float | None
+    """When it passed, as in PacketStep; None: it was not seen."""
+
+
+class PacketStep(Struct, frozen=True):
+    """One link of a packet's way."""
+
+    kind: Literal["contribution", "sum", "result"]
+    """What went over it: a rank's contribution or a switch's sum on their way up, or a result on its way down."""
+    link: str
+    """The link, by the switch end at which it was captured: "leaf1:3"."""
+    source: str
+    target: str
+    """The nodes that sent and received it."""
+    own: bool
+    """Whether it is on the way between the host and the root; a copy for others is not."""
+    microseconds: float | None
+    """When it passed that end, since the host's contribution did; None: it was not seen."""
+    lanes: bool
+    """Whether it carried elements; false: presence, or not seen."""
+    packets: int
+    """How often it passed: more than once where it was repeated."""
+    met: list[Contributor]
+    """With what its target combines it in the slot, on the way up."""
+
+
+class RecordedPacket(Struct, frozen=True, tag=True):
+    """The answer to RecordPacket: where one contribution went, and what became of it."""
+
+    host: str
+    who: str
+    """The rank: "rank 3 (h4)"."""
+    job: str
+    tree: str
+    stream: str
+    """"data", or "agreement"."""
+    operation: str
+    """Lane operation: SUM32."""
+    psn: int
+    slot: int
+    """The slot among those of its stream, on each switch."""
+    steps: list[PacketStep]
+    """Up to the root, then down, level by level."""
+    packets: Count
+    """Packets of folds that were recorded on the tree's links."""
+    dropped: Count
+    """Packets that came too fast to be recorded."""
+    corrupt: Count
+    """Packets with a wrong ICRC, which no switch folds."""
+
+
 class Refused(Struct, frozen=True, tag=True):
     """The answer to a request that is refused: what was wrong, what was expected, what to do."""
 
@@ -163,5 +231,5 @@ class Refused(Struct, frozen=True, tag=True):
     """Whether it would be possible without the faults that are there, or once the fabric is ready."""
 
 
-Request = Inject | Undo | Active | Tap | AskNames
-Answer = Injected | Undone | ActiveFaults | Tapped | TappedElsewhere | Names | Refused
+Request = Inject | Undo | Active | Tap | AskNames | RecordPacket
+Answer = Injected | Undone | ActiveFaults | Tapped | TappedElsewhere | Names | RecordedPacket | Refused

@@ -3,7 +3,7 @@
 
     /                 the page: static/index.html       /metrics       Prometheus' text format (metrics.py)
     /page.css, ...    files of static/                  /status        what `netfold status --json` prints
-    /faults.json, POST /fault     faults.py
+    /faults.json, POST /fault, POST /packet     faults.py
     /fabric.json, /live.json?since=SEQ, /history.json, /slots.json?switch=NAME     for the page (view.py)
 
 Nothing is read from the switches but for a request, once for all requests within MAX_AGE.
@@ -121,10 +121,11 @@ class Answers:
 
     def post(self, path: str, body: bytes) -> WebAnswer:
         """The answer to an operator's POST; called in a thread of its own.  Raises msgspec.MsgspecError."""
-        if path != "/fault":
-            return WebAnswer(HTTPStatus.NOT_FOUND, "text/plain", b"POST: there is /fault\n")
-        done = self._sources.faults.inject(body)
-        return WebAnswer(done.status, JSON, msgspec.json.encode({"text": done.text}))
+        if path not in ("/fault", "/packet"):
+            return WebAnswer(HTTPStatus.NOT_FOUND, "text/plain", b"POST: there are /fault and /packet\n")
+        done = self._sources.faults.record(body) if path == "/packet" else self._sources.faults.inject(body)
+        return WebAnswer(done.status, JSON, msgspec.json.encode(
+            {"text": done.text} if done.packet is None else done.packet))
 
     def get(
         self, path: str, query: Mapping[str, str], run: Callable[[Awaitable[Any]], Any], *, operator: bool = True

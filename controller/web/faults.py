@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults by the page: requests that it forwards to the fault service of a local fabric's launcher (wire/faults.py).
+"""Faults and recorded packets by the page: requests that it forwards to the fault service of a local fabric's launcher
+(wire/faults.py).
 
 There is one only where the launcher of the fabric serves it, on a unix socket of this user alone; the page's own caller
 must be the operator, which serve.py sees to.
@@ -42,12 +43,21 @@ class FaultUndo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     undo: Annotated[int, msgspec.Meta(ge=1, lt=2**31)] | None
 
 
+class PacketRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /packet: records a packet's way, in the words of wire.faults.RecordPacket."""
+
+    host: str
+    job: str = ""
+    tree: str = ""
+
+
 class FaultOutcome(NamedTuple):
-    """What came of a request: an HTTP status, and a sentence or the list of faults."""
+    """What came of a request: an HTTP status, and a sentence, the list of faults or a packet's way."""
 
     status: HTTPStatus
     text: str
     faults: wire.ActiveFaults | None = None
+    packet: wire.RecordedPacket | None = None
 
 
 class FaultForwarder:
@@ -108,6 +118,24 @@ class FaultForwarder:
             case wire.Refused() as refused:
                 status = HTTPStatus.CONFLICT if refused.conflict else HTTPStatus.BAD_REQUEST
                 return FaultOutcome(status, refused.why)
+            case other:
+                return FaultOutcome(HTTPStatus.SERVICE_UNAVAILABLE, f"the fault service answered {other!r}")
+
+    def record(self, body: bytes) -> FaultOutcome:
+        """Record the way of a packet as the body of a POST asks; raises msgspec.ValidationError and DecodeError for one
+        that does not."""
+        said = msgspec.json.decode(body, type=PacketRequest)
+        if self._path is None:
+            return FaultOutcome(HTTPStatus.CONFLICT,
+                                "packets are recorded on a fabric of this machine alone, one that netfold up --topo, "
+                                "run --topo or demo has started: not on one over several machines, nor on switches "
+                                "that were there already")
+        asked = msgspec.convert({"type": "RecordPacket", **msgspec.structs.asdict(said)}, type=wire.RecordPacket)
+        match self._ask(self._path, asked):
+            case wire.RecordedPacket() as packet:
+                return FaultOutcome(HTTPStatus.OK, "", packet=packet)
+            case wire.Refused() as refused:
+                return FaultOutcome(HTTPStatus.CONFLICT if refused.conflict else HTTPStatus.BAD_REQUEST, refused.why)
             case other:
                 return FaultOutcome(HTTPStatus.SERVICE_UNAVAILABLE, f"the fault service answered {other!r}")
 

@@ -4,7 +4,7 @@
 It is http.server of the standard library with a thread for each connection, so that drawing a large fabric does not
 delay the controller's loop; only what comes from the controller runs in that loop.  If the fabric has tokens, the
 viewer's (or the operator's) is the password, with any user name.  If it has none, everybody who reaches the page may
-look, and whoever has its address from the launcher, with the key in it, may inject faults.
+look, and whoever has its address from the launcher, with the key in it, may inject faults and record packets.
 """
 
 from __future__ import annotations

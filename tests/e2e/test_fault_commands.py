@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from netfold.rpc import local
+from netfold.wire import faults
 from netfold.wire.faults import FAULTS_VARIABLE, SOCKET
 from support import needs
 from support.pages import invoked
@@ -23,6 +25,8 @@ pytestmark = [pytest.mark.netns, pytest.mark.needs("namespaces", "mininet"), pyt
 NETFOLD = [sys.executable, "-m", "netfold.cli"]
 ROUNDS = 1_000_000
 """More than there is time for: the job ends when it is told to."""
+ASKED = 20
+"""Recordings of which one at least sees a whole way, however busy the machine."""
 
 
 def netfold(*words: str) -> str:
@@ -122,3 +126,37 @@ def test_a_capture_names_what_each_packet_is(fabric: subprocess.Popen[str], tmp_
     assert {"contribution", "result"} <= roles
     named = [layers for layers in found if layers.get("netfold.job") == ["run"]]
     assert {tree for layers in named for tree in layers["netfold.tree"]} >= {"spine1", "spine2"}
+
+
+def test_a_packet_is_recorded_on_its_whole_way(fabric: subprocess.Popen[str]) -> None:
+    """As the page asks for it: a contribution of h3 to the tree over spine2, each link up and each result down, in the
+    order of cause and effect.  What is no host of the job has no way."""
+    path = Path(os.environ[FAULTS_VARIABLE])
+    rounds(fabric, 5)
+
+    def ask(host: str, tree: str) -> faults.Answer:
+        answer: faults.Answer
+        answer, files = local.call(path, faults.RecordPacket(host, "", tree), faults.Answer, 20.0)
+        assert not files
+        return answer
+
+    for _ in range(ASKED):
+        packet = ask("h3", "spine2")
+        assert isinstance(packet, faults.RecordedPacket), packet
+        times = [step.microseconds for step in packet.steps if step.own]
+        seen = [time for time in times if time is not None]
+        if len(seen) == len(times) and seen == sorted(seen):
+            break
+        rounds(fabric, 1)
+    else:
+        raise AssertionError(f"none of {ASKED} recordings has a whole way: {packet}")
+    assert (packet.host, packet.who, packet.job, packet.tree) == ("h3", "rank 2 (h3)", "run", "spine2")
+    assert [(step.source, step.target) for step in packet.steps if step.own] == [
+        ("h3", "leaf2"), ("leaf2", "spine2"), ("spine2", "leaf2"), ("leaf2", "h3")]
+    assert {step.target for step in packet.steps if step.kind == "result"} == {"leaf1", "leaf2", "h1", "h2", "h3", "h4"}
+    assert times[0] == 0
+    for host, tree, why in (("h9", "spine2", "expected a host"), ("h3", "leaf1", "no job folds")):
+        refused = ask(host, tree)
+        assert isinstance(refused, faults.Refused)
+        assert why in refused.why
+    rounds(fabric, 3)

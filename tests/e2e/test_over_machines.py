@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from netfold.rpc import local
+from netfold.wire import faults
 from support.machines import Machines
 from support.pages import invoked
 from support.slurm_machines import SlurmMachines
@@ -180,6 +182,9 @@ def test_faults_and_captures_reach_other_machines(tmp_path: Path) -> None:
             assert len(content) > 20_000
             netfold("pcap", "all", "-w", str(tmp_path / "all.pcapng"), "--for", "200ms", "--fabric", str(file.parent))
             assert len(list(tmp_path.glob("all-10.99.0.*.pcapng"))) == 3
+            refused, _ = local.call(file.parent / faults.SOCKET, faults.RecordPacket("h1"), faults.Answer, SECONDS)
+            assert isinstance(refused, faults.Refused)
+            assert "several machines" in refused.why
             ring = ["--ring", "1MB", "--fabric", str(file.parent)]
             assert "expected no ring" in netfold("pcap", "leaf1", *ring, status=2)
             assert "expected kill or restart" in fault("stop", "controller", status=2)

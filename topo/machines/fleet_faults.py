@@ -199,6 +199,12 @@ class FleetFaults(FaultServer):
                 any(self._fleet.machine_of(end.node) == machine for end in at.link.ends) for at in links))
             for machine in machines]), ()
 
+    def record(self, request: faults.RecordPacket) -> faults.RecordedPacket:
+        """Refused: clocks of several machines do not tell microseconds between links."""
+        raise FaultRefused(f"{request.host}: the fabric runs over several machines, whose clocks differ by more than a "
+                           "packet takes: only a fabric on one machine records a packet's way; `netfold pcap` captures "
+                           "here too", conflict=True)
+
     def _command(self, machine: str, target: str) -> list[str]:
         folder, line, python = self._fleet.place_of(machine)
         return attach.command(line, [

@@ -5,7 +5,10 @@ import { heat } from "./colours.js";
 import { keyed, put, say, svg } from "./dom.js";
 import { bits, nodeOf } from "./format.js";
 import { cable, fullRate, MOST_LINES, place, utilisation } from "./layout.js";
-import { trees, way } from "./routes.js";
+import { hops, trees, way } from "./routes.js";
+
+/** Seconds between two links of a recorded packet's way. */
+const LIT_AFTER = 0.3;
 
 export class Drawing {
   #parent;
@@ -24,8 +27,9 @@ export class Drawing {
     this.#palette = palette;
     this.#links = svg("g", { class: "links" });
     this.#followed = svg("g", { class: "followed" });
+    this.#recorded = svg("g", { class: "recorded" });
     this.#nodes = svg("g", { class: "nodes" });
-    this.#svg = svg("svg", { role: "group", "aria-label": "The fabric" }, this.#links, this.#followed, this.#nodes);
+    this.#svg = svg("svg", { role: "group", "aria-label": "The fabric" }, this.#links, this.#followed, this.#recorded, this.#nodes);
     parent.append(this.#svg);
     new ResizeObserver(() => this.update()).observe(parent);
   }
@@ -35,6 +39,8 @@ export class Drawing {
   #links;
 
   #followed;
+
+  #recorded;
 
   #nodes;
 
@@ -51,6 +57,7 @@ export class Drawing {
     }
     this.#drawLinks(fabric, live);
     this.#drawFollowed(fabric, live);
+    this.#drawRecorded(fabric);
     this.#drawNodes(fabric, live);
   }
 
@@ -116,6 +123,25 @@ export class Drawing {
         beside.set(one.link, (beside.get(one.link) || 0) + 1);
         put(node, { d, class: "tree" });
         node.style.stroke = this.#palette.of(one.job, one.number);
+      });
+  }
+
+  /** The way of the recorded packet: up beside each link on one side and down on the other, lit one after the other. */
+  #drawRecorded(fabric) {
+    const packet = this.#store.recorded;
+    const links = new Map(fabric.links.flatMap((link) => [[link.a, link], [link.b, link]]));
+    keyed(this.#recorded, packet ? hops(packet) : [],
+      ({ number }) => `${packet.tree} ${packet.psn} ${number}`, ({ level }) => {
+        const node = svg("path", {}, svg("title"));
+        node.style.animationDelay = `${(level * LIT_AFTER).toFixed(2)}s`;
+        return node;
+      }, (node, { step }) => {
+        const link = links.get(step.link);
+        const d = link && this.#cable(link, step.kind === "result" ? 5 : -5);
+        if (!d) return;
+        put(node, { d, class: `hop ${step.kind}${step.microseconds === null ? " missed" : step.own ? " own" : ""}`,
+          "data-hop": `${step.source} ${step.target}` });
+        say(node.firstElementChild, `${step.source} to ${step.target}: ${step.kind}`);
       });
   }
 

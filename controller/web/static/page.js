@@ -8,6 +8,7 @@ import { Drawing } from "./drawing.js";
 import { FaultPanel } from "./faults.js";
 import { ask, Feed } from "./feed.js";
 import { clock, duration, several } from "./format.js";
+import { PacketPanel } from "./packet.js";
 import * as panels from "./panels.js";
 import { Store } from "./store.js";
 
@@ -15,6 +16,7 @@ const THEMES = ["auto", "dark", "light"];
 const store = new Store();
 const palette = new Palette();
 const drawing = new Drawing(by("drawing"), store, palette);
+const packet = new PacketPanel(store);
 const feed = new Feed(store, told);
 let faults = null;
 let heatOf = "";
@@ -40,8 +42,9 @@ function told(fresh) {
 function draw() {
   if (!store.fabric || !store.live) return;
   panels.drawHeadline(by("headline"), by("figures"), store.live);
-  drawing.update();
   panels.drawDetails(by("details-body"), by("details-title"), store);
+  packet.update(by("details-body").querySelector(".recorder"));
+  drawing.update();
   panels.drawJobs(by("jobs-body"), store, palette);
   panels.drawEvents(by("events-body"), store);
   panels.drawSwitches(by("switches-body"), store);

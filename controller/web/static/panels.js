@@ -161,7 +161,7 @@ export function drawDetails(parent, title, store) {
   let list = parent.querySelector("dl");
   if (!list) {
     list = el("dl", { class: "rows" });
-    parent.replaceChildren(list, el("div", { class: "heat" }));
+    parent.replaceChildren(list, el("div", { class: "recorder" }), el("div", { class: "heat" }));
   }
   keyed(list, found.rows.map(([name, value], number) => ({ name, value, number })), (row) => `${row.number} ${row.name}`,
     (row) => el("div", {}, el("dt", {}, row.name), el("dd")), (node, row) => say(node.lastElementChild, row.value));

@@ -43,6 +43,18 @@ export function way(fabric, tree, host) {
   return steps;
 }
 
+/** The steps of a recorded packet with their levels: 0 for the first link, then up one by one, and down side by side. */
+export function hops(packet) {
+  const levels = new Map();
+  let top = -1;
+  return packet.steps.map((step, number) => {
+    const level = step.kind === "result" ? 1 + (levels.get(step.source) ?? top) : number;
+    if (step.kind === "result") levels.set(step.target, level);
+    else top = level;
+    return { step, number, level };
+  });
+}
+
 /** How many children a switch folds in a tree: hosts and switches below it. */
 export function children(fabric, tree, name) {
   const up = tree.root === name ? 0 : 1;

@@ -17,6 +17,9 @@ export class Store {
   /** {kind: "switch"|"link"|"host"|"job"|"tree"|"paths", ...} or null. */
   selected = null;
 
+  /** The way of a packet that was recorded for the selected host, as POST /packet answers; null: none. */
+  recorded = null;
+
   #listeners = [];
 
   onChange(listener) {

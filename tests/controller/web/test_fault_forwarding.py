@@ -123,6 +123,34 @@ def test_without_tokens_only_the_keys_holder_injects(tmp_path: Path, known: str,
     run(story())
 
 
+@pytest.mark.parametrize(("said", "body", "status"), [
+    ("key", {"host": "h1", "job": "j", "tree": "spine1"}, 200), ("key", {"host": "h9"}, 409),
+    ("key", {"hosts": "h1"}, 400), ("key", {"host": "h" * 256}, 400),
+    ("", {"host": "h1"}, 403), ("kex", {"host": "h1"}, 403)])
+def test_a_packet_is_recorded_for_the_keys_holder_alone(
+    tmp_path: Path, said: str, body: dict[str, str], status: int
+) -> None:
+    """By the rule of the faults, since a recording reads traffic; the answer is the way, or why there is none."""
+    way = wire.RecordedPacket("h1", "rank 0 (h1)", "j", "spine1", "data", "SUM32", 7, 7, [], 3, 0, 0)
+    service = Service(way if status == 200 else wire.Refused("nothing passed", conflict=True))
+
+    async def story() -> None:
+        fabric = leafspine(1, 0, 1, rundir=tmp_path)
+        forwarder = FaultForwarder(Path("/nowhere"), call=service, key="key")
+        server = serve.Web(Sources(fabric, nobody, faults=forwarder), Callers(fabric))
+        url = server.start("127.0.0.1:0")
+        headers = {"Authorization": f"Bearer {said}"} if said else {}
+        try:
+            code, text = await asyncio.to_thread(post, f"{url}/packet", json.dumps(body).encode(), **headers)
+        finally:
+            await server.stop()
+        assert code == status, text
+        assert service.requests == ([wire.RecordPacket(**body)] if status in (200, 409) else [])
+        assert {200: '"psn":7', 409: "nothing passed"}.get(code, "") in text
+
+    run(story())
+
+
 def test_a_body_without_length_or_end_is_no_request(tmp_path: Path) -> None:
     """No length, several, chunks, more than is allowed: answered at once, without reading it."""
     heads = {"": b"411", "Content-Length: 1\r\nContent-Length: 2\r\n": b"411", "Transfer-Encoding: chunked\r\n": b"411",
@@ -172,9 +200,13 @@ def test_without_a_service_nothing_is_injected(monkeypatch: pytest.MonkeyPatch, 
     none = FaultForwarder.of_environment()
     assert not none.is_there
     assert none.inject(json.dumps(KILL).encode()).status == 409
+    refused = none.record(b'{"host": "h1"}')
+    assert refused.status == 409
+    assert "on a fabric of this machine alone" in refused.text
     monkeypatch.setenv(wire.FAULTS_VARIABLE, str(tmp_path / "gone.sock"))
     gone = FaultForwarder.of_environment()
     assert gone.is_there
     assert gone.inject(json.dumps(KILL).encode()).status == 409
+    assert gone.record(b'{"host": "h1"}').status == 409
     assert "gone.sock" in gone.active().text
     assert faults.TIMEOUT < serve.TIMEOUT

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -69,17 +70,40 @@ def live(**changes: Any) -> view.Live:
     return msgspec.structs.replace(state, **changes)
 
 
+CLICKS = b"""
+const shown = async (selector) => {
+  let found = null;
+  while (!(found = document.querySelector(selector))) await new Promise((resolve) => { setTimeout(resolve, 10); });
+  return found;
+};
+(await shown('[data-node="h1"]')).dispatchEvent(new MouseEvent("click", { bubbles: true }));
+(await shown(".packet button")).click();
+"""
+"""A script that a viewer's two clicks stand in: on host h1, and on the button that records a packet."""
+
+
 @contextmanager
-def served(state: view.Live, fabric: Fabric = FABRIC) -> Iterator[str]:
+def served(state: view.Live, fabric: Fabric = FABRIC, packet: wire.RecordedPacket | None = None) -> Iterator[str]:
     """The page's files and a fixed state at the URL that this yields, with the real server's headers.  Faults are
-    offered to who says "the-key"."""
+    offered to who says "the-key", and so is a recorded packet, which is clicked for where there is one."""
     bodies = {
+        "/clicks.js": CLICKS,
         "/faults.json": msgspec.json.encode(wire.ActiveFaults("lab", [], True)),
         "/live.json": msgspec.json.encode(state),
         "/history.json": msgspec.json.encode(view.HistoryView(1.0, [], [], [], [], [], {})),
     }
 
     class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            said = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked = (self.path, said.get("host"), said.get("tree"), self.headers["Authorization"])
+            known = asked == ("/packet", "h1", "spine1", "Bearer the-key")
+            body = msgspec.json.encode(packet if known else {"text": f"not for {asked}"})
+            self.send_response(200 if known else 403)
+            self.send_header("Content-Type", answers.JSON)
+            self.end_headers()
+            self.wfile.write(body)
+
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             name = "index.html" if path == "/" else path[1:]
@@ -88,6 +112,8 @@ def served(state: view.Live, fabric: Fabric = FABRIC) -> Iterator[str]:
                 body = msgspec.json.encode(view.of_fabric(fabric, faults=offered))
             else:
                 body = bodies.get(path) or (answers.STATIC / name).read_bytes()
+            if path == "/" and packet is not None:
+                body = body.replace(b"</head>", b'<script type="module" src="clicks.js"></script></head>')
             self.send_response(200)
             self.send_header("Content-Type", answers.TYPES[Path(name).suffix])
             for header in HEADERS.items():
@@ -171,3 +197,40 @@ def test_a_browser_draws_a_torus_as_a_grid(width: int) -> None:
             assert name == other or abs(x - x2) >= (w + w2) / 2 or abs(y - y2) >= (h + h2) / 2, (name, other)
     around = re.findall(r'<path[^>]*\bd="M[\d.]+ [\d.]+[hv]-\d+M', document)
     assert len(around) == 3 + 4, "one for each row and each column"
+
+
+@pytest.mark.needs("chromium")
+@pytest.mark.parametrize("key", ["#key=the-key", ""])
+def test_a_browser_shows_a_recorded_packet_link_by_link(key: str) -> None:
+    """Two clicks later the steps are listed with times, and drawn in order; a step that was not seen is told, and names
+    stay text.  Without the key there is the reason, and no step."""
+    up = [wire.PacketStep("contribution", "leaf1:1", "h1", "leaf1", True, 0.0, True, 1,
+                          [wire.Contributor(f"rank 1 ({HOSTILE})", -12.5)]),
+          wire.PacketStep("sum", "leaf1:3", "leaf1", "spine1", True, 15.25, True, 2, [wire.Contributor("leaf2", None)])]
+    down = [wire.PacketStep("result", "leaf1:3", "spine1", "leaf1", True, 31.0, True, 1, []),
+            wire.PacketStep("result", "leaf1:1", "leaf1", "h1", True, None, False, 0, []),
+            wire.PacketStep("result", "leaf1:2", "leaf1", "h2", False, 44.0, False, 1, [])]
+    packet = wire.RecordedPacket("h1", "rank 0 (h1)", HOSTILE, "spine1", "data", "SUM32", 70, 6, up + down, 40, 3, 0)
+    host = next(number for number, link in enumerate(FABRIC.links) if "h1:" in f"{link.a} {link.b}")
+    spine = next(number for number, link in enumerate(FABRIC.links)
+                 if {"leaf1", "spine1"} == {end.rpartition(":")[0] for end in (link.a, link.b)})
+    (job,) = live().jobs
+    job = msgspec.structs.replace(job, trees=[view.TreeLive("spine1", 1.0, [spine, host], [host])])
+    with served(live(jobs=[job]), packet=packet) as url:
+        document = browser.dump(f"{url}{key}")
+    said = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", document))
+    hops = re.findall(r'<path[^>]*class="(hop[^"]*)"[^>]*data-hop="([^"]*)"', document)
+    if not key:
+        assert "not for (" in said
+        assert not hops
+        return
+    assert "PSN 70, slot 6; 1 step not seen" in said
+    assert "Recorded 40 packets, 3 came too fast." in said
+    for step in ("+0.0 µs h1 → leaf1 contribution of rank 0 (h1)",
+                 "+15.3 µs leaf1 → spine1 sum of leaf1, passed 2 times",
+                 "in slot 6 of spine1 with leaf2 not seen", "– leaf1 → h1 result: not seen",
+                 "+44.0 µs leaf1 → h2 result without elements (presence)"):
+        assert step in said, step
+    assert [hop for _, hop in hops] == ["h1 leaf1", "leaf1 spine1", "spine1 leaf1", "leaf1 h1", "leaf1 h2"]
+    assert [kind for kind, hop in hops if hop == "leaf1 h1"] == ["hop result missed"]
+    assert len(re.findall("<img", document)) == 1, "the page's own icon alone"
