@@ -134,8 +134,10 @@ class Controller:
                 s.name, partial(connect or self._connect, s), on_change=self._changed.set,
                 on_found=partial(self._adoption.reserve, s.name), on_superseded=self._on_superseded,
             )
-        self.liveness = Liveness(fabric, self._targets, self._changed.set, self.events.note)
         self.drains = Drains(fabric)
+        self.liveness = Liveness(
+            fabric, self._targets, self._changed.set, self.events.note, drained=lambda: self.drains.links,
+        )
         self.steering = Steering(fabric, self.drains)
         self._tasks: list[asyncio.Task[None]] = []
         self._allocator = allocator

@@ -47,17 +47,19 @@ class Liveness:
     targets  the switches by name
     changed  is called whenever something may have gone down or come up
     note     records what went down and came up
+    drained  returns the numbers of links that are drained
     """
 
     def __init__(
-        self, fabric: Fabric, targets: Mapping[str, Target], changed: Callable[[], None], note: Note = unnoted
+        self, fabric: Fabric, targets: Mapping[str, Target], changed: Callable[[], None], note: Note = unnoted,
+        drained: Callable[[], Collection[int]] = tuple,
     ) -> None:
         self._fabric = fabric
         self._targets = targets
         self._changed = changed
         self._links = Links(fabric)
         self._excuses = Excuses(targets, self._links)
-        self._silent = SilentLinks(targets, self._links)
+        self._silent = SilentLinks(targets, self._links, drained)
         self._damping = FlapDamping(fabric.steady)
         self._recheck: asyncio.TimerHandle | None = None
         self._miswired: set[str] = set()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from netfold.controller.health.links import Direction, Links
@@ -32,11 +32,17 @@ COUNT_TIMEOUT: Final = 0.1
 
 
 class SilentLinks:
-    """Counts the missing probes of suspect links whose both ends are in time."""
+    """Counts the missing probes of suspect links whose both ends are in time.
 
-    def __init__(self, targets: Mapping[str, Target], links: Links) -> None:
+    drained  returns the numbers of links that are drained: no packet of ours is sent over them as a witness
+    """
+
+    def __init__(
+        self, targets: Mapping[str, Target], links: Links, drained: Callable[[], Collection[int]] = tuple
+    ) -> None:
         self._targets = targets
         self._links = links
+        self._drained = drained
         self.late = False
         """Whether a witness was late with one of the last probes."""
         self._at: defaultdict[str, list[int]] = defaultdict(list)
@@ -51,7 +57,7 @@ class SilentLinks:
 
     def witnesses(self, suspects: Collection[int]) -> set[int]:
         """Other links at the ends of these, to be probed with them."""
-        unfit = self._links.down() | set(suspects)
+        unfit = {*self._links.down(), *suspects, *self._drained()}
         found: set[int] = set()
         for node in {end.node for number in suspects for end in self._links.ends(number, 0)}:
             found.update([n for n in self._at[node] if n not in unfit and self._can_answer(n)][:WITNESSES])

@@ -31,6 +31,8 @@ class Stop:
 
     def close(self) -> None:
         """Ignores further signals: the process is ending."""
+        for number in _SIGNALS:  # also while the interpreter ends, which takes back what it has set itself
+            signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(self._before)
         self._arrived.close()
         self._arriving.close()

@@ -207,7 +207,8 @@ class Fleet(Lifecycle):
         return "\n".join(lines)
 
     def start_controller(self) -> None:
-        """Start the controller on the first machine and wait until it serves jobs.  Raises ControllerFailed."""
+        """Start the controller on the first machine and wait until it serves jobs.  Raises ControllerFailed, and
+        FabricFailed where a machine is lost while the fabric starts."""
         first = self._members[0]
         assert first.ready is not None
         command = attach.command(str(self._line(first)), [
@@ -227,6 +228,9 @@ class Fleet(Lifecycle):
             patience = min(1.5 * patience, CONTROLLER_SECONDS / 4)
             if not self.is_up:  # else whoever watches the fabric checks
                 self.check()
+                if lost := [member.name for member in self._members if member.lost]:
+                    raise FabricFailed(f"machine {', '.join(lost)} was lost while the fabric started, see above: the "
+                                       "fabric ends")
             if time.monotonic() - started > CONTROLLER_SECONDS:
                 raise ControllerFailed(self._controller_failure(f"does not answer after {CONTROLLER_SECONDS:g} s"))
             with contextlib.suppress(subprocess.TimeoutExpired):

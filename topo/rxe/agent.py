@@ -91,7 +91,9 @@ class Agent:
         self._send(0, Kind.READY, ready)
         while True:
             for key, _ in self._selector.select(every):
-                if key.fd in self._selector.get_map():  # not closed by what was served before it
+                now = self._selector.get_map().get(key.fd)
+                # not closed by what was served before it, nor the number of another file by now
+                if now is not None and now.data is key.data:
                     key.data()
             if every is not None:
                 self.look()

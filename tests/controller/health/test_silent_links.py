@@ -91,6 +91,17 @@ def test_a_switch_that_is_down_makes_no_silent_link_slower_to_find(dark: bool) -
     assert looks == [set()] * (net.fabric.misses - 1) + [{cut}]
 
 
+def test_a_drained_link_is_no_witness() -> None:
+    """An operator works on it, and no probe is sent over it because of others."""
+    net = Fabric22(spines=3)
+    drained = net.number("leaf1", "spine2")
+    net.silent = SilentLinks(net.targets, net.links, lambda: {drained})
+    cut = net.number("leaf1", "spine1")
+    assert drained not in net.silent.witnesses({cut})
+    looks = [net.tick({cut}, {(cut, 0), (cut, 1)}) for _ in range(net.fabric.misses)]
+    assert looks == [set()] * (net.fabric.misses - 1) + [{cut}]
+
+
 def test_no_link_is_judged_while_witnesses_are_late() -> None:
     """A switch or a controller that is late with one may be so with all."""
     net = Fabric22()
