@@ -7,6 +7,7 @@ and have arrived at its receiver's.  And where one of the witnesses, which are o
 with a probe, all begin to count anew, since any may be.  Where as many in a row are missing as take a link down, the
 receiving switch is asked how many packets have come in at that port since the first one was missing: if there were
 any, the link is slow or loses some.  Whatever is not decided here is by the usual count of probes (liveness.py).
+A link on which a packet takes longer than all of these probes, 50 ms by default, counts as one that swallows.
 """
 
 from __future__ import annotations
