@@ -161,3 +161,36 @@ def test_a_connection_to_nobody_is_closed(guest: Guest) -> None:
         client.settimeout(SECONDS)
         client.connect(str(guest.inside))
         assert client.recv(1) == b""
+
+
+REUSED = """
+import os, socket
+from netfold.topo.rxe.agent import Agent
+
+line, outside = socket.socketpair()
+agent = Agent(line.fileno(), [])
+closing, to_closing = socket.socketpair()
+closed, to_closed = socket.socketpair()
+fresh, to_fresh = socket.socketpair()
+
+def close():
+    number = closed.fileno()
+    for file in (closing, closed):
+        agent._selector.unregister(file)
+    closed.close()
+    agent._watch(socket.socket(fileno=os.dup2(fresh.fileno(), number)), lambda: print("the new one"))
+    outside.shutdown(socket.SHUT_WR)
+
+agent._watch(closing, close)
+agent._watch(closed, lambda: print("the closed one"))
+to_closing.send(b"first")
+to_closed.send(b"second")
+agent.serve()
+"""
+
+
+def test_an_event_of_a_closed_file_reaches_nobody_who_has_its_number_now() -> None:
+    """Of two that are ready at once the first closes the second, whose number another one gets."""
+    run = subprocess.run([sys.executable, "-c", REUSED], capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert run.stdout == ""
+    assert "Error" not in run.stderr
