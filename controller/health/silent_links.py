@@ -45,7 +45,7 @@ class SilentLinks:
         self._links = links
         self._drained = drained
         self.late = False
-        """Whether a witness was late with one of the last probes."""
+        """Whether, after the last round of probes, one of the witnesses' probes had not arrived in time."""
         self._at: defaultdict[str, list[int]] = defaultdict(list)
         """Numbers of the probed links at each switch."""
         for number in sorted(links.probed):
@@ -65,14 +65,14 @@ class SilentLinks:
         return found
 
     def _can_answer(self, number: int) -> bool:
-        """Whether both ends of a link are at switches that are up, and neither port is known to be down."""
+        """Whether a probe over this link can arrive: both switches are up, and neither port is known to be down."""
         ends = ((self._targets[end.node], end.port) for end in self._links.ends(number, 0))
         return all(target.is_up and port not in target.ports_down for target, port in ends)
 
     async def find(
         self, suspects: Collection[int], witnesses: Collection[int], before: Mapping[Direction, int]
     ) -> set[int]:
-        """Those of the suspect links that swallow everything one way or both.
+        """The numbers of those suspect links that let no packet through, in one direction or in both.
 
         witnesses  the other links that were probed with them
         before     probes that had arrived when the last ones were sent
@@ -108,7 +108,10 @@ class SilentLinks:
         return senders, receivers
 
     def _judge(self, direction: Direction, count: int | None) -> bool:
-        """Whether a direction swallows everything, of which so many packets have come in at the receiving port."""
+        """Whether a direction of a link lets no packet through.
+
+        count  packets that have come in at its receiving port so far; None: the switch does not say
+        """
         if count is not None and self._missing[direction] == 1:
             self._came_in[direction] = count
         elif count is None or count != self._came_in.get(direction):

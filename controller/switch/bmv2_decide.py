@@ -52,7 +52,7 @@ def decide(program: Node, widths: Widths) -> None:
 
 
 def _fixed(table: Node) -> bool:
-    """Whether nothing can change a table, and one thing follows whatever it finds."""
+    """Whether a table's entries are constants of the program, and the same node follows whichever of them is hit."""
     entry = table.get("default_entry") or {}
     return (bool(table.get("entries")) and bool(entry.get("action_entry_const"))
             and not table["with_counters"] and not table["direct_meters"]

@@ -106,7 +106,7 @@ class _Copies:
                     known.setdefault(json.dumps(value, sort_keys=True), to["value"])
 
     def _undone(self, place: int) -> bool:
-        """Whether the primitive was a copy that nobody needs, and is out."""
+        """Takes out the primitive at this place where its readers can read its source; returns whether it did."""
         primitive = self._primitives[place]
         if primitive["op"] != "assign" or primitive["parameters"][1]["type"] not in ("field", "hexstr"):
             return False
@@ -167,7 +167,7 @@ def widths(program: Node) -> dict[Name, int]:
 
 
 def _temporary(name: Name) -> bool:
-    """Whether a field is one that p4c made for a value within a step."""
+    """Whether p4c made this field to hold an intermediate value within one action."""
     header, field = name
     return (header == "scalars" and field.startswith("tmp")) or (field.startswith("f") and "_tmp" in header)
 
@@ -312,7 +312,7 @@ def _share(program: Node) -> None:
 
 
 def _written_before_read(primitives: list[Node], inputs: dict[str, Any], name: Name) -> bool:
-    """Whether an action writes a field, in a straight line, before it reads it."""
+    """Whether an action writes this field before it reads it, with no jump that could lead between the two."""
     written = False
     targets = _targets(primitives)
     for place, primitive in enumerate(primitives):
