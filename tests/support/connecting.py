@@ -9,16 +9,25 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import msgspec
+import pytest
 
+from netfold.controller.switch import tables
+from netfold.controller.switch.entities import Entry
 from netfold.fabric.generate import leafspine
 from netfold.wire import roce
 from netfold.wire.jobs import Connect, Connected, OwnPairs, Plan, Resume
-from support.jobs import Rig, rig
-from support.recovery import resume
+from support.controller import until
+from support.jobs import Code, Rig, rig
+from support.recovery import restart, resume
 
 FIRST_QP = 17
 """The first queue pair of rdma_rxe."""
+ALL_RC = ["rc"] * 4
+"""Kinds of a job's ranks, all with NICs."""
+MIXED = ["windowed", "rc", "windowed", "rc"]
+"""Kinds of a job's ranks, half of them with NICs."""
 
 
 @asynccontextmanager
@@ -71,3 +80,30 @@ def resuming(plan: Plan, ahead: int = 0, **changes: Any) -> Resume:
     data = [stream for tree in plan.trees for stream in (tree.data, tree.agreement)]
     missing = {place: (stream.psn + ahead) & roce.PSN_MASK for place, stream in enumerate(data)}
     return Resume(plan.job, plan.rank, plan.epoch, missing, changes.pop("timeout", 30.0), plan.rank_secret, **changes)
+
+
+async def refused(call: asyncio.Task[Any]) -> tuple[Code, str]:
+    """The code and words of a refusal that a task waits for."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code(), caught.value.details() or ""
+
+
+def rc_entries(r: Rig, name: str) -> list[dict[str, Any]]:
+    """Key and parameters of each entry for contributions of a NIC on a switch."""
+    return [{**dict(e.key), **dict(e.params)} for e in r.switches[name].state.values()
+            if isinstance(e, Entry) and e.action == tables.CONTRIBUTION_RC]
+
+
+async def empty(r: Rig) -> None:
+    """Wait until nothing of any job is left, on switches that are back."""
+    for name, switch in r.switches.items():
+        if switch.unreachable:
+            restart(r, name)
+    await until(r.base_only)
+    await until(lambda: set(r.controller._allocator.used().values()) == {0})
+
+
+def ip(address: str) -> int:
+    """An IPv4 address as a number."""
+    return int.from_bytes(bytes(map(int, address.split("."))), "big")
