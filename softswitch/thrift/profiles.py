@@ -10,8 +10,8 @@ from softswitch.engine.entities import DoAction, Group
 from softswitch.engine.errors import AlreadyExists, EngineError, FailedPrecondition, NotFound, ResourceExhausted
 from softswitch.engine.program_info import ActionInfo, ProfileInfo, TableInfo
 from softswitch.p4runtime.context import Context
+from softswitch.thrift.entry_structs import pack_params, shortest, signed
 from softswitch.thrift.switch import STANDARD, Switch, fail_table
-from softswitch.thrift.tables import pack_params, shortest, signed
 
 
 def _lowest_free(used: Iterable[int]) -> int:

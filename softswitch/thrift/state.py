@@ -10,8 +10,8 @@ from softswitch.engine.entities import Count
 from softswitch.engine.errors import OutOfRange, ResourceExhausted
 from softswitch.engine.program_info import MeteringInfo, Named, RegisterInfo, ValueSetInfo, pack_key
 from softswitch.p4runtime.context import Context
+from softswitch.thrift.entry_structs import count_of, counter_value, meter_config, meter_rates
 from softswitch.thrift.switch import STANDARD, Switch
-from softswitch.thrift.tables import count_of, counter_value, meter_config, meter_rates
 
 CELLS_MAX = 1 << 20
 """Cells of a register in one answer."""

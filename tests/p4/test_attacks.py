@@ -21,7 +21,8 @@ from netfold.fabric.graph import End
 from netfold.fabric.slots import Stream
 from netfold.wire import roce
 from support.modelled import ModelledFabric, WindowedRank
-from support.nic import ACK, ACKNOWLEDGE, CNP, RNR, SEQUENCE, Packet, QueuePair, Rc, Reth, opcode_of
+from support.nic import QueuePair
+from support.nic_packets import ACK, ACKNOWLEDGE, CNP, RNR, SEQUENCE, Packet, Rc, Reth, opcode_of
 from support.program import mac
 from support.rc_fabric import RcFabric, Sender
 from support.slot_model import MICROSECOND, MILLISECOND, TerribleNetwork

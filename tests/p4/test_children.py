@@ -13,7 +13,7 @@ import pytest
 
 from netfold.controller.switch import tables
 from netfold.wire import roce
-from support.nic import ACK, RNR, SEQUENCE, Packet, Rc, Reth
+from support.nic_packets import ACK, RNR, SEQUENCE, Packet, Rc, Reth
 from support.scene import FULL, REGION, TOTAL, Out, Scene, compare_with_bmv2, lanes
 
 RNR_128 = RNR | 14

@@ -17,7 +17,7 @@ import pytest
 
 from netfold.fabric.graph import End
 from netfold.wire import roce
-from support.nic import ACKNOWLEDGE, CNP, Packet
+from support.nic_packets import ACKNOWLEDGE, CNP, Packet
 from support.program import mac
 from support.rc_fabric import RcFabric, allreduce
 from support.slot_model import MICROSECOND, MILLISECOND, SECOND, TerribleNetwork

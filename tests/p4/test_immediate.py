@@ -14,7 +14,7 @@ import pytest
 
 from netfold.fabric.graph import End
 from support.modelled import ModelledFabric, Schedule
-from support.nic import Rc
+from support.nic_packets import Rc
 from support.rc_fabric import Exact, Sender
 
 Verb = Literal["send", "write"]

@@ -10,7 +10,8 @@ from typing import Literal
 import pytest
 
 from netfold.wire import roce
-from support.nic import ACK, ACKNOWLEDGE, SEQUENCE, Packet, Rc, Work, icrc_holds
+from support.nic import Work
+from support.nic_packets import ACK, ACKNOWLEDGE, SEQUENCE, Packet, Rc, icrc_holds
 from support.nic_pair import ADDRESSES, NicPair
 from support.slot_model import MICROSECOND, MILLISECOND, TerribleNetwork
 

@@ -18,7 +18,7 @@ from netfold.host.innet.slot_switch import Nak, Packet
 from netfold.host.innet.slot_switch import parse as packet_of
 from netfold.wire import roce
 from softswitch.engine import local
-from support.nic import icrc_holds
+from support.nic_packets import icrc_holds
 from support.program import library
 from support.wires import as_sent, write
 

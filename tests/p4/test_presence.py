@@ -22,7 +22,7 @@ from netfold.host.native.library import Origin
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream
 from support.checksum import checksum
-from support.nic import SEQUENCE, Packet, Rc, Reth
+from support.nic_packets import SEQUENCE, Packet, Rc, Reth
 from support.scene import FULL, TOTAL, Out, Scene, compare_with_bmv2, lanes
 from support.slot_model import SECOND, TerribleNetwork
 from support.wires import Wires

@@ -18,7 +18,8 @@ import pytest
 from netfold.fabric.graph import End
 from netfold.wire import roce
 from support import needs
-from support.nic import ACK, ACKNOWLEDGE, FOREVER, RNR, SEQUENCE, Packet, icrc_holds
+from support.nic import FOREVER
+from support.nic_packets import ACK, ACKNOWLEDGE, RNR, SEQUENCE, Packet, icrc_holds
 from support.rc_fabric import RcFabric, allreduce, total
 from support.slot_model import MICROSECOND, MILLISECOND, SECOND, TerribleNetwork
 from support.tshark import dissect

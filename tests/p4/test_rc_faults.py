@@ -18,7 +18,7 @@ from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry
 from netfold.fabric.graph import End
 from netfold.wire import roce
-from support.nic import ACK, ACKNOWLEDGE, RNR, SEQUENCE, Packet, Rc
+from support.nic_packets import ACK, ACKNOWLEDGE, RNR, SEQUENCE, Packet, Rc
 from support.program import mac
 from support.rc_fabric import Exact, RcFabric, Sender, allreduce, total
 from support.slot_model import MICROSECOND, MILLISECOND, SECOND, TerribleNetwork

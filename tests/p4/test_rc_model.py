@@ -36,7 +36,7 @@ from softswitch.engine.local import LocalEngine
 from support import fold_model
 from support.bmv2 import Bmv2, by_port
 from support.modelled import ModelledFabric, Schedule
-from support.nic import Packet, Rc, opcode_of
+from support.nic_packets import Packet, Rc, opcode_of
 from support.program import PROGRAM, native
 from support.rc_fabric import Exact, Sender, allreduce
 from support.slot_model import MICROSECOND, SECOND, TerribleNetwork

@@ -37,7 +37,7 @@ from netfold.testing import Packet, SlotSwitch
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream
 from softswitch.engine import local
-from support.nic import icrc_holds
+from support.nic_packets import icrc_holds
 from support.program import library
 from support.wires import as_sent, write
 

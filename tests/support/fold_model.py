@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 
 from netfold.wire import roce
-from support.nic import ACK, ACKNOWLEDGE, RNR, SEQUENCE, Packet, Rc
+from support.nic_packets import ACK, ACKNOWLEDGE, RNR, SEQUENCE, Packet, Rc
 
 PARENT: Final = -1
 """Stands for the parent where else a child's place stands."""

@@ -17,7 +17,7 @@ from netfold.fabric.graph import End
 from netfold.fabric.trees import Fold
 from netfold.wire import roce
 from support.fold_model import PARENT, Child, Kind, ModelSwitch, Out, answer_of
-from support.nic import ACKNOWLEDGE, SEQUENCE, Packet, Rc, opcode_of
+from support.nic_packets import ACKNOWLEDGE, SEQUENCE, Packet, Rc, opcode_of
 from support.rc_fabric import RcFabric, total
 from support.slot_model import TerribleNetwork
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from support.nic import Nic, Packet, QueuePair, Work
+from support.nic import Nic, QueuePair, Work
+from support.nic_packets import Packet
 from support.slot_model import SECOND, TerribleNetwork
 
 ADDRESSES = ("10.2.0.1", "10.2.0.2")

@@ -26,7 +26,8 @@ from netfold.fabric.slots import RcEnd, Stream
 from netfold.host.native.library import Origin
 from netfold.wire import roce
 from softswitch.engine import errors, local
-from support.nic import ETHERTYPE, Nic, QueuePair, Rc, Region, Work
+from support.nic import Nic, QueuePair, Region, Work
+from support.nic_packets import ETHERTYPE, Rc
 from support.program import mac
 from support.slot_model import SECOND, TerribleNetwork
 from support.wires import Wires, remove, write

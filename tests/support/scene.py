@@ -20,7 +20,7 @@ from netfold.wire import roce
 from softswitch.compiler.driver import compile_file
 from softswitch.engine import entities, linking, local
 from support.bmv2 import Bmv2, by_port
-from support.nic import ACK, SEQUENCE, Packet, Rc, icrc_holds
+from support.nic_packets import ACK, SEQUENCE, Packet, Rc, icrc_holds
 from support.program import PROGRAM, library, native
 from support.wires import write
 

@@ -14,7 +14,7 @@ from thrift.Thrift import TApplicationException
 
 from softswitch.engine.entities import CloneSession, MeterConfig, Multicast
 from softswitch.p4runtime import entities
-from softswitch.thrift import ThriftError, tables
+from softswitch.thrift import ThriftError, entry_structs
 from softswitch.thrift.server import ThriftServer
 from softswitch.thrift.structs import TYPES
 from support.thrift import LocalSwitch, client, served
@@ -117,13 +117,13 @@ def test_p4runtime_and_thrift_see_each_others_entries(both: tuple[LocalSwitch, T
     standard.bm_mt_add_entry(0, "I.tern_t", ternary(0x800, 0xFFF), "I.say", [b"\0\0\0\7"], T.BmAddEntryOptions(10))
     wanted = p4r.Entity(table_entry=p4r.TableEntry(table_id=context.engine.table("I.tern_t").id))
     (seen,) = entities.read(context, [wanted])
-    assert seen.table_entry.priority == tables.TOP_PRIORITY - 10
+    assert seen.table_entry.priority == entry_structs.TOP_PRIORITY - 10
     assert seen.table_entry.match[0].ternary.value == b"\x08\x00"
     seen.table_entry.priority = 77
     seen.table_entry.metadata = b"kept"
     assert entities.write(context, [p4r.Update(type=p4r.Update.INSERT, entity=seen)]) == [None]
     first, second = standard.bm_mt_get_entries(0, "I.tern_t")
-    assert (first.options.priority, second.options.priority) == (10, tables.TOP_PRIORITY - 77)
+    assert (first.options.priority, second.options.priority) == (10, entry_structs.TOP_PRIORITY - 77)
     assert second.action_entry.action_data == [b"\7"]
     standard.bm_mt_modify_entry(0, "I.tern_t", second.entry_handle, "I.say", [b"\x12"])
     told = [entity.table_entry for entity in entities.read(context, [wanted])]
