@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -138,9 +140,12 @@ def netfold(*words: str, status: int = 0) -> str:
 @in_sandbox(timeout=290)
 def test_faults_and_captures_reach_other_machines(tmp_path: Path) -> None:
     """A switch is killed and comes back, a cable between machines is cut and silenced at both ends, packets are lost
-    and captured, the controller and a rank are killed: by the same commands, each undone, while sums stay exact."""
+    and captured, the controller and a rank are killed: by the same commands, or by the page, each undone, while sums
+    stay exact."""
     said, enough, log = tmp_path / "up.log", tmp_path / "enough", tmp_path / "run.log"
-    with Machines(3, tmp_path) as machines, fabric_up(machines, said) as (_, file):
+    with Machines(3, tmp_path) as machines, fabric_up(
+        machines, said, [*over(machines), "--metrics", "127.0.0.1:9464"]
+    ) as (_, file):
         fault = lambda *words, **more: netfold("fault", *words, "--fabric", str(file.parent), **more)  # noqa: E731
         switches = lambda: {  # noqa: E731
             each["name"]: each["up"] for each in json.loads(netfold("status", str(file), "--json"))["switches"]}
@@ -171,6 +176,14 @@ def test_faults_and_captures_reach_other_machines(tmp_path: Path) -> None:
             fault("end", "1" if "fault 1" in cut else "2")
             assert not is_down("leaf1-eth4")
             assert not is_down("spine2-eth1")
+            status, text = page(said, "kill", "spine2")
+            assert status == 200, text
+            assert "spine2 is killed" in text
+            until("it is down", lambda: not switches()["spine2"])
+            assert "spine2 is killed" in fault("list")
+            assert page(said, "end", "")[0] == 200
+            until("it is back", lambda: switches()["spine2"])
+            assert page(said, "kill", "spine2", key="guessed")[0] == 403
             assert "is swallowed" in fault("silence", "spine2:1", "--for", "500ms")
             assert "are lost" in fault("loss", "leaf1-spine2", "--rate", "0.01", "--for", "500ms")
             goes_on()
@@ -212,6 +225,23 @@ def test_faults_and_captures_reach_other_machines(tmp_path: Path) -> None:
         finally:
             run.kill()
             run.wait()
+
+
+def page(said: Path, kind: str, target: str, key: str | None = None) -> tuple[int, str]:
+    """Inject a fault, or end all, by the page whose address `netfold up` has printed: a status, and what it answers.
+
+    key  other than that in the address
+    """
+    address = next(line.split()[-1] for line in said.read_text().splitlines() if line.startswith("page and metrics at"))
+    url, _, known = address.partition("#key=")
+    body = {"undo": None} if kind == "end" else {"kind": kind, "target": target}
+    request = urllib.request.Request(f"{url}fault", json.dumps(body).encode(), {
+        "Content-Type": "application/json", "Authorization": f"Bearer {known if key is None else key}"})
+    try:
+        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+            return answer.status, answer.read().decode().strip()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode().strip()
 
 
 def is_down(interface: str) -> bool:

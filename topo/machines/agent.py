@@ -34,7 +34,7 @@ from netfold.topo.machines.description import Description
 from netfold.topo.mininet_path import MininetMissing
 from netfold.topo.rxe.agent import Agent
 from netfold.topo.rxe.frames import HEADER, MOST_RUN, Kind, pack
-from netfold.wire.faults import MACHINE_SOCKET
+from netfold.wire import faults
 
 SILENT_SECONDS: Final = 15.0
 """Seconds without a word of the launcher, which says each second that it is there, until this machine's part ends."""
@@ -117,7 +117,8 @@ def far_sockets(description: Description) -> list[str]:
     """The names of the sockets at which other machines' processes listen, in the order that agents count."""
     here = set(sockets_of(description))
     every = [f"{switch.name}.sock" for switch in description.fabric.switches] + ["controller.sock"]
-    return [name for name in every if name not in here]
+    # where the controller runs, the page's fault buttons ask the launcher
+    return [name for name in every if name not in here] + [faults.SOCKET] * description.controller
 
 
 def check(description: Description) -> None:
@@ -219,7 +220,7 @@ def _serve(content: int, outside: int, out: int, underlay: str) -> int:
     agent = MachineAgent(description, folder, out)
     ends = cables.VxlanCables(placed, outside, underlay, CLASSES[fabric.engine].offload)
     network = Network(placed.part(), logs=folder / "logs", controller=False, guests=ends, mtu=description.mtu)
-    with FaultService([network], folder, MACHINE_SOCKET, tells=False), network:
+    with FaultService([network], folder, faults.MACHINE_SOCKET, tells=False), network:
         agent.network = network
         network.fabric, network.is_up = placed.reached(), True
         ready = Ready(str(folder), {name: network.mininet.get(name).pid for name in description.hosts},

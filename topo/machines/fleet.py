@@ -34,13 +34,13 @@ from netfold.topo.failures import ControllerFailed, FabricFailed
 from netfold.topo.lifecycle import Lifecycle, tail, terminate
 from netfold.topo.machines.agent import TCP, Ready, far_sockets, sockets_of
 from netfold.topo.machines.description import Description
+from netfold.topo.machines.page import MachinesPage
 from netfold.topo.net import CONTROLLER_SECONDS, SWITCHES_SECONDS, with_sockets_in
 from netfold.topo.ranks import in_namespaces
 from netfold.topo.rxe import attach
 from netfold.topo.rxe.frames import Kind, pack
 from netfold.topo.rxe.line import Line
-from netfold.wire import operator
-from netfold.wire.faults import MACHINE_SOCKET
+from netfold.wire import faults, operator
 
 READY_SECONDS: Final = 120.0
 """Seconds for all machines to start their parts."""
@@ -116,12 +116,12 @@ class Fleet(Lifecycle):
     say           is told, in a sentence or more, what was lost while the fabric runs
     python        the Python on all machines that has NetFold
     settings      options of the controller's `netfold up`
-    page          listening socket here for the controller's page, and the port at which it is inside; None: no page
+    page          of the controller, as it is reached here; None: no page
     """
 
     def __init__(self, descriptions: Sequence[Description], launcher: Sequence[str], *, folder: Path, logs: Path,
                  say: Callable[[str], None], python: str = sys.executable, settings: Sequence[str] = (),
-                 page: tuple[socket.socket, int] | None = None) -> None:
+                 page: MachinesPage | None = None) -> None:
         if shlex.quote(python) != python:
             raise FabricFailed(f"--python {python!r}: expected a path without spaces and signs of a shell, since ssh "
                                "gives it to one")
@@ -130,7 +130,7 @@ class Fleet(Lifecycle):
         self.file = folder / "fabric.toml"
         """The fabric file, for commands on this machine."""
         self._launcher, self._folder, self._logs = list(launcher), folder, logs
-        self._say, self._python, self._settings, self._page = say, python, list(settings), page
+        self._say, self._python, self._settings, self.page = say, python, list(settings), page
         self._members: list[_Member] = []
         self._controller: subprocess.Popen[bytes] | None = None
         self.ranks: Mapping[str, Sequence[int]] = {}
@@ -162,13 +162,13 @@ class Fleet(Lifecycle):
         """Start one machine's agent.  Raises FabricFailed."""
         doors: dict[str, socket.socket] = {}
         places = {name: self._folder / name for name in sockets_of(description)}
-        for name, path in (places | {MACHINE_SOCKET: self.faults_at(description.machine)}).items():
+        for name, path in (places | {faults.MACHINE_SOCKET: self.faults_at(description.machine)}).items():
             doors[name] = socket.socket(socket.AF_UNIX)
             doors[name].bind(str(path))
             path.chmod(0o600)
             doors[name].listen(64)
-        if self._page is not None and description.controller:
-            doors[f"{TCP}{self._page[1]}"] = self._page[0]
+        if self.page is not None and description.controller:
+            doors[f"{TCP}{self.page.port}"] = self.page.listener
         ours, theirs = socket.socketpair()
         command = [word.replace("{host}", description.machine) for word in self._launcher]
         command += [self._python, "-m", "netfold.topo.machines.agent"]
@@ -214,11 +214,12 @@ class Fleet(Lifecycle):
         command = attach.command(str(self._line(first)), [
             self._python, "-m", "netfold.cli", "up", f"{first.ready.folder}/fabric.toml", "--verbose", "--timeout",
             f"{SWITCHES_SECONDS:g}", *self._settings,
-        ], ["LANG"])
+        ], ["LANG", faults.FAULTS_VARIABLE, faults.KEY_VARIABLE])
         log = self._logs / "controller.log"
         with log.open("ab") as output:
             self._controller = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                                                start_new_session=True, cwd="/")
+                                                start_new_session=True, cwd="/",
+                                                env=self._controller_environment(first.ready))
         started, patience = time.monotonic(), 0.5
         while True:
             with contextlib.suppress(rpc.Unreachable):
@@ -235,6 +236,15 @@ class Fleet(Lifecycle):
                 raise ControllerFailed(self._controller_failure(f"does not answer after {CONTROLLER_SECONDS:g} s"))
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._controller.wait(0.1)
+
+    def _controller_environment(self, first: Ready) -> dict[str, str]:
+        """The environment of the controller: with the way to inject faults where its page is to have buttons for them.
+        The key is in no command, which every user of a machine can read."""
+        names = (faults.FAULTS_VARIABLE, faults.KEY_VARIABLE)
+        environment = {name: value for name, value in os.environ.items() if name not in names}
+        if self.page is not None:
+            environment |= zip(names, (f"{first.folder}/{faults.SOCKET}", self.page.key), strict=True)
+        return environment
 
     @property
     def has_controller(self) -> bool:

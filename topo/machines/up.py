@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from netfold.topo.failures import FabricFailed
 from netfold.topo.machines.description import Description
 from netfold.topo.machines.fleet import Fleet, Seat, launcher_of, seat_fabric
 from netfold.topo.machines.fleet_faults import FleetFaults
+from netfold.topo.machines.page import MachinesPage, listen
 from netfold.topo.run import CannotRun, Place, RunRequest, hosts_of_ranks, paths_for, rails_for, started
 from netfold.topo.rundir import clear_abandoned, locked_folder
 
@@ -47,11 +47,12 @@ def running(launch: Launch) -> Iterator[Fleet]:
     """A fabric over machines, which runs during the block.  Raises FabricFailed."""
     words = launcher_of(launch.launcher)
     with contextlib.ExitStack() as ends:
-        page, settings = None, list(launch.settings)
+        page: MachinesPage | None = None
+        settings = list(launch.settings)
         if launch.metrics is not None:
-            listener = ends.enter_context(_listen(launch.metrics))
-            page = listener, listener.getsockname()[1]
-            settings += ["--metrics", f"127.0.0.1:{page[1]}"]
+            page = listen(launch.metrics)
+            ends.enter_context(page.listener)
+            settings += ["--metrics", f"127.0.0.1:{page.port}"]
         clear_abandoned()
         folder = ends.enter_context(locked_folder())
         fleet = Fleet(launch.descriptions, words, folder=folder, logs=folder / "logs", say=_say, python=launch.python,
@@ -69,8 +70,8 @@ def up_over(launch: Launch) -> int:
                   f"({fabric.engine}), {len(fabric.hosts)} hosts, controller on {launch.descriptions[0].machine}")
             for description in launch.descriptions:
                 print(f"  {description.machine}: {', '.join(description.nodes)}")
-            if launch.metrics is not None:
-                print(f"page and metrics at http://{launch.metrics}/")
+            if fleet.page is not None:
+                print(f"page and metrics at {fleet.page.url}")
             print(f"logs in {file.parent / 'logs'}\nTry, in another terminal:\n  netfold status {file}\n"
                   f"  netfold run --fabric {file} -- python train.py\n"
                   f"  netfold fault kill {fabric.switches[-1].name} --for 5s\nCtrl-C ends it", flush=True)
@@ -93,6 +94,8 @@ def run_over(launch: Launch, request: RunRequest) -> int:
     paths_for(request.paths)
     try:
         with stopping(), running(launch) as fleet:
+            if fleet.page is not None:
+                _say(f"{fleet.fabric.name}: page and metrics at {fleet.page.url}")
             fleet.ranks = {host.name: [rank for rank, other in enumerate(hosts) if other == host] for host in hosts}
             places = places_of(fleet.fabric, fleet.seats(), [host.name for host in hosts])
             with started(places, request, hosts) as ranks:
@@ -109,23 +112,6 @@ def places_of(fabric: Fabric, seats: Mapping[str, Seat], hosts: Sequence[str]) -
     if missing := sorted(set(hosts) - set(seats)):
         raise CannotRun(f"{fabric.name} does not run any host called {', '.join(missing)}")
     return [Place(seats[host].enter, (seat_fabric(fabric, seats[host]),), elsewhere=True) for host in hosts]
-
-
-def _listen(metrics: str) -> socket.socket:
-    """A listening socket for the page.  Raises FabricFailed."""
-    host, _, port = metrics.rpartition(":")
-    if host not in ("127.0.0.1", "localhost") or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise FabricFailed(f"--metrics {metrics}: expected 127.0.0.1:PORT, on this machine: who may look is decided by "
-                           "who may log in here")
-    listener = socket.socket(socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, int(port)))
-    except OSError as error:
-        listener.close()
-        raise FabricFailed(f"--metrics {metrics}: {error.strerror}: give another port") from error
-    listener.listen(64)
-    return listener
 
 
 def _say(text: str) -> None:
