@@ -41,11 +41,13 @@ def test_every_node_and_link_is_somewhere_once() -> None:
 
 
 def test_sockets_are_here_or_far() -> None:
-    """Each machine reaches every switch and the controller by exactly one of its own sockets and those of others."""
+    """Each machine reaches every switch and the controller by exactly one of its own sockets and those of others, and
+    that of the controller alone the launcher's faults."""
     fabric = parse("leafspine,2,2,4")
     for machine in describe(fabric, MACHINES):
         together = sockets_of(machine) + far_sockets(machine)
-        assert sorted(together) == sorted([*(f"{s.name}.sock" for s in fabric.switches), "controller.sock"])
+        launcher = ["faults.sock"] if machine.controller else []
+        assert sorted(together) == sorted([*(f"{s.name}.sock" for s in fabric.switches), "controller.sock", *launcher])
 
 
 def test_the_mtu_counts_what_vxlan_takes() -> None:
