@@ -63,17 +63,19 @@ class Agreements:
         rails, state = self._rails, self._state
         self.carrier, self.failed, begin = rail, False, 0.0
         while True:
-            position = rails.advance()
+            rails.position = position = rails.position + 1
             came = state.enter_agreement(position, rail)
             begin = begin or came
-            self._turn ^= 1
-            result = self._results[self._turn]
+            self._turn = turn = self._turn ^ 1
+            result = self._results[turn]
             if result.size != source.size or result.dtype is not source.dtype:
                 result = self._memory(source)
             try:
                 if rails.broken and rail in rails.broken:
                     raise rails.broken[rail]
-                self.saturated = rails[rail].allreduce(
+                carrier = rails.rails[rail]
+                assert carrier is not None, rail
+                self.saturated = carrier.allreduce(
                     AllreduceRequest(source, result, reduction, position, coding, algorithm)
                 )
             except RankMismatch:
@@ -85,8 +87,9 @@ class Agreements:
                 if not isinstance(error, Fenced):
                     rails.broken.setdefault(rail, error)
             else:
-                if state.commit(position, result):
-                    self.seconds = state.last_outcome_at - begin
+                now = state.commit(position, result)
+                if now is not None:
+                    self.seconds = now - begin
                     return result
                 failure = Fenced("another rank stopped it")
             self.failed = True

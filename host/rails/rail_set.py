@@ -93,7 +93,8 @@ class RailSet:
         stall: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._rails: list[WatchedRail | None] = list(rails)
+        self.rails: list[WatchedRail | None] = list(rails)
+        """By index; None where it is down."""
         self.live = list(range(len(rails)))
         """Indices of the rails that are up, as all ranks agree; a new list whenever that changes."""
         self.names = list(names)
@@ -123,16 +124,16 @@ class RailSet:
         self._carried = carried
 
     def __len__(self) -> int:
-        return len(self._rails)
+        return len(self.rails)
 
     def __getitem__(self, index: int) -> WatchedRail:
-        rail = self._rails[index]
+        rail = self.rails[index]
         assert rail is not None, f"rail {self.names[index]} is down"
         return rail
 
     def stats(self) -> list[tuple[str, RailStats]]:
         """Names and statistics of all rails, those of their earlier lives first."""
-        now = ((name, rail.stats()) for name, rail in zip(self.names, self._rails, strict=True) if rail is not None)
+        now = ((name, rail.stats()) for name, rail in zip(self.names, self.rails, strict=True) if rail is not None)
         return [*self._past, *now]
 
     def describe_states(self) -> str:
@@ -202,8 +203,8 @@ class RailSet:
             self._put(index, None)
 
     def _put(self, index: int, rail: WatchedRail | None) -> None:
-        self._rails[index] = rail
-        self.live = [index for index, rail in enumerate(self._rails) if rail is not None]
+        self.rails[index] = rail
+        self.live = [index for index, rail in enumerate(self.rails) if rail is not None]
         self._state.set_live(self.live)
         if self.live:
             self._changed()

@@ -106,6 +106,11 @@ class OutOfBandChannel(Protocol):
         """Stops answering."""
 
 
+_Place = tuple[int, bool, float, dict[int, float]]
+"""Where a rank is: its position, whether that is an agreement, the clock's time at which it came there, and by rail that
+carries anything the time of its last progress.  Replaced as a whole, which needs no lock."""
+
+
 class RankState:
     """The state of one rank, written by the threads of its rails and read by the thread that answers questions.
 
@@ -115,10 +120,9 @@ class RankState:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._at = 0
-        self._in_agreement = False
-        self._fenced = False
-        self._moved: dict[int, float] = {}
+        self._place: _Place = (0, False, 0.0, {})
+        self._fenced_at = 0
+        """Position of the last agreement that was fenced before this rank had its result."""
         self._looked: dict[int, float] = {}
         self._quiet: dict[int, float] = {}
         """By rail: seconds without progress in which the rail was looked at."""
@@ -128,7 +132,6 @@ class RankState:
         self._live: frozenset[int] = frozenset()
         self._granted: set[int] = set()
         """Live rails that the arbiter allowed some rank to give up."""
-        self._came = 0.0
         self._outcomes: deque[tuple[int, Flat | None]] = deque(maxlen=REMEMBERED)
         self._verdict: bytes | None = None
         self.last_outcome_at = -math.inf
@@ -138,28 +141,29 @@ class RankState:
         """Records that this rank is at ``position``, where each of these rails carries a stripe."""
         now = self._clock()
         with self._lock:
-            self._at, self._in_agreement, self._fenced, self._came = position, False, False, now
-            self._moved, self._left, self._looked, self._quiet = dict.fromkeys(rails, now), {}, {}, {}
-            self._failed = {}
+            self._place = position, False, now, dict.fromkeys(rails, now)
+            self._left, self._looked, self._quiet, self._failed = {}, {}, {}, {}
 
     def enter_agreement(self, position: int, rail: int) -> float:
         """Records that this rank is at an agreement carried by this rail.  Returns the clock's time, so that callers
         need not read it again."""
         # kept short: a small allreduce takes only a third of a millisecond
         now = self._clock()
-        with self._lock:
-            self._at, self._in_agreement, self._fenced = position, True, False
-            self._came, self._moved = now, {rail: now}
-            if self._left or self._looked:
+        if self._left or self._looked:
+            with self._lock:
                 self._left, self._looked, self._quiet = {}, {}, {}
+                self._place = position, True, now, {rail: now}
+        else:
+            self._place = position, True, now, {rail: now}
         return now
 
     def carries(self, rail: int) -> bool:
         """Whether this rank waits for the rail in what all ranks do together."""
         with self._lock:
-            if rail not in self._moved or rail in self._left:
+            at, in_agreement, _, moved = self._place
+            if rail not in moved or rail in self._left:
                 return False
-            return not (self._in_agreement and self._outcomes and self._outcomes[-1][0] == self._at)
+            return not (in_agreement and self._outcomes and self._outcomes[-1][0] == at)
 
     def record_progress(self, rail: int, when: float, most: float = MAX_LOOK_GAP) -> float:
         """Records a look at a rail whose last progress was at ``when``.  Returns for how many seconds it has been
@@ -168,13 +172,14 @@ class RankState:
         most  seconds that count since the last look
         """
         with self._lock:
-            if rail not in self._moved:
+            _, _, came, moved = self._place
+            if rail not in moved:
                 return 0.0
             now = self._clock()
-            since = self._looked.get(rail, self._came)
+            since = self._looked.get(rail, came)
             quiet = self._quiet.get(rail, 0.0)
-            if when > self._moved[rail]:
-                self._moved[rail], since, quiet = when, max(since, when), 0.0
+            if when > moved[rail]:
+                moved[rail], since, quiet = when, max(since, when), 0.0
             self._looked[rail] = now
             self._quiet[rail] = quiet + min(now - since, most)
             return self._quiet[rail]
@@ -182,9 +187,10 @@ class RankState:
     def quiet_seconds(self, rail: int) -> float:
         """For how many seconds the rail has been quiet on this rank; 0 where it carries nothing now."""
         with self._lock:
-            if rail not in self._moved or rail in self._left:
+            _, _, came, moved = self._place
+            if rail not in moved or rail in self._left:
                 return 0.0
-            return self._quiet.get(rail, 0.0) + min(self._clock() - self._looked.get(rail, self._came), MAX_LOOK_GAP)
+            return self._quiet.get(rail, 0.0) + min(self._clock() - self._looked.get(rail, came), MAX_LOOK_GAP)
 
     def set_live(self, rails: Collection[int], *, exchanged: bool = False) -> None:
         """Sets the rails that are up, as all ranks agree.
@@ -205,17 +211,20 @@ class RankState:
     def fenced(self, position: int) -> bool:
         """Whether the agreement at which this rank is has been fenced."""
         with self._lock:
-            return self._fenced and self._at == position
+            return self._fenced_at == position == self._place[0]
 
-    def commit(self, position: int, result: Flat) -> bool:
-        """Records this agreement's result, which must stay as it is until the second agreement after it.  Returns False
-        where it had been fenced before."""
-        with self._lock:
-            if self._fenced and self._at == position:
-                return False
+    def commit(self, position: int, result: Flat) -> float | None:
+        """Records this agreement's result, which must stay as it is until the second agreement after it.  Returns the
+        clock's time, or None where it had been fenced before."""
+        self._lock.acquire()  # a third of the time that a context takes
+        try:
+            if self._fenced_at == position:
+                return None
             self._outcomes.append((position, result))
-            self.last_outcome_at = self._clock()
-            return True
+            self.last_outcome_at = now = self._clock()
+            return now
+        finally:
+            self._lock.release()
 
     def adopt_outcome(self, position: int, result: Flat | None) -> None:
         """Records the outcome that another rank has reported; None: aborted."""
@@ -249,29 +258,31 @@ class RankState:
             return self._fence(question.position)
 
     def _carrier_state(self, question: Question) -> AgreementOutcome:
-        if question.position > self._at:
-            return self._not_there()
+        at, in_agreement, _, _ = self._place
+        if question.position > at:
+            return self._not_there(at)
         # a stripe that failed stays failed through the agreement after it
-        last = self._at - 1 if self._in_agreement else self._at
+        last = at - 1 if in_agreement else at
         return (
             AgreementOutcome.ABORTED
             if question.position >= last and question.rail in self._failed
             else AgreementOutcome.NOT_YET
         )
 
-    def _not_there(self) -> AgreementOutcome:
-        done = self._at == 0 or (bool(self._outcomes) and self._outcomes[-1][0] == self._at)
+    def _not_there(self, at: int) -> AgreementOutcome:
+        done = at == 0 or (bool(self._outcomes) and self._outcomes[-1][0] == at)
         return AgreementOutcome.ABSENT if done else AgreementOutcome.BEHIND
 
     def _age(self, question: Question) -> float:
-        if question.position > self._at:
+        at, in_agreement, came, moved = self._place
+        if question.position > at:
             return 0.0
-        if question.position < self._at or question.rail not in self._moved:
+        if question.position < at or question.rail not in moved:
             # what the other ranks were sent when this one left may still be on its way
-            return self._clock() - self._came
+            return self._clock() - came
         if question.rail in self._left:
             return self._clock() - self._left[question.rail]
-        if self._in_agreement and self._outcomes and self._outcomes[-1][0] == question.position:
+        if in_agreement and self._outcomes and self._outcomes[-1][0] == question.position:
             return self._clock() - self.last_outcome_at
         # only up to the last look: a process that got no time to run does not know what came meanwhile
         return self._quiet.get(question.rail, 0.0)
@@ -292,13 +303,14 @@ class RankState:
                 )
         if self._verdict is not None:
             return Answer(AgreementOutcome.GAVE_UP, result=self._verdict)
-        if position > self._at:
-            return Answer(self._not_there())
-        if position == self._at and not self._in_agreement:
+        at, in_agreement, _, _ = self._place
+        if position > at:
+            return Answer(self._not_there(at))
+        if position == at and not in_agreement:
             return Answer(AgreementOutcome.OTHERWISE)
-        if position < self._at:
+        if position < at:
             return Answer(AgreementOutcome.FORGOTTEN)
-        self._fenced = True
+        self._fenced_at = position
         return Answer(AgreementOutcome.ABORTED)
 
 
