@@ -60,11 +60,12 @@ class Agreements:
         raise.
         """
         # kept short until the first failure: a small allreduce takes only a third of a millisecond
-        rails, state = self._rails, self._state
+        rails, state, clock = self._rails, self._state, self._clock
         self.carrier, self.failed, begin = rail, False, 0.0
         while True:
             rails.position = position = rails.position + 1
-            came = state.enter_agreement(position, rail)
+            came = clock()
+            state.place = position, rail, came
             begin = begin or came
             self._turn = turn = self._turn ^ 1
             result = self._results[turn]
@@ -87,8 +88,9 @@ class Agreements:
                 if not isinstance(error, Fenced):
                     rails.broken.setdefault(rail, error)
             else:
-                now = state.commit(position, result)
-                if now is not None:
+                state.last_outcome_at = now = clock()
+                state.outcomes[turn] = position, result
+                if state.fenced_at != position or not state.withheld(position, turn):
                     self.seconds = now - begin
                     return result
                 failure = Fenced("another rank stopped it")
@@ -99,11 +101,11 @@ class Agreements:
                 # another rank had it before the rail failed; our absence at the next use makes the rail dead there
                 result.view(np.uint8)[:] = np.frombuffer(committed, np.uint8)
                 self.saturated = elements_at_ends(result) if coding.saturate else 0
-                state.adopt_outcome(position, result)
+                state.adopt_outcome(position, result, turn)
                 rails.broken.setdefault(rail, failure)
                 self.seconds = state.last_outcome_at - begin
                 return result
-            state.adopt_outcome(position, None)
+            state.adopt_outcome(position, None, turn)
             rails.mark_down({rail: failure})
             self.carrier = rail = self._quickest()
 
