@@ -122,8 +122,10 @@ class MultiRail:
         """Names of the rails that carry floats in 32 bits whatever a call asks for."""
         self._join, self._between_names = policy.overhead, [rail.between_name for rail in rails]
         self._own = Ledger(names, [rail.narrows for rail in rails], policy.overhead, known=policy.known)
-        self._ledgers: dict[str, Ledger] = {}
-        """Kind of operation between the hosts -> what the rails cost in it."""
+        self._ledgers: dict[tuple[str, bool], Ledger] = {}
+        """Kind of operation, and whether rails that can fold it -> what the rails cost in it."""
+        self._rows = [rail.carries_rows for rail in rails]
+        """By rail: whether its switches carry rows."""
         state, channel = out_of_band.state, out_of_band.channel
         detector = MissingRankDetector(
             state, channel, [other for other in range(world) if other != rank], timeout=policy.timeout,
@@ -195,16 +197,17 @@ class MultiRail:
         return saturated
 
     def carry(self, cut: CutCollective, number: int) -> None:
-        """Carries another collective between the hosts of all planes.  Raises what ``allreduce`` raises.
+        """Carries another collective, over the switches or between the hosts of all planes.  Raises what ``allreduce``
+        raises.
 
         number  of the operation, for errors
         """
         if self._closed:
             raise Closed("the rails were closed")
         if self._pinned is not None:
-            cut.carry(self._pinned_rail(self._between_names), slice(0, cut.size), number)
+            cut.carry(self._pinned_rail(self._names(cut.folded is not None)), slice(0, cut.size), number)
             return
-        ledger = self._ledger(cut.kind)
+        ledger = self._ledger(cut.kind, folded=cut.folded is not None)
         split = ledger.shares.split(cut.size, self._rails.live)
         self._note(split.text)
         try:
@@ -232,12 +235,28 @@ class MultiRail:
         """The shares of an allreduce by the rails' own ways."""
         return self._own.shares
 
-    def _ledger(self, kind: str) -> Ledger:
-        """What the rails cost in this kind of operation; before its first one, as much as an allreduce."""
-        ledger = self._ledgers.get(kind)
+    def _ledger(self, kind: str, *, folded: bool = False) -> Ledger:
+        """What the rails cost in this kind of operation, where those that can fold it or not; before its first one, as
+        much as an allreduce."""
+        ledger = self._ledgers.get((kind, folded))
         if ledger is None:
-            ledger = self._ledgers[kind] = Ledger(self._between_names, (), self._join, agreed=self.shares.figures)
+            ledger = Ledger(self._names(folded), (), self._join, agreed=self.shares.figures)
+            self._ledgers[kind, folded] = ledger
         return ledger
+
+    def _names(self, folded: bool) -> list[str]:
+        """What carries a collective, by rail: the rail itself where it folds it, else the mesh of its plane."""
+        own = zip(self._rails.names, self._between_names, self._rows, strict=True)
+        return [name if folded and rows else between for name, between, rows in own]
+
+    @property
+    def carries_rows(self) -> bool:
+        """Whether the switches of any rail that is up carry rows; the same on all ranks."""
+        return any(self._rows[rail] for rail in self._rails.live)
+
+    def describe_cut(self, kind: str, nbytes: int, *, folded: bool) -> str:
+        """How a collective of this kind would be cut, in words.  Sends nothing."""
+        return self._ledger(kind, folded=folded).shares.preview(nbytes, self._rails.live).text
 
     @property
     def live(self) -> list[int]:

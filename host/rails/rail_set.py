@@ -15,6 +15,7 @@ from typing import Protocol
 
 from netfold.host.errors import NetFoldError, PeerLost, RailDown
 from netfold.host.operation.rail import Rail, RailStats
+from netfold.host.operation.request import RowsRequest
 from netfold.host.rails.missing_ranks import ANSWER_SECONDS, MissingRankDetector
 from netfold.host.rails.rank_state import AgreementOutcome, Question, QuestionKind, RankState, first_line
 from netfold.host.selection.peers import Peers
@@ -35,10 +36,17 @@ class WatchedRail(Rail, Protocol):
     """A rail that can be watched and stopped.
 
     between_name  what carries its operations between the hosts, for people
+    carries_rows  whether its switches carry a ``RowsRequest``
     """
 
     @property
     def between_name(self) -> str: ...
+
+    @property
+    def carries_rows(self) -> bool: ...
+
+    def collect(self, request: RowsRequest) -> None:
+        """Carries a collective of rows through its switches."""
 
     def between_hosts(self, number: int, operation: Callable[[Peers], None]) -> None:
         """Makes an operation between the hosts of the rail's plane.

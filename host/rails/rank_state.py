@@ -106,8 +106,8 @@ class OutOfBandChannel(Protocol):
 
 
 Place = tuple[int, int, float]
-"""Where a rank is: its position, the rail that carries the agreement there, or STRIPES, and the clock's time at which the
-rank came there.  Replaced as a whole, which needs no lock."""
+"""Where a rank is: its position, the rail that carries the agreement there, or STRIPES, and the clock's time at which
+the rank came there.  Replaced as a whole, which needs no lock."""
 STRIPES = -1
 """Instead of a rail: at this position several rails carry stripes."""
 

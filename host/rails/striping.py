@@ -2,9 +2,10 @@
 """A long call: each rail carries a stripe of the operation, in chunks of 30 to 120 ms, on a thread of its own.
 
 A chunk is what has to be done again after a failure, so chunks are short.  But all ranks end one before any begins the
-next, and the link is idle meanwhile, for about the rail's latency; so where that is long, chunks are longer too.  What a chunk overwrites and needs then, its source where it is
-reduced in place and the residual of narrow lanes, is kept of the last two chunks, since no rank is further ahead of
-another.
+next, and the link is idle meanwhile, for about the rail's latency; so where that is long, chunks are longer too.
+
+What a chunk overwrites and needs then, its source where it is reduced in place and the residual of narrow lanes, is
+kept of the last two chunks, since no rank is further ahead of another.
 """
 
 from __future__ import annotations

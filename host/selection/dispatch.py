@@ -104,7 +104,7 @@ class Dispatch:
         self.rows = self._rows()
 
     def _rows(self) -> RowsDispatch:
-        why = self.why if self._rails is None else "several rails share it, each over its mesh"
+        why = self.why if self._rails is None else "several rails share it, and choose by themselves"
         return RowsDispatch(self.hosts, self.switches, always=self._always, why=why, flight=self._flight)
 
     # ---- reducing ----------------------------------------------------------------------------------------------------
@@ -153,7 +153,8 @@ class Dispatch:
             out[...] = whole.reshape(-1)[mine].reshape(out.shape)
             return
         data = flat_copy(source)
-        self.hosts.reduce_scatter(storage(data), pieces, request.reduction)
+        algorithm = None if request.algorithm == INNET else request.algorithm
+        self.hosts.reduce_scatter(storage(data), pieces, request.reduction, algorithm=algorithm)
         out[...] = data[mine].reshape(out.shape)
 
     # ---- what can be asked for ---------------------------------------------------------------------------------------

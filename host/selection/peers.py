@@ -138,9 +138,30 @@ class Peers:
         reduction.finish(out, self.size - len(self.helpers))
         return 0
 
-    def reduce_scatter(self, data: Flat, pieces: Sequence[slice], reduction: Reduction) -> None:
+    def how(self, collective: Collective, nbytes: int, reduction: Reduction) -> str:
+        """What carries such a collective other than an allreduce, in words."""
+        return f"{collective} of {nbytes} bytes goes over {self.mesh.kind}"
+
+    @property
+    def joins(self) -> bool:
+        """Whether ``exchange`` may make both at once."""
+        return False
+
+    def exchange(
+        self, data: Flat, pieces: Sequence[slice], reduction: Reduction, gathered: Flat, rows: Sequence[slice]
+    ) -> bool:
+        """A ``reduce_scatter`` of ``data`` and an ``all_gather`` of ``gathered`` at the same time, where that can be.
+        Returns whether it could: one mesh does one thing at a time."""
+        return False
+
+    def reduce_scatter(
+        self, data: Flat, pieces: Sequence[slice], reduction: Reduction, *, algorithm: str | None = None
+    ) -> None:
         """Leaves in ``data[pieces[rank]]`` the reduction over all ranks; the rest of ``data`` then holds partial
-        results."""
+        results.
+
+        algorithm  "ring", which a mesh takes in any case
+        """
         what = f"reduce_scatter, {reduction.op} of {data.size} x {reduction.element}"
         self.note(f"{self.mesh.kind}, ring")
         self.mesh.expect("ring", ranks=self.order or ())
@@ -148,8 +169,11 @@ class Peers:
         self.bytes_reduced += data.nbytes
         reduction.finish(data[pieces[self.rank]], self.size)
 
-    def all_gather(self, data: Flat, pieces: Sequence[slice]) -> None:
-        """Fills ``data`` with every rank's ``data[pieces[rank]]``."""
+    def all_gather(self, data: Flat, pieces: Sequence[slice], *, algorithm: str | None = None) -> None:
+        """Fills ``data`` with every rank's ``data[pieces[rank]]``.
+
+        algorithm  as of ``reduce_scatter``
+        """
         strand = ring.all_gather(self.mesh, data, pieces, order=self.order)
         self.note(f"{self.mesh.kind}, ring")
         self.mesh.expect("ring", ranks=self.order or ())
