@@ -21,6 +21,7 @@ from msgspec import structs
 from netfold.host.errors import RankMismatch
 from netfold.host.mesh.mesh import ranks
 from netfold.host.operation.arrays import Flat
+from netfold.host.operation.coding import PLAIN, Coding, narrows
 from netfold.host.operation.half_precision import HALVES
 from netfold.host.operation.rail import DTYPES, folds
 from netfold.host.operation.reduction import INT32_SUM, Reduction
@@ -53,28 +54,31 @@ class RailPeers(Peers):
     def allreduce(self, request: AllreduceRequest) -> int:
         return self._rails.allreduce(structs.replace(request, algorithm=request.algorithm or AUTO))
 
-    def reduce(self, data: Flat, reduction: Reduction, root: int, *, algorithm: str | None = None) -> None:
+    def reduce(
+        self, data: Flat, reduction: Reduction, root: int, *, algorithm: str | None = None, coding: Coding = PLAIN
+    ) -> None:
         if algorithm is None and data.nbytes <= SHORT_BYTES:
-            self._sum(data, reduction)
+            self._sum(data, reduction, coding)
             return
         self._cut(
-            "reduce", data.nbytes,
+            _kind("reduce", reduction, coding), data.nbytes,
             lambda peers, part: peers.reduce(data[part(_all(data))], reduction, root, algorithm=algorithm),
             lambda part: [data[part(_all(data))]],
-            None if algorithm else self._folded("reduce", data, self._of_root(data.size, root), reduction, root),
+            None if algorithm else self._folded("reduce", data, self._of_root(data.size, root), reduction, coding, root),
         )
 
     def reduce_scatter(
-        self, data: Flat, pieces: Sequence[slice], reduction: Reduction, *, algorithm: str | None = None
+        self, data: Flat, pieces: Sequence[slice], reduction: Reduction, *, algorithm: str | None = None,
+        coding: Coding = PLAIN,
     ) -> None:
         if algorithm is None and data.nbytes <= SHORT_BYTES:
-            self._sum(data, reduction)
+            self._sum(data, reduction, coding)
             return
         self._cut(
-            "reduce_scatter", data.nbytes,
+            _kind("reduce_scatter", reduction, coding), data.nbytes,
             lambda peers, part: peers.reduce_scatter(data, [part(piece) for piece in pieces], reduction),
             lambda part: [data[part(piece)] for piece in pieces],
-            None if algorithm else self._folded("reduce_scatter", data, pieces, reduction),
+            None if algorithm else self._folded("reduce_scatter", data, pieces, reduction, coding),
         )
 
     def how(self, collective: Collective, nbytes: int, reduction: Reduction) -> str:
@@ -89,9 +93,10 @@ class RailPeers(Peers):
         return self._rails.carries_rows
 
     def exchange(
-        self, data: Flat, pieces: Sequence[slice], reduction: Reduction, gathered: Flat, rows: Sequence[slice]
+        self, data: Flat, pieces: Sequence[slice], reduction: Reduction, gathered: Flat, rows: Sequence[slice],
+        coding: Coding = PLAIN,
     ) -> bool:
-        fold = self._folded("exchange", data, pieces, reduction, gathered=gathered, gathered_rows=rows)
+        fold = self._folded("exchange", data, pieces, reduction, coding, gathered=gathered, gathered_rows=rows)
         nbytes = data.nbytes + gathered.nbytes
         if fold is None or not self.joins or nbytes <= SHORT_BYTES:
             return False
@@ -100,14 +105,14 @@ class RailPeers(Peers):
             peers.reduce_scatter(data, [part(piece) for piece in pieces], reduction)
             peers.all_gather(gathered, [part(row) for row in rows])
 
-        self._cut("together", nbytes, over, lambda part: [data[part(piece)] for piece in pieces], fold)
+        self._cut(_kind("together", reduction, coding), nbytes, over, lambda part: [data[part(piece)] for piece in pieces], fold)
         return True
 
-    def _sum(self, data: Flat, reduction: Reduction) -> None:
+    def _sum(self, data: Flat, reduction: Reduction, coding: Coding) -> None:
         """An allreduce in place, by the rails' own ways where all can make it."""
         own = data.dtype in DTYPES and folds(reduction.op, reduction.element)
         self._rails.allreduce(
-            AllreduceRequest(data, data, reduction, self.number, algorithm=None if own else AUTO)
+            AllreduceRequest(data, data, reduction, self.number, coding if own else PLAIN, None if own else AUTO)
         )
 
     # ---- moving arrays as they are -----------------------------------------------------------------------------------
@@ -206,8 +211,8 @@ class RailPeers(Peers):
         return [slice(0, size) if rank == root else slice(0, 0) for rank in range(self.size)]
 
     def _folded(
-        self, collective: RowsCollective, data: Flat, rows: Sequence[slice], reduction: Reduction, root: int = 0, *,
-        gathered: Flat | None = None, gathered_rows: Sequence[slice] = (),
+        self, collective: RowsCollective, data: Flat, rows: Sequence[slice], reduction: Reduction, coding: Coding,
+        root: int = 0, *, gathered: Flat | None = None, gathered_rows: Sequence[slice] = (),
     ) -> FoldedPart | None:
         """What makes a part of a reduction of rows, each in its owner's ``data``, through a rail's switches; None where
         they cannot."""
@@ -219,8 +224,8 @@ class RailPeers(Peers):
         def fold(rail: WatchedRail, part: Part, number: int) -> None:
             cut = [part(row) for row in rows]
             rail.collect(RowsRequest(
-                collective, data, into, cut, number, root, mine.start, reduction, gathered=gathered,
-                gathered_rows=[part(row) for row in gathered_rows],
+                collective, data, into, cut, number, root, mine.start, reduction, coding, gathered,
+                [part(row) for row in gathered_rows],
             ))
             own = cut[self.rank]
             data[own] = into[own.start - mine.start : own.stop - mine.start]
@@ -236,6 +241,12 @@ class RailPeers(Peers):
             rail.collect(RowsRequest(collective, data, data, [part(row) for row in rows], number, root))
 
         return copy
+
+
+def _kind(name: str, reduction: Reduction, coding: Coding) -> str:
+    """The kind of a reduction: what rails cost differs with the width of the lanes."""
+    narrow = coding.lane_bits != 32 and narrows(reduction.op, reduction.element)
+    return f"{name} in lanes of {coding.lane_bits} bits" if narrow else name
 
 
 def _sizes(pieces: Sequence[slice]) -> str:

@@ -154,7 +154,7 @@ class Dispatch:
             return
         data = flat_copy(source)
         algorithm = None if request.algorithm == INNET else request.algorithm
-        self.hosts.reduce_scatter(storage(data), pieces, request.reduction, algorithm=algorithm)
+        self.hosts.reduce_scatter(storage(data), pieces, request.reduction, algorithm=algorithm, coding=request.coding)
         out[...] = data[mine].reshape(out.shape)
 
     # ---- what can be asked for ---------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from netfold.host.collectives.machines import Machines
 from netfold.host.collectives.tidalmesh import TIDALMESH
 from netfold.host.mesh.mesh import Call, Mesh, Pending, Subset
 from netfold.host.operation.arrays import Flat
-from netfold.host.operation.coding import Coding, LaneBits
+from netfold.host.operation.coding import PLAIN, Coding, LaneBits
 from netfold.host.operation.rail import RailStats
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
@@ -148,19 +148,22 @@ class Peers:
         return False
 
     def exchange(
-        self, data: Flat, pieces: Sequence[slice], reduction: Reduction, gathered: Flat, rows: Sequence[slice]
+        self, data: Flat, pieces: Sequence[slice], reduction: Reduction, gathered: Flat, rows: Sequence[slice],
+        coding: Coding = PLAIN,
     ) -> bool:
         """A ``reduce_scatter`` of ``data`` and an ``all_gather`` of ``gathered`` at the same time, where that can be.
         Returns whether it could: one mesh does one thing at a time."""
         return False
 
     def reduce_scatter(
-        self, data: Flat, pieces: Sequence[slice], reduction: Reduction, *, algorithm: str | None = None
+        self, data: Flat, pieces: Sequence[slice], reduction: Reduction, *, algorithm: str | None = None,
+        coding: Coding = PLAIN,
     ) -> None:
         """Leaves in ``data[pieces[rank]]`` the reduction over all ranks; the rest of ``data`` then holds partial
         results.
 
         algorithm  "ring", which a mesh takes in any case
+        coding     in lanes, where switches fold; a mesh carries elements as they are
         """
         what = f"reduce_scatter, {reduction.op} of {data.size} x {reduction.element}"
         self.note(f"{self.mesh.kind}, ring")
@@ -204,10 +207,13 @@ class Peers:
         placed.expect(name, root=start)
         self._run(f"{what} by {name}", strand, n)
 
-    def reduce(self, data: Flat, reduction: Reduction, root: int, *, algorithm: str | None = None) -> None:
+    def reduce(
+        self, data: Flat, reduction: Reduction, root: int, *, algorithm: str | None = None, coding: Coding = PLAIN
+    ) -> None:
         """Leaves the reduction over all ranks in the root's ``data``; that of the others then holds partial results.
 
         algorithm  one of ``collectives.REDUCE``; default: the cheapest
+        coding     as of ``reduce_scatter``
         """
         what = f"reduce to {root}, {reduction.op} of {data.size} x {reduction.element}"
         n = data.nbytes

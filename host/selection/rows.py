@@ -89,7 +89,7 @@ class RowsDispatch:
         carry both."""
         if self._switches is None:
             own, mine = flat_copy(request.source), pieces[self._hosts.rank]
-            if not self._hosts.exchange(own, pieces, request.reduction, data, rows):
+            if not self._hosts.exchange(own, pieces, request.reduction, data, rows, request.coding):
                 return False
             request.out[...] = own[mine].reshape(request.out.shape)
             return True
@@ -106,7 +106,7 @@ class RowsDispatch:
             return
         data, hosts = flat_copy(request.source), self._hosts
         algorithm = None if request.algorithm == INNET else request.algorithm
-        hosts.reduce(storage(data), request.reduction, root, algorithm=algorithm)
+        hosts.reduce(storage(data), request.reduction, root, algorithm=algorithm, coding=request.coding)
         if hosts.rank == root:
             request.out[...] = data.reshape(request.out.shape)
 

@@ -79,6 +79,12 @@ def reduce_integers(comm: Communicator, width: int) -> tuple[Any, Any]:
     return (got, want) if comm.rank == 2 else (np.zeros(1), np.zeros(1))
 
 
+def reduce_floats(comm: Communicator, width: int) -> tuple[Any, Any]:
+    got = comm.reduce(rows(comm.rank, 3, width, "float32"), root=2)
+    want = np.sum([rows(rank, 3, width, "float32") for rank in range(WORLD)], axis=0)
+    return (got, want) if comm.rank == 2 else (np.zeros(1), np.zeros(1))
+
+
 def reduce_scatter(comm: Communicator, width: int) -> tuple[Any, Any]:
     counts = [2, 0, 4]
     got = comm.reduce_scatter(rows(comm.rank, 6, width, "float32"), counts=counts)
@@ -207,6 +213,28 @@ def test_rails_that_fold_carry_rows_through_their_switches(kinds: Any) -> None:
         ringed = on_every_rank(comms, lambda comm: comm.all_gather(rows(comm.rank, 5, LONG), algorithm="ring"))
         assert [(result == ringed[0]).all() for result in ringed] == [True] * WORLD
         assert [len(count) for count in counts] == before, "a ring was asked for"
+
+
+def test_rows_over_several_rails_have_the_lanes_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reduce_scatter and a reduce of floats, long and short, in a job of 8-bit lanes, are as near as those over one
+    rail, and not exact, as whole lanes would be."""
+    asked: list[int] = []
+    carry = OpenRail.collect
+
+    def collect(rail: OpenRail, request: RowsRequest) -> None:
+        asked.append(request.coding.lane_bits)
+        carry(rail, request)
+
+    monkeypatch.setattr(OpenRail, "collect", collect)
+    with loopback_rails(["innet", "innet"], WORLD, lane_bits=8) as comms:
+        even(comms)
+        for width in (SHORT, LONG):
+            for operation in (reduce_scatter, reduce_floats):
+                for result in on_every_rank(comms, lambda comm, call=operation, n=width: call(comm, n)):
+                    got, want = result
+                    assert np.abs(got - want).max(initial=0) <= WORLD * 99 / 32, operation.__name__
+        assert set(asked) == {8}
+        assert asked.count(8) >= 2 * 2 * WORLD
 
 
 def count_rows(comm: Communicator, rail: int) -> list[str]:
