@@ -60,11 +60,12 @@ class RailPeers(Peers):
         if algorithm is None and data.nbytes <= SHORT_BYTES:
             self._sum(data, reduction, coding)
             return
+        whole = self._of_root(data.size, root)
         self._cut(
             _kind("reduce", reduction, coding), data.nbytes,
             lambda peers, part: peers.reduce(data[part(_all(data))], reduction, root, algorithm=algorithm),
             lambda part: [data[part(_all(data))]],
-            None if algorithm else self._folded("reduce", data, self._of_root(data.size, root), reduction, coding, root),
+            None if algorithm else self._folded("reduce", data, whole, reduction, coding, root),
         )
 
     def reduce_scatter(
@@ -105,7 +106,10 @@ class RailPeers(Peers):
             peers.reduce_scatter(data, [part(piece) for piece in pieces], reduction)
             peers.all_gather(gathered, [part(row) for row in rows])
 
-        self._cut(_kind("together", reduction, coding), nbytes, over, lambda part: [data[part(piece)] for piece in pieces], fold)
+        self._cut(
+            _kind("together", reduction, coding), nbytes, over, lambda part: [data[part(piece)] for piece in pieces],
+            fold,
+        )
         return True
 
     def _sum(self, data: Flat, reduction: Reduction, coding: Coding) -> None:

@@ -216,8 +216,8 @@ def test_rails_that_fold_carry_rows_through_their_switches(kinds: Any) -> None:
 
 
 def test_rows_over_several_rails_have_the_lanes_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reduce_scatter and a reduce of floats, long and short, in a job of 8-bit lanes, are as near as those over one
-    rail, and not exact, as whole lanes would be."""
+    """A reduce_scatter and a reduce of floats, long and short, in a job of 8-bit lanes: what long ones
+    fold has these lanes, and every result is as near as they allow."""
     asked: list[int] = []
     carry = OpenRail.collect
 
