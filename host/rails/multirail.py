@@ -6,8 +6,8 @@
             rank reports how many chunks each rail got done, and what the rails cost (``rail_report``).  Chunks that
             some rank lacks are split over the remaining rails, in the same call
 
-An allreduce that folds goes by the rails' own ways; all else goes between the hosts of each plane (``RailPeers``), in
-the same two forms.
+An allreduce that folds goes by the rails' own ways, and so do collectives of rows on rails whose switches carry them;
+all else goes between the hosts of each plane (``RailPeers``), in the same two forms.
 
 A rail that fails on any rank is dead on all (``rank_state``).  It is reopened in the background (``ReopenRail``); once
 it is open on all ranks, which an agreement reports too, it carries its share again (``rail_set``).  Missing ranks are
