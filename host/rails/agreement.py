@@ -60,7 +60,7 @@ class Agreements:
         raise.
         """
         # kept short until the first failure: a small allreduce takes only a third of a millisecond
-        rails, state, clock = self._rails, self._state, self._clock
+        rails, state, clock = self._rails, self._state, self._state.clock
         self.carrier, self.failed, begin = rail, False, 0.0
         while True:
             rails.position = position = rails.position + 1

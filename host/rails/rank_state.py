@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -134,7 +134,7 @@ class RankState:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+        self.clock: Final = clock
         self._lock = threading.Lock()
         self.place: Place = (0, STRIPES, 0.0)
         """Where this rank is.  Set by the thread that makes the calls alone: at an agreement with no call and no lock,
@@ -162,7 +162,7 @@ class RankState:
 
     def enter_stripes(self, position: int, rails: Collection[int]) -> None:
         """Records that this rank is at ``position``, where each of these rails carries a stripe."""
-        now = self._clock()
+        now = self.clock()
         with self._lock:
             self.place = position, STRIPES, now
             self._looks, self._failed = _Looks(position, dict.fromkeys(rails, now)), {}
@@ -193,7 +193,7 @@ class RankState:
             _, _, came, looks = self._here()
             if rail not in looks.moved:
                 return 0.0
-            now = self._clock()
+            now = self.clock()
             since = looks.looked.get(rail, came)
             quiet = looks.quiet.get(rail, 0.0)
             if when > looks.moved[rail]:
@@ -208,7 +208,7 @@ class RankState:
             _, _, came, looks = self._here()
             if rail not in looks.moved or rail in looks.left:
                 return 0.0
-            return looks.quiet.get(rail, 0.0) + min(self._clock() - looks.looked.get(rail, came), MAX_LOOK_GAP)
+            return looks.quiet.get(rail, 0.0) + min(self.clock() - looks.looked.get(rail, came), MAX_LOOK_GAP)
 
     def set_live(self, rails: Collection[int], *, exchanged: bool = False) -> None:
         """Sets the rails that are up, as all ranks agree.
@@ -222,7 +222,7 @@ class RankState:
     def leave_rail(self, rail: int, *, failure: object = None) -> None:
         """Records that the rail has ended here, well or not, so that this rank waits for nothing on it any more."""
         with self._lock:
-            self._here()[3].left[rail] = self._clock()
+            self._here()[3].left[rail] = self.clock()
             if failure is not None:
                 self._failed[rail] = first_line(failure)
 
@@ -245,7 +245,7 @@ class RankState:
         with self._lock:
             self.outcomes[at] = position, result
             self._withheld_at = 0
-            self.last_outcome_at = self._clock()
+            self.last_outcome_at = self.clock()
 
     def give_up(self, why: bytes) -> None:
         """Records the verdict for which this rank gives up, and waits for nothing any more.  The first one stays."""
@@ -297,11 +297,11 @@ class RankState:
             return 0.0
         if question.position < at or question.rail not in looks.moved:
             # what the other ranks were sent when this one left may still be on its way
-            return self._clock() - came
+            return self.clock() - came
         if question.rail in looks.left:
-            return self._clock() - looks.left[question.rail]
+            return self.clock() - looks.left[question.rail]
         if in_agreement and self._ended(question.position):
-            return self._clock() - self.last_outcome_at
+            return self.clock() - self.last_outcome_at
         # only up to the last look: a process that got no time to run does not know what came meanwhile
         return looks.quiet.get(question.rail, 0.0)
 
