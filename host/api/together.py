@@ -98,7 +98,7 @@ class Together:
         """Makes both at once.  Returns False where the switches do not carry them."""
         ranks, array, own, reduction = self._ranks, scatter.array, gather.array, self._reduction
         coding = self._coding.asked(array, reduction.op, reduction.element, None, None, None, False)
-        if coding.reproducible or ranks.dispatch.rows.refusal:
+        if coding.reproducible or not ranks.dispatch.rows.joins:
             return False
         data, pieces = flat(gather.out), pieces_of(gather.rows, own)
         with ranks.operation("together", array.nbytes + data.nbytes, reduction.op, reduction.element) as number:

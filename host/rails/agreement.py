@@ -60,20 +60,23 @@ class Agreements:
         raise.
         """
         # kept short until the first failure: a small allreduce takes only a third of a millisecond
-        rails, state = self._rails, self._state
+        rails, state, clock = self._rails, self._state, self._state.clock
         self.carrier, self.failed, begin = rail, False, 0.0
         while True:
-            position = rails.advance()
-            came = state.enter_agreement(position, rail)
+            rails.position = position = rails.position + 1
+            came = clock()
+            state.place = position, rail, came
             begin = begin or came
-            self._turn ^= 1
-            result = self._results[self._turn]
+            self._turn = turn = self._turn ^ 1
+            result = self._results[turn]
             if result.size != source.size or result.dtype is not source.dtype:
                 result = self._memory(source)
             try:
                 if rails.broken and rail in rails.broken:
                     raise rails.broken[rail]
-                self.saturated = rails[rail].allreduce(
+                carrier = rails.rails[rail]
+                assert carrier is not None, rail
+                self.saturated = carrier.allreduce(
                     AllreduceRequest(source, result, reduction, position, coding, algorithm)
                 )
             except RankMismatch:
@@ -85,8 +88,10 @@ class Agreements:
                 if not isinstance(error, Fenced):
                     rails.broken.setdefault(rail, error)
             else:
-                if state.commit(position, result):
-                    self.seconds = state.last_outcome_at - begin
+                state.last_outcome_at = now = clock()
+                state.outcomes[turn] = position, result
+                if state.fenced_at != position or not state.withheld(position, turn):
+                    self.seconds = now - begin
                     return result
                 failure = Fenced("another rank stopped it")
             self.failed = True
@@ -96,11 +101,11 @@ class Agreements:
                 # another rank had it before the rail failed; our absence at the next use makes the rail dead there
                 result.view(np.uint8)[:] = np.frombuffer(committed, np.uint8)
                 self.saturated = elements_at_ends(result) if coding.saturate else 0
-                state.adopt_outcome(position, result)
+                state.adopt_outcome(position, result, turn)
                 rails.broken.setdefault(rail, failure)
                 self.seconds = state.last_outcome_at - begin
                 return result
-            state.adopt_outcome(position, None)
+            state.adopt_outcome(position, None, turn)
             rails.mark_down({rail: failure})
             self.carrier = rail = self._quickest()
 

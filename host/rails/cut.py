@@ -3,8 +3,9 @@
 and what it overwrites.
 
     CutAllreduce    an allreduce: a part is a slice of the tensor
-    CutCollective   any other collective between the hosts: a part is the same fraction of every piece that ranks have
-                    in it, so that rows of any length are cut alike on both ends
+    CutCollective   any other collective: a part is the same fraction of every piece that ranks have in it, so that rows
+                    of any length are cut alike on both ends.  A rail carries it between the hosts of its plane, or, of
+                    rows, through its switches
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from netfold.host.selection.peers import Peers
 
 Part = Callable[[slice], slice]
 """The share that a part of an operation has of a piece."""
+FoldedPart = Callable[[WatchedRail, Part, int], None]
+"""Makes a part of an operation through a rail's switches, as the operation of this number."""
 Kept = list[tuple[Flat, Flat]]
 """Memory that a part overwrites, and what was there before."""
 
@@ -76,11 +79,13 @@ class CutAllreduce:
 
 @dataclass(frozen=True)
 class CutCollective:
-    """A collective between the hosts; a unit is a byte of ``size``.
+    """A collective other than an allreduce; a unit is a byte of ``size``.
 
     kind         its name; operations of one kind share what rails cost
     size         bytes of the operation, the same on all ranks
-    over         makes a part of it with a rail's ranks
+    over         makes a part of it with a rail's ranks, between the hosts
+    folded       makes a part of it through the switches of a rail that carries rows, given that rail, the part and the
+                 operation's number; None: no switches carry it
     overwritten  what the part overwrites and needs again if it is done again; nothing where it only fills results
     """
 
@@ -88,6 +93,7 @@ class CutCollective:
     size: int
     over: Callable[[Peers, Part], None]
     overwritten: Callable[[Part], Sequence[Flat]] = lambda part: ()
+    folded: FoldedPart | None = None
 
     unit = 1
     lane_bits = 32
@@ -96,7 +102,10 @@ class CutCollective:
         return [(memory, memory.copy()) for memory in self.overwritten(self._of(part))]
 
     def carry(self, rail: WatchedRail, part: slice, position: int) -> int:
-        rail.between_hosts(position, lambda peers: self.over(peers, self._of(part)))
+        if self.folded is not None and rail.carries_rows:
+            self.folded(rail, self._of(part), position)
+        else:
+            rail.between_hosts(position, lambda peers: self.over(peers, self._of(part)))
         return 0
 
     def _of(self, part: slice) -> Part:

@@ -6,8 +6,8 @@
             rank reports how many chunks each rail got done, and what the rails cost (``rail_report``).  Chunks that
             some rank lacks are split over the remaining rails, in the same call
 
-An allreduce that folds goes by the rails' own ways; all else goes between the hosts of each plane (``RailPeers``), in
-the same two forms.
+An allreduce that folds goes by the rails' own ways, and so do collectives of rows on rails whose switches carry them;
+all else goes between the hosts of each plane (``RailPeers``), in the same two forms.
 
 A rail that fails on any rank is dead on all (``rank_state``).  It is reopened in the background (``ReopenRail``); once
 it is open on all ranks, which an agreement reports too, it carries its share again (``rail_set``).  Missing ranks are
@@ -38,7 +38,7 @@ from netfold.host.rails.missing_ranks import MissingRankDetector
 from netfold.host.rails.policy import DEFAULT_POLICY, NO_LISTENERS, OutOfBand, RailListeners, RailPolicy, Start
 from netfold.host.rails.rail_set import RailSet, ReopenRail, WatchedRail
 from netfold.host.rails.rank_state import first_line
-from netfold.host.rails.shares import LONG_BYTES, RailShares, Split, show_seconds
+from netfold.host.rails.shares import BRIEF_BYTES, LONG_BYTES, RailShares, Split, show_seconds
 from netfold.host.selection.choice import INNET
 
 MAX_AGREEMENT_BYTES = 2 << 20
@@ -50,6 +50,9 @@ GAVE_UP_LINGER_SECONDS = 0.8
 answers."""
 EXCHANGE_INTERVAL = 400
 """Figures are exchanged at the latest when calls have taken as long as so many exchanges would."""
+SAMPLES = 8
+"""Of the brief calls between two exchanges, so many count as the rail's latency (``shares.WINDOW`` of them at the end),
+the same on all ranks: what a call costs beside its rail is as much as its rail in a processor's cache that is cold."""
 EXCHANGE_SECONDS = 0.0005
 """Seconds that an exchange takes besides the rail's latency, where ranks share a few cores."""
 LATE_FACTOR = 1.5
@@ -119,8 +122,10 @@ class MultiRail:
         """Names of the rails that carry floats in 32 bits whatever a call asks for."""
         self._join, self._between_names = policy.overhead, [rail.between_name for rail in rails]
         self._own = Ledger(names, [rail.narrows for rail in rails], policy.overhead, known=policy.known)
-        self._ledgers: dict[str, Ledger] = {}
-        """Kind of operation between the hosts -> what the rails cost in it."""
+        self._ledgers: dict[tuple[str, bool], Ledger] = {}
+        """Kind of operation, and whether rails that can fold it -> what the rails cost in it."""
+        self._rows = [rail.carries_rows for rail in rails]
+        """By rail: whether its switches carry rows."""
         state, channel = out_of_band.state, out_of_band.channel
         detector = MissingRankDetector(
             state, channel, [other for other in range(world) if other != rank], timeout=policy.timeout,
@@ -140,7 +145,7 @@ class MultiRail:
         self._resent = [0] * len(rails)
         self._operations = self._bytes = 0
         self._seconds = 0.0
-        self._owed = self._due = 0.0
+        self._owed = self._due = self._sample = 0.0
         self._exchanges = 0
         self._pinned: int | None = None
         self._closed = False
@@ -162,34 +167,47 @@ class MultiRail:
             raise Closed("the rails were closed")
         if self._pinned is not None:
             return self._pinned_rail(self._rails.names).allreduce(request)
-        nbytes, algorithm = request.source.nbytes, request.algorithm
+        source, coding, algorithm = request.source, request.coding, request.algorithm
+        nbytes = source.nbytes
         ledger = self._own if algorithm is None or algorithm == INNET else self._ledger(f"allreduce by {algorithm}")
-        split = ledger.shares.split(nbytes, self._rails.live, request.coding.lane_bits)
+        split = ledger.shares.split(nbytes, self._rails.live, coding.lane_bits)
         self._note(split.text)
         try:
             # a residual is a rank's own, so that no other can tell it as it can a sum (``agreement``)
             if split.whole and nbytes <= MAX_AGREEMENT_BYTES and request.feedback is None:
-                saturated = self._short(request, split, ledger)
+                # short: such a call may take only a third of a millisecond, so little is done around it
+                agreements, rail, usual = self._agreements, split.single[0], split.seconds or 1.0
+                request.out[...] = agreements.run(source, request.reduction, rail, coding, algorithm)
+                saturated, seconds = agreements.saturated, agreements.seconds
+                self._seconds += seconds
+                # nothing that only one rank knows: every rank must exchange figures after the same calls
+                self._owed += usual
+                if self._owed > self._sample or nbytes > BRIEF_BYTES or agreements.failed:
+                    self._after_short(nbytes, rail, ledger, coding.lane_bits)
+                else:
+                    self._nbytes[rail] += nbytes
+                if seconds > LATE_FACTOR * usual:  # in less nothing was sent again
+                    self._count(agreements.carrier)
             else:
                 saturated = self._long(CutAllreduce(request), split, ledger)
         except NetFoldError as error:
-            source = request.source
             raise self._told(error, request.number, f"{source.size} x {source.dtype.name}, {nbytes} bytes") from error
         self._operations += 1
         self._bytes += nbytes
         return saturated
 
     def carry(self, cut: CutCollective, number: int) -> None:
-        """Carries another collective between the hosts of all planes.  Raises what ``allreduce`` raises.
+        """Carries another collective, over the switches or between the hosts of all planes.  Raises what ``allreduce``
+        raises.
 
         number  of the operation, for errors
         """
         if self._closed:
             raise Closed("the rails were closed")
         if self._pinned is not None:
-            cut.carry(self._pinned_rail(self._between_names), slice(0, cut.size), number)
+            cut.carry(self._pinned_rail(self._names(cut.folded is not None)), slice(0, cut.size), number)
             return
-        ledger = self._ledger(cut.kind)
+        ledger = self._ledger(cut.kind, folded=cut.folded is not None)
         split = ledger.shares.split(cut.size, self._rails.live)
         self._note(split.text)
         try:
@@ -217,12 +235,28 @@ class MultiRail:
         """The shares of an allreduce by the rails' own ways."""
         return self._own.shares
 
-    def _ledger(self, kind: str) -> Ledger:
-        """What the rails cost in this kind of operation; before its first one, as much as an allreduce."""
-        ledger = self._ledgers.get(kind)
+    def _ledger(self, kind: str, *, folded: bool = False) -> Ledger:
+        """What the rails cost in this kind of operation, where those that can fold it or not; before its first one, as
+        much as an allreduce."""
+        ledger = self._ledgers.get((kind, folded))
         if ledger is None:
-            ledger = self._ledgers[kind] = Ledger(self._between_names, (), self._join, agreed=self.shares.figures)
+            ledger = Ledger(self._names(folded), (), self._join, agreed=self.shares.figures)
+            self._ledgers[kind, folded] = ledger
         return ledger
+
+    def _names(self, folded: bool) -> list[str]:
+        """What carries a collective, by rail: the rail itself where it folds it, else the mesh of its plane."""
+        own = zip(self._rails.names, self._between_names, self._rows, strict=True)
+        return [name if folded and rows else between for name, between, rows in own]
+
+    @property
+    def carries_rows(self) -> bool:
+        """Whether the switches of any rail that is up carry rows; the same on all ranks."""
+        return any(self._rows[rail] for rail in self._rails.live)
+
+    def describe_cut(self, kind: str, nbytes: int, *, folded: bool) -> str:
+        """How a collective of this kind would be cut, in words.  Sends nothing."""
+        return self._ledger(kind, folded=folded).shares.preview(nbytes, self._rails.live).text
 
     @property
     def live(self) -> list[int]:
@@ -307,29 +341,15 @@ class MultiRail:
         self._rails.close()
 
     # ---- short and long --------------------------------------------------------------------------------------------
-    def _short(self, request: AllreduceRequest, split: Split, ledger: Ledger) -> int:
-        """Carries a short call on one rail.  Such a call may take only a third of a millisecond, so little is done
-        around it.  Returns how many elements of a saturating sum stand at an end of the range."""
-        agreements, source, rail, coding = self._agreements, request.source, split.single[0], request.coding
-        request.out[...] = agreements.run(source, request.reduction, rail, coding, request.algorithm)
-        seconds, usual = agreements.seconds, split.seconds or 1.0
-        self._seconds += seconds
-        if seconds > LATE_FACTOR * usual:  # in less nothing was sent again
-            self._count(agreements.carrier)
-        if agreements.failed or coding.lane_bits != 32:
-            self._record(source.nbytes, rail, ledger, coding.lane_bits)
-        else:
-            self._nbytes[rail] += source.nbytes
-            ledger.estimates[rail].add(source.nbytes, seconds)
-        # nothing that only one rank knows: every rank must exchange figures after the same calls
-        self._owed += usual
+    def _after_short(self, nbytes: int, rail: int, ledger: Ledger, lane_bits: LaneBits) -> None:
+        """Learns from a short call, and exchanges figures where that is due."""
+        self._record(nbytes, rail, ledger, lane_bits)
+        if nbytes <= BRIEF_BYTES:
+            self._sample = self._owed + self._due / SAMPLES
         if self._owed > self._due:
-            saturated = agreements.saturated
             # each rail in its turn, also one that carries nothing now: so its latency is known, and whether it is up
             live = self._rails.live
             self._exchange({}, live[self._exchanges % len(live)], together=True)
-            return saturated
-        return agreements.saturated
 
     def _agree(self, source: Flat, rail: int, ledger: Ledger | None = None) -> Flat:
         """Runs an agreement on a sum of int32 of our own.
@@ -426,7 +446,7 @@ class MultiRail:
         if ledger.shares.learn(told.figures, live) and ledger is self._own:
             log.info("rails: %s", self.describe(64 << 20))
         self._exchanges += 1
-        self._owed = 0.0
+        self._owed = self._sample = 0.0
         following = self.shares.figures[live[self._exchanges % len(live)]]
         self._due = EXCHANGE_INTERVAL * (following.latency + EXCHANGE_SECONDS)
         return told.done

@@ -24,7 +24,7 @@ from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.conversion import between_hosts, deliver
 from netfold.host.operation.rail import RailStats
 from netfold.host.operation.reduction import Reduction
-from netfold.host.operation.request import AllreduceRequest
+from netfold.host.operation.request import AllreduceRequest, RowsRequest
 from netfold.host.rails.open_mesh import open_mesh
 from netfold.host.rails.planes import RailSpec
 from netfold.host.rails.policy import RailOptions
@@ -186,6 +186,18 @@ class OpenRail:
             return self._between.allreduce(request)
         carried = between_hosts(request, request.algorithm)
         return self._between.allreduce(carried) + deliver(carried, request)
+
+    @property
+    def carries_rows(self) -> bool:
+        """Whether its switches carry a ``RowsRequest``."""
+        return isinstance(self._rail, FoldRail) and not self._rail.carries_rows
+
+    def collect(self, request: RowsRequest) -> None:
+        """Carries a collective of rows through its switches.  Raises RailDown where the rail was closed."""
+        assert isinstance(self._rail, FoldRail), self.name
+        if self._closed:
+            raise RailDown(f"{self} was closed")
+        self._rail.collect(request)
 
     @property
     def retransmissions(self) -> int:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks between the hosts of all planes: each collective cut over the rails, complete even if one of them dies.
+"""The ranks on all planes: each collective cut over the rails, complete even if one of them dies.
 
     short   a sum of int32 over the rails, in which each rank fills in what it gives and the others zeros: an allreduce
             like any other, that folds where a rail folds.  Beside the bytes each rank fills in a checksum of what it
             calls, so that calls that differ are told by name.  Reductions are sums anyway
-    long    parts over the meshes of all planes (``CutCollective``)
+    long    parts over all planes (``CutCollective``): of rows through the switches of the rails that carry those, and
+            over the meshes of the others; of all else over the meshes
 
 What some of the ranks do alone, and messages between two, go over the first rail's plane that is up.
 """
@@ -20,11 +21,15 @@ from msgspec import structs
 from netfold.host.errors import RankMismatch
 from netfold.host.mesh.mesh import ranks
 from netfold.host.operation.arrays import Flat
+from netfold.host.operation.coding import PLAIN, Coding, narrows
+from netfold.host.operation.half_precision import HALVES
 from netfold.host.operation.rail import DTYPES, folds
 from netfold.host.operation.reduction import INT32_SUM, Reduction
-from netfold.host.operation.request import AllreduceRequest
-from netfold.host.rails.cut import CutCollective, Part
+from netfold.host.operation.request import AllreduceRequest, RowsCollective, RowsRequest
+from netfold.host.rails.cut import CutCollective, FoldedPart, Part
 from netfold.host.rails.multirail import MultiRail
+from netfold.host.rails.rail_set import WatchedRail
+from netfold.host.selection.choice import Collective
 from netfold.host.selection.peers import AUTO, Peers
 
 SHORT_BYTES = 64 << 10
@@ -49,41 +54,80 @@ class RailPeers(Peers):
     def allreduce(self, request: AllreduceRequest) -> int:
         return self._rails.allreduce(structs.replace(request, algorithm=request.algorithm or AUTO))
 
-    def reduce(self, data: Flat, reduction: Reduction, root: int, *, algorithm: str | None = None) -> None:
+    def reduce(
+        self, data: Flat, reduction: Reduction, root: int, *, algorithm: str | None = None, coding: Coding = PLAIN
+    ) -> None:
         if algorithm is None and data.nbytes <= SHORT_BYTES:
-            self._sum(data, reduction)
+            self._sum(data, reduction, coding)
             return
+        whole = self._of_root(data.size, root)
         self._cut(
-            "reduce", data.nbytes,
+            _kind("reduce", reduction, coding), data.nbytes,
             lambda peers, part: peers.reduce(data[part(_all(data))], reduction, root, algorithm=algorithm),
             lambda part: [data[part(_all(data))]],
+            None if algorithm else self._folded("reduce", data, whole, reduction, coding, root),
         )
 
-    def reduce_scatter(self, data: Flat, pieces: Sequence[slice], reduction: Reduction) -> None:
-        if data.nbytes <= SHORT_BYTES:
-            self._sum(data, reduction)
+    def reduce_scatter(
+        self, data: Flat, pieces: Sequence[slice], reduction: Reduction, *, algorithm: str | None = None,
+        coding: Coding = PLAIN,
+    ) -> None:
+        if algorithm is None and data.nbytes <= SHORT_BYTES:
+            self._sum(data, reduction, coding)
             return
         self._cut(
-            "reduce_scatter", data.nbytes,
+            _kind("reduce_scatter", reduction, coding), data.nbytes,
             lambda peers, part: peers.reduce_scatter(data, [part(piece) for piece in pieces], reduction),
             lambda part: [data[part(piece)] for piece in pieces],
+            None if algorithm else self._folded("reduce_scatter", data, pieces, reduction, coding),
         )
 
-    def _sum(self, data: Flat, reduction: Reduction) -> None:
+    def how(self, collective: Collective, nbytes: int, reduction: Reduction) -> str:
+        if collective == "barrier" or nbytes <= SHORT_BYTES:
+            return f"{collective} of {nbytes} bytes is a sum: {self._rails.describe(nbytes)}"
+        whole = reduction.element not in HALVES and folds(reduction.op, reduction.element)
+        folded = whole or collective not in ("reduce", "reduce_scatter")
+        return f"{collective} of {nbytes} bytes: {self._rails.describe_cut(collective, nbytes, folded=folded)}"
+
+    @property
+    def joins(self) -> bool:
+        return self._rails.carries_rows
+
+    def exchange(
+        self, data: Flat, pieces: Sequence[slice], reduction: Reduction, gathered: Flat, rows: Sequence[slice],
+        coding: Coding = PLAIN,
+    ) -> bool:
+        fold = self._folded("exchange", data, pieces, reduction, coding, gathered=gathered, gathered_rows=rows)
+        nbytes = data.nbytes + gathered.nbytes
+        if fold is None or not self.joins or nbytes <= SHORT_BYTES:
+            return False
+
+        def over(peers: Peers, part: Part) -> None:
+            peers.reduce_scatter(data, [part(piece) for piece in pieces], reduction)
+            peers.all_gather(gathered, [part(row) for row in rows])
+
+        self._cut(
+            _kind("together", reduction, coding), nbytes, over, lambda part: [data[part(piece)] for piece in pieces],
+            fold,
+        )
+        return True
+
+    def _sum(self, data: Flat, reduction: Reduction, coding: Coding) -> None:
         """An allreduce in place, by the rails' own ways where all can make it."""
         own = data.dtype in DTYPES and folds(reduction.op, reduction.element)
         self._rails.allreduce(
-            AllreduceRequest(data, data, reduction, self.number, algorithm=None if own else AUTO)
+            AllreduceRequest(data, data, reduction, self.number, coding if own else PLAIN, None if own else AUTO)
         )
 
     # ---- moving arrays as they are -----------------------------------------------------------------------------------
-    def all_gather(self, data: Flat, pieces: Sequence[slice]) -> None:
-        if data.nbytes <= SHORT_BYTES:
+    def all_gather(self, data: Flat, pieces: Sequence[slice], *, algorithm: str | None = None) -> None:
+        if algorithm is None and data.nbytes <= SHORT_BYTES:
             self._fill(f"all_gather of {_sizes(pieces)}", data, [pieces[self.rank]], pieces)
             return
         self._cut(
             "all_gather", data.nbytes,
             lambda peers, part: peers.all_gather(data, [part(piece) for piece in pieces]),
+            folded=None if algorithm else self._copied("all_gather", data, pieces),
         )
 
     def broadcast(self, data: Flat, root: int, *, algorithm: str | None = None) -> None:
@@ -94,6 +138,7 @@ class RailPeers(Peers):
         self._cut(
             "broadcast", data.nbytes,
             lambda peers, part: peers.broadcast(data[part(_all(data))], root, algorithm=algorithm),
+            folded=None if algorithm else self._copied("broadcast", data, self._of_root(data.size, root), root),
         )
 
     def gather(self, data: Flat, pieces: Sequence[slice], root: int) -> None:
@@ -159,11 +204,53 @@ class RailPeers(Peers):
 
     def _cut(
         self, kind: str, size: int, over: Callable[[Peers, Part], None],
-        overwritten: Callable[[Part], Sequence[Flat]] = lambda part: (),
+        overwritten: Callable[[Part], Sequence[Flat]] = lambda part: (), folded: FoldedPart | None = None,
     ) -> None:
         """Makes a long operation in parts over all rails (``CutCollective``)."""
         if size:
-            self._rails.carry(CutCollective(kind, size, over, overwritten), self.number)
+            self._rails.carry(CutCollective(kind, size, over, overwritten, folded), self.number)
+
+    def _of_root(self, size: int, root: int) -> list[slice]:
+        """All elements as the root's row."""
+        return [slice(0, size) if rank == root else slice(0, 0) for rank in range(self.size)]
+
+    def _folded(
+        self, collective: RowsCollective, data: Flat, rows: Sequence[slice], reduction: Reduction, coding: Coding,
+        root: int = 0, *, gathered: Flat | None = None, gathered_rows: Sequence[slice] = (),
+    ) -> FoldedPart | None:
+        """What makes a part of a reduction of rows, each in its owner's ``data``, through a rail's switches; None where
+        they cannot."""
+        if data.dtype not in DTYPES or not folds(reduction.op, reduction.element):
+            return None
+        mine = rows[self.rank]
+        into = np.empty(mine.stop - mine.start, data.dtype)  # sources stay whole while others may ask for them again
+
+        def fold(rail: WatchedRail, part: Part, number: int) -> None:
+            cut = [part(row) for row in rows]
+            rail.collect(RowsRequest(
+                collective, data, into, cut, number, root, mine.start, reduction, coding, gathered,
+                [part(row) for row in gathered_rows],
+            ))
+            own = cut[self.rank]
+            data[own] = into[own.start - mine.start : own.stop - mine.start]
+
+        return fold
+
+    def _copied(
+        self, collective: RowsCollective, data: Flat, rows: Sequence[slice], root: int = 0
+    ) -> FoldedPart:
+        """What copies a part of each rank's row to all, through a rail's switches."""
+
+        def copy(rail: WatchedRail, part: Part, number: int) -> None:
+            rail.collect(RowsRequest(collective, data, data, [part(row) for row in rows], number, root))
+
+        return copy
+
+
+def _kind(name: str, reduction: Reduction, coding: Coding) -> str:
+    """The kind of a reduction: what rails cost differs with the width of the lanes."""
+    narrow = coding.lane_bits != 32 and narrows(reduction.op, reduction.element)
+    return f"{name} in lanes of {coding.lane_bits} bits" if narrow else name
 
 
 def _sizes(pieces: Sequence[slice]) -> str:

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from netfold.host.errors import NetFoldError, PeerLost, RailDown
 from netfold.host.operation.rail import Rail, RailStats
+from netfold.host.operation.request import RowsRequest
 from netfold.host.rails.missing_ranks import ANSWER_SECONDS, MissingRankDetector
 from netfold.host.rails.rank_state import AgreementOutcome, Question, QuestionKind, RankState, first_line
 from netfold.host.selection.peers import Peers
@@ -35,10 +36,17 @@ class WatchedRail(Rail, Protocol):
     """A rail that can be watched and stopped.
 
     between_name  what carries its operations between the hosts, for people
+    carries_rows  whether its switches carry a ``RowsRequest``
     """
 
     @property
     def between_name(self) -> str: ...
+
+    @property
+    def carries_rows(self) -> bool: ...
+
+    def collect(self, request: RowsRequest) -> None:
+        """Carries a collective of rows through its switches."""
 
     def between_hosts(self, number: int, operation: Callable[[Peers], None]) -> None:
         """Makes an operation between the hosts of the rail's plane.
@@ -93,7 +101,8 @@ class RailSet:
         stall: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._rails: list[WatchedRail | None] = list(rails)
+        self.rails: list[WatchedRail | None] = list(rails)
+        """By index; None where it is down."""
         self.live = list(range(len(rails)))
         """Indices of the rails that are up, as all ranks agree; a new list whenever that changes."""
         self.names = list(names)
@@ -123,16 +132,16 @@ class RailSet:
         self._carried = carried
 
     def __len__(self) -> int:
-        return len(self._rails)
+        return len(self.rails)
 
     def __getitem__(self, index: int) -> WatchedRail:
-        rail = self._rails[index]
+        rail = self.rails[index]
         assert rail is not None, f"rail {self.names[index]} is down"
         return rail
 
     def stats(self) -> list[tuple[str, RailStats]]:
         """Names and statistics of all rails, those of their earlier lives first."""
-        now = ((name, rail.stats()) for name, rail in zip(self.names, self._rails, strict=True) if rail is not None)
+        now = ((name, rail.stats()) for name, rail in zip(self.names, self.rails, strict=True) if rail is not None)
         return [*self._past, *now]
 
     def describe_states(self) -> str:
@@ -202,8 +211,8 @@ class RailSet:
             self._put(index, None)
 
     def _put(self, index: int, rail: WatchedRail | None) -> None:
-        self._rails[index] = rail
-        self.live = [index for index, rail in enumerate(self._rails) if rail is not None]
+        self.rails[index] = rail
+        self.live = [index for index, rail in enumerate(self.rails) if rail is not None]
         self._state.set_live(self.live)
         if self.live:
             self._changed()

@@ -26,11 +26,10 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -106,6 +105,28 @@ class OutOfBandChannel(Protocol):
         """Stops answering."""
 
 
+Place = tuple[int, int, float]
+"""Where a rank is: its position, the rail that carries the agreement there, or STRIPES, and the clock's time at which
+the rank came there.  Replaced as a whole, which needs no lock."""
+STRIPES = -1
+"""Instead of a rail: at this position several rails carry stripes."""
+
+
+@dataclass
+class _Looks:
+    """What has been seen of the rails at a position; by rail that carries anything there."""
+
+    position: int
+    moved: dict[int, float]
+    """Time of its last progress."""
+    looked: dict[int, float] = field(default_factory=dict)
+    """Time of the last look."""
+    quiet: dict[int, float] = field(default_factory=dict)
+    """Seconds without progress in which the rail was looked at."""
+    left: dict[int, float] = field(default_factory=dict)
+    """When it ended here."""
+
+
 class RankState:
     """The state of one rank, written by the threads of its rails and read by the thread that answers questions.
 
@@ -113,53 +134,54 @@ class RankState:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+        self.clock: Final = clock
         self._lock = threading.Lock()
-        self._at = 0
-        self._in_agreement = False
-        self._fenced = False
-        self._moved: dict[int, float] = {}
-        self._looked: dict[int, float] = {}
-        self._quiet: dict[int, float] = {}
-        """By rail: seconds without progress in which the rail was looked at."""
-        self._left: dict[int, float] = {}
+        self.place: Place = (0, STRIPES, 0.0)
+        """Where this rank is.  Set by the thread that makes the calls alone: at an agreement with no call and no lock,
+        since a small allreduce takes only a third of a millisecond."""
+        self._looks = _Looks(0, {})
+        self.outcomes: list[tuple[int, Flat | None]] = [(0, None)] * REMEMBERED
+        """The last agreements, in any order: position, and result, which must stay as it is meanwhile; None: aborted.
+        Set by the thread that makes the calls alone, see ``fenced_at``."""
+        self.fenced_at = 0
+        """Position of the last agreement that some rank asked to fence.
+
+        The thread that makes the calls first stores an outcome and then reads this; who fences first stores this and
+        then reads the outcomes.  So one of the two sees the other, with no lock beside a small allreduce, and where the
+        caller sees a fence, ``withheld`` decides."""
+        self._withheld_at = 0
+        """Position of the last agreement whose fence came before its result: ABORTED was the answer."""
         self._failed: dict[int, str] = {}
         """Rails that failed in the stripes of this position, or of the one before the agreement, with the reason."""
         self._live: frozenset[int] = frozenset()
         self._granted: set[int] = set()
         """Live rails that the arbiter allowed some rank to give up."""
-        self._came = 0.0
-        self._outcomes: deque[tuple[int, Flat | None]] = deque(maxlen=REMEMBERED)
         self._verdict: bytes | None = None
         self.last_outcome_at = -math.inf
         """Clock time at which the outcome of the last agreement was known."""
 
     def enter_stripes(self, position: int, rails: Collection[int]) -> None:
         """Records that this rank is at ``position``, where each of these rails carries a stripe."""
-        now = self._clock()
+        now = self.clock()
         with self._lock:
-            self._at, self._in_agreement, self._fenced, self._came = position, False, False, now
-            self._moved, self._left, self._looked, self._quiet = dict.fromkeys(rails, now), {}, {}, {}
-            self._failed = {}
+            self.place = position, STRIPES, now
+            self._looks, self._failed = _Looks(position, dict.fromkeys(rails, now)), {}
 
-    def enter_agreement(self, position: int, rail: int) -> float:
-        """Records that this rank is at an agreement carried by this rail.  Returns the clock's time, so that callers
-        need not read it again."""
-        # kept short: a small allreduce takes only a third of a millisecond
-        now = self._clock()
-        with self._lock:
-            self._at, self._in_agreement, self._fenced = position, True, False
-            self._came, self._moved = now, {rail: now}
-            if self._left or self._looked:
-                self._left, self._looked, self._quiet = {}, {}, {}
-        return now
+    def _here(self) -> tuple[int, bool, float, _Looks]:
+        """This rank's position, whether that is an agreement, when it came there, and what has been seen of the rails
+        there.  The lock is held."""
+        at, carrier, came = self.place
+        if self._looks.position != at:  # an agreement of which nobody has seen anything yet
+            self._looks = _Looks(at, {carrier: came})
+        return at, carrier != STRIPES, came, self._looks
 
     def carries(self, rail: int) -> bool:
         """Whether this rank waits for the rail in what all ranks do together."""
         with self._lock:
-            if rail not in self._moved or rail in self._left:
+            at, in_agreement, _, looks = self._here()
+            if rail not in looks.moved or rail in looks.left:
                 return False
-            return not (self._in_agreement and self._outcomes and self._outcomes[-1][0] == self._at)
+            return not (in_agreement and self._ended(at))
 
     def record_progress(self, rail: int, when: float, most: float = MAX_LOOK_GAP) -> float:
         """Records a look at a rail whose last progress was at ``when``.  Returns for how many seconds it has been
@@ -168,23 +190,25 @@ class RankState:
         most  seconds that count since the last look
         """
         with self._lock:
-            if rail not in self._moved:
+            _, _, came, looks = self._here()
+            if rail not in looks.moved:
                 return 0.0
-            now = self._clock()
-            since = self._looked.get(rail, self._came)
-            quiet = self._quiet.get(rail, 0.0)
-            if when > self._moved[rail]:
-                self._moved[rail], since, quiet = when, max(since, when), 0.0
-            self._looked[rail] = now
-            self._quiet[rail] = quiet + min(now - since, most)
-            return self._quiet[rail]
+            now = self.clock()
+            since = looks.looked.get(rail, came)
+            quiet = looks.quiet.get(rail, 0.0)
+            if when > looks.moved[rail]:
+                looks.moved[rail], since, quiet = when, max(since, when), 0.0
+            looks.looked[rail] = now
+            looks.quiet[rail] = quiet + min(now - since, most)
+            return looks.quiet[rail]
 
     def quiet_seconds(self, rail: int) -> float:
         """For how many seconds the rail has been quiet on this rank; 0 where it carries nothing now."""
         with self._lock:
-            if rail not in self._moved or rail in self._left:
+            _, _, came, looks = self._here()
+            if rail not in looks.moved or rail in looks.left:
                 return 0.0
-            return self._quiet.get(rail, 0.0) + min(self._clock() - self._looked.get(rail, self._came), MAX_LOOK_GAP)
+            return looks.quiet.get(rail, 0.0) + min(self.clock() - looks.looked.get(rail, came), MAX_LOOK_GAP)
 
     def set_live(self, rails: Collection[int], *, exchanged: bool = False) -> None:
         """Sets the rails that are up, as all ranks agree.
@@ -198,30 +222,30 @@ class RankState:
     def leave_rail(self, rail: int, *, failure: object = None) -> None:
         """Records that the rail has ended here, well or not, so that this rank waits for nothing on it any more."""
         with self._lock:
-            self._left[rail] = self._clock()
+            self._here()[3].left[rail] = self.clock()
             if failure is not None:
                 self._failed[rail] = first_line(failure)
 
     def fenced(self, position: int) -> bool:
-        """Whether the agreement at which this rank is has been fenced."""
+        """Whether the agreement at which this rank is has been fenced before its result was there."""
         with self._lock:
-            return self._fenced and self._at == position
+            return self._withheld_at == position == self.place[0]
 
-    def commit(self, position: int, result: Flat) -> bool:
-        """Records this agreement's result, which must stay as it is until the second agreement after it.  Returns False
-        where it had been fenced before."""
+    def withheld(self, position: int, at: int) -> bool:
+        """Whether an outcome at a fenced position, which was stored in place ``at`` of ``outcomes``, came too late, and
+        is taken back: some rank has been told that this one will not take the result."""
         with self._lock:
-            if self._fenced and self._at == position:
+            if self._withheld_at != position:
                 return False
-            self._outcomes.append((position, result))
-            self.last_outcome_at = self._clock()
+            self.outcomes[at] = 0, None
             return True
 
-    def adopt_outcome(self, position: int, result: Flat | None) -> None:
-        """Records the outcome that another rank has reported; None: aborted."""
+    def adopt_outcome(self, position: int, result: Flat | None, at: int) -> None:
+        """Records the outcome that another rank has reported, in place ``at`` of ``outcomes``; None: aborted."""
         with self._lock:
-            self._outcomes.append((position, result))
-            self.last_outcome_at = self._clock()
+            self.outcomes[at] = position, result
+            self._withheld_at = 0
+            self.last_outcome_at = self.clock()
 
     def give_up(self, why: bytes) -> None:
         """Records the verdict for which this rank gives up, and waits for nothing any more.  The first one stays."""
@@ -249,32 +273,37 @@ class RankState:
             return self._fence(question.position)
 
     def _carrier_state(self, question: Question) -> AgreementOutcome:
-        if question.position > self._at:
-            return self._not_there()
+        at, in_agreement, _, _ = self._here()
+        if question.position > at:
+            return self._not_there(at)
         # a stripe that failed stays failed through the agreement after it
-        last = self._at - 1 if self._in_agreement else self._at
+        last = at - 1 if in_agreement else at
         return (
             AgreementOutcome.ABORTED
             if question.position >= last and question.rail in self._failed
             else AgreementOutcome.NOT_YET
         )
 
-    def _not_there(self) -> AgreementOutcome:
-        done = self._at == 0 or (bool(self._outcomes) and self._outcomes[-1][0] == self._at)
-        return AgreementOutcome.ABSENT if done else AgreementOutcome.BEHIND
+    def _not_there(self, at: int) -> AgreementOutcome:
+        return AgreementOutcome.ABSENT if at == 0 or self._ended(at) else AgreementOutcome.BEHIND
+
+    def _ended(self, at: int) -> bool:
+        """Whether this rank knows the outcome of this agreement."""
+        return any(recorded == at for recorded, _ in self.outcomes)
 
     def _age(self, question: Question) -> float:
-        if question.position > self._at:
+        at, in_agreement, came, looks = self._here()
+        if question.position > at:
             return 0.0
-        if question.position < self._at or question.rail not in self._moved:
+        if question.position < at or question.rail not in looks.moved:
             # what the other ranks were sent when this one left may still be on its way
-            return self._clock() - self._came
-        if question.rail in self._left:
-            return self._clock() - self._left[question.rail]
-        if self._in_agreement and self._outcomes and self._outcomes[-1][0] == question.position:
-            return self._clock() - self.last_outcome_at
+            return self.clock() - came
+        if question.rail in looks.left:
+            return self.clock() - looks.left[question.rail]
+        if in_agreement and self._ended(question.position):
+            return self.clock() - self.last_outcome_at
         # only up to the last look: a process that got no time to run does not know what came meanwhile
-        return self._quiet.get(question.rail, 0.0)
+        return looks.quiet.get(question.rail, 0.0)
 
     def _arbitrate(self, rail: int) -> Answer:
         if not self._live - self._granted - self._failed.keys() - {rail}:
@@ -283,7 +312,10 @@ class RankState:
         return Answer(AgreementOutcome.ABORTED)
 
     def _fence(self, position: int) -> Answer:
-        for recorded, result in self._outcomes:
+        self.fenced_at = position
+        if self._withheld_at == position:
+            return Answer(AgreementOutcome.ABORTED)
+        for recorded, result in self.outcomes:
             if recorded == position:
                 return (
                     Answer(AgreementOutcome.ABORTED)
@@ -292,13 +324,14 @@ class RankState:
                 )
         if self._verdict is not None:
             return Answer(AgreementOutcome.GAVE_UP, result=self._verdict)
-        if position > self._at:
-            return Answer(self._not_there())
-        if position == self._at and not self._in_agreement:
+        at, in_agreement, _, _ = self._here()
+        if position > at:
+            return Answer(self._not_there(at))
+        if position == at and not in_agreement:
             return Answer(AgreementOutcome.OTHERWISE)
-        if position < self._at:
+        if position < at:
             return Answer(AgreementOutcome.FORGOTTEN)
-        self._fenced = True
+        self._withheld_at = position
         return Answer(AgreementOutcome.ABORTED)
 
 

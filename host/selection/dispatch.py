@@ -64,7 +64,7 @@ class Dispatch:
         self._always = always or rails is not None
         self._flight = flight
         self._me = me
-        self._choices: dict[tuple[object, ...], tuple[Measured, str]] = {}
+        self._choices: dict[tuple[object, ...], tuple[Measured | None, str]] = {}
         """What is reduced -> the figures by which costs were compared, and the cheapest way by these."""
         self.rows = self._rows()
         self._said_whole = hosts.size == 1 or switches is not None or (rails is not None and not rails.whole)
@@ -104,7 +104,7 @@ class Dispatch:
         self.rows = self._rows()
 
     def _rows(self) -> RowsDispatch:
-        why = self.why if self._rails is None else "several rails share it, each over its mesh"
+        why = self.why if self._rails is None else "several rails share it, and choose by themselves"
         return RowsDispatch(self.hosts, self.switches, always=self._always, why=why, flight=self._flight)
 
     # ---- reducing ----------------------------------------------------------------------------------------------------
@@ -153,7 +153,8 @@ class Dispatch:
             out[...] = whole.reshape(-1)[mine].reshape(out.shape)
             return
         data = flat_copy(source)
-        self.hosts.reduce_scatter(storage(data), pieces, request.reduction)
+        algorithm = None if request.algorithm == INNET else request.algorithm
+        self.hosts.reduce_scatter(storage(data), pieces, request.reduction, algorithm=algorithm, coding=request.coding)
         out[...] = data[mine].reshape(out.shape)
 
     # ---- what can be asked for ---------------------------------------------------------------------------------------
@@ -263,7 +264,9 @@ class Dispatch:
             return known[1]
         chosen = self._choose_anew(request)
         measured = self.hosts.chooser.measured
-        if chosen is not None and measured is not None and len(self._choices) < REMEMBERED:
+        # several rails choose by themselves, whatever is measured between the hosts
+        sure = measured is not None or self._rails is not None
+        if chosen is not None and sure and len(self._choices) < REMEMBERED:
             self._choices[what] = measured, chosen
         return chosen
 

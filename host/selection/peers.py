@@ -33,7 +33,7 @@ from netfold.host.collectives.machines import Machines
 from netfold.host.collectives.tidalmesh import TIDALMESH
 from netfold.host.mesh.mesh import Call, Mesh, Pending, Subset
 from netfold.host.operation.arrays import Flat
-from netfold.host.operation.coding import Coding, LaneBits
+from netfold.host.operation.coding import PLAIN, Coding, LaneBits
 from netfold.host.operation.rail import RailStats
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
@@ -138,9 +138,33 @@ class Peers:
         reduction.finish(out, self.size - len(self.helpers))
         return 0
 
-    def reduce_scatter(self, data: Flat, pieces: Sequence[slice], reduction: Reduction) -> None:
+    def how(self, collective: Collective, nbytes: int, reduction: Reduction) -> str:
+        """What carries such a collective other than an allreduce, in words."""
+        return f"{collective} of {nbytes} bytes goes over {self.mesh.kind}"
+
+    @property
+    def joins(self) -> bool:
+        """Whether ``exchange`` may make both at once."""
+        return False
+
+    def exchange(
+        self, data: Flat, pieces: Sequence[slice], reduction: Reduction, gathered: Flat, rows: Sequence[slice],
+        coding: Coding = PLAIN,
+    ) -> bool:
+        """A ``reduce_scatter`` of ``data`` and an ``all_gather`` of ``gathered`` at the same time, where that can be.
+        Returns whether it could: one mesh does one thing at a time."""
+        return False
+
+    def reduce_scatter(
+        self, data: Flat, pieces: Sequence[slice], reduction: Reduction, *, algorithm: str | None = None,
+        coding: Coding = PLAIN,
+    ) -> None:
         """Leaves in ``data[pieces[rank]]`` the reduction over all ranks; the rest of ``data`` then holds partial
-        results."""
+        results.
+
+        algorithm  "ring", which a mesh takes in any case
+        coding     in lanes, where switches fold; a mesh carries elements as they are
+        """
         what = f"reduce_scatter, {reduction.op} of {data.size} x {reduction.element}"
         self.note(f"{self.mesh.kind}, ring")
         self.mesh.expect("ring", ranks=self.order or ())
@@ -148,8 +172,11 @@ class Peers:
         self.bytes_reduced += data.nbytes
         reduction.finish(data[pieces[self.rank]], self.size)
 
-    def all_gather(self, data: Flat, pieces: Sequence[slice]) -> None:
-        """Fills ``data`` with every rank's ``data[pieces[rank]]``."""
+    def all_gather(self, data: Flat, pieces: Sequence[slice], *, algorithm: str | None = None) -> None:
+        """Fills ``data`` with every rank's ``data[pieces[rank]]``.
+
+        algorithm  as of ``reduce_scatter``
+        """
         strand = ring.all_gather(self.mesh, data, pieces, order=self.order)
         self.note(f"{self.mesh.kind}, ring")
         self.mesh.expect("ring", ranks=self.order or ())
@@ -180,10 +207,13 @@ class Peers:
         placed.expect(name, root=start)
         self._run(f"{what} by {name}", strand, n)
 
-    def reduce(self, data: Flat, reduction: Reduction, root: int, *, algorithm: str | None = None) -> None:
+    def reduce(
+        self, data: Flat, reduction: Reduction, root: int, *, algorithm: str | None = None, coding: Coding = PLAIN
+    ) -> None:
         """Leaves the reduction over all ranks in the root's ``data``; that of the others then holds partial results.
 
         algorithm  one of ``collectives.REDUCE``; default: the cheapest
+        coding     as of ``reduce_scatter``
         """
         what = f"reduce to {root}, {reduction.op} of {data.size} x {reduction.element}"
         n = data.nbytes

@@ -53,6 +53,11 @@ class RowsDispatch:
         """Why the switches carry no rows in this job; empty where they do."""
         return self._why if self._switches is None else self._switches.carries_rows
 
+    @property
+    def joins(self) -> bool:
+        """Whether ``exchange`` may make both at once in this job."""
+        return not self.refusal or self._hosts.joins
+
     def check(self, algorithm: str | None, known: Collection[str], reduction: Reduction | None = None) -> None:
         """Raises ValueError for an algorithm that is neither one of ``known`` nor "innet", or where the switches cannot
         do what they are asked for."""
@@ -82,6 +87,12 @@ class RowsDispatch:
     ) -> bool:
         """A ``reduce_scatter``, and an ``all_gather`` of ``data`` and its ``rows`` at the same time, where the switches
         carry both."""
+        if self._switches is None:
+            own, mine = flat_copy(request.source), pieces[self._hosts.rank]
+            if not self._hosts.exchange(own, pieces, request.reduction, data, rows, request.coding):
+                return False
+            request.out[...] = own[mine].reshape(request.out.shape)
+            return True
         if not self._folds("exchange", request.nbytes + data.nbytes, request.number, request.algorithm, request):
             return False
         self._reduce("exchange", request, pieces, pieces[self._hosts.rank], gathered=data, gathered_rows=rows)
@@ -95,7 +106,7 @@ class RowsDispatch:
             return
         data, hosts = flat_copy(request.source), self._hosts
         algorithm = None if request.algorithm == INNET else request.algorithm
-        hosts.reduce(storage(data), request.reduction, root, algorithm=algorithm)
+        hosts.reduce(storage(data), request.reduction, root, algorithm=algorithm, coding=request.coding)
         if hosts.rank == root:
             request.out[...] = data.reshape(request.out.shape)
 
@@ -104,7 +115,7 @@ class RowsDispatch:
         if self._folds("all_gather", data.nbytes, number, algorithm):
             self._carry(RowsRequest("all_gather", data, data, pieces, number))
         else:
-            self._hosts.all_gather(data, pieces)
+            self._hosts.all_gather(data, pieces, algorithm=None if algorithm == INNET else algorithm)
 
     def broadcast(self, data: Flat, root: int, number: int, algorithm: str | None = None) -> None:
         """Fills ``data``, bytes, with that of the root."""
@@ -125,7 +136,7 @@ class RowsDispatch:
     ) -> str:
         """What carries such a collective, and why.  Sends nothing."""
         hosts, refusal = self._hosts, self.refusal or ("" if self._switches is None else self._switches.fallback)
-        between = f"{collective} of {nbytes} bytes goes over {hosts.mesh.kind}"
+        between = hosts.how(collective, nbytes, reduction)
         if hosts.size == 1:
             return f"{nbytes} bytes stay on this rank"
         if refusal:

@@ -17,7 +17,7 @@ from netfold.host.errors import RailDown
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.rail import Flat, RailStats
 from netfold.host.operation.reduction import Reduction
-from netfold.host.operation.request import AllreduceRequest
+from netfold.host.operation.request import AllreduceRequest, RowsRequest
 from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.policy import OutOfBand, RailListeners, RailPolicy
 from netfold.host.rails.rail_set import RailReopening, WatchedRail
@@ -136,6 +136,13 @@ class FakeRail:
 
     def between_hosts(self, number: int, operation: Callable[[Peers], None]) -> None:
         raise NotImplementedError("nothing goes between the hosts of a fake plane")
+
+    @property
+    def carries_rows(self) -> bool:
+        return False
+
+    def collect(self, request: RowsRequest) -> None:
+        raise NotImplementedError("nothing of rows goes over a fake plane")
 
     def watched_by(self, watch: Callable[[float], None] | None) -> None:
         self.watch = watch

@@ -13,6 +13,7 @@ import pytest
 
 from netfold.host.api.communicator import Communicator
 from netfold.host.errors import NetFoldError, RailDown, RankMismatch
+from netfold.host.operation.request import RowsRequest
 from netfold.host.rails.open_rail import OpenRail
 from netfold.host.rails.rail_peers import SHORT_BYTES
 from netfold.host.rails.shares import Figure
@@ -72,12 +73,35 @@ def reduce(comm: Communicator, width: int) -> tuple[Any, Any]:
     return (got, want) if comm.rank == 1 else (np.zeros(1), np.zeros(1))
 
 
+def reduce_integers(comm: Communicator, width: int) -> tuple[Any, Any]:
+    got = comm.reduce(rows(comm.rank, 3, width, "int32"), root=2)
+    want = np.sum([rows(rank, 3, width, "int32") for rank in range(WORLD)], axis=0)
+    return (got, want) if comm.rank == 2 else (np.zeros(1), np.zeros(1))
+
+
+def reduce_floats(comm: Communicator, width: int) -> tuple[Any, Any]:
+    got = comm.reduce(rows(comm.rank, 3, width, "float32"), root=2)
+    want = np.sum([rows(rank, 3, width, "float32") for rank in range(WORLD)], axis=0)
+    return (got, want) if comm.rank == 2 else (np.zeros(1), np.zeros(1))
+
+
 def reduce_scatter(comm: Communicator, width: int) -> tuple[Any, Any]:
     counts = [2, 0, 4]
     got = comm.reduce_scatter(rows(comm.rank, 6, width, "float32"), counts=counts)
     at = sum(counts[: comm.rank])
     total = np.sum([rows(rank, 6, width, "float32") for rank in range(WORLD)], axis=0)
     return got, total[at : at + counts[comm.rank]]
+
+
+def together(comm: Communicator, width: int) -> tuple[Any, Any]:
+    counts, start = [2, 0, 4], [0, 2, 2]
+    with comm.together() as both:
+        sums = both.reduce_scatter(rows(comm.rank, 6, width, "int32"), counts=counts)
+        shards = both.all_gather(rows(comm.rank, 2, width))
+    total = np.sum([rows(rank, 6, width, "int32") for rank in range(WORLD)], axis=0)
+    want = total[start[comm.rank] : start[comm.rank] + counts[comm.rank]]
+    whole = np.concatenate([rows(rank, 2, width) for rank in range(WORLD)])
+    return np.concatenate([sums.astype(float), shards]), np.concatenate([want.astype(float), whole])
 
 
 def products(comm: Communicator, width: int) -> tuple[Any, Any]:
@@ -93,7 +117,7 @@ def rings(comm: Communicator, width: int) -> tuple[Any, Any]:
 
 Operation = Callable[[Communicator, int], tuple[Any, Any]]
 OPERATIONS: list[Operation] = [
-    all_gather, broadcast, gather, scatter, all_to_all, reduce, reduce_scatter, products, rings,
+    all_gather, broadcast, gather, scatter, all_to_all, reduce, reduce_scatter, together, products, rings,
 ]
 SHORT, LONG = 7, 30_001
 """Rows' widths: of an operation that is a sum, and of one that is cut."""
@@ -122,7 +146,7 @@ def carried(comms: list[Communicator]) -> list[int]:
     return [use.nbytes for use in comms[0].rails.use()]
 
 
-@pytest.mark.parametrize("kinds", [["innet", "tcp"], ["tcp", "roce"]], ids="+".join)
+@pytest.mark.parametrize("kinds", [["innet", "tcp"], ["tcp", "roce"], ["innet", "innet"]], ids="+".join)
 def test_every_collective_is_cut_over_the_rails(kinds: Any) -> None:
     """Rows of any length, uneven and none at all arrive where they belong, and each rail has carried a part of what is
     long; barriers, and what is of some ranks or between two, work beside that."""
@@ -161,6 +185,102 @@ class Dying:
             self.mesh.abort(error)
             raise error
         self.left -= 1
+
+
+OF_ROWS: list[Operation] = [all_gather, broadcast, reduce_integers, reduce_scatter, together]
+
+
+@pytest.mark.parametrize("kinds", [["innet", "tcp"], ["innet", "innet"]], ids="+".join)
+def test_rails_that_fold_carry_rows_through_their_switches(kinds: Any) -> None:
+    """Each of them its part, whatever the others are; the flight recorder names the rail where its switches carried
+    it, and its mesh where not."""
+    with loopback_rails(kinds, WORLD) as comms:
+        even(comms)
+        counts = [count_rows(comms[0], rail) for rail in range(2)]
+        for operation in OF_ROWS:
+            before = [len(count) for count in counts]
+            exact(comms, operation, LONG)
+            grown = [len(count) > then for count, then in zip(counts, before, strict=True)]
+            assert grown == [kind == "innet" for kind in kinds], operation.__name__
+            path = comms[0].flight()[-1].path
+            assert f"% {kinds[0]}@a + " in path, path
+            assert f"% {kinds[1]}@b" in path, path
+        said = comms[0].explain(1 << 20, collective="all_gather")
+        assert said.startswith("all_gather of 1048576 bytes: "), said
+        assert "tcp@a" not in said, said
+        assert "innet" not in comms[0].explain(1 << 20, "product", "int64", collective="reduce_scatter")
+        before = [len(count) for count in counts]
+        ringed = on_every_rank(comms, lambda comm: comm.all_gather(rows(comm.rank, 5, LONG), algorithm="ring"))
+        assert [(result == ringed[0]).all() for result in ringed] == [True] * WORLD
+        assert [len(count) for count in counts] == before, "a ring was asked for"
+
+
+def test_rows_over_several_rails_have_the_lanes_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reduce_scatter and a reduce of floats, long and short, in a job of 8-bit lanes: what long ones
+    fold has these lanes, and every result is as near as they allow."""
+    asked: list[int] = []
+    carry = OpenRail.collect
+
+    def collect(rail: OpenRail, request: RowsRequest) -> None:
+        asked.append(request.coding.lane_bits)
+        carry(rail, request)
+
+    monkeypatch.setattr(OpenRail, "collect", collect)
+    with loopback_rails(["innet", "innet"], WORLD, lane_bits=8) as comms:
+        even(comms)
+        for width in (SHORT, LONG):
+            for operation in (reduce_scatter, reduce_floats):
+                for result in on_every_rank(comms, lambda comm, call=operation, n=width: call(comm, n)):
+                    got, want = result
+                    assert np.abs(got - want).max(initial=0) <= WORLD * 99 / 32, operation.__name__
+        assert set(asked) == {8}
+        assert asked.count(8) >= 2 * 2 * WORLD
+
+
+def count_rows(comm: Communicator, rail: int) -> list[str]:
+    """The collectives that the switches of this rail carry from now on, for this rank."""
+    assert comm.rails is not None
+    track, made = comm.rails.track(rail), []
+    assert isinstance(track, OpenRail)
+    carry = track.collect
+
+    def collect(request: RowsRequest) -> None:
+        made.append(str(request.collective))
+        carry(request)
+
+    track.collect = collect  # type: ignore[method-assign]
+    return made
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("operation", OF_ROWS)
+def test_a_rail_that_dies_while_it_folds_rows_leaves_its_part_to_the_mesh_of_another(
+    operation: Operation, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank loses the switches in its second part, before or after it: what some rank lacks is done again between
+    the hosts of the other plane, from what was there before."""
+    monkeypatch.setattr("netfold.host.rails.striping.LEAST_CHUNK", 64 << 10)
+    monkeypatch.setattr("support.loopback_rails.STALL", "1")
+    with loopback_rails(["innet", "tcp"], WORLD) as comms:
+        even(comms)
+        assert comms[1].rails is not None
+        track, left = comms[1].rails.track(0), [1]
+        assert isinstance(track, OpenRail)
+        carry = track.collect
+
+        def collect(request: RowsRequest) -> None:
+            if left[0] or late:
+                carry(request)
+            left[0] -= 1
+            if left[0] < 0:
+                raise RailDown("a test ends this rail")
+
+        track.collect = collect  # type: ignore[method-assign]
+        exact(comms, operation, LONG)
+        for comm in comms:
+            assert comm.rails is not None
+            assert [use.deaths for use in comm.rails.use()] == [1, 0]
+            assert "died: innet@a" in comm.flight()[-1].path
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -110,7 +110,7 @@ def test_a_rank_that_is_behind_is_not_to_blame() -> None:
     states = [RankState(), RankState(), RankState()]
     for state in states[:2]:
         state.enter_stripes(1, [0, 1])
-    states[0].enter_agreement(2, 0)
+    states[0].place = 2, 0, time.monotonic()
     question = Question(QuestionKind.AGE, 2, 0)
     assert [state.answer(question).outcome for state in states[1:]] == [
         AgreementOutcome.BEHIND,

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank answers about an agreement, whichever comes first: its own result, or another rank's fence."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from netfold.host.rails.rank_state import STRIPES, AgreementOutcome, Question, QuestionKind, RankState
+
+RESULT = np.arange(3, dtype=np.int32)
+
+
+def fence(position: int) -> Question:
+    return Question(QuestionKind.FENCE, position, 0)
+
+
+def at(position: int) -> RankState:
+    """A rank in this agreement, on a clock that stands still."""
+    state = RankState(lambda: 0.0)
+    state.set_live([0, 1])
+    state.place = position, 0, 0.0
+    return state
+
+
+def store(state: RankState, position: int, place: int = 0) -> bool:
+    """Stores the result as a call does; returns whether it may be taken."""
+    state.outcomes[place] = position, RESULT
+    return state.fenced_at != position or not state.withheld(position, place)
+
+
+def test_a_result_before_the_fence_is_committed() -> None:
+    """Who asks afterwards gets the result, every time."""
+    state = at(5)
+    assert store(state, 5)
+    for _ in range(2):
+        answer = state.answer(fence(5))
+        assert (answer.outcome, answer.result) == (AgreementOutcome.COMMITTED, RESULT.tobytes())
+
+
+def test_a_result_after_the_fence_is_not_taken() -> None:
+    """The answer does not change, though the result came all the same."""
+    state = at(5)
+    assert state.answer(fence(5)).outcome is AgreementOutcome.ABORTED
+    assert state.fenced(5)
+    assert not store(state, 5)
+    assert state.answer(fence(5)).outcome is AgreementOutcome.ABORTED
+    assert state.answer(Question(QuestionKind.AGE, 6, 0)).outcome is AgreementOutcome.BEHIND
+
+
+def test_a_fence_that_comes_between_storing_and_looking_finds_the_result() -> None:
+    """The caller sees the fence then, and may take the result, since the answer was COMMITTED."""
+    state = at(5)
+    state.outcomes[0] = 5, RESULT
+    assert state.answer(fence(5)).outcome is AgreementOutcome.COMMITTED
+    assert state.fenced_at == 5
+    assert not state.withheld(5, 0)
+    assert state.answer(fence(5)).outcome is AgreementOutcome.COMMITTED
+
+
+def test_a_fence_before_the_rank_comes_withholds_nothing() -> None:
+    """A rank that is not there yet has answered so, and takes its result when it comes."""
+    state = at(4)
+    assert state.answer(fence(5)).outcome is AgreementOutcome.BEHIND
+    state.place = 5, 0, 0.0
+    assert store(state, 5)
+
+
+def test_what_another_rank_had_is_kept_for_the_next_one_who_asks() -> None:
+    """After an answer of ABORTED the rank has learned the result from another one."""
+    state = at(5)
+    state.answer(fence(5))
+    state.adopt_outcome(5, RESULT, 0)
+    assert state.answer(fence(5)).result == RESULT.tobytes()
+    state.place = 6, STRIPES, 0.0
+    state.place = 7, 0, 0.0
+    assert store(state, 7, 1)
+    assert state.answer(fence(5)).outcome is AgreementOutcome.COMMITTED
+
+
+def test_looks_at_a_rail_are_of_the_present_position_alone() -> None:
+    """Silence in one agreement says nothing of the next one."""
+    now = [0.0]
+    state = RankState(lambda: now[0])
+    state.set_live([0])
+    state.place = 1, 0, 0.0
+    now[0] = 0.02
+    assert state.record_progress(0, 0.0) == 0.02
+    state.outcomes[0] = 1, RESULT
+    assert not state.carries(0)
+    state.place = 2, 0, 0.02
+    assert state.carries(0)
+    assert state.record_progress(0, 0.0) == 0.0
+    now[0] = 0.04
+    assert state.quiet_seconds(0) == 0.02
