@@ -265,7 +265,7 @@ bool nf_fold_start(nf_fold *f, const nf_operation *op, int64_t now, const char *
         }
         nf_stream_end_at(&agreement->stream, agreement->base + agreement->packets);
         nf_stream_end_at(&data->stream, data->base + data->packets);
-        if (data->packets) nf_stream_learn_losses(&agreement->stream, &data->stream);
+        if (data->packets) nf_stream_learn(&agreement->stream, &data->stream);
     }
     return true;
 }

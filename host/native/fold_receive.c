@@ -107,4 +107,8 @@ void nf_fold_receive(nf_fold *f, const uint8_t *bytes, size_t n, size_t segment,
     nf_payload_all_read(f);
     for (uint32_t t = 0; t < f->n_trees; t++)
         for (int kind = 0; kind < 2; kind++) nf_stream_end_batch(&f->trees[t].channels[kind].stream, now);
+    for (uint32_t t = 0; t < f->n_trees; t++) { /* what is to be agreed on leaves before the data */
+        nf_channel *channels = f->trees[t].channels;
+        nf_stream_overtaken(&channels[NF_AGREEMENT_STREAM].stream, &channels[NF_DATA_STREAM].stream, now);
+    }
 }

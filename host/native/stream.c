@@ -13,8 +13,8 @@ static void begin(nf_stream *s, uint32_t window) {
     s->window = window;
     s->timer = (nf_timer){.rto = NF_RTO_FIRST, .deadline = NF_NEVER};
     s->sample = -1;
-    s->least = s->least_before = NF_NEVER;
-    s->ask_due = NF_NEVER;
+    nf_quiet_open(&s->quiet);
+    s->oldest = s->ask_due = NF_NEVER;
     /* A fold has the fabric's slots to itself and starts with the whole window.  Loss leaves a quarter of it, or
      * `floor`: a repair then queues behind fewer packets, and the rest of the window is room to go on while holes are
      * open. */
@@ -82,18 +82,25 @@ uint64_t nf_stream_first_unknown(nf_stream *s) {
     return s->unknown;
 }
 
-static int64_t base_rto(const nf_stream *s) { return nf_rtt_timeout(&s->rtt, NF_RTO_LEAST, NF_RTO_MOST); }
+/* Not before pauses are over, which round trips of single packets know nothing of; but where processors are late,
+ * pauses are long, and packets are lost at full sockets as well. */
+static int64_t base_rto(const nf_stream *s) {
+    int64_t rto = nf_rtt_timeout(&s->rtt, NF_RTO_LEAST, NF_RTO_MOST);
+    int64_t pause = earlier(nf_quiet_pause(&s->quiet), NF_RTO_FIRST);
+    return rto > pause ? rto : pause;
+}
 
-/* The round trip that asks go by; before one was measured, as long as the timer waits at least. */
+/* The round trip that NAKs go by; before one was measured, as long as the timer waits at least. */
 static int64_t round_trip(const nf_stream *s) {
     return s->rtt.srtt > NF_ROUND_TRIP_LEAST ? s->rtt.srtt : s->rtt.srtt ? NF_ROUND_TRIP_LEAST : NF_RTO_LEAST;
 }
 
-/* How long a hole stays open before it is asked for; who lost it is repairing it. */
-static int64_t patience(const nf_stream *s) { return round_trip(s); }
-
-/* How long an answer takes at most, of the switches or of a rank that was told to repeat something. */
-static int64_t answer_time(const nf_stream *s) { return round_trip(s) + round_trip(s) / 4; }
+/* A packet was found missing, sent again or asked for just now: from here on it may become overdue (once more). */
+static void watch(nf_stream *s, nf_sent *sent, int64_t now) {
+    sent->since = now;
+    sent->due = NF_NEVER;
+    s->oldest = earlier(s->oldest, now);
+}
 
 static void remember_loss(nf_stream *s) { s->lossy_until = s->next + NF_LOSS_REMEMBERED; }
 
@@ -113,17 +120,15 @@ void nf_stream_send(nf_stream *s, int64_t now) {
     } else {
         if (s->next++ == s->una) { /* an operation begins: other ranks may be late */
             s->flowing = false;
+            nf_quiet_begin(&s->quiet);
             s->timer.rto = base_rto(s);
-            s->least_before = s->least;
-            s->least = NF_NEVER;
             s->probes = 0;
         }
         *sent = (nf_sent){0};
     }
     sent->at = s->quiet_since = now;
     sent->asked = false;
-    sent->due = now + answer_time(s);
-    if (seq < s->seen) s->ask_due = earlier(s->ask_due, sent->due);
+    if (sent->again) watch(s, sent, now);
     sent->state = NF_FLIGHT;
     s->in_flight++;
     s->last = seq;
@@ -138,8 +143,7 @@ bool nf_stream_ask(nf_stream *s, uint64_t *seq, int64_t now) {
     nf_sent *sent = at(s, lowest);
     sent->ask = false;
     sent->asked = true;
-    sent->due = now + answer_time(s);
-    if (lowest < s->seen) s->ask_due = earlier(s->ask_due, sent->due);
+    watch(s, sent, now);
     s->n_ask--;
     s->ask_from = lowest + 1;
     s->counters.asks++;
@@ -204,6 +208,7 @@ bool nf_stream_find(nf_stream *s, uint32_t psn, uint64_t *seq) {
     *seq = s->una + (uint64_t)ahead(s, psn);
     if (outstanding(s, *seq)) return true;
     s->counters.duplicates++;
+    s->repeated = true;
     return false;
 }
 
@@ -212,7 +217,9 @@ void nf_stream_result(nf_stream *s, uint64_t seq, bool marked, int64_t now) {
     leave_state(s, sent);
     if (!sent->again && !sent->asked) {
         if (seq >= s->top) s->sample = now - sent->at; /* a hole's may have waited for its repair */
-        s->least = earlier(s->least, now - sent->at);
+        nf_quiet_round_trip(&s->quiet, now - sent->at);
+        s->newest = s->newest > sent->at ? s->newest : sent->at;
+        s->further |= seq >= s->top && seq + 1 < s->end;
     }
     sent->state = NF_DONE;
     s->top = above(s->top, seq + 1);
@@ -240,7 +247,41 @@ void nf_stream_nak(nf_stream *s, uint32_t psn, uint32_t end, int64_t now) {
     }
 }
 
+/* Packets below `end` without a result are holes from now on. */
+static void find_holes(nf_stream *s, uint64_t end, int64_t now) {
+    for (s->seen = above(s->seen, s->una); s->seen < end; s->seen++) {
+        nf_sent *sent = at(s, s->seen);
+        if (sent->state != NF_FLIGHT || sent->again) continue;
+        sent->state = NF_HOLE;
+        s->in_flight--;
+        remember_loss(s); /* sums are complete in order where nothing is lost */
+        if (!sent->asked) watch(s, sent, now);
+    }
+}
+
+/* Where a packet is here that left at `newest`, what was found missing, repaired or asked for before that is overdue:
+ * packets do not overtake each other.  It is asked for after a quarter of the same time, since the rank that repairs it
+ * may have a longer queue. */
+static void find_overdue(nf_stream *s, int64_t newest, int64_t now) {
+    if (newest <= s->oldest) return;
+    s->oldest = NF_NEVER;
+    for (uint64_t seq = s->una; seq < s->seen; seq++) {
+        nf_sent *sent = at(s, seq);
+        if ((sent->state != NF_FLIGHT && sent->state != NF_HOLE) || sent->due != NF_NEVER) continue;
+        if (sent->since >= newest) {
+            s->oldest = earlier(s->oldest, sent->since);
+            continue;
+        }
+        sent->due = now + (now - sent->since) / 4;
+        s->ask_due = earlier(s->ask_due, sent->due);
+    }
+}
+
 void nf_stream_end_batch(nf_stream *s, int64_t now) {
+    if (!s->batch && !s->repeated) return;
+    nf_quiet_arrived(&s->quiet, s->batch, s->further, now);
+    s->quiet_since = now;
+    s->further = s->repeated = false;
     if (!s->batch) return;
     s->batch = false;
     if (s->sample >= 0 && s->sample <= NF_RTO_MOST) /* longer: some rank was late, the network was not */
@@ -248,25 +289,28 @@ void nf_stream_end_batch(nf_stream *s, int64_t now) {
     s->sample = -1;
     s->timer.rto = base_rto(s);
     nf_congestion_round(&s->congestion, &s->rules, s->una, s->next);
-    for (s->seen = above(s->seen, s->una); s->seen < s->top; s->seen++) {
-        nf_sent *sent = at(s, s->seen);
-        if (sent->state != NF_FLIGHT) continue;
-        if (!sent->again) {
-            sent->state = NF_HOLE;
-            s->in_flight--;
-            remember_loss(s); /* sums are complete in order where nothing is lost */
-        }
-        if (!sent->again || sent->due < now + patience(s)) sent->due = now + patience(s);
-        s->ask_due = earlier(s->ask_due, sent->due);
-    }
+    find_holes(s, s->top, now);
+    find_overdue(s, s->newest, now);
     if (s->losses) nf_congestion_lost(&s->congestion, &s->rules, s->una, s->next);
     s->losses = false;
     nf_timer_restart(&s->timer, s->una < s->next, now);
 }
 
+void nf_stream_overtaken(nf_stream *s, const nf_stream *by, int64_t now) {
+    if (by->quiet.came != now || s->una == s->next) return;
+    nf_quiet_learn(&s->quiet, &by->quiet);
+    nf_quiet_arrived(&s->quiet, false, false, now);
+    s->quiet_since = now;
+    nf_timer_restart(&s->timer, true, now);
+    uint64_t end = above(s->seen, s->una);
+    while (end < s->next && at(s, end)->at <= by->newest) end++;
+    find_holes(s, end, now);
+    find_overdue(s, by->newest, now);
+}
+
 /* ---- time ---------------------------------------------------------------------------------------------------------
  */
-/* Asks for the holes that have been open for long enough. */
+/* Asks for what is overdue. */
 static void ask_for_holes(nf_stream *s, int64_t now) {
     s->ask_due = NF_NEVER;
     for (uint64_t seq = s->una; seq < s->seen; seq++) {
@@ -304,22 +348,19 @@ static void ask_in_silence(nf_stream *s, int64_t now) {
     nf_timer_restart(&s->timer, true, now);
 }
 
-/* When the tail of an operation is probed next; NF_NEVER where more packets are to leave, which will show what was lost
- * before them, where nothing was lost lately, or once the timer is as near. */
+/* When silence is probed next; NF_NEVER where packets are to leave again, which will show what was lost before them,
+ * where nothing was lost lately, or once the timer is as near. */
 static int64_t probe_due(const nf_stream *s) {
-    int64_t least = earlier(s->least, s->least_before);
-    if (s->una == s->next || s->next != s->end || s->n_lost || s->next >= s->lossy_until || least == NF_NEVER)
-        return NF_NEVER;
-    int64_t silence = 2 * (least > NF_ROUND_TRIP_LEAST ? least : NF_ROUND_TRIP_LEAST);
-    silence = silence > s->rtt.srtt / 2 ? silence : s->rtt.srtt / 2; /* where processors are late, the network is not */
+    int64_t silence = nf_quiet_silence(&s->quiet, NF_ROUND_TRIP_LEAST, s->rtt.srtt);
+    if (s->una == s->next || s->n_lost || s->next >= s->lossy_until || silence == NF_NEVER) return NF_NEVER;
     for (uint32_t probe = 0; probe < s->probes && silence < s->timer.rto; probe++) silence *= 2;
     return silence < s->timer.rto ? s->quiet_since + silence : NF_NEVER;
 }
 
-/* The tail of an operation is silent: its ends are asked for, and where that did not help all that lacks a result. */
-static void probe_tail(nf_stream *s) {
+/* Nothing comes, though packets were lost lately: the ends of what is outstanding are asked for, and all holes. */
+static void probe(nf_stream *s) {
     ask_for_ends(s);
-    for (uint64_t seq = s->una, asked = 0; s->probes && seq < s->next && asked < NF_PROBED_AT_ONCE; seq++) {
+    for (uint64_t seq = s->una, asked = 0; seq < s->seen && asked < NF_PROBED_AT_ONCE; seq++) {
         if (at(s, seq)->state != NF_FLIGHT && at(s, seq)->state != NF_HOLE) continue;
         want(s, seq);
         asked++;
@@ -329,7 +370,7 @@ static void probe_tail(nf_stream *s) {
 
 void nf_stream_tick(nf_stream *s, int64_t now) {
     if (nf_timer_expired(&s->timer, now)) ask_in_silence(s, now);
-    if (now >= probe_due(s)) probe_tail(s);
+    if (now >= probe_due(s)) probe(s);
     if (now >= s->ask_due && s->fruitless == 0) ask_for_holes(s, now);
 }
 
@@ -340,7 +381,8 @@ int64_t nf_stream_deadline(const nf_stream *s) {
 
 void nf_stream_end_at(nf_stream *s, uint64_t end) { s->end = end; }
 
-void nf_stream_learn_losses(nf_stream *s, const nf_stream *from) {
+void nf_stream_learn(nf_stream *s, const nf_stream *from) {
+    nf_quiet_learn(&s->quiet, &from->quiet);
     s->lossy_until = s->next + (from->lossy_until > from->next ? from->lossy_until - from->next : 0);
 }
 

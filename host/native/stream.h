@@ -15,18 +15,22 @@
  * own without any data: the switch then sends the result, or asks its parent, or says that it lacks the contribution.
  *
  *   lost      the result that left before the one that is here has not come: it is asked for at once
- *   hole      later results are here, this one is not: it was lost elsewhere.  Somebody repairs it, mostly, so that
- *             it is asked for once that has taken a round trip, and again after the same time and a quarter
+ *   hole      later results are here, this one is not: it was lost elsewhere.  Somebody repairs it, mostly, behind
+ *             what that rank has sent already.  So it is asked for once a result is here of a packet that left after
+ *             the hole was found, and a quarter of that time more has passed; again by the same rule, from the time of
+ *             the ask or the repair on (as RACK finds losses, RFC 8985).  A clock would not do: a round trip has the
+ *             queue of the whole window in it or not, and what is asked for too early comes twice, as a whole packet
  *   silence   no result for as long as the timer (RFC 6298) waits: another rank is late, or the last packets were
  *             lost.  The first and the last packet without a result are asked for: what the switches then send shows
  *             the holes between them.  Lasting silence backs the timer off
- *   tail      all packets of the operation have left, so that none will show what was lost before it, and packets were
- *             lost lately: the ends are asked for after a silence of two round trips of an empty network or half a
- *             smoothed one, whichever is longer, and all that lacks a result after two, four.. times that, until the
- *             timer takes over (a tail loss probe as in RFC 8985, but without data)
+ *   probe     no result for longer than pauses are (quiet.h), and packets were lost lately: nothing may leave that
+ *             would show what was lost, as the operation is at its end or the window is closed.  The ends are asked
+ *             for, and all holes; again after two, four.. times that, until the timer takes over (a tail loss probe as
+ *             in RFC 8985, but without data)
  *
- * An ask has some 60 bytes on the wire: those of all ranks together do not fill the queue that they wait for, however
- * slow the network is.
+ * An ask has some 60 bytes on the wire, and its answer may be a whole result: an ask too many delays what it waits for,
+ * and a rank whose link is full stays behind the others from then on.  So second results, which answer such asks, count
+ * as arrivals: the links are busy.
  *
  * How many may be in flight is congestion.h's matter.  Nothing here knows packets or clocks: times are nanoseconds
  * handed in.
@@ -35,7 +39,7 @@
 #define NF_STREAM_H
 #include "congestion.h"
 #include "order.h"
-#include "rtt.h"
+#include "quiet.h"
 
 #define NF_TIMEOUTS_BEFORE_BACKOFF 3 /* time-outs without a result before the timer backs off */
 #define NF_RTO_SILENT 50000000ll     /* the most that silence adds: bounds how long a repaired path stays unused */
@@ -53,8 +57,9 @@ typedef enum {
 } nf_state;
 
 typedef struct {
-    int64_t at;  /* when it was sent last */
-    int64_t due; /* when it is asked for, where it is below the highest with a result */
+    int64_t at;    /* when it was sent last */
+    int64_t since; /* when it was found missing, sent again or asked for last */
+    int64_t due;   /* when it is asked for, where it is overdue; else NF_NEVER */
     uint8_t state;
     bool again; /* sent more than once: its round trip is ambiguous (Karn) */
     bool asked; /* asked for since it was sent last */
@@ -82,17 +87,21 @@ typedef struct {
     uint64_t lost_from;         /* none is lost below this */
     uint32_t n_ask;             /* entries to be asked for now */
     uint64_t ask_from;          /* none is to be asked for below this */
-    int64_t ask_due;            /* the earliest time at which a hole is asked for; NF_NEVER: there is none */
+    int64_t oldest;             /* none that is missing and not overdue is so since before this */
+    int64_t ask_due;            /* the earliest `due`; NF_NEVER: there is none */
+    int64_t newest;             /* when the packet left that left last of those with a result */
     bool batch;                 /* results came since nf_stream_end_batch */
     bool losses;                /* and packets were found lost */
+    bool further;               /* and one of them was the highest so far, and not repaired; nor the operation's last */
+    bool repeated;              /* second results came since nf_stream_end_batch */
     nf_rtt rtt;
     nf_timer timer;
-    int64_t sample;              /* round trip seen in this batch, or -1 */
-    int64_t least, least_before; /* shortest round trips of this operation and of the one before; NF_NEVER: none yet */
-    int64_t quiet_since;         /* when a result came last, or a packet left */
-    uint32_t probes;             /* of the tail, since the last result */
-    bool flowing;                /* results since the stream was last idle: all ranks are in */
-    uint32_t fruitless;          /* time-outs since the last result */
+    nf_quiet quiet;
+    int64_t sample;      /* round trip seen in this batch, or -1 */
+    int64_t quiet_since; /* when a result came last, or a packet left */
+    uint32_t probes;     /* since the last result */
+    bool flowing;        /* results since the stream was last idle: all ranks are in */
+    uint32_t fruitless;  /* time-outs since the last result */
     nf_congestion congestion;
     nf_counters counters;
     nf_congestion_rules rules;
@@ -142,9 +151,12 @@ void nf_stream_tick(nf_stream *, int64_t now);
 int64_t nf_stream_deadline(const nf_stream *);
 /* Says that the packets of the operation end before `end`. */
 void nf_stream_end_at(nf_stream *, uint64_t end);
-/* Makes a stream, of too few packets to see many losses itself, reckon with them for as many packets as another one
- * over the same links still does. */
-void nf_stream_learn_losses(nf_stream *, const nf_stream *from);
+/* Makes a stream, of too few packets to see much itself, reckon with losses for as many packets as another one over the
+ * same links still does, and with its pauses. */
+void nf_stream_learn(nf_stream *, const nf_stream *from);
+/* Takes in that results of another stream came at `now` over the same links: what left no later than the packets that
+ * they answer is missing.  To be called after nf_stream_end_batch of both. */
+void nf_stream_overtaken(nf_stream *, const nf_stream *by, int64_t now);
 /* Gives a stream that has not measured its round trip yet that of another. */
 void nf_stream_seed_rtt(nf_stream *, const nf_stream *from);
 /* Marks packet `seq`, which left but which the kernel did not take, as one to send again. */
