@@ -67,6 +67,10 @@ CONNECT_TIMEOUT: Final = 10.0
 """Seconds for one attempt to connect to a switch."""
 STOP_GRACE: Final = 1.0
 
+JOBS_FIRST: Final = 2
+"""Turns of the event loop by which the entries of running jobs, which stand still, are written before routes are
+planned: one begins their rounds, one their writes."""
+
 MAX_CALLS: Final = 1 << 16
 """Most calls that are open at once: 32 streams of each of 2,000 ranks."""
 _SERVER_OPTIONS: Final = (
@@ -287,6 +291,8 @@ class Controller:
                 self._notice()
             except Exception:
                 log.exception("jobs could not be checked after a change")
+            for _ in range(JOBS_FIRST):
+                await asyncio.sleep(0)
             self._stale.set()
 
     async def _update_routes(self) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from ipaddress import IPv4Address
 from typing import Final, NamedTuple
@@ -44,7 +45,12 @@ _LEAST_FRAME: Final = 60
 _PAYLOAD: Final = struct.Struct("!8sII")
 """A probe's payload: magic, number of the link, direction (0: from a to b, 1: from b to a)."""
 _MAGIC: Final = b"netfold?"
-_PAYLOAD_OFFSET: Final = roce.ETHERNET_BYTES + roce.IPV4_BYTES + roce.UDP_BYTES + roce.BTH_BYTES + roce.RETH_BYTES
+_BTH_OFFSET: Final = roce.ETHERNET_BYTES + roce.IPV4_BYTES + roce.UDP_BYTES
+DELAYS: Final = 8
+"""Probes of each direction whose delays are remembered."""
+_SENT_REMEMBERED: Final = 1024
+"""Rounds of probes whose time of sending is remembered."""
+_PAYLOAD_OFFSET: Final = _BTH_OFFSET + roce.BTH_BYTES + roce.RETH_BYTES
 
 
 Direction = tuple[int, int]
@@ -85,6 +91,9 @@ class Links:
         self._short = dict.fromkeys(self._directions, 0)
         """Short probes that have arrived while full ones are lost, by link and direction."""
         self._sequence = 0
+        self._sent: dict[int, float] = {}
+        """When the latest rounds of probes were sent, by sequence number."""
+        self._delays: dict[Direction, deque[float]] = {one: deque(maxlen=DELAYS) for one in self._directions}
 
     def down(self) -> frozenset[int]:
         """Numbers of the links, in the fabric's order, with at least one direction down."""
@@ -96,12 +105,26 @@ class Links:
         full = roce.ip_packet_bytes(roce.Opcode.WRITE_ONLY, path_mtu)
         for direction in (0, 1):
             missed = self._missed[number, direction]
-            # a single one may have passed between losses, before the link was cut
-            if missed >= self._allowed_misses[number] and 2 * self._short[number, direction] >= missed:
+            if missed >= self._allowed_misses[number] and self.passes_short_ones((number, direction)):
                 sender, receiver = self._directions[number, direction]
                 return (f"short probes from {sender} arrive at {receiver}, those of {full} bytes are lost: path_mtu = "
                         f"{path_mtu} needs an MTU of {full} or more at both ends: {roce.mtu_remedy(path_mtu)}")
         return "its probes are lost"
+
+    def lost(self, numbers: Collection[int]) -> set[Direction]:
+        """The directions of these links that are down by their missing probes."""
+        return {(number, way) for number in numbers for way in (0, 1)
+                if self._missed[number, way] >= self._allowed_misses[number]}
+
+    def passes_short_ones(self, direction: Direction) -> bool:
+        """Whether short probes arrive, while full ones are missing."""
+        # a single one may have passed between losses, before the link was cut
+        return 0 < self._missed[direction] <= 2 * self._short[direction]
+
+    def delay(self, direction: Direction) -> float | None:
+        """The time in seconds that a probe takes, less what it waits on the way: the shortest one of the last DELAYS
+        that arrived; None: none has so far."""
+        return min(self._delays[direction], default=None)
 
     def ends(self, number: int, direction: int) -> tuple[End, End]:
         """Sender and receiver of the probes over a link, one way."""
@@ -154,20 +177,27 @@ class Links:
                 if sender not in self.seen and sender.node in up and receiver.node in up}
 
     def round(
-        self, up: Collection[str], only: Collection[int] | None = None, *, counted: bool = True
+        self, up: Collection[str], only: Collection[int] | None = None, *, counted: bool = True, short: bool = True,
+        now: float = 0.0,
     ) -> Iterator[Probe]:
         """One probe for each direction of all links, or of those in ``only``, to be sent now, and a short one where
         the last one was lost.
 
         up       switches that are up; links with another end get no probes
-        counted  whether the loss of these probes counts against their links"""
+        counted  whether the loss of these probes counts against their links
+        short    whether short ones are sent as well
+        now      seconds of the clock by which `receive` is told when they arrive"""
         self._sequence = self._sequence + 1 & roce.PSN_MASK
+        self._sent[self._sequence] = now
+        if len(self._sent) > _SENT_REMEMBERED:
+            del self._sent[next(iter(self._sent))]
         for (number, direction), (sender, receiver) in self._directions.items():
             if only is not None and number not in only:
                 continue
             if sender.node in up and receiver.node in up:
                 if self._missed[number, direction]:
-                    yield Probe(sender.node, sender.port, self._frame(sender, number, direction, _PAYLOAD.size))
+                    if short:
+                        yield Probe(sender.node, sender.port, self._frame(sender, number, direction, _PAYLOAD.size))
                 else:
                     self._short[number, direction] = 0
                 self._missed[number, direction] += counted
@@ -183,8 +213,9 @@ class Links:
             if end.node in doubtful and end.node in up:
                 yield Probe(end.node, end.port, self._arp_frame(end, host))
 
-    def receive(self, switch: str, port: int, frame: bytes) -> str:
-        """Process a packet-in.  Returns a message if it is a probe that arrived at the wrong port, otherwise ''."""
+    def receive(self, switch: str, port: int, frame: bytes, now: float = 0.0) -> str:
+        """Process a packet-in that came at ``now``.  Returns a message if it is a probe that arrived at the wrong port,
+        otherwise ''."""
         if len(frame) < _PAYLOAD_OFFSET + _PAYLOAD.size:
             return ""
         magic, number, direction = _PAYLOAD.unpack_from(frame, _PAYLOAD_OFFSET)
@@ -200,6 +231,9 @@ class Links:
         else:
             self._missed[number, direction] = 0
             self._arrived[number, direction] += 1
+            sequence = roce.BTH.unpack_from(frame, _BTH_OFFSET)[-1] & roce.PSN_MASK
+            if (sent := self._sent.get(sequence)) is not None:
+                self._delays[number, direction].append(now - sent)
         return ""
 
     def _arp_frame(self, sender: End, host: Host) -> bytes:

@@ -3,24 +3,26 @@
 
     session ends, port event ------------------------.
     a probe of every link, every `probe` seconds  ---+--> changed: routes, paths and jobs are planned anew
-    ranks without results suspect their trees' links: these are probed SUSPECT_TICKS times in SUSPECT_INTERVAL seconds,
-    until each has answered or is found down; of those probes every SUSPECT_TICKS-th one counts by itself, and all do
-    where both ends are known to be in time (silent_links.py)
+    ranks without results suspect their trees' links: these are probed again and again, until each has answered or is
+    found down; of those probes one in SUSPECT_INTERVAL seconds counts by itself, and all do where both ends are known
+    to be in time (silent_links.py)
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
 from netfold.controller.health.damping import FlapDamping
 from netfold.controller.health.excuses import Excuses
-from netfold.controller.health.links import Links
+from netfold.controller.health.links import Direction, Links, Probe
 from netfold.controller.health.silent_links import SilentLinks
 from netfold.controller.switch.switch import SwitchError
-from netfold.controller.switch.target import Target
+from netfold.controller.switch.target import Client, Target
 from netfold.fabric.graph import End, Fabric
 from netfold.wire.operator import Note, unnoted
 
@@ -33,8 +35,18 @@ DOWN_INTERVAL: Final = 0.5
 """Seconds between probes of links that are down, if the fabric turns other probes off."""
 SUSPECT_INTERVAL: Final = 0.03
 """Seconds between probes of suspect links that count: more than a probe takes on a busy machine."""
-SUSPECT_TICKS: Final = 3
-"""Probes of suspect links in that time."""
+LEAST_TICK: Final = 0.005
+"""Seconds between two probes of suspect links at the least; the next ones are sent when nothing more is to be heard of
+the last ones."""
+LATER_TICK: Final = 0.015
+"""The same once they have been probed for SOON seconds, so as not to burden switches that are busy."""
+SOON: Final = 0.1
+MOST_TICK: Final = 0.02
+"""Seconds after which a witness is late."""
+POLL: Final = 0.001
+"""Seconds between two looks at what has arrived."""
+ANSWER_HOLDS: Final = 0.015
+"""Seconds after its answer for which a link is not probed again because further ranks suspect it."""
 DISCOVER_TIMEOUT: Final = 2.0
 """Seconds that a probe has to arrive somewhere when cables are discovered."""
 REPEAT_INTERVAL: Final = 0.25
@@ -68,6 +80,8 @@ class Liveness:
         self._note = note
         self._suspects: set[int] = set()
         self._suspect_task: asyncio.Task[None] | None = None
+        self._answered: dict[int, float] = {}
+        """When the probes of suspect links arrived last."""
 
     # ---- what is up ------------------------------------------------------------------------------------------------
 
@@ -142,7 +156,9 @@ class Liveness:
 
     def suspect(self, links: Collection[int]) -> None:
         """Probe these links at once, since hosts get nothing over them.  Does not wait for the outcome."""
-        self._suspects |= set(links) & self._links.probed - self._links.down()
+        now = asyncio.get_running_loop().time()
+        answered = {number for number, when in self._answered.items() if now < when + ANSWER_HOLDS}
+        self._suspects |= (set(links) & self._links.probed) - self._links.down() - answered
         if self._suspects and (self._suspect_task is None or self._suspect_task.done()):
             self._suspect_task = asyncio.create_task(self._probe_suspects(), name="suspect links")
 
@@ -191,40 +207,63 @@ class Liveness:
 
     async def _probe_suspects(self) -> None:
         """Probe suspect links until each has answered or is down.  If none answers, this process itself may be late:
-        then no link counts as down, and the regular probes decide.  Where other links are late, every other round of
-        probes counts: a machine that is busy with much else gets twice the time."""
+        then no link counts as down, and the regular probes decide.  Where other links are late, one round of probes in
+        twice the time counts: for a machine that is busy with much else."""
+        clock = asyncio.get_running_loop().time
         try:
             self._listen()
-            before, answered, counts = self._links.arrived(), False, True
+            before, answered, late, began = self._links.arrived(), False, False, clock()
             while self._suspects:
-                late = False
-                for tick in range(SUSPECT_TICKS):
-                    sent = self._links.arrived()
-                    await self._send(self._suspects, counted=counts and tick == 0, wake=tick == 0)
-                    witnesses = self._silent.witnesses(self._suspects)
-                    await self._send(witnesses, counted=False, wake=False)
-                    await asyncio.sleep(SUSPECT_INTERVAL / SUSPECT_TICKS)
-                    self._listen()
-                    answers = {number for number in self._suspects if self._links.arrived_since(before, number)}
-                    answered |= bool(answers)
-                    self._suspects -= answers
-                    if silent := await self._silent.find(self._suspects, witnesses, sent):
-                        self._links.take_down(silent)
-                        self._suspects -= silent
-                    late |= self._silent.late
+                end = clock() + SUSPECT_INTERVAL * (2 if late else 1)
+                counted, late = True, False
+                while self._suspects and (counted or clock() < end):
+                    least = min(LEAST_TICK if clock() < began + SOON else LATER_TICK, SUSPECT_INTERVAL)
+                    answered |= await self._probe_once(before, least, counted=counted)
+                    counted, late = False, late or self._silent.late
                     self._compare()
-                counts = not (counts and late)
-                await self._excuses.consider()
+                await asyncio.gather(self._excuses.consider(), self._silent.look(self._suspects))
                 lost = self._suspects & self._links.down()
-                self._suspects -= lost
                 if lost and not answered:
                     log.warning("no suspect link answers: none is judged by that")
                     self._links.reset(lost | self._suspects)
                     self._suspects.clear()
+                elif lost and (spared := await self._silent.spare(lost)):
+                    log.warning("not judged by the probes that were lost, since other packets come in: %s", ", ".join(
+                        f"{a} - {b}" for a, b in (self._fabric.links[number].ends for number in sorted(spared))))
+                    self._links.reset(spared)
+                    lost -= spared
+                self._suspects -= lost
                 self._compare()
         except Exception:
             log.exception("probing suspect links failed")
             self._suspects.clear()
+
+    async def _probe_once(self, before: Mapping[Direction, int], least: float, *, counted: bool) -> bool:
+        """Send one round of probes over suspect links and witnesses, and judge by what arrives of them, soon.  Returns
+        whether a suspect has answered.
+
+        before   probes that had arrived when these links became suspects
+        least    seconds for which it waits at the least
+        counted  whether this round counts by itself
+        """
+        clock = asyncio.get_running_loop().time
+        began, arrived = clock(), self._links.arrived()
+        witnesses = self._silent.witnesses(self._suspects)
+        await self._send(self._suspects, counted=counted, short=counted, wake=counted, witnesses=witnesses)
+        await asyncio.sleep(least)
+        self._listen()
+        end = clock() + min(MOST_TICK - least, SUSPECT_INTERVAL)
+        while clock() < end and not self._silent.is_over(self._suspects, witnesses, arrived):
+            await asyncio.sleep(POLL)
+            self._listen()
+        answers = {number for number in self._suspects if self._links.arrived_since(before, number)}
+        self._answered.update(dict.fromkeys(answers, clock()))
+        self._silent.answered(answers)
+        self._suspects -= answers
+        if silent := await self._silent.find(self._suspects, witnesses, arrived, began):
+            self._links.take_down(silent)
+            self._suspects -= silent
+        return bool(answers)
 
     async def _probe(self, only: Collection[int] | None) -> None:
         self._listen()
@@ -239,18 +278,34 @@ class Liveness:
             packets = target.client.packets
             while not packets.empty():
                 packet = packets.get_nowait()
-                problem = self._links.receive(name, packet.port, packet.payload)
+                problem = self._links.receive(name, packet.port, packet.payload, packet.arrived)
                 if problem and problem not in self._miswired:
                     self._miswired.add(problem)
                     log.error("%s", problem)
 
-    async def _send(self, only: Collection[int] | None, *, counted: bool = True, wake: bool = True) -> None:
-        """Send probes; with ``wake`` also questions to the hosts at switches whose links are in doubt."""
+    async def _send(
+        self, only: Collection[int] | None, *, counted: bool = True, short: bool = True, wake: bool = True,
+        witnesses: Collection[int] = (),
+    ) -> None:
+        """Send probes, and others over ``witnesses`` that do not count; with ``short`` also short ones where they were
+        lost, and with ``wake`` questions to the hosts at switches whose links are in doubt."""
         up = {target.name: target.client for target in self._targets.values() if target.is_up}
         doubtful = self._links.down() | self._suspects if wake else frozenset()
-        for probe in (*self._links.arp_probes(up, doubtful), *self._links.round(up, only, counted=counted)):
+        now = time.monotonic()
+        by_switch: defaultdict[str, list[Probe]] = defaultdict(list)
+        for probe in (
+            *self._links.arp_probes(up, doubtful),
+            *self._links.round(up, only, counted=counted, short=short, now=now),
+            *self._links.round(up, witnesses, counted=False, short=False, now=now),
+        ):
+            by_switch[probe.switch].append(probe)
+        await asyncio.gather(*(self._send_from(up[name], probes) for name, probes in by_switch.items()))
+
+    async def _send_from(self, client: Client, probes: Collection[Probe]) -> None:
+        """Send probes out of ports of one switch."""
+        for probe in probes:
             try:
-                await up[probe.switch].packet_out(probe.port, probe.frame)
+                await client.packet_out(probe.port, probe.frame)
             except SwitchError as error:
                 log.warning("%s", error)
 

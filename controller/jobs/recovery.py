@@ -48,6 +48,8 @@ PREEMPTION_TIMEOUT: Final = 3.0
 FALLBACK_WAIT: Final = 2.0
 """Seconds that ranks which can go on over TCP stand still for trees, where they reach each other meanwhile: a leaf
 takes 0.2 s to start anew, more on a busy machine."""
+CLEANING_DELAY: Final = 0.1
+"""Seconds after a round until what the trees before left on switches is removed: ranks and switches go on first."""
 FALLBACK_SHARE: Final = 0.5
 """Share of the ranks' patience after which they go on over TCP where nobody knows whether they reach each other."""
 
@@ -344,7 +346,7 @@ class Recovery:
         """Give the ranks their plans, and remove what the trees before left on switches."""
         leftovers, here.leftovers = here.leftovers, []
         for part, epoch in leftovers:
-            here.cleaning.append(self.background.begin(self._placement.clean(part, epoch), f"leftovers of {job}"))
+            here.cleaning.append(self.background.begin(self._clean(part, epoch, here), f"leftovers of {job}"))
         job.known.clear()
         job.rounds = here.number
         here.plans.set_result(make())
@@ -352,6 +354,13 @@ class Recovery:
         self._totals.rounds += 1
         self._totals.round_seconds += here.ended - here.began
         job.notify()
+
+    async def _clean(self, part: str, epoch: int, here: Round) -> None:
+        """Remove what trees left on switches: at once where another job waits for their slots, else when the ranks have
+        gone on."""
+        if not here.yields:
+            await asyncio.sleep(CLEANING_DELAY)
+        await self._placement.clean(part, epoch)
 
     # ---- without trees -------------------------------------------------------------------------------------------
 

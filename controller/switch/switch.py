@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
@@ -99,10 +100,14 @@ class Count(NamedTuple):
 
 @dataclass(frozen=True)
 class PacketIn:
-    """A packet that the switch sent to its CPU port."""
+    """A packet that the switch sent to its CPU port.
+
+    arrived  when it came here, in seconds of the monotonic clock
+    """
 
     port: int
     payload: bytes
+    arrived: float = field(default_factory=time.monotonic, compare=False)
 
 
 class Session:

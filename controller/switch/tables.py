@@ -15,6 +15,7 @@ import math
 import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Final, Literal
 
@@ -289,6 +290,7 @@ def _seed(seed: int, sender: End, receiver: End) -> int:
     return zlib.crc32(f"{seed} {sender}>{receiver}".encode())
 
 
+@lru_cache(maxsize=1 << 16)
 def ip_number(address: str) -> int:
     """An IPv4 address as a key or parameter of an entry."""
     return int(ipaddress.IPv4Address(address))

@@ -303,9 +303,7 @@ class FoldRail:
                 raise self._timed_out(request)
             if now >= progress + LOST_RANK_NS and (news := self._control.job_error()) is not None:
                 raise type(news)(f"{self._who(request)}: {news}")
-            until = min(now + slice_ns, end)
-            if now < (stalled := progress + self._stalls.pause):
-                until = min(until, stalled)
+            until = min(now + slice_ns, end, self._stalls.due(progress, now))
             status, error = (self._fallback.run(until), 0) if self.fallback else self._io.run(until)
             if self._timeline is not None:
                 self._timeline.spans(*self._io.spans())
@@ -317,8 +315,8 @@ class FoldRail:
                 return totals.saturated
             if self._watch is not None and status == native.AGAIN:
                 self._watch(self._core.progress() / 1e9)
-            if status == native.AGAIN and self._stalls.check(waits := self._waits(), progress, time.monotonic_ns()):
-                self._control.suspect(waits)
+            if status == native.AGAIN and self._is_stalled(progress):
+                self._control.suspect(self._waits())
             if status == native.FAILED:
                 raise self._failed(request)
             if status == native.OS_ERROR:
@@ -490,6 +488,14 @@ class FoldRail:
             lines.append(f"  {self._core.foreign()} packets came for queue pairs that this rank does not have")
         lines.append("  expected: every rank within the timeout; look at `netfold stall`, or give a longer timeout=")
         return CollectiveTimeout("\n".join(lines))
+
+    def _is_stalled(self, progress: int) -> bool:
+        """Whether to tell the controller that a stream waits for longer than it should.
+
+        progress  time in nanoseconds of the operation's last result
+        """
+        round_trip = max((self._core.state(tree, DATA).srtt for tree in range(len(self._plan.trees))), default=0)
+        return self._stalls.check(self._waits(), progress, time.monotonic_ns(), round_trip)
 
     def _waits(self) -> Waits:
         """Stream, as the controller calls it -> the lowest PSN that was sent on it and has no result."""

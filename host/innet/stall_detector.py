@@ -2,7 +2,8 @@
 """Detects streams on which retransmissions bring no result: another rank is late, or part of a tree has failed.
 
 A rank cannot tell which, but the controller can (on ``Suspect`` it probes the trees' links), and not every switch
-reports a port that goes down.  So it is asked soon, and then ever less often while that does not help.
+reports a port that goes down.  So it is asked soon, after some usual round trips, and then ever less often while that
+does not help.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from typing import Final
 FIRST_PAUSE: Final = 40_000_000
 """Nanoseconds without a result after which a stream counts as stalled: round trips take 0.1 to 10 ms, and by then
 several repeats have had no answer."""
+SHORTEST_PAUSE: Final = 15_000_000
+"""The same where round trips are short: processes that carry the packets may be late by some milliseconds."""
+ROUND_TRIPS: Final = 4
+"""Usual round trips without a result after which a stream counts as stalled, within these two bounds."""
 PATIENT_PAUSE: Final = 100_000_000
 """The same after stalls that ended by themselves, as those do of a job whose ranks come at different times: the pause
 doubles with each of them up to this."""
 CALM: Final = 10_000_000_000
-"""Nanoseconds after such a stall until FIRST_PAUSE holds again."""
+"""Nanoseconds after such a stall until the first pause holds again."""
 LONGEST_PAUSE: Final = 1_600_000_000
 """Longest time in nanoseconds between two questions, so that what fails while all wait for a late rank is noticed as
 well."""
@@ -29,29 +34,45 @@ class StallDetector:
     def __init__(self) -> None:
         self._since: dict[int, tuple[int, int]] = {}
         """Queue pair -> the PSN that it waits for, and since when it is known to."""
-        self.pause = FIRST_PAUSE
-        """How long a stream waits until it counts as stalled."""
+        self._first = FIRST_PAUSE
+        self._stalls = 0
+        """Stalls that ended by themselves, with less than CALM between them."""
         self._wait = FIRST_PAUSE
         self._next = 0
         self._asked = 0
         """When the controller was asked last."""
 
-    def check(self, waits: Mapping[int, int], progress: int, now: int) -> bool:
+    @property
+    def pause(self) -> int:
+        """How long a stream waits until it counts as stalled."""
+        return min(self._first << self._stalls, PATIENT_PAUSE)
+
+    def due(self, progress: int, now: int) -> int:
+        """When `check` is to be called next at the latest, for a stall to be noticed in time; always after ``now``."""
+        pause = self.pause
+        times = [since + pause for _, since in self._since.values()]
+        return min((time for time in (*times, progress + pause, self._next) if time > now), default=now + pause)
+
+    def check(self, waits: Mapping[int, int], progress: int, now: int, round_trip: int = 0) -> bool:
         """Whether to ask the controller now.
 
-        waits     queue pairs with packets in flight -> the lowest PSN of each without a result
-        progress  time of the last result on any of them
+        waits       queue pairs with packets in flight -> the lowest PSN of each without a result
+        progress    time of the last result on any of them
+        round_trip  the longest usual round trip of any of them; 0: not known yet
         """
+        if round_trip:
+            self._first = min(max(ROUND_TRIPS * round_trip, SHORTEST_PAUSE), FIRST_PAUSE)
         self._since = {
             qp: (psn, min(self._since[qp][1], progress) if self._since.get(qp, (-1, 0))[0] == psn else progress)
             for qp, psn in waits.items()
         }
-        if self.pause > FIRST_PAUSE and now - self._asked >= CALM:
-            self.pause = FIRST_PAUSE
-        stuck = any(now - since >= self.pause for _, since in self._since.values())
+        if self._stalls and now - self._asked >= CALM:
+            self._stalls = 0
+        pause = self.pause
+        stuck = any(now - since >= pause for _, since in self._since.values())
         if not stuck:
-            if self._next:
-                self.pause = min(2 * self.pause, PATIENT_PAUSE)
+            if self._next and self.pause < PATIENT_PAUSE:
+                self._stalls += 1
             self._wait, self._next = self.pause, 0
             return False
         if now < self._next:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from netfold.controller.switch import tables
 from netfold.fabric.file import dumps, loads
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import FabricError
@@ -97,6 +98,37 @@ def test_a_switch_that_a_hosts_port_keeps_deaf_is_woken(tmp_path: Path) -> None:
             after = await all_resume(r, plans)
             assert len(awake) == patience
             assert {tree.name for tree in after[0].trees} <= {"spine1", "spine2"}
+
+    run(story())
+
+
+def test_a_suspect_at_which_packets_come_in_is_asked_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its probes are lost, as on a busy machine, and other packets are not: it is down only once they are as well."""
+    monkeypatch.setattr("netfold.controller.health.silent_links.REPRIEVE", 3600.0)
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            cables, asked = Cables(r.fabric, r.switches), 0
+            number, answers = (link_between(r.fabric, "leaf1", spine) for spine in ("spine1", "spine2"))
+            cables.cut.add(number)
+
+            async def rising(session: object, name: str, index: int) -> int:
+                nonlocal asked
+                asked += name == tables.PORT_IN
+                return min(asked, 60) * (name == tables.PORT_IN)
+
+            monkeypatch.setattr(type(r.switches["leaf1"].sessions[-1]), "read_cell", rising)
+            r.controller.liveness.suspect({number, answers})
+            task = r.controller.liveness._suspect_task
+            assert task is not None
+            while asked < 60:
+                assert r.controller.liveness.links_down() == {}
+                await asyncio.sleep(0)
+            await task
+            assert list(r.controller.liveness.links_down()) == [number]
+            assert "not judged by the probes that were lost" in caplog.text
 
     run(story())
 

@@ -21,6 +21,14 @@ from support.controller import run, until
 from support.jobs import Code, Rig, Watcher, restarted, rig
 from support.recovery import all_resume, connections, lose, restart, streams
 
+pytestmark = pytest.mark.usefixtures("cleaned_at_once")
+
+
+@pytest.fixture
+def cleaned_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What trees leave on switches goes at once."""
+    monkeypatch.setattr("netfold.controller.jobs.recovery.CLEANING_DELAY", 0.0)
+
 
 def held(r: Rig) -> dict[str, dict[Any, Any]]:
     """What every switch holds now."""

@@ -22,8 +22,9 @@ from support.recovery import all_resume, back_and_then, connections, lose, resta
 
 @pytest.fixture(autouse=True)
 def quick_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Switches that come back are found at once."""
+    """Switches that come back are found at once, and what trees left on switches goes at once."""
     monkeypatch.setattr("netfold.controller.switch.target.RETRY", (0.01,))
+    monkeypatch.setattr("netfold.controller.jobs.recovery.CLEANING_DELAY", 0.0)
 
 
 def test_a_dead_spines_trees_move_to_the_others(tmp_path: Path) -> None:

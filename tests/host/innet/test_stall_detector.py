@@ -8,12 +8,21 @@ from itertools import pairwise
 from typing import cast
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from netfold.host.client.fold_control import FoldControl
 from netfold.host.innet.fold import FoldRail
-from netfold.host.innet.stall_detector import CALM, FIRST_PAUSE, LONGEST_PAUSE, PATIENT_PAUSE, StallDetector
+from netfold.host.innet.stall_detector import (
+    CALM,
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    PATIENT_PAUSE,
+    ROUND_TRIPS,
+    SHORTEST_PAUSE,
+    StallDetector,
+)
 from netfold.testing import loopback_job, on_every_rank
 
 MS = 1_000_000
@@ -38,6 +47,29 @@ def test_silence_is_suspect_soon_and_asked_about_ever_more_rarely() -> None:
     assert set(pauses[6:]) == {LONGEST_PAUSE}
 
 
+@pytest.mark.parametrize(("round_trip", "pause"), [
+    (0, FIRST_PAUSE), (MS // 10, SHORTEST_PAUSE), (6 * MS, 6 * MS * ROUND_TRIPS), (300 * MS, FIRST_PAUSE),
+])
+def test_the_first_question_comes_after_some_usual_round_trips(round_trip: int, pause: int) -> None:
+    """Within two bounds, and after the later one where no round trip is known."""
+    suspicion, now = StallDetector(), 0
+    while not suspicion.check({8: 5}, 0, now, round_trip):
+        now += MS
+    assert now == pause
+
+
+def test_patience_grows_from_the_shortest_pause_to_the_same_bound() -> None:
+    """A job whose ranks come at different times asks as rarely on a quick network as on a slow one."""
+    suspicion, now, pauses = StallDetector(), 0, []
+    for psn in range(5):
+        progress = now
+        while not suspicion.check({8: psn}, progress, now, MS):
+            now += MS
+        pauses.append(now - progress)
+        suspicion.check({8: psn + 1}, now, now, MS)
+    assert pauses == [SHORTEST_PAUSE, 2 * SHORTEST_PAUSE, 4 * SHORTEST_PAUSE, PATIENT_PAUSE, PATIENT_PAUSE]
+
+
 def test_one_stuck_stream_among_others_that_flow_is_noticed() -> None:
     """A tree that has failed is noticed while the other one brings results."""
     suspicion = StallDetector()
@@ -59,6 +91,25 @@ def test_stalls_that_end_by_themselves_make_it_patient_for_a_while() -> None:
     now += CALM
     assert not suspicion.check({8: 9}, now, now)
     assert suspicion.check({8: 9}, now, now + FIRST_PAUSE)
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=40), st.integers(0, 10))
+def test_a_stuck_stream_is_noticed_within_two_pauses_by_who_looks_when_it_is_due(steps: list[int], at: int) -> None:
+    """Another stream's results at any times do not put it off: it is asked about within twice the pause, and `due` is
+    always later than now."""
+    suspicion, now, progress = StallDetector(), 0, 0
+    results = [sum(steps[:count + 1]) * MS for count in range(len(steps))]
+    stuck_since = at * MS
+    while True:
+        came = [when for when in results if when <= now]
+        progress = max([*came, min(now, stuck_since)])
+        waits = {8: min(now, stuck_since) // MS, 16: len(came)}
+        if suspicion.check(waits, progress, now, MS):
+            break
+        later = suspicion.due(progress, now)
+        assert later > now
+        now = later
+    assert now <= stuck_since + 2 * SHORTEST_PAUSE
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 400)), max_size=60))
