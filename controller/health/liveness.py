@@ -247,6 +247,9 @@ class Liveness:
         counted  whether this round counts by itself
         """
         clock = asyncio.get_running_loop().time
+        # nothing can be sent over the others, and the switch that is down is known to be
+        self._suspects = {number for number in self._suspects
+                          if all(self._targets[end.node].is_up for end in self._links.ends(number, 0))}
         began, arrived = clock(), self._links.arrived()
         witnesses = self._silent.witnesses(self._suspects)
         await self._send(self._suspects, counted=counted, short=counted, wake=counted, witnesses=witnesses)
