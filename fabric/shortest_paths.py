@@ -38,6 +38,11 @@ class ShortestPaths(PathGraph):
         """Most links side by side: as many paths may have the same switches."""
         self._distances: dict[str, dict[str, int]] = {}
         self._choices: dict[tuple[str, str], list[Way]] = {}
+        self._next: dict[tuple[str, str, str, int], Hop] = {}
+        """(switch, where to, name, layer) -> the hop there of all paths of this name, which those of many sources
+        share."""
+        self._rings: dict[str, dict[int, list[str]]] = {}
+        self._choice_at: dict[tuple[str, str], bool] = {}
 
     @property
     def choosers(self) -> list[str]:
@@ -45,26 +50,30 @@ class ShortestPaths(PathGraph):
 
     def choices(self, source: str, destination: str) -> list[Way]:
         if (source, destination) not in self._choices:
-            nearest = self._distance(destination)
             self._choices[source, destination] = [
-                Way(middle, layer, tuple([hop for hop in path if self._has_choice(hop.tail, nearest)]))
+                Way(middle, layer, tuple([hop for hop in path if self._has_choice(hop.tail, destination)]))
                 for middle, layer, path in super().choices(source, destination)
             ]
         return self._choices[source, destination]
 
-    def _has_choice(self, switch: str, nearest: dict[str, int]) -> bool:
-        return sum(len(hops) for far, hops in self._near[switch].items() if nearest[far] < nearest[switch]) > 1
+    def _has_choice(self, switch: str, destination: str) -> bool:
+        known = self._choice_at.get((switch, destination))
+        if known is None:
+            nearest = self._distance(destination)
+            nearer = sum(len(hops) for far, hops in self._near[switch].items() if nearest[far] < nearest[switch])
+            known = self._choice_at[switch, destination] = nearer > 1
+        return known
 
     def _find(self, source: str, destination: str) -> list[Way]:
         there = self._distance(destination)
         if source not in there or {source, destination} & self._dead_switches:
             return []
-        here = self._distance(source)
         half = (there[source] + 1) // 2
         found: list[Way] = []
         seen: set[tuple[Hop, ...]] = set()
-        for middle in sorted(switch for switch, hops in here.items()
-                             if hops == half and there.get(switch) == there[source] - half):
+        for middle in self._ring(source)[half]:
+            if there[middle] != there[source] - half:
+                continue
             for layer in range(self._layers):
                 path = (*self._walk(source, middle, middle, layer), *self._walk(middle, destination, middle, layer))
                 usable = (destination, path[0].link) not in self._suspects and not self._barred & {
@@ -76,20 +85,39 @@ class ShortestPaths(PathGraph):
 
     def _walk(self, at: str, to: str, name: str, layer: int) -> Iterator[Hop]:
         """The hops of a named path from one switch to another."""
-        nearest = self._distance(to)
         while at != to:
-            nearer = {far: hops for far, hops in self._near[at].items() if nearest[far] < nearest[at]}
-            free = {far: left for far, hops in nearer.items()
-                    if (left := [hop for hop in hops if hop.link not in self._barred])}
-            _, hops = max((free or nearer).items(), key=lambda item: (self._score(at, item[1], name), item[0]))
-            hop = hops[layer % len(hops)]
+            hop = self._next.get((at, to, name, layer))
+            if hop is None:
+                hop = self._next[at, to, name, layer] = self._choose(at, to, name, layer)
             yield hop
             at = hop.head
+
+    def _choose(self, at: str, to: str, name: str, layer: int) -> Hop:
+        """The hop of a named path at one of its switches, towards another."""
+        nearest = self._distance(to)
+        nearer = {far: hops for far, hops in self._near[at].items() if nearest[far] < nearest[at]}
+        free = {far: left for far, hops in nearer.items()
+                if (left := [hop for hop in hops if hop.link not in self._barred])}
+        found = free or nearer
+        if len(found) == 1:
+            (hops,) = found.values()
+        else:
+            _, hops = max(found.items(), key=lambda item: (self._score(at, item[1], name), item[0]))
+        return hops[layer % len(hops)]
 
     def _score(self, at: str, hops: list[Hop], name: str) -> float:
         """The links with the greatest score are taken: the rest do not change it, and the odds are as the rates."""
         drawn = (zlib.crc32(f"{at} {hops[0].head} {name}".encode()) + 0.5) / 2**32
         return sum(map(self.capacity, hops)) / -math.log(drawn)
+
+    def _ring(self, switch: str) -> dict[int, list[str]]:
+        """The switches that this one reaches, by their distance, sorted."""
+        if switch not in self._rings:
+            rings: dict[int, list[str]] = defaultdict(list)
+            for far, hops in sorted(self._distance(switch).items()):
+                rings[hops].append(far)
+            self._rings[switch] = rings
+        return self._rings[switch]
 
     def _distance(self, switch: str) -> dict[str, int]:
         """Hops to every switch that this one reaches."""

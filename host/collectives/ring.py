@@ -18,9 +18,10 @@ depth-first order: ``order``, which the controller's plan gives.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
-from netfold.host.collectives.flow import Inbox, Strand, length, segments, split_evenly
+from netfold.host.collectives.flow import AHEAD, Inbox, Strand, length, segments, split_evenly
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import Reduction
@@ -59,16 +60,19 @@ def all_gather(
     """Fills ``data`` with every rank's ``data[pieces[rank]]``."""
     n, i, order, after, before = _place(mesh, order)
     cuts = [segments(pieces[rank], data.itemsize) for rank in order]
+    incoming = [cut for step in range(n - 1) for cut in cuts[(i - step - 1) % n]]
+    # Nothing that we still send arrives anew before the next rank has it: what arrives was made of it.
+    posted = deque(mesh.receive(before, data[cut], tag=tag) for cut in incoming[:AHEAD])
     if n > 1:
         for cut in cuts[i]:
             mesh.send(after, data[cut], tag=tag)
-    for step in range(n - 1):
-        piece = cuts[(i - step - 1) % n]
-        posted = [mesh.receive(before, data[cut], tag=tag) for cut in piece]
-        for cut, arrived in zip(piece, posted, strict=True):
-            yield [arrived]
-            if step < n - 2:
-                mesh.send(after, data[cut], tag=tag)
+    onward = len(incoming) - len(cuts[(i + 1) % n])
+    for at, cut in enumerate(incoming):
+        yield [posted.popleft()]
+        if at < onward:
+            mesh.send(after, data[cut], tag=tag)
+        if at + AHEAD < len(incoming):
+            posted.append(mesh.receive(before, data[incoming[at + AHEAD]], tag=tag))
 
 
 def allreduce(

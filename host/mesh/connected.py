@@ -40,6 +40,7 @@ from netfold.host.mesh.connection import FAILURE_REPORT, HEADER, ControlMessage,
 from netfold.host.mesh.failure_reports import FailureReports
 from netfold.host.mesh.handshake import Outcome
 from netfold.host.mesh.mesh import IDLE, WATCHED_SLICE_SECONDS, Call, Mesh, Pending, no_such_peer, ranks
+from netfold.host.mesh.poller import Poller
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire.jobs import Plan
 
@@ -92,7 +93,7 @@ class ConnectedMesh(Mesh):
         self._gone: set[PeerConnection] = set()
         self._reports = FailureReports(plan.rank)
         self._error: NetFoldError | None = None
-        self._poller = select.poll()
+        self._poller = self._new_poller()
         self._connecting = Connecting(
             plan, listener, self._poller, self._admit, admit_lane=self._admit_lane if self.takes_lanes else None,
             clock=clock,
@@ -113,6 +114,10 @@ class ConnectedMesh(Mesh):
             if link.socket is not None:
                 with contextlib.suppress(OSError):  # it was closed meanwhile, which wakes the other thread as well
                     link.socket.shutdown(socket.SHUT_RDWR)
+
+    def _new_poller(self) -> select.poll | Poller:
+        """The poller for this mesh's connections."""
+        return select.poll()
 
     # ---- waiting ---------------------------------------------------------------------------------------------------
     def wait(self, pending: Sequence[Pending], *, first: bool = False) -> None:

@@ -22,6 +22,7 @@ from typing import Final
 
 from netfold.host.mesh.connection import BACKLOG, open_socket
 from netfold.host.mesh.handshake import HandshakeRefused, Identity, Initiator, Outcome, Responder
+from netfold.host.mesh.poller import Poller
 from netfold.host.mesh.unproven import UnprovenLimit
 from netfold.wire.jobs import Plan
 
@@ -110,8 +111,8 @@ class _Incoming:
 class Connecting:
     """The handshakes of one mesh.  Owns ``listener``.
 
-    poller  is registered for the listener and the connections; whatever it reports on these descriptors (``watched``)
-            goes to ``on_ready``
+    poller  is registered for the listener and the connections; whatever it reports on these descriptors goes to
+            ``on_ready``
     admit   says what this rank makes of a rank that has proven itself: ``Outcome.ACCEPTED``, ``TAKEN`` or ``CROSSED``
     admit_lane  whether this rank takes one more lane of a rank; None: it takes no lanes
     clock   monotonic seconds
@@ -122,7 +123,7 @@ class Connecting:
         self,
         plan: Plan,
         listener: socket.socket,
-        poller: select.poll,
+        poller: select.poll | Poller,
         admit: Callable[[int], Outcome],
         *,
         admit_lane: Callable[[int], bool] | None = None,
@@ -160,14 +161,6 @@ class Connecting:
     def connecting(self, peer: int) -> bool:
         """Whether a connection for messages that this rank opened to the peer is not proven yet."""
         return (peer, None) in self._fd_of
-
-    def watched(self) -> list[tuple[int, int]]:
-        """File descriptors that the poller watches for this object, each with its poll events."""
-        return [
-            (self.listener.fileno(), select.POLLIN),
-            *((fd, select.POLLIN) for fd in self._incoming),
-            *((fd, one.events) for fd, one in self._outgoing.items()),
-        ]
 
     def refusals(self) -> str:
         """How many connections were refused here, and why the last one, for error messages; empty where none was."""

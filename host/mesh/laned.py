@@ -107,7 +107,7 @@ class LanedMesh(ConnectedMesh):
         """Cuts and sends messages as planned from now on."""
         self.source_ports.adopt(paths)
 
-    def cut(self, peer: int, nbytes: int) -> list[MessagePart]:
+    def cut(self, peer: int, nbytes: int) -> Sequence[MessagePart]:
         """The parts of a message to a peer, by the places of ``SourcePorts.weighted_ports`` that carry them; none where
         it travels whole.  Paths are asked for by the first long message of an operation."""
         if self._planned is None or nbytes < LEAST_PART:

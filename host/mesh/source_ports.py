@@ -21,6 +21,8 @@ LEAST_PART: Final = 16 << 10
 """Smallest part of a message in bytes; shorter messages are not split."""
 LONGEST_WRITE: Final = 1 << 30
 """Bytes of one RDMA write at most."""
+MOST_CUTS: Final = 1024
+"""Messages, by peer and size, whose parts are remembered at once."""
 
 
 class WeightedPort(NamedTuple):
@@ -53,11 +55,14 @@ class SourcePorts:
         self._suspects: dict[tuple[str, int], int] = {}
         """(leaf, port) of suspect paths -> the number of paths blamed before it."""
         self._blamed = 0
+        self._cuts: dict[tuple[int, int, int, int], list[MessagePart]] = {}
+        """What ``split`` returned by the present plan."""
 
     def adopt(self, paths: Paths) -> None:
         """Follows a new plan, and drops this rank's own suspicions, which the controller now takes care of."""
         self._suspects.clear()
         self._weighted.clear()
+        self._cuts.clear()
         for piece in paths.pieces:
             self._weighted.setdefault(piece.peer, []).append(WeightedPort(piece.source_port, piece.size))
         for reach in paths.reaches:
@@ -77,9 +82,16 @@ class SourcePorts:
         """The ports over which messages to a peer are split; empty where nothing was planned."""
         return self._weighted.get(peer, ())
 
-    def split(self, peer: int, nbytes: int, *, lanes: int, mtu: int) -> list[MessagePart]:
+    def split(self, peer: int, nbytes: int, *, lanes: int, mtu: int) -> Sequence[MessagePart]:
         """Splits a message of so many bytes by the weights of its ports, or evenly over all ``lanes`` where nothing was
         planned; at packet boundaries, into parts of at least ``LEAST_PART``."""
+        if (cuts := self._cuts.get((peer, nbytes, lanes, mtu))) is None:
+            if len(self._cuts) >= MOST_CUTS:
+                self._cuts.clear()
+            cuts = self._cuts[peer, nbytes, lanes, mtu] = self._split(peer, nbytes, lanes, mtu)
+        return cuts
+
+    def _split(self, peer: int, nbytes: int, lanes: int, mtu: int) -> list[MessagePart]:
         weighted = self.weighted_ports(peer)
         if weighted and nbytes >= len(weighted) * LEAST_PART:
             total = sum(one.weight for one in weighted)

@@ -49,7 +49,8 @@ typedef enum { NF_RC_SENT = 1, NF_RC_ARRIVED = 2, NF_RC_BROKEN = 3, NF_RC_STALLE
 typedef struct {
     uint32_t what, qp; /* nf_rc_what; index of the queue pair */
     uint64_t id;       /* SENT: of the write, acknowledged as a whole: its memory is the caller's again */
-    uint64_t offset;   /* ARRIVED: a whole message lies in region `key` at `offset` */
+    uint64_t offset;   /* ARRIVED: a whole message lies in region `key` at `offset`; */
+                       /* of one to be filled, all of it does, and `offset` and `length` are 0 */
     uint32_t key, length;
     uint32_t syndrome, by_peer; /* BROKEN: the AETH syndrome, and whether the peer sent it or we did */
     uint32_t source_port;       /* STALLED: nothing was answered over this path for long, although repeated */
@@ -103,10 +104,15 @@ bool nf_rc_ports(nf_rc *, const uint16_t *ports, uint32_t n);
 /* From now on each data packet takes the port that REPS (reps.h) says.  False: no memory, or no ports. */
 bool nf_rc_use_reps(nf_rc *, uint32_t qp, uint64_t seed);
 
-/* Lets peers write here; returns the key that they need, -1 where there is no memory.  The first keys are 0, 1, 2... */
-int64_t nf_rc_register(nf_rc *, void *base, uint64_t length);
+/* Lets peers write here; returns the key that they need, -1 where there is no memory.  The first keys are 0, 1, 2...
+ * fill: there is one event ARRIVED, when messages as long as the region together have arrived, and the region ends with
+ * it; else each message has its own. */
+int64_t nf_rc_register(nf_rc *, void *base, uint64_t length, bool fill);
 void nf_rc_deregister(nf_rc *, uint32_t key);
+/* Returns how many bytes a region to be filled still lacks; 0 for any other. */
+uint64_t nf_rc_unfilled(const nf_rc *, uint32_t key);
 
+#define NF_RC_UNTOLD UINT64_MAX /* id of a write that has no event SENT */
 /* Posts a write of `length` bytes, 1 .. NF_RC_MESSAGE, to offset `offset` of the peer's region `key`.  The memory stays
  * in use until the event SENT.  False: no memory, bad length, or the queue pair is broken. */
 bool nf_rc_write(nf_rc *, uint32_t qp, const void *data, uint32_t length, uint32_t key, uint64_t offset, uint64_t id);
@@ -130,7 +136,10 @@ int64_t nf_rc_deadline(const nf_rc *);
 
 /* Takes the oldest event for the owner off the queue.  Returns false where there is none. */
 bool nf_rc_event_next(nf_rc *, nf_rc_event *);
-bool nf_rc_has_events(const nf_rc *);
+/* Returns whether there are events that are not quiet: of none of these kinds. */
+bool nf_rc_has_events(const nf_rc *, uint32_t quiet);
+#define NF_RC_QUIET_SENT 1u    /* SENT */
+#define NF_RC_QUIET_ARRIVED 2u /* ARRIVED of one message in a region, not of a region that is full */
 /* Returns a count that grows with every packet that was new to us and every one of ours that was acknowledged. */
 uint64_t nf_rc_progress(const nf_rc *);
 /* Returns how many packets came that are for no queue pair of ours, or that its peer cannot have sent. */

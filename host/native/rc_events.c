@@ -17,8 +17,12 @@ bool nf_rc_reserve_events(nf_rc *rc, uint32_t more) {
     return true;
 }
 
+static bool of_one_message(const nf_rc_event *event) { return event->what == NF_RC_ARRIVED && event->length; }
+
 void nf_rc_emit(nf_rc *rc, const nf_rc_event *event) {
     if (event->what == NF_RC_SENT || event->what == NF_RC_BROKEN) rc->reserved_events--;
+    rc->events_sent += event->what == NF_RC_SENT;
+    rc->events_arrived += of_one_message(event);
     rc->events[(rc->event_head + rc->event_count++) % rc->event_room] = *event;
 }
 
@@ -27,10 +31,16 @@ bool nf_rc_event_next(nf_rc *rc, nf_rc_event *event) {
     *event = rc->events[rc->event_head];
     rc->event_head = (rc->event_head + 1) % rc->event_room;
     rc->event_count--;
+    rc->events_sent -= event->what == NF_RC_SENT;
+    rc->events_arrived -= of_one_message(event);
     return true;
 }
 
-bool nf_rc_has_events(const nf_rc *rc) { return rc->event_count; }
+bool nf_rc_has_events(const nf_rc *rc, uint32_t quiet) {
+    uint32_t sent = quiet & NF_RC_QUIET_SENT ? rc->events_sent : 0;
+    return rc->event_count > sent + (quiet & NF_RC_QUIET_ARRIVED ? rc->events_arrived : 0);
+}
+
 uint64_t nf_rc_progress(const nf_rc *rc) { return rc->progress; }
 uint64_t nf_rc_foreign(const nf_rc *rc) { return rc->foreign; }
 

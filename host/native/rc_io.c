@@ -11,6 +11,7 @@
 #define ROUNDS 4 /* receive calls before what is due gets out again */
 /* Nanoseconds between two rounds of the progress thread: while something goes on, and at most when all is quiet. */
 #define INTERVAL_BUSY 5000000ll
+#define INTERVAL_SERVED 10000000ll /* after somebody was found in nf_rc_io_run */
 #define INTERVAL_QUIET 40000000ll
 #define OTHERS 4096
 
@@ -29,7 +30,8 @@ struct nf_rc_io {
 
 uint32_t nf_rc_abi_size(uint32_t which) {
     static const uint32_t sizes[] = {sizeof(nf_rc_plan),       sizeof(nf_rc_event), sizeof(nf_rc_run),
-                                     sizeof(nf_rc_pair_state), sizeof(nf_sender),   sizeof(nf_origin)};
+                                     sizeof(nf_rc_pair_state), sizeof(nf_sender),   sizeof(nf_origin),
+                                     sizeof(nf_rc_outcome)};
     return which < sizeof sizes / sizeof *sizes ? sizes[which] : 0;
 }
 
@@ -88,12 +90,29 @@ static int turn(nf_rc_io *io) {
     return error;
 }
 
-int32_t nf_rc_io_run(nf_rc_io *io, int64_t until, struct pollfd *others, uint32_t n_others) {
+bool nf_rc_io_write(nf_rc_io *io, uint32_t qp, const void *data, uint32_t length, uint32_t key, uint64_t offset,
+                    uint64_t id) {
+    nf_rc_io_lock(io);
+    bool posted = nf_rc_write(io->rc, qp, data, length, key, offset, id);
+    nf_rc_io_unlock(io);
+    return posted;
+}
+
+int64_t nf_rc_io_register(nf_rc_io *io, void *base, uint64_t length, bool fill) {
+    nf_rc_io_lock(io);
+    int64_t key = nf_rc_register(io->rc, base, length, fill);
+    nf_rc_io_unlock(io);
+    return key;
+}
+
+void nf_rc_io_run(nf_rc_io *io, int64_t until, struct pollfd *others, uint32_t n_others, uint32_t quiet,
+                  nf_rc_event *events, uint32_t room, nf_rc_outcome *outcome) {
     struct pollfd polled[2 + OTHERS];
     int error;
     n_others = n_others < OTHERS ? n_others : OTHERS;
+    for (uint32_t i = 0; i < n_others; i++) others[i].revents = 0;
     nf_rc_io_lock(io);
-    while (!(error = turn(io)) && !nf_rc_has_events(io->rc)) {
+    while (!(error = turn(io)) && !nf_rc_has_events(io->rc, quiet)) {
         int64_t now = nf_now();
         if (now >= until) break;
         int64_t deadline = nf_rc_deadline(io->rc), wait = (deadline < until ? deadline : until) - now;
@@ -118,8 +137,10 @@ int32_t nf_rc_io_run(nf_rc_io *io, int64_t until, struct pollfd *others, uint32_
             break;
         }
     }
+    uint32_t n = 0;
+    while (n < room && nf_rc_event_next(io->rc, &events[n])) n++;
+    *outcome = (nf_rc_outcome){nf_rc_progress(io->rc), n, error};
     nf_rc_io_unlock(io);
-    return error;
 }
 
 static void *make_progress(void *argument) {
@@ -131,7 +152,11 @@ static void *make_progress(void *argument) {
         int64_t then = nf_now() + interval;
         struct timespec at = {then / 1000000000, then % 1000000000};
         pthread_cond_timedwait(&io->stop_told, &io->stop_lock, &at);
-        if (io->stop || pthread_mutex_trylock(&io->lock)) continue;
+        if (io->stop) break;
+        if (pthread_mutex_trylock(&io->lock)) {
+            interval = INTERVAL_SERVED;
+            continue;
+        }
         turn(io); /* its error, if any, is the next nf_rc_io_run's */
         uint64_t progress = nf_rc_progress(io->rc);
         bool quiet = progress == seen && nf_rc_deadline(io->rc) == NF_NEVER;

@@ -5,7 +5,7 @@
 
 /* A key is generation << 16 | index, so that a late packet does not write into the next message that takes the
  * place. */
-int64_t nf_rc_register(nf_rc *rc, void *base, uint64_t length) {
+int64_t nf_rc_register(nf_rc *rc, void *base, uint64_t length, bool fill) {
     uint32_t i = rc->first_free;
     while (i < rc->n_regions && rc->regions[i].used) i++;
     if (i == rc->room_regions) {
@@ -20,7 +20,8 @@ int64_t nf_rc_register(nf_rc *rc, void *base, uint64_t length) {
     rc->first_free = i + 1;
     nf_region *r = &rc->regions[i];
     r->base = base;
-    r->length = length;
+    r->length = r->unfilled = length;
+    r->fill = fill;
     r->used = true;
     return (int64_t)((uint32_t)r->generation << 16 | i);
 }
@@ -42,4 +43,20 @@ void nf_rc_deregister(nf_rc *rc, uint32_t key) {
 uint8_t *nf_rc_region(nf_rc *rc, uint32_t key, uint64_t offset, uint64_t length) {
     nf_region *r = region(rc, key);
     return r && offset <= r->length && length <= r->length - offset ? r->base + offset : NULL;
+}
+
+uint64_t nf_rc_unfilled(const nf_rc *rc, uint32_t key) {
+    const nf_region *r = region(rc, key);
+    return r && r->fill ? r->unfilled : 0;
+}
+
+bool nf_rc_filled(nf_rc *rc, nf_rc_event *arrived) {
+    nf_region *r = region(rc, arrived->key);
+    if (!r) return false;
+    if (!r->fill) return true;
+    r->unfilled -= arrived->length < r->unfilled ? arrived->length : r->unfilled;
+    if (r->unfilled) return false;
+    arrived->offset = arrived->length = 0;
+    nf_rc_deregister(rc, arrived->key);
+    return true;
 }

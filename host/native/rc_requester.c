@@ -180,7 +180,7 @@ static void acknowledged(nf_rc *rc, nf_qp *qp, uint64_t end, bool marked, int64_
     if (r->una < r->recover) recover(rc, r, age, now);
     while (r->count && at(r, 0)->first + nf_rc_packets(rc, at(r, 0)->length) <= r->una) {
         nf_rc_event event = {.what = NF_RC_SENT, .qp = nf_rc_index(rc, qp), .id = at(r, 0)->id};
-        nf_rc_emit(rc, &event); /* room was reserved when it was posted */
+        if (event.id != NF_RC_UNTOLD) nf_rc_emit(rc, &event); /* room was reserved when it was posted */
         r->head = (r->head + 1) & (r->room - 1);
         r->count--;
     }

@@ -112,7 +112,7 @@ static void advance(nf_rc *rc, nf_qp *qp) {
         const nf_message *m = &r->messages[whole];
         nf_rc_event event = {
             .what = NF_RC_ARRIVED, .qp = nf_rc_index(rc, qp), .offset = m->offset, .key = m->key, .length = m->length};
-        nf_rc_emit(rc, &event);
+        if (nf_rc_filled(rc, &event)) nf_rc_emit(rc, &event);
     }
     r->msn = (r->msn + whole) & NF_PSN_MASK;
     r->n_messages -= whole;

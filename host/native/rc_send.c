@@ -9,12 +9,13 @@
 
 bool nf_rc_write(nf_rc *rc, uint32_t index, const void *data, uint32_t length, uint32_t key, uint64_t offset,
                  uint64_t id) {
+    uint32_t told = id != NF_RC_UNTOLD;
     if (index >= rc->n_qps || rc->qps[index].broken || !length || length > NF_RC_MESSAGE ||
-        !nf_rc_reserve_events(rc, 1))
+        !nf_rc_reserve_events(rc, told))
         return false;
     nf_write w = {.data = data, .length = length, .key = key, .offset = offset, .id = id};
     if (!nf_requester_post(rc, &rc->qps[index], w)) return false;
-    rc->reserved_events++;
+    rc->reserved_events += told;
     return true;
 }
 

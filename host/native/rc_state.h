@@ -111,9 +111,9 @@ typedef struct {
 
 typedef struct {
     uint8_t *base;
-    uint64_t length;
+    uint64_t length, unfilled; /* unfilled: bytes that have not arrived, where it is to be filled */
     uint16_t generation;
-    bool used;
+    bool used, fill;
 } nf_region;
 
 struct nf_rc {
@@ -131,7 +131,8 @@ struct nf_rc {
     uint32_t n_regions, room_regions, first_free;
     nf_rc_event *events;
     uint32_t event_head, event_count, event_room;
-    uint32_t reserved_events; /* that may come without a packet: of writes, and of queue pairs that break */
+    uint32_t events_sent, events_arrived; /* those of them of the kinds that may be quiet */
+    uint32_t reserved_events;             /* that may come without a packet: of writes, and of queue pairs that break */
     uint64_t progress, foreign, refused;
     nf_origin refused_from; /* the last of `refused` */
     uint8_t *buffer;        /* one run */

@@ -48,9 +48,9 @@ class ClearToSend(NamedTuple):
     text: bytes
     """Text of the call, cut to ``TEXT_BYTES`` bytes."""
 
-    def pack(self) -> Flat:
-        """The bytes of the clear-to-send as an array."""
-        return np.frombuffer(_CLEAR.pack(*self), np.uint8)
+    def pack_into(self, memory: Flat, offset: int) -> None:
+        """Writes the bytes of the clear-to-send to this place in an array of bytes."""
+        _CLEAR.pack_into(memory, offset, *self)  # type: ignore[arg-type]
 
     @classmethod
     def unpack(cls, data: bytes) -> ClearToSend:
@@ -60,17 +60,18 @@ class ClearToSend(NamedTuple):
 
 
 class Message(Pending):
-    """A posted send or receive.  ``left``: pieces (of a send) or bytes (of a receive) that are not done yet."""
+    """A posted send, or receive; ``left`` are pieces of a send that the peer has not acknowledged yet."""
 
-    __slots__ = ("array", "call", "key", "left", "tag")
+    __slots__ = ("array", "call", "key", "left", "sends", "tag")
 
-    def __init__(self, array: Flat, tag: int, call: tuple[int, bytes], left: int = 0) -> None:
+    def __init__(self, array: Flat, tag: int, call: tuple[int, bytes], *, sends: bool) -> None:
         super().__init__()
         self.array = array
         self.tag = tag
         self.call = call
         self.key = -1
-        self.left = left
+        self.sends = sends
+        self.left = 0
 
     def registered(self, key: int) -> None:
         """Records the key with which the peer may write to its memory."""
@@ -81,7 +82,7 @@ class Message(Pending):
         self.left = pieces
 
     def progress(self, count: int) -> bool:
-        """Counts more pieces or bytes as done.  Returns whether all are; then the message is finished."""
+        """Counts more pieces as done.  Returns whether all are; then the send is finished."""
         self.left -= count
         if not self.left:
             self.finish()
@@ -95,6 +96,9 @@ class PeerTransfers:
     rank: int
     inbox: Flat = field(default_factory=lambda: np.zeros(INBOX_ENTRIES * ENTRY_BYTES, np.uint8))
     """Memory into which the peer writes its clear-to-sends."""
+    _outbox: Flat = field(default_factory=lambda: np.zeros(INBOX_ENTRIES * ENTRY_BYTES, np.uint8))
+    """The same for ours, which leave from here.  A place is free once its receive is done: then the peer has read what
+    stood there, and drops what comes of it again."""
     sends: list[Message] = field(default_factory=list)
     """Sends that are posted and not done."""
     unmatched: deque[Message] = field(default_factory=deque)
@@ -106,6 +110,9 @@ class PeerTransfers:
     """Posted receives for which no clear-to-send has been sent."""
     _granted: int = 0
 
+    def __post_init__(self) -> None:
+        self._outbox_address = self._outbox.ctypes.data
+
     @property
     def busy(self) -> bool:
         """Whether anything is posted and not done."""
@@ -114,6 +121,11 @@ class PeerTransfers:
     def clear_at(self, offset: int) -> ClearToSend:
         """The clear-to-send that the peer has written at this offset of the inbox."""
         return ClearToSend.unpack(bytes(self.inbox[offset : offset + ENTRY_BYTES]))
+
+    def put_clear_to_send(self, clear: ClearToSend, offset: int) -> int:
+        """Puts a clear-to-send for this offset of the peer's inbox where it can leave from; returns its address."""
+        clear.pack_into(self._outbox, offset)
+        return self._outbox_address + offset
 
     def grant(self) -> Iterator[tuple[Message, int]]:
         """Yields receives that the peer may be told of now, each with the offset in the peer's inbox for its
@@ -127,6 +139,8 @@ class PeerTransfers:
     def match(self, call: Call) -> Iterator[tuple[Message, int]]:
         """Yields sends for which a clear-to-send has arrived, each with the key of the receiver's memory.  Raises
         RankMismatch."""
+        if not self.clear_to_sends:
+            return
         for message in list(self.unmatched):
             stray = next((clear for clear in self.clear_to_sends if (clear.number, clear.text) != message.call), None)
             if stray is not None:
@@ -149,11 +163,12 @@ class PeerTransfers:
         for posted in (self.sends, self.unmatched, self.receives, self.ungranted):
             posted.clear()
 
-    def describe_missing(self) -> str:
-        """What the peer has not sent, granted or acknowledged yet, in words."""
+    def describe_missing(self, unfilled: int) -> str:
+        """What the peer has not sent, granted or acknowledged yet, in words.  ``unfilled``: bytes that the receives
+        lack."""
         parts = []
         if self.receives:
-            parts.append(f"has not sent {sum(message.left for message in self.receives)} bytes")
+            parts.append(f"has not sent {unfilled} bytes")
         if self.sends:
             unready, rest = len(self.unmatched), len(self.sends) - len(self.unmatched)
             parts.append(f"is not ready for {unready} messages and has not acknowledged {rest}")

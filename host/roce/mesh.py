@@ -12,6 +12,7 @@ the call in the clear-to-send.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -24,14 +25,15 @@ from netfold.host.mesh.connected import PEER_LOST_HINT, ConnectedMesh
 from netfold.host.mesh.connection import PeerConnection
 from netfold.host.mesh.mesh import DONE, IDLE, Call, Pending, as_bytes
 from netfold.host.mesh.planned import Collective, PathSource
+from netfold.host.mesh.poller import Poller
 from netfold.host.mesh.source_ports import MOST_QUEUE_PAIRS, SourcePorts
 from netfold.host.native.library import RUN_PACKETS
 from netfold.host.native.sockets import check_mtu
 from netfold.host.operation.arrays import Flat
 from netfold.host.roce import native
-from netfold.host.roce.clear_to_send import TEXT_BYTES, ClearToSend, Message, PeerTransfers
+from netfold.host.roce.clear_to_send import ENTRY_BYTES, TEXT_BYTES, ClearToSend, Message, PeerTransfers
 from netfold.host.roce.failover import PathFailover
-from netfold.host.roce.native import ANSWERED, ARRIVED, SENT, STALLED, Endpoint, EndpointEvent, EndpointIo
+from netfold.host.roce.native import ANSWERED, ARRIVED, SENT, STALLED, UNTOLD, Endpoint, EndpointEvent, EndpointIo
 from netfold.host.roce.queue_pairs import MAX_OPEN, MOST_RANKS, QueuePairs
 from netfold.host.roce.sockets import open_endpoint
 from netfold.host.tracing.timeline import Timeline
@@ -116,9 +118,12 @@ class RoceMesh(ConnectedMesh):
         self.path_mtu = path_mtu
         mine = addresses[plan.rank]
         self._ids = count(1)
-        self._writes: dict[int, tuple[PeerTransfers, Message] | Flat] = {}
-        """Write id -> the message that it is a part of, or a clear-to-send that must stay in memory until it is
-        acknowledged."""
+        self._writes: dict[int, tuple[PeerTransfers, Message]] = {}
+        """Write id -> the message that it is a part of."""
+        self._awaits_sends = False
+        """Whether anybody waits for sends to end, and not only for messages to arrive."""
+        self._unmatched = 0
+        """Sends for which no clear-to-send has arrived."""
         self._reads: dict[int, tuple[PeerTransfers, Message]] = {}
         for peer in addresses.values():
             check_mtu(mine, peer, path_mtu)
@@ -148,10 +153,15 @@ class RoceMesh(ConnectedMesh):
                 recycle=recycle,
                 locked=self._locked,
             )
-            self._io: EndpointIo | None = EndpointIo(self._endpoint, sockets.receiver, sockets.senders)
+            others = [self._watched.fileno(), *([] if planned is None else [planned.changed_fd])]
+            self._io: EndpointIo | None = EndpointIo(self._endpoint, sockets.receiver, sockets.senders, others)
         except BaseException:
             sockets.close()
             raise
+
+    def _new_poller(self) -> select.poll | Poller:
+        self._watched = Poller()
+        return self._watched
 
     def _open(self, rank: int) -> PeerTransfers:
         """Registers the inbox for a peer's clear-to-sends; its memory key is the peer's rank."""
@@ -165,9 +175,10 @@ class RoceMesh(ConnectedMesh):
         transfers = self._transfers[self._link(peer).rank]
         if not as_bytes(data, "send of").nbytes:
             return DONE
-        message = Message(data, tag, (self._call.number, self._text))
+        message = Message(data, tag, (self._call.number, self._text), sends=True)
         transfers.sends.append(message)
         transfers.unmatched.append(message)
+        self._unmatched += 1
         self.bytes_sent += data.nbytes
         self._match_clear_to_sends(transfers)
         return message
@@ -179,7 +190,7 @@ class RoceMesh(ConnectedMesh):
             return DONE
         if view.readonly:
             raise ValueError("receive into a read-only array")
-        message = Message(into, tag, (self._call.number, self._text), left=view.nbytes)
+        message = Message(into, tag, (self._call.number, self._text), sends=False)
         transfers.receives.append(message)
         transfers.ungranted.append(message)
         self._grant(transfers)
@@ -188,20 +199,22 @@ class RoceMesh(ConnectedMesh):
     def _grant(self, transfers: PeerTransfers) -> None:
         """Sends clear-to-sends for posted receives that the peer does not know of yet."""
         self._queue_pairs.data(transfers.rank)
+        assert self._io is not None
         for message, offset in transfers.grant():
-            with self._locked():
-                message.registered(self._endpoint.register(message.array.ctypes.data, message.array.nbytes))
+            nbytes = message.array.nbytes
+            message.registered(self._io.register(message.array.ctypes.data, nbytes, fill=True))
             self._reads[message.key] = transfers, message
             number, text = message.call
-            clear = ClearToSend(
-                number, message.array.nbytes, message.tag, message.key, self.path_mtu, self.queue_pairs, text
-            )
-            self._write_to(transfers, self._queue_pairs.control(transfers.rank), clear.pack(), self.rank, offset, None)
+            clear = ClearToSend(number, nbytes, message.tag, message.key, self.path_mtu, self.queue_pairs, text)
+            address = transfers.put_clear_to_send(clear, offset)
+            pair = self._queue_pairs.control(transfers.rank)
+            self._write_to(transfers, pair, address, ENTRY_BYTES, self.rank, offset, UNTOLD)
 
     def _match_clear_to_sends(self, transfers: PeerTransfers) -> None:
         """Sends the messages for which a clear-to-send has arrived."""
         try:
             for message, key in transfers.match(self._call):
+                self._unmatched -= 1
                 self._write_data(transfers, message, key)
         except RankMismatch as error:
             raise self._fail(RankMismatch, str(error)) from None
@@ -210,17 +223,16 @@ class RoceMesh(ConnectedMesh):
         pairs, data = self._queue_pairs.data(transfers.rank), message.array.view(np.uint8)
         cuts = self.source_ports.split(transfers.rank, data.nbytes, lanes=self.queue_pairs, mtu=self.path_mtu)
         message.cut(len(cuts))
+        identity, address = next(self._ids), data.ctypes.data
+        self._writes[identity] = transfers, message
         for lane, first, last in cuts:
-            self._write_to(transfers, pairs[lane], data[first:last], key, first, message)
+            self._write_to(transfers, pairs[lane], address + first, last - first, key, first, identity)
 
     def _write_to(
-        self, transfers: PeerTransfers, pair: int, data: Flat, key: int, offset: int, of: Message | None
+        self, transfers: PeerTransfers, pair: int, address: int, nbytes: int, key: int, offset: int, identity: int
     ) -> None:
-        identity = next(self._ids)
-        self._writes[identity] = (transfers, of) if of is not None else data
-        with self._locked():
-            posted = self._endpoint.write(pair, data.ctypes.data, data.nbytes, key=key, offset=offset, id=identity)
-        if not posted:
+        assert self._io is not None
+        if not self._io.write(pair, address, nbytes, key=key, offset=offset, id=identity):
             raise self._fail(
                 PeerLost, f"the connection to rank {transfers.rank} is broken, or there is no memory; {PEER_LOST_HINT}"
             )
@@ -230,34 +242,36 @@ class RoceMesh(ConnectedMesh):
         return self._io.locked()
 
     # ---- moving ----------------------------------------------------------------------------------------------------
+    def wait(self, pending: Sequence[Pending], *, first: bool = False) -> None:
+        self._awaits_sends = any(isinstance(one, Message) and one.sends for one in pending)
+        super().wait(pending, first=first)
+
     def flush(self) -> None:
+        self._awaits_sends = True
         while any(transfers.busy for transfers in self._transfers.values()):
             self._advance()
 
     def _poll(self, seconds: float) -> bool:
         if self._io is None:  # only failure reports are left to send
             return super()._poll(seconds)
-        others = [(link.socket.fileno(), link.events) for link in self._links.values() if link.socket and link.events]
-        others += self._connecting.watched()
-        if self._planned is not None:
-            others.append((self._planned.changed_fd, native.POLLIN))
-        before = self._endpoint.progress()
+        io, before = self._io, self._io.progress
+        until = time.monotonic_ns() + int(min(max(0.0, seconds), SLICE_SECONDS) * 1e9)
         with self.spanned("send, wait, receive"):  # all of it in native code
-            ready, error = self._io.run(native.now() + int(min(max(0.0, seconds), SLICE_SECONDS) * 1e9), others)
+            quiet = (0 if self._awaits_sends else native.QUIET_SENT) | (0 if self._unmatched else native.QUIET_ARRIVED)
+            events, error = io.run(until, quiet=quiet)
         if error:
             raise self._fail(TransportError, f"the kernel refused a packet: {os.strerror(error)}; see `ip addr`")
-        moved = self._take_events() or self._endpoint.progress() != before
+        self._take(events)
         for peer, port in self._failover.confirmed_failures():
             if self._planned is not None:
                 self._planned.suspect(peer, port)
-        if ready and self._planned is not None and (newer := self._planned.newer()) is not None:
+        if self._planned is not None and io.ready(1) and (newer := self._planned.newer()) is not None:
             self._failover.restrict(newer)
-        return (super()._poll(0) if ready else False) or moved
+        moved = io.progress != before or any(event.what != STALLED for event in events)
+        return (super()._poll(0) if io.ready(0) else False) or moved
 
-    def _take_events(self) -> bool:
-        """Handles the endpoint's events.  Returns whether anything moved, which a stalled path does not count as."""
-        with self._locked():
-            events = list(self._endpoint.events())
+    def _take(self, events: Sequence[EndpointEvent]) -> None:
+        """Handles the endpoint's events."""
         for event in events:
             if event.what == SENT:
                 self._sent(event)
@@ -270,26 +284,20 @@ class RoceMesh(ConnectedMesh):
                 self._failover.answered(event)
             else:
                 self._broken(event)
-        return any(event.what != STALLED for event in events)
 
     def _sent(self, event: EndpointEvent) -> None:
-        owner = self._writes.pop(event.id)
-        if isinstance(owner, tuple):
-            transfers, message = owner
-            if message.progress(1):
-                transfers.sends.remove(message)
+        transfers, message = self._writes[event.id]
+        if message.progress(1):
+            del self._writes[event.id]
+            transfers.sends.remove(message)
 
     def _arrived_at(self, event: EndpointEvent) -> None:
         if event.key < self.size:
             transfers = self._transfers[event.key]
             self._on_clear_to_send(transfers, transfers.clear_at(event.offset))
             return
-        transfers, message = self._reads[event.key]
-        if not message.progress(event.length):
-            return
-        del self._reads[event.key]
-        with self._locked():
-            self._endpoint.deregister(event.key)
+        transfers, message = self._reads.pop(event.key)
+        message.finish()
         transfers.receives.remove(message)
         self._grant(transfers)
 
@@ -361,7 +369,11 @@ class RoceMesh(ConnectedMesh):
         return senders + [link for link in links if self._transfers[link.rank].sends and link not in senders]
 
     def _describe_missing(self, link: PeerConnection) -> str:
-        return f"rank {link.rank} ({link.address}) {self._transfers[link.rank].describe_missing()}"
+        transfers = self._transfers[link.rank]
+        with self._locked():
+            unfilled = sum(self._endpoint.unfilled(message.key) if message.key >= 0 else message.array.nbytes
+                           for message in transfers.receives)
+        return f"rank {link.rank} ({link.address}) {transfers.describe_missing(unfilled)}"
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def expect(self, algorithm: str, *, ranks: Sequence[int] = (), root: int = 0) -> None:
@@ -405,7 +417,7 @@ class RoceMesh(ConnectedMesh):
             quiet = self._clock() + LINGER_SECONDS
             before = self._received()
             while (left := min(quiet, last) - self._clock()) > 0:
-                if self._io.run(native.now() + int(left * 1e9))[1]:
+                if self._io.run(time.monotonic_ns() + int(left * 1e9))[1]:
                     return
             if self._received() == before:
                 return

@@ -34,6 +34,13 @@ SOURCES = (
 POLLIN = select.POLLIN
 SENT, ARRIVED, BROKEN, STALLED, ANSWERED = 1, 2, 3, 4, 5
 """Kinds of events: ``nf_rc_what`` of native/rc.h."""
+QUIET_SENT, QUIET_ARRIVED = 1, 2
+"""Kinds of events that ``EndpointIo.run`` need not return for: SENT; ARRIVED of a message in memory that is not to be
+filled as a whole."""
+UNTOLD = (1 << 64) - 1
+"""NF_RC_UNTOLD: the id of a write that has no event SENT."""
+EVENTS = 64
+"""Events that one call of ``EndpointIo.run`` returns at most; others wait for the next call."""
 NO_MEMORY = -2
 """NF_RC_NO_MEMORY: what nf_rc_connect returns for it."""
 SYNDROMES = {0x60: "PSN sequence error", 0x61: "invalid request", 0x62: "remote access error"}
@@ -107,6 +114,15 @@ class QueuePairState(C.Structure):
     ]
 
 
+class RunOutcome(C.Structure):
+    """``nf_rc_outcome`` of native/rc_io.h: what a call of ``EndpointIo.run`` came to."""
+
+    progress: int
+    n_events: int
+    error: int
+    _fields_ = [("progress", C.c_uint64), ("n_events", C.c_uint32), ("error", C.c_int32)]
+
+
 class Pollfd(C.Structure):
     """``struct pollfd`` of poll(2)."""
 
@@ -132,7 +148,8 @@ def library() -> C.CDLL:
         "nf_rc_set_group": (C.c_bool, pointer, u32, u32),
         "nf_rc_ports": (C.c_bool, pointer, C.POINTER(C.c_uint16), u32),
         "nf_rc_use_reps": (C.c_bool, pointer, u32, u64),
-        "nf_rc_register": (i64, pointer, pointer, u64),
+        "nf_rc_register": (i64, pointer, pointer, u64, C.c_bool),
+        "nf_rc_unfilled": (u64, pointer, u32),
         "nf_rc_deregister": (None, pointer, u32),
         "nf_rc_write": (C.c_bool, pointer, u32, pointer, u32, u32, u64, u64),
         "nf_rc_send": (C.c_bool, pointer, i64, C.POINTER(RoceRunStruct)),
@@ -149,11 +166,15 @@ def library() -> C.CDLL:
         "nf_rc_io_close": (None, pointer),
         "nf_rc_io_lock": (None, pointer),
         "nf_rc_io_unlock": (None, pointer),
-        "nf_rc_io_run": (C.c_int32, pointer, i64, C.POINTER(Pollfd), u32),
+        "nf_rc_io_run": (
+            None, pointer, i64, C.POINTER(Pollfd), u32, u32, C.POINTER(EndpointEvent), u32, C.POINTER(RunOutcome),
+        ),
+        "nf_rc_io_write": (C.c_bool, pointer, u32, pointer, u32, u32, u64, u64),
+        "nf_rc_io_register": (i64, pointer, pointer, u64, C.c_bool),
         "nf_rc_io_transient_errors": (None, pointer, C.POINTER(u64), C.POINTER(C.c_int32)),
         "nf_now": (i64,),
     }
-    structures = (PairPlan, EndpointEvent, RoceRunStruct, QueuePairState, Sender, Origin)
+    structures = (PairPlan, EndpointEvent, RoceRunStruct, QueuePairState, Sender, Origin, RunOutcome)
     return load("netfold-roce", SOURCES, functions, sizes="nf_rc_abi_size", structures=structures)
 
 
@@ -241,12 +262,17 @@ class Endpoint:
         if not self._lib.nf_rc_use_reps(self.handle, pair, seed):
             raise ValueError(f"use_reps(pair={pair}): no such queue pair, no ports, or no memory")
 
-    def register(self, address: int, length: int) -> int:
-        """Allows peers to write into this memory.  Returns its key; the first keys are 0, 1, 2 and so on."""
-        key = int(self._lib.nf_rc_register(self.handle, address, length))
-        if key < 0:
-            raise MemoryError("more than 65536 receives are posted, or there is no memory")
-        return key
+    def register(self, address: int, length: int, *, fill: bool = False) -> int:
+        """Allows peers to write into this memory.  Returns its key; the first keys are 0, 1, 2 and so on.
+
+        fill  there is one event ARRIVED, once ``length`` bytes have arrived in whole messages, and the key is revoked
+              with it; else every message has an event
+        """
+        return _key(self._lib.nf_rc_register(self.handle, address, length, fill))
+
+    def unfilled(self, key: int) -> int:
+        """Bytes that memory registered with ``fill`` still lacks."""
+        return int(self._lib.nf_rc_unfilled(self.handle, key))
 
     def deregister(self, key: int) -> None:
         """Revokes a key: a peer that still writes there breaks the connection."""
@@ -322,6 +348,13 @@ class Endpoint:
             self.close()
 
 
+def _key(key: int) -> int:
+    """The key that the library returned.  Raises MemoryError where it returned none."""
+    if key < 0:
+        raise MemoryError("more than 65536 receives are posted, or there is no memory")
+    return key
+
+
 class Locked:
     """A context in which an endpoint is locked: its thread does not touch it."""
 
@@ -339,29 +372,53 @@ class EndpointIo:
     """An endpoint over sockets: one that receives, and one that sends for each UDP source port.
 
     A thread acknowledges and retransmits while nobody is in ``run``; so the endpoint is touched only under
-    ``locked()``.
+    ``locked()``, and by ``write`` and ``register`` of this class.
+
+    others  file descriptors that may become readable meanwhile, which ends ``run``
     """
 
-    def __init__(self, endpoint: Endpoint, receiver: socket.socket, senders: Mapping[int, socket.socket]) -> None:
+    def __init__(
+        self, endpoint: Endpoint, receiver: socket.socket, senders: Mapping[int, socket.socket],
+        others: Sequence[int] = (),
+    ) -> None:
         self._lib = library()
         self._sockets = [receiver, *senders.values()]  # kept alive as long as their numbers are in use
         self._handle = self._lib.nf_rc_io_open(endpoint.handle, receiver.fileno(), len(senders), senders_table(senders))
         if not self._handle:
             raise MemoryError("no memory for receive buffers, or no thread")
+        self._others = (Pollfd * len(others))(*[Pollfd(fd, POLLIN, 0) for fd in others])
+        self._events = (EndpointEvent * EVENTS)()
+        self._outcome = RunOutcome()
+        self._run_arguments = self._events, EVENTS, C.byref(self._outcome)
+        self.progress = 0
+        """``Endpoint.progress`` at the end of the last ``run``."""
 
     def locked(self) -> Locked:
         """A context in which the endpoint stands still.  It does not nest."""
         return Locked(self._handle)
 
-    def run(self, until: int, others: Sequence[tuple[int, int]] = ()) -> tuple[bool, int]:
+    def write(self, pair: int, address: int, length: int, *, key: int, offset: int, id: int) -> bool:
+        """See ``Endpoint.write``; ``id`` UNTOLD: there is no event SENT."""
+        return bool(self._lib.nf_rc_io_write(self._handle, pair, address, length, key, offset, id))
+
+    def register(self, address: int, length: int, *, fill: bool = False) -> int:
+        """See ``Endpoint.register``."""
+        return _key(self._lib.nf_rc_io_register(self._handle, address, length, fill))
+
+    def run(self, until: int, *, quiet: int = 0) -> tuple[list[EndpointEvent], int]:
         """Moves packets until an event, CLOCK_MONOTONIC ``until`` (ns), a signal, or until one of ``others`` is ready.
 
-        others  (file descriptor, poll events)
-        Returns whether one of ``others`` is ready, and an errno or 0.
+        quiet  kinds of events that do not end it, and are returned with what does: QUIET_SENT, QUIET_ARRIVED
+        Returns the events, which are valid until the next call, and an errno or 0.
         """
-        table = (Pollfd * len(others))(*[Pollfd(fd, events, 0) for fd, events in others])
-        error = int(self._lib.nf_rc_io_run(self._handle, until, table, len(others)))
-        return any(one.revents for one in table), error
+        self._lib.nf_rc_io_run(self._handle, until, self._others, len(self._others), quiet, *self._run_arguments)
+        outcome = self._outcome
+        self.progress = outcome.progress
+        return self._events[: outcome.n_events], outcome.error
+
+    def ready(self, other: int) -> bool:
+        """Whether the last ``run`` found this one of ``others``, by its place, ready."""
+        return bool(self._others[other].revents)
 
     def transient_errors(self) -> tuple[int, int]:
         """Number of packets that the kernel refused to send for a passing reason, such as a missing route, and the last

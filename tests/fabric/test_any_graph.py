@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from fractions import Fraction
 
@@ -93,6 +94,23 @@ def test_paths_are_shortest_and_their_shares_fit_the_links(fabric: Fabric, data:
                     for hop in path:
                         loads[hop] += weight
                 assert all(load <= found.capacity(hop) for hop, load in loads.items())  # type: ignore[arg-type]
+
+
+@settings(max_examples=60)
+@given(any_fabrics())
+def test_weights_are_max_min_fair(fabric: Fabric) -> None:
+    """Exactly: every path has a link that is full and on which no other path of the pair carries more, which only the
+    max-min fair rates fulfil."""
+    found = paths_of(fabric.graph())(fabric.graph())
+    for a, b in itertools.permutations(found.leaves, 2):
+        paths = found.paths(a, b)
+        weights = found.weights(paths)
+        users: dict[object, list[Fraction]] = defaultdict(list)
+        for path, weight in zip(paths, weights, strict=True):
+            for hop in path:
+                users[hop].append(weight)
+        for path, weight in zip(paths, weights, strict=True):
+            assert any(sum(users[hop]) == found.capacity(hop) and max(users[hop]) == weight for hop in path), (a, b)
 
 
 @settings(max_examples=40)

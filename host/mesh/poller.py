@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A poller with one file descriptor that stands for all that it watches, so that native code can wait for them."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+from collections.abc import Iterable
+from typing import Protocol
+
+
+class HasFileno(Protocol):
+    """What has a file descriptor, such as a socket."""
+
+    def fileno(self) -> int:
+        """The descriptor."""
+
+
+class Poller:
+    """The methods of ``select.poll``, by epoll.  Its own descriptor is readable while any watched one is ready."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._watched: set[int] = set()
+
+    def fileno(self) -> int:
+        """The descriptor that stands for all."""
+        return self._epoll.fileno()
+
+    def register(self, fd: int | HasFileno, events: int) -> None:
+        """Watches a descriptor for these events of poll(2), whose numbers are those of epoll(7)."""
+        number = _number(fd)
+        if number in self._watched:
+            self._epoll.modify(number, events)
+        else:
+            self._epoll.register(number, events)
+            self._watched.add(number)
+
+    def modify(self, fd: int | HasFileno, events: int) -> None:
+        """Watches a descriptor for other events from now on."""
+        self._epoll.modify(fd, events)
+
+    def unregister(self, fd: int | HasFileno) -> None:
+        """Stops watching a descriptor.  Raises KeyError where it is not watched."""
+        number = _number(fd)
+        self._watched.remove(number)
+        with contextlib.suppress(OSError):  # it was closed before, which ends the watch as well
+            self._epoll.unregister(number)
+
+    def poll(self, milliseconds: float) -> Iterable[tuple[int, int]]:
+        """The descriptors that are ready, each with its events, once any is or this time has passed."""
+        return self._epoll.poll(milliseconds / 1000, max(1, len(self._watched)))
+
+
+def _number(fd: int | HasFileno) -> int:
+    return fd if isinstance(fd, int) else fd.fileno()
