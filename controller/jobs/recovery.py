@@ -206,11 +206,13 @@ class Recovery:
                                       "plan (Connect)")
 
     async def clear(self, job: Job) -> None:
-        """Remove what an unfinished round of a job that has ended left on switches."""
+        """Remove what rounds of a job that has ended left on switches."""
         if job.round is not None:
+            job.round.hurry.set()
             leftovers, job.round.leftovers = job.round.leftovers, []
             for part, epoch in leftovers:
                 await self._placement.clean(part, epoch)
+            await asyncio.gather(*job.round.cleaning, return_exceptions=True)
 
     async def close(self) -> None:
         """Cancel everything that is under way."""
@@ -356,10 +358,11 @@ class Recovery:
         job.notify()
 
     async def _clean(self, part: str, epoch: int, here: Round) -> None:
-        """Remove what trees left on switches: at once where another job waits for their slots, else when the ranks have
-        gone on."""
+        """Remove what trees left on switches: when the ranks have gone on, or as soon as somebody waits for it, as a job
+        of a higher priority does, the next round, or the job's end."""
         if not here.yields:
-            await asyncio.sleep(CLEANING_DELAY)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(here.hurry.wait(), CLEANING_DELAY)
         await self._placement.clean(part, epoch)
 
     # ---- without trees -------------------------------------------------------------------------------------------

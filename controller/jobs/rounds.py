@@ -41,14 +41,20 @@ class Round:
     """Parts and epochs of the trees before.  Their entries stay until every rank has stopped: without an entry, a
     contribution would be routed to the next rank, which might still run and take it for a result."""
     cleaning: list[asyncio.Task[None]] = field(default_factory=list)
-    """What removes the leftovers, once the round is over."""
+    """What removes the leftovers, once the round is over, of rounds before it as well."""
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set where somebody waits for what the leftovers take."""
 
 
 def next_round(job: Job, why: str) -> Round:
-    """The round that follows a job's last one."""
-    number = max(job.rounds, 0 if job.round is None else job.round.number) + 1
-    loop = asyncio.get_running_loop()
-    return Round(number, why, time.monotonic(), loop.create_future(), loop.create_future())
+    """The round that follows a job's last one, whose leftovers go now."""
+    before, loop = job.round, asyncio.get_running_loop()
+    number = max(job.rounds, 0 if before is None else before.number) + 1
+    here = Round(number, why, time.monotonic(), loop.create_future(), loop.create_future())
+    if before is not None:
+        before.hurry.set()
+        here.cleaning += [task for task in before.cleaning if not task.done()]
+    return here
 
 
 def rewound(job: Job, resumes: Mapping[int, Resume]) -> list[Stream]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.recovery import Recovery
@@ -48,9 +47,10 @@ def restart(r: Rig, name: str) -> None:
     switch.has_pipeline, switch.state, switch.unreachable = False, {}, False
 
 
-def connections(r: Rig, name: str) -> set[Any]:
-    """Keys of what folds on a switch."""
-    return {dict(key[1])["queue_pair"] for key in r.switches[name].state if key[0] == tables.CONNECTION}
+def connections(r: Rig, name: str) -> set[int]:
+    """The connections that a switch folds: the numbers of its queue pairs, without the operation in their last bits."""
+    return {dict(key[1])["queue_pair"] >> roce.OPERATION_BITS
+            for key in r.switches[name].state if key[0] == tables.CONNECTION}
 
 
 async def back_and_then(r: Rig, name: str, job: Job, then: Callable[[Recovery], object]) -> None:

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the trees before a round left on switches goes when the ranks have gone on, or when somebody waits for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from netfold.wire import roce
+from netfold.wire.jobs import Halt
+from support.controller import run, until
+from support.jobs import rig
+from support.recovery import all_resume, connections, lose, restart, streams
+
+
+@pytest.fixture(autouse=True)
+def never_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Switches that come back are found at once, and nobody lives to see that leftovers go by themselves."""
+    monkeypatch.setattr("netfold.controller.switch.target.RETRY", (0.01,))
+    monkeypatch.setattr("netfold.controller.jobs.recovery.CLEANING_DELAY", 1e6)
+
+
+def test_leftovers_go_with_the_job(tmp_path: Path) -> None:
+    """The ranks have their plans while the old entries are still there; when the job has ended, no slot is held."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            watcher = await r.watch(plans[0])
+            old = {s.qp >> roce.OPERATION_BITS for plan in plans for s in streams(plan)}
+            lose(r, "spine1")
+            assert await watcher.next() == Halt(1, "spine1 is down")
+            after = await all_resume(r, plans)
+            assert connections(r, "leaf1") & old, "the old entries"
+            for plan in after:
+                await r.leave(plan)
+            restart(r, "spine1")
+            await until(r.base_only)
+            assert set(r.controller._allocator.used().values()) == {0}
+
+    run(story())
+
+
+def test_leftovers_go_with_the_next_round(tmp_path: Path) -> None:
+    """A second failure comes before the first one's leftovers have gone: they go then, and only its own stay."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            watcher = await r.watch(plans[0])
+            old = {s.qp >> roce.OPERATION_BITS for plan in plans for s in streams(plan)}
+            lose(r, "spine1")
+            assert await watcher.next() == Halt(1, "spine1 is down")
+            after = await all_resume(r, plans)
+            restart(r, "spine1")
+            await until(lambda: r.controller._targets["spine1"].is_up)
+            lose(r, "spine2")
+            assert await watcher.next() == Halt(2, "spine2 is down")
+            await until(lambda: not connections(r, "leaf1") & old)
+            await all_resume(r, after)
+            (job,) = r.controller.jobs.all()
+            assert job.round is not None
+            assert len([task for task in job.round.cleaning if not task.done()]) == 1
+
+    run(story())
