@@ -358,8 +358,8 @@ class Recovery:
         job.notify()
 
     async def _clean(self, part: str, epoch: int, here: Round) -> None:
-        """Remove what trees left on switches: when the ranks have gone on, or as soon as somebody waits for it, as a job
-        of a higher priority does, the next round, or the job's end."""
+        """Remove what trees left on switches: when the ranks have gone on, or as soon as somebody waits for it, as a
+        job of a higher priority does, the next round, or the job's end."""
         if not here.yields:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(here.hurry.wait(), CLEANING_DELAY)
