@@ -261,7 +261,6 @@ class Liveness:
             self._listen()
         answers = {number for number in self._suspects if self._links.arrived_since(before, number)}
         self._answered.update(dict.fromkeys(answers, clock()))
-        self._silent.answered(answers)
         self._suspects -= answers
         if silent := await self._silent.find(self._suspects, witnesses, arrived, began):
             self._links.take_down(silent)

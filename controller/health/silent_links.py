@@ -83,8 +83,8 @@ class SilentLinks:
         self._missing: dict[Direction, _Silence] = {}
         self._counted: dict[Direction, int] = {}
         """Packets that had come in at the receiving port of a suspect's direction when it was looked at first."""
-        self._spared: dict[int, float] = {}
-        """Links that were spared, since when."""
+        self._spared: dict[int, tuple[float, Mapping[Direction, int]]] = {}
+        """Links that were spared, since when, and the probes that had arrived by then."""
 
     def witnesses(self, suspects: Collection[int]) -> set[int]:
         """Other links at the ends of these, to be probed with them."""
@@ -149,22 +149,22 @@ class SilentLinks:
     async def spare(self, lost: Collection[int]) -> set[int]:
         """Those of these suspect links, which their missing probes would take down, that are slow or lose some: where
         these should have arrived, packets have come in since `look` saw the link first; it is to see them anew.  None
-        is spared for longer than REPRIEVE without an answer in between (`answered`), and none that lets nothing but
-        short probes through."""
+        is spared for longer than REPRIEVE without a probe in between that has arrived both ways, and none that lets
+        nothing but short probes through."""
         ways = sorted(self._links.lost(lost))
         silent = {direction[0] for direction, count in zip(ways, await self._counts(ways), strict=True)
                   if count is None or count <= self._counted.get(direction, count)
                   or self._links.passes_short_ones(direction)}
-        now = self._clock()
-        spared = {number for number in set(lost) - silent if now < self._spared.setdefault(number, now) + REPRIEVE}
+        now, arrived = self._clock(), self._links.arrived()
+        spared = set()
+        for number in set(lost) - silent:
+            if number not in self._spared or self._links.arrived_since(self._spared[number][1], number):
+                self._spared[number] = now, {(number, way): arrived[number, way] for way in (0, 1)}
+            if now < self._spared[number][0] + REPRIEVE:
+                spared.add(number)
         for direction in ((number, way) for number in spared for way in (0, 1)):
             self._counted.pop(direction, None)
         return spared
-
-    def answered(self, numbers: Iterable[int]) -> None:
-        """Probes of these links have arrived both ways."""
-        for number in numbers:
-            self._spared.pop(number, None)
 
     def _heard(self, before: Mapping[Direction, int]) -> set[Direction]:
         return {direction for direction, count in self._links.arrived().items() if count > before[direction]}

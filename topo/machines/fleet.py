@@ -181,7 +181,8 @@ class Fleet(Lifecycle):
                 ours.close()
                 raise FabricFailed(f"machine {description.machine}: cannot start {command[0]}: {error.strerror}: "
                                    "expected a launcher that is installed here (--launcher)") from error
-        far = [self._folder / name for name in far_sockets(description)]
+        far = [self._folder / name for name in far_sockets(description)
+               if name != faults.SOCKET or self.page is not None]  # it is the last one
         line = Line(ours, self._folder / f"machine{len(self._members) + 1}.line", far, doors, alive=True,
                     first=pack(0, Kind.DESCRIBE, msgspec.json.encode(description)))
         return _Member(description, process, line, log)

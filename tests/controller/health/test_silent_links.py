@@ -225,7 +225,7 @@ def test_a_link_at_which_packets_come_in_is_spared_for_a_while() -> None:
     assert net.spare({number}, come_in=1) == {number}
     net.now += REPRIEVE / 2
     assert net.spare({number}, come_in=1) == set()
-    net.silent.answered([number])
+    net.tick({number}, set())
     assert net.spare({number}, come_in=1) == {number}
 
 
