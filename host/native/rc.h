@@ -105,8 +105,8 @@ bool nf_rc_ports(nf_rc *, const uint16_t *ports, uint32_t n);
 bool nf_rc_use_reps(nf_rc *, uint32_t qp, uint64_t seed);
 
 /* Lets peers write here; returns the key that they need, -1 where there is no memory.  The first keys are 0, 1, 2...
- * fill: there is one event ARRIVED, when messages as long as the region together have arrived, and the region ends with
- * it; else each message has its own. */
+ * fill: there is one event ARRIVED, when messages that cover the region once have arrived, and the region ends with it;
+ * messages that overlap break the queue pair.  Else each message has its own event. */
 int64_t nf_rc_register(nf_rc *, void *base, uint64_t length, bool fill);
 void nf_rc_deregister(nf_rc *, uint32_t key);
 /* Returns how many bytes a region to be filled still lacks; 0 for any other. */

@@ -3,9 +3,13 @@
 
 #include <stdlib.h>
 
+#define MOST_EVENTS (1u << 31) /* a place in the ring plus a count of events fits 32 bits */
+
 bool nf_rc_reserve_events(nf_rc *rc, uint32_t more) {
-    uint32_t wanted = rc->event_count + rc->reserved_events + more, room = rc->event_room ? rc->event_room : 64;
+    uint64_t wanted = (uint64_t)rc->event_count + rc->reserved_events + more;
+    uint64_t room = rc->event_room ? rc->event_room : 64;
     if (wanted <= rc->event_room) return true;
+    if (wanted > MOST_EVENTS) return false;
     while (room < wanted) room *= 2;
     nf_rc_event *events = malloc(room * sizeof *events);
     if (!events) return false;
@@ -13,7 +17,7 @@ bool nf_rc_reserve_events(nf_rc *rc, uint32_t more) {
     free(rc->events);
     rc->events = events;
     rc->event_head = 0;
-    rc->event_room = room;
+    rc->event_room = (uint32_t)room;
     return true;
 }
 

@@ -59,10 +59,17 @@ void nf_qp_owe_answer(nf_rc *rc, nf_qp *qp) {
     }
 }
 
+/* Number of posted writes that are not acknowledged, and for each of which nf_rc_write reserved an event. */
+static uint32_t told_writes(const nf_requester *r) {
+    uint32_t told = 0;
+    for (uint32_t i = 0; i < r->count; i++) told += r->writes[(r->head + i) & (r->room - 1)].id != NF_RC_UNTOLD;
+    return told;
+}
+
 void nf_qp_break(nf_rc *rc, nf_qp *qp, uint8_t syndrome, bool by_peer) {
     if (qp->broken) return;
     qp->broken = true;
-    rc->reserved_events -= qp->out.count + 1;
+    rc->reserved_events -= told_writes(&qp->out) + 1;
     qp->out.count = 0;
     qp->out.una = qp->out.next = qp->out.limit;
     qp->out.n_lost = 0;

@@ -21,6 +21,7 @@ int64_t nf_rc_register(nf_rc *rc, void *base, uint64_t length, bool fill) {
     nf_region *r = &rc->regions[i];
     r->base = base;
     r->length = r->unfilled = length;
+    r->edges = 0;
     r->fill = fill;
     r->used = true;
     return (int64_t)((uint32_t)r->generation << 16 | i);
@@ -50,13 +51,29 @@ uint64_t nf_rc_unfilled(const nf_rc *rc, uint32_t key) {
     return r && r->fill ? r->unfilled : 0;
 }
 
-bool nf_rc_filled(nf_rc *rc, nf_rc_event *arrived) {
+/* A pseudo-random value of a byte's offset, by the last steps of splitmix64. */
+static uint64_t hash(uint64_t offset) {
+    offset = (offset ^ offset >> 30) * 0xBF58476D1CE4E5B9u;
+    offset = (offset ^ offset >> 27) * 0x94D049BB133111EBu;
+    return offset ^ offset >> 31;
+}
+
+/* Messages as long as the region together need not cover it: [0, 50) twice leaves half of 100 bytes as they were.  So
+ * `edges` sums hash(end) - hash(offset) over the messages.  Where they cover the region once, in whatever order, over
+ * whatever queue pairs, all terms but the region's own ends cancel.  They cancel only then, hashes that collide apart:
+ * where as many messages end as begin at every inner offset, messages form chains that only 0 can begin and only the
+ * region's length can end, and there is one more beginning than there are ends at 0, so there is one chain. */
+uint8_t nf_rc_filled(nf_rc *rc, nf_rc_event *arrived, bool *tell) {
     nf_region *r = region(rc, arrived->key);
-    if (!r) return false;
-    if (!r->fill) return true;
-    r->unfilled -= arrived->length < r->unfilled ? arrived->length : r->unfilled;
-    if (r->unfilled) return false;
-    arrived->offset = arrived->length = 0;
+    *tell = r && !r->fill;
+    if (!r) return NF_AETH_ACCESS;
+    if (!r->fill) return 0;
+    bool fits = arrived->length <= r->unfilled;
+    r->unfilled -= fits ? arrived->length : 0;
+    r->edges += hash(arrived->offset + arrived->length) - hash(arrived->offset);
+    if (fits && r->unfilled) return 0;
+    *tell = fits && r->edges == hash(r->length) - hash(0);
     nf_rc_deregister(rc, arrived->key);
-    return true;
+    arrived->offset = arrived->length = 0;
+    return *tell ? 0 : NF_AETH_INVALID;
 }

@@ -103,17 +103,27 @@ static nf_message *begin(nf_rc *rc, nf_qp *qp, uint64_t seq, const nf_rc_header 
     return &r->messages[where];
 }
 
-/* Moves `expected` over what is in, and hands out the messages that are whole. */
+/* Moves `expected` over what is in, and hands out the messages that are whole.  One that its region refuses stays
+ * unacknowledged, by its last packet. */
 static void advance(nf_rc *rc, nf_qp *qp) {
     nf_responder *r = &qp->in;
-    while (r->expected < r->top && *state(rc, r, r->expected) == NF_PLACED) *state(rc, r, r->expected++) = NF_MISSING;
+    uint64_t end = r->expected;
+    while (end < r->top && *state(rc, r, end) == NF_PLACED) end++;
     uint32_t whole = 0;
-    for (; whole < r->n_messages && r->messages[whole].end <= r->expected; whole++) {
+    for (; whole < r->n_messages && r->messages[whole].end <= end; whole++) {
         const nf_message *m = &r->messages[whole];
         nf_rc_event event = {
             .what = NF_RC_ARRIVED, .qp = nf_rc_index(rc, qp), .offset = m->offset, .key = m->key, .length = m->length};
-        if (nf_rc_filled(rc, &event)) nf_rc_emit(rc, &event);
+        bool tell;
+        uint8_t refusal = nf_rc_filled(rc, &event, &tell);
+        if (refusal) {
+            end = m->end - 1;
+            refuse(rc, qp, end, refusal);
+            break;
+        }
+        if (tell) nf_rc_emit(rc, &event);
     }
+    while (r->expected < end) *state(rc, r, r->expected++) = NF_MISSING;
     r->msn = (r->msn + whole) & NF_PSN_MASK;
     r->n_messages -= whole;
     memmove(r->messages, r->messages + whole, r->n_messages * sizeof *r->messages);

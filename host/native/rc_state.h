@@ -112,6 +112,7 @@ typedef struct {
 typedef struct {
     uint8_t *base;
     uint64_t length, unfilled; /* unfilled: bytes that have not arrived, where it is to be filled */
+    uint64_t edges;            /* rc_regions.c: which ends of messages in it meet no beginning */
     uint16_t generation;
     bool used, fill;
 } nf_region;

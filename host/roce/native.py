@@ -265,8 +265,8 @@ class Endpoint:
     def register(self, address: int, length: int, *, fill: bool = False) -> int:
         """Allows peers to write into this memory.  Returns its key; the first keys are 0, 1, 2 and so on.
 
-        fill  there is one event ARRIVED, once ``length`` bytes have arrived in whole messages, and the key is revoked
-              with it; else every message has an event
+        fill  there is one event ARRIVED, once whole messages have arrived that cover the memory once, and the key is
+              revoked with it; messages that overlap break the queue pair.  Else every message has an event
         """
         return _key(self._lib.nf_rc_register(self.handle, address, length, fill))
 
