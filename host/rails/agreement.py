@@ -89,8 +89,7 @@ class Agreements:
                     rails.broken.setdefault(rail, error)
             else:
                 state.last_outcome_at = now = clock()
-                state.outcomes[turn] = position, result
-                if state.fenced_at != position or not state.withheld(position, turn):
+                if state.store_result(position, result, turn):
                     self.seconds = now - begin
                     return result
                 failure = Fenced("another rank stopped it")

@@ -182,10 +182,13 @@ class MultiRail:
                 self._seconds += seconds
                 # nothing that only one rank knows: every rank must exchange figures after the same calls
                 self._owed += usual
-                if self._owed > self._sample or nbytes > BRIEF_BYTES or agreements.failed:
+                # a failure may be known here alone, where the other ranks' rail delivered the result
+                if self._owed > self._sample or nbytes > BRIEF_BYTES:
                     self._after_short(nbytes, rail, ledger, coding.lane_bits)
                 else:
-                    self._nbytes[rail] += nbytes
+                    if agreements.failed:
+                        self._record(nbytes, rail, None)  # which only says what carried it
+                    self._nbytes[agreements.carrier] += nbytes
                 if seconds > LATE_FACTOR * usual:  # in less nothing was sent again
                     self._count(agreements.carrier)
             else:

@@ -227,6 +227,7 @@ class RailPeers(Peers):
 
         def fold(rail: WatchedRail, part: Part, number: int) -> None:
             cut = [part(row) for row in rows]
+            # all of the data: stochastic rounding draws by an element's place in it, another one in every part
             rail.collect(RowsRequest(
                 collective, data, into, cut, number, root, mine.start, reduction, coding, gathered,
                 [part(row) for row in gathered_rows],

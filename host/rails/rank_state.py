@@ -144,11 +144,12 @@ class RankState:
         """The last agreements, in any order: position, and result, which must stay as it is meanwhile; None: aborted.
         Set by the thread that makes the calls alone, see ``fenced_at``."""
         self.fenced_at = 0
-        """Position of the last agreement that some rank asked to fence.
+        """Highest position of an agreement that some rank asked to fence; it never falls.
 
-        The thread that makes the calls first stores an outcome and then reads this; who fences first stores this and
-        then reads the outcomes.  So one of the two sees the other, with no lock beside a small allreduce, and where the
-        caller sees a fence, ``withheld`` decides."""
+        The thread that makes the calls first stores an outcome and then reads this (``store_result``); who fences first
+        stores this and then reads the outcomes.  So one of the two sees the other, with no lock beside a small
+        allreduce.  Fences come in any order: one of the agreement before may be answered last, and one of the next
+        agreement before this rank comes there.  So from this position on back, ``withheld`` decides."""
         self._withheld_at = 0
         """Position of the last agreement whose fence came before its result: ABORTED was the answer."""
         self._failed: dict[int, str] = {}
@@ -231,6 +232,12 @@ class RankState:
         with self._lock:
             return self._withheld_at == position == self.place[0]
 
+    def store_result(self, position: int, result: Flat, at: int) -> bool:
+        """Stores the result that the rail delivered, in place ``at`` of ``outcomes``.  Returns whether it may be taken:
+        not where some rank has been told that this one will not."""
+        self.outcomes[at] = position, result
+        return self.fenced_at < position or not self.withheld(position, at)
+
     def withheld(self, position: int, at: int) -> bool:
         """Whether an outcome at a fenced position, which was stored in place ``at`` of ``outcomes``, came too late, and
         is taken back: some rank has been told that this one will not take the result."""
@@ -312,7 +319,7 @@ class RankState:
         return Answer(AgreementOutcome.ABORTED)
 
     def _fence(self, position: int) -> Answer:
-        self.fenced_at = position
+        self.fenced_at = max(self.fenced_at, position)
         if self._withheld_at == position:
             return Answer(AgreementOutcome.ABORTED)
         for recorded, result in self.outcomes:

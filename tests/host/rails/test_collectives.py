@@ -13,9 +13,12 @@ import pytest
 
 from netfold.host.api.communicator import Communicator
 from netfold.host.errors import NetFoldError, RailDown, RankMismatch
+from netfold.host.operation.coding import Coding
+from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import RowsRequest
+from netfold.host.rails.cut import CutCollective
 from netfold.host.rails.open_rail import OpenRail
-from netfold.host.rails.rail_peers import SHORT_BYTES
+from netfold.host.rails.rail_peers import SHORT_BYTES, RailPeers
 from netfold.host.rails.shares import Figure
 from netfold.host.selection.peers import Peers
 from netfold.testing import on_every_rank
@@ -235,6 +238,41 @@ def test_rows_over_several_rails_have_the_lanes_of_the_job(monkeypatch: pytest.M
                     assert np.abs(got - want).max(initial=0) <= WORLD * 99 / 32, operation.__name__
         assert set(asked) == {8}
         assert asked.count(8) >= 2 * 2 * WORLD
+
+
+@pytest.mark.parametrize("owners", [[2, 0, 4], [0, 0, 6]])
+def test_parts_of_equal_rows_are_not_rounded_by_the_same_draws(owners: list[int]) -> None:
+    """Two parts of one operation, whose rows have the same elements in both, also where the first ranks own no row:
+    narrow lanes are rounded up and down at other places in each, so that the errors of a tensor's parts are
+    independent."""
+    width = 2048  # whole blocks, so that both parts have the same scales; elements of a row in each of the two parts
+    pieces = [slice(2 * width * sum(owners[:rank]), 2 * width * sum(owners[: rank + 1])) for rank in range(WORLD)]
+
+    def halves(comm: Communicator) -> Any:
+        assert comm.rails is not None
+        data = np.empty(2 * width * sum(owners), np.float32)
+        for piece in pieces:
+            both = data[piece].reshape(2, -1)
+            both[:] = np.random.default_rng(comm.rank).random(both.shape[1])
+        want = data.copy()
+        peers = RailPeers(comm.rails.track(0).others, comm.rails)  # type: ignore[attr-defined]
+        fold = peers._folded(
+            "reduce_scatter", data, pieces, Reduction("sum", "float32"), Coding(8, rounding="stochastic", seed=7)
+        )
+        assert fold is not None
+        cut = CutCollective("reduce_scatter", data.nbytes, lambda peers, part: None, folded=fold)
+        for part in (slice(0, data.nbytes // 2), slice(data.nbytes // 2, data.nbytes)):
+            cut.carry(comm.rails.track(0), part, 1000)  # a stripe's parts have the same position
+        return data[pieces[comm.rank]].reshape(2, -1), want[pieces[comm.rank]].reshape(2, -1)
+
+    with loopback_rails(["innet", "innet"], WORLD) as comms:
+        for comm, result in zip(comms, on_every_rank(comms, halves), strict=True):
+            if isinstance(result, Exception):
+                raise result
+            (first, second), (given, again) = result
+            assert np.array_equal(given, again)
+            np.testing.assert_allclose(first, second, atol=2 * WORLD / (127 // WORLD))
+            assert (owners[comm.rank] == 0) == np.array_equal(first, second)
 
 
 def count_rows(comm: Communicator, rail: int) -> list[str]:

@@ -4,6 +4,8 @@ happened."""
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,6 +16,7 @@ from netfold.host.operation.coding import Coding
 from netfold.host.operation.reduction import INT32_SUM, Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.host.rails.multirail import MultiRail
+from netfold.host.rails.rank_state import AgreementOutcome, Question, QuestionKind
 from netfold.host.rails.shares import Figure
 from support.ports import wait_for
 from support.rails import Death, Plane, Ranks, on_ranks
@@ -152,6 +155,67 @@ def test_three_rails_lose_two() -> None:
     for seed in range(3):
         ranks.sum(LONG, seed, in_place=True)
     assert [use.state for use in ranks.rails[1].use()] == ["up", "down", "down"]
+    ranks.close()
+
+
+@pytest.mark.parametrize("other", [-1, 1])
+def test_a_result_that_comes_after_its_fence_is_not_taken_whatever_is_fenced_beside_it(other: int) -> None:
+    """Both ranks have answered ABORTED for a call, then a question about the one before or after it, and then the rail
+    delivers: the call is repeated over the other rail on both."""
+    armed, asked = threading.Event(), list[int]()
+
+    def ask() -> None:
+        if armed.is_set():
+            at = ranks.channels.states[0].place[0]
+            asked.append(at)
+            for position in (at, at + other):
+                for state in ranks.channels.states:
+                    state.answer(Question(QuestionKind.FENCE, position, 0))
+
+    delivered = threading.Barrier(2, ask)  # no rank has stored its result before both have been asked
+
+    def wait(nbytes: int) -> None:
+        delivered.wait(20.0)
+
+    figures = [Figure(0.001, 1e8), Figure(0.002, 1e8)]
+    ranks = Ranks(
+        [Plane(2), Plane(2)], known_by={0: figures, 1: figures},
+        charges=[wait, lambda nbytes: None],
+    )
+    ranks.sum(1000, 1)
+    armed.set()
+    ranks.sum(1000, 2)
+    assert len(asked) == 1
+    for state in ranks.channels.states:
+        assert state.answer(Question(QuestionKind.FENCE, asked[0], 0)).outcome is AgreementOutcome.ABORTED
+    assert [[use.deaths for use in rails.use()] for rails in ranks.rails] == [[1, 0]] * 2
+    ranks.close()
+
+
+@pytest.mark.parametrize("dying", range(14))
+def test_ranks_exchange_figures_after_the_same_calls_whoever_saw_a_rail_fail(
+    dying: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one of many brief calls a rank gets the result from another one, whose rail delivered it: it exchanges no
+    figures in a call after which the others make their next one.  An exchange is due in the 12th, between two whose
+    figures count."""
+    figures = [Figure(0.0001, 49_300.0), Figure(0.0001, 2_000.0)]
+    plane = Plane(3, [Death(dying, told=[1, 2], errors=[0])])
+    plane.up.clear()
+    ranks = Ranks([plane, Plane(3)], known_by=dict.fromkeys(range(3), figures))
+    after: list[list[int]] = [[], [], []]
+
+    def exchange(rails: MultiRail, *args: object, **options: object) -> None:
+        after[rails.rank].append(rails.stats().operations)
+        rails._owed = rails._sample = 0.0
+
+    monkeypatch.setattr(MultiRail, "_exchange", exchange)
+    for seed in range(16):
+        ranks.sum(256, seed)
+    assert after[0] == after[1] == after[2]
+    assert after[0], "no exchange was due"
+    assert [[use.deaths for use in rails.use()] for rails in ranks.rails] == [[1, 0]] * 3
+    assert len({tuple(use.nbytes for use in rails.use()) for rails in ranks.rails}) == 1
     ranks.close()
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from netfold.host.rails.rank_state import STRIPES, AgreementOutcome, Question, QuestionKind, RankState
 
@@ -24,8 +25,7 @@ def at(position: int) -> RankState:
 
 def store(state: RankState, position: int, place: int = 0) -> bool:
     """Stores the result as a call does; returns whether it may be taken."""
-    state.outcomes[place] = position, RESULT
-    return state.fenced_at != position or not state.withheld(position, place)
+    return state.store_result(position, RESULT, place)
 
 
 def test_a_result_before_the_fence_is_committed() -> None:
@@ -63,6 +63,30 @@ def test_a_fence_before_the_rank_comes_withholds_nothing() -> None:
     assert state.answer(fence(5)).outcome is AgreementOutcome.BEHIND
     state.place = 5, 0, 0.0
     assert store(state, 5)
+
+
+@pytest.mark.parametrize("other", [5, 7])
+def test_a_fence_of_another_agreement_hides_none_that_withholds_a_result(other: int) -> None:
+    """A late fence of the agreement before, or an early one of the next, comes after this one was answered ABORTED: the
+    result is not taken all the same, and the answer stays."""
+    state = at(5)
+    assert store(state, 5)
+    state.place = 6, 0, 0.0
+    assert state.answer(fence(6)).outcome is AgreementOutcome.ABORTED
+    expected = {5: AgreementOutcome.COMMITTED, 7: AgreementOutcome.BEHIND}
+    assert state.answer(fence(other)).outcome is expected[other]
+    assert not store(state, 6, 1)
+    assert state.answer(fence(6)).outcome is AgreementOutcome.ABORTED
+
+
+def test_a_fence_far_ahead_withholds_nothing() -> None:
+    """A rank that asks about a position which nobody reaches makes no other one lose a result."""
+    state = at(5)
+    assert state.answer(fence(1 << 40)).outcome is AgreementOutcome.BEHIND
+    for position in range(5, 9):
+        state.place = position, 0, 0.0
+        assert store(state, position, position & 1)
+    assert state.answer(fence(8)).outcome is AgreementOutcome.COMMITTED
 
 
 def test_what_another_rank_had_is_kept_for_the_next_one_who_asks() -> None:
