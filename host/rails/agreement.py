@@ -60,12 +60,11 @@ class Agreements:
         raise.
         """
         # kept short until the first failure: a small allreduce takes only a third of a millisecond
-        rails, state, clock = self._rails, self._state, self._state.clock
+        rails, state = self._rails, self._state
         self.carrier, self.failed, begin = rail, False, 0.0
         while True:
-            rails.position = position = rails.position + 1
-            came = clock()
-            state.place = position, rail, came
+            position = rails.advance()
+            came = state.enter_agreement(position, rail)
             begin = begin or came
             self._turn = turn = self._turn ^ 1
             result = self._results[turn]
@@ -88,9 +87,8 @@ class Agreements:
                 if not isinstance(error, Fenced):
                     rails.broken.setdefault(rail, error)
             else:
-                state.last_outcome_at = now = clock()
                 if state.store_result(position, result, turn):
-                    self.seconds = now - begin
+                    self.seconds = state.last_outcome_at - begin
                     return result
                 failure = Fenced("another rank stopped it")
             self.failed = True

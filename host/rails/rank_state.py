@@ -168,6 +168,13 @@ class RankState:
             self.place = position, STRIPES, now
             self._looks, self._failed = _Looks(position, dict.fromkeys(rails, now)), {}
 
+    def enter_agreement(self, position: int, rail: int) -> float:
+        """Records that this rank is at ``position``, in an agreement over this rail.  Returns when, by the clock.  It
+        takes no lock: what is seen of the rail there is looked up by the position."""
+        now = self.clock()
+        self.place = position, rail, now
+        return now
+
     def _here(self) -> tuple[int, bool, float, _Looks]:
         """This rank's position, whether that is an agreement, when it came there, and what has been seen of the rails
         there.  The lock is held."""
@@ -235,6 +242,7 @@ class RankState:
     def store_result(self, position: int, result: Flat, at: int) -> bool:
         """Stores the result that the rail delivered, in place ``at`` of ``outcomes``.  Returns whether it may be taken:
         not where some rank has been told that this one will not."""
+        self.last_outcome_at = self.clock()
         self.outcomes[at] = position, result
         return self.fenced_at < position or not self.withheld(position, at)
 

@@ -201,9 +201,9 @@ def with_faults(network: Network, jobs: Jobs) -> None:
     ways = [way for link in network.status().links for way in (link.a_to_b, link.b_to_a)]
     faults = {name: sum(getattr(way, name) for way in ways) for name in ("lost", "duplicated", "held", "corrupted")}
     print(results, nics, folded, faults)
-    # about 40 of each are expected, and 20 corrupted
-    assert faults.pop("corrupted") >= 3
-    assert min(faults.values()) >= 10, faults
+    # about 25 of each are expected, and 10 corrupted
+    assert faults.pop("corrupted") >= 1
+    assert min(faults.values()) >= 5, faults
     assert min(folded["leaf1"], folded["leaf2"]) >= results[0]["packets_sent"]
     check(results, nics)
 

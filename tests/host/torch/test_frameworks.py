@@ -97,7 +97,7 @@ def test_a_script_runs_unchanged_in_netfolds_group(tmp_path: Path) -> None:
         "import sys, torch, torch.distributed as dist, beside\n"
         "x = torch.full((5,), float(dist.get_rank() + 1))\n"
         "dist.all_reduce(x)\n"
-        "print('sum', x.tolist(), dist.get_backend(), sys.argv[1:], beside.NAME)\n"
+        "print(f'sum {x.tolist()} {dist.get_backend()} {sys.argv[1:]} {beside.NAME}')  # in one piece\n"
     )
     (tmp_path / "beside.py").write_text("NAME = 'beside'\n")
     said = torchrun(Path("-m"), "netfold.torch", str(script), "--lr", "3", ranks=RANKS, environment=STORE)
