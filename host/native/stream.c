@@ -251,11 +251,7 @@ void nf_stream_nak(nf_stream *s, uint32_t psn, uint32_t end, int64_t now) {
 static void find_holes(nf_stream *s, uint64_t end, int64_t now) {
     for (s->seen = above(s->seen, s->una); s->seen < end; s->seen++) {
         nf_sent *sent = at(s, s->seen);
-        if (sent->state != NF_FLIGHT) continue;
-        if (sent->again) { /* is watched since then; find_overdue has not looked so far */
-            s->oldest = earlier(s->oldest, sent->since);
-            continue;
-        }
+        if (sent->state != NF_FLIGHT || sent->again) continue;
         sent->state = NF_HOLE;
         s->in_flight--;
         remember_loss(s); /* sums are complete in order where nothing is lost */
@@ -305,7 +301,6 @@ void nf_stream_overtaken(nf_stream *s, const nf_stream *by, int64_t now) {
     nf_quiet_learn(&s->quiet, &by->quiet);
     nf_quiet_arrived(&s->quiet, false, false, now);
     s->quiet_since = now;
-    s->fruitless = 0; /* the links work */
     nf_timer_restart(&s->timer, true, now);
     uint64_t end = above(s->seen, s->una);
     while (end < s->next && at(s, end)->at <= by->newest) end++;
