@@ -8,10 +8,10 @@ import socket
 from typing import Final, NamedTuple
 
 from netfold.topo.failures import FabricFailed
+from netfold.topo.fault_service import KEY_BYTES
 
-KEY_BYTES: Final = 24
-"""Random bytes of a page's key."""
 BACKLOG: Final = 64
+"""Connections that wait to be accepted."""
 
 
 class MachinesPage(NamedTuple):

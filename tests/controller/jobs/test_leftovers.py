@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from netfold.wire import roce
-from netfold.wire.jobs import Halt
+from netfold.wire.jobs import Halt, Plan
 from support.controller import run, until
-from support.jobs import rig
+from support.jobs import Rig, Watcher, rig
 from support.recovery import all_resume, connections, lose, restart, streams
 
 
@@ -21,17 +21,23 @@ def never_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("netfold.controller.jobs.recovery.CLEANING_DELAY", 1e6)
 
 
+async def moved(r: Rig) -> tuple[set[int], list[Plan], Watcher]:
+    """A job that has moved off spine1, which is down: its old connections, the ranks' new plans, and what rank 0
+    hears."""
+    plans = await r.together(4)
+    watcher = await r.watch(plans[0])
+    lose(r, "spine1")
+    assert await watcher.next() == Halt(1, "spine1 is down")
+    old = {s.qp >> roce.OPERATION_BITS for plan in plans for s in streams(plan)}
+    return old, await all_resume(r, plans), watcher
+
+
 def test_leftovers_go_with_the_job(tmp_path: Path) -> None:
     """The ranks have their plans while the old entries are still there; when the job has ended, no slot is held."""
 
     async def story() -> None:
         async with rig(tmp_path) as r:
-            plans = await r.together(4)
-            watcher = await r.watch(plans[0])
-            old = {s.qp >> roce.OPERATION_BITS for plan in plans for s in streams(plan)}
-            lose(r, "spine1")
-            assert await watcher.next() == Halt(1, "spine1 is down")
-            after = await all_resume(r, plans)
+            old, after, _ = await moved(r)
             assert connections(r, "leaf1") & old, "the old entries"
             for plan in after:
                 await r.leave(plan)
@@ -47,12 +53,7 @@ def test_leftovers_go_with_the_next_round(tmp_path: Path) -> None:
 
     async def story() -> None:
         async with rig(tmp_path) as r:
-            plans = await r.together(4)
-            watcher = await r.watch(plans[0])
-            old = {s.qp >> roce.OPERATION_BITS for plan in plans for s in streams(plan)}
-            lose(r, "spine1")
-            assert await watcher.next() == Halt(1, "spine1 is down")
-            after = await all_resume(r, plans)
+            old, after, watcher = await moved(r)
             restart(r, "spine1")
             await until(lambda: r.controller._targets["spine1"].is_up)
             lose(r, "spine2")
