@@ -187,6 +187,7 @@ control Fault(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
                     hdr.reth.setInvalid();
                 }
             }
+            meta.copy = COPY_NONE;              // nor is what is cloned from here on one: it would go round, and again
         } else if (fault.apply().hit) {
             if (due == 0 || (DUE_LEAVING(due) == 1 && number > (bit<32>)DUE_NUMBER(due))) {
                 free = 1;

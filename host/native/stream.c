@@ -284,6 +284,7 @@ void nf_stream_end_batch(nf_stream *s, int64_t now) {
     s->further = s->repeated = false;
     if (!s->batch) return;
     s->batch = false;
+    s->result_at = now;
     if (s->sample >= 0 && s->sample <= NF_RTO_MOST) /* longer: some rank was late, the network was not */
         nf_rtt_measure(&s->rtt, s->sample);
     s->sample = -1;
@@ -301,7 +302,7 @@ void nf_stream_overtaken(nf_stream *s, const nf_stream *by, int64_t now) {
     nf_quiet_learn(&s->quiet, &by->quiet);
     nf_quiet_arrived(&s->quiet, false, false, now);
     s->quiet_since = now;
-    nf_timer_restart(&s->timer, true, now);
+    if (by->result_at == now) nf_timer_restart(&s->timer, true, now);
     uint64_t end = above(s->seen, s->una);
     while (end < s->next && at(s, end)->at <= by->newest) end++;
     find_holes(s, end, now);

@@ -98,6 +98,7 @@ typedef struct {
     nf_timer timer;
     nf_quiet quiet;
     int64_t sample;      /* round trip seen in this batch, or -1 */
+    int64_t result_at;   /* when a result came last that was none yet: what comes twice may come without end */
     int64_t quiet_since; /* when a result came last, or a packet left */
     uint32_t probes;     /* since the last result */
     bool flowing;        /* results since the stream was last idle: all ranks are in */
@@ -155,7 +156,8 @@ void nf_stream_end_at(nf_stream *, uint64_t end);
  * same links still does, and with its pauses. */
 void nf_stream_learn(nf_stream *, const nf_stream *from);
 /* Takes in that results of another stream came at `now` over the same links: what left no later than the packets that
- * they answer is missing.  To be called after nf_stream_end_batch of both. */
+ * they answer is missing.  Second results only show that the links are busy, and put off no timer.  To be called after
+ * nf_stream_end_batch of both. */
 void nf_stream_overtaken(nf_stream *, const nf_stream *by, int64_t now);
 /* Gives a stream that has not measured its round trip yet that of another. */
 void nf_stream_seed_rtt(nf_stream *, const nf_stream *from);

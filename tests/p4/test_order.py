@@ -12,6 +12,7 @@ import pytest
 
 from netfold.controller.jobs import plans
 from netfold.controller.switch import fold_tables, tables
+from netfold.controller.switch.entities import Entry
 from netfold.fabric import slots, trees
 from netfold.fabric.generate import parse
 from netfold.host.innet.slot_switch import Nak, Packet
@@ -83,6 +84,14 @@ def leaf() -> Iterator[Leaf]:
     engine.close()
 
 
+@pytest.fixture
+def faulty() -> Iterator[Leaf]:
+    """One to which faults can be done (fault.p4)."""
+    engine = local.LocalEngine.open(library(faults=True), cpu_port=510)
+    yield Leaf(engine)
+    engine.close()
+
+
 def test_what_was_lost_on_a_link_is_asked_for_with_the_next_packet(leaf: Leaf) -> None:
     """One packet or several, and a repeat that is lost as well: the packet behind it shows it."""
     assert leaf.contribute(0, 0) == {}
@@ -132,6 +141,17 @@ def test_a_result_that_its_parent_has_not_sent_yet_is_not_asked_for(leaf: Leaf) 
     assert {one.order for one in results.values() if isinstance(one, Packet)} == {1}
     # result 1 has left in the meantime, and was lost
     assert leaf.result(3, order=3 - 1 - 1)[leaf.up] == lost(1, 2)
+
+
+def test_a_gap_that_the_copy_of_a_packet_shows_is_told_of_once(faulty: Leaf) -> None:
+    """A fault repeats each packet of a rank.  The copy goes round and shows what is missing before it; what is cloned to
+    ask for that goes round no more: a switch whose clone did so filled the rank's link without end."""
+    port, always = faulty.ports[0], 0xFFFFFFFF
+    duplicates = Entry("SwitchIngress.fault_in.fault", (("port", port),), "SwitchIngress.fault_in.faulty",
+                       (("seed", 1), ("lose", 0), ("flip", 0), ("twice", always), ("late", always), ("by", 8)))
+    write(faulty.engine, duplicates)
+    faulty.contribute(0, 0)
+    assert faulty.contribute(0, 3) == {port: lost(1, 3)}
 
 
 def test_an_order_too_far_to_be_said_says_nothing(leaf: Leaf) -> None:

@@ -17,9 +17,11 @@ PROGRAM = Path(__file__).resolve().parents[2] / "p4src" / "netfold.p4"
 
 
 @cache
-def library(path_mtu: int = roce.PATH_MTU, *, bmv2: bool = False) -> Path:
-    """The program for a path MTU, compiled once for all tests; ``bmv2``: as it is compiled for BMv2."""
-    return linking.build(compile_file(PROGRAM, defines={"PATH_MTU": str(path_mtu), **(BMV2_DEFINES if bmv2 else {})}))
+def library(path_mtu: int = roce.PATH_MTU, *, bmv2: bool = False, faults: bool = False) -> Path:
+    """The program for a path MTU, compiled once for all tests; ``bmv2``: as it is compiled for BMv2; ``faults``: with
+    faults that can be injected."""
+    defines = {"PATH_MTU": str(path_mtu), "FAULTS": str(int(faults)), **(BMV2_DEFINES if bmv2 else {})}
+    return linking.build(compile_file(PROGRAM, defines=defines))
 
 
 def mac(text: str) -> bytes:

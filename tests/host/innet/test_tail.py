@@ -90,6 +90,28 @@ def test_losses_are_remembered_in_the_next_operation_and_by_the_stream_of_the_si
     assert network.lost == 3
 
 
+class RepeatsOne(LosesSome):
+    """A result of the first operation comes every 50 us again, for a second."""
+
+    def send(self, packet: Any, deliver: Any) -> None:
+        """Puts the packet on its link, and the result once more, and again."""
+        if isinstance(packet, Packet) and packet.psn == LAST and self.seen.get(LAST, 0) >= 2:
+            for n in range(1, SECOND // (50 * MICROSECOND)):
+                self.at(self.now + n * 50 * MICROSECOND, lambda: deliver(packet))
+        super().send(packet, deliver)
+
+
+def test_results_that_come_again_without_end_put_off_no_timer() -> None:
+    """What is agreed on is lost in the second operation, and asked for though second results of data never end.  In a
+    fabric whose switch made copies of one packet without end, ranks waited for their timeout."""
+    network = RepeatsOne(random.Random(1))
+    network.losses, network.seen = {}, {}
+    fabric = make_fabric([0, 1], network)
+    _fold(fabric, 1)
+    network.losses, network.seen = {1: (0, 1)}, {}  # PSN 1 of the agreement: no other has it from here on
+    assert _fold(fabric, 2) < 100 * MILLISECOND
+
+
 def test_losses_are_forgotten_after_some_thousand_packets_without_one() -> None:
     """4,096 packets after a loss the network counts as clean: who waits asks when the timer does, and no earlier."""
     fabric = make_fabric([0, 1], _network({MIDDLE: (0,)}))
