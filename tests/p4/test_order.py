@@ -144,8 +144,8 @@ def test_a_result_that_its_parent_has_not_sent_yet_is_not_asked_for(leaf: Leaf) 
 
 
 def test_a_gap_that_the_copy_of_a_packet_shows_is_told_of_once(faulty: Leaf) -> None:
-    """A fault repeats each packet of a rank.  The copy goes round and shows what is missing before it; what is cloned to
-    ask for that goes round no more: a switch whose clone did so filled the rank's link without end."""
+    """A fault repeats each packet of a rank.  The copy goes round and shows what is missing before it; what is cloned
+    to ask for that goes round no more: a switch whose clone did so filled the rank's link without end."""
     port, always = faulty.ports[0], 0xFFFFFFFF
     duplicates = Entry("SwitchIngress.fault_in.fault", (("port", port),), "SwitchIngress.fault_in.faulty",
                        (("seed", 1), ("lose", 0), ("flip", 0), ("twice", always), ("late", always), ("by", 8)))

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from netfold.fabric.graph import Fabric, Host
@@ -185,11 +186,11 @@ class Forger:
         # what the leaf sends is shown to sockets of all protocols alone
         self._link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
         self._link.bind((f"{end.node}-eth{end.port}", 0))
-        self._link.settimeout(TOOL_SECONDS)
 
     def break_queue_pair(self) -> None:
         """Wait for an acknowledgement of contributions to the guest, and break the queue pair that it is for, if that
         has something outstanding."""
+        self._forget()
         until = time.monotonic() + TOOL_SECONDS
         while time.monotonic() < until:
             frame = self._link.recv(65536)
@@ -198,6 +199,14 @@ class Forger:
                 self._link.send(fatal_nak(frame))
                 return
         raise AssertionError(f"no acknowledgement within {TOOL_SECONDS:g} s")
+
+    def _forget(self) -> None:
+        """Take no more notice of what came until now: a NAK for what has been acknowledged since breaks nothing."""
+        self._link.settimeout(0)
+        with suppress(BlockingIOError):
+            while self._link.recv(1):
+                pass
+        self._link.settimeout(TOOL_SECONDS)
 
     def close(self) -> None:
         """Close the socket on the link."""
