@@ -28,7 +28,7 @@ from netfold.fabric.generate import PATH_MTUS, leafspine, parse
 from netfold.fabric.graph import Engine, Fabric, FabricError, bits_per_second
 from netfold.host.collectives import ALLREDUCE
 from netfold.host.collectives.tidalmesh import TIDALMESH
-from netfold.host.innet.native import CREDITS_VARIABLE
+from netfold.host.innet.core import CREDITS_VARIABLE
 from netfold.host.job_secret import draw
 from netfold.topo import sandbox
 from netfold.topo.allreduce_rank import PlainPeers, RankSetup, Timing, TimingCommand

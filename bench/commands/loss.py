@@ -22,7 +22,7 @@ import msgspec
 from cbuild import files
 from netfold.bench.ranks.loss import LossResult, LossTask
 from netfold.fabric.graph import Engine, Fabric
-from netfold.host.innet.native import CREDITS_VARIABLE, Credits
+from netfold.host.innet.core import CREDITS_VARIABLE, Credits
 from netfold.topo import sandbox
 from netfold.topo.failures import FabricFailed
 from netfold.wire import roce

@@ -21,6 +21,7 @@ import numpy as np
 
 from netfold.host.exact import digits
 from netfold.host.innet import abi, native, quantise
+from netfold.host.innet.core import Core
 from netfold.host.native.library import Origin
 from netfold.host.operation.coding import PLAIN, Coding, LaneBits, Rounding
 from netfold.host.operation.rail import Flat
@@ -45,7 +46,7 @@ def rows(nbytes: int, path_mtu: int) -> dict[str, Callable[[], object]]:
                           predecessor="10.0.0.2", predecessor_port=50001)
 
     trees = [RankTree(name="t", weight=1.0, agreement=stream(8), data=stream(16))]
-    core = native.Core("10.0.0.1", WORLD, trees, path_mtu=path_mtu)
+    core = Core("10.0.0.1", WORLD, trees, path_mtu=path_mtu)
     run = abi.FoldRunStruct()
     origin = Origin.of("10.0.0.2", 50001, roce.RESULT_TTL)
 

@@ -16,7 +16,7 @@ import logging
 import socket
 
 from netfold.host.errors import TreesLost
-from netfold.host.innet.native import Core
+from netfold.host.innet.core import Core
 from netfold.host.innet.stand_in import PURPOSE, Broken, StandIn, connect
 from netfold.host.innet.stand_in_link import StandInLink
 from netfold.host.mesh.connection import listen

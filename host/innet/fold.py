@@ -17,14 +17,15 @@ from typing import cast
 import numpy as np
 
 from netfold.host.client.fold_control import NO_CONTROLLER, FoldControl, Waits
-from netfold.host.errors import CollectiveTimeout, NetFoldError, PlanError, RankMismatch, TransportError
-from netfold.host.innet import abi, native
-from netfold.host.innet.abi import AGREEMENT, DATA, StreamState
+from netfold.host.errors import NetFoldError, PlanError, TransportError
+from netfold.host.innet import failures
+from netfold.host.innet.abi import AGREEMENT, DATA
+from netfold.host.innet.core import CREDITS_VARIABLE, Core, Credits
 from netfold.host.innet.fallback import Fallback
-from netfold.host.innet.native import Core, Io, PacketLink
+from netfold.host.innet.packet_link import AGAIN, DONE, FAILED, OS_ERROR, Io, PacketLink
 from netfold.host.innet.recovery_rounds import RecoveryRounds
 from netfold.host.innet.stall_detector import StallDetector
-from netfold.host.mesh.mesh import WATCHED_SLICE_SECONDS, ranks
+from netfold.host.mesh.mesh import WATCHED_SLICE_SECONDS
 from netfold.host.native.library import RUN_PACKETS
 from netfold.host.native.sockets import check_mtu, open_sockets
 from netfold.host.operation.coding import Coding, LaneBits
@@ -109,8 +110,8 @@ class FoldRail:
         self._falls_back = falls_back
         self._begun = 0  # the highest number of an operation that ``begin`` has let in
         self._refused_warning = 1  # refused packets at which a warning is logged
-        said = os.environ.get(native.CREDITS_VARIABLE, "")
-        self._credits = native.Credits.parse(said, plan.path_mtu) if said else None
+        said = os.environ.get(CREDITS_VARIABLE, "")
+        self._credits = Credits.parse(said, plan.path_mtu) if said else None
         self.members = members or plan.world
         self._core, self._io = self._open(address, shared)
         self._windows = [self._core.state(index, DATA).window for index in range(len(plan.trees))]
@@ -311,15 +312,15 @@ class FoldRail:
             progress, self._resent = totals.progress, totals.retransmitted
             if totals.refused >= self._refused_warning:
                 self._warn_of_refused()
-            if status == native.DONE:
+            if status == DONE:
                 return totals.saturated
-            if self._watch is not None and status == native.AGAIN:
+            if self._watch is not None and status == AGAIN:
                 self._watch(self._core.progress() / 1e9)
-            if status == native.AGAIN and self._is_stalled(progress):
+            if status == AGAIN and self._is_stalled(progress):
                 self._control.suspect(self._waits())
-            if status == native.FAILED:
+            if status == FAILED:
                 raise self._failed(request)
-            if status == native.OS_ERROR:
+            if status == OS_ERROR:
                 self._broken(request, error)
 
     def _broken(self, request: Request, error: int) -> None:
@@ -463,31 +464,7 @@ class FoldRail:
 
     def _timed_out(self, request: Request) -> NetFoldError:
         missing = self._control.missing(self._waits())
-        lines = [
-            f"{self._who(request)}: no result from the network for {self._timeout:g} s: "
-            + (f"{ranks(missing.ranks)} gone, stopped, or never called this operation" if missing.ranks else
-               "a rank is gone, stopped, or never called this operation, or a switch of a tree is gone"),
-            *(f"  {why}" for why in missing.why),
-        ]
-        for index, tree in enumerate(self._plan.trees):
-            for kind, label in ((AGREEMENT, "exponents"), (DATA, "sums")):
-                lines.append(f"  tree {tree.name}, {label}: {_where(self._core.state(index, kind))}")
-        count, code = self._io.transient_errors()
-        if count:
-            lines.append(f"  the kernel refused packets {count} times, last with: {os.strerror(code)}")
-        if self._core.unfolded():
-            lines.append(
-                f"  {self._core.unfolded()} packets came from the rank before as it sent them: a switch has no entries "
-                "of this job"
-            )
-        refused, last = self._core.refused()
-        if refused:
-            lines.append(f"  {refused} packets for its queue pairs came from elsewhere, the last one from {last}; they "
-                         "were dropped")
-        if self._core.foreign():
-            lines.append(f"  {self._core.foreign()} packets came for queue pairs that this rank does not have")
-        lines.append("  expected: every rank within the timeout; look at `netfold stall`, or give a longer timeout=")
-        return CollectiveTimeout("\n".join(lines))
+        return failures.timed_out(self._who(request), self._timeout, missing, self._core, self._io, self._plan.trees)
 
     def _is_stalled(self, progress: int) -> bool:
         """Whether to tell the controller that a stream waits for longer than it should.
@@ -507,38 +484,4 @@ class FoldRail:
         return waits
 
     def _failed(self, request: Request) -> NetFoldError:
-        failure = self._core.failure()
-        tree = self._plan.trees[failure.tree].name
-        who = f"{self._who(request)}, tree {tree}"
-        todo = "call the same operations in the same order on every rank, then join anew"
-        if failure.error == abi.SIGNATURES_DIFFER:
-            apart = [
-                f"{name} {abi.show(name, low)} .. {abi.show(name, high)}"
-                for name, low, high in zip(abi.FIELDS, failure.low, failure.high, strict=True)
-                if low != high
-            ]
-            return RankMismatch(f"{who}: the ranks disagree; over all ranks: {', '.join(apart)}; {todo}")
-        return RankMismatch(
-            f"{who}: the ranks disagree at PSN {failure.psn}: expected {_header(failure, 'expected')}, "
-            f"got {_header(failure, 'got')}; {todo}"
-        )
-
-
-def _where(s: StreamState) -> str:
-    if s.packets == 0:
-        return "nothing to fold"
-    if s.results == s.packets:
-        return f"all {s.packets} results in"
-    return (
-        f"{s.results} of {s.packets} results in, {s.sent_ahead} sent, waiting for PSN {s.una_psn}, "
-        f"{s.counters.retransmitted} retransmissions, {s.counters.asks} asks and {s.counters.timeouts} time-outs so far"
-    )
-
-
-def _header(failure: abi.Failure, side: str) -> str:
-    opcode = roce.Opcode(getattr(failure, f"{side}_opcode"))
-    if not opcode.has_reth:
-        return opcode.name
-    address = getattr(failure, f"{side}_address")
-    length = getattr(failure, f"{side}_length")
-    return f"{opcode.name} of operation {address >> 32}, offset {address & 0xFFFFFFFF}, {length} bytes"
+        return failures.disagreed(self._who(request), self._core.failure(), self._plan.trees)

@@ -8,7 +8,8 @@ import socket
 from itertools import groupby
 
 from netfold.host.innet import native
-from netfold.host.innet.native import Core, result_origin
+from netfold.host.innet.core import Core, result_origin
+from netfold.host.innet.packet_link import AGAIN, DONE, FAILED
 from netfold.host.innet.stand_in import RECEIVE, RUN, Broken, RunBuffer, queue_pairs
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream
@@ -18,7 +19,7 @@ AHEAD = 1 << 20
 
 
 class StandInLink:
-    """Runs a core over a connection, as ``native.Io`` does over UDP sockets.
+    """Runs a core over a connection, as ``packet_link.Io`` does over UDP sockets.
 
     sock     the connection, after its handshake; taken over
     streams  of the rank, in the order in which all ranks number them
@@ -42,11 +43,11 @@ class StandInLink:
             self._collect(now)
             self._send()
             if self._core.failure().error:
-                return native.FAILED
+                return FAILED
             if self._core.finished() and not self._waiting:
-                return native.DONE
+                return DONE
             if now >= until:
-                return native.AGAIN
+                return AGAIN
             wanted = [self._sock] if self._waiting else []
             readable, _, _ = select.select([self._sock], wanted, [], (until - now) / 1e9)
             if readable:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from cbuild import cc
 from netfold.host.errors import TransportError
 from netfold.host.innet import native
-from netfold.host.innet.native import Core
+from netfold.host.innet.core import Core
+from netfold.host.innet.packet_link import SPAN_ROOM
 from netfold.host.native.library import check_sizes, load, number
 from netfold.host.tracing.spans import Span
 from netfold.host.verbs.devices import RocePort
@@ -139,8 +140,8 @@ class VerbsIo:
 
     def trace(self) -> None:
         """Starts recording ``spans``."""
-        self._spans = (Span * native.SPAN_ROOM)()
-        self._lib.nf_verbs_trace(self._handle, self._spans, native.SPAN_ROOM)
+        self._spans = (Span * SPAN_ROOM)()
+        self._lib.nf_verbs_trace(self._handle, self._spans, SPAN_ROOM)
 
     def spans(self) -> tuple[list[Span], int]:
         """The spans of the loop since the last call, oldest first (valid until ``run``), and how many more were not

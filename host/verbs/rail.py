@@ -17,8 +17,9 @@ from typing import Final
 from netfold.host.client.fold_control import FoldControl
 from netfold.host.errors import NetFoldError, PlanError, TransportError
 from netfold.host.innet.abi import AGREEMENT, DATA
+from netfold.host.innet.core import Core
 from netfold.host.innet.fold import SLICE_SECONDS, FoldRail
-from netfold.host.innet.native import Core, PacketLink
+from netfold.host.innet.packet_link import PacketLink
 from netfold.host.operation.coding import LaneBits
 from netfold.host.operation.rail import RailStats
 from netfold.host.operation.request import Request

@@ -16,7 +16,7 @@ from netfold.controller.switch import tables
 from netfold.fabric.graph import End
 from netfold.host.innet import abi, quantise
 from netfold.host.innet.abi import AGREEMENT, DATA
-from netfold.host.innet.native import Credits
+from netfold.host.innet.core import Credits
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.wire import roce
 from support import needs

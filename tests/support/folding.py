@@ -15,7 +15,7 @@ from netfold.controller.switch import fold_tables, tables
 from netfold.fabric import slots, trees
 from netfold.fabric.generate import leafspine
 from netfold.fabric.slots import Stream
-from netfold.host.innet.native import Core, Credits
+from netfold.host.innet.core import Core, Credits
 from netfold.host.native.library import Origin
 from netfold.host.operation.coding import PLAIN, Coding
 from netfold.host.operation.rail import Op

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from cbuild import cc
-from netfold.host.innet.native import Core, result_origin
+from netfold.host.innet.core import Core, result_origin
 from netfold.host.native.library import Origin
 from netfold.host.operation.arrays import by_counts
 from netfold.host.operation.coding import PLAIN

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from netfold.host.innet.native import Core, Credits
+from netfold.host.innet.core import Core, Credits
 from netfold.host.innet.slot_switch import Nak, Packet, Sender, SlotSwitch, parse
 from netfold.host.native.library import NEVER, Origin
 from netfold.host.operation.coding import PLAIN, Coding

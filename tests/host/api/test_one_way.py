@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from netfold.host.api.communicator import Communicator
-from netfold.host.innet.native import Core, Io
+from netfold.host.innet.core import Core
+from netfold.host.innet.packet_link import Io
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.operation.coding import Coding
 from netfold.host.operation.conversion import between_hosts, deliver, in_lanes

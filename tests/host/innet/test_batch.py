@@ -10,7 +10,8 @@ import time
 import numpy as np
 import pytest
 
-from netfold.host.innet.native import AGAIN, Core, Io
+from netfold.host.innet.core import Core
+from netfold.host.innet.packet_link import AGAIN, Io
 from netfold.host.native.sockets import open_sockets
 from netfold.testing import subnet
 from netfold.wire.jobs import RankStream, RankTree

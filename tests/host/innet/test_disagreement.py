@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from netfold.host.innet import abi
 from netfold.host.innet.abi import DATA
-from netfold.host.innet.native import Core
+from netfold.host.innet.core import Core
 from netfold.host.native.library import Origin
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream, RankTree

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netfold.host.innet import native
-from netfold.host.innet.native import Core
+from netfold.host.innet.core import Core
 from netfold.host.native.library import Run
 from support.slot_model import (
     MILLISECOND,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from netfold.host.innet import abi
 from netfold.host.innet.abi import AGREEMENT, DATA
-from netfold.host.innet.native import Core
+from netfold.host.innet.core import Core
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import RowsCollective, RowsRequest
 from support.slot_model import (

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from netfold.host.innet import abi, quantise
 from netfold.host.innet.abi import AGREEMENT, DATA
-from netfold.host.innet.native import Core
+from netfold.host.innet.core import Core
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.rail import Op
 from support.slot_model import SECOND, Call, Layout, TerribleNetwork, count_ranks, make_fabric, run

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.host.innet.native import Core
+from netfold.host.innet.core import Core
 from netfold.host.innet.slot_switch import NO_LANES, Nak, Packet, parse
 from netfold.host.native.library import Origin
 from netfold.wire import roce

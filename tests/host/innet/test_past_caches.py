@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from netfold.host.innet.native import Core, result_origin
+from netfold.host.innet.core import Core, result_origin
 from netfold.host.operation.coding import Coding
 from netfold.host.operation.rail import Flat, Op
 from netfold.wire.jobs import RankStream, RankTree

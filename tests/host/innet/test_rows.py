@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netfold.host.innet import abi
-from netfold.host.innet.native import Core, Credits
+from netfold.host.innet.core import Core, Credits
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import RowsCollective, RowsRequest

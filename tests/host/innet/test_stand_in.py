@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from netfold.host.innet import native
 from netfold.host.innet.abi import AGREEMENT, DATA
-from netfold.host.innet.native import Core
+from netfold.host.innet.core import Core
+from netfold.host.innet.packet_link import AGAIN, DONE
 from netfold.host.innet.slot_switch import Nak, Packet, SlotSwitch, parse
 from netfold.host.innet.stand_in import Broken, StandIn, connect
 from netfold.host.innet.stand_in_link import StandInLink
@@ -139,7 +140,7 @@ def over_stand_in(fold: Fold, before_last: int) -> None:
         sock = own if number == 0 else connect(address, identities[number], 0, SECONDS)
         tree = trees(number, fold.first)[0]
         link = StandInLink(core, sock, [tree.agreement, tree.data])
-        assert link.run(deadline) == native.DONE
+        assert link.run(deadline) == DONE
         while True:
             if fold.at[number] not in fold.results[number]:
                 fold.finish(number)
@@ -147,7 +148,7 @@ def over_stand_in(fold: Fold, before_last: int) -> None:
                 break
             fold.now = native.library().nf_now()
             fold.start(number, fold.at[number] + 1)
-            assert link.run(deadline) == native.DONE
+            assert link.run(deadline) == DONE
         everybody.wait(SECONDS)  # a rank stays until all are done, as one that leaves does
         link.close()
 
@@ -323,7 +324,7 @@ def test_a_stand_in_that_dies_is_named_to_the_others() -> None:
     near, own = socket.socketpair()
     tree = trees(0, dict.fromkeys(KINDS, 5))[0]
     link = StandInLink(core, own, [tree.agreement, tree.data])
-    assert link.run(0) == native.AGAIN
+    assert link.run(0) == AGAIN
     near.close()
     with pytest.raises((Broken, OSError)):
         link.run(native.library().nf_now() + int(SECONDS * 1e9))

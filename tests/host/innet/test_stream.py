@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netfold.host.innet.abi import AGREEMENT, DATA
-from netfold.host.innet.native import Core, Credits
+from netfold.host.innet.core import Core, Credits
 from netfold.host.innet.slot_switch import Packet, parse
 from netfold.host.native.library import Origin, Run
 from support.slot_model import MICROSECOND, MILLISECOND, SECOND, Call, TerribleNetwork, fold, make_fabric, run

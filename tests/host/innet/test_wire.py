@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from netfold.host.innet.abi import DATA
-from netfold.host.innet.native import Core
+from netfold.host.innet.core import Core
 from netfold.host.native.library import Origin, Run
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream, RankTree

@@ -10,7 +10,7 @@ import pytest
 
 from netfold.host.errors import CollectiveTimeout, RankMismatch, TransportError
 from netfold.host.innet import quantise
-from netfold.host.innet.native import Core
+from netfold.host.innet.core import Core
 from netfold.host.operation.coding import Coding
 from netfold.host.operation.reduction import Reduction
 from netfold.host.verbs import native
