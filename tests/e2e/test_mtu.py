@@ -95,10 +95,10 @@ def test_links_with_too_small_an_mtu_are_named(tmp_path: Path) -> None:
         with Steady(network, seed=1) as steady:
             steady.go_on()
             set_mtu(*uplink.ends[0])
-            status = steady.until("the uplink is down", lambda status: not status.links[number].up)
+            steady.until("the uplink is down, for its MTU", lambda status: not status.links[number].up
+                         and "path_mtu = 4096 needs an MTU of 4156" in status.links[number].problem)
             steady.go_on()
             steady.end()
-        assert "path_mtu = 4096 needs an MTU of 4156" in status.links[number].problem
         set_mtu("h1", 0)
         with pytest.raises(RankFailed, match=r"MTU of 4156 or more on every link.* from 10\.0\.1\.1 .* has 1500"):
             network.launch([*program("rank_operations.py"), "7"], job="late").wait(within=60)
