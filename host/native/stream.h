@@ -30,7 +30,7 @@
  *
  * An ask has some 60 bytes on the wire, and its answer may be a whole result: an ask too many delays what it waits for,
  * and a rank whose link is full stays behind the others from then on.  So second results, which answer such asks, count
- * as arrivals: the links are busy.
+ * as arrivals: the links are busy.  They put off probes, and never the timer.
  *
  * How many may be in flight is congestion.h's matter.  Nothing here knows packets or clocks: times are nanoseconds
  * handed in.

@@ -81,7 +81,7 @@ def test_tshark_dissects_packets_of_4096_bytes(engine: Engine, tmp_path: Path) -
     ]
 
 
-@in_sandbox(timeout=100)
+@in_sandbox(timeout=200)
 def test_links_with_too_small_an_mtu_are_named(tmp_path: Path) -> None:
     """One between switches counts as down, for its MTU, and sums go over the others; a rank behind one does not
     join."""

@@ -25,6 +25,8 @@ from support.wires import as_sent, write
 
 FIRST = roce.PSN_MASK - 1
 """PSN of the first packet: the others are around the wrap."""
+ALWAYS = 0xFFFFFFFF
+"""Limit of the draw by which each packet meets a fault."""
 
 
 class Leaf:
@@ -143,15 +145,22 @@ def test_a_result_that_its_parent_has_not_sent_yet_is_not_asked_for(leaf: Leaf) 
     assert leaf.result(3, order=3 - 1 - 1)[leaf.up] == lost(1, 2)
 
 
-def test_a_gap_that_the_copy_of_a_packet_shows_is_told_of_once(faulty: Leaf) -> None:
-    """A fault repeats each packet of a rank.  The copy goes round and shows what is missing before it; what is cloned
-    to ask for that goes round no more: a switch whose clone did so filled the rank's link without end."""
-    port, always = faulty.ports[0], 0xFFFFFFFF
-    duplicates = Entry("SwitchIngress.fault_in.fault", (("port", port),), "SwitchIngress.fault_in.faulty",
-                       (("seed", 1), ("lose", 0), ("flip", 0), ("twice", always), ("late", always), ("by", 8)))
-    write(faulty.engine, duplicates)
-    faulty.contribute(0, 0)
-    assert faulty.contribute(0, 3) == {port: lost(1, 3)}
+@pytest.mark.parametrize(
+    ("twice", "numbers", "told"), [(ALWAYS, (0, 3), (1, 3)), (0, (0, 1, 2), (-1, 0))], ids=["repeated", "held back"]
+)
+def test_a_gap_that_a_copy_shows_is_told_of_once(
+    faulty: Leaf, twice: int, numbers: tuple[int, ...], told: tuple[int, int]
+) -> None:
+    """A fault repeats the packets of a rank, or holds them back for two others.  The copy goes round and shows what is
+    missing before it; what is cloned to ask for that goes round no more: a switch whose clone did so filled the rank's
+    link without end."""
+    port = faulty.ports[0]
+    fates = Entry("SwitchIngress.fault_in.fault", (("port", port),), "SwitchIngress.fault_in.faulty",
+                  (("seed", 1), ("lose", 0), ("flip", 0), ("twice", twice), ("late", ALWAYS), ("by", 2)))
+    write(faulty.engine, fates)
+    *_, out = [faulty.contribute(0, number) for number in numbers]
+    assert out == {port: lost(*told)}
+    assert faulty.engine.stats().dropped_passes == 0
 
 
 def test_an_order_too_far_to_be_said_says_nothing(leaf: Leaf) -> None:
