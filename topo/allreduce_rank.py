@@ -69,6 +69,8 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What carried the operations, as the library explains it."""
     machine_busy: float
     """Share of all cores of the machine that were busy during the timed operations."""
+    folded: bool = False
+    """Whether the switches folded all of what was timed."""
 
 
 class Allreducer(Protocol):
@@ -82,6 +84,9 @@ class Allreducer(Protocol):
 
     def retransmissions(self) -> int:
         """Packets that this rank has sent again so far."""
+
+    def folded(self) -> int:
+        """Bytes of tensors that switches have folded so far."""
 
     def explain(self, nbytes: int, algorithm: str) -> str:
         """What carries a tensor of this size, in words."""
@@ -110,6 +115,9 @@ class NetFold:
 
     def retransmissions(self) -> int:
         return self._comm.stats().retransmissions
+
+    def folded(self) -> int:
+        return sum(tree.bytes_reduced for tree in self._comm.stats().by_tree.values())
 
     def explain(self, nbytes: int, algorithm: str) -> str:
         return self._comm.explain(nbytes, algorithm=_own(algorithm))
@@ -143,6 +151,9 @@ class PlainTcp:
     def retransmissions(self) -> int:
         return 0
 
+    def folded(self) -> int:
+        return 0
+
     def explain(self, nbytes: int, algorithm: str) -> str:
         own = _own(algorithm)
         return self._peers.explain(nbytes) if own is None else f"{own}, as asked for"
@@ -174,6 +185,9 @@ class Gloo:
         self._dist.barrier()
 
     def retransmissions(self) -> int:
+        return 0
+
+    def folded(self) -> int:
         return 0
 
     def explain(self, nbytes: int, algorithm: str) -> str:
@@ -215,7 +229,7 @@ def measure(allreducer: Allreducer, command: TimingCommand, setup: RankSetup, ra
     out = np.empty_like(source)
     for _ in range(command.warmup):
         allreducer.allreduce(source, out, command.algorithm)
-    before = allreducer.retransmissions()
+    before, folded = allreducer.retransmissions(), allreducer.folded()
     allreducer.barrier()
     idle, total = idle_of_all()
     begin, busy = time.perf_counter(), time.process_time()
@@ -225,10 +239,11 @@ def measure(allreducer: Allreducer, command: TimingCommand, setup: RankSetup, ra
     cpu = (time.process_time() - busy) / command.iterations
     later_idle, later_total = idle_of_all()
     machine_busy = 1 - (later_idle - idle) / max(1, later_total - total)
-    again = allreducer.retransmissions() - before
+    again, folded = allreducer.retransmissions() - before, allreducer.folded() - folded
     allreducer.barrier()  # checking must not take a core from a rank that is still being timed
     wrong = count_wrong(out, setup, elements, command.algorithm) if command.check else 0
-    return Timing(seconds, cpu, again, wrong, allreducer.explain(command.nbytes, command.algorithm), machine_busy)
+    return Timing(seconds, cpu, again, wrong, allreducer.explain(command.nbytes, command.algorithm), machine_busy,
+                  folded >= command.iterations * elements * 4 > 0)
 
 
 def idle_of_all() -> tuple[int, int]:

@@ -297,7 +297,8 @@ def _measure(
 def _row(spec: AllreduceSpec, name: str, nbytes: int, rounds: Sequence[tuple[Sequence[Timing], float]]) -> AllreduceRow:
     seconds = sorted(max(took.seconds for took in ranks) for ranks, _ in rounds)
     median = statistics.median(seconds)
-    least = least_bytes(name.removesuffix(BRIDGE), spec.ranks, nbytes, spec.lane_bits)
+    folded = all(took.folded for ranks, _ in rounds for took in ranks)  # what the chooser takes is its own affair
+    least = least_bytes("innet" if folded else name.removesuffix(BRIDGE), spec.ranks, nbytes, spec.lane_bits)
     on_fabric = _group_of(name) in ON_FABRIC
     link = least * 8 / median / bits_per_second(spec.rate) if spec.rate and not spec.topo else 0.0
     busy = statistics.median(ranks[0].machine_busy for ranks, _ in rounds)

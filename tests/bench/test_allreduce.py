@@ -58,6 +58,15 @@ def test_the_link_is_charged_what_an_algorithm_must_move() -> None:
     assert allreduce.least_bytes("gloo", 8, 800, 16) == 1400
 
 
+@pytest.mark.parametrize(("folded", "part"), [(True, 0.8), (False, 1.2)])
+def test_what_the_chooser_took_decides_what_the_link_must_carry(folded: bool, part: float) -> None:
+    """100 kB of 4 ranks in a millisecond are 0.8 Gb/s where switches have folded them, and 1.2 where they have not."""
+    spec = allreduce.spec(**{**DEFAULTS, "ranks": 4, "rate": "1gbit", "algorithms": "auto"})
+    timing = allreduce_rank.Timing(1e-3, 0.0, 0, 0, "", 0.5, folded)
+    row = allreduce._row(spec, "auto", 100_000, [([timing] * 4, 0.0)])
+    assert row.link_fraction == pytest.approx(part)
+
+
 @pytest.mark.parametrize("bits", [32, 16, 8])
 def test_wrong_sums_are_counted(bits: int) -> None:
     """Elements beyond the error bound of the lanes and NaN are wrong; sums within it are right."""
