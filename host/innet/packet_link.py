@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What carries the packets of a core: over sockets here; ``stand_in_link`` and ``verbs.native`` have others."""
+"""The loop that carries the packets of a core: its interface, and the one over UDP sockets.
+
+``stand_in_link`` has the loop over a TCP connection, and ``verbs.native`` the one over an RDMA device's queue pairs.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ SPAN_ROOM = 1 << 14
 
 
 class PacketLink(Protocol):
-    """What carries the packets of a core."""
+    """A loop that sends what a core has to send, hands it what arrives, and waits for its deadlines."""
 
     def interrupt_by(self, fd: int) -> None:
         """Lets ``run`` return AGAIN whenever ``fd`` is readable."""
