@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 MAX_CHILDREN: Final = 64
 """MAX_CHILDREN of p4src/sizes.p4: the bits of a slot's bitmap."""
 
+Neighbours = dict[str, list[tuple[str, float]]]
+"""The switches beside each switch, in the graph's order, with the rate in bit/s of the first link between them."""
+
 MOST_CROSSING: Final = 16
 """Trees of a job at most where some share links: more of them would share what these carry already."""
 
@@ -98,20 +101,23 @@ def plan(
     Where no spine is the root of a shallowest tree, other switches are.  A tree is left out where all together would
     carry less with it, as those of a torus do, which cross each other.  Raises NoTree.
     """
+    leaves = []
     for rank, host in enumerate(ranks):
         if host not in graph or graph.degree(host) == 0:
             raise NoTree(f"rank {rank}: no link to {host} is up")
-    switches = graph.subgraph(n for n, kind in graph.nodes(data="kind") if kind == "switch")
+        leaf = next(iter(graph.adj[host]))
+        leaves.append((leaf, Child(host, port(graph, leaf, host), rank)))
+    near = _neighbours(graph)
     rooted: dict[str, Tree] = {}
-    for start in switches:
-        tree = _tree(graph, switches, start, ranks)
+    for start in near:
+        tree = _tree(graph, near, start, leaves)
         if tree is not None:
             rooted.setdefault(tree.root, tree)
     if not rooted:
         raise NoTree(f"no switch reaches all {len(ranks)} ranks over links that are up")
     shallow = min(tree.depth for tree in rooted.values())
     trees = [tree for tree in rooted.values() if tree.depth == shallow]
-    trees = [tree for tree in trees if switches.nodes[tree.root]["role"] == "spine"] or trees
+    trees = [tree for tree in trees if graph.nodes[tree.root]["role"] == "spine"] or trees
     fitting = [tree for tree in trees if all(len(fold.children) <= MAX_CHILDREN for fold in tree.folds)]
     if not fitting:
         widest = max((fold for fold in trees[0].folds), key=lambda fold: len(fold.children))
@@ -120,19 +126,35 @@ def plan(
     return _weighted(graph, fitting, carried)
 
 
-def _tree(graph: nx.MultiGraph[str], switches: nx.MultiGraph[str], start: str, ranks: Sequence[str]) -> Tree | None:
+def _neighbours(graph: nx.MultiGraph[str]) -> Neighbours:
+    """The switches beside each switch, with the rate of the first link between them, 0.0 where none is stated: read out
+    of the graph once, since every switch is tried as a root."""
+    switches = {name for name, kind in graph.nodes(data="kind") if kind == "switch"}
+    return {switch: [(other, links[min(links)].get("rate") or 0.0)
+                     for other, links in graph.adj[switch].items() if other in switches]
+            for switch in graph if switch in switches}
+
+
+def _tree(
+    graph: nx.MultiGraph[str], near: Neighbours, start: str, leaves: Sequence[tuple[str, Child]]
+) -> Tree | None:
     """The breadth-first tree from ``start``, its root moved down while it has a single child that is a switch; None
-    where a rank cannot be reached."""
-    parent = _parents(switches, start)
+    where a rank cannot be reached.
+
+    leaves  the switch of each rank, and the rank as its child
+    """
+    parent = _parents(near, start, {leaf for leaf, _ in leaves})
+    if parent is None:
+        return None
     children: dict[str, list[Child]] = {start: []}
-    for rank, host in enumerate(ranks):
-        below = next(iter(graph.adj[host]))
-        if below not in parent and below != start:
-            return None
-        children.setdefault(below, []).append(Child(host, port(graph, below, host), rank))
-        while below != start and below not in (child.node for child in children.setdefault(parent[below], [])):
+    within = {start}
+    for leaf, rank in leaves:
+        children.setdefault(leaf, []).append(rank)
+        below = leaf
+        while below not in within:
+            within.add(below)
             up = parent[below]
-            children[up].append(Child(below, port(graph, up, below), None))
+            children.setdefault(up, []).append(Child(below, port(graph, up, below), None))
             below = up
     root = start
     while len(children[root]) == 1 and children[root][0].rank is None:
@@ -147,23 +169,22 @@ def _tree(graph: nx.MultiGraph[str], switches: nx.MultiGraph[str], start: str, r
     return Tree(root, 1.0, tuple(folds))
 
 
-def _parents(switches: nx.MultiGraph[str], start: str) -> dict[str, str]:
-    """The parent of every other switch in a breadth-first tree: of equally near ones that with the fastest link to it,
-    and the first found of those."""
+def _parents(near: Neighbours, start: str, wanted: set[str]) -> dict[str, str] | None:
+    """The parents of the switches of a breadth-first tree as deep as those that are ``wanted``: of equally near ones
+    that with the fastest link, and the first found of those.  None where one of them cannot be reached."""
     parent: dict[str, str] = {}
+    missing = wanted - {start}
     layer = [start]
-    while layer:
+    while layer and missing:
         found: dict[str, tuple[float, str]] = {}
         for up in layer:
-            for child in switches.adj[up]:
-                if child != start and child not in parent:
-                    data = switches.adj[up][child]
-                    rate = data[min(data)].get("rate") or 0.0
-                    if child not in found or rate > found[child][0]:
-                        found[child] = rate, up
+            for child, rate in near[up]:
+                if child not in parent and child != start and (child not in found or rate > found[child][0]):
+                    found[child] = rate, up
         parent |= {child: up for child, (_, up) in found.items()}
+        missing -= found.keys()
         layer = list(found)
-    return parent
+    return None if missing else parent
 
 
 def moved(trees: Sequence[Tree], planned: Sequence[Tree]) -> list[Tree]:

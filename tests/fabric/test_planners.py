@@ -87,6 +87,20 @@ def test_trees_of_three_tiers() -> None:
     assert all(tree.depth == 2 for tree in pod)
 
 
+def test_trees_stand_in_the_order_of_the_fabrics_switches() -> None:
+    """A plan's trees do not depend on how this process hashes names, so that controllers plan the same."""
+    fabric = leafspine(4, 9, 8)
+    roots = [tree.root for tree in trees.plan(fabric.graph(), ["h1", "h3", "h5", "h7"])]
+    assert roots == [f"spine{number}" for number in range(1, 10)]
+
+
+def test_the_search_of_a_tree_ends_with_the_last_rank() -> None:
+    """What lies behind the last layer that has a rank is not looked at, since every switch is tried as a root."""
+    near = trees._neighbours(leafspine(40, 8, 80).graph())
+    found = trees._parents(near, "spine1", {"leaf1", "leaf40"})
+    assert found == {f"leaf{number}": "spine1" for number in range(1, 41)}
+
+
 def test_weights_follow_the_narrowest_link() -> None:
     """A spine whose links are half as fast carries half as much."""
     fast = leafspine(2, 2, 4, rate="1gbit")
