@@ -120,7 +120,7 @@ class Group:
                    on the ranks' order, the path or what else is in the array (docs/host.md has the cost).  Default: the
                    communicator's; integers are exact in any case
         """
-        array, ranks = np.asarray(array), self._ranks
+        array, ranks = array if type(array) is np.ndarray else np.asarray(array), self._ranks
         asked = array.dtype, op, dtype, algorithm, lane_bits, rounding, saturate, reproducible
         checked = self._checked.get(asked) if feedback is None else None
         if checked is None:

@@ -179,7 +179,8 @@ class Core:
             )
         self._keep = (source, out, feedback)
         operation.number, operation.count = number, source.size
-        operation.source, operation.out = address_of(source), address_of(out)
+        operation.source = address_of(source)
+        operation.out = operation.source if out is source else address_of(out)
         operation.residual = None if feedback is None else address_of(feedback)
         if operation.stochastic:
             operation.key = self._lib.nf_key(coding.seed, number, rank)

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import cast
 
 import numpy as np
 
@@ -96,7 +95,7 @@ class FoldRail:
         self._turn = threading.Lock()  # whoever drives the core
         self._lost: NetFoldError | None = None
         self._last: Request = AllreduceRequest(NOTHING, NOTHING, TRIAL)
-        self._timeout = timeout
+        self._timeout, self._timeout_ns = timeout, int(timeout * 1e9)
         self._operations = 0
         self._bytes = [0] * len(plan.trees)
         self._shares: dict[tuple[int, int], list[int]] = {}
@@ -185,7 +184,8 @@ class FoldRail:
         """Carries a request (``Rail``).  Raises what ended the rail, CollectiveTimeout, RankMismatch, TransportError,
         PlanError."""
         # kept short: beside a small tensor each step counts, since ranks that share cores find no cache warm
-        elements, plan, op, saturated = request.source.size, self._plan, cast(Op, request.reduction.op), 0
+        elements, plan, saturated = request.source.size, self._plan, 0
+        op: Op = request.reduction.op  # type: ignore[assignment]  # products do not fold
         divisor = float(plan.world) if op == "average" else 1.0
         pieces: Iterable[AllreduceRequest] = (request,)  # an empty array still checks that all ranks agree
         if elements > MAX_ELEMENTS:
@@ -201,8 +201,11 @@ class FoldRail:
                         feedback=piece.feedback, rank=plan.rank,
                     )
                     self._last = piece
-                    saturated += self._drive(piece, now)
-                    self._count(piece)
+                    saturated += self._drive(piece, now, now)
+                    shares = self._shares.get((piece.source.size, piece.coding.lane_bits)) or self._shares_of(piece)
+                    itemsize = piece.source.itemsize
+                    for tree, share in enumerate(shares):
+                        self._bytes[tree] += share * itemsize
                     now = time.monotonic_ns()
             except BaseException as error:
                 self._cut_off(error)
@@ -234,7 +237,7 @@ class FoldRail:
                     now = time.monotonic_ns()
                     self._core.start_rows(part, rank, now, divisor=divisor)
                     self._last = part
-                    self._drive(part, now)
+                    self._drive(part, now, now)
                     for tree in range(len(self._bytes)):
                         self._bytes[tree] += self._core.carried(tree)
             except BaseException as error:
@@ -277,29 +280,26 @@ class FoldRail:
 
         self._watch = end
 
-    def _count(self, piece: AllreduceRequest) -> None:
-        """Adds the bytes of an operation to those of its trees."""
-        asked = piece.source.size, piece.coding.lane_bits
-        shares = self._shares.get(asked)
-        if shares is None:
-            shares = [self._core.elements(tree) for tree in range(len(self._bytes))]
-            if len(self._shares) < REMEMBERED:
-                self._shares[asked] = shares
-        for tree, elements in enumerate(shares):
-            self._bytes[tree] += elements * piece.source.itemsize
+    def _shares_of(self, piece: AllreduceRequest) -> list[int]:
+        """Elements of each tree's stripe of the operation that has just ended, remembered for those like it."""
+        shares = [self._core.elements(tree) for tree in range(len(self._bytes))]
+        if len(self._shares) < REMEMBERED:
+            self._shares[piece.source.size, piece.coding.lane_bits] = shares
+        return shares
 
-    def _drive(self, request: Request, progress: int) -> int:
+    def _drive(self, request: Request, progress: int, now: int) -> int:
         """Runs the operation that has been started to its end.  Returns how many elements of a saturating sum stand at
         an end of the range.
 
         progress  time in nanoseconds of the operation's last new result, or of its beginning
+        now       the time itself
         """
         slice_ns = SLICE_NS if self._watch is None else WATCHED_SLICE_NS
         while True:
             if self._rounds.pending:
                 self._go_on()
-                progress = self._core.progress()
-            now, end = time.monotonic_ns(), progress + int(self._timeout * 1e9)
+                progress, now = self._core.progress(), time.monotonic_ns()
+            end = progress + self._timeout_ns
             if now >= end:
                 raise self._timed_out(request)
             if now >= progress + LOST_RANK_NS and (news := self._control.job_error()) is not None:
@@ -322,6 +322,7 @@ class FoldRail:
                 raise self._failed(request)
             if status == OS_ERROR:
                 self._broken(request, error)
+            now = time.monotonic_ns()
 
     def _broken(self, request: Request, error: int) -> None:
         """What carries the packets cannot go on, with this errno: raises TransportError, or returns where there is
@@ -398,7 +399,7 @@ class FoldRail:
                 if self._rounds.pending:
                     self._go_on()
                 if not self._core.finished():
-                    self._drive(self._last, self._core.progress())
+                    self._drive(self._last, self._core.progress(), time.monotonic_ns())
             except NetFoldError as error:
                 self._lost = error
                 log.warning("between operations: %s", error)

@@ -49,9 +49,18 @@ class StallDetector:
 
     def due(self, progress: int, now: int) -> int:
         """When `check` is to be called next at the latest, for a stall to be noticed in time; always after ``now``."""
-        pause = self.pause
-        times = [since + pause for _, since in self._since.values()]
-        return min((time for time in (*times, progress + pause, self._next) if time > now), default=now + pause)
+        # each run of an operation asks this, however short: plain comparisons, and no call
+        pause = self._first << self._stalls
+        pause = PATIENT_PAUSE if pause > PATIENT_PAUSE else pause
+        soonest = progress + pause
+        if soonest <= now:
+            soonest = now + pause
+        if now < self._next < soonest:
+            soonest = self._next
+        for _, since in self._since.values():
+            if now < since + pause < soonest:
+                soonest = since + pause
+        return soonest
 
     def check(self, waits: Mapping[int, int], progress: int, now: int, round_trip: int = 0) -> bool:
         """Whether to ask the controller now.

@@ -45,11 +45,14 @@ def in_lanes(request: AllreduceRequest, *, narrows: bool) -> AllreduceRequest:
     """
     source, out, reduction, feedback = request.source, request.out, request.reduction, request.feedback
     half = reduction.element in HALVES
-    if not half and feedback is None and source.ndim == 1 and source.flags.carray and source.dtype.isnative and (
-        out is source
-        or (out.ndim == 1 and out.flags.carray and out.dtype == source.dtype and not np.may_share_memory(source, out))
-    ):
-        return request  # as it is: what a small tensor nearly always is, in one step
+    if not half and feedback is None and source.ndim == 1 and (own := source.flags).carray and source.dtype.isnative:
+        if out is source:
+            return request  # as it is: what a small tensor nearly always is, in one step
+        # two arrays that have allocated their memory themselves do not overlap
+        if out.ndim == 1 and (its := out.flags).carray and out.dtype == source.dtype and (
+            (own.owndata and its.owndata) or not np.may_share_memory(source, out)
+        ):
+            return request
     if half:  # as float32, which holds all of them exactly
         source = out = widen(source, reduction.element)
         reduction = Reduction(reduction.op, "float32")

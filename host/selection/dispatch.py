@@ -113,7 +113,11 @@ class Dispatch:
 
         Returns how many elements of a saturating sum are at an end of the range.
         """
-        chosen, switches, flight = self._choose(request), self.switches, self._flight
+        reduction, coding, switches, flight = request.reduction, request.coding, self.switches, self._flight
+        what = (request.source.nbytes, reduction.op, reduction.element, request.algorithm, coding.lane_bits,
+                coding.saturate)
+        known = self._choices.get(what)
+        chosen = known[1] if known and known[0] is self.hosts.chooser.measured else self._choose(request, what)
         fallback = ""
         if switches is not None:
             if chosen == INNET and not switches.begin(request.number):
@@ -254,18 +258,15 @@ class Dispatch:
         self.hosts.close()
 
     # ---- choosing ----------------------------------------------------------------------------------------------------
-    def _choose(self, request: AllreduceRequest) -> str | None:
-        """INNET, an algorithm between the hosts, or None for the hosts' own choice."""
-        reduction, coding = request.reduction, request.coding
-        what = (request.source.nbytes, reduction.op, reduction.element, request.algorithm, coding.lane_bits,
-                coding.saturate)
-        known = self._choices.get(what)
-        if known is not None and known[0] is self.hosts.chooser.measured:
-            return known[1]
+    def _choose(self, request: AllreduceRequest, what: tuple[object, ...]) -> str | None:
+        """INNET, an algorithm between the hosts, or None for the hosts' own choice, which is remembered.
+
+        what  the key of such a request in ``_choices``
+        """
         chosen = self._choose_anew(request)
         measured = self.hosts.chooser.measured
-        # several rails choose by themselves, whatever is measured between the hosts
-        sure = measured is not None or self._rails is not None
+        # what is certain without measuring stays so: of several rails, too, which choose by themselves
+        sure = measured is not None or self._rails is not None or self._sure(request.coding.lane_bits)
         if chosen is not None and sure and len(self._choices) < REMEMBERED:
             self._choices[what] = measured, chosen
         return chosen
