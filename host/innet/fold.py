@@ -10,8 +10,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from netfold.host.innet import failures
 from netfold.host.innet.abi import AGREEMENT, DATA
 from netfold.host.innet.core import CREDITS_VARIABLE, Core, Credits
 from netfold.host.innet.fallback import Fallback
+from netfold.host.innet.fold_totals import FoldTotals
 from netfold.host.innet.packet_link import AGAIN, DONE, FAILED, OS_ERROR, Io, PacketLink
 from netfold.host.innet.recovery_rounds import RecoveryRounds
 from netfold.host.innet.stall_detector import StallDetector
@@ -28,7 +29,7 @@ from netfold.host.mesh.mesh import WATCHED_SLICE_SECONDS
 from netfold.host.native.library import RUN_PACKETS
 from netfold.host.native.sockets import check_mtu, open_sockets
 from netfold.host.operation.coding import Coding, LaneBits
-from netfold.host.operation.rail import Flat, Op, RailStats, TreeStats, folds
+from netfold.host.operation.rail import Flat, Op, RailStats, folds
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest, Request, RowsRequest
 from netfold.host.tracing.timeline import Timeline
@@ -44,8 +45,6 @@ LOST_RANK_SECONDS = 0.2
 need not end it."""
 SLICE_NS, WATCHED_SLICE_NS = int(SLICE_SECONDS * 1e9), int(WATCHED_SLICE_SECONDS * 1e9)
 LOST_RANK_NS = int(LOST_RANK_SECONDS * 1e9)
-REMEMBERED = 256
-"""Sizes of operations whose stripes are remembered."""
 MAX_ELEMENTS = 1 << 28
 """Largest number of elements of one operation (1 GiB), since RETH's offset has 32 bits."""
 SKB_BYTES = {1024: 2304, 4096: 8448}
@@ -89,21 +88,15 @@ class FoldRail:
         self._watch: Callable[[float], None] | None = None
         self._receiver: socket.socket | None = None
         self._plan = plan
-        self._first_trees = plan.trees  # statistics are told by these: later ones may share a root
         self._control = control
         self._stalls = StallDetector()
         self._turn = threading.Lock()  # whoever drives the core
         self._lost: NetFoldError | None = None
         self._last: Request = AllreduceRequest(NOTHING, NOTHING, TRIAL)
-        self._timeout, self._timeout_ns = timeout, int(timeout * 1e9)
-        self._operations = 0
-        self._bytes = [0] * len(plan.trees)
-        self._shares: dict[tuple[int, int], list[int]] = {}
-        """Elements and lane bits of an operation -> elements of each tree's stripe."""
+        self._timeout = timeout
         self._resent = 0
         """Contributions sent again so far, as of the last run."""
         self.fallback = ""
-        self._seconds = 0.0
         self._final: RailStats | None = None  # once closed
         self._fallback = Fallback(address, timeout)
         self._falls_back = falls_back
@@ -113,6 +106,7 @@ class FoldRail:
         self._credits = Credits.parse(said, plan.path_mtu) if said else None
         self.members = members or plan.world
         self._core, self._io = self._open(address, shared)
+        self._totals = FoldTotals(self._core, plan.trees)
         self._windows = [self._core.state(index, DATA).window for index in range(len(plan.trees))]
         self._rounds = RecoveryRounds(self._serve)
         self._io.interrupt_by(self._rounds.fd)
@@ -184,7 +178,7 @@ class FoldRail:
         """Carries a request (``Rail``).  Raises what ended the rail, CollectiveTimeout, RankMismatch, TransportError,
         PlanError."""
         # kept short: beside a small tensor each step counts, since ranks that share cores find no cache warm
-        elements, plan, saturated = request.source.size, self._plan, 0
+        elements, plan, saturated, operations = request.source.size, self._plan, 0, 1
         op: Op = request.reduction.op  # type: ignore[assignment]  # products do not fold
         divisor = float(plan.world) if op == "average" else 1.0
         pieces: Iterable[AllreduceRequest] = (request,)  # an empty array still checks that all ranks agree
@@ -193,7 +187,7 @@ class FoldRail:
         with self._turn:
             if self._lost is not None:
                 raise self._lost
-            begin = now = time.monotonic_ns()
+            now = time.monotonic_ns()
             try:
                 for piece in pieces:
                     self._core.start(
@@ -202,16 +196,12 @@ class FoldRail:
                     )
                     self._last = piece
                     saturated += self._drive(piece, now, now)
-                    shares = self._shares.get((piece.source.size, piece.coding.lane_bits)) or self._shares_of(piece)
-                    itemsize = piece.source.itemsize
-                    for tree, share in enumerate(shares):
-                        self._bytes[tree] += share * itemsize
-                    now = time.monotonic_ns()
+                    begin, now = now, time.monotonic_ns()
+                    self._totals.count(piece, now - begin, operations)
+                    operations = 0
             except BaseException as error:
                 self._cut_off(error)
                 raise
-            self._operations += 1
-            self._seconds += (now - begin) / 1e9
             return saturated
 
     def _cut_off(self, error: BaseException) -> None:
@@ -231,20 +221,18 @@ class FoldRail:
         with self._turn:
             if self._lost is not None:
                 raise self._lost
-            begin = time.monotonic()
+            operations = 1
             try:
                 for part in request.parts(MAX_ELEMENTS):
                     now = time.monotonic_ns()
                     self._core.start_rows(part, rank, now, divisor=divisor)
                     self._last = part
                     self._drive(part, now, now)
-                    for tree in range(len(self._bytes)):
-                        self._bytes[tree] += self._core.carried(tree)
+                    self._totals.count_rows(time.monotonic_ns() - now, operations)
+                    operations = 0
             except BaseException as error:
                 self._cut_off(error)
                 raise
-            self._operations += 1
-            self._seconds += time.monotonic() - begin
 
     @property
     def shared_memory_rate(self) -> float:
@@ -254,14 +242,9 @@ class FoldRail:
     def suffices(self) -> bool:
         return False
 
-    @contextmanager
-    def uncounted(self) -> Iterator[None]:
+    def uncounted(self) -> AbstractContextManager[None]:
         """What is folded within counts in no statistics of operations, bytes and seconds."""
-        counted = self._operations, self._bytes[:], self._seconds
-        try:
-            yield
-        finally:
-            self._operations, self._bytes, self._seconds = counted
+        return self._totals.uncounted()
 
     def trial(self, data: Flat, number: int) -> None:
         with self.uncounted():
@@ -280,13 +263,6 @@ class FoldRail:
 
         self._watch = end
 
-    def _shares_of(self, piece: AllreduceRequest) -> list[int]:
-        """Elements of each tree's stripe of the operation that has just ended, remembered for those like it."""
-        shares = [self._core.elements(tree) for tree in range(len(self._bytes))]
-        if len(self._shares) < REMEMBERED:
-            self._shares[piece.source.size, piece.coding.lane_bits] = shares
-        return shares
-
     def _drive(self, request: Request, progress: int, now: int) -> int:
         """Runs the operation that has been started to its end.  Returns how many elements of a saturating sum stand at
         an end of the range.
@@ -299,7 +275,7 @@ class FoldRail:
             if self._rounds.pending:
                 self._go_on()
                 progress, now = self._core.progress(), time.monotonic_ns()
-            end = progress + self._timeout_ns
+            end = progress + int(self._timeout * 1e9)
             if now >= end:
                 raise self._timed_out(request)
             if now >= progress + LOST_RANK_NS and (news := self._control.job_error()) is not None:
@@ -410,36 +386,10 @@ class FoldRail:
         return self._resent
 
     def progress(self) -> RailStats:
-        return RailStats(operations=self._operations, bytes_reduced=sum(self._bytes), retransmissions=self._resent)
+        return self._totals.progress(self._resent)
 
     def stats(self) -> RailStats:
-        if self._final is not None:
-            return self._final
-        by_tree: dict[str, TreeStats] = {}
-        for index, tree in enumerate(self._first_trees):
-            both = [self._core.state(index, kind).counters for kind in (AGREEMENT, DATA)]
-            by_tree[tree.name] = TreeStats(
-                bytes_reduced=self._bytes[index],
-                packets_sent=sum(c.sent for c in both),
-                packets_received=sum(c.received for c in both),
-                retransmissions=sum(c.retransmitted for c in both),
-                timeouts=sum(c.timeouts for c in both),
-                duplicates=sum(c.duplicates for c in both),
-                asks=sum(c.asks for c in both),
-                naks=sum(c.naks for c in both),
-                ecn_marks=sum(c.marks for c in both),
-            )
-        return RailStats(
-            operations=self._operations,
-            bytes_reduced=sum(self._bytes),
-            packets_sent=sum(t.packets_sent for t in by_tree.values()),
-            retransmissions=sum(t.retransmissions for t in by_tree.values()),
-            seconds=self._seconds,
-            packets_refused=self._core.refused()[0],
-            packets_unfolded=self._core.unfolded(),
-            by_tree=by_tree,
-            fallback=self.fallback,
-        )
+        return self._totals.stats(self.fallback) if self._final is None else self._final
 
     def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
         total = sum(tree.weight for tree in self._plan.trees)
