@@ -5,6 +5,7 @@ names for them."""
 from __future__ import annotations
 
 import ctypes as C
+import struct
 from collections.abc import Sequence
 
 from netfold.host.native.library import RUN_PACKETS
@@ -49,13 +50,18 @@ class FoldOperation(C.Structure):
     """``nf_operation``: the parameters of one operation."""
 
     _fields_ = [
+        ("source", C.c_void_p), ("out", C.c_void_p), ("residual", C.c_void_p), ("count", C.c_uint64),
         ("number", C.c_uint32), ("collective", C.c_int32), ("rank", C.c_uint32), ("root", C.c_uint32),
         ("dtype", C.c_int32), ("reduction", C.c_int32), ("lane_bits", C.c_uint32),
-        ("stochastic", C.c_uint32), ("key", C.c_uint32), ("divisor", C.c_float), ("count", C.c_uint64),
-        ("rows", C.POINTER(Row)), ("source", C.c_void_p), ("out", C.c_void_p), ("out_first", C.c_uint64),
+        ("stochastic", C.c_uint32), ("key", C.c_uint32), ("divisor", C.c_float),
+        ("rows", C.POINTER(Row)), ("out_first", C.c_uint64),
         ("gathered", C.c_void_p), ("gathered_bytes", C.c_uint64), ("gathered_rows", C.POINTER(Row)),
-        ("residual", C.c_void_p),
     ]
+
+
+ARRAYS = struct.Struct("PPPQI")
+"""The first five fields of a ``FoldOperation``, with which each operation differs from the one before: written in one
+step, since beside a short tensor each one counts."""
 
 
 class Narrowing(C.Structure):
@@ -150,7 +156,7 @@ class FoldRunStruct(C.Structure):
 
 
 class RunTotals(C.Structure):
-    """``nf_totals``: what a rank looks at after each run."""
+    """``nf_totals``: what a rank looks at after each run, in the engine's own memory."""
 
     progress: int
     retransmitted: int

@@ -10,6 +10,7 @@ from typing import cast
 
 from netfold.host.innet.abi import (
     AGREEMENT,
+    ARRAYS,
     COLLECTIVES,
     DATA,
     DTYPE_CODES,
@@ -112,8 +113,8 @@ class Core:
         self._run = FoldRunStruct()
         self._operations: dict[tuple[object, ...], FoldOperation] = {}
         """What is asked for, but for numbers and arrays -> its structure, which is used again and again."""
-        self._totals = RunTotals()
-        self._totals_at = C.byref(self._totals)
+        self.totals: RunTotals = self._lib.nf_fold_totals(self.handle).contents
+        """What a rank looks at after each run of what carries the packets, as of its end or of ``count``."""
         self._why = C.c_char_p()
         self._keep: tuple[Flat, Flat, Flat | None] | None = None
 
@@ -178,10 +179,9 @@ class Core:
                 lane_bits=coding.lane_bits, stochastic=coding.rounding == "stochastic", divisor=divisor,
             )
         self._keep = (source, out, feedback)
-        operation.number, operation.count = number, source.size
-        operation.source = address_of(source)
-        operation.out = operation.source if out is source else address_of(out)
-        operation.residual = None if feedback is None else address_of(feedback)
+        at = address_of(source)
+        residual = 0 if feedback is None else address_of(feedback)
+        ARRAYS.pack_into(operation, 0, at, at if out is source else address_of(out), residual, source.size, number)
         if operation.stochastic:
             operation.key = self._lib.nf_key(coding.seed, number, rank)
         if not self._lib.nf_fold_start(self.handle, operation, now, self._why):
@@ -257,10 +257,9 @@ class Core:
         """Time in nanoseconds at which ``tick`` is due next; NEVER where nothing is in flight."""
         return int(self._lib.nf_fold_deadline(self.handle))
 
-    def totals(self) -> RunTotals:
-        """What a rank looks at after each run, in one call; the same object each time."""
-        self._lib.nf_fold_totals(self.handle, self._totals_at)
-        return self._totals
+    def count(self) -> None:
+        """Counts ``totals`` anew."""
+        self._lib.nf_fold_totals(self.handle)
 
     def finished(self) -> bool:
         """Whether all results have arrived."""
@@ -315,6 +314,7 @@ class Core:
     def close(self) -> None:
         """Frees the core; safe to call twice."""
         if self.handle:
+            self.totals = RunTotals()  # the others are the engine's memory
             self._lib.nf_fold_close(self.handle)
             self.handle = None
         self._keep = None

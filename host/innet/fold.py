@@ -281,10 +281,14 @@ class FoldRail:
             if now >= progress + LOST_RANK_NS and (news := self._control.job_error()) is not None:
                 raise type(news)(f"{self._who(request)}: {news}")
             until = min(now + slice_ns, end, self._stalls.due(progress, now))
-            status, error = (self._fallback.run(until), 0) if self.fallback else self._io.run(until)
+            if self.fallback:
+                status, error = self._fallback.run(until), 0
+                self._core.count()
+            else:
+                status, error = self._io.run(until)
             if self._timeline is not None:
                 self._timeline.spans(*self._io.spans())
-            totals = self._core.totals()
+            totals = self._core.totals
             progress, self._resent = totals.progress, totals.retransmitted
             if totals.refused >= self._refused_warning:
                 self._warn_of_refused()

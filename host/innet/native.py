@@ -72,7 +72,7 @@ def functions() -> dict[str, tuple[Any, ...]]:
         "nf_fold_receive": (None, pointer, C.c_char_p, C.c_size_t, C.c_size_t, C.POINTER(Origin), C.c_bool, i64),
         "nf_fold_tick": (None, pointer, i64),
         "nf_fold_deadline": (i64, pointer),
-        "nf_fold_totals": (None, pointer, C.POINTER(RunTotals)),
+        "nf_fold_totals": (C.POINTER(RunTotals), pointer),
         "nf_fold_finished": (C.c_bool, pointer),
         "nf_fold_failure": (C.POINTER(Failure), pointer),
         "nf_fold_progress": (i64, pointer),

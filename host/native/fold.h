@@ -99,7 +99,11 @@ typedef struct {           /* a rank's part of a tensor */
     uint64_t first, count; /* elements */
 } nf_row;
 
-typedef struct { /* what is to be done, and how */
+typedef struct {        /* what is to be done, and how: first what no operation has in common with the one before */
+    const void *source; /* the tensor; untouched until the end, unless it is `out` */
+    void *out;          /* the tensor from element `out_first` on */
+    float *residual;    /* error feedback of narrow lanes: `count` of them, or NULL */
+    uint64_t count;     /* elements of the tensor */
     uint32_t number;
     int32_t collective;       /* nf_collective */
     uint32_t rank, root;      /* this rank among those that fold; of a reduce or a broadcast */
@@ -108,16 +112,12 @@ typedef struct { /* what is to be done, and how */
     uint32_t stochastic;      /* narrow lanes are rounded stochastically, by a generator of this key */
     uint32_t key;
     float divisor;      /* of results of float32 */
-    uint64_t count;     /* elements of the tensor */
     const nf_row *rows; /* one for each rank, which do not overlap, until the operation has begun; NULL: an allreduce's,
                          * or a barrier's */
-    const void *source; /* the tensor; untouched until the end, unless it is `out` */
-    void *out;          /* the tensor from element `out_first` on */
     uint64_t out_first;
     uint8_t *gathered; /* an exchange's all_gather: all rows, of which this rank has filled its own; else NULL */
     uint64_t gathered_bytes;
     const nf_row *gathered_rows; /* as `rows`, in bytes */
-    float *residual;             /* error feedback of narrow lanes: `count` of them, or NULL */
 } nf_operation;
 
 typedef struct {   /* why an operation failed */
@@ -199,7 +199,8 @@ typedef struct {            /* what a rank looks at after each run */
     uint64_t saturated;     /* nf_fold_saturated */
 } nf_totals;
 
-void nf_fold_totals(const nf_fold *, nf_totals *);
+/* Counts them anew, as the loops do that carry a fold's packets whenever they return, and says where they stand. */
+const nf_totals *nf_fold_totals(nf_fold *);
 bool nf_fold_finished(const nf_fold *);
 const nf_failure *nf_fold_failure(const nf_fold *);
 /* Returns when the last new result came, or the operation began, in nanoseconds. */

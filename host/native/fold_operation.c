@@ -383,11 +383,12 @@ uint64_t nf_fold_retransmitted(const nf_fold *f) {
     return sum;
 }
 
-void nf_fold_totals(const nf_fold *f, nf_totals *totals) {
-    *totals = (nf_totals){.progress = f->progress,
-                          .retransmitted = nf_fold_retransmitted(f),
-                          .refused = f->refused,
-                          .saturated = f->saturated};
+const nf_totals *nf_fold_totals(nf_fold *f) {
+    f->totals = (nf_totals){.progress = f->progress,
+                            .retransmitted = nf_fold_retransmitted(f),
+                            .refused = f->refused,
+                            .saturated = f->saturated};
+    return &f->totals;
 }
 
 void nf_fold_stream_state(const nf_fold *f, uint32_t t, nf_kind kind, nf_stream_state *state) {

@@ -70,6 +70,7 @@ struct nf_fold {
     nf_failure failure;
     uint64_t foreign, refused, unfolded;
     nf_origin refused_from; /* the last of `refused` */
+    nf_totals totals;       /* as of the last call of nf_fold_totals */
     /* of the run that was made last: headers that do not stand before their payload, or NAKs */
     uint8_t heads[NF_RUN_PACKETS][NF_PRESENCE_BYTES];
 };

@@ -178,6 +178,7 @@ nf_run_status nf_io_run(nf_io *io, int64_t until, int32_t *error) {
     uint32_t mode = nf_floats_exact();
     bool batch = begin_batch(io);
     nf_run_status status = run_loop(io, until, error);
+    nf_fold_totals(io->fold);
     if (batch) end_batch();
     nf_floats_restore(mode);
     return status;

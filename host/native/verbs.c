@@ -387,6 +387,7 @@ static nf_verbs_status run_loop(nf_verbs *v, int64_t until) {
 nf_verbs_status nf_verbs_run(nf_verbs *v, int64_t until) {
     uint32_t mode = nf_floats_exact();
     nf_verbs_status status = run_loop(v, until);
+    nf_fold_totals(v->fold);
     nf_floats_restore(mode);
     return status;
 }
