@@ -113,7 +113,17 @@ class Dispatch:
 
         Returns how many elements of a saturating sum are at an end of the range.
         """
-        chosen, switches, flight = self._choose(request), self.switches, self._flight
+        flight, rails = self._flight, self._rails
+        if rails is not None and rails.known:
+            before = rails.retransmissions
+            try:
+                repeated = rails.repeat(request)
+            finally:
+                if rails.retransmissions != before and flight is not None:
+                    flight.count_retransmissions(rails.retransmissions - before)
+            if repeated is not None:
+                return repeated
+        chosen, switches = self._choose(request), self.switches
         fallback = ""
         if switches is not None:
             if chosen == INNET and not switches.begin(request.number):
