@@ -39,6 +39,7 @@ from netfold.host.rails.policy import DEFAULT_POLICY, NO_LISTENERS, OutOfBand, R
 from netfold.host.rails.rail_set import RailSet, ReopenRail, WatchedRail
 from netfold.host.rails.rank_state import first_line
 from netfold.host.rails.shares import BRIEF_BYTES, LONG_BYTES, RailShares, Split, show_seconds
+from netfold.host.rails.ways import Ways
 from netfold.host.selection.choice import INNET
 
 MAX_AGREEMENT_BYTES = 2 << 20
@@ -127,6 +128,8 @@ class MultiRail:
         self._own = Ledger(names, [rail.narrows for rail in rails], policy.overhead, known=policy.known)
         self._ledgers: dict[tuple[str, bool], Ledger] = {}
         """Kind of operation, and whether rails that can fold it -> what the rails cost in it."""
+        self._ways: dict[str, Ways] = {}
+        """Kind of operation that switches carry -> which way it goes."""
         self._rows = [rail.carries_rows for rail in rails]
         """By rail: whether its switches carry rows."""
         state, channel = out_of_band.state, out_of_band.channel
@@ -253,6 +256,8 @@ class MultiRail:
         if self._pinned is not None:
             cut.carry(self._pinned_rail(self._names(cut.folded is not None)), slice(0, cut.size), number)
             return
+        if cut.either and self.carries_rows and not self._way(cut.kind).choose(cut.size, self._rails.live):
+            cut = cut.between_hosts()
         ledger = self._ledger(cut.kind, folded=cut.folded is not None)
         split = ledger.shares.split(cut.size, self._rails.live)
         self._note(split.text)
@@ -290,6 +295,13 @@ class MultiRail:
             self._ledgers[kind, folded] = ledger
         return ledger
 
+    def _way(self, kind: str) -> Ways:
+        """The two ways of a kind of collective that switches carry."""
+        ways = self._ways.get(kind)
+        if ways is None:
+            ways = self._ways[kind] = Ways(self._ledger(kind, folded=True), self._ledger(kind))
+        return ways
+
     def _names(self, folded: bool) -> list[str]:
         """What carries a collective, by rail: the rail itself where it folds it, else the mesh of its plane."""
         own = zip(self._rails.names, self._between_names, self._rows, strict=True)
@@ -301,7 +313,11 @@ class MultiRail:
         return any(self._rows[rail] for rail in self._rails.live)
 
     def describe_cut(self, kind: str, nbytes: int, *, folded: bool) -> str:
-        """How a collective of this kind would be cut, in words.  Sends nothing."""
+        """How a collective of this kind would be cut, in words.  Sends nothing.
+
+        folded  whether switches can carry it, and hosts as well
+        """
+        folded = folded and (not self.carries_rows or self._way(kind).folds(nbytes, self._rails.live))
         return self._ledger(kind, folded=folded).shares.preview(nbytes, self._rails.live).text
 
     @property
