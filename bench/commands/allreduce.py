@@ -91,6 +91,7 @@ class AllreduceRow(msgspec.Struct, frozen=True):
     ranks: int
     nbytes: int
     lane_bits: int
+    """Width of the lanes where switches folded all of it, which the chooser may not do; else 32, a whole element's."""
     path_mtu: int
     """Payload bytes of a packet on the fabric."""
     seconds: float
@@ -307,7 +308,7 @@ def _row(spec: AllreduceSpec, name: str, nbytes: int, rounds: Sequence[tuple[Seq
         engine=spec.engine if on_fabric else "bridge",
         ranks=spec.ranks,
         nbytes=nbytes,
-        lane_bits=spec.lane_bits if name in ("innet", "auto") else 32,
+        lane_bits=spec.lane_bits if folded else 32,
         path_mtu=spec.path_mtu,
         seconds=median,
         seconds_best=seconds[0],

@@ -19,8 +19,9 @@ import numpy as np
 from netfold.bench.ranks.rail_series import SeriesCommand, series
 from netfold.bench.ranks.rail_training import KEPT, RailTrainingCommand, training
 from netfold.host.api.communicator import Communicator
+from netfold.host.rails.account import RailUse, State
 from netfold.host.rails.joining import START_VARIABLE
-from netfold.host.rails.multirail import MultiRail, RailUse, State
+from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.policy import Start
 from netfold.host.rails.shares import BLOCK
 from netfold.host.selection.calibration import COST_VARIABLE

@@ -156,7 +156,12 @@ class Links:
     def reset(self, numbers: Collection[int]) -> None:
         """Set the number of lost probes of these links to 0."""
         for number in numbers:
-            self._missed[number, 0] = self._missed[number, 1] = 0
+            for direction in (0, 1):
+                self._forget((number, direction))
+
+    def _forget(self, direction: Direction) -> None:
+        """Nothing is lost that way: short probes that arrived before say nothing of why it may go down later."""
+        self._missed[direction] = self._short[direction] = 0
 
     def missing(self) -> dict[End, bool]:
         """The ends at which a probe is missing of a link that counts as up, each with whether the next missing one
@@ -169,7 +174,7 @@ class Links:
         """Set the number of lost probes to 0 that should have arrived at this end of a link."""
         for direction, (_, end) in self._directions.items():
             if end == receiver:
-                self._missed[direction] = 0
+                self._forget(direction)
 
     def unseen(self, up: Collection[str]) -> set[int]:
         """Numbers of the links with an end whose probes have not arrived anywhere yet, both switches being ``up``."""
@@ -195,16 +200,13 @@ class Links:
             if only is not None and number not in only:
                 continue
             if sender.node in up and receiver.node in up:
-                if self._missed[number, direction]:
-                    if short:
-                        yield Probe(sender.node, sender.port, self._frame(sender, number, direction, _PAYLOAD.size))
-                else:
-                    self._short[number, direction] = 0
+                if self._missed[number, direction] and short:
+                    yield Probe(sender.node, sender.port, self._frame(sender, number, direction, _PAYLOAD.size))
                 self._missed[number, direction] += counted
                 yield Probe(sender.node, sender.port,
                             self._frame(sender, number, direction, self._fabric.path_mtu))
             else:
-                self._missed[number, direction] = 0
+                self._forget((number, direction))
 
     def arp_probes(self, up: Collection[str], numbers: Collection[int]) -> Iterator[Probe]:
         """An ARP request to every host at the switches of these links, so that the host's kernel sends a frame."""
@@ -227,9 +229,9 @@ class Links:
             return (f"cables: what leaves {sender} arrives at {switch}:{port}, the fabric's file says {receiver}; "
                     "correct one of them")
         if len(frame) < _PAYLOAD_OFFSET + self._fabric.path_mtu:
-            self._short[number, direction] += 1
+            self._short[number, direction] += self._missed[number, direction] > 0
         else:
-            self._missed[number, direction] = 0
+            self._forget((number, direction))
             self._arrived[number, direction] += 1
             sequence = roce.BTH.unpack_from(frame, _BTH_OFFSET)[-1] & roce.PSN_MASK
             if (sent := self._sent.get(sequence)) is not None:

@@ -75,7 +75,8 @@ class Liveness:
         self._damping = FlapDamping(fabric.steady)
         self._recheck: asyncio.TimerHandle | None = None
         self._miswired: set[str] = set()
-        self._logged_down: set[int] = set()
+        self._logged_down: dict[int, str] = {}
+        """The reasons as last logged, by the number of a link that is down."""
         self._switches_down: set[str] = set()
         self._note = note
         self._suspects: set[int] = set()
@@ -109,20 +110,32 @@ class Liveness:
     def log_changes(self) -> None:
         """Log what went down or came up since the last call, and call ``changed`` again when its suppression ends."""
         now = self.links_down()
-        for number in sorted(now.keys() ^ self._logged_down):
-            link = self._fabric.links[number]
-            log.warning("link %s - %s is %s", link.a, link.b, f"down: {now[number]}" if number in now else "up")
-            if number in now:
-                self._note("link down", f"{link.a} - {link.b}", now[number])
-            else:
-                self._note("link up", f"{link.a} - {link.b}", "probes come through" if self._fabric.probe else "")
-        self._logged_down = set(now)
+        self._log_links(now)
         self._note_switches()
         self._damping.update({*now, *(target.name for target in self._targets.values() if not target.is_up)})
         if self._recheck is not None:
             self._recheck.cancel()
         wait = self._damping.next_release()
         self._recheck = None if wait is None else asyncio.get_running_loop().call_later(wait, self._changed)
+
+    def _log_links(self, now: dict[int, str]) -> None:
+        """Log and record links that went down or came up since the last call, and those down for another reason.
+
+        now  as of `links_down`
+        """
+        before, self._logged_down = self._logged_down, now
+        for number in sorted(now.keys() | before.keys()):
+            link = self._fabric.links[number]
+            name, why = f"{link.a} - {link.b}", now.get(number)
+            if why is None:
+                log.warning("link %s is up", name)
+                self._note("link up", name, "probes come through" if self._fabric.probe else "")
+            elif number not in before:
+                log.warning("link %s is down: %s", name, why)
+                self._note("link down", name, why)
+            elif why != before[number]:
+                log.warning("link %s is still down: %s", name, why)
+                self._note("link down", name, f"still: {why}")
 
     def _note_switches(self) -> None:
         """Record which switches went down or came up since the last call."""
@@ -312,5 +325,8 @@ class Liveness:
                 log.warning("%s", error)
 
     def _compare(self) -> None:
-        if self.links_down().keys() != self._logged_down:
+        now = self.links_down()
+        if now.keys() != self._logged_down.keys():
             self._changed()
+        elif now != self._logged_down:  # nothing is planned anew for another reason alone
+            self._log_links(now)

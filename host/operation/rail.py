@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, field
 from typing import Any, Final, Literal, Protocol, get_args
 
@@ -129,6 +129,12 @@ class RailTeam(Rail, Protocol):
     """Number of ranks whose lanes the switches add."""
     whole: tuple[str, ...]
     """Names of the rails that carry floats in lanes of 32 bits whatever a call asks for."""
+    known: Mapping[tuple[object, ...], object]
+    """Kinds of calls that ``repeat`` carries; empty while it carries none."""
+
+    def repeat(self, request: AllreduceRequest) -> int | None:
+        """Carries the caller's request, of whose kind an earlier one has been carried, without looking again at what it
+        is; None: there was none, and nothing was sent.  Returns else what ``allreduce`` does."""
 
 
 class FoldingRail(Rail, Protocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,6 +25,20 @@ from netfold.host.rails.rank_state import AgreementOutcome, Question, QuestionKi
 
 PAUSE_SECONDS = 0.002
 """Seconds between two questions to ranks that answer and have not come to the agreement yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAgreement:
+    """A kind of agreement that one rail carries (``Agreements.remember``).
+
+    rail     its index
+    carry    what carries a request over it
+    results  memory for the results by turn, of the size and type of the kind
+    """
+
+    rail: int
+    carry: Callable[[AllreduceRequest], int]
+    results: tuple[Flat, Flat]
 
 
 class Agreements:
@@ -59,7 +74,6 @@ class Agreements:
         It runs over ``rail``, and where that fails over the quickest one left.  Either all ranks get the result or all
         raise.
         """
-        # kept short until the first failure: a small allreduce takes only a third of a millisecond
         rails, state = self._rails, self._state
         self.carrier, self.failed, begin = rail, False, 0.0
         while True:
@@ -69,42 +83,85 @@ class Agreements:
             self._turn = turn = self._turn ^ 1
             result = self._results[turn]
             if result.size != source.size or result.dtype is not source.dtype:
-                result = self._memory(source)
+                result = self._results[turn] = self._memory(turn, source)
             try:
                 if rails.broken and rail in rails.broken:
                     raise rails.broken[rail]
-                carrier = rails.rails[rail]
-                assert carrier is not None, rail
-                self.saturated = carrier.allreduce(
+                self.saturated = rails[rail].allreduce(
                     AllreduceRequest(source, result, reduction, position, coding, algorithm)
                 )
-            except RankMismatch:
-                raise
             except NetFoldError as error:
-                if rails.stopped is not None:
-                    raise
                 failure = error
-                if not isinstance(error, Fenced):
-                    rails.broken.setdefault(rail, error)
             else:
                 if state.store_result(position, result, turn):
                     self.seconds = state.last_outcome_at - begin
                     return result
                 failure = Fenced("another rank stopped it")
-            self.failed = True
-            state.leave_rail(rail)
-            committed = self._fence_everywhere(position, rail)
-            if committed is not None:
-                # another rank had it before the rail failed; our absence at the next use makes the rail dead there
-                result.view(np.uint8)[:] = np.frombuffer(committed, np.uint8)
-                self.saturated = elements_at_ends(result) if coding.saturate else 0
-                state.adopt_outcome(position, result, turn)
-                rails.broken.setdefault(rail, failure)
+            if self._settle(failure, position, rail, result, turn, coding):
                 self.seconds = state.last_outcome_at - begin
                 return result
+            self.carrier = rail = self._quickest()
+
+    def remember(self, like: Flat, rail: int, coding: Coding, algorithm: str | None) -> KnownAgreement:
+        """The kind of agreement that has just succeeded over this rail, for ``repeat``."""
+        results = self._memory(0, like), self._memory(1, like)
+        return KnownAgreement(rail, self._rails[rail].way(coding, algorithm), results)
+
+    def repeat(self, known: KnownAgreement, request: AllreduceRequest) -> int:
+        """Runs an agreement of a kind that has been run before, into ``request.out``, as ``run`` does; no rail may have
+        failed since.  Returns what ``Rail.allreduce`` does."""
+        # kept short until a failure: a small allreduce takes only a third of a millisecond
+        state, rail = self._state, known.rail
+        self.carrier, self.failed = rail, False
+        self._rails.position = position = self._rails.position + 1
+        self._turn = turn = self._turn ^ 1
+        result = known.results[turn]
+        begin = state.enter_agreement(position, rail)
+        try:
+            saturated = known.carry(
+                AllreduceRequest(request.source, result, request.reduction, position, request.coding, request.algorithm)
+            )
+        except NetFoldError as error:
+            failure = error
+        else:
+            if state.store_result(position, result, turn):
+                self.seconds = state.last_outcome_at - begin
+                request.out[...] = result
+                return saturated
+            failure = Fenced("another rank stopped it")
+        if not self._settle(failure, position, rail, result, turn, request.coding):
+            result = self.run(
+                request.source, request.reduction, self._quickest(), request.coding, request.algorithm
+            )
+            self.failed = True
+        self.seconds = state.last_outcome_at - begin
+        request.out[...] = result
+        return self.saturated
+
+    def _settle(
+        self, failure: NetFoldError, position: int, rail: int, result: Flat, turn: int, coding: Coding
+    ) -> bool:
+        """Ends an agreement that has failed here alike on all ranks.  Returns whether some rank had its result, which
+        is then in ``result``; else the rail is dead, and the agreement is to be run over another one.  Raises what ends
+        everything."""
+        rails, state = self._rails, self._state
+        if isinstance(failure, RankMismatch) or rails.stopped is not None:
+            raise failure
+        if not isinstance(failure, Fenced):
+            rails.broken.setdefault(rail, failure)
+        self.failed = True
+        state.leave_rail(rail)
+        committed = self._fence_everywhere(position, rail)
+        if committed is None:
             state.adopt_outcome(position, None, turn)
             rails.mark_down({rail: failure})
-            self.carrier = rail = self._quickest()
+            return False
+        # another rank had it before the rail failed; our absence at the next use makes the rail dead there
+        result.view(np.uint8)[:] = np.frombuffer(committed, np.uint8)
+        self.saturated = elements_at_ends(result) if coding.saturate else 0
+        state.adopt_outcome(position, result, turn)
+        rails.broken.setdefault(rail, failure)
+        return True
 
     def _fence_everywhere(self, position: int, rail: int) -> bytes | None:
         """Fences an agreement on every rank.  Returns its result where any rank had it, or None where none has it and
@@ -133,9 +190,8 @@ class Agreements:
                 time.sleep(PAUSE_SECONDS)
         return result
 
-    def _memory(self, like: Flat) -> Flat:
-        """Memory for the result of this turn, of the size and type of ``like``."""
-        if self._buffers[self._turn].nbytes < like.nbytes:
-            self._buffers[self._turn] = np.empty(like.nbytes, np.uint8)
-        result = self._results[self._turn] = self._buffers[self._turn][: like.nbytes].view(like.dtype)
-        return result
+    def _memory(self, turn: int, like: Flat) -> Flat:
+        """Memory for the results of this turn, of the size and type of ``like``."""
+        if self._buffers[turn].nbytes < like.nbytes:
+            self._buffers[turn] = np.empty(like.nbytes, np.uint8)
+        return self._buffers[turn][: like.nbytes].view(like.dtype)

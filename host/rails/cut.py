@@ -86,6 +86,7 @@ class CutCollective:
     over         makes a part of it with a rail's ranks, between the hosts
     folded       makes a part of it through the switches of a rail that carries rows, given that rail, the part and the
                  operation's number; None: no switches carry it
+    either       where switches carry it, the hosts may as well, on all planes, whichever are the sooner (``ways``)
     overwritten  what the part overwrites and needs again if it is done again; nothing where it only fills results
     """
 
@@ -94,6 +95,7 @@ class CutCollective:
     over: Callable[[Peers, Part], None]
     overwritten: Callable[[Part], Sequence[Flat]] = lambda part: ()
     folded: FoldedPart | None = None
+    either: bool = False
 
     unit = 1
     lane_bits = 32
@@ -107,6 +109,10 @@ class CutCollective:
         else:
             rail.between_hosts(position, lambda peers: self.over(peers, self._of(part)))
         return 0
+
+    def between_hosts(self) -> CutCollective:
+        """The same, which no switches carry."""
+        return replace(self, folded=None)
 
     def _of(self, part: slice) -> Part:
         """The part of a piece: the same fraction as ``part`` is of the whole."""

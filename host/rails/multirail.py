@@ -20,18 +20,18 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from netfold.host.errors import Closed, NetFoldError, RailDown, TransportError
 from netfold.host.mesh.mesh import ranks
 from netfold.host.operation.coding import Coding, LaneBits
-from netfold.host.operation.rail import Flat, RailStats, TreeStats, folds
+from netfold.host.operation.rail import Flat, RailStats, folds
 from netfold.host.operation.reduction import INT32_SUM, Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.host.rails import rail_report, striping
-from netfold.host.rails.agreement import Agreements
+from netfold.host.rails.account import Account, RailUse
+from netfold.host.rails.agreement import Agreements, KnownAgreement
 from netfold.host.rails.cut import CutAllreduce, CutCollective, CutOperation
 from netfold.host.rails.ledger import Ledger
 from netfold.host.rails.missing_ranks import MissingRankDetector
@@ -39,6 +39,7 @@ from netfold.host.rails.policy import DEFAULT_POLICY, NO_LISTENERS, OutOfBand, R
 from netfold.host.rails.rail_set import RailSet, ReopenRail, WatchedRail
 from netfold.host.rails.rank_state import first_line
 from netfold.host.rails.shares import BRIEF_BYTES, LONG_BYTES, RailShares, Split, show_seconds
+from netfold.host.rails.ways import Ways
 from netfold.host.selection.choice import INNET
 
 MAX_AGREEMENT_BYTES = 2 << 20
@@ -50,6 +51,8 @@ GAVE_UP_LINGER_SECONDS = 0.8
 answers."""
 EXCHANGE_INTERVAL = 400
 """Figures are exchanged at the latest when calls have taken as long as so many exchanges would."""
+REMEMBERED = 64
+"""Kinds of brief calls that are remembered; a program has a few."""
 SAMPLES = 8
 """Of the brief calls between two exchanges, so many count as the rail's latency (``shares.WINDOW`` of them at the end),
 the same on all ranks: what a call costs beside its rail is as much as its rail in a processor's cache that is cold."""
@@ -64,26 +67,27 @@ LATENCY, RATE = (1024,) * 5, (LONG_BYTES, 4 * LONG_BYTES)
 
 log = logging.getLogger("netfold")
 
-State = Literal["up", "down"]
 
+@dataclass(frozen=True, slots=True)
+class _KnownCall:
+    """A kind of brief allreduce that one rail carries, as planned by the last figures.
 
-@dataclass(frozen=True)
-class RailUse:
-    """What one rail did for this rank, and its agreed figures."""
+    live     the rails that are up, as long as it holds: the list object itself, which is replaced where rails change
+    rail     the index of that which carries it
+    seconds  that it is predicted to take
+    late     seconds beyond which packets may have been sent again
+    text     which rail carries it and why, for the flight recorder
+    """
 
-    name: str
-    state: State
+    live: list[int]
+    rail: int
+    agreement: KnownAgreement
     nbytes: int
-    """Bytes of tensors that it carried, without those of calls that failed on it."""
-    deaths: int
-    latency: float
-    """Agreed latency in seconds."""
-    bandwidth: float | None
-    """Agreed bandwidth in bytes per second; None while it is unknown."""
-    why: str
-    """Cause of its last failure."""
-    processor: float = 0.0
-    """Processor seconds of the thread that carried its parts of long calls."""
+    lane_bits: LaneBits
+    ledger: Ledger
+    seconds: float
+    late: float
+    text: str
 
 
 class MultiRail:
@@ -124,6 +128,8 @@ class MultiRail:
         self._own = Ledger(names, [rail.narrows for rail in rails], policy.overhead, known=policy.known)
         self._ledgers: dict[tuple[str, bool], Ledger] = {}
         """Kind of operation, and whether rails that can fold it -> what the rails cost in it."""
+        self._ways: dict[str, Ways] = {}
+        """Kind of operation that switches carry -> which way it goes."""
         self._rows = [rail.carries_rows for rail in rails]
         """By rail: whether its switches carry rows."""
         state, channel = out_of_band.state, out_of_band.channel
@@ -139,14 +145,14 @@ class MultiRail:
         self._state, self._channel, self._detector, self._clock = state, channel, detector, clock
         self._note, self._keep = listeners.note, listeners.keep
         self._me = listeners.me or f"rank {rank} of {world}"
-        self._nbytes = [0] * len(rails)
-        self._rails.report_carried(lambda: dict(zip(names, self._nbytes, strict=True)))
-        self._processor = [0.0] * len(rails)
+        self._account = Account(self._rails)
         self._resent = [0] * len(rails)
-        self._operations = self._bytes = 0
-        self._seconds = 0.0
         self._owed = self._due = self._sample = 0.0
         self._exchanges = 0
+        self._known: dict[tuple[object, ...], _KnownCall] = {}
+        """What brief allreduces ask for -> how such a call goes, until figures or rails change."""
+        self.known: Mapping[tuple[object, ...], _KnownCall] = self._known
+        """The same, of which ``repeat`` carries calls; nothing while a rail is pinned, or once it is closed."""
         self._pinned: int | None = None
         self._closed = False
         try:
@@ -163,40 +169,80 @@ class MultiRail:
     def allreduce(self, request: AllreduceRequest) -> int:
         """Carries a request (``Rail``).  Raises what the rails raise where all of them are down, RankMismatch, PeerLost
         and CollectiveTimeout, with the operation, its size, the ranks that are missing, and each rail's state."""
+        saturated = self.repeat(request) if self.known else None
+        return self._plan(request) if saturated is None else saturated
+
+    def repeat(self, request: AllreduceRequest) -> int | None:
+        """Carries an allreduce of a kind that has gone over one rail before; None: it is not of one, and nothing was
+        sent.  ``out`` may have any layout, and overlap the source in any way.  Raises and returns else what
+        ``allreduce`` does."""
+        source, rails = request.source, self._rails
+        known = self.known.get(_kind(request))
+        if (
+            known is None or known.live is not rails.live or rails.broken or request.feedback is not None
+            or source.ndim != 1 or not source.flags.carray
+        ):
+            return None
+        # such a call may take only a third of a millisecond, so little is done around it, in line with ``_plan``
+        agreements, account, rail, nbytes = self._agreements, self._account, known.rail, known.nbytes
+        self._note(known.text)
+        try:
+            saturated = agreements.repeat(known.agreement, request)
+            self._owed += known.seconds
+            if self._owed > self._sample:
+                self._after_short(nbytes, rail, known.ledger, known.lane_bits)
+            elif agreements.failed:
+                self._count_short(nbytes, rail)
+            else:
+                account.nbytes[rail] += nbytes
+            if agreements.seconds > known.late:
+                self._count(agreements.carrier)
+        except NetFoldError as error:
+            raise self._told(error, request.number, _described(request)) from error
+        account.seconds += agreements.seconds
+        account.operations += 1
+        account.reduced += nbytes
+        return saturated
+
+    def _plan(self, request: AllreduceRequest) -> int:
+        """An allreduce of a kind that is not known; where one rail carries it, it is from then on."""
         if self._closed:
             raise Closed("the rails were closed")
         if self._pinned is not None:
             return self._pinned_rail(self._rails.names).allreduce(request)
         source, coding, algorithm = request.source, request.coding, request.algorithm
-        nbytes = source.nbytes
+        nbytes, live = source.nbytes, self._rails.live
         ledger = self._own if algorithm is None or algorithm == INNET else self._ledger(f"allreduce by {algorithm}")
-        split = ledger.shares.split(nbytes, self._rails.live, coding.lane_bits)
+        split = ledger.shares.split(nbytes, live, coding.lane_bits)
         self._note(split.text)
         try:
             # a residual is a rank's own, so that no other can tell it as it can a sum (``agreement``)
             if split.whole and nbytes <= MAX_AGREEMENT_BYTES and request.feedback is None:
-                # short: such a call may take only a third of a millisecond, so little is done around it
                 agreements, rail, usual = self._agreements, split.single[0], split.seconds or 1.0
                 request.out[...] = agreements.run(source, request.reduction, rail, coding, algorithm)
-                saturated, seconds = agreements.saturated, agreements.seconds
-                self._seconds += seconds
+                saturated, seconds, brief = agreements.saturated, agreements.seconds, nbytes <= BRIEF_BYTES
+                late = LATE_FACTOR * usual
+                if brief and not agreements.failed and len(self._known) < REMEMBERED:
+                    agreement = agreements.remember(source, rail, coding, algorithm)
+                    self._known[_kind(request)] = _KnownCall(
+                        live, rail, agreement, nbytes, coding.lane_bits, ledger, usual, late, split.text
+                    )
+                self._account.seconds += seconds
                 # nothing that only one rank knows: every rank must exchange figures after the same calls
                 self._owed += usual
                 # a failure may be known here alone, where the other ranks' rail delivered the result
-                if self._owed > self._sample or nbytes > BRIEF_BYTES:
+                if self._owed > self._sample or not brief:
                     self._after_short(nbytes, rail, ledger, coding.lane_bits)
                 else:
-                    if agreements.failed:
-                        self._record(nbytes, rail, None)  # which only says what carried it
-                    self._nbytes[agreements.carrier] += nbytes
-                if seconds > LATE_FACTOR * usual:  # in less nothing was sent again
+                    self._count_short(nbytes, rail)
+                if seconds > late:  # in less nothing was sent again
                     self._count(agreements.carrier)
             else:
                 saturated = self._long(CutAllreduce(request), split, ledger)
         except NetFoldError as error:
-            raise self._told(error, request.number, f"{source.size} x {source.dtype.name}, {nbytes} bytes") from error
-        self._operations += 1
-        self._bytes += nbytes
+            raise self._told(error, request.number, _described(request)) from error
+        self._account.operations += 1
+        self._account.reduced += nbytes
         return saturated
 
     def carry(self, cut: CutCollective, number: int) -> None:
@@ -210,6 +256,8 @@ class MultiRail:
         if self._pinned is not None:
             cut.carry(self._pinned_rail(self._names(cut.folded is not None)), slice(0, cut.size), number)
             return
+        if cut.either and self.carries_rows and not self._way(cut.kind).choose(cut.size, self._rails.live):
+            cut = cut.between_hosts()
         ledger = self._ledger(cut.kind, folded=cut.folded is not None)
         split = ledger.shares.split(cut.size, self._rails.live)
         self._note(split.text)
@@ -217,7 +265,7 @@ class MultiRail:
             self._long(cut, split, ledger)
         except NetFoldError as error:
             raise self._told(error, number, f"{cut.kind}, {cut.size} bytes") from error
-        self._operations += 1
+        self._account.operations += 1
 
     def _pinned_rail(self, names: Sequence[str]) -> WatchedRail:
         """The rail that carries every call.  Raises RailDown where it is down."""
@@ -247,6 +295,13 @@ class MultiRail:
             self._ledgers[kind, folded] = ledger
         return ledger
 
+    def _way(self, kind: str) -> Ways:
+        """The two ways of a kind of collective that switches carry."""
+        ways = self._ways.get(kind)
+        if ways is None:
+            ways = self._ways[kind] = Ways(self._ledger(kind, folded=True), self._ledger(kind))
+        return ways
+
     def _names(self, folded: bool) -> list[str]:
         """What carries a collective, by rail: the rail itself where it folds it, else the mesh of its plane."""
         own = zip(self._rails.names, self._between_names, self._rows, strict=True)
@@ -258,7 +313,11 @@ class MultiRail:
         return any(self._rows[rail] for rail in self._rails.live)
 
     def describe_cut(self, kind: str, nbytes: int, *, folded: bool) -> str:
-        """How a collective of this kind would be cut, in words.  Sends nothing."""
+        """How a collective of this kind would be cut, in words.  Sends nothing.
+
+        folded  whether switches can carry it, and hosts as well
+        """
+        folded = folded and (not self.carries_rows or self._way(kind).folds(nbytes, self._rails.live))
         return self._ledger(kind, folded=folded).shares.preview(nbytes, self._rails.live).text
 
     @property
@@ -274,6 +333,7 @@ class MultiRail:
         """Lets this rail carry every call from now on, without the work around several rails, for comparison; it must
         be up, and its errors are the call's.  None: ends that.  The same on all ranks."""
         self._pinned = rail
+        self.known = self._known if rail is None else {}
 
     def on_change(self, call: Callable[[], None]) -> None:
         """Registers a function that is called whenever a rail has failed or is back, on all ranks in the same
@@ -282,36 +342,10 @@ class MultiRail:
 
     def use(self) -> list[RailUse]:
         """What each rail has done so far."""
-        uses = []
-        for index, figure in enumerate(self.shares.figures):
-            state: State = "up" if index in self.live else "down"
-            why = first_line(self._rails.causes[index] or "")
-            uses.append(
-                RailUse(
-                    self._rails.names[index], state, self._nbytes[index], self._rails.deaths[index],
-                    figure.latency, figure.bandwidth, why, self._processor[index],
-                )
-            )
-        return uses
+        return self._account.use(self.shares)
 
     def stats(self) -> RailStats:
-        named = self._rails.stats()
-        rails = [stats for _, stats in named]
-        by_tree: dict[str, TreeStats] = {}
-        for rail, stats in named:
-            for tree, counts in stats.by_tree.items():
-                name = f"{rail}/{tree}"
-                by_tree[name] = by_tree[name] + counts if name in by_tree else counts
-        return RailStats(
-            operations=self._operations,
-            bytes_reduced=self._bytes,
-            packets_sent=sum(stats.packets_sent for stats in rails),
-            retransmissions=sum(stats.retransmissions for stats in rails),
-            seconds=self._seconds,
-            packets_refused=sum(stats.packets_refused for stats in rails),
-            packets_unfolded=sum(stats.packets_unfolded for stats in rails),
-            by_tree=by_tree,
-        )
+        return self._account.stats()
 
     def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
         split = self.shares.preview(nbytes, self.live, lane_bits)
@@ -330,6 +364,7 @@ class MultiRail:
         if self._closed:
             return
         self._closed = True
+        self.known = {}
         self._stripes.close()
         if all(figure.bandwidth is not None for figure in self.shares.figures):
             self._keep(self.shares.figures)
@@ -354,6 +389,11 @@ class MultiRail:
             live = self._rails.live
             self._exchange({}, live[self._exchanges % len(live)], together=True)
 
+    def _count_short(self, nbytes: int, rail: int) -> None:
+        """Counts a short call of which nothing is learned, and says what carried it where that was not this rail."""
+        self._record(nbytes, rail, None)
+        self._account.nbytes[self._agreements.carrier] += nbytes
+
     def _agree(self, source: Flat, rail: int, ledger: Ledger | None = None) -> Flat:
         """Runs an agreement on a sum of int32 of our own.
 
@@ -374,7 +414,7 @@ class MultiRail:
         if carrier != rail:
             self._note(f"then {self._rails.names[carrier]}, died: {self._rails.names[rail]}: {self._cause(rail)}")
         if ledger is not None:
-            self._nbytes[carrier] += nbytes
+            self._account.nbytes[carrier] += nbytes
             on_wire = ledger.shares.wire_bytes(carrier, nbytes, lane_bits)
             ledger.estimates[carrier].add(on_wire, 0.0 if agreements.failed else agreements.seconds)
 
@@ -387,19 +427,19 @@ class MultiRail:
             parts = striping.cut_stripes(left, split, shares.figures_at(bits), cut.unit)
             self._stripes.run(parts, cut)
             for rail, part in parts.items():
-                self._processor[rail] += part.processor
+                self._account.processor[rail] += part.processor
                 on_wire = shares.wire_bytes(rail, part.elements * cut.unit, bits)
                 ledger.estimates[rail].add(on_wire, part.seconds if part.error is None else 0.0)
             done = self._exchange(parts, self.shares.quickest(self._rails.live), ledger)
             for rail, part in parts.items():
-                self._nbytes[rail] += cut.unit * sum(c.stop - c.start for c in part.chunks[: done[rail]])
+                self._account.nbytes[rail] += cut.unit * sum(c.stop - c.start for c in part.chunks[: done[rail]])
                 saturated += sum(part.saturated[: done[rail]])
                 if rail in self._rails.live:
                     self._count(rail)
             left = striping.missing_chunks(parts, done)
             if not left:
                 seconds = self._clock() - begin
-                self._seconds += seconds
+                self._account.seconds += seconds
                 if whole:
                     ledger.record_cut_call(split, self._rails.live, seconds)
                 return saturated
@@ -443,6 +483,7 @@ class MultiRail:
         for index in told.reopened:
             self._rails.restore(index)
             self._resent[index] = 0
+        self._known.clear()
         live = self._rails.live
         self._state.set_live(live, exchanged=True)
         ledger.shares.adopt_cut_seconds(told.cut_call_seconds)
@@ -466,6 +507,20 @@ class MultiRail:
                     self._agree(np.zeros(nbytes // 4, np.int32), rail, self._own if tell else None)
         if strange:
             self._exchange({}, self._rails.live[0])
+
+
+def _kind(request: AllreduceRequest) -> tuple[object, ...]:
+    """What all decides on how an allreduce of a flat array without residual goes."""
+    source, reduction, coding = request.source, request.reduction, request.coding
+    return (
+        source.nbytes, source.dtype, reduction.op, reduction.element, coding.lane_bits, coding.saturate,
+        request.algorithm,
+    )
+
+
+def _described(request: AllreduceRequest) -> str:
+    """What an allreduce is of, for errors."""
+    return f"{request.source.size} x {request.source.dtype.name}, {request.source.nbytes} bytes"
 
 
 def _with_context(error: NetFoldError, text: str) -> NetFoldError:

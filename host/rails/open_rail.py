@@ -187,6 +187,11 @@ class OpenRail:
         carried = between_hosts(request, request.algorithm)
         return self._between.allreduce(carried) + deliver(carried, request)
 
+    def way(self, coding: Coding, algorithm: str | None) -> Callable[[AllreduceRequest], int]:
+        """What carries requests with this coding and algorithm (``rail_set.WatchedRail``)."""
+        own = self._takes_all and (algorithm is None or algorithm == INNET)
+        return self._rail.allreduce if own else self.allreduce
+
     @property
     def carries_rows(self) -> bool:
         """Whether its switches carry a ``RowsRequest``."""

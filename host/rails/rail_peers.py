@@ -66,6 +66,7 @@ class RailPeers(Peers):
             lambda peers, part: peers.reduce(data[part(_all(data))], reduction, root, algorithm=algorithm),
             lambda part: [data[part(_all(data))]],
             None if algorithm else self._folded("reduce", data, whole, reduction, coding, root),
+            either=not _narrows(reduction, coding),
         )
 
     def reduce_scatter(
@@ -80,6 +81,7 @@ class RailPeers(Peers):
             lambda peers, part: peers.reduce_scatter(data, [part(piece) for piece in pieces], reduction),
             lambda part: [data[part(piece)] for piece in pieces],
             None if algorithm else self._folded("reduce_scatter", data, pieces, reduction, coding),
+            either=not _narrows(reduction, coding),
         )
 
     def how(self, collective: Collective, nbytes: int, reduction: Reduction) -> str:
@@ -108,7 +110,7 @@ class RailPeers(Peers):
 
         self._cut(
             _kind("together", reduction, coding), nbytes, over, lambda part: [data[part(piece)] for piece in pieces],
-            fold,
+            fold, either=not _narrows(reduction, coding),
         )
         return True
 
@@ -127,7 +129,7 @@ class RailPeers(Peers):
         self._cut(
             "all_gather", data.nbytes,
             lambda peers, part: peers.all_gather(data, [part(piece) for piece in pieces]),
-            folded=None if algorithm else self._copied("all_gather", data, pieces),
+            folded=None if algorithm else self._copied("all_gather", data, pieces), either=True,
         )
 
     def broadcast(self, data: Flat, root: int, *, algorithm: str | None = None) -> None:
@@ -139,6 +141,7 @@ class RailPeers(Peers):
             "broadcast", data.nbytes,
             lambda peers, part: peers.broadcast(data[part(_all(data))], root, algorithm=algorithm),
             folded=None if algorithm else self._copied("broadcast", data, self._of_root(data.size, root), root),
+            either=True,
         )
 
     def gather(self, data: Flat, pieces: Sequence[slice], root: int) -> None:
@@ -204,11 +207,13 @@ class RailPeers(Peers):
 
     def _cut(
         self, kind: str, size: int, over: Callable[[Peers, Part], None],
-        overwritten: Callable[[Part], Sequence[Flat]] = lambda part: (), folded: FoldedPart | None = None,
+        overwritten: Callable[[Part], Sequence[Flat]] = lambda part: (), folded: FoldedPart | None = None, *,
+        either: bool = False,
     ) -> None:
         """Makes a long operation in parts over all rails (``CutCollective``)."""
         if size:
-            self._rails.carry(CutCollective(kind, size, over, overwritten, folded), self.number)
+            either = either and folded is not None
+            self._rails.carry(CutCollective(kind, size, over, overwritten, folded, either), self.number)
 
     def _of_root(self, size: int, root: int) -> list[slice]:
         """All elements as the root's row."""
@@ -250,8 +255,12 @@ class RailPeers(Peers):
 
 def _kind(name: str, reduction: Reduction, coding: Coding) -> str:
     """The kind of a reduction: what rails cost differs with the width of the lanes."""
-    narrow = coding.lane_bits != 32 and narrows(reduction.op, reduction.element)
-    return f"{name} in lanes of {coding.lane_bits} bits" if narrow else name
+    return f"{name} in lanes of {coding.lane_bits} bits" if _narrows(reduction, coding) else name
+
+
+def _narrows(reduction: Reduction, coding: Coding) -> bool:
+    """Whether a call asks for narrow lanes, which switches have, and meshes have not."""
+    return coding.lane_bits != 32 and narrows(reduction.op, reduction.element)
 
 
 def _sizes(pieces: Sequence[slice]) -> str:

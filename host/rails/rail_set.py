@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from netfold.host.errors import NetFoldError, PeerLost, RailDown
+from netfold.host.operation.coding import Coding
 from netfold.host.operation.rail import Rail, RailStats
-from netfold.host.operation.request import RowsRequest
+from netfold.host.operation.request import AllreduceRequest, RowsRequest
 from netfold.host.rails.missing_ranks import ANSWER_SECONDS, MissingRankDetector
 from netfold.host.rails.rank_state import AgreementOutcome, Question, QuestionKind, RankState, first_line
 from netfold.host.selection.peers import Peers
@@ -44,6 +45,10 @@ class WatchedRail(Rail, Protocol):
 
     @property
     def carries_rows(self) -> bool: ...
+
+    def way(self, coding: Coding, algorithm: str | None) -> Callable[[AllreduceRequest], int]:
+        """What carries such allreduces, as ``allreduce`` does, without looking again at what they are, until the rail
+        is closed."""
 
     def collect(self, request: RowsRequest) -> None:
         """Carries a collective of rows through its switches."""

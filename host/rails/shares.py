@@ -177,6 +177,9 @@ class RailShares:
         self._join = join
         self._overhead = SplitOverhead(8 * TRIAL_BYTES)
         self.figures = list(figures) or [Figure(0.0, None)] * len(names)
+        """By which shares are cut."""
+        self._latest = list(self.figures)
+        """Those of the last exchange, also where shares stayed."""
         self._cuts = 0
         self._short: dict[tuple[int, int], Split] = {}
         self._live: Sequence[int] = ()
@@ -188,6 +191,8 @@ class RailShares:
         Returns whether it did."""
         present = [self.figures[rail] for rail in live]
         wanted = [fresh[rail] for rail in live]
+        for rail in live:
+            self._latest[rail] = fresh[rail]
         if any(figure.bandwidth is None for figure in present) or any(
             _regret(size, present, wanted) > MAX_REGRET for size in COMPARED_SIZES
         ):
@@ -237,6 +242,14 @@ class RailShares:
             return self.quickest(live), None
         rail = min(costs, key=lambda rail: (costs[rail].seconds(nbytes), rail))
         return rail, costs[rail].seconds(nbytes)
+
+    def expected(self, nbytes: int, live: Sequence[int]) -> float | None:
+        """Seconds of the longest stripe of a tensor by the figures of the last exchange, where all rails that are up
+        finish together; None where no rail's rate is known."""
+        costs = [cost for rail in live if (cost := self._latest[rail].cost) is not None]
+        if not costs:
+            return None
+        return max(cost.seconds(n) for cost, n in zip(costs, equal_finish(nbytes, costs), strict=True))
 
     def split(self, nbytes: int, live: Sequence[int], lane_bits: int = 32) -> Split:
         """The shares of a tensor over the rails that are up.  It counts as a split call where several rails get any.

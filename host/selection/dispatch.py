@@ -113,7 +113,17 @@ class Dispatch:
 
         Returns how many elements of a saturating sum are at an end of the range.
         """
-        reduction, coding, switches, flight = request.reduction, request.coding, self.switches, self._flight
+        flight, rails = self._flight, self._rails
+        if rails is not None and rails.known:
+            before = rails.retransmissions
+            try:
+                repeated = rails.repeat(request)
+            finally:
+                if rails.retransmissions != before and flight is not None:
+                    flight.count_retransmissions(rails.retransmissions - before)
+            if repeated is not None:
+                return repeated
+        reduction, coding, switches = request.reduction, request.coding, self.switches
         what = (request.source.nbytes, reduction.op, reduction.element, request.algorithm, coding.lane_bits,
                 coding.saturate)
         known = self._choices.get(what)

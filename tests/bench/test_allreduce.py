@@ -67,6 +67,18 @@ def test_what_the_chooser_took_decides_what_the_link_must_carry(folded: bool, pa
     assert row.link_fraction == pytest.approx(part)
 
 
+@pytest.mark.parametrize(("name", "folded", "bits"), [
+    ("innet", [True, True], 16), ("auto", [True, True], 16), ("auto", [False, False], 32), ("auto", [True, False], 32),
+    ("ring", [False, False], 32),
+])
+def test_a_row_tells_the_lanes_of_what_switches_folded(name: str, folded: list[bool], bits: int) -> None:
+    """Where the chooser took an algorithm between the hosts, in any round, the row has whole elements, as all such
+    rows."""
+    spec = allreduce.spec(**{**DEFAULTS, "ranks": 4, "lane_bits": 16, "algorithms": name})
+    rounds = [([allreduce_rank.Timing(1e-3, 0.0, 0, 0, "", 0.5, took)] * 4, 0.0) for took in folded]
+    assert allreduce._row(spec, name, 100_000, rounds).lane_bits == bits
+
+
 @pytest.mark.parametrize("bits", [32, 16, 8])
 def test_wrong_sums_are_counted(bits: int) -> None:
     """Elements beyond the error bound of the lanes and NaN are wrong; sums within it are right."""

@@ -8,6 +8,9 @@ from netfold.controller.switch.entities import Entry
 from netfold.fabric.graph import End, Fabric
 from support.controller import MemorySwitch
 
+NARROW_BYTES = 512
+"""Bytes of the longest frame that a narrow link carries."""
+
 
 def link_between(fabric: Fabric, a: str, b: str) -> int:
     """The number of the link between two nodes."""
@@ -15,10 +18,15 @@ def link_between(fabric: Fabric, a: str, b: str) -> int:
 
 
 class Cables:
-    """Between switches in memory: what a switch sends arrives at its neighbour, if that lets it reach the CPU port."""
+    """Between switches in memory: what a switch sends arrives at its neighbour, if that lets it reach the CPU port.
+
+    cut     numbers of the links over which nothing arrives
+    narrow  numbers of those over which only short frames arrive
+    """
 
     def __init__(self, fabric: Fabric, switches: dict[str, MemorySwitch]) -> None:
         self.cut: set[int] = set()
+        self.narrow: set[int] = set()
         for n, link in enumerate(fabric.links):
             for a, b in (link.ends, link.ends[::-1]):
                 if a.node in switches and b.node in switches:
@@ -30,6 +38,8 @@ class Cables:
         def sends(port: int, frame: bytes) -> None:
             if port != a.port:
                 before(port, frame)
+            elif n in self.narrow and len(frame) > NARROW_BYTES:
+                pass
             elif n not in self.cut and self._to_cpu(switches[b.node], b.port):
                 switches[b.node].arrives(b.port, frame)
 

@@ -150,6 +150,9 @@ class FakeRail:
     def takes(self, reduction: Reduction, coding: Coding) -> bool:
         return True
 
+    def way(self, coding: Coding, algorithm: str | None) -> Callable[[AllreduceRequest], int]:
+        return self.allreduce
+
     def allreduce(self, request: AllreduceRequest) -> int:
         assert not self.closed
         source, out, op = request.source, request.out, request.reduction.op

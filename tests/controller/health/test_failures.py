@@ -150,6 +150,28 @@ def test_a_link_that_is_cut_after_a_loss_is_not_blamed_on_its_mtu() -> None:
     assert found.why_down(number) == "its probes are lost"
 
 
+@pytest.mark.parametrize("back", ["arrives", "reset"])
+def test_the_reason_of_an_earlier_failure_does_not_survive_the_links_return(back: str) -> None:
+    """A link that was too narrow, worked again, and is then found silent has lost its probes: its MTU is not blamed."""
+    fabric = leafspine(2, 1, 2, path_mtu=1024)
+    found, up = Links(fabric), [s.name for s in fabric.switches]
+    for _ in range(2 * fabric.misses):
+        for probe in found.round(up):
+            here = End(probe.switch, probe.port)
+            there = next(b if a == here else a for a, b in (link.ends for link in fabric.links) if here in (a, b))
+            if len(probe.frame) < 1024:
+                found.receive(there.node, there.port, probe.frame)
+    number = link_between(fabric, "leaf1", "spine1")
+    assert "short probes" in found.why_down(number)
+    if back == "arrives":
+        deliver(found, fabric)
+    else:
+        found.reset([number])
+    assert number not in found.down()
+    found.take_down([number])
+    assert found.why_down(number) == "its probes are lost"
+
+
 def test_where_the_path_mtu_is_the_least_no_smaller_one_is_offered() -> None:
     """The reason then asks for a larger MTU alone."""
     fabric = leafspine(2, 1, 2, path_mtu=1024)
@@ -225,6 +247,52 @@ def test_a_cut_link_is_routed_around_and_taken_back(tmp_path: Path) -> None:
                 await r.controller.liveness.check()
             await until(lambda: ways(r, "leaf1", "h3") == ways(r, "leaf2", "h1") == {3, 4})
             assert [tree.name for tree in (await r.together(4))[0].trees] == ["spine1", "spine2"]
+
+    run(story())
+
+
+def test_a_truer_reason_is_logged_and_told_when_it_comes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A link is first found silent, and then to carry short packets alone: log, events and status say so, once, and
+    nothing is planned anew; when it is cut after its return, the reason is that its probes are lost."""
+    lost, narrow = "its probes are lost", "short probes from leaf1:3 arrive at spine1:1"
+
+    async def story() -> None:
+        async with cabled(tmp_path) as (r, cables):
+            number, plans = link_between(r.fabric, "leaf1", "spine1"), list[str]()
+
+            def said() -> list[str]:
+                return [one.getMessage().partition("leaf1:3 - spine1:1 is ")[2] for one in caplog.records
+                        if "link leaf1:3 - spine1:1 is " in one.getMessage()]
+
+            async def why() -> str:
+                return next(link.problem for link in (await client.status(r.fabric.jobs)).links if not link.up)
+
+            async def checks(count: int) -> None:
+                for _ in range(count):
+                    await r.controller.liveness.check()
+
+            cables.cut.add(number)
+            await checks(FABRIC.misses + 1)
+            await until(lambda: said() == [f"down: {lost}"])
+            assert await why() == lost
+            planned = r.controller.liveness._changed
+            r.controller.liveness._changed = lambda: plans.append("again")  # type: ignore[method-assign]
+            cables.cut.clear()
+            cables.narrow.add(number)
+            await checks(2 * FABRIC.misses + 4)
+            assert len(said()) == 2, said()
+            assert said()[1].startswith(f"still down: {narrow}"), said()
+            assert (await why()).startswith(narrow)
+            assert plans == []
+            r.controller.liveness._changed = planned  # type: ignore[method-assign]
+            events = [event for event in await client.events(r.fabric.jobs) if event.kind == "link down"]
+            assert [event.text.partition(narrow)[0] for event in events] == [lost, "still: "]
+            cables.narrow.clear()
+            await checks(2)
+            await until(lambda: said()[2:] == ["up"])
+            cables.cut.add(number)
+            await checks(FABRIC.misses + 1)
+            await until(lambda: said()[3:] == [f"down: {lost}"])
 
     run(story())
 

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What several rails have carried on one rank: operations, bytes, time and repeats, in all and by rail."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from netfold.host.operation.rail import RailStats, TreeStats
+from netfold.host.rails.rail_set import RailSet
+from netfold.host.rails.rank_state import first_line
+from netfold.host.rails.shares import RailShares
+
+State = Literal["up", "down"]
+
+
+@dataclass(frozen=True)
+class RailUse:
+    """What one rail did for this rank, and its agreed figures."""
+
+    name: str
+    state: State
+    nbytes: int
+    """Bytes of tensors that it carried, without those of calls that failed on it."""
+    deaths: int
+    latency: float
+    """Agreed latency in seconds."""
+    bandwidth: float | None
+    """Agreed bandwidth in bytes per second; None while it is unknown."""
+    why: str
+    """Cause of its last failure."""
+    processor: float = 0.0
+    """Processor seconds of the thread that carried its parts of long calls."""
+
+
+class Account:
+    """The counts of one rank, which are written by the thread that makes the calls alone.
+
+    Beside a short call each count costs, so they are plain attributes."""
+
+    __slots__ = ("_rails", "nbytes", "operations", "processor", "reduced", "seconds")
+
+    def __init__(self, rails: RailSet) -> None:
+        self._rails = rails
+        self.operations = 0
+        self.reduced = 0
+        """Bytes of all allreduces."""
+        self.seconds = 0.0
+        """Seconds inside all calls."""
+        self.nbytes = [0] * len(rails)
+        """By rail: bytes of tensors that it carried."""
+        self.processor = [0.0] * len(rails)
+        """By rail: processor seconds of the thread that carried its parts of long calls."""
+        rails.report_carried(lambda: dict(zip(rails.names, self.nbytes, strict=True)))
+
+    def use(self, shares: RailShares) -> list[RailUse]:
+        """What each rail has done so far, and its figures, which are those of these shares."""
+        rails, uses = self._rails, []
+        for index, figure in enumerate(shares.figures):
+            state: State = "up" if index in rails.live else "down"
+            why = first_line(rails.causes[index] or "")
+            uses.append(
+                RailUse(
+                    rails.names[index], state, self.nbytes[index], rails.deaths[index],
+                    figure.latency, figure.bandwidth, why, self.processor[index],
+                )
+            )
+        return uses
+
+    def stats(self) -> RailStats:
+        """Totals of all rails; the trees of each are told by its name."""
+        named = self._rails.stats()
+        rails = [stats for _, stats in named]
+        by_tree: dict[str, TreeStats] = {}
+        for rail, stats in named:
+            for tree, counts in stats.by_tree.items():
+                name = f"{rail}/{tree}"
+                by_tree[name] = by_tree[name] + counts if name in by_tree else counts
+        return RailStats(
+            operations=self.operations,
+            bytes_reduced=self.reduced,
+            packets_sent=sum(stats.packets_sent for stats in rails),
+            retransmissions=sum(stats.retransmissions for stats in rails),
+            seconds=self.seconds,
+            packets_refused=sum(stats.packets_refused for stats in rails),
+            packets_unfolded=sum(stats.packets_unfolded for stats in rails),
+            by_tree=by_tree,
+        )
