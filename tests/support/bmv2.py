@@ -27,6 +27,7 @@ from google.protobuf import text_format
 
 from softswitch.engine.entities import CloneSession, DoAction, DoGroup, DoMember, Entry, Group, Multicast
 from softswitch.engine.program_info import ActionInfo, KeyField, MatchKind
+from support import p4c
 
 _PCAP_HEAD = struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65535, 1)
 _START = 60.0
@@ -51,9 +52,9 @@ class Bmv2:
         self._closing = threading.Event()
         self._json, info = folder / "program.json", folder / "program.txtpb"
         if program is not None:
-            flags = [f"-D{name}={value}" for name, value in (defines or {}).items()]
-            subprocess.run(["p4c-bm2-ss", *flags, program, "-o", self._json, "--p4runtime-files", info], check=True,
-                           timeout=120, capture_output=True, text=True)
+            made = p4c.compiled(program, defines)
+            self._json.write_bytes(made.json)
+            info.write_bytes(made.p4info)
         if work is not None:
             self._json.write_text(work(self._json.read_text()))
         self._info = text_format.Parse(info.read_text(), p4r.ForwardingPipelineConfig().p4info)

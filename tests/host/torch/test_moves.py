@@ -34,7 +34,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     where = f"unix:{folder}/jobs"
     with loopback_jobs(f"{net}.200", [f"{net}.{rank + 1}" for rank in range(RANKS)], where):
         script = PROGRAMS / "rank_torch_moves.py"
-        torchrun(script, net, where, str(folder), ranks=RANKS, environment={}, timeout=200)
+        torchrun(script, net, where, str(folder), ranks=RANKS, environment={}, timeout=200, forks=True)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
 
 

@@ -46,7 +46,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[dic
     folder, net = tmp_path_factory.mktemp("torch"), subnet()
     where = f"unix:{folder}/jobs"
     with loopback_jobs(f"{net}.200", [f"{net}.{rank + 1}" for rank in range(RANKS)], where) as jobs:
-        torchrun(PROGRAMS / "rank_torch.py", net, where, str(folder), ranks=RANKS, environment={})
+        torchrun(PROGRAMS / "rank_torch.py", net, where, str(folder), ranks=RANKS, environment={}, forks=True)
         yield [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)], jobs
 
 

@@ -31,6 +31,7 @@ def test_backend_and_hook_train_over_two_rails_as_gloo_does(tmp_path: Path) -> N
         ]
         torchrun(
             PROGRAMS / "rank_torch_rails.py", str(tmp_path), "tcp@a+tcp@b", *planes, ranks=RANKS, environment={},
+            forks=True,
         )
     for rank in range(RANKS):
         said = json.loads((tmp_path / f"{rank}.json").read_text())
