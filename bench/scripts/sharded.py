@@ -8,6 +8,7 @@ The ways, which take turns with one process group, from the same start on the sa
     default   as fully_shard does by itself: each all-gather and reduce-scatter is waited for at once
     prefetch  _set_unshard_async_op(True): the next layer's all-gather is under way while a layer computes backward
     together  the same, and the layer's reduce-scatter joins that all-gather
+    unused    as default, where reduce-scatters might join: what the asking costs where nothing is under way
 
 Layers are square matrices of float32, and batches are small, so that the links are what a step waits for.  Fails where
 the parameters of two ways differ by more than the rounding of sums in the switches (1e-4 of the largest one).
@@ -25,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-WAYS = ("default", "prefetch", "together")
+WAYS = ("default", "prefetch", "together", "unused")
 BATCH = 4
 
 
@@ -39,20 +40,20 @@ def rank(layers: int, width: int, steps: int, rounds: int) -> None:
     import netfold.torch
 
     torch.set_num_threads(1)
-    dist.init_process_group("netfold", pg_options=netfold.torch.Options(together=True))
+    dist.init_process_group("netfold", pg_options=netfold.torch.Options(rail="innet", together=True))
     group: Any = dist.group.WORLD
     mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
 
     def train(way: str) -> tuple[float, int, torch.Tensor]:
         """Train in one way: median seconds of a step, operations that went together in the last one, and the first
         layer's shard at the end."""
-        group.together = way == "together"
+        group.together = way in ("together", "unused")
         torch.manual_seed(0)
         model: Any = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
         for layer in model:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        model._set_unshard_async_op(way != "default")
+        model._set_unshard_async_op(way in ("prefetch", "together"))
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         times, before = [], 0
         for step in range(steps + 1):
@@ -114,8 +115,8 @@ def main() -> None:
         joined = [count for _, count in result["said"][way]]
         rows.append({"way": way, "seconds": times, "ratios": ratios, "together": joined})
         print(f"  {way:9} {statistics.median(times) * 1e3:7.1f} ms a step ({min(times) * 1e3:.1f} .. "
-              f"{max(times) * 1e3:.1f}), {statistics.median(ratios):.2f} times the default's rate ({min(ratios):.2f} .. "
-              f"{max(ratios):.2f}), {min(joined)} to {max(joined)} operations of a step together")
+              f"{max(times) * 1e3:.1f}), {statistics.median(ratios):.2f} times the default's rate "
+              f"({min(ratios):.2f} .. {max(ratios):.2f}), {min(joined)} to {max(joined)} operations of a step together")
     if a.json:
         a.json.write_text(json.dumps({"arguments": {**vars(a), "json": str(a.json)}, "rows": rows}, indent=1))
 

@@ -10,6 +10,8 @@ a sum of one number of each rank, which says whether the rank has called the red
 
 Ranks may call at different times, but they decide by sums alone, which are the same on all of them.  So every rank
 makes the same sequence of ordinary operations, and none waits for a call that has yet to come.
+
+Where nothing has joined for long, few all_gathers ask: a program that does not overlap its calls pays next to nothing.
 """
 
 from __future__ import annotations
@@ -37,12 +39,15 @@ from netfold.host.operation.arrays import (
 from netfold.host.operation.coding import Coding
 from netfold.host.operation.reduction import ReduceOp, Reduction, element_name
 
-PARTS: Final = 8
-"""Parts of a long all_gather: a reduce_scatter waits for an eighth of it at most."""
-PART_BYTES: Final = 1 << 18
+PARTS: Final = 16
+"""Parts of a long all_gather: a reduce_scatter waits for a sixteenth of it at most."""
+PART_BYTES: Final = 1 << 17
 """Bytes of all ranks' rows in a part at least: each part costs a round trip.  What has less than two is not cut."""
 ALIGNED: Final = 4096
 """Parts of a row are multiples of so many bytes, whole packets."""
+HOPES: Final = 32
+"""So many all_gathers that nothing has joined ask, one after another; of those that follow, every RARELY-th does."""
+RARELY: Final = 16
 VOTES: Final = Reduction("sum", "int32")
 
 
@@ -78,18 +83,27 @@ def all_gather(ranks: Members, coding: Coding, array: Array, out: Array, followi
     rows = rows_with(array, None, ranks.rank, ranks.size)
     out = result_of((sum(rows), *array.shape[1:]), array, out)
     parts = min(PARTS, out.nbytes // PART_BYTES)
-    if parts < 2 or coding.reproducible or not ranks.dispatch.rows.joins:
+    if parts < 2 or coding.reproducible or not ranks.dispatch.rows.joins or not _asks(ranks):
         data_movement.all_gather(ranks, array, out)
         return False
     pieces, data = pieces_of(rows, array), flat(out)
     data[pieces[ranks.rank]] = array.reshape(-1)
     joined = _in_parts(ranks, coding, data.view(np.uint8), in_bytes(pieces, data), parts, _apart(following, array, out))
+    if joined:
+        ranks.unjoined = 0
     if not np.may_share_memory(data, out):
         out[...] = data.reshape(out.shape)
     return joined
 
 
 # ---- inside ----------------------------------------------------------------------------------------------------------
+def _asks(ranks: Members) -> bool:
+    """Whether this all_gather asks; counts it.  It depends on nothing but what all ranks have decided before."""
+    before = ranks.unjoined
+    ranks.unjoined += 1
+    return before < HOPES or before % RARELY == 0
+
+
 def _apart(following: Callable[[], Next], array: Array, out: Array) -> Callable[[], Next]:
     """``following``, without a call that needs this one's result, or overwrites what it has."""
 

@@ -49,8 +49,8 @@ class Options:
     algorithm     of allreduce over TCP, as for Communicator
     lane_bits     of folded sums of floats, as for Communicator: 32, 16 or 8, rounded stochastically; $NETFOLD_LANE_BITS
     reproducible  of reductions of floats, as for Communicator; $NETFOLD_REPRODUCIBLE
-    together      of the backend: a reduce-scatter joins the all-gather that was called before it and is still under way,
-                  as in FSDP's backward pass; all ranks must say the same; $NETFOLD_TOGETHER, else no
+    together      of the backend: a reduce-scatter joins the all-gather before it that is still under way, as in FSDP's
+                  backward pass; all ranks must say the same; $NETFOLD_TOGETHER, else no
     timeout       seconds without progress after which a collective gives up; $NETFOLD_TIMEOUT, else the process
                   group's own timeout, or 10 for ``join``
     join_timeout  seconds to wait for the other ranks

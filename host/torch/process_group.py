@@ -283,6 +283,8 @@ class NetfoldGroup(dist.ProcessGroup):
         following, (output, mine) = None, pairs[0]
         if self.together and len(pairs) == 1 and isinstance(output, torch.Tensor):
             following = Following()
+            if not getattr(opts, "asyncOp", True):
+                following.awaited()
             calls = [joinable_gather(self.communicator, output, mine, following)]
         return self._later(kind, kind, flattened([outputs]), calls, following=following)
 

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from netfold.host.api.communicator import Communicator
-from netfold.host.api.joinable import PART_BYTES, PARTS, Next
+from netfold.host.api.joinable import HOPES, PART_BYTES, PARTS, RARELY, Next
 from netfold.host.errors import NetFoldError
 from netfold.testing import loopback_job, on_every_rank
 
@@ -103,6 +103,28 @@ def test_when_one_rank_calls_something_else_the_rest_goes_at_once() -> None:
         made = names(comms[0])
     assert joined == [False] * WORLD
     assert [name for _, name, _ in made] == ["all_gather", "all_gather", "reduce_scatter"]
+
+
+def test_where_nothing_joins_for_long_few_ask_until_something_does() -> None:
+    """A program that waits for each all_gather pays for few parts; the first that is joined has the next ones ask."""
+    calls, size = HOPES + 2 * RARELY, 2 * PART_BYTES // WORLD + 1
+
+    def asks(comm: Communicator, following: Callable[[], Next]) -> bool:
+        asked = []
+        comm.all_gather_to_join(
+            np.zeros(size, np.uint8), np.zeros(WORLD * size, np.uint8), lambda: asked.append(1) or following()
+        )
+        return bool(asked)
+
+    def turns(comm: Communicator) -> list[bool]:
+        scatter = comm.scatter_to_join(np.ones(WORLD, np.int32), np.zeros(1, np.int32))
+        said = [asks(comm, lambda: "none") for _ in range(calls)]
+        return [*said, asks(comm, lambda: scatter), asks(comm, lambda: "open")]
+
+    with loopback_job(WORLD, rail="innet") as comms:
+        results = on_every_rank(comms, turns)
+    rare = [True] + [False] * (RARELY - 1)
+    assert results == [[True] * HOPES + rare + rare + [True, True]] * WORLD
 
 
 def test_what_does_not_fold_follows_in_its_turn() -> None:
