@@ -83,7 +83,8 @@ def all_gather(ranks: Members, coding: Coding, array: Array, out: Array, followi
     rows = rows_with(array, None, ranks.rank, ranks.size)
     out = result_of((sum(rows), *array.shape[1:]), array, out)
     parts = min(PARTS, out.nbytes // PART_BYTES)
-    if parts < 2 or coding.reproducible or not ranks.dispatch.rows.joins or not _asks(ranks):
+    # refusal: several rails would each carry a part of a whole array, and make the two calls one after the other
+    if parts < 2 or coding.reproducible or ranks.dispatch.rows.refusal or not _asks(ranks):
         data_movement.all_gather(ranks, array, out)
         return False
     pieces, data = pieces_of(rows, array), flat(out)
