@@ -23,6 +23,7 @@ import numpy as np
 from netfold.host.api.assembly import Parts
 from netfold.host.api.change import RankChange
 from netfold.host.api.communicator import Communicator
+from netfold.host.api.joinable import Next
 from netfold.host.api.together import Together, Waiting
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, RanksChanged, TreesLost
 from netfold.host.operation.arrays import Array, native
@@ -92,6 +93,12 @@ class EnduringCommunicator(Communicator):
         """As ``Group.together``; where a rank is lost meanwhile, it ends with RanksChanged."""
         self._check_begin()
         return _CountedTogether(self)
+
+    def all_gather_to_join(self, array: Array, out: Array, following: Callable[[], Next]) -> bool:
+        """``all_gather``: nothing joins it here, where each call of the program is one operation."""
+        del following
+        self.all_gather(array, out)
+        return False
 
     def shrink(self, *, timeout: float | None = None) -> RankChange:
         """As ``Communicator.shrink``, where other ranks may be in an operation that goes on by itself: it ends with

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from netfold.host.api import data_movement
+from netfold.host.api import data_movement, joinable
 from netfold.host.api import reproducible as exact
 from netfold.host.api.members import Members
 from netfold.host.api.parameter_server import ParameterServer
@@ -274,6 +274,21 @@ class Group:
         """A context within which one ``reduce_scatter`` and one ``all_gather`` are called, to be made at the same time
         when it ends: ``with comm.together() as both: both.reduce_scatter(..); both.all_gather(..)``."""
         return Together(self._ranks, self._coding, self.reduce_scatter, self.all_gather)
+
+    def all_gather_to_join(self, array: Array, out: Array, following: Callable[[], joinable.Next]) -> bool:
+        """``all_gather`` of equally many rows, which a reduce_scatter that is called meanwhile may join: all ranks call
+        this, and agree on it while it is under way (``joinable``).
+
+        following  what is known of the call after this one; called before each part, on this thread
+        Returns whether the reduce_scatter that ``following`` gave has been made as well.
+        """
+        return joinable.all_gather(self._ranks, self._coding, array, out, following)
+
+    def scatter_to_join(
+        self, array: Array, out: Array, op: ReduceOp = "sum", *, dtype: str | None = None
+    ) -> joinable.Scatter:
+        """A ``reduce_scatter`` of equally many rows for ``following`` of ``all_gather_to_join``.  Sends nothing."""
+        return joinable.scatter_of(self._ranks, np.asarray(array), out, op, dtype)
 
     def parameter_server(
         self, parameters: Mapping[str, Array], optimizer: Optimizer, *, servers: Sequence[int] | None = None,

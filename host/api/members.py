@@ -30,6 +30,8 @@ class Members:
         self._numbers = count(first)
         self._begun = first - 1
         """Number of the last operation that was begun."""
+        self.unjoined = 0
+        """All_gathers that a reduce_scatter might have joined (``joinable``), and none has, since one did."""
 
     def finished(self) -> int:
         """Number of the last operation of these ranks that this one has finished; 0: none.  While none is under way."""

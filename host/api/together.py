@@ -20,7 +20,7 @@ from typing import Any, Self
 import numpy as np
 
 from netfold.host.api.members import Members
-from netfold.host.operation.arrays import Array, flat, in_bytes, pieces_of, result_of, rows_of, rows_with
+from netfold.host.operation.arrays import Array, Flat, flat, in_bytes, pieces_of, result_of, rows_of, rows_with
 from netfold.host.operation.coding import Coding
 from netfold.host.operation.reduction import ReduceOp, Reduction, element_name
 from netfold.host.operation.request import AllreduceRequest
@@ -96,35 +96,61 @@ class Together:
 
     def _exchange(self, scatter: Waiting, gather: Waiting) -> bool:
         """Makes both at once.  Returns False where the switches do not carry them."""
-        ranks, array, own, reduction = self._ranks, scatter.array, gather.array, self._reduction
-        coding = self._coding.asked(array, reduction.op, reduction.element, None, None, None, False)
-        if coding.reproducible or not ranks.dispatch.rows.joins:
-            return False
+        own, rank = gather.array, self._ranks.rank
         data, pieces = flat(gather.out), pieces_of(gather.rows, own)
-        with ranks.operation("together", array.nbytes + data.nbytes, reduction.op, reduction.element) as number:
-            data[pieces[ranks.rank]] = own.reshape(-1)
-            request = AllreduceRequest(array, scatter.out, reduction, number, coding)
-            rows = pieces_of(scatter.rows, array)
-            if not ranks.dispatch.rows.exchange(request, rows, data.view(np.uint8), in_bytes(pieces, data)):
-                return False
+        data[pieces[rank]] = own.reshape(-1)
+        rows = pieces_of(scatter.rows, scatter.array)
+        if not exchange(
+            self._ranks, self._coding, scatter.array, scatter.out, self._reduction, rows, data.view(np.uint8),
+            in_bytes(pieces, data),
+        ):
+            return False
         if not np.may_share_memory(data, gather.out):
             gather.out[...] = data.reshape(gather.out.shape)
         return True
 
 
-def _check_apart(scatter: Waiting, gather: Waiting) -> None:
-    """Raises ValueError where the one call needs, or overwrites, what the other one has: there is no first of the two.
+def exchange(
+    ranks: Members, coding: Coding, array: Array, out: Array, reduction: Reduction, pieces: Sequence[slice],
+    data: Flat, rows: Sequence[slice], name: str = "together",
+) -> bool:
+    """A reduce_scatter and an all_gather at once, as one operation.  Returns False where the switches do not carry
+    them, and nothing has been sent.
+
+    array, out  of the reduce_scatter; ``pieces``: each rank's elements of the flat array
+    data        bytes, of which every rank's ``rows`` are gathered; this rank's are filled
+    name        what the flight recorder calls it
     """
+    coding = coding.asked(array, reduction.op, reduction.element, None, None, None, False)
+    if coding.reproducible or not ranks.dispatch.rows.joins:
+        return False
+    nbytes = array.nbytes + sum(row.stop - row.start for row in rows)
+    with ranks.operation(name, nbytes, reduction.op, reduction.element) as number:
+        request = AllreduceRequest(array, out, reduction, number, coding)
+        return ranks.dispatch.rows.exchange(request, pieces, data, rows)
+
+
+def overlap(array: Array, out: Array, gathered: Array, into: Array) -> str:
+    """Which memory of a reduce_scatter of ``array`` to ``out`` and of an all_gather of ``gathered`` to ``into`` the one
+    call needs, or overwrites, and the other one has: there is no first of the two.  Empty where there is none."""
     for first, name, second, other in (
-        (scatter.out, "the result of reduce_scatter", gather.array, "the array of all_gather"),
-        (scatter.out, "the result of reduce_scatter", gather.out, "the result of all_gather"),
-        (scatter.array, "the array of reduce_scatter", gather.out, "the result of all_gather"),
+        (out, "the result of reduce_scatter", gathered, "the array of all_gather"),
+        (out, "the result of reduce_scatter", into, "the result of all_gather"),
+        (array, "the array of reduce_scatter", into, "the result of all_gather"),
     ):
         if np.may_share_memory(first, second):
-            raise ValueError(
-                f"together: {name} and {other} overlap, and both calls are made at the same time: expected memory of "
-                "their own; or call them one after the other"
-            )
+            return f"{name} and {other} overlap"
+    return ""
+
+
+def _check_apart(scatter: Waiting, gather: Waiting) -> None:
+    """Raises ValueError where the two calls share memory."""
+    what = overlap(scatter.array, scatter.out, gather.array, gather.out)
+    if what:
+        raise ValueError(
+            f"together: {what}, and both calls are made at the same time: expected memory of their own; or call them "
+            "one after the other"
+        )
 
 
 def _check_first(call: Waiting | None, name: str) -> None:

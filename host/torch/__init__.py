@@ -12,6 +12,7 @@ or keep another backend and reduce only the gradients with NetFold:
     join.py            a communicator from the environment: the controller's plan, or one made through torch's store
     tensors.py         tensors as numpy arrays of the same memory
     pieces.py          all-gather and reduce-scatter of tensors
+    beside.py          reduce-scatters that join the all-gather before them, as in FSDP's backward pass
     movement.py        broadcast, reduce, gather, scatter and all-to-all of tensors
     messenger.py       send and receive, beside the collectives
     work.py            what torch gets for what was started

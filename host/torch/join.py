@@ -31,6 +31,7 @@ STORE = "store"
 """Value of ``controller`` for a plan made through torch's store, without trees."""
 JOB_VARIABLE = "NETFOLD_JOB"
 TIMEOUT_VARIABLE = "NETFOLD_TIMEOUT"
+TOGETHER_VARIABLE = "NETFOLD_TOGETHER"
 HOOK_TIMEOUT = 10.0
 
 log = logging.getLogger("netfold")
@@ -48,6 +49,8 @@ class Options:
     algorithm     of allreduce over TCP, as for Communicator
     lane_bits     of folded sums of floats, as for Communicator: 32, 16 or 8, rounded stochastically; $NETFOLD_LANE_BITS
     reproducible  of reductions of floats, as for Communicator; $NETFOLD_REPRODUCIBLE
+    together      of the backend: a reduce-scatter joins the all-gather before it that is still under way, as in FSDP's
+                  backward pass; all ranks must say the same; $NETFOLD_TOGETHER, else no
     timeout       seconds without progress after which a collective gives up; $NETFOLD_TIMEOUT, else the process
                   group's own timeout, or 10 for ``join``
     join_timeout  seconds to wait for the other ranks
@@ -60,8 +63,18 @@ class Options:
     algorithm: str | None = None
     lane_bits: LaneBits | None = None
     reproducible: bool | None = None
+    together: bool | None = None
     timeout: float | None = None
     join_timeout: float = 30.0
+
+    def goes_together(self) -> bool:
+        """Whether reduce-scatters may join all-gathers.  Raises ValueError for what the environment says."""
+        if self.together is not None:
+            return self.together
+        said = os.environ.get(TOGETHER_VARIABLE, "0")
+        if said not in ("0", "1"):
+            raise ValueError(f"environment variable {TOGETHER_VARIABLE}={said!r}: expected 0 or 1")
+        return said == "1"
 
 
 def join(

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from netfold.host.api.communicator import Communicator
 from netfold.host.operation.reduction import ReduceOp
 from netfold.host.torch import movement, pieces
+from netfold.host.torch.beside import Following, JoiningScatter, joinable_gather
 from netfold.host.torch.join import JOB_VARIABLE, STORE, Options, join
 from netfold.host.torch.messenger import Messenger, open_messenger
 from netfold.host.torch.reducer import Reducer
@@ -54,13 +55,19 @@ fail."""
 
 
 class NetfoldGroup(dist.ProcessGroup):
-    """A process group of backend "netfold".  Owns the communicator."""
+    """A process group of backend "netfold".  Owns the communicator.
 
-    def __init__(self, store: dist.Store, communicator: Communicator, timeout: timedelta) -> None:
+    together  reduce-scatters may join the all-gather before them (``beside``)
+    """
+
+    def __init__(
+        self, store: dist.Store, communicator: Communicator, timeout: timedelta, *, together: bool = False
+    ) -> None:
         rank, size = communicator.rank, communicator.size
         super().__init__(rank, size)
         self.communicator = communicator
         self._reducer = Reducer(communicator)
+        self.together = together
         self._said: set[str] = set()
         self._messenger = open_messenger(store, communicator.plan, repr(communicator), timeout) if size > 1 else None
         # The epoch tells this group's addresses from those that an earlier one has left in the same store.
@@ -273,7 +280,13 @@ class NetfoldGroup(dist.ProcessGroup):
             self._say(f"{kind} of sparse tensors")
             return getattr(self._inner, kind)(outputs, inputs, *(() if opts is None else (opts,)))
         calls = [pieces.all_gather(self.communicator, output, mine) for output, mine in pairs]
-        return self._later(kind, kind, flattened([outputs]), calls)
+        following, (output, mine) = None, pairs[0]
+        if self.together and len(pairs) == 1 and isinstance(output, torch.Tensor):
+            following = Following()
+            if not getattr(opts, "asyncOp", True):
+                following.awaited()
+            calls = [joinable_gather(self.communicator, output, mine, following)]
+        return self._later(kind, kind, flattened([outputs]), calls, following=following)
 
     def _scatter(
         self, kind: str, outputs: Any, inputs: Any, opts: Any = dist.ReduceOp.SUM, timeout: timedelta | None = None
@@ -287,18 +300,28 @@ class NetfoldGroup(dist.ProcessGroup):
         if op is None or not all(reduces(tensor, op) for tensor in flattened([outputs, inputs])):
             self._say(f"{kind}, {op or _name(asked)} of {dtypes}")
             return getattr(self._inner, kind)(outputs, inputs, opts)
-        calls = [pieces.reduce_scatter(self.communicator, mine, whole, op) for mine, whole in _pairs(outputs, inputs)]
-        return self._later(kind, f"{kind}, {op} of {dtypes}", flattened([outputs]), calls)
+        pairs = _pairs(outputs, inputs)
+        calls = [pieces.reduce_scatter(self.communicator, mine, whole, op) for mine, whole in pairs]
+        joins, (mine, whole) = None, pairs[0]
+        if self.together and len(pairs) == 1:
+            joins = JoiningScatter(self.communicator, calls[0], mine.detach(), whole, op)
+            calls = [joins]
+        return self._later(kind, f"{kind}, {op} of {dtypes}", flattened([outputs]), calls, joins=joins)
 
-    def _later(self, name: str, kind: str, tensors: list[torch.Tensor], calls: list[pieces.Call]) -> TorchWork:
-        """Starts these calls in this order, and logs what has carried the first of their kind."""
+    def _later(
+        self, name: str, kind: str, tensors: list[torch.Tensor], calls: list[pieces.Call], *,
+        following: Following | None = None, joins: JoiningScatter | None = None,
+    ) -> TorchWork:
+        """Starts these calls in this order, and logs what has carried the first of their kind; the others are those of
+        ``Reducer.later``."""
 
         def last() -> None:
             calls[-1]()
             if kind not in self._said:
                 self._say(kind, f"goes over {self.communicator.flight()[-1].path or self.communicator.rail}")
 
-        return TorchWork(self._reducer.later(tensors, [*calls[:-1], last], name))
+        pending = self._reducer.later(tensors, [*calls[:-1], last], name, following=following, joins=joins)
+        return TorchWork(pending)
 
     def _say(self, kind: str, path: str = "has no path through NetFold: gloo does it") -> None:
         if kind not in self._said:
@@ -383,7 +406,7 @@ def create(opts: Any, options: Options | None) -> NetfoldGroup:
         timeout=opts.timeout.total_seconds(),
     )
     try:
-        return NetfoldGroup(opts.store, communicator, opts.timeout)
+        return NetfoldGroup(opts.store, communicator, opts.timeout, together=options.goes_together())
     except BaseException:
         communicator.close()
         raise

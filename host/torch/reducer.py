@@ -23,6 +23,7 @@ from netfold.host.api.work import Work
 from netfold.host.errors import Closed
 from netfold.host.operation.coding import LaneBits
 from netfold.host.operation.reduction import ReduceOp
+from netfold.host.torch.beside import Following, JoiningScatter
 from netfold.host.torch.tensors import as_array
 
 Tensors = list[torch.Tensor]
@@ -37,12 +38,19 @@ class PendingCollective:
     future: Future[Tensors]
     """A future whose value is the tensors, or which raises a RuntimeError with the text of what the communicator
     raised."""
+    awaited: Callable[[], None] = lambda: None
+    """Called where the program waits for it."""
 
     def wait(self, timeout: float | None = None) -> None:
         """Returns once the tensors hold the result; raises the communicator's own error.
 
         timeout  seconds; default: the communicator's.  Raises CollectiveTimeout; the operation itself goes on
         """
+        self.awaited()
+        self.finish(timeout)
+
+    def finish(self, timeout: float | None = None) -> None:
+        """The same as ``wait``, on a thread of our own."""
         end = None if timeout is None else time.monotonic() + timeout
         for work in self.works:
             work.wait(None if end is None else max(0.0, end - time.monotonic()))
@@ -61,6 +69,8 @@ class Reducer:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closed = False
+        self._following = Following()
+        """Of the last collective."""
 
     def allreduce(
         self,
@@ -90,22 +100,34 @@ class Reducer:
         )
 
     def later(
-        self, tensors: Sequence[torch.Tensor], calls: Sequence[Callable[[], object]], what: str
+        self, tensors: Sequence[torch.Tensor], calls: Sequence[Callable[[], object]], what: str, *,
+        following: Following | None = None, joins: JoiningScatter | None = None,
     ) -> PendingCollective:
-        """Starts other collectives of the communicator, which fill these tensors.  Raises Closed."""
-        return self._begin(tensors, lambda: [self.comm.later(call, what) for call in calls])
+        """Starts other collectives of the communicator, which fill these tensors.  Raises Closed.
 
-    def _begin(self, tensors: Sequence[torch.Tensor], begin: Callable[[], list[Work[Any]]]) -> PendingCollective:
+        following  of an all-gather: learns what is called next
+        joins      of a reduce-scatter: what the all-gather before it learns
+        """
+        return self._begin(tensors, lambda: [self.comm.later(call, what) for call in calls], following, joins)
+
+    def _begin(
+        self, tensors: Sequence[torch.Tensor], begin: Callable[[], list[Work[Any]]],
+        following: Following | None = None, joins: JoiningScatter | None = None,
+    ) -> PendingCollective:
         future: Future[Any] = Future()
         with self._lock:  # what is queued has the communicator's order
             if self._closed:
                 raise Closed(f"{self.comm!r}: its process group or hook was closed")
             works = begin()
+            self._following.follow(joins)
+            self._following = following or Following()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="netfold-torch", daemon=True)
                 self._thread.start()
             # Through then() an error becomes one of the C++ future, which DistributedDataParallel waits for, too.
-            pending = PendingCollective(list(tensors), works, future.then(_value_or_raise))
+            pending = PendingCollective(
+                list(tensors), works, future.then(_value_or_raise), self._following.awaited
+            )
             self._queue.put((pending, future))
         return pending
 
@@ -122,7 +144,7 @@ class Reducer:
         while (entry := self._queue.get()) is not None:
             pending, future = entry
             try:
-                pending.wait()
+                pending.finish()
             except BaseException as error:
                 future.set_result(error)
             else:

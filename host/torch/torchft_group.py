@@ -135,7 +135,7 @@ class ProcessGroupNetfold(ProcessGroupWrapper):
             raise RuntimeError(f"no group of {world_size} ranks, or timeout after {1e3 * seconds:.0f}ms: {error}"
                                ) from error
         try:
-            return NetfoldGroup(store, communicator, self._timeout)
+            return NetfoldGroup(store, communicator, self._timeout, together=self._options.goes_together())
         except BaseException:
             communicator.close()
             raise

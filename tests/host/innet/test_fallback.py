@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,12 @@ import pytest
 from msgspec import structs
 
 from netfold.host.api.communicator import Communicator
+from netfold.host.api.joinable import Next
 from netfold.host.client.fold_control import FoldControl
 from netfold.host.client.membership import Membership
 from netfold.host.errors import NetFoldError, TreesLost
 from netfold.host.operation.rail import FoldingRail
+from netfold.host.selection.peers import Peers
 from netfold.testing import LoopbackSwitch, loopback, loopback_job, on_every_rank
 from netfold.wire import roce
 from netfold.wire.jobs import Plan, RankTree
@@ -150,6 +153,42 @@ def test_ranks_that_had_all_results_hand_over_what_others_lack(controller: Contr
         assert on_every_rank(comms, lambda comm: sums(comm, 1)) == [True, True]
         controller.lose_trees()
         assert on_every_rank(comms, lambda comm: sums(comm, 2)) == [True, True]
+        assert all(comm.stats().fallback for comm in comms)
+
+
+@pytest.mark.parametrize("joins_at", [3, 5])
+def test_an_all_gather_in_parts_ends_over_tcp_and_nothing_joins_it_there(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch, joins_at: int
+) -> None:
+    """Trees are lost before the third part, in which all ranks have called the reduce_scatter, or have not yet: the
+    part and the rest arrive, and the reduce_scatter is made after them."""
+    monkeypatch.setattr(Peers, "choice", lambda *args, **options: SimpleNamespace(algorithm="innet"))
+    world, size, rows, lost = 3, 700_000, 1000, 3
+
+    def call(comm: Communicator) -> bool:
+        asked = 0
+        data, out = np.arange(world * rows, dtype=np.int32) * (comm.rank + 1), np.zeros(rows, np.int32)
+        scatter, whole = comm.scatter_to_join(data, out), np.zeros(world * size, np.uint8)
+
+        def following() -> Next:
+            nonlocal asked
+            asked += 1
+            if asked == lost and comm.rank == 0:
+                controller.lose_trees()
+            return scatter if asked >= joins_at else "open"
+
+        joined = comm.all_gather_to_join(np.full(size, comm.rank + 1, np.uint8), whole, following)
+        assert (whole.reshape(world, -1) == np.arange(1, world + 1)[:, None]).all()
+        if not joined:
+            comm.reduce_scatter(data, out)
+        assert (out == 6 * np.arange(world * rows)[rows * comm.rank : rows * (comm.rank + 1)]).all()
+        return joined
+
+    with loopback_job(world, rail="auto", slots=64) as comms:
+        joined = on_every_rank(comms, call)
+        assert joined == [False] * world
+        made = [[(one.number, one.name, one.nbytes) for one in comm.flight()] for comm in comms]
+        assert made[0] == made[1] == made[2]
         assert all(comm.stats().fallback for comm in comms)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from netfold.host.api.communicator import Communicator
+from netfold.host.api.joinable import Next
 from netfold.host.errors import NetFoldError, RailDown, RankMismatch
 from netfold.host.operation.coding import Coding
 from netfold.host.operation.reduction import Reduction
@@ -107,6 +108,23 @@ def together(comm: Communicator, width: int) -> tuple[Any, Any]:
     return np.concatenate([sums.astype(float), shards]), np.concatenate([want.astype(float), whole])
 
 
+def joined(comm: Communicator, width: int) -> tuple[Any, Any]:
+    """A reduce_scatter that might join an all_gather, and over several rails is made after it."""
+    sums, shards, asked = np.zeros((2, width), np.int32), np.empty((2 * WORLD, width)), []
+    scatter = comm.scatter_to_join(data := rows(comm.rank, 2 * WORLD, width, "int32"), sums)
+
+    def following() -> Next:
+        asked.append(None)
+        return scatter if len(asked) > comm.rank else "open"
+
+    if not comm.all_gather_to_join(rows(comm.rank, 2, width), shards, following):
+        comm.reduce_scatter(data, sums)
+    total = np.sum([rows(rank, 2 * WORLD, width, "int32") for rank in range(WORLD)], axis=0)
+    want = total[2 * comm.rank : 2 * comm.rank + 2]
+    whole = np.concatenate([rows(rank, 2, width) for rank in range(WORLD)])
+    return np.concatenate([sums.astype(float), shards]), np.concatenate([want.astype(float), whole])
+
+
 def products(comm: Communicator, width: int) -> tuple[Any, Any]:
     got = comm.allreduce(rows(comm.rank, 2, width) % 4, op="product")
     return got, np.prod([rows(rank, 2, width) % 4 for rank in range(WORLD)], axis=0)
@@ -120,7 +138,7 @@ def rings(comm: Communicator, width: int) -> tuple[Any, Any]:
 
 Operation = Callable[[Communicator, int], tuple[Any, Any]]
 OPERATIONS: list[Operation] = [
-    all_gather, broadcast, gather, scatter, all_to_all, reduce, reduce_scatter, together, products, rings,
+    all_gather, broadcast, gather, scatter, all_to_all, reduce, reduce_scatter, together, joined, products, rings,
 ]
 SHORT, LONG = 7, 30_001
 """Rows' widths: of an operation that is a sum, and of one that is cut."""

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An all_gather that a reduce_scatter may join while it is under way, for callers that learn of the second one late.
+
+``together`` needs both calls at once.  Here the all_gather begins alone, in parts.  Beside each part but the last goes
+a sum of one number of each rank, which says whether the rank has called the reduce_scatter by now:
+
+    all ranks have       what is left of the all_gather goes together with it
+    some have not yet    the next part goes, and asks again
+    one rank will not    what is left goes at once, and nobody asks any more
+
+Ranks may call at different times, but they decide by sums alone, which are the same on all of them.  So every rank
+makes the same sequence of ordinary operations, and none waits for a call that has yet to come.
+
+Where nothing has joined for long, few all_gathers ask: a program that does not overlap its calls pays next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from netfold.host.api import data_movement
+from netfold.host.api.members import Members
+from netfold.host.api.together import exchange, overlap
+from netfold.host.operation.arrays import (
+    Array,
+    Flat,
+    by_counts,
+    flat,
+    in_bytes,
+    pieces_of,
+    result_of,
+    rows_of,
+    rows_with,
+)
+from netfold.host.operation.coding import Coding
+from netfold.host.operation.reduction import ReduceOp, Reduction, element_name
+
+PARTS: Final = 16
+"""Parts of a long all_gather: a reduce_scatter waits for a sixteenth of it at most."""
+PART_BYTES: Final = 1 << 17
+"""Bytes of all ranks' rows in a part at least: each part costs a round trip.  What has less than two is not cut."""
+ALIGNED: Final = 4096
+"""Parts of a row are multiples of so many bytes, whole packets."""
+HOPES: Final = 32
+"""So many all_gathers that nothing has joined ask, one after another; of those that follow, every RARELY-th does."""
+RARELY: Final = 16
+VOTES: Final = Reduction("sum", "int32")
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """A reduce_scatter that has been called, and has not begun; made by ``scatter_of``."""
+
+    array: Array
+    out: Array
+    reduction: Reduction
+    pieces: Sequence[slice]
+    """Each rank's elements of the flat array."""
+
+
+Next = Scatter | Literal["open", "none"]
+"""What follows an all_gather: a reduce_scatter; nothing that has been called yet; or nothing that may join."""
+
+
+def scatter_of(ranks: Members, array: Array, out: Array, op: ReduceOp, dtype: str | None) -> Scatter:
+    """The reduce_scatter of equally many rows for each rank.  Raises TypeError, ValueError."""
+    rows = rows_of(array, None, ranks.size)
+    result = result_of((rows[ranks.rank], *array.shape[1:]), array, out)
+    return Scatter(array, result, Reduction(op, element_name(array, dtype)), pieces_of(rows, array))
+
+
+def all_gather(ranks: Members, coding: Coding, array: Array, out: Array, following: Callable[[], Next]) -> bool:
+    """Fills ``out`` with every rank's rows, equally many of each.
+
+    following  what is known of the call after this one; called on this thread before each part
+    Returns whether the reduce_scatter that ``following`` gave has been made as well; raises as ``Group.all_gather``.
+    """
+    array = np.asarray(array)
+    rows = rows_with(array, None, ranks.rank, ranks.size)
+    out = result_of((sum(rows), *array.shape[1:]), array, out)
+    parts = min(PARTS, out.nbytes // PART_BYTES)
+    # refusal: several rails would each carry a part of a whole array, and make the two calls one after the other
+    if parts < 2 or coding.reproducible or ranks.dispatch.rows.refusal or not _asks(ranks):
+        data_movement.all_gather(ranks, array, out)
+        return False
+    pieces, data = pieces_of(rows, array), flat(out)
+    data[pieces[ranks.rank]] = array.reshape(-1)
+    joined = _in_parts(ranks, coding, data.view(np.uint8), in_bytes(pieces, data), parts, _apart(following, array, out))
+    if joined:
+        ranks.unjoined = 0
+    if not np.may_share_memory(data, out):
+        out[...] = data.reshape(out.shape)
+    return joined
+
+
+# ---- inside ----------------------------------------------------------------------------------------------------------
+def _asks(ranks: Members) -> bool:
+    """Whether this all_gather asks; counts it.  It depends on nothing but what all ranks have decided before."""
+    before = ranks.unjoined
+    ranks.unjoined += 1
+    return before < HOPES or before % RARELY == 0
+
+
+def _apart(following: Callable[[], Next], array: Array, out: Array) -> Callable[[], Next]:
+    """``following``, without a call that needs this one's result, or overwrites what it has."""
+
+    def known() -> Next:
+        now = following()
+        return "none" if isinstance(now, Scatter) and overlap(now.array, now.out, array, out) else now
+
+    return known
+
+
+def _in_parts(
+    ranks: Members, coding: Coding, data: Flat, rows: Sequence[slice], parts: int, following: Callable[[], Next]
+) -> bool:
+    """Gathers bytes in parts, and makes the call that joins.  Returns whether one has."""
+    longest = rows[0].stop - rows[0].start
+    each = -(-longest // parts)
+    each += -each % ALIGNED
+    at = 0
+    while longest - at > each:
+        known = following()
+        votes = _vote(ranks, coding, known, data, [_from(row, at, each) for row in rows])
+        if votes is None:
+            break
+        at += each
+        if votes == ranks.size and isinstance(known, Scatter) and exchange(
+            ranks, coding, known.array, known.out, known.reduction, known.pieces, data, [_from(row, at) for row in rows]
+        ):
+            return True
+        if votes >= ranks.size:
+            break
+    rest = [_from(row, at) for row in rows]
+    with ranks.operation("all_gather", sum(row.stop - row.start for row in rest), dtype=data.dtype) as number:
+        ranks.dispatch.rows.all_gather(data, rest, number)
+    return False
+
+
+def _vote(ranks: Members, coding: Coding, known: Next, data: Flat, part: Sequence[slice]) -> int | None:
+    """Moves a part, and asks all ranks.  Returns the number of ranks that have called the reduce_scatter, or more than
+    there are where one of them will not; None where the switches do not carry both, and nothing has moved."""
+    said = 1 if isinstance(known, Scatter) else 0 if known == "open" else ranks.size + 1
+    mine, sums = np.full(ranks.size, said, np.int32), np.empty(1, np.int32)
+    if not exchange(ranks, coding, mine, sums, VOTES, by_counts([1] * ranks.size), data, part, "all_gather"):
+        return None
+    return int(sums[0])
+
+
+def _from(row: slice, at: int, most: int | None = None) -> slice:
+    """The part of a row from ``at`` on, ``most`` long at most."""
+    start = min(row.stop, row.start + at)
+    return slice(start, row.stop if most is None else min(row.stop, start + most))
