@@ -3,7 +3,7 @@
 
     python bench/scripts/sharded.py [--rate 200mbit] [--layers 6] [--width 1024] [--json FILE]
 
-The ways, which take turns with one process group, from the same start on the same batches:
+The ways, which take turns step by step over one process group, each with its own model from the same start:
 
     default   as fully_shard does by itself: each all-gather and reduce-scatter is waited for at once
     prefetch  _set_unshard_async_op(True): the next layer's all-gather is under way while a layer computes backward
@@ -30,8 +30,9 @@ WAYS = ("default", "prefetch", "together", "unused")
 BATCH = 4
 
 
-def rank(layers: int, width: int, steps: int, rounds: int) -> None:
-    """Train as one rank; rank 0 prints the seconds of a step of each round in each way, as JSON."""
+def rank(layers: int, width: int, steps: int) -> None:
+    """Train as one rank; rank 0 prints, as JSON, the seconds of each step in each way, and how many of its operations
+    went together."""
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -44,41 +45,37 @@ def rank(layers: int, width: int, steps: int, rounds: int) -> None:
     group: Any = dist.group.WORLD
     mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
 
-    def train(way: str) -> tuple[float, int, torch.Tensor]:
-        """Train in one way: median seconds of a step, operations that went together in the last one, and the first
-        layer's shard at the end."""
-        group.together = way in ("together", "unused")
+    def start(way: str) -> tuple[Any, torch.optim.Optimizer]:
         torch.manual_seed(0)
         model: Any = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
         for layer in model:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
         model._set_unshard_async_op(way in ("prefetch", "together"))
-        optimizer = torch.optim.SGD(model.parameters(), 0.01)
-        times, before = [], 0
-        for step in range(steps + 1):
-            batch = torch.randn(BATCH, width, generator=torch.Generator().manual_seed(step))
+        return model, torch.optim.SGD(model.parameters(), 0.01)
+
+    trained = {way: start(way) for way in WAYS}
+    said: dict[str, list[tuple[float, int]]] = {way: [] for way in WAYS}
+    for step in range(steps + 1):
+        batch = torch.randn(BATCH, width, generator=torch.Generator().manual_seed(step))
+        for way in (*WAYS[step % len(WAYS):], *WAYS[: step % len(WAYS)]):
+            model, optimizer = trained[way]
+            group.together = way in ("together", "unused")
             dist.barrier()
-            before = group.communicator.flight()[-1].number
-            begin = time.perf_counter()
+            before, begin = group.communicator.flight()[-1].number, time.perf_counter()
             optimizer.zero_grad()
             (model(batch) ** 2).mean().backward()
             optimizer.step()
-            times.append(time.perf_counter() - begin)
-        joined = sum(one.name == "together" and one.number > before for one in group.communicator.flight())
-        return statistics.median(times[1:]), joined, model[0].weight.to_local().detach().clone()
-
-    said: dict[str, list[tuple[float, int]]] = {way: [] for way in WAYS}
-    kept: torch.Tensor | None = None
-    for turn in range(rounds):
-        for way in (*WAYS[turn % len(WAYS):], *WAYS[: turn % len(WAYS)]):
-            seconds, joined, weight = train(way)
-            said[way].append((seconds, joined))
-            kept = weight if kept is None else kept
-            if not torch.allclose(weight, kept, rtol=0, atol=1e-4 * float(kept.abs().max())):
-                raise SystemExit(f"{way}: rank {dist.get_rank()} has trained other weights than the first way")
-        if dist.get_rank() == 0:
-            print(f"round {turn + 1}, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
+            seconds = time.perf_counter() - begin
+            joined = sum(one.name == "together" and one.number > before for one in group.communicator.flight())
+            if step:  # the first one warms up
+                said[way].append((seconds, joined))
+        if dist.get_rank() == 0 and step:
+            print(f"step {step}, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
+    first = trained[WAYS[0]][0][0].weight.to_local().detach()
+    for way, (model, _) in trained.items():
+        if not torch.allclose(model[0].weight.to_local(), first, rtol=0, atol=1e-4 * float(first.abs().max())):
+            raise SystemExit(f"{way}: rank {dist.get_rank()} has trained other weights than by default")
     if dist.get_rank() == 0:
         print(json.dumps({"rail": group.communicator.rail, "said": said}), flush=True)
     dist.destroy_process_group()
@@ -90,15 +87,14 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--width", type=int, default=1024, help="of a layer, a square matrix")
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     a = parser.parse_args()
     if a.rank:
-        rank(a.layers, a.width, a.steps, a.rounds)
+        rank(a.layers, a.width, a.steps)
         return
-    sizes = [f"--{name}={getattr(a, name)}" for name in ("layers", "width", "steps", "rounds")]
+    sizes = [f"--{name}={getattr(a, name)}" for name in ("layers", "width", "steps")]
     topo = ["--topo", f"leafspine,2,2,{a.ranks}", "--rate", a.rate]
     program = [sys.executable, os.path.abspath(__file__), "--rank", *sizes]
     command = [sys.executable, "-m", "netfold.cli", "run", *topo, "--timeout", "400", "--", *program]
@@ -107,7 +103,7 @@ def main() -> None:
         sys.exit(done.returncode)
     result = json.loads(next(line for line in done.stdout.splitlines() if '"said"' in line).split("] ", 1)[1])
     print(f"{a.ranks} ranks over {result['rail']}, links of {a.rate}, {a.layers} layers of "
-          f"{a.width * a.width * 4 / 2**20:.3g} MiB: medians of {a.steps} steps, {a.rounds} rounds in turn")
+          f"{a.width * a.width * 4 / 2**20:.3g} MiB: medians of {a.steps} steps in turn")
     rows = []
     for way in WAYS:
         times = [seconds for seconds, _ in result["said"][way]]
