@@ -129,8 +129,10 @@ class RailTeam(Rail, Protocol):
     """Number of ranks whose lanes the switches add."""
     whole: tuple[str, ...]
     """Names of the rails that carry floats in lanes of 32 bits whatever a call asks for."""
-    known: Mapping[tuple[object, ...], object]
-    """Kinds of calls that ``repeat`` carries; empty while it carries none."""
+
+    @property
+    def known(self) -> Mapping[tuple[object, ...], object]:
+        """Kinds of calls that ``repeat`` carries; empty while it carries none."""
 
     def repeat(self, request: AllreduceRequest) -> int | None:
         """Carries the caller's request, of whose kind an earlier one has been carried, without looking again at what it
