@@ -176,8 +176,11 @@ class MultiRail:
         """Carries an allreduce of a kind that has gone over one rail before; None: it is not of one, and nothing was
         sent.  ``out`` may have any layout, and overlap the source in any way.  Raises and returns else what
         ``allreduce`` does."""
-        source, rails = request.source, self._rails
-        known = self.known.get(_kind(request))
+        source, reduction, coding, rails = request.source, request.reduction, request.coding, self._rails
+        known = self.known.get((  # ``_kind``
+            source.nbytes, source.dtype, reduction.op, reduction.element, coding.lane_bits, coding.saturate,
+            request.algorithm,
+        ))
         if (
             known is None or known.live is not rails.live or rails.broken or request.feedback is not None
             or source.ndim != 1 or not source.flags.carray
@@ -510,7 +513,7 @@ class MultiRail:
 
 
 def _kind(request: AllreduceRequest) -> tuple[object, ...]:
-    """What all decides on how an allreduce of a flat array without residual goes."""
+    """What all decides on how an allreduce of a flat array without residual goes.  ``repeat`` has it written out."""
     source, reduction, coding = request.source, request.reduction, request.coding
     return (
         source.nbytes, source.dtype, reduction.op, reduction.element, coding.lane_bits, coding.saturate,
