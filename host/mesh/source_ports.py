@@ -48,7 +48,10 @@ class SourcePorts:
         self._ports = list(ports)
         self._leaf: dict[int, str] = {peer: f"rank {peer}" for peer in peers}
         self._all: dict[int, list[int]] = dict.fromkeys(self._leaf, self._ports)
+        self._planned: dict[int, list[WeightedPort]] = {}
+        """As the controller planned."""
         self._weighted: dict[int, list[WeightedPort]] = {}
+        """The same by paths that work."""
         self._same_leaf: set[int] = set()
         """Peers under the same leaf: there is one path to each, so one lane."""
         self._numbers: dict[str, int] = {}
@@ -61,10 +64,11 @@ class SourcePorts:
     def adopt(self, paths: Paths) -> None:
         """Follows a new plan, and drops this rank's own suspicions, which the controller now takes care of."""
         self._suspects.clear()
-        self._weighted.clear()
+        self._planned.clear()
         self._cuts.clear()
         for piece in paths.pieces:
-            self._weighted.setdefault(piece.peer, []).append(WeightedPort(piece.source_port, piece.size))
+            self._planned.setdefault(piece.peer, []).append(WeightedPort(piece.source_port, piece.size))
+        self._weighted = {peer: list(weighted) for peer, weighted in self._planned.items()}
         for reach in paths.reaches:
             self._leaf[reach.peer] = reach.leaf
             self._all[reach.peer] = reach.source_ports or self._ports
@@ -75,7 +79,7 @@ class SourcePorts:
         stays, and so do this rank's own suspicions."""
         for reach in paths.reaches:
             self._all[reach.peer] = reach.source_ports or self._ports
-        for peer in self._weighted:
+        for peer in self._planned:
             self._replace_ports(peer)
 
     def weighted_ports(self, peer: int) -> Sequence[WeightedPort]:
@@ -118,7 +122,10 @@ class SourcePorts:
         return max(map(len, self._weighted.values()), default=0)
 
     def path_group(self, peer: int) -> int:
-        """A number for the leaf of a peer: peers with the same number are reached over the same paths."""
+        """A number for the leaf of a peer: peers with the same number are reached over the same paths, and those with
+        0, which are under this rank's own leaf, over a single one."""
+        if peer in self._same_leaf:
+            return 0
         return self._numbers.setdefault(self._leaf[peer], len(self._numbers) + 1)
 
     def suspect(self, peer: int, port: int) -> None:
@@ -128,15 +135,15 @@ class SourcePorts:
         self._replace_ports(peer)
 
     def clear_suspicion(self, peer: int, port: int) -> None:
-        """Marks a suspect path as working again; what uses other suspect ones may take it."""
+        """Marks a suspect path as working again: what was planned for it returns."""
         self._suspects.pop((self._leaf[peer], port), None)
         self._replace_ports(peer)
 
     def _replace_ports(self, peer: int) -> None:
-        for other, weighted in self._weighted.items():
+        for other, planned in self._planned.items():
             if self._leaf[other] == self._leaf[peer]:
                 self._weighted[other] = [
-                    WeightedPort(self.usable_port(other, one.port), one.weight) for one in weighted
+                    WeightedPort(self.usable_port(other, one.port), one.weight) for one in planned
                 ]
 
     def is_suspect(self, peer: int, port: int) -> bool:

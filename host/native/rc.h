@@ -28,9 +28,12 @@
 #define NF_RC_ACKNOWLEDGE 0x11
 #define NF_RC_AETH_BYTES 4
 #define NF_RC_RUN 60 /* packets of one super-packet at most */
-/* Nanoseconds without an answer after which a path is blamed: where anything else came from the peer just now, and
- * where nothing did, so that maybe its process just does not run.  Where queues are long, two round trips, but no
- * more than MOST. */
+/* Nanoseconds without an answer over a path until its oldest packet goes by another path as well, and until the verdict
+ * where that one was answered (rc_paths.h): where round trips are long, one and a half of them, and one. */
+#define NF_RC_ASK 25000000ll
+/* Nanoseconds without an answer after which a path is blamed where no other path has shown that the peer's process
+ * runs: where anything else came from the peer just now, and where nothing did.  Where queues are long, two round
+ * trips, but no more than MOST. */
 #define NF_RC_STALL 70000000ll
 #define NF_RC_STALL_ALONE 110000000ll
 #define NF_RC_STALL_MOST 150000000ll
@@ -96,7 +99,8 @@ uint32_t nf_rc_open_most(const nf_rc *); /* since the endpoint was opened */
  * the peer is asked at once what it has of what is in flight.  False: no such queue pair, or no memory. */
 bool nf_rc_move(nf_rc *, uint32_t qp, uint16_t source_port, bool lost, int64_t now);
 /* Peers of one group are reached over the same paths: what answers one of them speaks for all.  At first each peer is a
- * group of its own, named by its address.  False: no such queue pair, or no memory. */
+ * group of its own, named by its address; to those of group 0 leads one path alone, whatever the port.  False: no such
+ * queue pair, or no memory. */
 bool nf_rc_set_group(nf_rc *, uint32_t qp, uint32_t group);
 /* Source ports that packets can leave by.  Answers leave by the one of them that the question came from, and so over
  * the same path: then a path is blamed for what happens on it alone.  False: no memory, or n < 1. */

@@ -121,8 +121,8 @@ static void receive_packet(nf_rc *rc, const uint8_t *p, size_t n, const nf_origi
     if (h.opcode == NF_RC_ACKNOWLEDGE && n == NF_BTH_BYTES + NF_RC_AETH_BYTES + NF_ICRC_BYTES) {
         if (qp->reps && !(p[4] & NF_BECN) && NF_AETH_KIND(p[NF_BTH_BYTES]) == NF_AETH_KIND_ACK)
             recycle(rc, qp, from->source_port);
-        nf_path_answered(rc, qp, from->source_port, now);
-        nf_requester_take_answer(rc, qp, h.psn, p[NF_BTH_BYTES], p[4] & NF_BECN, now);
+        bool own = nf_path_answered(rc, qp, from->source_port, now);
+        nf_requester_take_answer(rc, qp, h.psn, p[NF_BTH_BYTES], p[4] & NF_BECN, own, now);
         return;
     }
     if (nf_has_reth(h.opcode))
@@ -143,7 +143,7 @@ static void receive_packet(nf_rc *rc, const uint8_t *p, size_t n, const nf_origi
         if (*touched) nf_responder_find_holes(rc, &rc->qps[*touched - 1]);
         *touched = index + 1;
     }
-    qp->in.source_port = from->source_port;
+    nf_responder_came_by(&qp->in, from->source_port);
     nf_responder_take(rc, qp, &h, p + headers, (uint32_t)(n - headers - pad - NF_ICRC_BYTES), marked);
 }
 

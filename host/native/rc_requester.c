@@ -101,9 +101,15 @@ void nf_requester_send(const nf_rc *rc, nf_requester *r, uint64_t seq, int64_t n
     r->sent++;
     if (r->timer.deadline == NF_NEVER) {
         nf_timer_start(&r->timer, now);
-        r->path_check = now + NF_RC_STALL / 2;
+        r->path_check = now + NF_RC_ASK;
         r->acknowledged_at = r->silent_since = now;
     }
+}
+
+void nf_requester_copied(const nf_rc *rc, nf_requester *r) {
+    flight(rc, r, r->una)->again = true;
+    r->sent++;
+    r->retransmitted++;
 }
 
 static void lose(const nf_rc *rc, nf_requester *r, uint64_t seq) {
@@ -131,16 +137,19 @@ void nf_requester_probe(const nf_rc *rc, nf_requester *r, int64_t now) {
     r->unanswered += !flight(rc, r, r->una)->lost; /* one that has not left yet is no probe */
     r->recover = r->next;
     r->repeated_below = r->una + 1;
-    r->burst = 1;
+    if (!r->left_path) r->burst = 1;
     r->probe_rtt = 0;
     lose(rc, r, r->una);
 }
 
-/* After a time-out an answer came, `age` after the last packet it acknowledges was sent: does more go again? */
+/* After a time-out an answer came, `age` after the last packet it acknowledges was sent: does more go again?  What went
+ * by a path that is dead does, however soon the answer came, and also if some of it had arrived. */
 static void recover(const nf_rc *rc, nf_requester *r, int64_t age, int64_t now) {
     if (!r->probe_rtt) age = now - r->probed_at; /* of several repetitions the first may be what was answered */
     int64_t usual = r->srtt_doubtful || r->probe_rtt > r->rtt.srtt ? r->probe_rtt : r->rtt.srtt;
-    if (r->una > r->repeated_below || age < usual / 2) {
+    if (r->left_path) {
+        if (r->una > r->repeated_below) r->repeated_below = r->una;
+    } else if (r->una > r->repeated_below || age < usual / 2) {
         r->recover = r->una; /* what was repeated had arrived: the time-out was spurious */
         r->srtt_doubtful = true;
         return;
@@ -151,13 +160,14 @@ static void recover(const nf_rc *rc, nf_requester *r, int64_t age, int64_t now) 
     for (; r->repeated_below < end; r->repeated_below++) lose(rc, r, r->repeated_below);
 }
 
-static void acknowledged(nf_rc *rc, nf_qp *qp, uint64_t end, bool marked, int64_t now) {
+static void acknowledged(nf_rc *rc, nf_qp *qp, uint64_t end, bool marked, bool own, int64_t now) {
     nf_requester *r = &qp->out;
     uint64_t before = r->una;
     const nf_flight *last = flight(rc, r, end - 1);
     int64_t age = now - last->at;
-    if (!last->again && !last->lost) { /* Karn; until then the back-off stands */
+    if (own && !last->again && !last->lost) { /* Karn; until then the back-off stands */
         nf_rtt_measure(&r->rtt, age);
+        nf_rtt_measure(&rc->paths[qp->path].rtt, age);
         r->srtt_doubtful = false;
         set_rto(r);
     }
@@ -170,14 +180,20 @@ static void acknowledged(nf_rc *rc, nf_qp *qp, uint64_t end, bool marked, int64_
     }
     rc->progress += end - before;
     r->longest_stall = now - r->acknowledged_at > r->longest_stall ? now - r->acknowledged_at : r->longest_stall;
-    r->acknowledged_at = r->silent_since = now;
-    r->unanswered = 0;
+    r->acknowledged_at = now;
+    if (own) {
+        r->silent_since = now;
+        r->unanswered = 0;
+    }
     nf_timer_restart(&r->timer, r->una < r->next, now);
     if (r->una == r->next) r->path_check = NF_NEVER;
     if (marked) mark(r, qp->reps ? 1 : (uint32_t)(end - before)); /* one ACK a packet, or one for all of them */
     nf_congestion_acknowledged(&r->congestion, &rc->rules, (uint32_t)(end - before));
     nf_congestion_round(&r->congestion, &rc->rules, r->una, r->next);
-    if (r->una < r->recover) recover(rc, r, age, now);
+    if (r->una < r->recover)
+        recover(rc, r, age, now);
+    else
+        r->left_path = false;
     while (r->count && at(r, 0)->first + nf_rc_packets(rc, at(r, 0)->length) <= r->una) {
         nf_rc_event event = {.what = NF_RC_SENT, .qp = nf_rc_index(rc, qp), .id = at(r, 0)->id};
         if (event.id != NF_RC_UNTOLD) nf_rc_emit(rc, &event); /* room was reserved when it was posted */
@@ -186,15 +202,22 @@ static void acknowledged(nf_rc *rc, nf_qp *qp, uint64_t end, bool marked, int64_
     }
 }
 
-void nf_requester_take_answer(nf_rc *rc, nf_qp *qp, uint32_t psn, uint8_t syndrome, bool marked, int64_t now) {
+/* Whether a packet was sent again so short a time ago that an answer cannot be about that: a round trip. */
+static bool repeated_just_now(const nf_requester *r, const nf_flight *f, int64_t now) {
+    return f->again && now - f->at < (r->rtt.srtt > NF_RTO_LEAST ? r->rtt.srtt : NF_RTO_LEAST);
+}
+
+void nf_requester_take_answer(nf_rc *rc, nf_qp *qp, uint32_t psn, uint8_t syndrome, bool marked, bool own,
+                              int64_t now) {
     nf_requester *r = &qp->out;
     int64_t seq = nf_rc_seq(qp->plan.psn, psn, r->una);
     if (seq == (int64_t)r->una - 1 && qp->reps && NF_AETH_KIND(syndrome) == NF_AETH_KIND_ACK && marked) mark(r, 1);
     if (seq < (int64_t)r->una || seq >= (int64_t)r->next) return; /* old, or for a packet that was never sent */
     if (NF_AETH_KIND(syndrome) == NF_AETH_KIND_ACK) {
-        acknowledged(rc, qp, (uint64_t)seq + 1, marked, now);
+        acknowledged(rc, qp, (uint64_t)seq + 1, marked, own, now);
     } else if (syndrome == NF_AETH_SEQUENCE) {
         r->naks++;
+        if (repeated_just_now(r, flight(rc, r, (uint64_t)seq), now)) return; /* said twice, it is not lost twice */
         lose(rc, r, (uint64_t)seq);
         nf_congestion_lost(&r->congestion, &rc->rules, r->una, r->next);
     } else if (NF_AETH_KIND(syndrome) == NF_AETH_KIND_NAK) {
@@ -212,13 +235,17 @@ bool nf_requester_tick(const nf_rc *rc, nf_requester *r, int64_t now) {
     return true;
 }
 
-void nf_requester_moved(const nf_rc *rc, nf_requester *r, bool lost, int64_t now) {
+void nf_requester_moved(const nf_rc *rc, nf_requester *r, nf_rtt trip, bool lost, bool proven, int64_t now) {
     r->silent_since = now; /* the new path gets its full time */
     if (!lost || r->una == r->next) return;
-    set_rto(r); /* the back-off was the old path's */
+    r->srtt_doubtful = !trip.srtt; /* the round trip was the old path's, and so was the back-off */
+    if (trip.srtt) r->rtt = trip;
+    set_rto(r);
     r->unanswered = 0;
     nf_timer_restart(&r->timer, true, now);
-    r->path_check = now + NF_RC_STALL / 2;
-    r->srtt_doubtful = true; /* and so was the round trip */
+    r->path_check = now + NF_RC_ASK;
     nf_requester_probe(rc, r, now);
+    r->left_path = proven;
+    uint32_t half = (uint32_t)r->congestion.allowed / 2; /* twice as many follow the probe's answer */
+    r->burst = proven && trip.srtt && half > 1 ? half : 1;
 }

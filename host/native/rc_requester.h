@@ -30,13 +30,17 @@ const nf_write *nf_requester_write(const nf_requester *, uint64_t seq);
 void nf_requester_send(const nf_rc *, nf_requester *, uint64_t seq, int64_t now);
 /* Marks packet `seq`, which the kernel did not take, as one to send again. */
 void nf_requester_unsent(const nf_rc *, nf_requester *, uint64_t seq);
-/* Takes in an ACK or NAK, whose `psn` and `syndrome` are the BTH's and AETH's; marked: it met congestion (ECN). */
-void nf_requester_take_answer(nf_rc *, nf_qp *, uint32_t psn, uint8_t syndrome, bool marked, int64_t now);
+/* Records that a copy of the oldest packet left by another path than this queue pair's. */
+void nf_requester_copied(const nf_rc *, nf_requester *);
+/* Takes in an ACK or NAK, whose `psn` and `syndrome` are the BTH's and AETH's; marked: it met congestion (ECN); own: it
+ * came over the path that the queue pair is on. */
+void nf_requester_take_answer(nf_rc *, nf_qp *, uint32_t psn, uint8_t syndrome, bool marked, bool own, int64_t now);
 /* Does what is due where the timer ran out: the oldest packet goes again.  Returns whether it ran out. */
 bool nf_requester_tick(const nf_rc *, nf_requester *, int64_t now);
 /* Marks the oldest packet as one to send again; what answers it tells about the others in flight. */
 void nf_requester_probe(const nf_rc *, nf_requester *, int64_t now);
-/* Tells that packets take another path from here on.  lost: what is in flight was on a dead one, and a probe asks the
- * peer at once what it has of it. */
-void nf_requester_moved(const nf_rc *, nf_requester *, bool lost, int64_t now);
+/* Tells that packets take another path from here on, where round trips take `trip`.  lost: what is in flight was on one
+ * that does not answer, and a probe asks the peer at once what it has of it.  proven: that path is dead, and the peer
+ * is not, so the probe's answer lets a window of the rest go again; else, and where no round trip is known, few. */
+void nf_requester_moved(const nf_rc *, nf_requester *, nf_rtt trip, bool lost, bool proven, int64_t now);
 #endif

@@ -129,6 +129,11 @@ static void advance(nf_rc *rc, nf_qp *qp) {
     memmove(r->messages, r->messages + whole, r->n_messages * sizeof *r->messages);
 }
 
+void nf_responder_came_by(nf_responder *r, uint16_t port) {
+    if (r->due && r->source_port != port) r->before_port = r->source_port;
+    r->source_port = port;
+}
+
 void nf_responder_take(nf_rc *rc, nf_qp *qp, const nf_rc_header *h, const uint8_t *payload, uint32_t length,
                        bool marked) {
     nf_responder *r = &qp->in;

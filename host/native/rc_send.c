@@ -102,6 +102,15 @@ static bool send_answers(nf_rc *rc, nf_rc_run *run) {
             send_echoes(rc, qp, run);
             return true;
         }
+        if (r->before_port) {
+            bool can = can_send_from(rc, r->before_port);
+            run->route.source_port = can ? r->before_port : run->route.source_port;
+            r->before_port = 0;
+            if (can) {
+                put_answer(rc, qp, NF_AETH_ACK, r->expected - 1, r->marked, run);
+                return true;
+            }
+        }
         if (can_send_from(rc, r->source_port)) run->route.source_port = r->source_port;
         uint64_t seq = r->nak_from > r->expected ? r->nak_from : r->expected;
         while (run->packets < rc->max_run) {
@@ -135,6 +144,18 @@ static bool send_answers(nf_rc *rc, nf_rc_run *run) {
     return false;
 }
 
+/* The oldest packet leaves by the path that rc_paths.c asks about the peer. */
+static void send_inquiry(nf_rc *rc, nf_qp *qp, nf_rc_run *run) {
+    nf_requester *r = &qp->out;
+    const nf_write *w = nf_requester_write(r, r->una);
+    begin_run(rc, qp, run);
+    run->route.source_port = qp->inquiry.port;
+    run->segment = run->length = write_packet(rc, qp, w, r->una, true, &run->route, 0, rc->buffer);
+    run->seqs[run->packets++] = r->una;
+    nf_requester_copied(rc, r);
+    qp->inquiry.due = false;
+}
+
 bool nf_rc_send(nf_rc *rc, int64_t now, nf_rc_run *run) {
     if (send_answers(rc, run)) return true;
     run->answers = 0;
@@ -146,6 +167,10 @@ bool nf_rc_send(nf_rc *rc, int64_t now, nf_rc_run *run) {
             qp->active = false;
             rc->active[slot] = rc->active[--rc->n_active];
             continue;
+        }
+        if (qp->inquiry.due && r->una < r->next) {
+            send_inquiry(rc, qp, run);
+            return true;
         }
         uint32_t may = nf_requester_sendable(rc, r);
         rc->turn++;

@@ -51,6 +51,7 @@ typedef struct {
     uint64_t repeated_below;      /* since the last time-out: everything below was sent again */
     int64_t probed_at, probe_rtt; /* first probe in this silence; how long one took to be answered, or 0 */
     bool srtt_doubtful;           /* a time-out by it was spurious, or the path is new; no sample came since */
+    bool left_path;               /* what is below `recover` went by a path that is proven dead */
     uint64_t lost_from;           /* none is lost below */
     uint32_t n_lost;
     nf_flight *flights; /* by sequence number modulo window */
@@ -60,7 +61,7 @@ typedef struct {
     uint32_t unanswered;     /* probes since anything was acknowledged */
     int64_t acknowledged_at; /* last acknowledgement, or first packet after idling */
     int64_t longest_stall;   /* longest wait for an acknowledgement */
-    int64_t silent_since;    /* as acknowledged_at, or when a path was blamed last */
+    int64_t silent_since;    /* first packet after idling, or when it came to its path, or when that was blamed last */
     nf_congestion congestion;
     uint64_t sent, retransmitted, timeouts, naks, marks;
 } nf_requester;
@@ -87,6 +88,7 @@ typedef struct {
     bool refusal_due;
     uint64_t refused_at;
     uint16_t source_port; /* of what came last */
+    uint16_t before_port; /* what came by this port, before that, has not been answered over it; 0: all has */
     uint64_t received, duplicates, refused;
 } nf_responder;
 
@@ -94,14 +96,25 @@ typedef struct { /* what leaves by this port for peers of this group */
     uint32_t group;
     uint16_t port;
     bool blamed;      /* since anything was answered over it */
+    bool proven;      /* it was blamed, and meanwhile a peer answered over another path what it was asked over both */
     int64_t answered; /* when anything was answered over it last; 0: never */
+    int64_t silent;   /* where it is blamed: since when it had been silent by then */
+    nf_rtt rtt;       /* of all queue pairs' packets */
 } nf_path;
+
+typedef struct {      /* the oldest packet of a silent queue pair goes by another path as well (rc_paths.h) */
+    uint16_t port;    /* that path's source port; 0: there is none */
+    bool due;         /* it is to leave */
+    int64_t at;       /* when that began, in this silence; 0: it has not */
+    int64_t answered; /* when an answer came by that path; 0: none yet */
+} nf_inquiry;
 
 typedef struct {
     nf_rc_plan plan;
     uint32_t group, path; /* of its peer; index into rc->paths */
     nf_requester out;
     nf_responder in;
+    nf_inquiry inquiry;
     nf_reps *reps;      /* NULL: all packets leave by plan.source_port */
     int64_t arrived_at; /* when anything came last */
     bool broken;
@@ -139,7 +152,8 @@ struct nf_rc {
     uint8_t *buffer;        /* one run */
     nf_path *paths;
     uint32_t n_paths, room_paths;
-    uint16_t *ports; /* source ports that we can send from */
+    int64_t silences[2], silences_from; /* rc_paths.c: the longest ones that ended; since when [0] counts */
+    uint16_t *ports;                    /* source ports that we can send from */
     uint32_t n_ports;
 };
 

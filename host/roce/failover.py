@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Final
 
 from netfold.host.mesh.source_ports import SourcePorts
 from netfold.host.roce.native import Endpoint, EndpointEvent
@@ -19,13 +20,29 @@ from netfold.wire.paths import Paths
 
 log = logging.getLogger("netfold")
 
+GRACE_NS: Final = 30_000_000
+"""Nanoseconds that a blamed path has to answer after all before it is reported to the controller, which plans anew for
+everybody: a path that was only slow costs this rank alone a few packets sent twice."""
+
 
 @dataclass
 class _Lane:
-    """One queue pair: the peer that it belongs to, and its source port."""
+    """One queue pair: the peer that it belongs to, the source port that it should have, and the one that it has while
+    that path does not answer."""
 
     peer: int
+    planned: int
     port: int
+
+
+@dataclass(frozen=True)
+class _Blame:
+    """A path whose failure is not confirmed: a queue pair that left it, how many packets of that one were acknowledged
+    by then, and when that was."""
+
+    pair: int
+    acknowledged: int
+    at: int
 
 
 class PathFailover:
@@ -54,13 +71,12 @@ class PathFailover:
         )
         self._lanes: dict[int, _Lane] = {}
         """Queue pair index -> its peer and port."""
-        self._blamed: dict[tuple[int, int], tuple[int, int]] = {}
-        """(peer, source port) of paths whose failure is not confirmed -> a queue pair that left it, and how many
-        packets of that one were acknowledged by then."""
+        self._blamed: dict[tuple[int, int], _Blame] = {}
+        """By peer and source port."""
 
     def add(self, pair: int, peer: int, port: int) -> None:
         """Adds a new queue pair that uses this source port.  The endpoint must be locked already."""
-        self._lanes[pair] = _Lane(peer, port)
+        self._lanes[pair] = _Lane(peer, port, port)
         self._endpoint.set_group(pair, self._source_ports.path_group(peer))
 
     def replanned(self) -> None:
@@ -73,6 +89,10 @@ class PathFailover:
     def move(self, pair: int, port: int, *, lost: bool = False) -> None:
         """Moves a queue pair to this source port, unless it is there already.  ``lost``: packets in flight on the old
         one count as lost."""
+        self._lanes[pair].planned = port
+        self._go(pair, port, lost=lost)
+
+    def _go(self, pair: int, port: int, *, lost: bool) -> None:
         lane = self._lanes[pair]
         if lane.port != port:
             lane.port = port
@@ -98,13 +118,13 @@ class PathFailover:
         log.warning("%s: no answer from rank %d by source port %d: on to another path", self._me, lane.peer, dead)
         with self._locked():
             before = self._endpoint.state(event.pair).acknowledged
-        self._blamed.setdefault((lane.peer, dead), (event.pair, before))
+        self._blamed.setdefault((lane.peer, dead), _Blame(event.pair, before, self._clock()))
         self._source_ports.suspect(lane.peer, dead)
         self._leave_suspects()
 
     def answered(self, event: EndpointEvent) -> None:
         """Handles an acknowledgement from a suspected path, which was slow and not dead: it is no longer blamed, and
-        queue pairs that found no better one return to it."""
+        queue pairs return to it."""
         peer, port = self._lanes[event.pair].peer, event.source_port
         group = self._source_ports.path_group(peer)
         self._blamed = {blamed: mark for blamed, mark in self._blamed.items()
@@ -113,17 +133,22 @@ class PathFailover:
         self._leave_suspects()
 
     def _leave_suspects(self) -> None:
+        """Moves each queue pair to its own path where that works, and off the one that it is on where that does not."""
         for pair, lane in self._lanes.items():
-            self.move(pair, self._source_ports.usable_port(lane.peer, lane.port), lost=True)
+            works = self._source_ports.usable_port(lane.peer, lane.port) == lane.port
+            self._go(pair, self._source_ports.usable_port(lane.peer, lane.planned), lost=not works)
 
     def confirmed_failures(self) -> list[tuple[int, int]]:
-        """The (peer, source port) pairs to report, each once: those whose queue pair has been acknowledged on another
-        path since.  Where no other path works either, it may be the peer that failed."""
+        """The (peer, source port) pairs to report, each once: those that have not answered for a while more, and whose
+        queue pair has been acknowledged on another path since.  Where no other path works either, it may be the peer
+        that failed."""
         found = []
-        for (peer, port), (pair, before) in list(self._blamed.items()):
+        for (peer, port), blame in list(self._blamed.items()):
+            if self._clock() < blame.at + GRACE_NS:
+                continue
             with self._locked():
-                answers = self._endpoint.state(pair).acknowledged > before
-            if answers and self._lanes[pair].port != port:
+                answers = self._endpoint.state(blame.pair).acknowledged > blame.acknowledged
+            if answers and self._lanes[blame.pair].port != port:
                 del self._blamed[peer, port]
                 found.append((peer, port))
         return found

@@ -267,7 +267,7 @@ class RoceMesh(ConnectedMesh):
                 self._planned.suspect(peer, port)
         if self._planned is not None and io.ready(1) and (newer := self._planned.newer()) is not None:
             self._failover.restrict(newer)
-        moved = io.progress != before or any(event.what != STALLED for event in events)
+        moved = io.progress != before or any(event.what not in (STALLED, ANSWERED) for event in events)
         return (super()._poll(0) if io.ready(0) else False) or moved
 
     def _take(self, events: Sequence[EndpointEvent]) -> None:

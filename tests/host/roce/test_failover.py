@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netfold.host.mesh.source_ports import SourcePorts
-from netfold.host.roce.failover import PathFailover
+from netfold.host.roce.failover import GRACE_NS, PathFailover
 from netfold.host.roce.native import ANSWERED, STALLED, Connection, Endpoint
 from netfold.wire.paths import Paths, Reach
 from netfold.wire.roce import Opcode
@@ -83,6 +83,7 @@ class Leaf:
             return all(writer.done() for writer in self.writers)
 
         self.wires.run(done, limit=20_000 * MILLISECOND)
+        self.wires.network.step(self.wires.network.now + GRACE_NS)
         self._look()
         for writer in self.writers:
             writer.check()

@@ -29,7 +29,7 @@ from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.host.roce.failover import PathFailover
 from netfold.host.roce.mesh import RoceMesh
-from netfold.host.roce.native import Connection, Endpoint
+from netfold.host.roce.native import ANSWERED, STALLED, Connection, Endpoint, EndpointEvent
 from netfold.host.roce.queue_pairs import QueuePairs
 from netfold.host.roce.sockets import CONNECTION_BIT
 from netfold.host.selection.peers import Peers
@@ -249,6 +249,21 @@ def test_a_stalled_path_does_not_count_as_progress(stay: bool) -> None:
     for result in results:
         assert isinstance(result, CollectiveTimeout), results
     assert stay == (not left)
+
+
+def test_a_path_that_answers_after_all_does_not_count_as_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is told of a path is no byte that anybody waits for: an answer of a path that was blamed puts the timeout
+    off no more than the blame did."""
+    with RoceRanks(2, queue_pairs=2) as ranks:
+        mesh = ranks.roce[0]
+        assert mesh._io is not None
+        told = [EndpointEvent(what=what, pair=mesh._queue_pairs.control(1), source_port=mesh.ports[0])
+                for what in (STALLED, ANSWERED)]
+        monkeypatch.setattr(mesh._io, "run", lambda until, *, quiet: (told, 0))
+        assert not mesh._poll(0)
+        assert not mesh.source_ports.is_suspect(1, mesh.ports[0])
+        monkeypatch.undo()
+        check_sums(ranks.run(allreduce("ring", [1000], 2)), [1000])
 
 
 def test_a_rank_that_leaves_in_the_middle_is_named() -> None:
