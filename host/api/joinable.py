@@ -91,7 +91,7 @@ def all_gather(ranks: Members, coding: Coding, array: Array, out: Array, followi
     data[pieces[ranks.rank]] = array.reshape(-1)
     joined = _in_parts(ranks, coding, data.view(np.uint8), in_bytes(pieces, data), parts, _apart(following, array, out))
     if joined:
-        ranks.unjoined = 0
+        ranks.count_joined()
     if not np.may_share_memory(data, out):
         out[...] = data.reshape(out.shape)
     return joined
@@ -100,8 +100,7 @@ def all_gather(ranks: Members, coding: Coding, array: Array, out: Array, followi
 # ---- inside ----------------------------------------------------------------------------------------------------------
 def _asks(ranks: Members) -> bool:
     """Whether this all_gather asks; counts it.  It depends on nothing but what all ranks have decided before."""
-    before = ranks.unjoined
-    ranks.unjoined += 1
+    before = ranks.count_joinable()
     return before < HOPES or before % RARELY == 0
 
 

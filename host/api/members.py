@@ -30,7 +30,7 @@ class Members:
         self._numbers = count(first)
         self._begun = first - 1
         """Number of the last operation that was begun."""
-        self.unjoined = 0
+        self._unjoined = 0
         """All_gathers that a reduce_scatter might have joined (``joinable``), and none has, since one did."""
 
     def finished(self) -> int:
@@ -40,6 +40,17 @@ class Members:
             if operation.number == begun and operation.group == self.peers.called:
                 return begun - (operation.state == "failed")
         return begun
+
+    def count_joinable(self) -> int:
+        """Begins an all_gather that a reduce_scatter may join.  Returns how many such there were since one was
+        joined."""
+        before = self._unjoined
+        self._unjoined += 1
+        return before
+
+    def count_joined(self) -> None:
+        """A reduce_scatter has joined one."""
+        self._unjoined = 0
 
     @property
     def peers(self) -> Peers:

@@ -34,9 +34,7 @@ class RailUse:
 
 
 class Account:
-    """The counts of one rank, which are written by the thread that makes the calls alone.
-
-    Beside a short call each count costs, so they are plain attributes."""
+    """The counts of one rank, which are written by the thread that makes the calls alone."""
 
     __slots__ = ("_rails", "nbytes", "operations", "processor", "reduced", "seconds")
 
@@ -52,6 +50,16 @@ class Account:
         self.processor = [0.0] * len(rails)
         """By rail: processor seconds of the thread that carried its parts of long calls."""
         rails.report_carried(lambda: dict(zip(rails.names, self.nbytes, strict=True)))
+
+    def count(self, nbytes: int, seconds: float = 0.0) -> None:
+        """Adds an allreduce of so many bytes, and seconds inside it that are not counted yet."""
+        self.operations += 1
+        self.reduced += nbytes
+        self.seconds += seconds
+
+    def count_rows(self) -> None:
+        """Adds another collective."""
+        self.operations += 1
 
     def use(self, shares: RailShares) -> list[RailUse]:
         """What each rail has done so far, and its figures, which are those of these shares."""

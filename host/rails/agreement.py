@@ -110,26 +110,22 @@ class Agreements:
     def repeat(self, known: KnownAgreement, request: AllreduceRequest) -> int:
         """Runs an agreement of a kind that has been run before, into ``request.out``, as ``run`` does; no rail may have
         failed since.  Returns what ``Rail.allreduce`` does."""
-        # kept short until a failure: a small allreduce takes only a third of a millisecond, and a function that ranks
-        # which share cores find in no cache a microsecond.  So two of ``RankState`` are written out
-        state, rail, clock = self._state, known.rail, self._state.clock
+        # kept short until a failure: a small allreduce takes only a third of a millisecond
+        state, rail = self._state, known.rail
         self.carrier, self.failed = rail, False
-        self._rails.position = position = self._rails.position + 1
+        position = self._rails.advance()
         self._turn = turn = self._turn ^ 1
         result = known.results[turn]
-        begin = clock()
-        state.place = position, rail, begin  # ``enter_agreement``
+        begin = state.enter_agreement(position, rail)
         try:
             saturated = known.carry(
                 AllreduceRequest(request.source, result, request.reduction, position, request.coding, request.algorithm)
             )
         except NetFoldError as error:
             failure = error
-        else:  # ``store_result``: first the result, then the look for a fence
-            end = state.last_outcome_at = clock()
-            state.outcomes[turn] = position, result
-            if state.fenced_at < position or not state.withheld(position, turn):
-                self.seconds = end - begin
+        else:
+            if state.store_result(position, result, turn):
+                self.seconds = state.last_outcome_at - begin
                 request.out[...] = result
                 return saturated
             failure = Fenced("another rank stopped it")

@@ -176,11 +176,8 @@ class MultiRail:
         """Carries an allreduce of a kind that has gone over one rail before; None: it is not of one, and nothing was
         sent.  ``out`` may have any layout, and overlap the source in any way.  Raises and returns else what
         ``allreduce`` does."""
-        source, reduction, coding, rails = request.source, request.reduction, request.coding, self._rails
-        known = self.known.get((  # ``_kind``
-            source.nbytes, source.dtype, reduction.op, reduction.element, coding.lane_bits, coding.saturate,
-            request.algorithm,
-        ))
+        source, rails = request.source, self._rails
+        known = self.known.get(_kind(request))
         if (
             known is None or known.live is not rails.live or rails.broken or request.feedback is not None
             or source.ndim != 1 or not source.flags.carray
@@ -202,9 +199,7 @@ class MultiRail:
                 self._count(agreements.carrier)
         except NetFoldError as error:
             raise self._told(error, request.number, _described(request)) from error
-        account.seconds += agreements.seconds
-        account.operations += 1
-        account.reduced += nbytes
+        account.count(nbytes, agreements.seconds)
         return saturated
 
     def _plan(self, request: AllreduceRequest) -> int:
@@ -244,8 +239,7 @@ class MultiRail:
                 saturated = self._long(CutAllreduce(request), split, ledger)
         except NetFoldError as error:
             raise self._told(error, request.number, _described(request)) from error
-        self._account.operations += 1
-        self._account.reduced += nbytes
+        self._account.count(nbytes)
         return saturated
 
     def carry(self, cut: CutCollective, number: int) -> None:
@@ -268,7 +262,7 @@ class MultiRail:
             self._long(cut, split, ledger)
         except NetFoldError as error:
             raise self._told(error, number, f"{cut.kind}, {cut.size} bytes") from error
-        self._account.operations += 1
+        self._account.count_rows()
 
     def _pinned_rail(self, names: Sequence[str]) -> WatchedRail:
         """The rail that carries every call.  Raises RailDown where it is down."""
@@ -513,7 +507,7 @@ class MultiRail:
 
 
 def _kind(request: AllreduceRequest) -> tuple[object, ...]:
-    """What all decides on how an allreduce of a flat array without residual goes.  ``repeat`` has it written out."""
+    """What all decides on how an allreduce of a flat array without residual goes. """
     source, reduction, coding = request.source, request.reduction, request.coding
     return (
         source.nbytes, source.dtype, reduction.op, reduction.element, coding.lane_bits, coding.saturate,

@@ -25,9 +25,9 @@ pytestmark = pytest.mark.timeout(120)
 FIGURES = [Figure(0.001, 1e8), Figure(0.002, 1e8)]
 LONG = 1_500_000
 """Elements of a call that is split, after which figures are exchanged."""
-STEPS = 2
+STEPS = 7
 """Python functions of the rails' own that a repeated call runs, beside the rail that carries it and what the test
-gives: the entry and the agreement."""
+gives: the entry, its kind, the agreement, what that tells other ranks before and after, its number, and the account."""
 
 
 def test_a_kind_of_brief_call_is_planned_once_until_figures_are_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
