@@ -138,6 +138,24 @@ def test_a_slow_path_is_not_reported_to_the_controller() -> None:
     assert {port for _, port in leaf.blamed} == {PORT}
 
 
+def test_queue_pairs_return_to_a_path_that_was_only_slow() -> None:
+    """A path stands still for 125 ms, 15 more than it may: what left it returns once it answers, and nothing is
+    reported."""
+    leaf = Leaf(peers=1, ports=2, look=0, nbytes=20_000_000)
+    begin, end = 10 * MILLISECOND, 135 * MILLISECOND
+
+    def stuck(datagram: Datagram) -> int:
+        now = leaf.wires.network.now
+        return end - now if datagram.source_port == PORT and begin <= now < end else 0
+
+    leaf.paths = stuck
+    leaf.run()
+    assert leaf.wires.count(0, STALLED) == leaf.wires.count(0, ANSWERED) == 1
+    assert set(leaf.wires.ports) == {PORT, PORT + 1}
+    assert leaf.wires.ports[-1] == PORT
+    assert not leaf.blamed
+
+
 def test_a_path_on_which_any_peer_answers_is_not_dead() -> None:
     """One peer under a leaf is silent and another is not: the path works, and nothing leaves it."""
     leaf = Leaf(peers=2, ports=2, look=0, nbytes=8_000_000)
