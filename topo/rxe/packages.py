@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from netfold.topo.failures import FabricFailed
+from netfold.topo.rxe import kernel_image
 
 USERLAND: Final = (
     "busybox-static", "libibverbs1", "ibverbs-providers", "ibverbs-utils", "libibverbs-dev", "perftest", "librdmacm1",
@@ -58,6 +59,7 @@ class Kernel:
     release: str
     """As `uname -r` says it."""
     image: Path
+    """What QEMU boots."""
     modules: Path
     """Folder with all its modules."""
 
@@ -115,7 +117,16 @@ def kernel() -> Kernel:
     if len(images) != 1:
         raise PackagesMissing(f"{folder}: expected one /boot/vmlinuz-*, found {len(images)}")
     release = images[0].name.removeprefix("vmlinuz-")
-    return Kernel(release, images[0], folder / "usr/lib/modules" / release)
+    return Kernel(release, _bootable(images[0], folder), folder / "usr/lib/modules" / release)
+
+
+def _bootable(image: Path, folder: Path) -> Path:
+    """The kernel of an image of a package, decompressed once; the image where that cannot be."""
+    place = folder.with_name(f"{folder.name}-decompressed")
+    with _building(place) as beside:
+        if beside is not None and (kernel := kernel_image.uncompressed(image.read_bytes())) is not None:
+            (beside / "vmlinux").write_bytes(kernel)
+    return place / "vmlinux" if (place / "vmlinux").exists() else image
 
 
 def userland() -> Path:
