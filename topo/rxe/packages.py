@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import os
 import re
@@ -92,7 +93,7 @@ def lacking_programs() -> str | None:
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
     """The version of each package that apt would install.  Raises PackagesMissing."""
-    said = _run(["apt-cache", "policy", *packages], "asking apt for versions")
+    said = _ask(("policy", *packages), "asking apt for versions", os.environ.get("PATH", ""))
     found = dict(re.findall(r"^(\S+):\n(?:  .*\n)*?  Candidate: (\S+)$", said, re.MULTILINE))
     for package in packages:
         if found.get(package, "(none)") == "(none)":
@@ -197,12 +198,18 @@ def _merged(name: str) -> str:
 
 
 def _kernel_package() -> str:
-    said = _run(["apt-cache", "depends", "--important", KERNEL], f"asking apt for {KERNEL}")
+    said = _ask(("depends", "--important", KERNEL), f"asking apt for {KERNEL}", os.environ.get("PATH", ""))
     found = re.search(r"^\s+Depends: (linux-image-\S+)$", said, re.MULTILINE)
     if found is None:
         raise PackagesMissing(f"apt knows no kernel by {KERNEL}: expected Debian on x86-64 with its lists fetched "
                               "(sudo apt-get update)")
     return found[1]
+
+
+@functools.lru_cache(maxsize=16)
+def _ask(words: tuple[str, ...], what: str, _path: str) -> str:
+    """What apt-cache answers, which takes it a second: a process asks once."""
+    return _run(["apt-cache", *words], what)
 
 
 def _run(command: Sequence[str], what: str, folder: Path | None = None, seconds: float = ASK_SECONDS) -> str:
