@@ -37,7 +37,9 @@ def compiled(program: Path, defines: Mapping[str, str] | None = None) -> Made:
     digest = hashlib.sha256("\0".join([_version(), str(program), *flags]).encode())
     for path in sorted(program.parent.glob("*.p4")):
         digest.update(f"\0{path.name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
-    kept = cc.default_cache_dir() / f"p4c-{digest.hexdigest()[:32]}"
+    folder = cc.default_cache_dir() / "p4c"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    kept = folder / digest.hexdigest()[:32]
     with cc.lock(kept.with_suffix(".lock")):
         if kept.exists():
             return Made(*cache.unpack(kept.read_bytes()))

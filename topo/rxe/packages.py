@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import os
 import re
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Final
 
 from netfold.topo.failures import FabricFailed
+from netfold.topo.rxe import kernel_image
 
 USERLAND: Final = (
     "busybox-static", "libibverbs1", "ibverbs-providers", "ibverbs-utils", "libibverbs-dev", "perftest", "librdmacm1",
@@ -58,6 +60,7 @@ class Kernel:
     release: str
     """As `uname -r` says it."""
     image: Path
+    """What QEMU boots."""
     modules: Path
     """Folder with all its modules."""
 
@@ -90,7 +93,7 @@ def lacking_programs() -> str | None:
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
     """The version of each package that apt would install.  Raises PackagesMissing."""
-    said = _run(["apt-cache", "policy", *packages], "asking apt for versions")
+    said = _ask(("policy", *packages), "asking apt for versions", os.environ.get("PATH", ""))
     found = dict(re.findall(r"^(\S+):\n(?:  .*\n)*?  Candidate: (\S+)$", said, re.MULTILINE))
     for package in packages:
         if found.get(package, "(none)") == "(none)":
@@ -115,7 +118,16 @@ def kernel() -> Kernel:
     if len(images) != 1:
         raise PackagesMissing(f"{folder}: expected one /boot/vmlinuz-*, found {len(images)}")
     release = images[0].name.removeprefix("vmlinuz-")
-    return Kernel(release, images[0], folder / "usr/lib/modules" / release)
+    return Kernel(release, _bootable(images[0], folder), folder / "usr/lib/modules" / release)
+
+
+def _bootable(image: Path, folder: Path) -> Path:
+    """The kernel of an image of a package, decompressed once; the image where that cannot be."""
+    place = folder.with_name(f"{folder.name}-decompressed")
+    with _building(place) as beside:
+        if beside is not None and (kernel := kernel_image.uncompressed(image.read_bytes())) is not None:
+            (beside / "vmlinux").write_bytes(kernel)
+    return place / "vmlinux" if (place / "vmlinux").exists() else image
 
 
 def userland() -> Path:
@@ -186,12 +198,18 @@ def _merged(name: str) -> str:
 
 
 def _kernel_package() -> str:
-    said = _run(["apt-cache", "depends", "--important", KERNEL], f"asking apt for {KERNEL}")
+    said = _ask(("depends", "--important", KERNEL), f"asking apt for {KERNEL}", os.environ.get("PATH", ""))
     found = re.search(r"^\s+Depends: (linux-image-\S+)$", said, re.MULTILINE)
     if found is None:
         raise PackagesMissing(f"apt knows no kernel by {KERNEL}: expected Debian on x86-64 with its lists fetched "
                               "(sudo apt-get update)")
     return found[1]
+
+
+@functools.lru_cache(maxsize=16)
+def _ask(words: tuple[str, ...], what: str, _path: str) -> str:
+    """What apt-cache answers, which takes it a second: a process asks once."""
+    return _run(["apt-cache", *words], what)
 
 
 def _run(command: Sequence[str], what: str, folder: Path | None = None, seconds: float = ASK_SECONDS) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from netfold.topo.rxe import packages
+from netfold.topo.rxe import kernel_image, packages
 from support import needs
 
 POLICY = """#!/bin/sh
@@ -96,8 +96,8 @@ def test_what_failed_half_way_goes_on_where_it_stopped(apt: Apt) -> None:
     apt.broken.touch()
     with pytest.raises(packages.PackagesMissing, match=r"downloading busybox-static 1:2.0-1 failed.*\n.*cannot fetch"):
         packages.userland()
-    folders = [path.name for path in packages.cache().iterdir() if path.is_dir()]
-    assert folders == ["linux-image-6.1.0-99-amd64_1%3a2.0-1"]
+    folders = sorted(path.name for path in packages.cache().iterdir() if path.is_dir())
+    assert folders == [f"linux-image-6.1.0-99-amd64_1%3a2.0-1{form}" for form in ("", "-decompressed")]
     apt.broken.unlink()
     packages.userland()
     packages.kernel()
@@ -120,3 +120,18 @@ def test_apt_without_lists_is_told_to_fetch_them(apt: Apt, monkeypatch: pytest.M
     (tmp_path / "bin/apt-cache").write_text("#!/bin/sh\nexit 0\n")
     with pytest.raises(packages.PackagesMissing, match="apt-get update"):
         packages.userland()
+
+
+def test_a_kernel_is_decompressed_once_where_it_can_be(apt: Apt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """QEMU boots the kernel itself, kept beside its package; another form of image is booted as it is."""
+    assert packages.kernel().image.name == "vmlinuz-6.1.0-99-amd64"
+    monkeypatch.setenv("XDG_CACHE_HOME", f"{os.environ['XDG_CACHE_HOME']}-another")
+    asked = []
+
+    def uncompressed(image: bytes) -> bytes:
+        asked.append(image)
+        return b"kernel"
+
+    monkeypatch.setattr(kernel_image, "uncompressed", uncompressed)
+    assert {packages.kernel().image.read_bytes() for _ in range(2)} == {b"kernel"}
+    assert asked == [b"k"]
