@@ -120,6 +120,11 @@ comm.close()
 """),
     ("docs/fabrics.md", "sandbox.enter()"): Scene("alone", needs=("mininet", "namespaces")),
     ("docs/torch.md", "model = DistributedDataParallel(model)"): Scene("torch", _TORCH, _STEP + _END),
+    ("docs/torch.md", 'mesh = init_device_mesh("cpu", (dist.get_world_siz'): Scene("torch", f"""{_TORCH}
+model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 2))
+""", f"""{_STEP}
+assert all(one.grad is not None for one in model.parameters())
+{_END}""", {"model.layers": "model"}),
     ("docs/torch.md", "with netfold.torch.join() as comm:"): Scene(
         "torch", f"import netfold.torch\nfrom netfold.torch import NetfoldState, netfold_hook\n{_TORCH}", _END,
         {"    ...\n": f"    {_STEP.strip()}\n"}),
