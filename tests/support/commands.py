@@ -127,6 +127,7 @@ NOT_RUN: Final[dict[str, tuple[str, ...]]] = {
         "netfold bench osu-bcast --out papers/collectives",
         "netfold bench parameter-server --out papers/collectives", "netfold bench simulator --cases folds",
         "netfold bench paths --planner equal_split",
+        "netfold bench paths --modes pinned --collectives all_to_all --fail-link 0.15 --silent",
         "netfold bench rails --out FOLDER", "netfold bench rails --plot STEM --json FILE",
         "netfold bench rails --rails innet@a+tcp@b --algorithm ring -e 4M --cut-bytes 8M --out papers/nezha",
         "netfold bench rails --rails tcp@a+tcp@b --algorithm ring -e 4M --cut-bytes 8M --out papers/nezha/tcp-tcp",

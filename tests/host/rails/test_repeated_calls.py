@@ -66,7 +66,9 @@ def test_a_repeated_call_runs_few_functions() -> None:
             while above is not None:
                 names.append(above.f_code.co_qualname)
                 above = above.f_back
-            if FakeRail.allreduce.__qualname__ not in names:  # not what watches a rail that waits
+            # not what watches a rail that waits, nor what a call that took long has more, since it may have repeated
+            aside = {FakeRail.allreduce.__qualname__, MultiRail._count.__qualname__}
+            if aside.isdisjoint((frame.f_code.co_qualname, *names)):
                 ran.append(frame.f_code.co_qualname)
 
     def call(rail: MultiRail, rank: int) -> None:
