@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it saves that reduce-scatters join all-gathers: the time of a step of FSDP2 (fully_shard) over one fabric.
+"""Measures how long a training step of FSDP2 (fully_shard) takes over one fabric, with reduce-scatters that join the
+all-gathers under way and without.
 
     python bench/scripts/sharded.py [--rate 200mbit] [--layers 6] [--width 1024] [--json FILE]
 
@@ -82,7 +83,7 @@ def rank(layers: int, width: int, steps: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What it saves that reduce-scatters join all-gathers.")
+    parser = argparse.ArgumentParser(description="Time steps of FSDP2 whose reduce-scatters join all-gathers.")
     parser.add_argument("--rate", default="200mbit")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--layers", type=int, default=6)

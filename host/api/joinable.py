@@ -63,7 +63,8 @@ class Scatter:
 
 
 Next = Scatter | Literal["open", "none"]
-"""What follows an all_gather: a reduce_scatter; nothing that has been called yet; or nothing that may join."""
+"""What a rank's program calls after an all_gather, as far as is known: a reduce_scatter, which may join it; "open"
+where nothing has been called yet; "none" where something else has been, or nothing will be before the end."""
 
 
 def scatter_of(ranks: Members, array: Array, out: Array, op: ReduceOp, dtype: str | None) -> Scatter:
@@ -99,7 +100,8 @@ def all_gather(ranks: Members, coding: Coding, array: Array, out: Array, followi
 
 # ---- inside ----------------------------------------------------------------------------------------------------------
 def _asks(ranks: Members) -> bool:
-    """Whether this all_gather asks; counts it.  It depends on nothing but what all ranks have decided before."""
+    """Whether this all_gather is cut into parts and asks beside each what the ranks have called, and counts it.  All
+    ranks answer alike, since it depends on their common decisions alone."""
     before = ranks.count_joinable()
     return before < HOPES or before % RARELY == 0
 

@@ -114,7 +114,8 @@ class Core:
         self._operations: dict[tuple[object, ...], FoldOperation] = {}
         """What is asked for, but for numbers and arrays -> its structure, which is used again and again."""
         self.totals: RunTotals = self._lib.nf_fold_totals(self.handle).contents
-        """What a rank looks at after each run of what carries the packets, as of its end or of ``count``."""
+        """Progress and counters of the engine, in its own memory: as of the end of the last ``PacketLink.run``, or of
+        the last call of ``count``."""
         self._why = C.c_char_p()
         self._keep: tuple[Flat, Flat, Flat | None] | None = None
 

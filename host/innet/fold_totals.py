@@ -59,7 +59,7 @@ class FoldTotals:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """What is carried within counts in no operations, bytes and seconds."""
+        """A context whose operations, and their bytes and seconds, are left out of the totals."""
         counted = self._operations, self._bytes[:], self._seconds
         try:
             yield

@@ -49,9 +49,9 @@ class SourcePorts:
         self._leaf: dict[int, str] = {peer: f"rank {peer}" for peer in peers}
         self._all: dict[int, list[int]] = dict.fromkeys(self._leaf, self._ports)
         self._planned: dict[int, list[WeightedPort]] = {}
-        """As the controller planned."""
+        """By peer: the source ports that the controller planned for it, whether their paths answer or not."""
         self._weighted: dict[int, list[WeightedPort]] = {}
-        """The same by paths that work."""
+        """The same, with ports of paths that answer in place of those that do not."""
         self._same_leaf: set[int] = set()
         """Peers under the same leaf: there is one path to each, so one lane."""
         self._numbers: dict[str, int] = {}

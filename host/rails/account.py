@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several rails have carried on one rank: operations, bytes, time and repeats, in all and by rail."""
+"""Counts what one rank has sent over its several rails: operations, bytes and time, in all and by rail."""
 
 from __future__ import annotations
 
