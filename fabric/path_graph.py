@@ -148,6 +148,14 @@ class PathGraph(ABC):
             known = self._weights[tuple(paths)] = self._fill(paths)
         return list(known)
 
+    def shares(self, demands: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], list[Fraction]]:
+        """What each path of each pair of leaves is to carry, in any unit of the pair, where all pairs send at once.
+
+        demands  bytes that each pair of different leaves sends
+        Raises PathError where a pair has no live path.
+        """
+        return {pair: self.weights(self.paths(*pair)) for pair in demands}
+
     def _fill(self, paths: Sequence[Path]) -> list[Fraction]:
         # In whole numbers of 1/scale bit/s, which is a tenth of the time that fractions take.
         scale = 1

@@ -186,6 +186,11 @@ def plan(
             raise PathError(f"flow {i}: the fabric has no host {error.args[0]} with a link") from None
         groups.setdefault((a, b, flow.source if scope == "host" else ""), []).append(i)
 
+    demands: dict[tuple[str, str], int] = {}
+    for (a, b, _), members in groups.items():
+        if a != b:
+            demands[a, b] = demands.get((a, b), 0) + sum(flows[i].size for i in members)
+    known = clos.shares(demands)
     pieces: list[Piece] = []
     not_equal = ""
     turns: dict[str, int] = {}
@@ -195,7 +200,7 @@ def plan(
             continue
         paths = clos.paths(a, b)
         sizes = [flows[i].size for i in members]
-        shares = clos.weights(paths)
+        shares = known[a, b]
         if planner is equal_where_possible and not _alike(sizes, shares):
             not_equal = not_equal or f"{a} -> {b}"
         # groups of one leaf begin at different paths, so that not all first flows of a step meet in one queue

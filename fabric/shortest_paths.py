@@ -16,9 +16,11 @@ from __future__ import annotations
 import math
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from typing import Any
 
+from netfold.fabric.joint_shares import joint_shares
 from netfold.fabric.path_graph import Hop, PathGraph, Way
 
 Near = dict[str, list[Hop]]
@@ -55,6 +57,9 @@ class ShortestPaths(PathGraph):
                 for middle, layer, path in super().choices(source, destination)
             ]
         return self._choices[source, destination]
+
+    def shares(self, demands: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], list[Fraction]]:
+        return {pair: list(map(Fraction, shares)) for pair, shares in joint_shares(self, demands).items()}
 
     def _has_choice(self, switch: str, destination: str) -> bool:
         known = self._choice_at.get((switch, destination))

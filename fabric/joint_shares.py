@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each path of each pair of leaves is to carry, planned for all pairs of a step together.
+
+In a Clos, paths of different pairs share links evenly if each pair uses its own evenly.  In a mesh or torus they do
+not: the links in the middle of many pairs' paths would be the busiest.  Here the paths' shares put the least load on
+the busiest link, to within a few per cent, by multiplicative weights (Plotkin, Shmoys and Tardos, 1995; Garg and
+Könemann, 2007): each link has a price that rises steeply with its load, and each pair moves what it sends from dear
+paths to cheap ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from netfold.fabric.path_graph import Hop, PathGraph
+
+Pair = tuple[str, str]
+"""Source leaf and destination leaf."""
+
+ROUNDS: Final = 300
+"""Rounds of prices and moves at most; the best shares of all rounds count."""
+FRUITLESS: Final = 120
+"""Rounds after which it is enough, where none of them took a thousandth off the busiest link."""
+STEEP: Final = 4.0
+"""Exponent of the first round's prices, in logarithms of the number of links; each round adds ``STEEPER``."""
+STEEPER: Final = 0.5
+MOVE: Final = 0.3
+"""How fast a share shrinks on a path that is dearer by the dearest link's price than its pair's cheapest one."""
+GRAIN: Final = 64
+"""Shares are whole numbers that add up to so many: a path that would carry less than half of one carries nothing."""
+
+
+def joint_shares(graph: PathGraph, demands: Mapping[Pair, int]) -> dict[Pair, list[int]]:
+    """The share of each path of `PathGraph.paths`, for each pair of different leaves.
+
+    demands  bytes that each pair sends, above 0
+    Raises PathError where a pair has no live path.
+    """
+    import numpy as np
+
+    links: dict[Hop, int] = {}
+    path_of: list[int] = []  # with `link_of`: each hop of each path
+    link_of: list[int] = []
+    pair_of: list[int] = []  # of each path
+    alone: list[float] = []  # each path's share if its pair were alone
+    for number, pair in enumerate(demands):
+        paths = graph.paths(*pair)
+        weights = graph.weights(paths)
+        for path, weight in zip(paths, weights, strict=True):
+            link_of += [links.setdefault(hop, len(links)) for hop in path]
+            path_of += [len(pair_of)] * len(path)
+            pair_of.append(number)
+            alone.append(float(weight))
+    if not pair_of:
+        return {}
+    hops, used, pairs = np.array(path_of), np.array(link_of), np.array(pair_of)
+    sent = np.array(list(demands.values()), float)[pairs]
+    room = np.array([max(1, graph.capacity(hop)) for hop in links], float)
+    room /= room.max()
+    shares = np.maximum(alone, 1e-9 * max(alone))
+    shares = best = shares / np.bincount(pairs, shares, minlength=len(demands))[pairs]
+    least, since = np.inf, 0
+    for turn in range(ROUNDS):
+        load = np.bincount(used, (shares * sent)[hops], minlength=len(room)) / room
+        busiest = load.max()
+        since = 0 if busiest < least * 0.999 else since + 1
+        if busiest < least:
+            least, best = busiest, shares
+        if since >= FRUITLESS:
+            break
+        steep = np.log(len(room) + 1) * (STEEP + STEEPER * turn)
+        price = np.exp(steep * (load / busiest - 1)) / room
+        cost = np.bincount(hops, price[used], minlength=len(shares))
+        cheapest = np.full(len(demands), np.inf)
+        np.minimum.at(cheapest, pairs, cost)
+        shares = shares * np.exp(-MOVE * (cost - cheapest[pairs]) / price.max())
+        shares /= np.bincount(pairs, shares, minlength=len(demands))[pairs]
+    result: dict[Pair, list[int]] = {pair: [] for pair in demands}
+    names = list(demands)
+    for pair_number, share in zip(pair_of, best.tolist(), strict=True):
+        result[names[pair_number]].append(round(GRAIN * share))
+    return {pair: whole if any(whole) else [1] * len(whole) for pair, whole in result.items()}
