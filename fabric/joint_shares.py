@@ -11,6 +11,7 @@ paths to cheap ones.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Final
 
 from netfold.fabric.path_graph import Hop, PathGraph
@@ -27,15 +28,18 @@ STEEP: Final = 4.0
 STEEPER: Final = 0.5
 MOVE: Final = 0.3
 """How fast a share shrinks on a path that is dearer by the dearest link's price than its pair's cheapest one."""
+LEAST_GAIN: Final = 0.01
+"""Part of the busiest link's load that planning together must take off."""
 GRAIN: Final = 64
 """Shares are whole numbers that add up to so many: a path that would carry less than half of one carries nothing."""
 
 
-def joint_shares(graph: PathGraph, demands: Mapping[Pair, int]) -> dict[Pair, list[int]]:
-    """The share of each path of `PathGraph.paths`, for each pair of different leaves.
+def joint_shares(graph: PathGraph, demands: Mapping[Pair, int]) -> dict[Pair, list[Fraction]]:
+    """The share of each path of `PathGraph.paths`, for each pair of different leaves, in any unit of the pair.
 
     demands  bytes that each pair sends, above 0
-    Raises PathError where a pair has no live path.
+    Where that is no better, each pair has the shares that it would have by itself (`PathGraph.weights`).  Raises
+    PathError where a pair has no live path.
     """
     import numpy as np
 
@@ -60,11 +64,12 @@ def joint_shares(graph: PathGraph, demands: Mapping[Pair, int]) -> dict[Pair, li
     room /= room.max()
     shares = np.maximum(alone, 1e-9 * max(alone))
     shares = best = shares / np.bincount(pairs, shares, minlength=len(demands))[pairs]
-    least, since = np.inf, 0
+    least, since, worth = np.inf, 0, 0.0
     for turn in range(ROUNDS):
         load = np.bincount(used, (shares * sent)[hops], minlength=len(room)) / room
         busiest = load.max()
         since = 0 if busiest < least * 0.999 else since + 1
+        worth = worth or busiest * (1 - LEAST_GAIN)
         if busiest < least:
             least, best = busiest, shares
         if since >= FRUITLESS:
@@ -76,8 +81,10 @@ def joint_shares(graph: PathGraph, demands: Mapping[Pair, int]) -> dict[Pair, li
         np.minimum.at(cheapest, pairs, cost)
         shares = shares * np.exp(-MOVE * (cost - cheapest[pairs]) / price.max())
         shares /= np.bincount(pairs, shares, minlength=len(demands))[pairs]
-    result: dict[Pair, list[int]] = {pair: [] for pair in demands}
+    if least > worth:
+        return {pair: graph.weights(graph.paths(*pair)) for pair in demands}
+    result: dict[Pair, list[Fraction]] = {pair: [] for pair in demands}
     names = list(demands)
-    for pair_number, share in zip(pair_of, best.tolist(), strict=True):
-        result[names[pair_number]].append(round(GRAIN * share))
-    return {pair: whole if any(whole) else [1] * len(whole) for pair, whole in result.items()}
+    for number, share in zip(pair_of, best.tolist(), strict=True):
+        result[names[number]].append(Fraction(round(GRAIN * share)))
+    return {pair: whole if any(whole) else graph.weights(graph.paths(*pair)) for pair, whole in result.items()}

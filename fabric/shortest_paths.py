@@ -59,7 +59,7 @@ class ShortestPaths(PathGraph):
         return self._choices[source, destination]
 
     def shares(self, demands: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], list[Fraction]]:
-        return {pair: list(map(Fraction, shares)) for pair, shares in joint_shares(self, demands).items()}
+        return joint_shares(self, demands)
 
     def _has_choice(self, switch: str, destination: str) -> bool:
         known = self._choice_at.get((switch, destination))

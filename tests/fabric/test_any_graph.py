@@ -130,9 +130,9 @@ def test_planners_load_paths_in_proportion_to_what_they_carry(fabric: Fabric, pl
         if piece.path:
             carried[piece.path[0].tail, piece.path[-1].head][piece.path] += piece.size
     assert covered == dict.fromkeys(range(len(flows)), size)
+    shares = found.shares({pair: by_path.total() for pair, by_path in carried.items()})
     for (a, b), by_path in carried.items():
-        paths = found.paths(a, b)
-        weights = found.weights(paths)
+        paths, weights = found.paths(a, b), shares[a, b]
         for path, weight in zip(paths, weights, strict=True):
             ideal = by_path.total() * weight / sum(weights)
             assert abs(by_path[path] - ideal) <= 1 + sum(piece.path == path for piece in planned.pieces), (a, b, path)
