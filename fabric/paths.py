@@ -186,10 +186,10 @@ def plan(
             raise PathError(f"flow {i}: the fabric has no host {error.args[0]} with a link") from None
         groups.setdefault((a, b, flow.source if scope == "host" else ""), []).append(i)
 
-    demands: dict[tuple[str, str], int] = {}
+    demands: dict[tuple[str, str], int] = {}  # above 0, since the planner is what rejects flows without a byte
     for (a, b, _), members in groups.items():
         if a != b:
-            demands[a, b] = demands.get((a, b), 0) + sum(flows[i].size for i in members)
+            demands[a, b] = demands.get((a, b), 0) + max(1, sum(flows[i].size for i in members))
     known = clos.shares(demands)
     pieces: list[Piece] = []
     not_equal = ""

@@ -106,6 +106,14 @@ def test_plans_of_a_torus_carry_every_byte_once() -> None:
         assert set(at.values()) == {100_003}
 
 
+def test_a_step_of_flows_without_bytes_is_refused_by_name() -> None:
+    """A flow of no bytes is a caller's mistake in a torus as it is in a Clos."""
+    graph = ShortestPaths((fabric := generate.parse("torus,3,3")).graph())
+    hosts = [host.name for host in fabric.hosts]
+    with pytest.raises(PathError, match="expected at least 1 byte a flow, got 0"):
+        planners.plan(graph, [planners.Flow(a, b, 0) for a in hosts for b in hosts if a != b])
+
+
 def test_in_a_clos_each_pairs_shares_stay_its_own() -> None:
     """There even shares of each pair are even loads of all links, exactly."""
     graph = Clos(generate.leafspine(4, 3, 8).graph())
