@@ -38,6 +38,7 @@ from netfold.controller.operations.inspection import Inspection
 from netfold.controller.operations.maintenance import Maintenance
 from netfold.controller.operations.status import limited
 from netfold.controller.paths.path_service import PathService
+from netfold.controller.paths.routing import Routing
 from netfold.controller.paths.steering import Steering
 from netfold.controller.switch import credentials, pipeline, tables
 from netfold.controller.switch.election import Candidacy, Elections, Superseded
@@ -143,6 +144,7 @@ class Controller:
             fabric, self._targets, self._changed.set, self.events.note, drained=lambda: self.drains.links,
         )
         self.steering = Steering(fabric, self.drains)
+        self._routing = Routing(self.steering, self._targets)
         self._tasks: list[asyncio.Task[None]] = []
         self._allocator = allocator
         self.jobs = Jobs(fabric, allocator, self, self.liveness, self.drains, self._adoption, self.events.note)
@@ -186,10 +188,11 @@ class Controller:
         if self._pipeline is None and self._opens_sessions:
             self._pipeline = await asyncio.to_thread(pipeline.of_fabric, self.fabric)
         await self._check_address_unused()
-        fixed, routing = tables.fixed_entries(self.fabric), self.steering.base(self.fabric.graph())
+        fixed = tables.fixed_entries(self.fabric)
         for target in self._targets.values():
             target.preset("fabric", fixed[target.name])
-            target.preset("routes", routing.get(target.name, ()))
+        self._routing.preset(self.fabric.graph())
+        for target in self._targets.values():
             target.start()
         await self._wait_for_switches()
         await self._serve(tls)
@@ -276,10 +279,7 @@ class Controller:
         self.jobs.notice()
 
     async def _reroute(self) -> None:
-        routing = self.steering.base(self.liveness.graph())
-        await asyncio.gather(*(
-            target.replace("routes", routing.get(target.name, ())) for target in self._targets.values() if target.is_up
-        ))
+        await self._routing.update(self.liveness.graph())
         self.paths.changed()
 
     async def _watch_changes(self) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, permutations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -211,6 +211,12 @@ class Steering:
         self._now = paths = self._kind(left)
         usable = self.usable(left, suspects, shared) if suspects or shared else None
         return tables.path_entries(self.fabric, self.modes, self.pins(paths, usable), paths.choosers)
+
+    def inputs(self, graph: nx.MultiGraph[str]) -> Hashable:
+        """All that `base` follows from: entries are the same wherever this is."""
+        return (frozenset(graph), frozenset(number for *_, number in graph.edges(keys=True)),
+                tuple(self.drains.names), frozenset(self._active()), tuple(self.modes.items()),
+                frozenset(self.chosen.items()))
 
     def base(self, graph: nx.MultiGraph[str]) -> BySwitch:
         """Entries of routes, policies and pins of every switch in ``graph``."""

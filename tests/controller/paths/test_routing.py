@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Routes are planned anew where something that they follow from has changed, and only there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netfold.controller.health.drains import Drains
+from netfold.controller.paths.routing import PART, Routing
+from netfold.controller.paths.steering import Steering
+from netfold.controller.switch.entities import Entity, state
+from netfold.fabric.generate import leafspine
+from support.controller import run
+
+FABRIC = leafspine(3, 2, 6)
+LINKS = [number for number, link in enumerate(FABRIC.links) if "spine" in link.a or "spine" in link.b]
+
+
+class Switch:
+    """A target that remembers what it was given, and how often."""
+
+    def __init__(self) -> None:
+        self.is_up, self.held, self.writes = True, {}, 0  # type: ignore[var-annotated]
+
+    def preset(self, part: str, entities: Iterable[Entity]) -> None:
+        assert part == PART
+        self.held = state(entities)
+
+    async def replace(self, part: str, entities: Iterable[Entity]) -> None:
+        await asyncio.sleep(0)
+        self.preset(part, entities)
+        self.writes += 1
+
+
+class World:
+    """A fabric whose links, switches, drains, modes and suspicions change."""
+
+    def __init__(self) -> None:
+        self.now, self.down = 0.0, set[int]()
+        self.drains = Drains(FABRIC)
+        self.steering = Steering(FABRIC, self.drains, clock=lambda: self.now)
+        self.switches = {switch.name: Switch() for switch in FABRIC.switches}
+        self.routing = Routing(self.steering, self.switches)  # type: ignore[arg-type]
+        self.routing.preset(FABRIC.graph())
+        self.plans = 0
+        base = self.steering.base
+
+        def counted(graph: Any) -> Any:
+            self.plans += 1
+            return base(graph)
+
+        self.base, self.steering.base = base, counted  # type: ignore[method-assign]
+
+    def graph(self) -> Any:
+        graph = FABRIC.graph()
+        graph.remove_edges_from([edge for edge in graph.edges(keys=True) if edge[2] in self.down])
+        graph.remove_nodes_from([name for name, switch in self.switches.items() if not switch.is_up])
+        return graph
+
+    def change(self, what: str, number: int) -> None:
+        """One of the things that routes follow from, or that they do not."""
+        link = LINKS[number % len(LINKS)]
+        switch = self.switches[f"spine{1 + number % 2}"]
+        path = self.steering.whole.paths("leaf1", "leaf2")[number % 2]
+        match what:
+            case "link":
+                self.down ^= {link}
+            case "switch":
+                switch.is_up = not switch.is_up
+            case "drain":
+                self.drains.mark("spine1", "spine1" not in self.drains)
+            case "mode":
+                self.steering.modes["leaf2"] = "spray" if number % 2 else "pinned"
+            case "suspect":
+                self.steering.suspect(path)
+            case "clear":
+                self.steering.clear_suspicion(path)
+            case "time":
+                self.now += number
+            case "pin":
+                pins = self.steering.pins(self.steering.whole)["leaf1"]
+                (leaf, source_port), port = sorted(pins.items())[number % len(pins)]
+                others = sorted({p for (towards, _), p in pins.items() if towards == leaf} - {port})
+                self.steering.chosen["leaf1", leaf, source_port] = others[0]
+
+
+KINDS = ("link", "switch", "drain", "mode", "suspect", "clear", "time", "pin", "nothing")
+CHANGES = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 7)), max_size=12)
+
+
+@given(CHANGES)
+def test_every_switch_that_is_up_holds_what_a_new_plan_would_give_it(changes: list[tuple[str, int]]) -> None:
+    """After any changes, also of a switch that was away meanwhile; and looking again plans and writes nothing."""
+
+    async def story() -> None:
+        world = World()
+        for what, number in changes:
+            world.change(what, number)
+            await world.routing.update(world.graph())
+            wanted = world.base(world.graph())
+            for name, switch in world.switches.items():
+                if switch.is_up:
+                    assert switch.held == state(wanted.get(name, ())), (name, what)
+            before = world.plans, [switch.writes for switch in world.switches.values()]
+            await world.routing.update(world.graph())
+            assert (world.plans, [switch.writes for switch in world.switches.values()]) == before
+
+    run(story())
+
+
+def test_a_start_with_all_switches_up_plans_once() -> None:
+    """What all switches were preset with is not planned again when the first change is looked at."""
+
+    async def story() -> None:
+        world = World()
+        await world.routing.update(world.graph())
+        assert world.plans == 0
+
+    run(story())
+
+
+def test_of_two_updates_at_once_the_later_one_counts() -> None:
+    """An update that waits for a switch does not undo the one that was begun after it."""
+
+    async def story() -> None:
+        world = World()
+        world.down = {LINKS[0]}
+        first = asyncio.create_task(world.routing.update(world.graph()))
+        await asyncio.sleep(0)
+        world.down = {LINKS[1]}
+        await asyncio.gather(first, world.routing.update(world.graph()))
+        wanted = world.base(world.graph())
+        assert all(switch.held == state(wanted[name]) for name, switch in world.switches.items())
+
+    run(story())
