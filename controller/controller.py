@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 import grpc
 import networkx as nx  # noqa: F401  # by what plans when it first does: a standby that takes over has it by then
 
-from netfold.controller import client, exposure
+from netfold.controller import exposure, serving
 from netfold.controller.health import wiring
 from netfold.controller.health.drains import Drains
 from netfold.controller.health.liveness import Liveness
@@ -40,6 +40,7 @@ from netfold.controller.operations.status import limited
 from netfold.controller.paths.path_service import PathService
 from netfold.controller.paths.routing import Routing
 from netfold.controller.paths.steering import Steering
+from netfold.controller.serving import StartError
 from netfold.controller.switch import credentials, pipeline, tables
 from netfold.controller.switch.election import Candidacy, Elections, Superseded
 from netfold.controller.switch.entities import Entity
@@ -49,7 +50,7 @@ from netfold.controller.switch.target import Client, Target
 from netfold.fabric import slots
 from netfold.fabric.graph import Fabric, Switch
 from netfold.rpc import rpc
-from netfold.rpc.certificates import Certificates, TlsError, is_local
+from netfold.rpc.certificates import TlsError, is_local
 from netfold.rpc.limits import Shared
 from netfold.wire import jobs as wire
 from netfold.wire import operator, stalls
@@ -66,29 +67,9 @@ JOBS_PATIENCE: Final = 1.0
 """Seconds that a controller which has found running jobs waits for one more switch."""
 CONNECT_TIMEOUT: Final = 10.0
 """Seconds for one attempt to connect to a switch."""
-STOP_GRACE: Final = 1.0
-
 JOBS_FIRST: Final = 2
 """Turns of the event loop by which the entries of running jobs, which stand still, are written before routes are
 planned: one begins their rounds, one their writes."""
-
-MAX_CALLS: Final = 1 << 16
-"""Most calls that are open at once: 32 streams of each of 2,000 ranks."""
-_SERVER_OPTIONS: Final = (
-    ("grpc.so_reuseport", 0),
-    # a process that dies closes its connection, a machine that dies does not
-    ("grpc.keepalive_time_ms", 5000),
-    ("grpc.keepalive_timeout_ms", 5000),
-)
-
-
-class StartError(Exception):
-    """The controller cannot start; the message names the switch or address and what to check.
-
-    Remedy: the message has each switch's own problem, or the address that is taken: start the switches first and
-    compare their addresses with the fabric file's; a second controller of one fabric is a standby (`netfold up
-    --standby`).
-    """
 
 
 class Controller:
@@ -187,7 +168,7 @@ class Controller:
         state_file.restore(self.drains, self.fabric.state)
         if self._pipeline is None and self._opens_sessions:
             self._pipeline = await asyncio.to_thread(pipeline.of_fabric, self.fabric)
-        await self._check_address_unused()
+        await serving.check_unused(self.fabric.jobs, token=self._callers.operator_token)
         fixed = tables.fixed_entries(self.fabric)
         for target in self._targets.values():
             target.preset("fabric", fixed[target.name])
@@ -195,7 +176,7 @@ class Controller:
         for target in self._targets.values():
             target.start()
         await self._wait_for_switches()
-        await self._serve(tls)
+        self._server = await serving.serve(self.fabric, self._handlers(), tls=tls, token=self._callers.exist)
         self._tasks.append(asyncio.create_task(self._watch_changes(), name="changes"))
         self._tasks.append(asyncio.create_task(self._update_routes(), name="routes"))
         self._tasks.append(asyncio.create_task(self.liveness.run(), name="link probes"))
@@ -237,7 +218,7 @@ class Controller:
         if self._server is not None:
             self.jobs.close()
             self.paths.close()
-            await self._server.stop(STOP_GRACE)
+            await self._server.stop(serving.STOP_GRACE)
             await self.jobs.settle()
             self._server = None
         await asyncio.gather(*(target.stop() for target in self._targets.values()))
@@ -376,22 +357,11 @@ class Controller:
         except TlsError as error:
             raise SwitchError(str(error)) from error
 
-    async def _check_address_unused(self) -> None:
-        # gRPC would take over another process's unix socket without a word
-        try:
-            await client.status(self.fabric.jobs, timeout=2.0, token=self._callers.operator_token)
-        except rpc.CallRefused:
-            pass
-        except rpc.Unreachable:
-            return
-        raise StartError(f"a controller is running at {self.fabric.jobs} already: stop it, or give this fabric another "
-                         "address (fabric.jobs)")
-
-    async def _serve(self, tls: Certificates | None) -> None:
-        server = grpc.aio.server(options=list(_SERVER_OPTIONS), maximum_concurrent_rpcs=MAX_CALLS)
+    def _handlers(self) -> list[grpc.GenericRpcHandler[bytes, bytes]]:
+        """What ranks, operators and planned paths call."""
         discovery = wiring.Discovery(self.fabric, self.liveness, self.drains)
         cables = Shared(lambda: discovery.answer(wiring.AskWiring()))
-        server.add_generic_rpc_handlers((
+        return [
             rpc.service(wire.SERVICE, {
                 "Join": (wire.Join, self.jobs.join),
                 "Report": (wire.RankReport, self.jobs.report),
@@ -418,23 +388,7 @@ class Controller:
                 "Connections": (operator.AskConnections, self.inspection.answer_connections),
             }, admit=self._callers.admit(OPERATOR, {"Status": ANY, "Wiring": VIEWER, "Events": VIEWER}, limited=True)),
             *self.paths.handlers(self._callers),
-        ))
-        try:
-            if self.fabric.jobs.startswith("unix:"):
-                with exposure.umask(token=self._callers.exist):
-                    bound = server.add_insecure_port(self.fabric.jobs)
-            elif tls is None:
-                bound = server.add_insecure_port(self.fabric.jobs)
-            else:
-                bound = server.add_secure_port(self.fabric.jobs, tls.server())
-        except RuntimeError as error:
-            raise StartError(f"cannot serve jobs at {self.fabric.jobs}: {error}. Is the address in use, or the folder "
-                             "of the socket missing?") from error
-        if bound == 0:
-            raise StartError(f"cannot serve jobs at {self.fabric.jobs}: the address cannot be bound. Is it in use, "
-                             "or not of this machine?")
-        await server.start()
-        self._server = server
+        ]
 
     # ---- operators -----------------------------------------------------------------------------------------------
 

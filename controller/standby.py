@@ -22,9 +22,10 @@ from typing import Final
 import msgspec
 
 from netfold.controller import exposure
-from netfold.controller.controller import Controller, StartError
+from netfold.controller.controller import Controller
 from netfold.controller.jobs import fabric_key
 from netfold.controller.jobs.callers import Callers
+from netfold.controller.serving import StartError
 from netfold.controller.switch import credentials, pipeline
 from netfold.controller.switch.election import Superseded
 from netfold.controller.switch.observer import Observer

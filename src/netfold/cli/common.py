@@ -44,7 +44,7 @@ def awaited(work: Coroutine[Any, Any, Any]) -> Any:
         fail(FAILED, str(error))
     except Exception as error:
         # whatever raises these has imported them: commands that only ask a controller need none of its modules
-        from netfold.controller.controller import StartError
+        from netfold.controller.serving import StartError
         from netfold.controller.switch.election import Superseded
         from netfold.controller.switch.pipeline import PipelineError
 

@@ -11,8 +11,8 @@ import grpc
 import msgspec
 import pytest
 
-from netfold.controller.controller import StartError
 from netfold.controller.jobs import ticket
+from netfold.controller.serving import StartError
 from netfold.controller.switch import fold_tables
 from netfold.controller.switch.entities import Entry
 from netfold.wire import roce

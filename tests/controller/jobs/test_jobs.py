@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from netfold.controller import client
-from netfold.controller.controller import Controller, StartError
+from netfold.controller.controller import Controller
+from netfold.controller.serving import StartError
 from netfold.controller.switch import tables
 from netfold.controller.switch.switch import Count
 from netfold.fabric.generate import leafspine

@@ -12,9 +12,10 @@ import msgspec
 from finsy.proto import p4r, rpc_code
 
 from netfold.controller import client
-from netfold.controller.controller import Controller, StartError
+from netfold.controller.controller import Controller
 from netfold.controller.health.drains import Drains, UnknownName
 from netfold.controller.jobs import ticket
+from netfold.controller.serving import StartError
 from netfold.controller.switch import pipeline
 from netfold.controller.switch.election import Candidacy, Elections, Superseded
 from netfold.controller.switch.entities import Entry

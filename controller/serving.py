@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gRPC server of a controller: at the address of its fabric, of which it is the only one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import grpc
+
+from netfold.controller import client, exposure
+from netfold.fabric.graph import Fabric
+from netfold.rpc import rpc
+from netfold.rpc.certificates import Certificates
+
+MAX_CALLS: Final = 1 << 16
+"""Most calls that are open at once: 32 streams of each of 2,000 ranks."""
+_SERVER_OPTIONS: Final = (
+    ("grpc.so_reuseport", 0),
+    # a process that dies closes its connection, a machine that dies does not
+    ("grpc.keepalive_time_ms", 5000),
+    ("grpc.keepalive_timeout_ms", 5000),
+)
+STOP_GRACE: Final = 1.0
+"""Seconds that open calls have when the server stops."""
+CHECK_TIMEOUT: Final = 2.0
+"""Seconds within which a controller that runs already answers."""
+
+
+class StartError(Exception):
+    """The controller cannot start; the message names the switch or address and what to check.
+
+    Remedy: the message has each switch's own problem, or the address that is taken: start the switches first and
+    compare their addresses with the fabric file's; a second controller of one fabric is a standby (`netfold up
+    --standby`).
+    """
+
+
+async def check_unused(address: str, *, token: str) -> None:
+    """Raises StartError where a controller answers at an address already: gRPC would take over another process's unix
+    socket without a word.
+
+    token  an operator's, where callers need one
+    """
+    try:
+        await client.status(address, timeout=CHECK_TIMEOUT, token=token)
+    except rpc.CallRefused:
+        pass
+    except rpc.Unreachable:
+        return
+    raise StartError(f"a controller is running at {address} already: stop it, or give this fabric another address "
+                     "(fabric.jobs)")
+
+
+async def serve(
+    fabric: Fabric, handlers: Iterable[grpc.GenericRpcHandler[bytes, bytes]], *, tls: Certificates | None, token: bool,
+) -> grpc.aio.Server:
+    """Serve at ``fabric.jobs``.  Raises StartError where the address cannot be bound.
+
+    tls    the certificates, where the address is not a unix socket
+    token  whether callers must give one; where not, a unix socket is for its owner and the owner's group alone
+    """
+    server = grpc.aio.server(options=list(_SERVER_OPTIONS), maximum_concurrent_rpcs=MAX_CALLS)
+    server.add_generic_rpc_handlers(tuple(handlers))
+    try:
+        if fabric.jobs.startswith("unix:"):
+            with exposure.umask(token=token):
+                bound = server.add_insecure_port(fabric.jobs)
+        elif tls is None:
+            bound = server.add_insecure_port(fabric.jobs)
+        else:
+            bound = server.add_secure_port(fabric.jobs, tls.server())
+    except RuntimeError as error:
+        raise StartError(f"cannot serve jobs at {fabric.jobs}: {error}. Is the address in use, or the folder of the "
+                         "socket missing?") from error
+    if bound == 0:
+        raise StartError(f"cannot serve jobs at {fabric.jobs}: the address cannot be bound. Is it in use, or not of "
+                         "this machine?")
+    await server.start()
+    return server
