@@ -24,7 +24,7 @@ import torch.distributed as dist
 from netfold.host.api.communicator import Communicator
 from netfold.host.operation.reduction import ReduceOp
 from netfold.host.torch import movement, pieces
-from netfold.host.torch.beside import Following, JoiningScatter, joinable_gather
+from netfold.host.torch.beside import Following, JoiningScatter, joinable_gather, warn_where_nothing_joins
 from netfold.host.torch.join import JOB_VARIABLE, STORE, Options, join
 from netfold.host.torch.messenger import Messenger, open_messenger
 from netfold.host.torch.reducer import Reducer
@@ -68,6 +68,8 @@ class NetfoldGroup(dist.ProcessGroup):
         self.communicator = communicator
         self._reducer = Reducer(communicator)
         self.together = together
+        if together:
+            warn_where_nothing_joins(communicator)
         self._said: set[str] = set()
         self._messenger = open_messenger(store, communicator.plan, repr(communicator), timeout) if size > 1 else None
         # The epoch tells this group's addresses from those that an earlier one has left in the same store.
@@ -398,15 +400,16 @@ def create(opts: Any, options: Options | None) -> NetfoldGroup:
     options = options or Options()
     if dist.is_initialized():
         options = _of_a_subgroup(options, opts.group_id)
+    together = options.goes_together()
     communicator = join(
-        options,
+        replace(options, together=None),
         rank=opts.group_rank,
         world=opts.group_size,
         store=opts.store,
         timeout=opts.timeout.total_seconds(),
     )
     try:
-        return NetfoldGroup(opts.store, communicator, opts.timeout, together=options.goes_together())
+        return NetfoldGroup(opts.store, communicator, opts.timeout, together=together)
     except BaseException:
         communicator.close()
         raise
