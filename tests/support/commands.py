@@ -135,7 +135,7 @@ NOT_RUN: Final[dict[str, tuple[str, ...]]] = {
         "netfold bench train --backends gloo,fsdp2",
         "netfold bench train --layers 6 --width 512 --backends fsdp2,fsdp2-gloo,fsdp2-prefetch,fsdp2-together --beside "
         "fsdp2",
-        "netfold bench train --layers 8 --width 512 --layer-seconds 0.03 --rate 200mbit --bucket-mb 1 --batch 2 "
+        "netfold bench train --layers 8 --width 512 --layer-seconds 0.03 --rate 200mbit --bucket-mb 1.1 --batch 2 "
         "--backends hook,priority-arrival,priority --beside hook",
         "netfold bench train --model cnn --backends gloo,netfold --lane-bits 32,16",
         "netfold bench train --model cnn --ranks 4 --backends gloo,netfold --lane-bits 32,16 --json rows.json "
