@@ -94,7 +94,8 @@ def digest_of(model: Any) -> str:
         model.reshard()  # what is in no layer stays gathered after a forward pass
     with whole:
         tensors = (p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters())
-        data = b"".join(tensor.detach().numpy().tobytes() for tensor in tensors)
+        # copies: memory that numpy has seen cannot be freed by FSDP
+        data = b"".join(tensor.detach().clone().numpy().tobytes() for tensor in tensors)
     return hashlib.sha256(data).hexdigest()
 
 

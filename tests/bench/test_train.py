@@ -161,14 +161,14 @@ def test_a_small_run_measures_every_backend(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "netfold.cli", "bench", "train", "--ranks", "2", "--topo", "1,0", "--width", "64",
          "--batch", "2", "--steps", "2", "--warmup", "1", "--rounds", "1", "--lane-bits", "16", "--backends",
-         "gloo,netfold,fsdp2-gloo@fabric,fsdp2-together,priority", "--json", str(out)],
+         "gloo,netfold,fsdp,fsdp2-gloo@fabric,fsdp2-together,priority", "--json", str(out)],
         capture_output=True, text=True, timeout=140, check=False,
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads(out.read_text())
     assert [(row["backend"], row["lane_bits"], row["network"]) for row in rows] == [
-        ("gloo", 32, "bridge"), ("netfold", 16, "softswitch"), ("fsdp2-gloo@fabric", 32, "softswitch"),
-        ("fsdp2-together", 32, "softswitch"), ("priority", 16, "softswitch")]
+        ("gloo", 32, "bridge"), ("netfold", 16, "softswitch"), ("fsdp", 32, "softswitch"),
+        ("fsdp2-gloo@fabric", 32, "softswitch"), ("fsdp2-together", 32, "softswitch"), ("priority", 16, "softswitch")]
     for row in rows:
         assert (row["model"], row["ranks"], row["batch"]) == ("cnn", 2, 4)
         assert row["step_seconds"] > 0
@@ -177,5 +177,5 @@ def test_a_small_run_measures_every_backend(tmp_path: Path) -> None:
         assert row["loss_difference"] <= 0.02
         assert row["wait_seconds"] >= 0
         by_gloo = row["backend"] in ("gloo", "fsdp2-gloo@fabric")
-        if row["backend"] != "fsdp2-together":  # whose calls the chooser may send between the hosts
+        if row["backend"] not in ("fsdp", "fsdp2-together"):  # whose calls the chooser may send between the hosts
             assert row["path"].startswith("gloo" if by_gloo else "innet")
