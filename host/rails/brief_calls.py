@@ -77,6 +77,9 @@ class BriefCalls:
         self._calls: dict[tuple[object, ...], KnownCall] = {}
         self.known: Mapping[tuple[object, ...], KnownCall] = self._calls
         """What brief allreduces ask for -> how such a call goes; empty while nothing is to be repeated."""
+        self.owed = 0.0
+        """Predicted seconds of the short calls since figures were exchanged: nothing that only one rank knows, since
+        every rank must exchange them after the same calls."""
 
     def repeat(self, request: AllreduceRequest) -> int | None:
         """Carries an allreduce of a kind that is known; None: it is not of one, and nothing was sent.  ``out`` may have
@@ -88,12 +91,12 @@ class BriefCalls:
             or source.ndim != 1 or not source.flags.carray
         ):
             return None
-        agreements, schedule, rail, nbytes = self._agreements, self._schedule, known.rail, known.nbytes
+        agreements, rail, nbytes = self._agreements, known.rail, known.nbytes
         self._note(known.text)
         try:
             saturated = agreements.repeat(known.agreement, request)
-            schedule.owed += known.seconds
-            if schedule.owed > schedule.sample or agreements.failed:
+            self.owed += known.seconds
+            if self.owed > self._schedule.sample or agreements.failed:
                 self._settle(nbytes, rail, known.ledger, known.lane_bits)
             else:
                 self._account.nbytes[rail] += nbytes
@@ -115,9 +118,14 @@ class BriefCalls:
                 live, rail, agreement, source.nbytes, coding.lane_bits, ledger, seconds, LATE_FACTOR * seconds, text
             )
 
+    def owe(self, seconds: float) -> None:
+        """Adds the predicted seconds of a short call that was planned."""
+        self.owed += seconds
+
     def forget(self) -> None:
-        """Forgets all kinds, because figures or rails have changed."""
+        """Forgets all kinds, and what is owed, because figures were exchanged."""
         self._calls.clear()
+        self.owed = 0.0
 
     def enable(self, yes: bool) -> None:
         """Whether kinds that are remembered are known from now on."""

@@ -21,24 +21,22 @@ the same on all ranks: what a call costs beside its rail is as much as its rail 
 
 
 class ExchangeSchedule:
-    """The schedule of one rank.  Callers add to ``owed``, and compare, themselves: brief calls are so short that a
-    function call more counts."""
+    """The schedule of one rank, in predicted seconds of the short calls since the last exchange (``BriefCalls.owed``).
+    """
 
-    __slots__ = ("due", "exchanges", "owed", "sample")
+    __slots__ = ("due", "exchanges", "sample")
 
     def __init__(self) -> None:
-        self.owed = 0.0
-        """Predicted seconds of the short calls since the last exchange."""
         self.due = 0.0
-        """An exchange is due once ``owed`` is more than this."""
+        """An exchange is due after more seconds than these."""
         self.sample = 0.0
-        """The next call counts as its rail's latency once ``owed`` is more than this."""
+        """The next call counts as its rail's latency after more seconds than these."""
         self.exchanges = 0
         """How many exchanges there have been."""
 
-    def sampled(self) -> None:
-        """A brief call has counted as its rail's latency; the next one that does comes a while after."""
-        self.sample = self.owed + self.due / SAMPLES
+    def sampled(self, owed: float) -> None:
+        """A brief call has counted as its rail's latency after so many seconds; the next one that does comes later."""
+        self.sample = owed + self.due / SAMPLES
 
     def turn(self, live: Sequence[int]) -> int:
         """The rail that carries the next exchange where that is no matter of speed: each of those that are up in its
@@ -48,5 +46,5 @@ class ExchangeSchedule:
     def exchanged(self, figures: Sequence[Figure], live: Sequence[int]) -> None:
         """Figures have been exchanged, and are these, by rail, now."""
         self.exchanges += 1
-        self.owed = self.sample = 0.0
+        self.sample = 0.0
         self.due = EXCHANGE_INTERVAL * (figures[self.turn(live)].latency + EXCHANGE_SECONDS)

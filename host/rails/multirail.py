@@ -155,18 +155,16 @@ class MultiRail:
                 saturated, seconds = agreements.saturated, agreements.seconds
                 if nbytes <= BRIEF_BYTES and not agreements.failed:
                     self.brief.remember(request, live, rail, ledger, usual, split.text)
-                self._account.seconds += seconds
-                # nothing that only one rank knows: every rank must exchange figures after the same calls
-                self._schedule.owed += usual
+                self.brief.owe(usual)
                 # a failure may be known here alone, where the other ranks' rail delivered the result
                 self._settle(nbytes, rail, ledger, coding.lane_bits)
                 if seconds > LATE_FACTOR * usual:  # in less nothing was sent again
                     self._count(agreements.carrier)
             else:
-                saturated = self._long(CutAllreduce(request), split, ledger)
+                saturated, seconds = self._long(CutAllreduce(request), split, ledger), 0.0
         except NetFoldError as error:
             raise self._told_allreduce(error, request) from error
-        self._account.count(nbytes)
+        self._account.count(nbytes, seconds)
         return saturated
 
     def carry(self, cut: CutCollective, number: int) -> None:
@@ -284,14 +282,14 @@ class MultiRail:
         that is due; else counts it, and says what carried it where that was not this rail."""
         schedule = self._schedule
         brief = nbytes <= BRIEF_BYTES
-        if brief and schedule.owed <= schedule.sample:
+        if brief and self.brief.owed <= schedule.sample:
             self._record(nbytes, rail, None)
             self._account.nbytes[self._agreements.carrier] += nbytes
             return
         self._record(nbytes, rail, ledger, lane_bits)
         if brief:
-            schedule.sampled()
-        if schedule.owed > schedule.due:
+            schedule.sampled(self.brief.owed)
+        if self.brief.owed > schedule.due:
             self._exchange({}, schedule.turn(self._rails.live), together=True)
 
     def _agree(self, source: Flat, rail: int, ledger: Ledger | None = None) -> Flat:
@@ -339,7 +337,7 @@ class MultiRail:
             left = striping.missing_chunks(parts, done)
             if not left:
                 seconds = self._clock() - begin
-                self._account.seconds += seconds
+                self._account.add_seconds(seconds)
                 if whole:
                     ledger.record_cut_call(split, self._rails.live, seconds)
                 return saturated
