@@ -28,6 +28,7 @@ from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.rail import Flat, RailStats, folds
 from netfold.host.operation.reduction import INT32_SUM, Reduction
 from netfold.host.operation.request import AllreduceRequest
+from netfold.host.rails import policy as settings
 from netfold.host.rails import rail_report, striping
 from netfold.host.rails.account import Account, RailUse
 from netfold.host.rails.agreement import Agreements
@@ -37,15 +38,7 @@ from netfold.host.rails.exchange_schedule import ExchangeSchedule
 from netfold.host.rails.ledger import Ledger
 from netfold.host.rails.missing_ranks import MissingRankDetector
 from netfold.host.rails.operation_costs import OperationCosts
-from netfold.host.rails.policy import (
-    DEFAULT_POLICY,
-    NO_LISTENERS,
-    OutOfBand,
-    RailListeners,
-    RailPolicy,
-    Start,
-    first_calls,
-)
+from netfold.host.rails.policy import DEFAULT_POLICY, NO_LISTENERS, OutOfBand, RailListeners, RailPolicy, Start
 from netfold.host.rails.rail_set import RailSet, ReopenRail, WatchedRail
 from netfold.host.rails.rank_state import first_line
 from netfold.host.rails.shares import BRIEF_BYTES, RailShares, Split
@@ -395,7 +388,7 @@ class MultiRail:
         """Agrees on what the ranks know of the rails, and measures the rest, the same on all ranks."""
         self._exchange({}, self._rails.live[0])
         strange = [rail for rail in self._rails.live if self.shares.figures[rail].bandwidth is None]
-        for tell, nbytes in first_calls(start):
+        for tell, nbytes in settings.first_calls(start):
             for rail in strange:  # in turns: what disturbs one of them for a while disturbs all
                 if rail in self._rails.live:  # it may die here as well as later
                     self._agree(np.zeros(nbytes // 4, np.int32), rail, self._own if tell else None)
