@@ -2,10 +2,12 @@
 """`netfold bench train`: training steps over several backends, on links of one rate.
 
 The backends are gloo, netfold (both under DistributedDataParallel), hook (gloo, with NetFold's communication hook),
-fsdp and fsdp-gloo (FullyShardedDataParallel over either), and priority (PriorityOptimizer).  What NetFold carries runs
-on a leaf-spine fabric of P4 switches.  gloo and fsdp-gloo run on a plain kernel bridge with the same link rates, which
-is the best case for them: no switch in software takes a core; gloo@fabric and fsdp-gloo@fabric run on the fabric's
-hosts, whose TCP the switches forward.
+fsdp and fsdp-gloo (FullyShardedDataParallel over either), fsdp2 and fsdp2-gloo (fully_shard over either),
+fsdp2-prefetch and fsdp2-together (its all-gathers under way while it computes backward, by themselves or joined by
+reduce-scatters), priority and priority-arrival (PriorityOptimizer, first layers first or last layers first).  What
+NetFold carries runs on a leaf-spine fabric of P4 switches.  gloo, fsdp-gloo and fsdp2-gloo run on a plain kernel bridge
+with the same link rates, which is the best case for them: no switch in software takes a core; with @fabric behind the
+name they run on the fabric's hosts, whose TCP the switches forward.
 
 Rounds are interleaved, and each begins with the next backend.  In every turn the ranks join anew and train the same
 model from the same start on the same batches, so that ratios are of neighbouring turns, and losses can be compared with
@@ -25,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, get_args
@@ -49,7 +52,8 @@ from netfold.bench.harness.training import (
     row_of,
     show,
 )
-from netfold.bench.ranks.train import PROBES, TrainCommand, TrainResult, Way
+from netfold.bench.ranks.train import PROBES
+from netfold.bench.ranks.train_command import TrainCommand, TrainResult, Way
 from netfold.fabric.generate import PATH_MTUS, leafspine
 from netfold.fabric.graph import Engine, FabricError, bits_per_second
 from netfold.host.rails.planes import RAILS_VARIABLE
@@ -65,15 +69,16 @@ PORT: Final = 29600
 
 
 def spec(
-    *, model: str, backends: str, lane_bits: str, ranks: int, topo: str, engine: Engine, rate: str, loss: float,
-    rails: int, width: int, batch: int, bucket_mb: float, learning_rate: float, steps: int, warmup: int, rounds: int,
-    path_mtu: int | None, seed: int, timeout: float,
+    *, model: str, backends: str, beside: str, lane_bits: str, ranks: int, topo: str, engine: Engine, rate: str,
+    loss: float, rails: int, width: int, layers: int, layer_seconds: float, batch: int, bucket_mb: float,
+    learning_rate: float, steps: int, warmup: int, rounds: int, path_mtu: int | None, seed: int, timeout: float,
 ) -> TrainSpec:
     """Check the options of the command line.  Raises ValueError, which names the option."""
     if model not in MODELS:
         raise ValueError(f"--model {model}: expected one of {', '.join(MODELS)}")
     for option, value, least in (("--steps", steps, 1), ("--warmup", warmup, 1), ("--rounds", rounds, 1),
-                                 ("--width", width, 0), ("--batch", batch, 0), ("--rails", rails, 1)):
+                                 ("--width", width, 0), ("--layers", layers, 1), ("--batch", batch, 0),
+                                 ("--rails", rails, 1)):
         if value < least:
             raise ValueError(f"{option} {value}: expected {least} or more")
     if rails > 2:
@@ -83,6 +88,8 @@ def spec(
     for option, positive in (("--bucket-mb", bucket_mb), ("--learning-rate", learning_rate), ("--timeout", timeout)):
         if not positive > 0:
             raise ValueError(f"{option} {positive:g}: expected more than 0")
+    if not layer_seconds >= 0:
+        raise ValueError(f"--layer-seconds {layer_seconds:g}: expected 0 or more")
     leaves, comma, spines = topo.partition(",")
     if not (comma and leaves.isdecimal() and spines.isdecimal() and int(leaves)):
         raise ValueError(f"--topo {topo}: expected LEAVES,SPINES, as 2,2")
@@ -105,16 +112,20 @@ def spec(
         if loss and name in PLAIN:
             raise ValueError(f"--loss {loss:g}: the plain bridge that {name} runs on loses nothing; give "
                              f"{name}{ON_FABRIC}")
-        if rails > 1 and way == "fsdp-gloo" and name != way:
-            raise ValueError(f"--rails {rails}: {name} would use one plane of the fabric; give fsdp-gloo")
+        if rails > 1 and way in ("fsdp-gloo", "fsdp2-gloo") and name != way:
+            raise ValueError(f"--rails {rails}: {name} would use one plane of the fabric; give {way}")
         asked += [(name, bits) for bits in widths] if way in NARROWS else [(name, 32)]
     if not asked:
         raise ValueError("--backends: expected at least one")
+    if beside and (beside, 32) not in asked:
+        raise ValueError(f"--beside {beside}: expected one of --backends, in 32-bit lanes: "
+                         f"{', '.join(name for name, bits in asked if bits == 32) or 'none is'}")
     usual_width, usual_batch, _ = MODELS[model]
     return TrainSpec(
-        model, tuple(dict.fromkeys(asked)), ranks, int(leaves), int(spines), engine,
-        None if rate == UNSHAPED else rate, loss, rails, width or usual_width, batch or usual_batch, bucket_mb,
-        learning_rate, steps, warmup, rounds, PATH_MTUS[engine] if path_mtu is None else path_mtu, seed, timeout,
+        model, tuple(dict.fromkeys(asked)), beside, ranks, int(leaves), int(spines), engine,
+        None if rate == UNSHAPED else rate, loss, rails, width or usual_width, layers, layer_seconds,
+        batch or usual_batch, bucket_mb, learning_rate, steps, warmup, rounds,
+        PATH_MTUS[engine] if path_mtu is None else path_mtu, seed, timeout,
     )
 
 
@@ -127,6 +138,10 @@ def run(
     """
     if find_spec("torch") is None:
         raise ValueError("torch is not installed: pip install 'netfold[torch]'")
+    newest = [name for name, _ in spec.backends if name.startswith("fsdp2")]
+    if newest and tuple(map(int, version("torch").split(".")[:2])) < (2, 6):
+        raise ValueError(f"--backends {','.join(newest)}: torch {version('torch')} has no fully_shard: expected 2.6 or "
+                         "later")
     import mininet  # noqa: F401  # raises an error that says what to install, before anything is started
 
     sandbox.enter()
@@ -144,7 +159,7 @@ def run(
 def _command(spec: TrainSpec, way: Way, lane_bits: int, turn: int = 0) -> TrainCommand:
     return TrainCommand(
         way, spec.model, spec.width, spec.batch, spec.ranks, spec.steps, spec.warmup, spec.seed, lane_bits,
-        spec.learning_rate, spec.bucket_mb, PORT + turn, spec.timeout,
+        spec.learning_rate, spec.bucket_mb, PORT + turn, spec.timeout, spec.layers, spec.layer_seconds,
     )
 
 
@@ -225,8 +240,10 @@ def _measure(
         steps = ", ".join(f"{label(*backend)} {some[-1].step * 1e3:.0f}" for backend, some in turns.items())
         print(f"round {number + 1} of {spec.rounds}, load {os.getloadavg()[0]:.1f}: ms a step: {steps}",
               file=sys.stderr, flush=True)
-    gloo = turns.get(("gloo", 32)) or turns.get((f"gloo{ON_FABRIC}", 32))
-    rows = [row_of(spec, name, bits, some, gloo, alone) for (name, bits), some in turns.items()]
+    known = [spec.beside] if spec.beside else ["gloo", f"gloo{ON_FABRIC}"]
+    beside = next((name for name in known if (name, 32) in turns), "")
+    others = turns.get((beside, 32), [])
+    rows = [row_of(spec, name, bits, some, beside, others, alone) for (name, bits), some in turns.items()]
     if json is not None:
         files.replace(json, msgspec.json.format(msgspec.json.encode(rows), indent=1))
     show(spec, rows, echo)

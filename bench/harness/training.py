@@ -14,14 +14,14 @@ from typing import Final
 import msgspec
 
 from netfold.bench.harness.limits import Limit, limited_by, machine
-from netfold.bench.ranks.train import TrainResult
+from netfold.bench.ranks.train_command import TrainResult
 from netfold.fabric.graph import Engine, bits_per_second
 from netfold.topo.failures import WrongData
 
 ON_FABRIC: Final = "@fabric"
-PLAIN: Final = ("gloo", "fsdp-gloo")
+PLAIN: Final = ("gloo", "fsdp-gloo", "fsdp2-gloo")
 """Backends that NetFold has no part in."""
-NARROWS: Final = ("netfold", "hook", "priority")
+NARROWS: Final = ("netfold", "hook", "priority", "priority-arrival")
 """Backends that are measured with each width of lanes."""
 MODELS: Final[Mapping[str, tuple[int, int, str]]] = {"cnn": (1024, 8, "images"), "transformer": (256, 2, "tokens")}
 """Models: the width and the samples of a rank where the options say nothing, and what is counted a second."""
@@ -36,13 +36,16 @@ class TrainSpec:
     """Which model, by which backends, how often, and over which fabric.
 
     backends  as options name them, each with its lanes
-    width     of the model; batch: samples of each rank in a step
+    beside    the backend, of 32-bit lanes, that rows give ratios to; empty: gloo, or gloo@fabric
+    width     of the model's layers; layers: how many; batch: samples of each rank in a step
+    layer_seconds  that each layer sleeps in each pass, as if an accelerator computed it
     rate      of every link in tc's units; None: not shaped
     rails     planes of the fabric, each with links of this rate
     """
 
     model: str
     backends: tuple[tuple[str, int], ...]
+    beside: str
     ranks: int
     leaves: int
     spines: int
@@ -51,6 +54,8 @@ class TrainSpec:
     loss: float
     rails: int
     width: int
+    layers: int
+    layer_seconds: float
     batch: int
     bucket_mb: float
     learning_rate: float
@@ -74,6 +79,9 @@ class TrainRow(msgspec.Struct, frozen=True):
     rails: int
     lane_bits: int
     parameters: int
+    layers: int
+    layer_seconds: float
+    """Seconds that each layer sleeps in each pass."""
     batch: int
     """Samples of all ranks in a step."""
     rate: str
@@ -86,11 +94,12 @@ class TrainRow(msgspec.Struct, frozen=True):
     samples_per_s: float
     """Images or tokens, as ``unit`` says."""
     unit: str
-    times_gloo: float | None
-    """Median over rounds of gloo's step, or gloo@fabric's where gloo was not measured, over this one in the same round;
-    None where neither was."""
-    times_gloo_least: float | None
-    times_gloo_most: float | None
+    beside: str
+    """The backend that the ratios are to; empty where it was not measured."""
+    times_beside: float | None
+    """Median over rounds of that backend's step over this one in the same round."""
+    times_beside_least: float | None
+    times_beside_most: float | None
     compute_seconds: float
     reduce_seconds: float
     wait_seconds: float
@@ -114,6 +123,8 @@ class TrainRow(msgspec.Struct, frozen=True):
     limited_by: Limit
     """The link, where the communication by itself is longer than computing and uses nearly all of it."""
     retransmissions: int
+    joined: float
+    """Reduce-scatters of a step that have joined an all-gather, by the median over the rounds."""
     path: str
     steps: int
     rounds: int
@@ -141,15 +152,17 @@ class Turn:
 
 
 def least_bytes(way: str, ranks: int, nbytes: int, lane_bits: int) -> float:
-    """Payload bytes that each host's link must carry in its busier direction in a step of ``nbytes`` of gradients.
+    """Payload bytes that each host's link must carry in its busier direction in a step of ``nbytes`` of gradients, its
+    calls one after another.
 
     An allreduce folds M, and moves 2 (N-1)/N M between hosts.  Sharded, a host receives (N-1)/N M in each of two
-    all-gathers, whoever carries them, and M/N of the folded sum, or (N-1)/N M of a ring.
+    all-gathers, and sends as much in the reduce-scatter, whoever carries them.  Where that goes at the same time as an
+    all-gather, to which a host sends M/N, both send, and receive, M.
     """
     rest = (ranks - 1) / ranks * nbytes
-    if way == "fsdp":
-        return 2 * rest + nbytes / ranks
-    if way == "fsdp-gloo":
+    if way == "fsdp2-together":
+        return rest + nbytes
+    if way.startswith("fsdp"):
         return 3 * rest
     return 2 * rest if way == "gloo" else nbytes * lane_bits / 32
 
@@ -172,8 +185,14 @@ def check(name: str, bits: int, results: Sequence[TrainResult], alone: TrainResu
 
 
 def row_of(
-    spec: TrainSpec, name: str, bits: int, turns: Sequence[Turn], gloo: Sequence[Turn] | None, alone: TrainResult
+    spec: TrainSpec, name: str, bits: int, turns: Sequence[Turn], beside: str, others: Sequence[Turn],
+    alone: TrainResult,
 ) -> TrainRow:
+    """The row of one backend from its turns.
+
+    beside  the backend whose turns in the same rounds are ``others``; empty, with none: no ratios
+    """
+
     def median(field: str) -> float:
         return statistics.median(turn.median(field) for turn in turns)
 
@@ -181,7 +200,7 @@ def row_of(
     step, compute, reduce = statistics.median(steps), median("compute"), median("reduce")
     on_fabric, unit = network_of(name) == "fabric", MODELS[spec.model][2]
     batch, parameters = spec.batch * spec.ranks, turns[0].results[0].parameters
-    ratios = [] if gloo is None else [one.step / turn.step for one, turn in zip(gloo, turns, strict=True)]
+    ratios = [one.step / turn.step for one, turn in zip(others, turns, strict=True)] if others else []
     way = name.removesuffix(ON_FABRIC)
     planes = spec.rails if way not in PLAIN else 1
     least = least_bytes(way, spec.ranks, 4 * parameters, bits) / planes
@@ -192,12 +211,14 @@ def row_of(
     results = turns[-1].results
     return TrainRow(
         model=spec.model, backend=name, network=spec.engine if on_fabric else "bridge", ranks=spec.ranks,
-        rails=planes, lane_bits=bits, parameters=parameters, batch=batch, rate=spec.rate or "",
-        loss=spec.loss if on_fabric else 0.0, step_seconds=step, step_seconds_best=steps[0],
-        step_seconds_worst=steps[-1], samples_per_s=batch * (TOKENS if unit == "tokens" else 1) / step, unit=unit,
-        times_gloo=statistics.median(ratios) if ratios else None, times_gloo_least=min(ratios, default=None),
-        times_gloo_most=max(ratios, default=None), compute_seconds=compute, reduce_seconds=reduce,
-        wait_seconds=max(0.0, step - compute), final_loss=statistics.fmean(result.losses[-1] for result in results),
+        rails=planes, lane_bits=bits, parameters=parameters, layers=spec.layers, layer_seconds=spec.layer_seconds,
+        batch=batch, rate=spec.rate or "", loss=spec.loss if on_fabric else 0.0, step_seconds=step,
+        step_seconds_best=steps[0], step_seconds_worst=steps[-1],
+        samples_per_s=batch * (TOKENS if unit == "tokens" else 1) / step, unit=unit,
+        beside=beside, times_beside=statistics.median(ratios) if ratios else None,
+        times_beside_least=min(ratios, default=None), times_beside_most=max(ratios, default=None),
+        compute_seconds=compute, reduce_seconds=reduce, wait_seconds=max(0.0, step - compute),
+        final_loss=statistics.fmean(result.losses[-1] for result in results),
         final_loss_alone=alone.losses[-1], loss_difference=max(turn.difference for turn in turns),
         accuracy=results[0].accuracy, accuracy_alone=alone.accuracy,
         cpu_seconds=statistics.median(sum(result.cpu for result in turn.results) for turn in turns),
@@ -205,14 +226,16 @@ def row_of(
         link_fraction=link, reduce_link_fraction=link_alone,
         limited_by=limited_by(link_alone if reduce > compute else link, busy),
         retransmissions=sum(result.retransmissions for turn in turns for result in turn.results),
-        path=results[0].path, steps=spec.steps, rounds=spec.rounds, machine=machine(),
+        joined=median("joined"), path=results[0].path, steps=spec.steps, rounds=spec.rounds, machine=machine(),
     )
 
 
 def show(spec: TrainSpec, rows: Sequence[TrainRow], echo: Callable[[str], None]) -> None:
     first = rows[0]
     echo(
-        f"# {spec.model} of {first.parameters} parameters, {first.batch} samples a step; {spec.ranks} ranks; fabric "
+        f"# {spec.model} of {first.parameters} parameters in {spec.layers} layers"
+        + (f" that sleep {spec.layer_seconds * 1e3:g} ms each way" if spec.layer_seconds else "")
+        + f", {first.batch} samples a step; {spec.ranks} ranks; fabric "
         f"{spec.leaves} x {spec.spines}, {spec.engine}" + (f", {spec.rails} planes" if spec.rails > 1 else "")
         + (f", losing {spec.loss:.1%} on each link" if spec.loss else "")
         + f"; links {spec.rate or 'not shaped'}, the bridge's too; medians of {spec.rounds} interleaved rounds of "
@@ -220,17 +243,17 @@ def show(spec: TrainSpec, rows: Sequence[TrainRow], echo: Callable[[str], None])
     )
     echo(f"# {'backend':<18} {'on':<10} {'ms/step':>8} {'best..worst':>15} {first.unit + '/s':>9} {'compute':>7} "
          f"{'wait':>6} {'reduce':>6} {'link':>5} {'busy':>5} {'limit':<9} {'loss':>7} {'alone':>7} {'off':>7} "
-         f"{'right':>6} x gloo")
+         f"{'right':>6} {'joined':>6} x {first.beside}".removesuffix(" x "))
     for row in rows:
         spread = f"{row.step_seconds_best * 1e3:.0f}..{row.step_seconds_worst * 1e3:.0f}"
-        beside = "" if row.times_gloo is None else (
-            f"{row.times_gloo:.2f} ({row.times_gloo_least:.2f}..{row.times_gloo_most:.2f})")
+        beside = "" if row.times_beside is None else (
+            f"{row.times_beside:.2f} ({row.times_beside_least:.2f}..{row.times_beside_most:.2f})")
         name = label(row.backend, row.lane_bits)
         echo(f"  {name:<18} {row.network:<10} {row.step_seconds * 1e3:>8.1f} {spread:>15} "
              f"{row.samples_per_s:>9.1f} {row.compute_seconds * 1e3:>7.1f} {row.wait_seconds * 1e3:>6.0f} "
              f"{row.reduce_seconds * 1e3:>6.0f} {row.reduce_link_fraction:>5.0%} {row.machine_busy:>5.0%} "
              f"{row.limited_by:<9} {row.final_loss:>7.4f} {row.final_loss_alone:>7.4f} {row.loss_difference:>7.1e} "
-             f"{row.accuracy:>6.1%} {beside}")
+             f"{row.accuracy:>6.1%} {row.joined:>6g} {beside}")
 
 
 def draw(rows: Sequence[TrainRow], figure: Path, echo: Callable[[str], None]) -> None:

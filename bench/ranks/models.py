@@ -9,8 +9,10 @@ Both are drawn by seed alone, so every rank, and a single process, has the same 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,18 +23,20 @@ PIXELS, CLASSES = 16, 10
 NOISE = 1.0
 """Standard deviation of the images' noise; that of the patterns is 1."""
 SYMBOLS, LENGTH, FOLLOWERS = 64, 32, 4
-HEADS, LAYERS = 4, 2
+HEADS = 4
 
 
 @dataclass(frozen=True)
 class Task:
     """A model and its samples.
 
+    layers           the parts of the model that are ``width`` wide: FSDP shards each by itself
     inputs, targets  the first TRAINED are trained with, the others held out
     predictions      of one sample: 1, or the length of a text
     """
 
     model: nn.Module
+    layers: list[nn.Module]
     inputs: torch.Tensor
     targets: torch.Tensor
     predictions: int
@@ -53,30 +57,57 @@ def batch(step: int, size: int, seed: int) -> torch.Tensor:
     return torch.randint(TRAINED, (size,), generator=torch.Generator().manual_seed(seed * 100_003 + step))
 
 
-def cnn(width: int, seed: int) -> Task:
-    """A convolutional network whose two hidden layers are ``width`` wide, about width (width + 522) parameters."""
+class _Sleep(torch.autograd.Function):  # type: ignore[misc]
+    """Returns its input as it is, and takes so many seconds for it in both passes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
+        ctx.seconds = seconds
+        time.sleep(seconds)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        time.sleep(ctx.seconds)
+        return gradients[0], None
+
+
+def sleeping(task: Task, seconds: float) -> Task:
+    """The same task, each of whose layers takes so many seconds longer forward, and again backward, with the processor
+    free for the network, as if an accelerator computed it."""
+    if seconds:
+        for layer in task.layers:
+            layer.register_forward_hook(lambda _module, _inputs, output: _Sleep.apply(output, seconds))
+    return task
+
+
+def cnn(width: int, layers: int, seed: int) -> Task:
+    """A convolutional network whose hidden layers are ``width`` wide; about width (512 + (layers - 1) width)
+    parameters."""
     random = torch.Generator().manual_seed(seed)
     patterns = torch.randn(CLASSES, 1, PIXELS, PIXELS, generator=random)
     targets = torch.randint(CLASSES, (TRAINED + HELD_OUT,), generator=random)
     inputs = patterns[targets] + NOISE * torch.randn(len(targets), 1, PIXELS, PIXELS, generator=random)
     torch.manual_seed(seed)
-    model = nn.Sequential(
+    convolutions = [
         nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(32 * (PIXELS // 4) ** 2, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
-        nn.Linear(width, CLASSES),
-    )
-    return Task(model, inputs, targets, 1)
+    ]
+    hidden: list[nn.Module] = [nn.Linear(32 * (PIXELS // 4) ** 2, width)]
+    hidden += [nn.Linear(width, width) for _ in range(layers - 1)]
+    rectified = [part for layer in hidden for part in (layer, nn.ReLU())]
+    model = nn.Sequential(*convolutions, *rectified, nn.Linear(width, CLASSES))
+    return Task(model, hidden, inputs, targets, 1)
 
 
 class Transformer(nn.Module):  # type: ignore[misc]
-    """A small decoder: embeddings, LAYERS layers with causal attention, and a linear layer."""
+    """A small decoder: embeddings, layers with causal attention, and a linear layer."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, layers: int) -> None:
         super().__init__()
         self.symbols, self.places = nn.Embedding(SYMBOLS, width), nn.Embedding(LENGTH, width)
         layer = nn.TransformerEncoderLayer(width, HEADS, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
-        self.layers = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.out = nn.Linear(width, SYMBOLS)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(LENGTH))
 
@@ -85,8 +116,8 @@ class Transformer(nn.Module):  # type: ignore[misc]
         return self.out(self.layers(x, mask=self.mask, is_causal=True))
 
 
-def transformer(width: int, seed: int) -> Task:
-    """A transformer of this width, a multiple of HEADS: about 12 LAYERS width^2 parameters."""
+def transformer(width: int, layers: int, seed: int) -> Task:
+    """A transformer of this width, a multiple of HEADS: about 12 layers width^2 parameters."""
     random = torch.Generator().manual_seed(seed)
     followers = torch.randint(SYMBOLS, (SYMBOLS, FOLLOWERS), generator=random)
     odds = torch.rand(SYMBOLS, FOLLOWERS, generator=random) ** 2 + 0.05
@@ -97,7 +128,8 @@ def transformer(width: int, seed: int) -> Task:
         chosen = torch.multinomial(odds[last], 1, generator=random)
         text[:, at + 1] = followers[last].gather(1, chosen)[:, 0]
     torch.manual_seed(seed)
-    return Task(Transformer(width), text[:, :-1], text[:, 1:], LENGTH)
+    model = Transformer(width, layers)
+    return Task(model, list(model.layers.layers), text[:, :-1], text[:, 1:], LENGTH)
 
 
-MODELS: dict[str, Callable[[int, int], Task]] = {"cnn": cnn, "transformer": transformer}
+MODELS: dict[str, Callable[[int, int, int], Task]] = {"cnn": cnn, "transformer": transformer}

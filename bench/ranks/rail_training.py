@@ -64,7 +64,7 @@ def training(comm: Communicator, rails: MultiRail, command: RailTrainingCommand)
     from netfold.host.torch.distributed_optimizer import DistributedOptimizer
 
     torch.set_num_threads(1)
-    task = cnn(command.width, SEED)
+    task = cnn(command.width, 2, SEED)
     model: Any = task.model
     optimizer: Any = torch.optim.SGD(model.parameters(), RATE, momentum=0.9)
     if command.gloo:

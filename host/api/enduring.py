@@ -94,6 +94,11 @@ class EnduringCommunicator(Communicator):
         self._check_begin()
         return _CountedTogether(self)
 
+    @property
+    def joins_nothing(self) -> str:
+        """As ``Group.joins_nothing``: nothing ever joins here."""
+        return "each call of the program is one operation, which goes on without ranks that are lost"
+
     def all_gather_to_join(self, array: Array, out: Array, following: Callable[[], Next]) -> bool:
         """``all_gather``: nothing joins it here, where each call of the program is one operation."""
         del following

@@ -284,6 +284,11 @@ class Group:
         """
         return joinable.all_gather(self._ranks, self._coding, array, out, following)
 
+    @property
+    def joins_nothing(self) -> str:
+        """Why no reduce_scatter joins an ``all_gather_to_join``, as things are now; empty where one may."""
+        return joinable.refusal(self._ranks, self._coding)
+
     def scatter_to_join(
         self, array: Array, out: Array, op: ReduceOp = "sum", *, dtype: str | None = None
     ) -> joinable.Scatter:

@@ -74,6 +74,14 @@ def scatter_of(ranks: Members, array: Array, out: Array, op: ReduceOp, dtype: st
     return Scatter(array, result, Reduction(op, element_name(array, dtype)), pieces_of(rows, array))
 
 
+def refusal(ranks: Members, coding: Coding) -> str:
+    """Why no reduce_scatter joins an all_gather of these ranks, as they are carried now; empty where one may."""
+    if coding.reproducible:
+        return "reductions are reproducible, and made in several stages"
+    # several rails would each carry a part of a whole array, and make the two calls one after the other
+    return ranks.dispatch.rows.refusal
+
+
 def all_gather(ranks: Members, coding: Coding, array: Array, out: Array, following: Callable[[], Next]) -> bool:
     """Fills ``out`` with every rank's rows, equally many of each.
 
@@ -84,8 +92,7 @@ def all_gather(ranks: Members, coding: Coding, array: Array, out: Array, followi
     rows = rows_with(array, None, ranks.rank, ranks.size)
     out = result_of((sum(rows), *array.shape[1:]), array, out)
     parts = min(PARTS, out.nbytes // PART_BYTES)
-    # refusal: several rails would each carry a part of a whole array, and make the two calls one after the other
-    if parts < 2 or coding.reproducible or ranks.dispatch.rows.refusal or not _asks(ranks):
+    if parts < 2 or refusal(ranks, coding) or not _asks(ranks):
         data_movement.all_gather(ranks, array, out)
         return False
     pieces, data = pieces_of(rows, array), flat(out)

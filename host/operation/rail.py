@@ -122,6 +122,18 @@ class Rail(Protocol):
         """Closes its sockets; safe to call twice."""
 
 
+class RepeatedCalls(Protocol):
+    """Calls of kinds that have been carried before."""
+
+    @property
+    def known(self) -> Mapping[tuple[object, ...], object]:
+        """Kinds of calls that ``repeat`` carries; empty while it carries none."""
+
+    def repeat(self, request: AllreduceRequest) -> int | None:
+        """Carries the caller's request, of whose kind an earlier one has been carried, without looking again at what it
+        is; None: there was none, and nothing was sent.  Returns else what ``allreduce`` does."""
+
+
 class RailTeam(Rail, Protocol):
     """Several rails used as one."""
 
@@ -131,12 +143,8 @@ class RailTeam(Rail, Protocol):
     """Names of the rails that carry floats in lanes of 32 bits whatever a call asks for."""
 
     @property
-    def known(self) -> Mapping[tuple[object, ...], object]:
-        """Kinds of calls that ``repeat`` carries; empty while it carries none."""
-
-    def repeat(self, request: AllreduceRequest) -> int | None:
-        """Carries the caller's request, of whose kind an earlier one has been carried, without looking again at what it
-        is; None: there was none, and nothing was sent.  Returns else what ``allreduce`` does."""
+    def brief(self) -> RepeatedCalls:
+        """Brief allreduces of kinds that have gone over one rail before."""
 
 
 class FoldingRail(Rail, Protocol):

@@ -19,27 +19,29 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from netfold.host.errors import Closed, NetFoldError, RailDown, TransportError
+from netfold.host.errors import Closed, NetFoldError, RailDown
 from netfold.host.mesh.mesh import ranks
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.rail import Flat, RailStats, folds
 from netfold.host.operation.reduction import INT32_SUM, Reduction
 from netfold.host.operation.request import AllreduceRequest
+from netfold.host.rails import policy as settings
 from netfold.host.rails import rail_report, striping
 from netfold.host.rails.account import Account, RailUse
-from netfold.host.rails.agreement import Agreements, KnownAgreement
+from netfold.host.rails.agreement import Agreements
+from netfold.host.rails.brief_calls import LATE_FACTOR, BriefCalls, BriefListeners
 from netfold.host.rails.cut import CutAllreduce, CutCollective, CutOperation
+from netfold.host.rails.exchange_schedule import ExchangeSchedule
 from netfold.host.rails.ledger import Ledger
 from netfold.host.rails.missing_ranks import MissingRankDetector
+from netfold.host.rails.operation_costs import OperationCosts
 from netfold.host.rails.policy import DEFAULT_POLICY, NO_LISTENERS, OutOfBand, RailListeners, RailPolicy, Start
 from netfold.host.rails.rail_set import RailSet, ReopenRail, WatchedRail
 from netfold.host.rails.rank_state import first_line
-from netfold.host.rails.shares import BRIEF_BYTES, LONG_BYTES, RailShares, Split, show_seconds
-from netfold.host.rails.ways import Ways
+from netfold.host.rails.shares import BRIEF_BYTES, RailShares, Split
 from netfold.host.selection.choice import INNET
 
 MAX_AGREEMENT_BYTES = 2 << 20
@@ -49,45 +51,8 @@ LINGER_SECONDS = 0.3
 GAVE_UP_LINGER_SECONDS = 0.8
 """The same in seconds after the rank gave up: ranks that wait ask every quarter of a second, and may wait as long for
 answers."""
-EXCHANGE_INTERVAL = 400
-"""Figures are exchanged at the latest when calls have taken as long as so many exchanges would."""
-REMEMBERED = 64
-"""Kinds of brief calls that are remembered; a program has a few."""
-SAMPLES = 8
-"""Of the brief calls between two exchanges, so many count as the rail's latency (``shares.WINDOW`` of them at the end),
-the same on all ranks: what a call costs beside its rail is as much as its rail in a processor's cache that is cold."""
-EXCHANGE_SECONDS = 0.0005
-"""Seconds that an exchange takes besides the rail's latency, where ranks share a few cores."""
-LATE_FACTOR = 1.5
-"""Factor of the predicted time up to which nothing of a short call can have been retransmitted."""
-WARMUP_CALLS = 3
-"""Number of short calls on each rail before those that are measured."""
-LATENCY, RATE = (1024,) * 5, (LONG_BYTES, 4 * LONG_BYTES)
-"""Sizes in bytes of the first calls, from which each rail's cost is measured."""
 
 log = logging.getLogger("netfold")
-
-
-@dataclass(frozen=True, slots=True)
-class _KnownCall:
-    """A kind of brief allreduce that one rail carries, as planned by the last figures.
-
-    live     the rails that are up, as long as it holds: the list object itself, which is replaced where rails change
-    rail     the index of that which carries it
-    seconds  that it is predicted to take
-    late     seconds beyond which packets may have been sent again
-    text     which rail carries it and why, for the flight recorder
-    """
-
-    live: list[int]
-    rail: int
-    agreement: KnownAgreement
-    nbytes: int
-    lane_bits: LaneBits
-    ledger: Ledger
-    seconds: float
-    late: float
-    text: str
 
 
 class MultiRail:
@@ -124,14 +89,8 @@ class MultiRail:
         """Whether any rail has narrow lanes; the others carry floats in 32 bits."""
         self.whole = tuple(rail.name for rail in rails if not rail.narrows)
         """Names of the rails that carry floats in 32 bits whatever a call asks for."""
-        self._join, self._between_names = policy.overhead, [rail.between_name for rail in rails]
-        self._own = Ledger(names, [rail.narrows for rail in rails], policy.overhead, known=policy.known)
-        self._ledgers: dict[tuple[str, bool], Ledger] = {}
-        """Kind of operation, and whether rails that can fold it -> what the rails cost in it."""
-        self._ways: dict[str, Ways] = {}
-        """Kind of operation that switches carry -> which way it goes."""
-        self._rows = [rail.carries_rows for rail in rails]
-        """By rail: whether its switches carry rows."""
+        self._costs = OperationCosts(rails, policy.overhead, policy.known)
+        self._own = self._costs.own
         state, channel = out_of_band.state, out_of_band.channel
         detector = MissingRankDetector(
             state, channel, [other for other in range(world) if other != rank], timeout=policy.timeout,
@@ -147,12 +106,10 @@ class MultiRail:
         self._me = listeners.me or f"rank {rank} of {world}"
         self._account = Account(self._rails)
         self._resent = [0] * len(rails)
-        self._owed = self._due = self._sample = 0.0
-        self._exchanges = 0
-        self._known: dict[tuple[object, ...], _KnownCall] = {}
-        """What brief allreduces ask for -> how such a call goes, until figures or rails change."""
-        self.known: Mapping[tuple[object, ...], _KnownCall] = self._known
-        """The same, of which ``repeat`` carries calls; nothing while a rail is pinned, or once it is closed."""
+        self._schedule = ExchangeSchedule()
+        told = BriefListeners(self._note, self._settle, self._count, self._told_allreduce)
+        self.brief = BriefCalls(self._rails, self._agreements, self._account, self._schedule, told)
+        """Kinds of brief calls that it repeats; none is known while a rail is pinned, or once it is closed."""
         self._pinned: int | None = None
         self._closed = False
         try:
@@ -169,38 +126,8 @@ class MultiRail:
     def allreduce(self, request: AllreduceRequest) -> int:
         """Carries a request (``Rail``).  Raises what the rails raise where all of them are down, RankMismatch, PeerLost
         and CollectiveTimeout, with the operation, its size, the ranks that are missing, and each rail's state."""
-        saturated = self.repeat(request) if self.known else None
+        saturated = self.brief.repeat(request) if self.brief.known else None
         return self._plan(request) if saturated is None else saturated
-
-    def repeat(self, request: AllreduceRequest) -> int | None:
-        """Carries an allreduce of a kind that has gone over one rail before; None: it is not of one, and nothing was
-        sent.  ``out`` may have any layout, and overlap the source in any way.  Raises and returns else what
-        ``allreduce`` does."""
-        source, rails = request.source, self._rails
-        known = self.known.get(_kind(request))
-        if (
-            known is None or known.live is not rails.live or rails.broken or request.feedback is not None
-            or source.ndim != 1 or not source.flags.carray
-        ):
-            return None
-        # such a call may take only a third of a millisecond, so little is done around it, in line with ``_plan``
-        agreements, account, rail, nbytes = self._agreements, self._account, known.rail, known.nbytes
-        self._note(known.text)
-        try:
-            saturated = agreements.repeat(known.agreement, request)
-            self._owed += known.seconds
-            if self._owed > self._sample:
-                self._after_short(nbytes, rail, known.ledger, known.lane_bits)
-            elif agreements.failed:
-                self._count_short(nbytes, rail)
-            else:
-                account.nbytes[rail] += nbytes
-            if agreements.seconds > known.late:
-                self._count(agreements.carrier)
-        except NetFoldError as error:
-            raise self._told(error, request.number, _described(request)) from error
-        account.count(nbytes, agreements.seconds)
-        return saturated
 
     def _plan(self, request: AllreduceRequest) -> int:
         """An allreduce of a kind that is not known; where one rail carries it, it is from then on."""
@@ -210,7 +137,7 @@ class MultiRail:
             return self._pinned_rail(self._rails.names).allreduce(request)
         source, coding, algorithm = request.source, request.coding, request.algorithm
         nbytes, live = source.nbytes, self._rails.live
-        ledger = self._own if algorithm is None or algorithm == INNET else self._ledger(f"allreduce by {algorithm}")
+        ledger = self._own if algorithm is None or algorithm == INNET else self._costs.of(f"allreduce by {algorithm}")
         split = ledger.shares.split(nbytes, live, coding.lane_bits)
         self._note(split.text)
         try:
@@ -218,28 +145,19 @@ class MultiRail:
             if split.whole and nbytes <= MAX_AGREEMENT_BYTES and request.feedback is None:
                 agreements, rail, usual = self._agreements, split.single[0], split.seconds or 1.0
                 request.out[...] = agreements.run(source, request.reduction, rail, coding, algorithm)
-                saturated, seconds, brief = agreements.saturated, agreements.seconds, nbytes <= BRIEF_BYTES
-                late = LATE_FACTOR * usual
-                if brief and not agreements.failed and len(self._known) < REMEMBERED:
-                    agreement = agreements.remember(source, rail, coding, algorithm)
-                    self._known[_kind(request)] = _KnownCall(
-                        live, rail, agreement, nbytes, coding.lane_bits, ledger, usual, late, split.text
-                    )
-                self._account.seconds += seconds
-                # nothing that only one rank knows: every rank must exchange figures after the same calls
-                self._owed += usual
+                saturated, seconds = agreements.saturated, agreements.seconds
+                if nbytes <= BRIEF_BYTES and not agreements.failed:
+                    self.brief.remember(request, live, rail, ledger, usual, split.text)
+                self.brief.owe(usual)
                 # a failure may be known here alone, where the other ranks' rail delivered the result
-                if self._owed > self._sample or not brief:
-                    self._after_short(nbytes, rail, ledger, coding.lane_bits)
-                else:
-                    self._count_short(nbytes, rail)
-                if seconds > late:  # in less nothing was sent again
+                self._settle(nbytes, rail, ledger, coding.lane_bits)
+                if seconds > LATE_FACTOR * usual:  # in less nothing was sent again
                     self._count(agreements.carrier)
             else:
-                saturated = self._long(CutAllreduce(request), split, ledger)
+                saturated, seconds = self._long(CutAllreduce(request), split, ledger), 0.0
         except NetFoldError as error:
-            raise self._told(error, request.number, _described(request)) from error
-        self._account.count(nbytes)
+            raise self._told_allreduce(error, request) from error
+        self._account.count(nbytes, seconds)
         return saturated
 
     def carry(self, cut: CutCollective, number: int) -> None:
@@ -251,11 +169,11 @@ class MultiRail:
         if self._closed:
             raise Closed("the rails were closed")
         if self._pinned is not None:
-            cut.carry(self._pinned_rail(self._names(cut.folded is not None)), slice(0, cut.size), number)
+            cut.carry(self._pinned_rail(self._costs.names(cut.folded is not None)), slice(0, cut.size), number)
             return
-        if cut.either and self.carries_rows and not self._way(cut.kind).choose(cut.size, self._rails.live):
+        if cut.either and self.carries_rows and not self._costs.way(cut.kind).choose(cut.size, self._rails.live):
             cut = cut.between_hosts()
-        ledger = self._ledger(cut.kind, folded=cut.folded is not None)
+        ledger = self._costs.of(cut.kind, folded=cut.folded is not None)
         split = ledger.shares.split(cut.size, self._rails.live)
         self._note(split.text)
         try:
@@ -274,48 +192,29 @@ class MultiRail:
 
     def _told(self, error: NetFoldError, number: int, what: str) -> NetFoldError:
         """The error of an operation, with the state of every rail."""
-        return _with_context(
-            error, f"{self._me}, operation {number} ({what}): {error}; rails: {self._rails.describe_states()}"
-        )
+        return self._rails.with_states(error, f"{self._me}, operation {number} ({what})")
+
+    def _told_allreduce(self, error: NetFoldError, request: AllreduceRequest) -> NetFoldError:
+        """The same of an allreduce."""
+        source = request.source
+        return self._told(error, request.number, f"{source.size} x {source.dtype.name}, {source.nbytes} bytes")
 
     @property
     def shares(self) -> RailShares:
         """The shares of an allreduce by the rails' own ways."""
         return self._own.shares
 
-    def _ledger(self, kind: str, *, folded: bool = False) -> Ledger:
-        """What the rails cost in this kind of operation, where those that can fold it or not; before its first one, as
-        much as an allreduce."""
-        ledger = self._ledgers.get((kind, folded))
-        if ledger is None:
-            ledger = Ledger(self._names(folded), (), self._join, agreed=self.shares.figures)
-            self._ledgers[kind, folded] = ledger
-        return ledger
-
-    def _way(self, kind: str) -> Ways:
-        """The two ways of a kind of collective that switches carry."""
-        ways = self._ways.get(kind)
-        if ways is None:
-            ways = self._ways[kind] = Ways(self._ledger(kind, folded=True), self._ledger(kind))
-        return ways
-
-    def _names(self, folded: bool) -> list[str]:
-        """What carries a collective, by rail: the rail itself where it folds it, else the mesh of its plane."""
-        own = zip(self._rails.names, self._between_names, self._rows, strict=True)
-        return [name if folded and rows else between for name, between, rows in own]
-
     @property
     def carries_rows(self) -> bool:
         """Whether the switches of any rail that is up carry rows; the same on all ranks."""
-        return any(self._rows[rail] for rail in self._rails.live)
+        return self._costs.carries_rows(self._rails.live)
 
     def describe_cut(self, kind: str, nbytes: int, *, folded: bool) -> str:
         """How a collective of this kind would be cut, in words.  Sends nothing.
 
         folded  whether switches can carry it, and hosts as well
         """
-        folded = folded and (not self.carries_rows or self._way(kind).folds(nbytes, self._rails.live))
-        return self._ledger(kind, folded=folded).shares.preview(nbytes, self._rails.live).text
+        return self._costs.preview(kind, nbytes, self._rails.live, folded=folded)
 
     @property
     def live(self) -> list[int]:
@@ -330,7 +229,7 @@ class MultiRail:
         """Lets this rail carry every call from now on, without the work around several rails, for comparison; it must
         be up, and its errors are the call's.  None: ends that.  The same on all ranks."""
         self._pinned = rail
-        self.known = self._known if rail is None else {}
+        self.brief.enable(rail is None)
 
     def on_change(self, call: Callable[[], None]) -> None:
         """Registers a function that is called whenever a rail has failed or is back, on all ranks in the same
@@ -346,22 +245,17 @@ class MultiRail:
 
     def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
         split = self.shares.preview(nbytes, self.live, lane_bits)
-        known = ", ".join(
-            f"{self._rails.names[rail]} {show_seconds(figure.latency)} + {_rate(figure.bandwidth)}"
-            for rail in self.live
-            for figure in [self.shares.figures[rail]]
-        )
         down = [f"; {use.name} is down: {use.why}" for use in self.use() if use.state == "down"]
         lanes = "" if lane_bits == 32 or not self.narrows else f" in lanes of {lane_bits} bits"
         if lanes and self.whole:
             lanes += f" ({', '.join(self.whole)}: of 32)"
-        return f"{nbytes} bytes{lanes}: {split.text}; known: {known}{''.join(down)}"
+        return f"{nbytes} bytes{lanes}: {split.text}; known: {self._costs.known(self.live)}{''.join(down)}"
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        self.known = {}
+        self.brief.enable(False)
         self._stripes.close()
         if all(figure.bandwidth is not None for figure in self.shares.figures):
             self._keep(self.shares.figures)
@@ -376,20 +270,20 @@ class MultiRail:
         self._rails.close()
 
     # ---- short and long --------------------------------------------------------------------------------------------
-    def _after_short(self, nbytes: int, rail: int, ledger: Ledger, lane_bits: LaneBits) -> None:
-        """Learns from a short call, and exchanges figures where that is due."""
+    def _settle(self, nbytes: int, rail: int, ledger: Ledger, lane_bits: LaneBits) -> None:
+        """Learns from a short call, where it counts as its rail's latency or is not brief, and exchanges figures where
+        that is due; else counts it, and says what carried it where that was not this rail."""
+        schedule = self._schedule
+        brief = nbytes <= BRIEF_BYTES
+        if brief and self.brief.owed <= schedule.sample:
+            self._record(nbytes, rail, None)
+            self._account.nbytes[self._agreements.carrier] += nbytes
+            return
         self._record(nbytes, rail, ledger, lane_bits)
-        if nbytes <= BRIEF_BYTES:
-            self._sample = self._owed + self._due / SAMPLES
-        if self._owed > self._due:
-            # each rail in its turn, also one that carries nothing now: so its latency is known, and whether it is up
-            live = self._rails.live
-            self._exchange({}, live[self._exchanges % len(live)], together=True)
-
-    def _count_short(self, nbytes: int, rail: int) -> None:
-        """Counts a short call of which nothing is learned, and says what carried it where that was not this rail."""
-        self._record(nbytes, rail, None)
-        self._account.nbytes[self._agreements.carrier] += nbytes
+        if brief:
+            schedule.sampled(self.brief.owed)
+        if self.brief.owed > schedule.due:
+            self._exchange({}, schedule.turn(self._rails.live), together=True)
 
     def _agree(self, source: Flat, rail: int, ledger: Ledger | None = None) -> Flat:
         """Runs an agreement on a sum of int32 of our own.
@@ -436,7 +330,7 @@ class MultiRail:
             left = striping.missing_chunks(parts, done)
             if not left:
                 seconds = self._clock() - begin
-                self._account.seconds += seconds
+                self._account.add_seconds(seconds)
                 if whole:
                     ledger.record_cut_call(split, self._rails.live, seconds)
                 return saturated
@@ -480,16 +374,13 @@ class MultiRail:
         for index in told.reopened:
             self._rails.restore(index)
             self._resent[index] = 0
-        self._known.clear()
+        self.brief.forget()
         live = self._rails.live
         self._state.set_live(live, exchanged=True)
         ledger.shares.adopt_cut_seconds(told.cut_call_seconds)
         if ledger.shares.learn(told.figures, live) and ledger is self._own:
             log.info("rails: %s", self.describe(64 << 20))
-        self._exchanges += 1
-        self._owed = self._sample = 0.0
-        following = self.shares.figures[live[self._exchanges % len(live)]]
-        self._due = EXCHANGE_INTERVAL * (following.latency + EXCHANGE_SECONDS)
+        self._schedule.exchanged(self.shares.figures, live)
         return told.done
 
     # ---- the beginning -----------------------------------------------------------------------------------------------
@@ -497,33 +388,9 @@ class MultiRail:
         """Agrees on what the ranks know of the rails, and measures the rest, the same on all ranks."""
         self._exchange({}, self._rails.live[0])
         strange = [rail for rail in self._rails.live if self.shares.figures[rail].bandwidth is None]
-        sizes = LATENCY + (RATE if start == "hot" else ())
-        for tell, nbytes in [(False, 1024)] * WARMUP_CALLS + [(True, nbytes) for nbytes in sizes]:
+        for tell, nbytes in settings.first_calls(start):
             for rail in strange:  # in turns: what disturbs one of them for a while disturbs all
                 if rail in self._rails.live:  # it may die here as well as later
                     self._agree(np.zeros(nbytes // 4, np.int32), rail, self._own if tell else None)
         if strange:
             self._exchange({}, self._rails.live[0])
-
-
-def _kind(request: AllreduceRequest) -> tuple[object, ...]:
-    """What all decides on how an allreduce of a flat array without residual goes. """
-    source, reduction, coding = request.source, request.reduction, request.coding
-    return (
-        source.nbytes, source.dtype, reduction.op, reduction.element, coding.lane_bits, coding.saturate,
-        request.algorithm,
-    )
-
-
-def _described(request: AllreduceRequest) -> str:
-    """What an allreduce is of, for errors."""
-    return f"{request.source.size} x {request.source.dtype.name}, {request.source.nbytes} bytes"
-
-
-def _with_context(error: NetFoldError, text: str) -> NetFoldError:
-    """The same kind of error with another text."""
-    return type(error)(error.errno, text) if isinstance(error, TransportError) else type(error)(text)
-
-
-def _rate(bandwidth: float | None) -> str:
-    return "an unknown rate" if bandwidth is None else f"{bandwidth * 8 / 1e6:.4g} Mb/s"

@@ -12,10 +12,16 @@ from netfold.host.operation.coding import LaneBits
 from netfold.host.rails.open_mesh import PathChoice
 from netfold.host.rails.rail_set import STALL_SECONDS
 from netfold.host.rails.rank_state import OutOfBandChannel, RankState
-from netfold.host.rails.shares import Figure
+from netfold.host.rails.shares import LONG_BYTES, Figure
 from netfold.host.tracing.timeline import Timeline
 
 Start = Literal["hot", "cold"]
+"""Whether the rails' rates are measured before the first operation, or by the first long ones."""
+WARMUP_CALLS: Final = 3
+"""Number of short calls on each rail before those that are measured."""
+LATENCY: Final = (1024,) * 5
+RATE: Final = (LONG_BYTES, 4 * LONG_BYTES)
+"""Sizes in bytes of the first calls, from which each rail's cost is measured."""
 
 
 @dataclass(frozen=True)
@@ -91,3 +97,9 @@ class RailListeners:
 
 DEFAULT_POLICY: Final = RailPolicy()
 NO_LISTENERS: Final = RailListeners()
+
+
+def first_calls(start: Start) -> list[tuple[bool, int]]:
+    """The first calls on each rail that is not known: whether each one is measured, and its bytes."""
+    sizes = LATENCY + (RATE if start == "hot" else ())
+    return [(False, 1024)] * WARMUP_CALLS + [(True, nbytes) for nbytes in sizes]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from netfold.host.errors import NetFoldError, PeerLost, RailDown
+from netfold.host.errors import NetFoldError, PeerLost, RailDown, TransportError
 from netfold.host.operation.coding import Coding
 from netfold.host.operation.rail import Rail, RailStats
 from netfold.host.operation.request import AllreduceRequest, RowsRequest
@@ -158,6 +158,11 @@ class RailSet:
             idle = f"quiet for {quiet:.1f} s" if quiet >= self._stall else "carries nothing now"
             said.append(f"{name} {f'up, {idle}' if index in self.live else f'down ({cause})'}")
         return ", ".join(said)
+
+    def with_states(self, error: NetFoldError, where: str) -> NetFoldError:
+        """The same kind of error, with where it came up and each rail's state."""
+        text = f"{where}: {error}; rails: {self.describe_states()}"
+        return type(error)(error.errno, text) if isinstance(error, TransportError) else type(error)(text)
 
     def on_change(self, call: Callable[[], None]) -> None:
         """Calls it whenever a rail has failed or is back, on all ranks in the same operation."""

@@ -114,10 +114,10 @@ class Dispatch:
         Returns how many elements of a saturating sum are at an end of the range.
         """
         flight, rails = self._flight, self._rails
-        if rails is not None and rails.known:
+        if rails is not None and rails.brief.known:
             before = rails.retransmissions
             try:
-                repeated = rails.repeat(request)
+                repeated = rails.brief.repeat(request)
             finally:
                 if rails.retransmissions != before and flight is not None:
                     flight.count_retransmissions(rails.retransmissions - before)

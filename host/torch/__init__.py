@@ -17,7 +17,9 @@ or keep another backend and reduce only the gradients with NetFold:
     messenger.py       send and receive, beside the collectives
     work.py            what torch gets for what was started
     reducer.py         asynchronous collectives, as torch futures
+    arguments.py       what torch passes to a process group's methods
     process_group.py   the backend
+    creation.py        its groups, as torch asks for them
     hook.py            the communication hook
     feedback.py        error feedback: the residuals of narrow lanes, which are added to the next gradients
     priority.py        an optimizer whose gradients travel first layers first, beside the next forward pass
@@ -30,11 +32,12 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
+from netfold.host.torch.creation import create
 from netfold.host.torch.distributed_optimizer import Compression, DistributedOptimizer
 from netfold.host.torch.hook import NetfoldState, netfold_hook
 from netfold.host.torch.join import STORE, Options, join
 from netfold.host.torch.priority import PriorityOptimizer
-from netfold.host.torch.process_group import NetfoldGroup, create
+from netfold.host.torch.process_group import NetfoldGroup
 from netfold.host.torch.verbs import broadcast_optimizer_state, broadcast_parameters
 
 BACKEND = "netfold"

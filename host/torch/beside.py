@@ -8,6 +8,7 @@ only the very next collective of the group may join, so that ranks need not say 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import torch
@@ -15,8 +16,21 @@ import torch
 from netfold.host.api.communicator import Communicator
 from netfold.host.api.joinable import Next
 from netfold.host.operation.reduction import ReduceOp
+from netfold.host.torch.join import TOGETHER_VARIABLE
 from netfold.host.torch.pieces import as_bytes, as_tensor
 from netfold.host.torch.tensors import as_array
+
+log = logging.getLogger("netfold")
+
+
+def warn_where_nothing_joins(comm: Communicator) -> None:
+    """Warns that the option changes nothing where no reduce-scatter of this communicator can join an all-gather."""
+    if comm.size > 1 and (why := comm.joins_nothing):
+        log.warning(
+            "%r: Options(together=True), or %s=1, changes nothing in this group, where no reduce-scatter joins an "
+            "all-gather: %s. Leave it out for this group, or have the switches of one rail fold for it",
+            comm, TOGETHER_VARIABLE, why,
+        )
 
 
 class JoiningScatter:

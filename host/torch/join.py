@@ -99,6 +99,11 @@ def join(
         rank, world = place.rank if rank is None else rank, place.world if world is None else world
     job = options.job or os.environ.get(JOB_VARIABLE) or "default"
     me = f"job {job!r}, rank {rank} of {world}"
+    if options.together:
+        log.warning(
+            "%s: Options(together=True) changes nothing in a communicator of its own, only in groups of backend "
+            "\"netfold\": leave it out here, and let `with comm.together()` make both calls at once", me,
+        )
     rails = os.environ.get(RAILS_VARIABLE, "") if options.rail == "auto" else ""
     controller = options.controller or os.environ.get(CONTROLLER_VARIABLE)
     if not controller and not rails:

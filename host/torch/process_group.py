@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -22,19 +21,14 @@ import torch
 import torch.distributed as dist
 
 from netfold.host.api.communicator import Communicator
-from netfold.host.operation.reduction import ReduceOp
 from netfold.host.torch import movement, pieces
-from netfold.host.torch.beside import Following, JoiningScatter, joinable_gather
-from netfold.host.torch.join import JOB_VARIABLE, STORE, Options, join
+from netfold.host.torch.arguments import known_operation, only_tensor, operation_name, pairs_of, root_of
+from netfold.host.torch.beside import Following, JoiningScatter, joinable_gather, warn_where_nothing_joins
 from netfold.host.torch.messenger import Messenger, open_messenger
 from netfold.host.torch.reducer import Reducer
 from netfold.host.torch.tensors import check_device, dtype_name, flattened, reduces
 from netfold.host.torch.work import TorchWork
 
-OPS: list[tuple[Any, ReduceOp]] = [
-    (dist.ReduceOp.SUM, "sum"), (dist.ReduceOp.AVG, "average"), (dist.ReduceOp.MAX, "max"), (dist.ReduceOp.MIN, "min"),
-    (dist.ReduceOp.PRODUCT, "product"),
-]
 GATHERS = (
     "allgather", "_allgather_base", "all_gather_single", "allgather_into_tensor_coalesced",
     "all_gather_single_coalesced",
@@ -68,6 +62,8 @@ class NetfoldGroup(dist.ProcessGroup):
         self.communicator = communicator
         self._reducer = Reducer(communicator)
         self.together = together
+        if together:
+            warn_where_nothing_joins(communicator)
         self._said: set[str] = set()
         self._messenger = open_messenger(store, communicator.plan, repr(communicator), timeout) if size > 1 else None
         # The epoch tells this group's addresses from those that an earlier one has left in the same store.
@@ -101,7 +97,7 @@ class NetfoldGroup(dist.ProcessGroup):
     ) -> dist._Work:
         """Fills every rank's tensor with the root's: one tensor and the root's rank, or a list and BroadcastOptions."""
         del timeout  # the group's own counts, as for every operation
-        mine, sender = _only("broadcast", tensors, opts), _root(opts, root)
+        mine, sender = only_tensor("broadcast", tensors, opts), root_of(opts, root)
         if mine.layout != torch.strided:
             return self._delegate("broadcast", tensors, opts, why="sparse")
         return self._move("broadcast", [mine], movement.broadcast(self.communicator, mine, sender))
@@ -113,13 +109,13 @@ class NetfoldGroup(dist.ProcessGroup):
     ) -> dist._Work:
         """Reduces to the root by the communicator what it can reduce, and all else by gloo."""
         del timeout
-        mine, asked = _only("reduce", tensors, opts), getattr(opts, "reduceOp", op)
-        known, to, dtype = _op(asked), _root(opts, root), dtype_name(mine.dtype)
+        mine, asked = only_tensor("reduce", tensors, opts), getattr(opts, "reduceOp", op)
+        known, to, dtype = known_operation(asked), root_of(opts, root), dtype_name(mine.dtype)
         if known is None or not reduces(mine, known):
             wanted = dist.ReduceOptions()
             wanted.rootRank, wanted.reduceOp = to, asked
             sparse = "sparse " if mine.layout != torch.strided else ""
-            return self._delegate("reduce", [mine], wanted, why=f"{known or _name(asked)} of {sparse}{dtype}")
+            return self._delegate("reduce", [mine], wanted, why=f"{known or operation_name(asked)} of {sparse}{dtype}")
         call = movement.reduce(self.communicator, mine, known, to)
         return self._move("reduce", [mine], call, f"{known} of {dtype}")
 
@@ -130,11 +126,11 @@ class NetfoldGroup(dist.ProcessGroup):
         """Puts every rank's tensor into the root's list of outputs."""
         del timeout
         check_device("gather", [outputs, inputs])
-        mine = _only("gather", inputs, opts)
+        mine = only_tensor("gather", inputs, opts)
         several = flattened([outputs])
         if any(tensor.layout != torch.strided for tensor in [mine, *several]):
             return self._delegate("gather", outputs, inputs, opts, why="sparse")
-        call = movement.gather(self.communicator, several, mine, _root(opts, root))
+        call = movement.gather(self.communicator, several, mine, root_of(opts, root))
         return self._move("gather", several or [mine], call)
 
     @_not_compiled
@@ -144,11 +140,11 @@ class NetfoldGroup(dist.ProcessGroup):
         """Fills every rank's output with its tensor of the root's list."""
         del timeout
         check_device("scatter", [outputs, inputs])
-        mine = _only("scatter", outputs, opts)
+        mine = only_tensor("scatter", outputs, opts)
         several = flattened([inputs])
         if any(tensor.layout != torch.strided for tensor in [mine, *several]):
             return self._delegate("scatter", outputs, inputs, opts, why="sparse")
-        call = movement.scatter(self.communicator, mine, several, _root(opts, root))
+        call = movement.scatter(self.communicator, mine, several, root_of(opts, root))
         return self._move("scatter", [mine], call)
 
     @_not_compiled
@@ -211,14 +207,14 @@ class NetfoldGroup(dist.ProcessGroup):
         several = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         check_device(kind, several)
         asked = getattr(opts, "reduceOp", opts)
-        op = _op(asked)
+        op = known_operation(asked)
         dtypes = sorted({dtype_name(tensor.dtype) for tensor in several})
         if op is not None and all(reduces(tensor, op) for tensor in several):
             for dtype in dtypes:
                 self._say(f"{kind}, {op} of {dtype}", f"goes over {self.communicator.path(op, dtype)}")
             return TorchWork(self._reducer.allreduce(several, op))
         sparse = "sparse " if all(tensor.layout != torch.strided for tensor in several) else ""
-        self._say(f"{kind}, {op or _name(asked)} of {sparse}{', '.join(dtypes)}")
+        self._say(f"{kind}, {op or operation_name(asked)} of {sparse}{', '.join(dtypes)}")
         if timeout is not None:
             return getattr(self._inner, kind)(several, asked, timeout)
         if kind == "allreduce" or not isinstance(opts, dist.ReduceOp | dist.ReduceOp.RedOpType):
@@ -248,7 +244,7 @@ class NetfoldGroup(dist.ProcessGroup):
 
     def _message(self, kind: str, tensors: Any) -> torch.Tensor:
         """The one tensor of a message.  Raises ValueError for what cannot be sent as bytes."""
-        mine = _only(kind, tensors, None)
+        mine = only_tensor(kind, tensors, None)
         check_device(kind, mine)
         if mine.layout != torch.strided:
             raise ValueError(f"{kind} of a sparse tensor of {tuple(mine.shape)}: expected a dense one, as gloo does")
@@ -275,7 +271,7 @@ class NetfoldGroup(dist.ProcessGroup):
         """Gathers by the communicator, or sparse tensors by gloo.  For each input there is a list of tensors, or one
         for all of it."""
         check_device(kind, [outputs, inputs])
-        pairs = _pairs(outputs, inputs)
+        pairs = pairs_of(outputs, inputs)
         if any(tensor.layout != torch.strided for tensor in flattened([outputs, inputs])):
             self._say(f"{kind} of sparse tensors")
             return getattr(self._inner, kind)(outputs, inputs, *(() if opts is None else (opts,)))
@@ -295,12 +291,12 @@ class NetfoldGroup(dist.ProcessGroup):
         a list of tensors, or one to split."""
         check_device(kind, [outputs, inputs])
         asked = getattr(opts, "reduceOp", opts)
-        op = _op(asked)
+        op = known_operation(asked)
         dtypes = ", ".join(sorted({dtype_name(tensor.dtype) for tensor in flattened([inputs])}))
         if op is None or not all(reduces(tensor, op) for tensor in flattened([outputs, inputs])):
-            self._say(f"{kind}, {op or _name(asked)} of {dtypes}")
+            self._say(f"{kind}, {op or operation_name(asked)} of {dtypes}")
             return getattr(self._inner, kind)(outputs, inputs, opts)
-        pairs = _pairs(outputs, inputs)
+        pairs = pairs_of(outputs, inputs)
         calls = [pieces.reduce_scatter(self.communicator, mine, whole, op) for mine, whole in pairs]
         joins, (mine, whole) = None, pairs[0]
         if self.together and len(pairs) == 1:
@@ -358,71 +354,3 @@ for _how, _names in (
     for _name_of in _names:
         if hasattr(dist.ProcessGroup, _name_of):
             setattr(NetfoldGroup, _name_of, _method(_name_of, _how))
-
-
-def _pairs(outputs: Any, inputs: Any) -> list[tuple[Any, Any]]:
-    """Pairs of outputs and inputs, which torch passes as one tensor and one, or as a list and a list."""
-    if isinstance(outputs, torch.Tensor) or isinstance(inputs, torch.Tensor):
-        return [(outputs, inputs)]
-    if len(outputs) != len(inputs) or not outputs:
-        raise ValueError(f"{len(outputs)} outputs and {len(inputs)} inputs: expected as many, one or more")
-    return list(zip(outputs, inputs, strict=True))
-
-
-def _only(kind: str, tensors: Any, opts: Any) -> torch.Tensor:
-    """The tensor that torch passes by itself or as the only one of a list."""
-    several = flattened([tensors])
-    if len(several) != 1 or getattr(opts, "rootTensor", 0) != 0:
-        raise ValueError(f"{kind} of {len(several)} tensors: expected one, as torch.distributed passes it")
-    check_device(kind, several)
-    return several[0]
-
-
-def _root(opts: Any, root: int | None) -> int:
-    """The root's rank in the group, which torch passes by itself or in options."""
-    return int(root if root is not None else getattr(opts, "rootRank", opts))
-
-
-def _op(asked: Any) -> ReduceOp | None:
-    return next((name for known, name in OPS if asked == known), None)
-
-
-def create(opts: Any, options: Options | None) -> NetfoldGroup:
-    """Makes a group; torch calls it.
-
-    opts     torch's _DistributedBackendOptions
-    options  pg_options= of init_process_group or new_group
-    """
-    if options is not None and not isinstance(options, Options):
-        raise TypeError(f"pg_options is a {type(options).__name__}: expected netfold.torch.Options")
-    options = options or Options()
-    if dist.is_initialized():
-        options = _of_a_subgroup(options, opts.group_id)
-    communicator = join(
-        options,
-        rank=opts.group_rank,
-        world=opts.group_size,
-        store=opts.store,
-        timeout=opts.timeout.total_seconds(),
-    )
-    try:
-        return NetfoldGroup(opts.store, communicator, opts.timeout, together=options.goes_together())
-    except BaseException:
-        communicator.close()
-        raise
-
-
-def _of_a_subgroup(options: Options, group: str) -> Options:
-    """The options of a group beside the default one, which becomes a job of its own name.  A host's address folds for
-    one job at a time, so where the default group is of this backend, others ask for no trees unless they are told to.
-    """
-    job = options.job or f"{os.environ.get(JOB_VARIABLE) or 'default'}.{group}"
-    controller = options.controller
-    if controller is None and dist.get_backend() == "netfold":
-        controller = STORE
-    return replace(options, job=job, controller=controller)
-
-
-def _name(op: Any) -> str:
-    known = dist.ReduceOp.RedOpType.__members__
-    return next((name.lower() for name, value in known.items() if op == value), str(op))

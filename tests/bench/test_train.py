@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,13 +16,15 @@ import pytest
 
 from netfold.bench.commands import train
 from netfold.bench.harness import training
-from netfold.bench.ranks.train import TrainCommand, TrainResult
+from netfold.bench.ranks.train_command import TrainCommand, TrainResult
+from netfold.bench.ranks.trainers import JoinedOperations
 from netfold.topo.failures import WrongData
 
 DEFAULTS: dict[str, Any] = {
-    "model": "cnn", "backends": "gloo,netfold", "lane_bits": "32,16", "ranks": 4, "topo": "2,2",
-    "engine": "softswitch", "rate": "100mbit", "loss": 0.0, "rails": 1, "width": 0, "batch": 0, "bucket_mb": 25.0,
-    "learning_rate": 0.05, "steps": 10, "warmup": 2, "rounds": 3, "path_mtu": None, "seed": 0, "timeout": 60.0,
+    "model": "cnn", "backends": "gloo,netfold", "beside": "", "lane_bits": "32,16", "ranks": 4, "topo": "2,2",
+    "engine": "softswitch", "rate": "100mbit", "loss": 0.0, "rails": 1, "width": 0, "layers": 2, "layer_seconds": 0.0,
+    "batch": 0, "bucket_mb": 25.0, "learning_rate": 0.05, "steps": 10, "warmup": 2, "rounds": 3, "path_mtu": None,
+    "seed": 0, "timeout": 60.0,
 }
 RESULT = TrainResult(
     parameters=10, seconds=[0.1], compute=0.01, reduce=0.05, losses=[2.0, 1.0], accuracy=0.5, digest="d", cpu=0.1,
@@ -51,6 +54,12 @@ def test_lanes_are_those_of_what_narrows() -> None:
     ({"rate": "fast"}, "--rate: "),
     ({"loss": 0.01}, "the plain bridge that gloo runs on loses nothing; give gloo@fabric"),
     ({"rails": 3}, "--rails 3: expected 1 or 2"),
+    ({"rails": 2, "backends": "fsdp2-gloo@fabric"}, "would use one plane of the fabric; give fsdp2-gloo"),
+    ({"backends": "fsdp2@fabric"}, "no backend is called 'fsdp2@fabric'"),
+    ({"beside": "hook"}, "--beside hook: expected one of --backends, in 32-bit lanes: gloo, netfold"),
+    ({"beside": "netfold", "lane_bits": "16"}, "--beside netfold: expected one of --backends, in 32-bit lanes: gloo"),
+    ({"layers": 0}, "--layers 0: expected 1 or more"),
+    ({"layer_seconds": -1.0}, "--layer-seconds -1: expected 0 or more"),
     ({"steps": 0}, "--steps 0: expected 1 or more"),
     ({"model": "transformer", "width": 30}, "--width 30: expected a multiple of 8"),
     ({"timeout": 0.0}, "--timeout 0: expected more than 0"),
@@ -62,12 +71,14 @@ def test_words_that_cannot_be_are_refused_by_name(options: dict[str, Any], says:
 
 
 def test_the_link_is_charged_what_a_step_must_move() -> None:
-    """Folded gradients are M, less in narrow lanes; gloo's 2 (N-1)/N M; sharded training gathers twice besides."""
+    """Folded gradients are M, less in narrow lanes; gloo's 2 (N-1)/N M; sharded training gathers twice, and scatters
+    after that or beside the second time."""
     assert training.least_bytes("netfold", 8, 800, 32) == training.least_bytes("priority", 8, 800, 32) == 800
     assert training.least_bytes("hook", 8, 800, 16) == 400
     assert training.least_bytes("gloo", 8, 800, 32) == 1400
-    assert training.least_bytes("fsdp", 8, 800, 32) == 1500
-    assert training.least_bytes("fsdp-gloo", 8, 800, 32) == 2100
+    for way in ("fsdp", "fsdp-gloo", "fsdp2", "fsdp2-gloo", "fsdp2-prefetch"):
+        assert training.least_bytes(way, 8, 800, 32) == 2100
+    assert training.least_bytes("fsdp2-together", 8, 800, 32) == 1500
 
 
 def test_wrong_training_raises() -> None:
@@ -90,10 +101,22 @@ def test_ratios_are_those_of_each_round() -> None:
     def turn(seconds: float) -> training.Turn:
         return training.Turn([msgspec.structs.replace(RESULT, seconds=[seconds])], 0.0, 0.0)
 
-    row = training.row_of(train.spec(**DEFAULTS), "netfold", 32, [turn(0.1), turn(0.2)], [turn(0.2), turn(0.4)], RESULT)
-    assert (row.times_gloo, row.times_gloo_least, row.times_gloo_most) == (2.0, 2.0, 2.0)
+    row = training.row_of(
+        train.spec(**DEFAULTS), "netfold", 32, [turn(0.1), turn(0.2)], "gloo", [turn(0.2), turn(0.4)], RESULT
+    )
+    assert (row.beside, row.times_beside, row.times_beside_least, row.times_beside_most) == ("gloo", 2.0, 2.0, 2.0)
     assert row.step_seconds == pytest.approx(0.15)
     assert row.samples_per_s == pytest.approx(32 / 0.15)
+
+
+def test_operations_that_have_gone_together_are_counted_once() -> None:
+    """Those before the first look are none of this turn's, and each look counts what is new."""
+    records = [SimpleNamespace(number=1, name="together"), SimpleNamespace(number=2, name="all_gather")]
+    joined = JoinedOperations(SimpleNamespace(flight=lambda: list(records)))
+    assert joined() == 0
+    records += [SimpleNamespace(number=3, name="together"), SimpleNamespace(number=4, name="together")]
+    assert joined() == 2
+    assert joined() == 0
 
 
 @pytest.mark.needs("torch")
@@ -109,6 +132,26 @@ def test_models_learn_what_is_generated(model: str) -> None:
     assert (again.losses, again.digest, again.accuracy) == (found.losses, found.digest, found.accuracy)
 
 
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("model", ["cnn", "transformer"])
+def test_sleeping_layers_compute_the_same(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each layer sleeps once forward and once backward, and neither loss nor gradients change."""
+    import torch
+
+    from netfold.bench.ranks import models
+
+    slept: list[float] = []
+    monkeypatch.setattr(models.time, "sleep", slept.append)
+    found = []
+    for task in (models.MODELS[model](32, 3, 1), models.sleeping(models.MODELS[model](32, 3, 1), 0.25)):
+        assert slept == []
+        loss = task.loss(task.model(task.inputs[:2]), task.targets[:2])
+        loss.backward()
+        found.append([loss.detach(), *(parameter.grad for parameter in task.model.parameters())])
+    assert slept == [0.25] * 6
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 @pytest.mark.netns
 @pytest.mark.needs("namespaces", "mininet", "torch")
 @pytest.mark.timeout(150)
@@ -118,13 +161,14 @@ def test_a_small_run_measures_every_backend(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "netfold.cli", "bench", "train", "--ranks", "2", "--topo", "1,0", "--width", "64",
          "--batch", "2", "--steps", "2", "--warmup", "1", "--rounds", "1", "--lane-bits", "16", "--backends",
-         "gloo,netfold,priority", "--json", str(out)],
+         "gloo,netfold,fsdp,fsdp2-gloo@fabric,fsdp2-together,priority", "--json", str(out)],
         capture_output=True, text=True, timeout=140, check=False,
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads(out.read_text())
     assert [(row["backend"], row["lane_bits"], row["network"]) for row in rows] == [
-        ("gloo", 32, "bridge"), ("netfold", 16, "softswitch"), ("priority", 16, "softswitch")]
+        ("gloo", 32, "bridge"), ("netfold", 16, "softswitch"), ("fsdp", 32, "softswitch"),
+        ("fsdp2-gloo@fabric", 32, "softswitch"), ("fsdp2-together", 32, "softswitch"), ("priority", 16, "softswitch")]
     for row in rows:
         assert (row["model"], row["ranks"], row["batch"]) == ("cnn", 2, 4)
         assert row["step_seconds"] > 0
@@ -132,4 +176,6 @@ def test_a_small_run_measures_every_backend(tmp_path: Path) -> None:
         assert row["final_loss"] == pytest.approx(row["final_loss_alone"], rel=0.02)
         assert row["loss_difference"] <= 0.02
         assert row["wait_seconds"] >= 0
-        assert row["path"].startswith("gloo" if row["backend"] == "gloo" else "innet")
+        by_gloo = row["backend"] in ("gloo", "fsdp2-gloo@fabric")
+        if row["backend"] not in ("fsdp", "fsdp2-together"):  # whose calls the chooser may send between the hosts
+            assert row["path"].startswith("gloo" if by_gloo else "innet")

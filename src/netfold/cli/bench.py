@@ -361,9 +361,11 @@ def train(
     model: Annotated[str, typer.Option(help="cnn, or transformer.")] = "cnn",
     backends: Annotated[
         str,
-        typer.Option(help="By commas: netfold, hook, fsdp, priority; gloo and fsdp-gloo over a plain kernel bridge, "
-                     "with @fabric behind them over the fabric."),
+        typer.Option(help="By commas: netfold, hook, fsdp, fsdp2, fsdp2-prefetch, fsdp2-together, priority, "
+                     "priority-arrival; gloo, fsdp-gloo and fsdp2-gloo over a plain kernel bridge, with @fabric behind "
+                     "them over the fabric."),
     ] = "gloo,netfold,hook,priority",
+    beside: Annotated[str, typer.Option(help="The backend that ratios are to; default: gloo, or gloo@fabric.")] = "",
     lane_bits: Annotated[str, typer.Option("--lane-bits", help="Of netfold, hook and priority, by commas.")] = "32",
     ranks: Annotated[int, typer.Option(help="Ranks, one on each host.")] = 4,
     topo: Annotated[str, typer.Option("--topo", help="LEAVES,SPINES of the fabric.")] = "2,2",
@@ -372,6 +374,11 @@ def train(
     loss: Annotated[float, typer.Option(help="Share of packets lost on every link of the fabric, each way.")] = 0.0,
     rails_: Annotated[int, typer.Option("--rails", help="Planes of the fabric, each with links of this rate.")] = 1,
     width: Annotated[int, typer.Option(help="Of the model; default: 1024 of the cnn, 256 of the transformer.")] = 0,
+    layers: Annotated[int, typer.Option(help="Layers of the model that are so wide.")] = 2,
+    layer_seconds: Annotated[
+        float, typer.Option("--layer-seconds", help="Sleep of each layer forward, and again backward, as if an "
+                                                    "accelerator computed it."),
+    ] = 0.0,
     batch: Annotated[int, typer.Option(help="Samples of a rank in a step; default: 8 images, or 2 texts.")] = 0,
     bucket_mb: Annotated[float, typer.Option("--bucket-mb", help="DistributedDataParallel's bucket_cap_mb.")] = 25.0,
     learning_rate: Annotated[float, typer.Option("--learning-rate", help="Of SGD with a momentum of 0.9.")] = 0.05,
@@ -393,9 +400,9 @@ def train(
 
     with _failing("train"):
         spec = bench.spec(
-            model=model, backends=backends, lane_bits=lane_bits, ranks=ranks, topo=topo, engine=engine_of(switch),
-            rate=rate, loss=loss, rails=rails_, width=width, batch=batch, bucket_mb=bucket_mb,
-            learning_rate=learning_rate, steps=steps, warmup=warmup, rounds=rounds, path_mtu=path_mtu, seed=seed,
-            timeout=timeout,
+            model=model, backends=backends, beside=beside, lane_bits=lane_bits, ranks=ranks, topo=topo,
+            engine=engine_of(switch), rate=rate, loss=loss, rails=rails_, width=width, layers=layers,
+            layer_seconds=layer_seconds, batch=batch, bucket_mb=bucket_mb, learning_rate=learning_rate, steps=steps,
+            warmup=warmup, rounds=rounds, path_mtu=path_mtu, seed=seed, timeout=timeout,
         )
         bench.run(spec, json, figure)

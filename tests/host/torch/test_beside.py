@@ -7,6 +7,7 @@ import json
 import random
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,13 @@ from support import needs
 torch = pytest.importorskip("torch", reason=needs.reason("torch"))
 
 from netfold.host.torch import pieces  # noqa: E402
-from netfold.host.torch.beside import Following, JoiningScatter, joinable_gather  # noqa: E402
+from netfold.host.torch.beside import (  # noqa: E402
+    Following,
+    JoiningScatter,
+    joinable_gather,
+    warn_where_nothing_joins,
+)
+from netfold.host.torch.join import join  # noqa: E402
 from netfold.host.torch.reducer import PendingCollective, Reducer  # noqa: E402
 from netfold.torch import Options  # noqa: E402
 from support.torch import loopback_jobs, torchrun  # noqa: E402
@@ -157,15 +164,68 @@ def test_the_environment_may_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None
         Options().goes_together()
 
 
+@pytest.mark.parametrize(("rail", "reproducible", "why"), [
+    ("tcp", "0", "asked for by rail='tcp'"),
+    ("innet", "1", "reductions are reproducible"),
+    ("innet", "0", ""),
+])
+def test_a_group_where_nothing_can_join_says_so(
+    rail: Any, reproducible: str, why: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A warning names the option, why it does nothing and what to do instead; none where it does something."""
+    monkeypatch.setenv("NETFOLD_REPRODUCIBLE", reproducible)
+    with loopback_job(2, rail=rail) as comms, caplog.at_level("WARNING", "netfold"):
+        caplog.clear()
+        warn_where_nothing_joins(comms[0])
+        assert (comms[0].joins_nothing != "") == bool(why)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == bool(why)
+    for line in said:
+        assert "Options(together=True), or NETFOLD_TOGETHER=1, changes nothing" in line
+        assert why in line
+        assert "Leave it out for this group" in line
+
+
+def test_the_option_outside_a_process_group_is_not_dropped_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A communicator by itself has nothing that follows its all-gathers: ``join`` says that the option is not for
+    it."""
+    monkeypatch.delenv("NETFOLD_RAILS", raising=False)
+    with caplog.at_level("WARNING", "netfold"), pytest.raises(ValueError, match="needs a store"):
+        join(Options(controller="store", address="127.0.0.1", together=True), rank=0, world=1)
+    assert "Options(together=True) changes nothing in a communicator of its own" in caplog.text
+    caplog.clear()
+    with caplog.at_level("WARNING", "netfold"), pytest.raises(ValueError, match="needs a store"):
+        join(Options(controller="store", address="127.0.0.1"), rank=0, world=1)
+    assert "together" not in caplog.text
+
+
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, list[float]]]]:
-    """The results of every rank of rank_torch_sharded.py."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where every rank of rank_torch_sharded.py has left its results."""
     folder, net = tmp_path_factory.mktemp("torch"), subnet()
     where = f"unix:{folder}/jobs"
     with loopback_jobs(f"{net}.200", [f"{net}.{rank + 1}" for rank in range(RANKS)], where):
         script = PROGRAMS / "rank_torch_sharded.py"
         torchrun(script, net, where, str(folder), ranks=RANKS, environment={"GLOO_SOCKET_IFNAME": "lo"}, timeout=200)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> list[dict[str, dict[str, list[float]]]]:
+    """The losses of every rank, and how many of its operations went together."""
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+def test_a_process_group_warns_once_where_the_option_changes_nothing(folder: Path) -> None:
+    """The group that the store plans says so when it is made; that which folds says nothing of it."""
+    for rank in range(RANKS):
+        said = {where: [line for line in json.loads((folder / f"{rank}.{where}").read_text()) if "together" in line]
+                for where in ("folds", "store")}
+        assert said["folds"] == []
+        assert len(said["store"]) == 1
+        assert "without the fabric's controller" in said["store"][0]
 
 
 @pytest.mark.parametrize(("way", "joined"), [("prefetch", LAYERS - 1), ("default", 0), ("fsdp1", 0)])

@@ -6,6 +6,7 @@ the backend moves.
 """
 
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -73,7 +74,12 @@ def main() -> None:
     gloo = dist.group.WORLD
     assert gloo is not None
     said: dict[str, object] = {"gloo": train(gloo)}
-    ours = dist.new_group(backend="netfold", pg_options=Options(job="rails"))
+    warned: list[str] = []
+    listener = logging.Handler(logging.WARNING)
+    listener.emit = lambda record: warned.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("netfold").addHandler(listener)
+    ours = dist.new_group(backend="netfold", pg_options=Options(job="rails", together=True))
+    said["warned"] = warned
     assert isinstance(ours, netfold.torch.NetfoldGroup)
     said |= {"backend": train(ours), "moved": moved(ours)}
     said["hook"] = train(gloo, NetfoldState(ours.communicator))

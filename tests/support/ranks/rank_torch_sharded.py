@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of the tests of FSDP whose reduce-scatters join all-gathers, by gloo and by us, folded.
 
-    torchrun rank_torch_sharded.py SUBNET SERVICE FOLDER        writes FOLDER/RANK.json
+    torchrun rank_torch_sharded.py SUBNET SERVICE FOLDER        writes FOLDER/RANK.json, and what was warned of when a
+                                                                group was made, folded and by the store: RANK.folds,
+                                                                RANK.store
 """
 
 import json
+import logging
 import os
 import sys
 import threading
@@ -101,8 +104,16 @@ def main(subnet: str, service: str, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     gloo: Any = dist.group.WORLD
+    warned: list[str] = []
+    listener = logging.Handler(logging.WARNING)
+    listener.emit = lambda record: warned.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("netfold").addHandler(listener)
     options = Options(controller=service, rail="innet", together=True)
     ours = dist.new_group(backend="netfold", pg_options=options)
+    (Path(folder) / f"{rank}.folds").write_text(json.dumps(warned))
+    warned.clear()
+    dist.new_group(backend="netfold", pg_options=Options(controller="store", together=True))
+    (Path(folder) / f"{rank}.store").write_text(json.dumps(warned))
     beside.Following = PatientFollowing  # type: ignore[misc]
     from netfold.host.torch import process_group, reducer
 

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When ranks tell each other what the rails cost, and which of their brief calls count as a rail's latency.
+
+Every rank must come to an exchange after the same call, so the schedule goes by what all of them know alike: the sizes
+of the calls, and the seconds that the agreed figures predict for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from netfold.host.rails.shares import Figure
+
+EXCHANGE_INTERVAL = 400
+"""Figures are exchanged at the latest when calls have taken as long as so many exchanges would."""
+EXCHANGE_SECONDS = 0.0005
+"""Seconds that an exchange takes besides the rail's latency, where ranks share a few cores."""
+SAMPLES = 8
+"""Of the brief calls between two exchanges, so many count as the rail's latency (``shares.WINDOW`` of them at the end),
+the same on all ranks: what a call costs beside its rail is as much as its rail in a processor's cache that is cold."""
+
+
+class ExchangeSchedule:
+    """The schedule of one rank, in predicted seconds of the short calls since the last exchange (``BriefCalls.owed``).
+    """
+
+    __slots__ = ("due", "exchanges", "sample")
+
+    def __init__(self) -> None:
+        self.due = 0.0
+        """An exchange is due after more seconds than these."""
+        self.sample = 0.0
+        """The next call counts as its rail's latency after more seconds than these."""
+        self.exchanges = 0
+        """How many exchanges there have been."""
+
+    def sampled(self, owed: float) -> None:
+        """A brief call has counted as its rail's latency after so many seconds; the next one that does comes later."""
+        self.sample = owed + self.due / SAMPLES
+
+    def turn(self, live: Sequence[int]) -> int:
+        """The rail that carries the next exchange where that is no matter of speed: each of those that are up in its
+        turn, also one that carries nothing now, so that its latency is known, and whether it is up."""
+        return live[self.exchanges % len(live)]
+
+    def exchanged(self, figures: Sequence[Figure], live: Sequence[int]) -> None:
+        """Figures have been exchanged, and are these, by rail, now."""
+        self.exchanges += 1
+        self.sample = 0.0
+        self.due = EXCHANGE_INTERVAL * (figures[self.turn(live)].latency + EXCHANGE_SECONDS)
