@@ -19,10 +19,10 @@ import pytest
 from support import needs
 
 pytest.importorskip("sklearn", reason=needs.reason("scikit-learn"))
-pytestmark = [pytest.mark.netns, pytest.mark.needs("namespaces", "mininet"), pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.netns, pytest.mark.needs("namespaces", "mininet"), pytest.mark.timeout(280)]
 
 NETFOLD = [sys.executable, "-m", "netfold.cli"]
-BOUND = 120.0
+BOUND = 240.0
 
 
 @pytest.fixture
