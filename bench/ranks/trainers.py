@@ -200,7 +200,8 @@ def fully_sharded(task: Task, *, prefetches: bool) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
     group = dist.group.WORLD
-    assert group is not None
+    if group is None:
+        raise RuntimeError("fully_shard: expected the default group of torch.distributed, got none")
     mesh = DeviceMesh.from_group(group, "cpu")
     for layer in task.layers:
         fully_shard(layer, mesh=mesh)
