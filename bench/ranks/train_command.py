@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank of `netfold bench train` is told to do in a turn, and what it answers."""
+"""The messages of `netfold bench train` and its ranks: each turn a `TrainCommand`, which a `TrainResult` answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ Way = Literal[
 
 
 class TrainCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to train, and how; all ranks get the same."""
+    """One turn of training: the model, its data, the steps, and the way in which gradients are reduced.  All ranks get
+    the same command."""
 
     way: Way
     model: str

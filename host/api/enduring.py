@@ -96,7 +96,7 @@ class EnduringCommunicator(Communicator):
 
     @property
     def joins_nothing(self) -> str:
-        """As ``Group.joins_nothing``: nothing ever joins here."""
+        """Why no reduce_scatter joins an all_gather (``Group.joins_nothing``): in this communicator none ever does."""
         return "each call of the program is one operation, which goes on without ranks that are lost"
 
     def all_gather_to_join(self, array: Array, out: Array, following: Callable[[], Next]) -> bool:

@@ -49,7 +49,7 @@ class KnownCall:
 
 @dataclass(frozen=True, slots=True)
 class BriefListeners:
-    """What ``BriefCalls`` tells.
+    """The functions that ``BriefCalls`` calls before and after each call that it carries.
 
     note    before a call: which rail carries it
     settle  after a call that counts as its rail's latency, or that another rail has carried: its bytes, the rail that
@@ -76,7 +76,7 @@ class BriefCalls:
         self._told = listeners.told
         self._calls: dict[tuple[object, ...], KnownCall] = {}
         self.known: Mapping[tuple[object, ...], KnownCall] = self._calls
-        """What brief allreduces ask for -> how such a call goes; empty while nothing is to be repeated."""
+        """How allreduces of remembered kinds are carried, by kind (``_kind``); empty where none may be repeated."""
         self.owed = 0.0
         """Predicted seconds of the short calls since figures were exchanged: nothing that only one rank knows, since
         every rank must exchange them after the same calls."""
@@ -128,7 +128,7 @@ class BriefCalls:
         self.owed = 0.0
 
     def enable(self, yes: bool) -> None:
-        """Whether kinds that are remembered are known from now on."""
+        """Allows calls of remembered kinds to be repeated from now on, or forbids it."""
         self.known = self._calls if yes else {}
 
 

@@ -16,8 +16,9 @@ EXCHANGE_INTERVAL = 400
 EXCHANGE_SECONDS = 0.0005
 """Seconds that an exchange takes besides the rail's latency, where ranks share a few cores."""
 SAMPLES = 8
-"""Of the brief calls between two exchanges, so many count as the rail's latency (``shares.WINDOW`` of them at the end),
-the same on all ranks: what a call costs beside its rail is as much as its rail in a processor's cache that is cold."""
+"""Number of brief calls between two exchanges whose time is recorded as the rail's latency, the same calls on all
+ranks; the last ``shares.WINDOW`` of them count.  Not all are recorded: calls are so brief that, with cold caches, the
+work beside the rail takes as long as the rail."""
 
 
 class ExchangeSchedule:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several rails cost in each kind of operation, and which way each kind of collective goes."""
+"""The costs of several rails by kind of operation, and for each kind of collective the choice of switches or rings."""
 
 from __future__ import annotations
 
