@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -34,6 +34,10 @@ TEXT_BYTES: Final = 68
 ENTRY_BYTES: Final = _CLEAR.size
 
 
+Label = tuple[int, bytes, int]
+"""What a send and a receive have in common: number and text of the call (``call_text``), and tag."""
+
+
 class ClearToSend(NamedTuple):
     """The content of a clear-to-send, 96 bytes."""
 
@@ -46,29 +50,44 @@ class ClearToSend(NamedTuple):
     path_mtu: int
     queue_pairs: int
     text: bytes
-    """Text of the call, cut to ``TEXT_BYTES`` bytes."""
+    """Text of the call, cut and padded with zeros to ``TEXT_BYTES`` bytes."""
+
+    @property
+    def label(self) -> Label:
+        """What it has in common with the send that it is for."""
+        return self.number, self.text, self.tag
 
     def pack_into(self, memory: Flat, offset: int) -> None:
         """Writes the bytes of the clear-to-send to this place in an array of bytes."""
         _CLEAR.pack_into(memory, offset, *self)  # type: ignore[arg-type]
 
     @classmethod
-    def unpack(cls, data: bytes) -> ClearToSend:
-        """The clear-to-send with these bytes."""
-        clear = cls._make(_CLEAR.unpack(data))
-        return clear._replace(text=clear.text.rstrip(b"\0"))
+    def unpack_from(cls, memory: Flat, offset: int) -> ClearToSend:
+        """The clear-to-send whose bytes are at this place in an array of bytes."""
+        return cls._make(_CLEAR.unpack_from(memory, offset))  # type: ignore[arg-type]
+
+
+def call_text(call: Call) -> bytes:
+    """The text of a call as a clear-to-send has it."""
+    return call.text.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
 
 
 class Message(Pending):
-    """A posted send, or receive; ``left`` are pieces of a send that the peer has not acknowledged yet."""
+    """A posted send, or receive.
 
-    __slots__ = ("array", "call", "key", "left", "sends", "tag")
+    array   its memory; ``address`` and ``nbytes`` are that memory's
+    label   number and text of the call, as ``call_text`` has it, and tag
+    left    pieces of a send that the peer has not acknowledged yet
+    """
 
-    def __init__(self, array: Flat, tag: int, call: tuple[int, bytes], *, sends: bool) -> None:
+    __slots__ = ("address", "array", "key", "label", "left", "nbytes", "sends")
+
+    def __init__(self, array: Flat, label: Label, *, sends: bool) -> None:
         super().__init__()
         self.array = array
-        self.tag = tag
-        self.call = call
+        self.address = int(array.__array_interface__["data"][0])
+        self.nbytes = array.nbytes
+        self.label = label
         self.key = -1
         self.sends = sends
         self.left = 0
@@ -101,9 +120,10 @@ class PeerTransfers:
     stood there, and drops what comes of it again."""
     sends: list[Message] = field(default_factory=list)
     """Sends that are posted and not done."""
-    unmatched: deque[Message] = field(default_factory=deque)
-    """Posted sends for which no clear-to-send has arrived."""
-    clear_to_sends: list[ClearToSend] = field(default_factory=list)
+    _unmatched: dict[Label, deque[Message]] = field(default_factory=dict)
+    """By label, where there are any: posted sends for which no clear-to-send has arrived, in the order posted."""
+    _unused: dict[Label, deque[ClearToSend]] = field(default_factory=dict)
+    """By label, where there are any: clear-to-sends for which no send is posted, in the order in which they came."""
     receives: list[Message] = field(default_factory=list)
     """Receives that are posted and not done."""
     ungranted: deque[Message] = field(default_factory=deque)
@@ -120,7 +140,7 @@ class PeerTransfers:
 
     def clear_at(self, offset: int) -> ClearToSend:
         """The clear-to-send that the peer has written at this offset of the inbox."""
-        return ClearToSend.unpack(bytes(self.inbox[offset : offset + ENTRY_BYTES]))
+        return ClearToSend.unpack_from(self.inbox, offset)
 
     def put_clear_to_send(self, clear: ClearToSend, offset: int) -> int:
         """Puts a clear-to-send for this offset of the peer's inbox where it can leave from; returns its address."""
@@ -136,31 +156,47 @@ class PeerTransfers:
             self._granted += 1
             yield message, slot * ENTRY_BYTES
 
-    def match(self, call: Call) -> Iterator[tuple[Message, int]]:
-        """Yields sends for which a clear-to-send has arrived, each with the key of the receiver's memory.  Raises
+    def post_send(self, message: Message) -> ClearToSend | None:
+        """Adds a send.  Returns the clear-to-send that it goes with, or None where none has arrived yet.  Raises
         RankMismatch."""
-        if not self.clear_to_sends:
-            return
-        for message in list(self.unmatched):
-            stray = next((clear for clear in self.clear_to_sends if (clear.number, clear.text) != message.call), None)
-            if stray is not None:
-                theirs = Call(stray.number, stray.text.decode(errors="replace"))
-                raise RankMismatch(f"rank {self.rank} is at {theirs}; expected {call}; {SAME_ORDER_HINT}")
-            clear = next((clear for clear in self.clear_to_sends if clear.tag == message.tag), None)
-            if clear is None:
-                continue
-            if clear.nbytes != message.array.nbytes:
-                raise RankMismatch(
-                    f"rank {self.rank} expects {clear.nbytes} bytes where this rank sends {message.array.nbytes} "
-                    f"(tag {message.tag}); {SAME_ORDER_HINT}"
-                )
-            self.clear_to_sends.remove(clear)
-            self.unmatched.remove(message)
-            yield message, clear.key
+        self.sends.append(message)
+        clear = _take_oldest(self._unused, message.label)
+        if clear is None:
+            self._check_calls(message.label, self._unused)
+            self._unmatched.setdefault(message.label, deque()).append(message)
+        else:
+            self._check_size(clear, message)
+        return clear
+
+    def take_clear_to_send(self, clear: ClearToSend) -> Message | None:
+        """Takes a clear-to-send that has arrived.  Returns the send that it goes with, or None where none is posted
+        yet.  Raises RankMismatch."""
+        message = _take_oldest(self._unmatched, clear.label)
+        if message is None:
+            self._unused.setdefault(clear.label, deque()).append(clear)
+            for label in self._unmatched:
+                self._check_calls(label, self._unused)
+        else:
+            self._check_size(clear, message)
+        return message
+
+    def _check_calls(self, label: Label, unused: Iterable[Label]) -> None:
+        """Raises RankMismatch where a clear-to-send is of another call than a send with this label."""
+        for number, text, _ in unused:
+            if (number, text) != label[:2]:
+                theirs, expected = _call(number, text), _call(*label[:2])
+                raise RankMismatch(f"rank {self.rank} is at {theirs}; expected {expected}; {SAME_ORDER_HINT}")
+
+    def _check_size(self, clear: ClearToSend, message: Message) -> None:
+        if clear.nbytes != message.nbytes:
+            raise RankMismatch(
+                f"rank {self.rank} expects {clear.nbytes} bytes where this rank sends {message.nbytes} "
+                f"(tag {clear.tag}); {SAME_ORDER_HINT}"
+            )
 
     def drop(self) -> None:
         """Forgets everything that is posted."""
-        for posted in (self.sends, self.unmatched, self.receives, self.ungranted):
+        for posted in (self.sends, self._unmatched, self.receives, self.ungranted):
             posted.clear()
 
     def describe_missing(self, unfilled: int) -> str:
@@ -170,6 +206,25 @@ class PeerTransfers:
         if self.receives:
             parts.append(f"has not sent {unfilled} bytes")
         if self.sends:
-            unready, rest = len(self.unmatched), len(self.sends) - len(self.unmatched)
+            unready = sum(map(len, self._unmatched.values()))
+            rest = len(self.sends) - unready
             parts.append(f"is not ready for {unready} messages and has not acknowledged {rest}")
         return " and ".join(parts) or "has nothing to send or acknowledge"
+
+
+_Queued = TypeVar("_Queued")
+
+
+def _take_oldest(queues: dict[Label, deque[_Queued]], label: Label) -> _Queued | None:
+    """Removes what was queued first with this label, if anything was."""
+    queue = queues.get(label)
+    if queue is None:
+        return None
+    oldest = queue.popleft()
+    if not queue:
+        del queues[label]
+    return oldest
+
+
+def _call(number: int, text: bytes) -> Call:
+    return Call(number, text.rstrip(b"\0").decode(errors="replace"))

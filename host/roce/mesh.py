@@ -18,8 +18,6 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import count
 
-import numpy as np
-
 from netfold.host.errors import NetFoldError, PeerLost, PlanError, RankMismatch, TransportError
 from netfold.host.mesh.connected import PEER_LOST_HINT, ConnectedMesh
 from netfold.host.mesh.connection import PeerConnection
@@ -31,7 +29,7 @@ from netfold.host.native.library import RUN_PACKETS
 from netfold.host.native.sockets import check_mtu
 from netfold.host.operation.arrays import Flat
 from netfold.host.roce import native
-from netfold.host.roce.clear_to_send import ENTRY_BYTES, TEXT_BYTES, ClearToSend, Message, PeerTransfers
+from netfold.host.roce.clear_to_send import ENTRY_BYTES, ClearToSend, Message, PeerTransfers, call_text
 from netfold.host.roce.failover import PathFailover
 from netfold.host.roce.native import ANSWERED, ARRIVED, SENT, STALLED, UNTOLD, Endpoint, EndpointEvent, EndpointIo
 from netfold.host.roce.queue_pairs import MAX_OPEN, MOST_RANKS, QueuePairs
@@ -175,12 +173,16 @@ class RoceMesh(ConnectedMesh):
         transfers = self._transfers[self._link(peer).rank]
         if not as_bytes(data, "send of").nbytes:
             return DONE
-        message = Message(data, tag, (self._call.number, self._text), sends=True)
-        transfers.sends.append(message)
-        transfers.unmatched.append(message)
-        self._unmatched += 1
-        self.bytes_sent += data.nbytes
-        self._match_clear_to_sends(transfers)
+        message = Message(data, (self._call.number, self._text, tag), sends=True)
+        self.bytes_sent += message.nbytes
+        try:
+            clear = transfers.post_send(message)
+        except RankMismatch as error:
+            raise self._fail(RankMismatch, str(error)) from None
+        if clear is None:
+            self._unmatched += 1
+        else:
+            self._write_data(transfers, message, clear.key)
         return message
 
     def receive(self, peer: int, into: Flat, *, tag: int = 0) -> Pending:
@@ -190,7 +192,7 @@ class RoceMesh(ConnectedMesh):
             return DONE
         if view.readonly:
             raise ValueError("receive into a read-only array")
-        message = Message(into, tag, (self._call.number, self._text), sends=False)
+        message = Message(into, (self._call.number, self._text, tag), sends=False)
         transfers.receives.append(message)
         transfers.ungranted.append(message)
         self._grant(transfers)
@@ -198,32 +200,24 @@ class RoceMesh(ConnectedMesh):
 
     def _grant(self, transfers: PeerTransfers) -> None:
         """Sends clear-to-sends for posted receives that the peer does not know of yet."""
+        if not transfers.ungranted:
+            return
         self._queue_pairs.data(transfers.rank)
         assert self._io is not None
         for message, offset in transfers.grant():
-            nbytes = message.array.nbytes
-            message.registered(self._io.register(message.array.ctypes.data, nbytes, fill=True))
+            message.registered(self._io.register(message.address, message.nbytes, fill=True))
             self._reads[message.key] = transfers, message
-            number, text = message.call
-            clear = ClearToSend(number, nbytes, message.tag, message.key, self.path_mtu, self.queue_pairs, text)
+            number, text, tag = message.label
+            clear = ClearToSend(number, message.nbytes, tag, message.key, self.path_mtu, self.queue_pairs, text)
             address = transfers.put_clear_to_send(clear, offset)
             pair = self._queue_pairs.control(transfers.rank)
             self._write_to(transfers, pair, address, ENTRY_BYTES, self.rank, offset, UNTOLD)
 
-    def _match_clear_to_sends(self, transfers: PeerTransfers) -> None:
-        """Sends the messages for which a clear-to-send has arrived."""
-        try:
-            for message, key in transfers.match(self._call):
-                self._unmatched -= 1
-                self._write_data(transfers, message, key)
-        except RankMismatch as error:
-            raise self._fail(RankMismatch, str(error)) from None
-
     def _write_data(self, transfers: PeerTransfers, message: Message, key: int) -> None:
-        pairs, data = self._queue_pairs.data(transfers.rank), message.array.view(np.uint8)
-        cuts = self.source_ports.split(transfers.rank, data.nbytes, lanes=self.queue_pairs, mtu=self.path_mtu)
+        pairs, address = self._queue_pairs.data(transfers.rank), message.address
+        cuts = self.source_ports.split(transfers.rank, message.nbytes, lanes=self.queue_pairs, mtu=self.path_mtu)
         message.cut(len(cuts))
-        identity, address = next(self._ids), data.ctypes.data
+        identity = next(self._ids)
         self._writes[identity] = transfers, message
         for lane, first, last in cuts:
             self._write_to(transfers, pairs[lane], address + first, last - first, key, first, identity)
@@ -261,29 +255,32 @@ class RoceMesh(ConnectedMesh):
             events, error = io.run(until, quiet=quiet)
         if error:
             raise self._fail(TransportError, f"the kernel refused a packet: {os.strerror(error)}; see `ip addr`")
-        self._take(events)
+        moved = self._take(events) or io.progress != before
         for peer, port in self._failover.confirmed_failures():
             if self._planned is not None:
                 self._planned.suspect(peer, port)
         if self._planned is not None and io.ready(1) and (newer := self._planned.newer()) is not None:
             self._failover.restrict(newer)
-        moved = io.progress != before or any(event.what not in (STALLED, ANSWERED) for event in events)
         return (super()._poll(0) if io.ready(0) else False) or moved
 
-    def _take(self, events: Sequence[EndpointEvent]) -> None:
-        """Handles the endpoint's events."""
+    def _take(self, events: Sequence[EndpointEvent]) -> bool:
+        """Handles the endpoint's events.  Returns whether any of them is progress."""
+        moved = False
         for event in events:
-            if event.what == SENT:
+            what = event.what
+            moved |= what not in (STALLED, ANSWERED)
+            if what == SENT:
                 self._sent(event)
-            elif event.what == ARRIVED:
+            elif what == ARRIVED:
                 self._arrived_at(event)
-            elif event.what == STALLED:
+            elif what == STALLED:
                 if self._may_move:
                     self._failover.stalled(event)
-            elif event.what == ANSWERED:
+            elif what == ANSWERED:
                 self._failover.answered(event)
             else:
                 self._broken(event)
+        return moved
 
     def _sent(self, event: EndpointEvent) -> None:
         transfers, message = self._writes[event.id]
@@ -308,8 +305,13 @@ class RoceMesh(ConnectedMesh):
                 f"rank {transfers.rank} has path_mtu={clear.path_mtu} and queue_pairs={clear.queue_pairs}, this rank "
                 f"{self.path_mtu} and {self.queue_pairs}; give the same on every rank",
             )
-        transfers.clear_to_sends.append(clear)
-        self._match_clear_to_sends(transfers)
+        try:
+            message = transfers.take_clear_to_send(clear)
+        except RankMismatch as error:
+            raise self._fail(RankMismatch, str(error)) from None
+        if message is not None:
+            self._unmatched -= 1
+            self._write_data(transfers, message, clear.key)
 
     def _broken(self, event: EndpointEvent) -> None:
         rank = self._queue_pairs.rank_of(event.pair)
@@ -371,7 +373,7 @@ class RoceMesh(ConnectedMesh):
     def _describe_missing(self, link: PeerConnection) -> str:
         transfers = self._transfers[link.rank]
         with self._locked():
-            unfilled = sum(self._endpoint.unfilled(message.key) if message.key >= 0 else message.array.nbytes
+            unfilled = sum(self._endpoint.unfilled(message.key) if message.key >= 0 else message.nbytes
                            for message in transfers.receives)
         return f"rank {link.rank} ({link.address}) {transfers.describe_missing(unfilled)}"
 
@@ -387,7 +389,7 @@ class RoceMesh(ConnectedMesh):
         super().begin(call)
         self._queue_pairs.warn_if_too_many()
         self._queue_pairs.warn_of_refused()
-        self._text = call.text.encode()[:TEXT_BYTES]
+        self._text = call_text(call)
 
     def abort(self, error: BaseException) -> None:
         announced = self._reports.announced
