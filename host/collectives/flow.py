@@ -73,20 +73,20 @@ def _ready(pending: Sequence[Pending]) -> bool:
 
 def send_piece(mesh: Mesh, peer: int, data: Flat, piece: slice, *, tag: int = 0) -> list[Pending]:
     """Sends a piece in segments.  Returns the posted messages."""
-    return [mesh.send(peer, data[cut], tag=tag) for cut in segments(piece, data.itemsize)]
+    return [mesh.send(peer, data[cut], tag=tag) for cut in segments_on(mesh, piece, data.itemsize)]
 
 
 def receive_piece(mesh: Mesh, peer: int, data: Flat, piece: slice, *, tag: int = 0) -> list[Pending]:
     """Receives a piece, in the segments in which ``send_piece`` sends it, directly to its place.  Returns the posted
     messages."""
-    return [mesh.receive(peer, data[cut], tag=tag) for cut in segments(piece, data.itemsize)]
+    return [mesh.receive(peer, data[cut], tag=tag) for cut in segments_on(mesh, piece, data.itemsize)]
 
 
 def reduce_from(
     mesh: Mesh, peer: int, data: Flat, piece: slice, reduction: Reduction, *, tag: int = 0
 ) -> Strand:
     """Receives a piece in segments and reduces it into ``data``; the lower rank's values are the first operand."""
-    cuts = segments(piece, data.itemsize)
+    cuts = segments_on(mesh, piece, data.itemsize)
     inbox = Inbox(mesh, data.dtype, [(peer, length(cut)) for cut in cuts], tag=tag)
     for cut in cuts:
         arrived, theirs = inbox.take()
@@ -111,6 +111,14 @@ def segments(piece: slice, itemsize: int, nbytes: int | None = None) -> list[sli
     """A slice split into segments of at most ``nbytes`` (default ``SEGMENT``); none for an empty one."""
     most = max(1, (SEGMENT if nbytes is None else nbytes) // itemsize)
     return [slice(at, min(at + most, piece.stop)) for at in range(piece.start, piece.stop, most)]
+
+
+def segments_on(mesh: Mesh, piece: slice, itemsize: int) -> list[slice]:
+    """A slice split into the segments in which it travels on this mesh.  Pieces with four times as many segments as
+    the mesh merges, or more, go in longer ones: at least four are left, so that one is reduced while others move."""
+    merged = mesh.merged_segments
+    long = length(piece) * itemsize >= 4 * merged * SEGMENT
+    return segments(piece, itemsize, merged * SEGMENT if long else SEGMENT)
 
 
 class Inbox:

@@ -21,7 +21,7 @@ from netfold.host.collectives.flow import (
     interleave,
     length,
     receive_piece,
-    segments,
+    segments_on,
     send_piece,
     split_evenly,
 )
@@ -101,7 +101,7 @@ def _work(mesh: Mesh, data: Flat, layout: ServerLayout, tag: int) -> Strand:
 
 
 def _serve(mesh: Mesh, data: Flat, layout: ServerLayout, reduction: Reduction, tag: int) -> Strand:
-    cuts = segments(layout.owned[mesh.rank], data.itemsize)
+    cuts = segments_on(mesh, layout.owned[mesh.rank], data.itemsize)
     others = [worker for worker in layout.workers if worker != mesh.rank]
     works = mesh.rank in layout.workers
     inbox = Inbox(mesh, data.dtype, [(worker, length(cut)) for cut in cuts for worker in others], tag=tag)

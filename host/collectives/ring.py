@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from netfold.host.collectives.flow import AHEAD, Inbox, Strand, length, segments, split_evenly
+from netfold.host.collectives.flow import AHEAD, Inbox, Strand, length, segments_on, split_evenly
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import Reduction
@@ -39,7 +39,7 @@ def reduce_scatter(
     """Leaves in ``data[pieces[rank]]`` the reduction over all ranks; the rest of ``data`` then holds partial
     results."""
     n, i, order, after, before = _place(mesh, order)
-    cuts = [segments(pieces[rank], data.itemsize) for rank in order]
+    cuts = [segments_on(mesh, pieces[rank], data.itemsize) for rank in order]
     incoming = [cuts[(i - step - 2) % n] for step in range(n - 1)]
     inbox = Inbox(mesh, data.dtype, [(before, length(cut)) for step in incoming for cut in step], tag=tag)
     if n > 1:
@@ -59,7 +59,7 @@ def all_gather(
 ) -> Strand:
     """Fills ``data`` with every rank's ``data[pieces[rank]]``."""
     n, i, order, after, before = _place(mesh, order)
-    cuts = [segments(pieces[rank], data.itemsize) for rank in order]
+    cuts = [segments_on(mesh, pieces[rank], data.itemsize) for rank in order]
     incoming = [cut for step in range(n - 1) for cut in cuts[(i - step - 1) % n]]
     # Nothing that we still send arrives anew before the next rank has it: what arrives was made of it.
     posted = deque(mesh.receive(before, data[cut], tag=tag) for cut in incoming[:AHEAD])

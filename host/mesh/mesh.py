@@ -73,6 +73,9 @@ class Mesh(ABC):
     """Name of the transport, for messages to people."""
     rail: str = "tcp"
     """Name of the rail that this mesh is, as users ask for it."""
+    merged_segments: int = 1
+    """How many segments of a long piece go as one message: more than one where a message costs more than what a longer
+    one loses in the caches (``collectives.flow.segments_on``).  The same on all ranks of a mesh."""
     secret: Secret
     """The job's secret, from which its ranks derive keys and names that nobody else knows (``job_secret``)."""
     timeline: Timeline | None = None
@@ -156,6 +159,7 @@ class Subset(Mesh):
             raise ValueError(f"ranks={list(ranks)}: rank {mesh.rank} is not in its own subset")
         self._mesh = mesh
         self.kind, self.rail, self.secret = mesh.kind, mesh.rail, mesh.secret
+        self.merged_segments = mesh.merged_segments
         self.ranks = tuple(ranks)
         self.rank = self.ranks.index(mesh.rank)
         self.size = len(self.ranks)

@@ -75,6 +75,9 @@ class RoceMesh(ConnectedMesh):
     kind = "queue pairs"
     rail = "roce"
     name = "RoCE mesh"
+    merged_segments = 2
+    """A message takes a clear-to-send and an event at each end, in Python: half as many take a tenth off the processor
+    time of 16 MiB among 8 ranks."""
 
     def __init__(
         self,

@@ -60,15 +60,20 @@ def short_segments(patch: pytest.MonkeyPatch, nbytes: int) -> None:
     size=st.integers(0, 70),
     seed=st.integers(0, 2**32),
     segment=st.sampled_from([8, 64, 1 << 18]),
+    merged=st.integers(1, 3),
 )
-@example(ranks=9, size=0, seed=0, segment=64)
-@example(ranks=7, size=5, seed=1, segment=8)
-def test_every_algorithm_sums_like_numpy(name: str, ranks: int, size: int, seed: int, segment: int) -> None:
+@example(ranks=9, size=0, seed=0, segment=64, merged=1)
+@example(ranks=7, size=5, seed=1, segment=8, merged=1)
+@example(ranks=2, size=69, seed=1, segment=8, merged=2)
+def test_every_algorithm_sums_like_numpy(
+    name: str, ranks: int, size: int, seed: int, segment: int, merged: int
+) -> None:
     """Sums are exact on every rank for any number of ranks and any size, also fewer elements than ranks, with long and
-    short segments."""
+    short segments, of which some may go as one message."""
     arrays = inputs(ranks, size, "float32", seed)
     with pytest.MonkeyPatch.context() as patch:
         short_segments(patch, segment)
+        patch.setattr(Mesh, "merged_segments", merged)
         results = allreduce(MemoryFabric(ranks, seed=seed), ALLREDUCE[name], arrays, SUM)
 
     for result in results:
