@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A laned mesh that keeps what it has sent until it is acknowledged, where another path could carry it again.
+
+What may have to be sent again lies in the caller's memory (``sent_log``), which becomes the caller's again when the
+operation ends, or somebody waits for the send: then it is copied.  Within an operation memory that was sent may also be
+overwritten by what depends on its arrival, as in a ring, since the peer has it then.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final, TypeAlias
+
+from netfold.host.mesh.connecting import Proven
+from netfold.host.mesh.connection import CONFIRMATION, HEADER, ControlMessage, PeerConnection, Send
+from netfold.host.mesh.laned import LanedMesh
+from netfold.host.mesh.lanes import OutLane, Striped
+from netfold.host.mesh.mesh import Call, Pending
+from netfold.host.mesh.planned import PathSource
+from netfold.host.mesh.sent_log import MOST_KEPT, unacknowledged
+from netfold.host.tracing.timeline import Timeline
+from netfold.wire.jobs import Plan
+
+DOUBT_SECONDS: Final = 2.0
+"""Seconds after which an accepted connection counts as confirmed: a rank without logs never confirms, nor moves."""
+
+OutStream: TypeAlias = PeerConnection | OutLane
+"""A stream on which this rank sends."""
+
+
+class LoggedMesh(LanedMesh):
+    """The ranks of a plan, connected over TCP, with a log of each stream where there are several paths.
+
+    Parameters and errors are those of ``LanedMesh``.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        listener: socket.socket,
+        *,
+        timeout: float,
+        planned: PathSource | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        timeline: Timeline | None = None,
+    ) -> None:
+        super().__init__(plan, listener, timeout=timeout, planned=planned, clock=clock, timeline=timeline)
+        self._unsettled: set[OutStream] = set()
+        """Streams whose logs may hold views of callers' memory."""
+        if self._keeps_logs:
+            for link in self._links.values():
+                link.keep_log()
+
+    def _out_streams(self) -> list[OutStream]:
+        return [*self._links.values(), *(lane for lanes in self._lanes.values() for lane in lanes.out.values())]
+
+    def _write(self, link: PeerConnection) -> bool:
+        moved = super()._write(link)
+        if self._keeps_logs:
+            self._wrote(link)
+        return moved
+
+    def _write_lane(self, lane: OutLane) -> bool:
+        moved = super()._write_lane(lane)
+        if self._keeps_logs:
+            self._wrote(lane)
+        return moved
+
+    def _wrote(self, stream: OutStream) -> None:
+        self._unsettled.add(stream)
+        if stream.log is not None and len(stream.log) > MOST_KEPT:
+            self._forget_acknowledged(stream)
+
+    def _forget_acknowledged(self, stream: OutStream) -> None:
+        if stream.log is None or stream.socket is None:
+            return
+        if isinstance(stream, PeerConnection) and stream.doubtful_until and self._clock() < stream.doubtful_until:
+            return
+        with suppress(OSError):  # a connection that has broken acknowledges nothing more
+            stream.log.trim(stream.log.next - unacknowledged(stream.socket))
+
+    def _settle(self) -> None:
+        """Gives all memory back to its owners: what the peers have is forgotten, the rest is copied."""
+        for stream in self._unsettled:
+            self._forget_acknowledged(stream)
+            if stream.log is not None:
+                stream.log.own()
+        self._unsettled.clear()
+
+    def wait(self, pending: Sequence[Pending], *, first: bool = False) -> None:
+        super().wait(pending, first=first)
+        if self._unsettled and any(isinstance(one, Send | Striped) for one in pending):
+            self._settle()
+
+    def begin(self, call: Call) -> None:
+        super().begin(call)
+        if self._unsettled:
+            self._settle()
+
+    def _attach(self, link: PeerConnection, came: Proven) -> None:
+        super()._attach(link, came)
+        if self._keeps_logs:
+            self._confirm(link, first=came.opened)
+
+    def _confirm(self, link: PeerConnection, *, first: bool) -> None:
+        """Confirms a connection, where this rank is the one to know first that both go on with it; else the peer is
+        going to."""
+        if first:
+            link.doubt(0)
+            link.insert_control(ControlMessage(memoryview(HEADER.pack(CONFIRMATION, 0, 0, b""))))
+        else:
+            link.doubt(self._clock() + DOUBT_SECONDS)
+        self._write(link)
+        self._watch(link)
