@@ -133,7 +133,7 @@ class FailoverMesh(MovingMesh):
     def _look_at_attempts(self, now: float) -> None:
         """Makes connections from other source ports that nobody answers: the kernel asks again after a second."""
         for peer, asked, sock, since, greeted, tries in self._connecting.unproven(now - TOGETHER_SECONDS):
-            port = path_named(sock.getsockname()[1])
+            port = path_named(sock.getsockname()[1]) if sock.fileno() >= 0 else None  # one before may have closed it
             if port is None:
                 continue
             late = since < now - ANSWER_SECONDS * 2**tries  # where all paths are slow, one must get its time
