@@ -75,7 +75,9 @@ class LoggedMesh(LanedMesh):
             self._forget_acknowledged(stream)
 
     def _forget_acknowledged(self, stream: OutStream) -> None:
-        if stream.log is None or stream.socket is None:
+        if stream.log is None or stream.socket is None or stream.moving:
+            return  # what comes late on a connection that the peer may have left is acknowledged, and not read
+        if isinstance(stream, PeerConnection) and stream.frozen:
             return
         if isinstance(stream, PeerConnection) and stream.doubtful_until and self._clock() < stream.doubtful_until:
             return

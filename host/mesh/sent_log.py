@@ -78,7 +78,8 @@ class SentLog:
             raise ValueError(f"{end} bytes: expected {self.first} to {self.next}")
         self.trim(end)
         self.own()
-        taken, self._pieces = list(self._pieces), deque()
+        # one piece: the kernel takes 1024 at once, and each settled operation has left one
+        taken, self._pieces = [memoryview(b"".join(self._pieces))] if self._pieces else [], deque()
         self.next, self._owned = end, 0
         self.first = end
         return taken

@@ -336,3 +336,25 @@ def test_a_confirmation_ends_the_doubt_about_a_connection() -> None:
         first._forget_acknowledged(link)
         assert isinstance(link, PeerConnection)
         assert not isinstance(link, OutLane)
+
+
+@pytest.mark.parametrize("mover", [0, 1])
+def test_what_is_acknowledged_during_a_move_counts_for_nothing(mover: int) -> None:
+    """The peer has said how much it has read, and its kernel acknowledges more: nobody reads that, and it is sent
+    again.  So neither rank forgets anything until both go on."""
+    with planned(2) as tcp:
+        connected(tcp)
+        mine, other = tcp.meshes[mover], tcp.meshes[1 - mover]
+        here, there = mine._links[1 - mover], other._links[mover]
+        leave(mine, here)
+        while not there.frozen:
+            mine._poll(0)
+            if not there.frozen:
+                other._poll(0)
+        assert here.moving
+        for mesh, link in ((mine, here), (other, there)):
+            assert link.log is not None
+            link.log.add(memoryview(b"late"))  # the kernels have acknowledged all that was written
+            mesh._unsettled.add(link)
+            mesh._settle()
+            assert len(link.log) >= 4, "late bytes were forgotten"

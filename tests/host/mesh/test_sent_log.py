@@ -116,3 +116,14 @@ def test_the_kernel_says_what_is_not_acknowledged() -> None:
                 while sent < 1 << 30:
                     sent += near.send(b"x" * (1 << 20))
             assert 0 < unacknowledged(near) <= sent
+
+
+def test_what_is_sent_again_is_one_piece() -> None:
+    """However many operations have left a piece each: the kernel takes 1024 pieces in one call at most."""
+    log = SentLog()
+    for number in range(3000):
+        log.add(memoryview(bytes([number % 251])))
+        log.own()
+    (again,) = log.take_from(10)
+    assert again == bytes(number % 251 for number in range(10, 3000))
+    assert log.take_from(10) == []
