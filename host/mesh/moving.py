@@ -342,6 +342,8 @@ class MovingMesh(LoggedMesh):
         if link in self._coming:
             self._release_coming(link).close()
         link.freeze(False)
+        if link.socket is None:  # it would have been the first one
+            return
         self._read(link)
         self._write(link)
         self._rewatch(link)
