@@ -36,17 +36,9 @@ from netfold.host.errors import (
     TransportError,
 )
 from netfold.host.mesh.connecting import Connecting, PeerUnreachable, Proven, Unconnected
-from netfold.host.mesh.connection import (
-    CONFIRMATION,
-    FAILURE_REPORT,
-    HEADER,
-    ControlMessage,
-    PeerConnection,
-    Receive,
-    text_of,
-)
+from netfold.host.mesh.connection import FAILURE_REPORT, HEADER, ControlMessage, PeerConnection, Receive, text_of
 from netfold.host.mesh.failure_reports import FailureReports
-from netfold.host.mesh.handshake import Outcome, StreamTurn
+from netfold.host.mesh.handshake import Outcome
 from netfold.host.mesh.mesh import IDLE, WATCHED_SLICE_SECONDS, Call, Mesh, Pending, no_such_peer, ranks
 from netfold.host.mesh.poller import Poller
 from netfold.host.tracing.timeline import Timeline
@@ -77,8 +69,7 @@ class ConnectedMesh(Mesh):
     name: str
     """Name of this kind of mesh in errors."""
     takes_lanes = False
-    """Whether peers may open connections beside the one for messages (``lanes``), and others in place of one
-    (``failover``)."""
+    """Whether peers may open connections beside the one for messages (``lanes``)."""
 
     def __init__(
         self,
@@ -104,8 +95,8 @@ class ConnectedMesh(Mesh):
         self._error: NetFoldError | None = None
         self._poller = self._new_poller()
         self._connecting = Connecting(
-            plan, listener, self._poller, self._admit,
-            admit_stream=self._admit_stream if self.takes_lanes else None, tune=self._tune, clock=clock,
+            plan, listener, self._poller, self._admit, admit_lane=self._admit_lane if self.takes_lanes else None,
+            clock=clock,
         )
         self.bytes_sent = 0
         """Payload bytes posted for sending so far."""
@@ -168,7 +159,7 @@ class ConnectedMesh(Mesh):
         for fd, event in ready:
             link = self._by_fd.get(fd)
             if link is None:
-                moved |= self._stream_event(fd, event) or self._handshake(fd)
+                moved |= self._lane_event(fd, event) or self._handshake(fd)
                 continue
             if event & select.POLLOUT and link.sends:
                 with self.spanned("send"):
@@ -195,8 +186,6 @@ class ConnectedMesh(Mesh):
 
     # ---- bytes -----------------------------------------------------------------------------------------------------
     def _write(self, link: PeerConnection) -> bool:
-        if link.moving or link.frozen:
-            return False
         try:
             return link.write(BURST_BYTES) > 0
         except OSError as error:
@@ -212,9 +201,7 @@ class ConnectedMesh(Mesh):
     def _read(self, link: PeerConnection) -> bool:
         total = 0
         try:
-            while link.socket is not None and (total < BURST_BYTES or link.kept):
-                if link.frozen and not link.kept:
-                    break
+            while link.socket is not None and total < BURST_BYTES:
                 if link.current is not None:
                     got = link.read_payload(link.current)
                     if not link.current.view:
@@ -244,9 +231,6 @@ class ConnectedMesh(Mesh):
         if number == FAILURE_REPORT:
             link.expect_header()
             self._receive_report(who, whom, text_of(why))
-        elif number == CONFIRMATION:
-            link.expect_header()
-            link.doubt(0)
         else:
             self._message(link)
 
@@ -285,17 +269,11 @@ class ConnectedMesh(Mesh):
             what = f"cannot connect to rank {link.rank} at {link.address!r}: {error}"
             raise self._fail(TransportError, what) from error
 
-    def _attach(self, link: PeerConnection, came: Proven) -> None:
-        """Takes the first proven connection to a peer."""
-        sock = came.socket
+    def _attach(self, link: PeerConnection, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.attach(sock)
         self._by_fd[sock.fileno()] = link
         self._poller.register(sock, link.events)
-        self._tell_reports(link)
-
-    def _tell_reports(self, link: PeerConnection) -> None:
-        """Sends all failure reports to a peer that is connected only now."""
         for who, whom, why in list(self._reports.all()):  # sending reports may add more of them
             self._send_report(who, whom, why, only=link)
 
@@ -318,11 +296,11 @@ class ConnectedMesh(Mesh):
             return False
         link = self._links[came.rank]
         if isinstance(came, Unconnected):
-            self._unconnected(link, came)
-        elif came.stream is not None:
-            self._attach_stream(link, came)
+            self._drop(link, came.why)
+        elif came.lane is not None:
+            self._attach_lane(link, came)
         else:
-            self._attach(link, came)
+            self._attach(link, came.socket)
         return True
 
     def _admit(self, rank: int) -> Outcome:
@@ -335,32 +313,23 @@ class ConnectedMesh(Mesh):
             return Outcome.TAKEN
         return Outcome.CROSSED if rank < self.rank and self._connecting.connecting(rank) else Outcome.ACCEPTED
 
-    def _unconnected(self, link: PeerConnection, failed: Unconnected) -> None:
-        """Handles a connection that cannot be made."""
-        self._drop(link, failed.why)
-
-    def _tune(self, sock: socket.socket) -> None:
-        """Sets the options of a new connection, or of the listener for those that come."""
-
-    # ---- streams, of meshes that take connections for some ---------------------------------------------------------
+    # ---- lanes, of meshes that take some ---------------------------------------------------------------------------
     def _ports_to(self, peer: int) -> Sequence[int]:
         """TCP source ports for the connection to a peer, to be tried in this order; empty: any."""
         del peer
         return ()
 
-    def _admit_stream(self, rank: int, stream: StreamTurn) -> tuple[Outcome, int]:
-        """What this rank makes of a connection for a stream, from a rank that has proven itself, and the bytes of that
-        rank's direction that have come here."""
-        del rank, stream
-        return Outcome.TAKEN, 0
+    def _admit_lane(self, rank: int) -> bool:
+        """Whether this rank takes one more lane of a rank that has proven itself."""
+        del rank
+        return False
 
-    def _attach_stream(self, link: PeerConnection, came: Proven) -> None:
-        """Takes a proven connection for a stream, whose socket belongs to this mesh now."""
-        raise NotImplementedError(f"a connection for a stream of rank {link.rank}, {came}")
+    def _attach_lane(self, link: PeerConnection, came: Proven) -> None:
+        """Takes a proven lane, whose socket belongs to this mesh now."""
+        raise NotImplementedError(f"a lane of rank {link.rank}, {came}")
 
-    def _stream_event(self, fd: int, event: int) -> bool:
-        """Handles an event of another connection for a stream, where the descriptor is one.  Returns whether any byte
-        moved."""
+    def _lane_event(self, fd: int, event: int) -> bool:
+        """Handles an event of a lane, where the descriptor is one.  Returns whether any byte moved."""
         del fd, event
         return False
 
@@ -434,7 +403,9 @@ class ConnectedMesh(Mesh):
         for link in [only] if only else list(self._links.values()):
             if link.socket is None:
                 continue
-            link.insert_control(ControlMessage(memoryview(report)))
+            first = link.sends[0] if link.sends else None
+            begun = first is not None and (isinstance(first, ControlMessage) or first.begun)
+            link.sends.insert(1 if begun else 0, ControlMessage(memoryview(report)))
             self._write(link)
             self._watch(link)
 

@@ -14,9 +14,7 @@ from typing import Final
 
 from netfold.host.errors import TransportError
 from netfold.host.mesh import congestion_control
-from netfold.host.mesh.arriving import Arriving, TcpSocket
 from netfold.host.mesh.mesh import Pending
-from netfold.host.mesh.sent_log import SentLog
 
 HEADER = struct.Struct("!QQI76s")
 """Layout of a message header, 96 bytes: call number, payload bytes, tag, and the call's text cut to 76 bytes."""
@@ -25,8 +23,6 @@ BACKLOG: Final = 1024
 backlog costs each further one a second."""
 FAILURE_REPORT = (1 << 64) - 1
 """Call number that marks a header as a failure report, which has no payload (``connected``)."""
-CONFIRMATION = (1 << 64) - 2
-"""Call number of a header without payload by which a rank confirms that it goes on with another connection."""
 
 
 def text_of(field: bytes) -> str:
@@ -68,6 +64,9 @@ def listen(address: str) -> socket.socket:
     return sock
 
 
+TcpSocket = socket.socket
+"""The type of a socket, for annotations in classes with an attribute named ``socket``."""
+
 
 class Send(Pending):
     """A posted message: header and payload, from which bytes are removed as the kernel takes them."""
@@ -84,19 +83,8 @@ class Send(Pending):
         return len(self.parts) < 2 or len(self.parts[0]) < HEADER.size
 
 
-class SentAgain(Send):
-    """What a peer lacks of what was sent over another connection: it is sent before all else, and nobody waits for
-    it."""
-
-    __slots__ = ()
-
-    @property
-    def begun(self) -> bool:
-        return True
-
-
 class ControlMessage(Send):
-    """A failure report, or a confirmation: it is sent before posted messages, and nobody waits for it."""
+    """A failure report: it is sent before posted messages, and nobody waits for it."""
 
     __slots__ = ()
 
@@ -120,9 +108,8 @@ class Receive(Pending):
         self.target = target
 
 
-def write_posted(sock: TcpSocket, sends: deque[Send], most: int, log: SentLog | None) -> int:
-    """Hands about ``most`` bytes of what is posted to the kernel, or as many as it takes, and tells the log, where
-    there is one.  Returns how many.
+def write_posted(sock: TcpSocket, sends: deque[Send], most: int) -> int:
+    """Hands about ``most`` bytes of what is posted to the kernel, or as many as it takes.  Returns how many.
 
     Raises OSError where the connection is gone.
     """
@@ -133,13 +120,8 @@ def write_posted(sock: TcpSocket, sends: deque[Send], most: int, log: SentLog | 
             sent = sock.sendmsg(parts)
             total += sent
             while parts and sent >= len(parts[0]):
-                part = parts.pop(0)
-                sent -= len(part)
-                if log is not None:
-                    log.add(part)
+                sent -= len(parts.pop(0))
             if parts:
-                if log is not None and sent:
-                    log.add(parts[0][:sent])
                 parts[0] = parts[0][sent:]
             else:
                 sends.popleft().finish()
@@ -149,7 +131,7 @@ def write_posted(sock: TcpSocket, sends: deque[Send], most: int, log: SentLog | 
 
 
 @dataclass(eq=False)
-class PeerConnection(Arriving):
+class PeerConnection:
     """The connection to one peer, what is posted for it, and how far the next incoming header has been read."""
 
     rank: int
@@ -170,21 +152,6 @@ class PeerConnection(Arriving):
     """Poll events that the poller is registered for."""
     control: congestion_control.CongestionControl | None = None
     """That of the socket."""
-    turn: int = 0
-    """Number of the connection that carries the messages, of all that were asked for to go on with them."""
-    doubtful_until: float = 0.0
-    """Until then the peer, unless it confirms, may not go on with this connection: what it acknowledges counts for
-    nothing."""
-    moving: bool = False
-    """Whether this rank makes another connection to go on: until then nothing is written to this one."""
-    frozen: bool = False
-    """Whether the peer makes another connection to go on, and knows what has come on this one: nothing more is read
-    from it, nor written."""
-    log: SentLog | None = None
-    """What may have to be sent again over another connection; None: there is no other (``failover``)."""
-
-    def __post_init__(self) -> None:
-        super().__init__()
 
     def write(self, most: int) -> int:
         """Hands about ``most`` bytes of what is posted to the kernel, or as many as it takes.  Returns how many.
@@ -192,17 +159,7 @@ class PeerConnection(Arriving):
         Raises OSError where the connection is gone.
         """
         assert self.socket is not None
-        return write_posted(self.socket, self.sends, most, self.log)
-
-    def insert_control(self, message: ControlMessage) -> None:
-        """Posts a control message: behind a message that is partly sent, and before all others."""
-        place = 0
-        while place < len(self.sends) and isinstance(self.sends[place], SentAgain):
-            place += 1
-        if place < len(self.sends):
-            first = self.sends[place]
-            place += isinstance(first, ControlMessage) or first.begun
-        self.sends.insert(place, message)
+        return write_posted(self.socket, self.sends, most)
 
     # ---- life --------------------------------------------------------------------------------------------------------
     def attach(self, sock: TcpSocket) -> None:
@@ -230,48 +187,18 @@ class PeerConnection(Arriving):
         self.receives.clear()
         self.sends = deque(send for send in self.sends if isinstance(send, ControlMessage) or send.begun)
 
-    # ---- another connection ------------------------------------------------------------------------------------------
-    def stand_still(self, moving: bool) -> None:
-        """Records whether this rank makes another connection."""
-        self.moving = moving
-
-    def freeze(self, frozen: bool) -> None:
-        """Records whether the peer makes another connection, and knows what has come on this one."""
-        self.frozen = frozen
-
-    def keep_log(self) -> None:
-        """Keeps what is sent from now on until it is acknowledged."""
-        self.log = SentLog()
-
-    def doubt(self, until: float) -> None:
-        """Records until when the peer may not go on with this connection."""
-        self.doubtful_until = until
-
-    def take_turn(self, turn: int) -> None:
-        """Records the turn of the connection that is going to go on."""
-        self.turn = turn
-
-    def go_on(self, sock: TcpSocket, received: int) -> None:
-        """Goes on with another connection, whose peer had so many bytes before; the one before is closed, for which no
-        poller may be registered any more.  Raises ValueError where that cannot be."""
-        assert self.log is not None
-        again = self.log.take_from(received)
-        if again:
-            self.sends.appendleft(SentAgain(*again))
-        self.detach()
-        self.moving = self.frozen = False
-        self.attach(sock)
-
     # ---- reading -----------------------------------------------------------------------------------------------------
     def read_header(self) -> int:
         """Reads the bytes of the next header that have arrived.  Returns how many.  Raises OSError."""
-        got = self.recv_into(memoryview(self.header)[self.header_bytes :])
+        assert self.socket is not None
+        got = self.socket.recv_into(memoryview(self.header)[self.header_bytes :])
         self.header_bytes += got
         return got
 
     def read_payload(self, receive: Receive) -> int:
         """Reads the bytes of the current message that have arrived.  Returns how many.  Raises OSError."""
-        got = self.recv_into(receive.view)
+        assert self.socket is not None
+        got = self.socket.recv_into(receive.view)
         receive.view = receive.view[got:]
         return got
 
@@ -310,8 +237,7 @@ class PeerConnection(Arriving):
                         reports.append((third, second, text_of(text)))
                     else:
                         unread = second
-                scratch = memoryview(bytearray(min(unread, 1 << 16)))
-                got = self.recv_into(scratch) if unread else self.read_header()
+                got = len(self.socket.recv(min(unread, 1 << 16))) if unread else self.read_header()
                 if not got:
                     break
                 unread -= got if unread else 0
@@ -320,9 +246,8 @@ class PeerConnection(Arriving):
     # ---- what is posted ----------------------------------------------------------------------------------------------
     def poll_events(self) -> int:
         """Poll events to register for: reading unless a header is held, writing while anything is posted."""
-        held = self.frozen or (self.current is None and self.header_bytes == HEADER.size)
-        still = self.moving or self.frozen
-        return (0 if held else select.POLLIN) | (select.POLLOUT if self.sends and not still else 0)
+        held = self.current is None and self.header_bytes == HEADER.size
+        return (0 if held else select.POLLIN) | (select.POLLOUT if self.sends else 0)
 
     @property
     def bytes_awaited(self) -> int:

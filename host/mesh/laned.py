@@ -6,10 +6,9 @@
     post     parts -> lanes, which are opened when they are first needed
     place    a cut message's header has come: its parts may be read into this memory
 
-A lane keeps its source port for life.  Where its path dies, another connection goes on with the lane (``failover``), or
-TCP sends again until an answer comes: the switches send what names a dead path over another one
-(controller/paths/steering.py) as soon as the link is seen to be down, or as this rank reports that nothing is
-acknowledged.
+A lane keeps its source port for life.  Where its path dies, TCP sends again until an answer comes: the switches send
+what names a dead path over another one (controller/paths/steering.py) as soon as the link is seen to be down, or as
+this rank reports that nothing is acknowledged.
 """
 
 from __future__ import annotations
@@ -20,32 +19,41 @@ import socket
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+from weakref import WeakKeyDictionary
 
 from netfold.host.errors import NetFoldError, RankMismatch, TransportError
 from netfold.host.mesh.connected import BURST_BYTES, ConnectedMesh
 from netfold.host.mesh.connecting import PeerUnreachable, Proven
 from netfold.host.mesh.connection import PeerConnection, Receive
-from netfold.host.mesh.handshake import Outcome, StreamTurn
 from netfold.host.mesh.lanes import (
     CUT_BYTES,
+    DEAD_SECONDS,
     MOST_LANES,
     PART,
     Assembly,
     InLane,
     OutLane,
     PeerLanes,
+    Silence,
     Striped,
     StripedPart,
     WarnOnce,
     condition_of,
+    path_of,
     tune,
 )
 from netfold.host.mesh.planned import Collective, PathSource
-from netfold.host.mesh.sent_log import SentLog, unacknowledged
 from netfold.host.mesh.source_ports import LEAST_PART, MessagePart, SourcePorts
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire.jobs import Plan
 from netfold.wire.paths import Paths, tcp_ports
+
+LOOK_SECONDS: Final = 0.02
+"""Seconds between two looks at whether planned paths answer, while this rank waits."""
+AGAIN_SECONDS: Final = 1.0
+"""Seconds until a path that still does not answer is reported again."""
 
 log = logging.getLogger("netfold")
 
@@ -70,8 +78,6 @@ class LanedMesh(ConnectedMesh):
         clock: Callable[[], float] = time.monotonic,
         timeline: Timeline | None = None,
     ) -> None:
-        self._keeps_logs = planned is not None and len(planned.ports) > 1
-        """Whether there are paths over which another connection could go on with a stream."""
         super().__init__(plan, listener, timeout=timeout, clock=clock, timeline=timeline)
         self._planned = planned
         self._expected: Collective | None = None
@@ -82,6 +88,13 @@ class LanedMesh(ConnectedMesh):
         """By descriptor."""
         self._registered: dict[int, int] = {}
         """Poll events that a lane's descriptor is registered for."""
+        self._reported: dict[tuple[int, int], float] = {}
+        """(Peer, source port) of paths that did not answer -> when that was last reported."""
+        self._looked_at_paths = clock()
+        self.longest_stall = 0.0
+        """Seconds that a connection had bytes in flight and none acknowledged, as seen while this rank waited, where
+        paths are planned."""
+        self._silences: WeakKeyDictionary[socket.socket, Silence] = WeakKeyDictionary()
         self._warn = WarnOnce(log, f"job {plan.job!r}, rank {plan.rank}")
 
     # ---- plans -----------------------------------------------------------------------------------------------------
@@ -110,7 +123,7 @@ class LanedMesh(ConnectedMesh):
 
     def _ports_to(self, peer: int) -> Sequence[int]:
         ports = self.source_ports.ports_to(peer) if self._planned is not None else ()
-        return tcp_ports(self.source_ports.usable_port(peer, ports[(self.rank + peer) % len(ports)])) if ports else ()
+        return tcp_ports(ports[(self.rank + peer) % len(ports)]) if ports else ()
 
     # ---- sending ---------------------------------------------------------------------------------------------------
     def post(self, peer: int, view: memoryview, parts: Sequence[MessagePart]) -> Striped:
@@ -139,7 +152,7 @@ class LanedMesh(ConnectedMesh):
             if not tcp_ports(port):
                 self._warn("no TCP port names the path of source port %d to rank %d, whose number is too large: this "
                            "lane, and others like it, take the path that the switches' hash chooses", port, peer)
-            lanes.out[port] = OutLane(peer, port, log=SentLog() if self._keeps_logs else None)
+            lanes.out[port] = OutLane(peer)
             self._open_lane(self._links[peer])
         return lanes.out[port]
 
@@ -150,7 +163,7 @@ class LanedMesh(ConnectedMesh):
         if port is None or link.lost or self._error is not None:
             return
         try:
-            self._connecting.connect(link.rank, link.address, stream=StreamTurn(port), ports=tcp_ports(port))
+            self._connecting.connect(link.rank, link.address, lane=port, ports=tcp_ports(port))
         except PeerUnreachable as error:
             self._drop(link, f"cannot connect: {error}")
         except (OSError, ValueError) as error:
@@ -160,14 +173,12 @@ class LanedMesh(ConnectedMesh):
     def _close_idle(self, lanes: PeerLanes) -> None:
         """Closes a lane of earlier plans; what the kernel has of it still arrives."""
         for port, lane in lanes.out.items():
-            if lane.socket is not None and not lane.sends and not lane.moving and not unacknowledged(lane.socket):
+            if lane.socket is not None and not lane.sends:
                 del lanes.out[port]
                 self._release(lane)
                 return
 
     def _write_lane(self, lane: OutLane) -> bool:
-        if lane.moving:
-            return False
         try:
             return lane.write(BURST_BYTES) > 0
         except OSError as error:
@@ -181,14 +192,12 @@ class LanedMesh(ConnectedMesh):
         for lane in self._lanes[peer].incoming:
             if lane.waiting and lane.number == number:
                 self._begin_part(lane)
-                if lane.kept:
-                    self._read_lane(lane)
                 self._watch_lane(lane)
 
     def _read_lane(self, lane: InLane) -> bool:
         total = 0
         try:
-            while (total < BURST_BYTES or lane.kept) and not lane.waiting and lane.socket.fileno() >= 0:
+            while total < BURST_BYTES and not lane.waiting and lane.socket.fileno() >= 0:
                 if lane.into is None:
                     got = lane.read_header()
                     if lane.header_bytes == PART.size:
@@ -232,26 +241,19 @@ class LanedMesh(ConnectedMesh):
     def _assembled(self, link: PeerConnection, receive: Receive) -> None:
         """Handles a cut message all parts of which have arrived."""
 
-    def _tune(self, sock: socket.socket) -> None:
-        if self._keeps_logs:
-            tune(sock, self._timeout)
-
     # ---- lanes as descriptors ------------------------------------------------------------------------------------
-    def _admit_stream(self, rank: int, stream: StreamTurn) -> tuple[Outcome, int]:
-        room = len(self._lanes[rank].incoming) < 2 * MOST_LANES and not self._links[rank].lost
-        return Outcome.ACCEPTED if stream.number and not stream.turn and room else Outcome.TAKEN, 0
+    def _admit_lane(self, rank: int) -> bool:
+        return len(self._lanes[rank].incoming) < 2 * MOST_LANES and not self._links[rank].lost
 
-    def _attach_stream(self, link: PeerConnection, came: Proven) -> None:
-        """Takes a proven connection that begins a lane."""
+    def _attach_lane(self, link: PeerConnection, came: Proven) -> None:
         lanes, sock = self._lanes[link.rank], came.socket
-        number = came.stream.number if came.stream is not None else 0
         lane: OutLane | InLane
         tune(sock, self._timeout)
-        if not came.opened:
-            lane = InLane(link.rank, sock, number, came.stream.turn if came.stream is not None else 0)
+        if not came.lane:
+            lane = InLane(link.rank, sock)
             lanes.incoming.append(lane)
-        elif number in lanes.out:
-            lane = lanes.out[number]
+        elif came.lane in lanes.out:
+            lane = lanes.out[came.lane]
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             lane.attach(sock)
             self._open_lane(link)
@@ -261,7 +263,7 @@ class LanedMesh(ConnectedMesh):
         self._lane_of[sock.fileno()] = lane
         self._watch_lane(lane)
 
-    def _stream_event(self, fd: int, event: int) -> bool:
+    def _lane_event(self, fd: int, event: int) -> bool:
         lane = self._lane_of.get(fd)
         if lane is None:
             return False
@@ -306,15 +308,12 @@ class LanedMesh(ConnectedMesh):
 
     def _release(self, lane: OutLane | InLane) -> None:
         """Closes a lane's socket."""
-        self._unwatch_lane(lane)
-        lane.close()
-
-    def _unwatch_lane(self, lane: OutLane | InLane) -> None:
-        """Lets the poller forget a lane's socket."""
-        fd = -1 if lane.socket is None else lane.socket.fileno()
+        if lane.socket is None or (fd := lane.socket.fileno()) < 0:
+            return
         if self._registered.pop(fd, 0):
             self._poller.unregister(fd)
         self._lane_of.pop(fd, None)
+        lane.close()
 
     def _lose_lane(self, lane: OutLane | InLane, why: str) -> None:
         """Handles a lane that has ended: so has the peer's connection, but for a lane on which nothing is missing."""
@@ -334,7 +333,41 @@ class LanedMesh(ConnectedMesh):
         lanes = self._lanes[link.rank]
         return bool(lanes.assemblies and lanes.incoming)
 
-    # ---- figures -------------------------------------------------------------------------------------------------
+    # ---- paths that die ------------------------------------------------------------------------------------------
+    def _poll_once(self, seconds: float) -> bool:
+        if self._planned is None:
+            return super()._poll_once(seconds)
+        moved = super()._poll_once(min(seconds, LOOK_SECONDS))
+        now = self._clock()
+        if now >= self._looked_at_paths + LOOK_SECONDS:
+            self._looked_at_paths = now
+            self._look_at_paths(self._planned, now)
+        return moved
+
+    def _look_at_paths(self, planned: PathSource, now: float) -> None:
+        """Takes the controller's news, and reports the paths that do not answer."""
+        newer = planned.newer()
+        if newer is not None:
+            self.source_ports.restrict(newer)
+        for peer, lanes in self._lanes.items():
+            for sock in (self._links[peer].socket, *(lane.socket for lane in lanes.out.values())):
+                if sock is None:
+                    continue
+                with suppress(OSError):  # who reads or writes there learns of it
+                    condition = condition_of(sock)
+                    silence = self._silences.setdefault(sock, Silence()).lasts(condition, now)
+                    self.longest_stall = max(self.longest_stall, silence)
+                    port = path_of(sock) if condition.repeats and silence >= DEAD_SECONDS else None
+                    if port is not None and now >= self._reported.get((peer, port), -AGAIN_SECONDS) + AGAIN_SECONDS:
+                        self._reported[peer, port] = now
+                        log.warning("job %r, rank %d: no answer from rank %d over the path of source port %d",
+                                    self._plan.job, self.rank, peer, port)
+                        planned.suspect(peer, port)
+
+    def reset_stalls(self) -> None:
+        """Resets ``longest_stall``."""
+        self.longest_stall = 0.0
+
     def lanes_in_use(self) -> int:
         """Lanes between this rank and its peers, in both directions."""
         return sum(len(lanes.out) + len(lanes.incoming) for lanes in self._lanes.values())

@@ -21,11 +21,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from netfold.host.mesh.arriving import Arriving, TcpSocket
 from netfold.host.mesh.congestion_control import CongestionControl
-from netfold.host.mesh.connection import Receive, Send, SentAgain, write_posted
+from netfold.host.mesh.connection import Receive, Send, TcpSocket, write_posted
 from netfold.host.mesh.mesh import Pending
-from netfold.host.mesh.sent_log import SentLog
 from netfold.wire import roce
 
 PART = struct.Struct("!QQQ")
@@ -42,7 +40,7 @@ DEAD_SECONDS: Final = 0.1
 
 _TCP_INFO = struct.Struct("=8B24I3Q")
 """The beginning of Linux's struct tcp_info, up to tcpi_bytes_acked."""
-_BACKOFF, _UNACKED, _RETRANS, _RTT, _RTTVAR, _TOTAL_RETRANS, _BYTES_ACKED = 4, 12, 15, 23, 24, 31, 34
+_BACKOFF, _UNACKED, _RETRANS, _TOTAL_RETRANS, _BYTES_ACKED = 4, 12, 15, 31, 34
 
 
 _TIMERS: Final = ((44, 1000), (45, 40_000), (46, 10_000))
@@ -125,20 +123,12 @@ class Assembly:
 
 @dataclass(eq=False)
 class OutLane:
-    """A lane that this rank opened, for the source port ``number``.  ``socket`` is None until the peer has proven
-    itself."""
+    """A lane that this rank opened.  ``socket`` is None until the peer has proven itself."""
 
     rank: int
-    number: int = 0
     socket: TcpSocket | None = None
     sends: deque[Send] = field(default_factory=deque)
     control: CongestionControl | None = None
-    turn: int = 0
-    """Number of the connection that carries the lane, of all that were asked for to go on with it."""
-    moving: bool = False
-    """Whether another connection is being made to go on: until then nothing is written."""
-    log: SentLog | None = None
-    """What may have to be sent again over another connection; None: there is no other (``failover``)."""
 
     def attach(self, sock: TcpSocket) -> None:
         """Takes the connected socket."""
@@ -159,27 +149,12 @@ class OutLane:
     def write(self, most: int) -> int:
         """Hands about ``most`` bytes of what is posted to the kernel.  Returns how many it took.  Raises OSError."""
         assert self.socket is not None
-        return write_posted(self.socket, self.sends, most, self.log)
-
-    def stand_still(self, moving: bool) -> None:
-        """Records whether another connection is being made."""
-        self.moving = moving
-
-    def go_on(self, sock: TcpSocket, turn: int, received: int) -> None:
-        """Goes on with another connection, whose peer had so many bytes of this lane before; the one before is closed.
-        Raises ValueError where that cannot be."""
-        assert self.log is not None
-        again = self.log.take_from(received)
-        if again:
-            self.sends.appendleft(SentAgain(*again))
-        self.close()
-        self.turn, self.moving = turn, False
-        self.attach(sock)
+        return write_posted(self.socket, self.sends, most)
 
     @property
     def events(self) -> int:
         """Poll events to register for."""
-        return 0 if self.moving else select.POLLIN | (select.POLLOUT if self.sends else 0)
+        return select.POLLIN | (select.POLLOUT if self.sends else 0)
 
     @property
     def bytes_unsent(self) -> int:
@@ -188,35 +163,24 @@ class OutLane:
 
 
 @dataclass(eq=False)
-class InLane(Arriving):
-    """A lane that a peer opened, and how far its next part has been read.  ``stream`` is the peer's number of it, and
-    ``turn`` that of its last connection."""
+class InLane:
+    """A lane that a peer opened, and how far its next part has been read."""
 
     rank: int
     socket: TcpSocket
-    stream: int = 0
-    turn: int = 0
     header: bytearray = field(default_factory=lambda: bytearray(PART.size))
     header_bytes: int = 0
     into: memoryview | None = None
     """The memory that the part's next bytes go to; None before the part has a place."""
     of: Assembly | None = None
 
-    def __post_init__(self) -> None:
-        super().__init__()
-
     def close(self) -> None:
         """Closes the socket."""
         self.socket.close()
 
-    def go_on(self, sock: TcpSocket, turn: int) -> None:
-        """Goes on with another connection; the one before is closed."""
-        self.close()
-        self.socket, self.turn = sock, turn
-
     def read_header(self) -> int:
         """Reads bytes of the next part's header that have arrived.  Returns how many, 0 at the end.  Raises OSError."""
-        got = self.recv_into(memoryview(self.header)[self.header_bytes :])
+        got = self.socket.recv_into(memoryview(self.header)[self.header_bytes :])
         self.header_bytes += got
         return got
 
@@ -224,7 +188,7 @@ class InLane(Arriving):
         """Reads bytes of the part that have arrived.  Returns how many, 0 at the end.  Raises OSError."""
         assert self.into is not None
         assert self.of is not None
-        got = self.recv_into(self.into)
+        got = self.socket.recv_into(self.into)
         self.into = self.into[got:]
         self.of.took(got)
         return got
@@ -276,10 +240,6 @@ class PeerLanes:
         self.assemblies[number] = assembly
         return number
 
-    def incoming_lane(self, number: int) -> InLane | None:
-        """The last one that the peer opened by this number."""
-        return next((lane for lane in reversed(self.incoming) if lane.stream == number), None)
-
     def forget(self, lane: OutLane) -> None:
         """Drops a lane of this rank's that has ended."""
         self.out = {port: one for port, one in self.out.items() if one is not lane}
@@ -307,15 +267,13 @@ class Condition(NamedTuple):
     """Bytes that have been acknowledged so far."""
     sent_again: int
     """Segments that were sent again so far."""
-    patience: float
-    """Seconds after which an answer is overdue, by the round trips that the kernel has measured."""
 
 
 def condition_of(sock: socket.socket) -> Condition:
     """How a connection fares.  Raises OSError."""
     info = _TCP_INFO.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
     return Condition(bool(info[_UNACKED]), bool(info[_BACKOFF] or info[_RETRANS]), info[_BYTES_ACKED],
-                     info[_TOTAL_RETRANS], (1.5 * info[_RTT] + 4 * info[_RTTVAR]) / 1e6)
+                     info[_TOTAL_RETRANS])
 
 
 class Silence:
@@ -330,11 +288,6 @@ class Silence:
         if not condition.in_flight or condition.acknowledged != self._acknowledged:
             self._since, self._acknowledged = now, condition.acknowledged
         return now - self._since
-
-    def ended(self, now: float) -> float:
-        """Ends the silence, as the connection does.  Returns the seconds that it lasted."""
-        since, self._since, self._acknowledged = self._since, now, -1
-        return now - since
 
 
 class WarnOnce:
@@ -353,11 +306,7 @@ class WarnOnce:
 
 def path_of(sock: socket.socket) -> int | None:
     """The UDP source port that names the same path as a connection's ports; None where they name none."""
-    return path_named(sock.getsockname()[1]) or path_named(sock.getpeername()[1])
-
-
-def path_named(port: int) -> int | None:
-    """The UDP source port that names the same path as a TCP port; None where that names none."""
-    if port < roce.TCP_PATH_PORT:
-        return None
-    return int(roce.PATH_PORT + (port - roce.TCP_PATH_PORT) % roce.TCP_SAME_PATH)
+    for name in (sock.getsockname()[1], sock.getpeername()[1]):
+        if name >= roce.TCP_PATH_PORT:
+            return int(roce.PATH_PORT + (name - roce.TCP_PATH_PORT) % roce.TCP_SAME_PATH)
+    return None

@@ -15,15 +15,15 @@ from __future__ import annotations
 from netfold.host.errors import RankMismatch
 from netfold.host.mesh.connected import SAME_ORDER_HINT
 from netfold.host.mesh.connection import HEADER, PeerConnection, Receive, Send, text_of
-from netfold.host.mesh.failover import FailoverMesh
+from netfold.host.mesh.laned import LanedMesh
 from netfold.host.mesh.lanes import STRIPED, StripedPart
 from netfold.host.mesh.mesh import DONE, Call, Pending, as_bytes
 from netfold.host.operation.arrays import Flat
 
 
-class TcpMesh(FailoverMesh):
+class TcpMesh(LanedMesh):
     """The ranks of a plan connected over TCP; ``ConnectedMesh`` describes connections, time-outs and errors,
-    ``LanedMesh`` planned paths, ``FailoverMesh`` paths that die."""
+    ``LanedMesh`` planned paths."""
 
     name = "TCP mesh"
 
@@ -65,19 +65,13 @@ class TcpMesh(FailoverMesh):
             self._match_unexpected(link)
         if link.current is None and link.header_bytes == HEADER.size:
             self._message(link)
-            if link.kept:
-                self._read(link)
         self._watch(link)
         return pending
 
     def flush(self) -> None:
-        while self._anything_posted() or self.finish_moves():
-            if self._anything_posted():
-                self._advance()
-
-    def _anything_posted(self) -> bool:
-        return any(link.sends or link.receives or lanes.bytes_unsent or lanes.bytes_awaited
-                   for link, lanes in zip(self._links.values(), self._lanes.values(), strict=True))
+        while any(link.sends or link.receives or lanes.bytes_unsent or lanes.bytes_awaited
+                  for link, lanes in zip(self._links.values(), self._lanes.values(), strict=True)):
+            self._advance()
 
     # ---- matching --------------------------------------------------------------------------------------------------
     def _message(self, link: PeerConnection) -> None:

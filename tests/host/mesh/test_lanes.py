@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from netfold.host.errors import PeerLost, RankMismatch
 from netfold.host.mesh.connection import Receive
 from netfold.host.mesh.lanes import MOST_LANES, PART, InLane, StripedPart, path_of
 from netfold.host.mesh.mesh import Call, Mesh
-from netfold.host.mesh.planned import OnePort, PathSource
+from netfold.host.mesh.planned import Collective, OnePort, PathSource
 from netfold.host.mesh.source_ports import SourcePorts
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.operation.arrays import Flat
@@ -23,7 +24,65 @@ from netfold.wire import roce
 from netfold.wire.jobs import Peer, Plan
 from netfold.wire.paths import PathPiece, Paths, Reach, tcp_ports
 from support.collectives import TcpRanks, allreduce, expected, inputs, values
-from support.planned import LONG, PORTS, check_swapped, on_plan, pattern, planned, swap
+
+PORTS = [roce.PATH_PORT + number for number in (3, 4, 5)]
+LONG = 300_000
+
+
+class Plans:
+    """One plan for all collectives: each peer by these source ports, with these weights."""
+
+    def __init__(self, rank: int, ranks: int, weights: Sequence[tuple[int, int]]) -> None:
+        self.ports = PORTS
+        self.queue_pairs = len(PORTS)
+        self.changed_fd = -1
+        self.suspected: list[tuple[int, int]] = []
+        self.closed = False
+        peers = [peer for peer in range(ranks) if peer != rank]
+        pieces, reaches = [], [Reach(peer, f"leaf{peer}", PORTS) for peer in peers]
+        for peer in peers:
+            at = 0
+            for port, weight in weights:
+                pieces.append(PathPiece(peer, at, weight, port))
+                at += weight
+        self._paths: Paths | None = Paths(1, PORTS, pieces, reaches)
+
+    def changed(self, wanted: Collective) -> Paths | None:
+        del wanted
+        paths, self._paths = self._paths, None
+        return paths
+
+    def newer(self) -> Paths | None:
+        return None
+
+    def suspect(self, peer: int, port: int) -> None:
+        self.suspected.append((peer, port))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def planned(ranks: int, weights: Sequence[tuple[int, int]] = ((PORTS[0], 3), (PORTS[2], 1))) -> TcpRanks:
+    """Ranks over TCP whose messages are cut so."""
+
+    def plans(rank: int) -> PathSource:
+        return Plans(rank, ranks, weights)
+
+    return TcpRanks(ranks, planned=plans)
+
+
+def on_plan(work: Callable[[Mesh], object]) -> Callable[[Mesh], object]:
+    """The same work after the mesh has been told which collective comes."""
+
+    def told(mesh: Mesh) -> object:
+        mesh.expect("all_to_all")
+        return work(mesh)
+
+    return told
+
+
+def pattern(size: int, seed: int) -> Flat:
+    return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
 
 
 @pytest.mark.parametrize("ranks", [2, 5])
@@ -38,6 +97,20 @@ def test_every_algorithm_sums_over_lanes(ranks: int) -> None:
             for result in values(results):
                 np.testing.assert_array_equal(result, expected(arrays, "sum", "float32"))
         assert all(not lanes.assemblies for mesh in tcp.meshes for lanes in mesh._lanes.values())
+
+
+def swap(mesh: Mesh) -> Flat:
+    """Two ranks exchange long messages."""
+    got = np.empty(LONG, np.uint8)
+    with mesh.operation(Call(1, "swap")):
+        mesh.send(1 - mesh.rank, pattern(LONG, mesh.rank))
+        mesh.wait([mesh.receive(1 - mesh.rank, got)])
+    return got
+
+
+def check_swapped(results: Sequence[Flat]) -> None:
+    for rank, got in enumerate(results):
+        np.testing.assert_array_equal(got, pattern(LONG, 1 - rank))
 
 
 def test_a_message_is_cut_by_its_weights() -> None:
