@@ -35,7 +35,8 @@ ENTRY_BYTES: Final = _CLEAR.size
 
 
 Label = tuple[int, bytes, int]
-"""What a send and a receive have in common: number and text of the call (``call_text``), and tag."""
+"""The number of a call, its text (``call_text``), and a message's tag.  A send is written to the memory of the oldest
+receive with the same label."""
 
 
 class ClearToSend(NamedTuple):
@@ -54,7 +55,7 @@ class ClearToSend(NamedTuple):
 
     @property
     def label(self) -> Label:
-        """What it has in common with the send that it is for."""
+        """The label of the receive that it announces."""
         return self.number, self.text, self.tag
 
     def pack_into(self, memory: Flat, offset: int) -> None:
