@@ -38,9 +38,9 @@ from netfold.host.errors import (
 from netfold.host.mesh.connecting import Connecting, PeerUnreachable, Proven, Unconnected
 from netfold.host.mesh.connection import FAILURE_REPORT, HEADER, ControlMessage, PeerConnection, Receive, text_of
 from netfold.host.mesh.failure_reports import FailureReports
-from netfold.host.mesh.handshake import Outcome
+from netfold.host.mesh.handshake import Outcome, StreamTurn
 from netfold.host.mesh.mesh import IDLE, WATCHED_SLICE_SECONDS, Call, Mesh, Pending, no_such_peer, ranks
-from netfold.host.mesh.poller import Poller
+from netfold.host.mesh.poller import Poller, Registered
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire.jobs import Plan
 
@@ -69,7 +69,8 @@ class ConnectedMesh(Mesh):
     name: str
     """Name of this kind of mesh in errors."""
     takes_lanes = False
-    """Whether peers may open connections beside the one for messages (``lanes``)."""
+    """Whether peers may open connections beside the one for messages (``lanes``), and others in place of one
+    (``moving``)."""
 
     def __init__(
         self,
@@ -94,9 +95,10 @@ class ConnectedMesh(Mesh):
         self._reports = FailureReports(plan.rank)
         self._error: NetFoldError | None = None
         self._poller = self._new_poller()
+        self._registered = Registered(self._poller)
         self._connecting = Connecting(
-            plan, listener, self._poller, self._admit, admit_lane=self._admit_lane if self.takes_lanes else None,
-            clock=clock,
+            plan, listener, self._poller, self._admit,
+            admit_stream=self._admit_stream if self.takes_lanes else None, tune=self._tune, clock=clock,
         )
         self.bytes_sent = 0
         """Payload bytes posted for sending so far."""
@@ -111,9 +113,9 @@ class ConnectedMesh(Mesh):
         """See ``Mesh``; at once where a connection stands, else when one comes or the timeout is over."""
         self._error = self._error or error
         for link in self._links.values():
-            if link.socket is not None:
+            for sock in link.sockets():
                 with contextlib.suppress(OSError):  # it was closed meanwhile, which wakes the other thread as well
-                    link.socket.shutdown(socket.SHUT_RDWR)
+                    sock.shutdown(socket.SHUT_RDWR)
 
     def _new_poller(self) -> select.poll | Poller:
         """The poller for this mesh's connections."""
@@ -159,12 +161,13 @@ class ConnectedMesh(Mesh):
         for fd, event in ready:
             link = self._by_fd.get(fd)
             if link is None:
-                moved |= self._lane_event(fd, event) or self._handshake(fd)
+                moved |= self._stream_event(fd, event) or self._handshake(fd)
                 continue
-            if event & select.POLLOUT and link.sends:
+            only_written = link.out is not link.socket and link.out is not None and fd == link.out.fileno()
+            if link.sends and (only_written or event & select.POLLOUT):  # the error of a broken one is a write's, too
                 with self.spanned("send"):
                     moved |= self._write(link)
-            if event & ~select.POLLOUT and link.socket is not None:
+            if event & ~select.POLLOUT and not only_written and link.socket is not None:
                 with self.spanned("receive"):
                     moved |= self._read(link)
             self._watch(link)
@@ -172,20 +175,18 @@ class ConnectedMesh(Mesh):
         return moved
 
     def _watch(self, link: PeerConnection) -> None:
-        if link.socket is None:
-            return
-        events = link.poll_events()
-        if events != link.events:
-            if not link.events:
-                self._poller.register(link.socket, events)
-            elif not events:  # poll reports a hang-up even without events, and the loop would spin on it
-                self._poller.unregister(link.socket)
-            else:
-                self._poller.modify(link.socket, events)
-            link.registered(events)
+        """Registers for what a peer's connection waits for."""
+        reads = select.POLLIN if link.wants_to_read else 0
+        writes = select.POLLOUT if link.wants_to_write else 0
+        if link.socket is not None:
+            self._registered.watch(link.socket, reads | writes if link.out is link.socket else reads)
+        if link.out is not None and link.out is not link.socket:
+            self._registered.watch(link.out, writes)
 
     # ---- bytes -----------------------------------------------------------------------------------------------------
     def _write(self, link: PeerConnection) -> bool:
+        if link.moving or link.out is None:
+            return False
         try:
             return link.write(BURST_BYTES) > 0
         except OSError as error:
@@ -201,7 +202,7 @@ class ConnectedMesh(Mesh):
     def _read(self, link: PeerConnection) -> bool:
         total = 0
         try:
-            while link.socket is not None and total < BURST_BYTES:
+            while link.socket is not None and (total < BURST_BYTES or link.kept):
                 if link.current is not None:
                     got = link.read_payload(link.current)
                     if not link.current.view:
@@ -256,24 +257,37 @@ class ConnectedMesh(Mesh):
         if peer not in self._links:
             raise no_such_peer(self, peer)
         link = self._links[peer]
-        if link.socket is None and not link.lost and self.rank > peer:
+        if link.socket is None and not link.connected and not link.lost and self.rank > peer:
             self._connect(link)
         return link
 
     def _connect(self, link: PeerConnection) -> None:
+        self._begin_connection(link, None, self._ports_to(link.rank))
+
+    def _begin_connection(self, link: PeerConnection, stream: StreamTurn | None, ports: Sequence[int]) -> None:
+        """Connects to a peer from one of these source ports, for a stream, or, without one, for the first time."""
         try:
-            self._connecting.connect(link.rank, link.address, ports=self._ports_to(link.rank))
+            self._connecting.connect(link.rank, link.address, stream=stream, ports=ports)
         except PeerUnreachable as error:
-            self._drop(link, f"cannot connect: {error}")
+            self._unconnected(link, Unconnected(link.rank, f"cannot connect: {error}", stream))
         except (OSError, ValueError) as error:
             what = f"cannot connect to rank {link.rank} at {link.address!r}: {error}"
             raise self._fail(TransportError, what) from error
 
-    def _attach(self, link: PeerConnection, sock: socket.socket) -> None:
+    def _attach(self, link: PeerConnection, came: Proven) -> None:
+        """Takes the first proven connection to a peer."""
+        sock = came.socket
+        if link.lost or (link.socket is not None and link.out is not None):  # or both directions have gone on before
+            sock.close()
+            return
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.attach(sock)
         self._by_fd[sock.fileno()] = link
-        self._poller.register(sock, link.events)
+        self._watch(link)
+        self._tell_reports(link)
+
+    def _tell_reports(self, link: PeerConnection) -> None:
+        """Sends all failure reports to a peer that is connected only now."""
         for who, whom, why in list(self._reports.all()):  # sending reports may add more of them
             self._send_report(who, whom, why, only=link)
 
@@ -283,25 +297,31 @@ class ConnectedMesh(Mesh):
         link.lose(why)
         self._gone.add(link)
         link.restart_receive()
-        if link.socket is not None:
-            if link.events:
-                self._poller.unregister(link.socket)
-            del self._by_fd[link.socket.fileno()]
-            link.detach()
+        for sock in link.sockets():
+            self._release_socket(sock)
+        link.detach()
+
+    def _release_socket(self, sock: socket.socket) -> None:
+        """Lets go of one of a peer's connections for messages, which is going to be closed."""
+        self._registered.forget(sock)
+        del self._by_fd[sock.fileno()]
 
     def _handshake(self, fd: int) -> bool:
         """Handles an event of a connection that is not proven yet.  Returns whether a peer is connected or lost now."""
         came = self._connecting.on_ready(fd)
-        if came is None:
-            return False
+        if came is not None:
+            self._came(came)
+        return came is not None
+
+    def _came(self, came: Proven | Unconnected) -> None:
+        """Handles a connection that is proven, or cannot be made."""
         link = self._links[came.rank]
         if isinstance(came, Unconnected):
-            self._drop(link, came.why)
-        elif came.lane is not None:
-            self._attach_lane(link, came)
+            self._unconnected(link, came)
+        elif came.stream is not None:
+            self._attach_stream(link, came)
         else:
-            self._attach(link, came.socket)
-        return True
+            self._attach(link, came)
 
     def _admit(self, rank: int) -> Outcome:
         """What this rank makes of a connection from a rank that has proven itself.
@@ -309,27 +329,36 @@ class ConnectedMesh(Mesh):
         Two ranks may connect to each other at once, after a timeout: then the higher one's connection stays.
         """
         link = self._links[rank]
-        if link.socket is not None or link.lost:
+        if link.lost or (link.socket is not None and link.out is not None):
             return Outcome.TAKEN
         return Outcome.CROSSED if rank < self.rank and self._connecting.connecting(rank) else Outcome.ACCEPTED
 
-    # ---- lanes, of meshes that take some ---------------------------------------------------------------------------
+    def _unconnected(self, link: PeerConnection, failed: Unconnected) -> None:
+        """Handles a connection that cannot be made."""
+        self._drop(link, failed.why)
+
+    def _tune(self, sock: socket.socket) -> None:
+        """Sets the options of a new connection, or of the listener for those that come."""
+
+    # ---- streams, of meshes that take connections for some ---------------------------------------------------------
     def _ports_to(self, peer: int) -> Sequence[int]:
         """TCP source ports for the connection to a peer, to be tried in this order; empty: any."""
         del peer
         return ()
 
-    def _admit_lane(self, rank: int) -> bool:
-        """Whether this rank takes one more lane of a rank that has proven itself."""
-        del rank
-        return False
+    def _admit_stream(self, rank: int, stream: StreamTurn) -> tuple[Outcome, int]:
+        """What this rank makes of a connection for a stream, from a rank that has proven itself, and the bytes of that
+        rank's direction that have come here."""
+        del rank, stream
+        return Outcome.TAKEN, 0
 
-    def _attach_lane(self, link: PeerConnection, came: Proven) -> None:
-        """Takes a proven lane, whose socket belongs to this mesh now."""
-        raise NotImplementedError(f"a lane of rank {link.rank}, {came}")
+    def _attach_stream(self, link: PeerConnection, came: Proven) -> None:
+        """Takes a proven connection for a stream, whose socket belongs to this mesh now."""
+        raise NotImplementedError(f"a connection for a stream of rank {link.rank}, {came}")
 
-    def _lane_event(self, fd: int, event: int) -> bool:
-        """Handles an event of a lane, where the descriptor is one.  Returns whether any byte moved."""
+    def _stream_event(self, fd: int, event: int) -> bool:
+        """Handles an event of another connection for a stream, where the descriptor is one.  Returns whether any byte
+        moved."""
         del fd, event
         return False
 
@@ -383,7 +412,7 @@ class ConnectedMesh(Mesh):
         described = "; ".join(self._describe_missing(link) for link in missing)
         self._reports.set_own_waits([link.rank for link in missing])
         for link in missing:
-            if link.socket is None and not link.lost:  # it should have connected to us
+            if not link.connected and not link.lost:  # it should have connected to us
                 self._connect(link)
         for link in missing:
             self._send_report(self.rank, link.rank, "")
@@ -401,11 +430,9 @@ class ConnectedMesh(Mesh):
         """Sends a failure report to all connected peers, after a message that is partly sent and before all others."""
         report = HEADER.pack(FAILURE_REPORT, whom, who, why.encode()[:76])
         for link in [only] if only else list(self._links.values()):
-            if link.socket is None:
+            if link.out is None:
                 continue
-            first = link.sends[0] if link.sends else None
-            begun = first is not None and (isinstance(first, ControlMessage) or first.begun)
-            link.sends.insert(1 if begun else 0, ControlMessage(memoryview(report)))
+            link.insert_control(ControlMessage(memoryview(report)))
             self._write(link)
             self._watch(link)
 
@@ -433,7 +460,7 @@ class ConnectedMesh(Mesh):
         # Peers with posted messages that have not connected yet would otherwise blame this rank for being gone.
         late = [link for link in self._links.values() if link.receives or link.sends]
         for link in self._links.values():
-            if not announced and link.socket is None and not link.lost and (link.receives or link.sends):
+            if not announced and not link.connected and not link.lost and (link.receives or link.sends):
                 self._connect(link)  # without a connection it could not hear our report
             link.withdraw()
         if not announced:
@@ -442,7 +469,7 @@ class ConnectedMesh(Mesh):
             self._send_report(self.rank, self.rank, why)
         if not isinstance(error, RailDown):  # a dead rail carries no reports either
             grace = max(REPORT_SECONDS, GRACE_FRACTION * self._timeout)
-            self._poll_while(grace, lambda: any(link.socket is None and not link.lost for link in late))
+            self._poll_while(grace, lambda: any(not link.connected and not link.lost for link in late))
             self._poll_while(REPORT_SECONDS, lambda: any(link.sends for link in self._links.values()))
         self._close_connections()
 

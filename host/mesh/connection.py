@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import struct
 from collections import deque
@@ -14,7 +13,9 @@ from typing import Final
 
 from netfold.host.errors import TransportError
 from netfold.host.mesh import congestion_control
+from netfold.host.mesh.arriving import Arriving, TcpSocket
 from netfold.host.mesh.mesh import Pending
+from netfold.host.mesh.sending import Send, Sending
 
 HEADER = struct.Struct("!QQI76s")
 """Layout of a message header, 96 bytes: call number, payload bytes, tag, and the call's text cut to 76 bytes."""
@@ -64,27 +65,8 @@ def listen(address: str) -> socket.socket:
     return sock
 
 
-TcpSocket = socket.socket
-"""The type of a socket, for annotations in classes with an attribute named ``socket``."""
-
-
-class Send(Pending):
-    """A posted message: header and payload, from which bytes are removed as the kernel takes them."""
-
-    __slots__ = ("parts",)
-
-    def __init__(self, *parts: memoryview) -> None:
-        super().__init__()
-        self.parts = list(parts)
-
-    @property
-    def begun(self) -> bool:
-        """Whether part of the message has been sent, so that the rest must follow before anything else."""
-        return len(self.parts) < 2 or len(self.parts[0]) < HEADER.size
-
-
 class ControlMessage(Send):
-    """A failure report: it is sent before posted messages, and nobody waits for it."""
+    """A failure report, which is sent before posted messages and which nobody waits for."""
 
     __slots__ = ()
 
@@ -108,38 +90,19 @@ class Receive(Pending):
         self.target = target
 
 
-def write_posted(sock: TcpSocket, sends: deque[Send], most: int) -> int:
-    """Hands about ``most`` bytes of what is posted to the kernel, or as many as it takes.  Returns how many.
-
-    Raises OSError where the connection is gone.
-    """
-    total = 0
-    try:
-        while sends and total < most:
-            parts = sends[0].parts
-            sent = sock.sendmsg(parts)
-            total += sent
-            while parts and sent >= len(parts[0]):
-                sent -= len(parts.pop(0))
-            if parts:
-                parts[0] = parts[0][sent:]
-            else:
-                sends.popleft().finish()
-    except (BlockingIOError, InterruptedError):
-        pass
-    return total
-
-
 @dataclass(eq=False)
-class PeerConnection:
-    """The connection to one peer, what is posted for it, and how far the next incoming header has been read."""
+class PeerConnection(Arriving, Sending):
+    """The messages of two ranks, both ways: what is posted, and how far the next incoming header has been read.
+
+    One connection, ``socket``, carries both directions.  Each is a stream of its own, and may go on over another one:
+    then ``socket`` is read, and ``out`` written to.
+    """
 
     rank: int
     address: str
     socket: socket.socket | None = None
     lost: str = ""
     """Why the connection is gone; empty while it is not."""
-    sends: deque[Send] = field(default_factory=deque)
     receives: list[Receive] = field(default_factory=list)
     header: bytearray = field(default_factory=lambda: bytearray(HEADER.size))
     header_bytes: int = 0
@@ -148,39 +111,50 @@ class PeerConnection:
     current: Receive | None = None
     unexpected: list[Receive] = field(default_factory=list)
     """Complete messages that arrived before a receive with their tag was posted, each in memory of its own."""
-    events: int = 0
-    """Poll events that the poller is registered for."""
-    control: congestion_control.CongestionControl | None = None
-    """That of the socket."""
+    number = 0
+    """That of the stream in handshakes: those of lanes are source ports."""
 
-    def write(self, most: int) -> int:
-        """Hands about ``most`` bytes of what is posted to the kernel, or as many as it takes.  Returns how many.
+    def __post_init__(self) -> None:
+        Arriving.__init__(self)
+        Sending.__init__(self)
 
-        Raises OSError where the connection is gone.
-        """
-        assert self.socket is not None
-        return write_posted(self.socket, self.sends, most)
+    def insert_control(self, message: ControlMessage) -> None:
+        """Posts a control message: behind what is partly sent, or is sent again, and before all messages."""
+        place = 0
+        while place < len(self.sends) and self.sends[place].begun:
+            place += 1
+        while place < len(self.sends) and isinstance(self.sends[place], ControlMessage):
+            place += 1
+        self.sends.insert(place, message)
 
     # ---- life --------------------------------------------------------------------------------------------------------
     def attach(self, sock: TcpSocket) -> None:
-        """Takes the socket that connects the peer; it must be registered for ``events``."""
-        self.socket = sock
-        self.control = congestion_control.CongestionControl(sock)
-        self.events = self.poll_events()
+        """Takes the first socket that connects the peer, for the directions that have none of their own."""
+        if self.socket is None:
+            self.socket = sock
+        if self.out is None:
+            self.write_to(sock)
 
-    def registered(self, events: int) -> None:
-        """Records the events for which the poller is registered now."""
-        self.events = events
+    def sockets(self) -> list[TcpSocket]:
+        """Those that are read or written to."""
+        return [sock for sock in dict.fromkeys((self.socket, self.out)) if sock is not None]
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection of either direction, or one that the peer has made to go on."""
+        return self.socket is not None or self.out is not None or self.successor is not None
 
     def lose(self, why: str) -> None:
         """Records why the connection is gone; the first reason is kept."""
         self.lost = self.lost or why
 
     def detach(self) -> None:
-        """Closes the socket, for which no poller may be registered any more."""
-        if self.socket is not None:
-            self.socket.close()
-        self.socket, self.control, self.events = None, None, 0
+        """Closes the sockets, for which no poller may be registered any more."""
+        self.withdraw_successor()
+        for sock in self.sockets():
+            sock.close()
+        self.socket = self.out = self.control = None
+        self.moving = False
 
     def withdraw(self) -> None:
         """Drops what is posted, except control messages and the rest of a message that is partly sent."""
@@ -190,15 +164,13 @@ class PeerConnection:
     # ---- reading -----------------------------------------------------------------------------------------------------
     def read_header(self) -> int:
         """Reads the bytes of the next header that have arrived.  Returns how many.  Raises OSError."""
-        assert self.socket is not None
-        got = self.socket.recv_into(memoryview(self.header)[self.header_bytes :])
+        got = self.recv_into(memoryview(self.header)[self.header_bytes :])
         self.header_bytes += got
         return got
 
     def read_payload(self, receive: Receive) -> int:
         """Reads the bytes of the current message that have arrived.  Returns how many.  Raises OSError."""
-        assert self.socket is not None
-        got = self.socket.recv_into(receive.view)
+        got = self.recv_into(receive.view)
         receive.view = receive.view[got:]
         return got
 
@@ -237,17 +209,19 @@ class PeerConnection:
                         reports.append((third, second, text_of(text)))
                     else:
                         unread = second
-                got = len(self.socket.recv(min(unread, 1 << 16))) if unread else self.read_header()
+                scratch = memoryview(bytearray(min(unread, 1 << 16)))
+                got = self.recv_into(scratch) if unread else self.read_header()
                 if not got:
                     break
                 unread -= got if unread else 0
         return reports
 
     # ---- what is posted ----------------------------------------------------------------------------------------------
-    def poll_events(self) -> int:
-        """Poll events to register for: reading unless a header is held, writing while anything is posted."""
+    @property
+    def wants_to_read(self) -> bool:
+        """Whether to wait for bytes: not while a header is held, or the peer may go on elsewhere."""
         held = self.current is None and self.header_bytes == HEADER.size
-        return (0 if held else select.POLLIN) | (select.POLLOUT if self.sends else 0)
+        return not held and self.successor is None
 
     @property
     def bytes_awaited(self) -> int:
@@ -258,4 +232,4 @@ class PeerConnection:
     @property
     def bytes_unsent(self) -> int:
         """Bytes of posted messages that the peer has not accepted yet, control messages not counted."""
-        return sum(len(part) for send in self.sends if not isinstance(send, ControlMessage) for part in send.parts)
+        return sum(send.left for send in self.sends if not isinstance(send, ControlMessage))

@@ -6,9 +6,10 @@
     post     parts -> lanes, which are opened when they are first needed
     place    a cut message's header has come: its parts may be read into this memory
 
-A lane keeps its source port for life.  Where its path dies, TCP sends again until an answer comes: the switches send
-what names a dead path over another one (controller/paths/steering.py) as soon as the link is seen to be down, or as
-this rank reports that nothing is acknowledged.
+A lane keeps its source port for life.  Where its path dies, another connection goes on with the lane (``moving``), or
+TCP sends again until an answer comes: the switches send what names a dead path over another one
+(controller/paths/steering.py) as soon as the link is seen to be down, or as this rank reports that nothing is
+acknowledged.
 """
 
 from __future__ import annotations
@@ -19,41 +20,32 @@ import socket
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Final
-from weakref import WeakKeyDictionary
 
-from netfold.host.errors import NetFoldError, RankMismatch, TransportError
+from netfold.host.errors import NetFoldError, RankMismatch
 from netfold.host.mesh.connected import BURST_BYTES, ConnectedMesh
-from netfold.host.mesh.connecting import PeerUnreachable, Proven
+from netfold.host.mesh.connecting import Proven
 from netfold.host.mesh.connection import PeerConnection, Receive
+from netfold.host.mesh.handshake import Outcome, StreamTurn
 from netfold.host.mesh.lanes import (
     CUT_BYTES,
-    DEAD_SECONDS,
     MOST_LANES,
     PART,
     Assembly,
     InLane,
     OutLane,
     PeerLanes,
-    Silence,
     Striped,
     StripedPart,
     WarnOnce,
     condition_of,
-    path_of,
     tune,
 )
 from netfold.host.mesh.planned import Collective, PathSource
+from netfold.host.mesh.sent_log import SentLog, unacknowledged
 from netfold.host.mesh.source_ports import LEAST_PART, MessagePart, SourcePorts
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire.jobs import Plan
 from netfold.wire.paths import Paths, tcp_ports
-
-LOOK_SECONDS: Final = 0.02
-"""Seconds between two looks at whether planned paths answer, while this rank waits."""
-AGAIN_SECONDS: Final = 1.0
-"""Seconds until a path that still does not answer is reported again."""
 
 log = logging.getLogger("netfold")
 
@@ -78,23 +70,17 @@ class LanedMesh(ConnectedMesh):
         clock: Callable[[], float] = time.monotonic,
         timeline: Timeline | None = None,
     ) -> None:
-        super().__init__(plan, listener, timeout=timeout, clock=clock, timeline=timeline)
+        self._keeps_logs = planned is not None and len(planned.ports) != 1
+        """Whether there may be paths over which another connection could go on with a stream: where no ports are known
+        yet, the first plan brings them."""
         self._planned = planned
+        super().__init__(plan, listener, timeout=timeout, clock=clock, timeline=timeline)
         self._expected: Collective | None = None
         """What comes, as long as its paths have not been asked for."""
         self.source_ports = SourcePorts(planned.ports if planned is not None else (), self._links)
         self._lanes = {rank: PeerLanes() for rank in self._links}
         self._lane_of: dict[int, OutLane | InLane] = {}
         """By descriptor."""
-        self._registered: dict[int, int] = {}
-        """Poll events that a lane's descriptor is registered for."""
-        self._reported: dict[tuple[int, int], float] = {}
-        """(Peer, source port) of paths that did not answer -> when that was last reported."""
-        self._looked_at_paths = clock()
-        self.longest_stall = 0.0
-        """Seconds that a connection had bytes in flight and none acknowledged, as seen while this rank waited, where
-        paths are planned."""
-        self._silences: WeakKeyDictionary[socket.socket, Silence] = WeakKeyDictionary()
         self._warn = WarnOnce(log, f"job {plan.job!r}, rank {plan.rank}")
 
     # ---- plans -----------------------------------------------------------------------------------------------------
@@ -106,6 +92,19 @@ class LanedMesh(ConnectedMesh):
     def adopt(self, paths: Paths) -> None:
         """Cuts and sends messages as planned from now on."""
         self.source_ports.adopt(paths)
+        for link in self._links.values():
+            self._tune_messages(link)
+
+    def _tune_messages(self, link: PeerConnection) -> None:
+        """Tunes the connection for messages where it crosses planned paths: long messages are cut then, and go on
+        lanes.  On one that carries them, whose round trips vary with its own queue, the kernel would repeat too early.
+        """
+        if link.out is not None and self.source_ports.ports_to(link.rank):
+            tune(link.out, self._timeout)
+
+    def _attach(self, link: PeerConnection, came: Proven) -> None:
+        super()._attach(link, came)
+        self._tune_messages(link)
 
     def cut(self, peer: int, nbytes: int) -> Sequence[MessagePart]:
         """The parts of a message to a peer, by the places of ``SourcePorts.weighted_ports`` that carry them; none where
@@ -123,7 +122,7 @@ class LanedMesh(ConnectedMesh):
 
     def _ports_to(self, peer: int) -> Sequence[int]:
         ports = self.source_ports.ports_to(peer) if self._planned is not None else ()
-        return tcp_ports(ports[(self.rank + peer) % len(ports)]) if ports else ()
+        return tcp_ports(self.source_ports.usable_port(peer, ports[(self.rank + peer) % len(ports)])) if ports else ()
 
     # ---- sending ---------------------------------------------------------------------------------------------------
     def post(self, peer: int, view: memoryview, parts: Sequence[MessagePart]) -> Striped:
@@ -133,7 +132,7 @@ class LanedMesh(ConnectedMesh):
             out = self._out_lane(peer, weighted[lane].port)
             head = memoryview(PART.pack(lanes.sent, first, last - first))
             out.post(StripedPart(whole, head, view[first:last]))
-            if out.socket is not None and len(out.sends) == 1:
+            if out.out is not None and len(out.sends) == 1:
                 self._write_lane(out)
             self._watch_lane(out)
         lanes.count_sent()
@@ -152,33 +151,30 @@ class LanedMesh(ConnectedMesh):
             if not tcp_ports(port):
                 self._warn("no TCP port names the path of source port %d to rank %d, whose number is too large: this "
                            "lane, and others like it, take the path that the switches' hash chooses", port, peer)
-            lanes.out[port] = OutLane(peer)
+            lanes.begin(peer, port, SentLog() if self._keeps_logs else None)
             self._open_lane(self._links[peer])
         return lanes.out[port]
 
     def _open_lane(self, link: PeerConnection) -> None:
         """Connects the next lane to a peer that is not yet: one after the other, so that a rank to which many open some
         at once still keeps no more unproven connections than there are ranks."""
-        port = next((port for port, lane in self._lanes[link.rank].out.items() if lane.socket is None), None)
-        if port is None or link.lost or self._error is not None:
+        port, lane = next(((port, lane) for port, lane in self._lanes[link.rank].out.items() if lane.out is None),
+                          (0, None))
+        if lane is None or link.lost or self._error is not None:
             return
-        try:
-            self._connecting.connect(link.rank, link.address, lane=port, ports=tcp_ports(port))
-        except PeerUnreachable as error:
-            self._drop(link, f"cannot connect: {error}")
-        except (OSError, ValueError) as error:
-            what = f"cannot connect to rank {link.rank} at {link.address!r}: {error}"
-            raise self._fail(TransportError, what) from error
+        self._begin_connection(link, StreamTurn(lane.number, lane.asked, lane.asked), tcp_ports(port))
 
     def _close_idle(self, lanes: PeerLanes) -> None:
         """Closes a lane of earlier plans; what the kernel has of it still arrives."""
         for port, lane in lanes.out.items():
-            if lane.socket is not None and not lane.sends:
+            if lane.out is not None and not lane.sends and not lane.moving and not unacknowledged(lane.out):
                 del lanes.out[port]
                 self._release(lane)
                 return
 
     def _write_lane(self, lane: OutLane) -> bool:
+        if lane.moving or lane.out is None:
+            return False
         try:
             return lane.write(BURST_BYTES) > 0
         except OSError as error:
@@ -189,15 +185,19 @@ class LanedMesh(ConnectedMesh):
     def place(self, peer: int, receive: Receive, view: memoryview) -> None:
         """Lets the parts of the peer's next cut message be read: its header has come."""
         number = self._lanes[peer].announce(Assembly(receive, view, len(view)))
-        for lane in self._lanes[peer].incoming:
-            if lane.waiting and lane.number == number:
+        for lane in list(self._lanes[peer].incoming):
+            if lane.waiting and lane.message == number:
                 self._begin_part(lane)
+                if lane.kept:
+                    self._read_lane(lane)
                 self._watch_lane(lane)
 
     def _read_lane(self, lane: InLane) -> bool:
+        if self._error is not None:
+            return False  # nothing is written into the caller's memory any more
         total = 0
         try:
-            while total < BURST_BYTES and not lane.waiting and lane.socket.fileno() >= 0:
+            while (total < BURST_BYTES or lane.kept) and not lane.waiting and lane.socket.fileno() >= 0:
                 if lane.into is None:
                     got = lane.read_header()
                     if lane.header_bytes == PART.size:
@@ -230,7 +230,7 @@ class LanedMesh(ConnectedMesh):
                                            f"message {number}, {room}; give all ranks the same version of NetFold")
 
     def _end_part(self, lane: InLane) -> None:
-        assembly, number = lane.of, lane.number
+        assembly, number = lane.of, lane.message
         assert assembly is not None
         lane.next_part()
         if not assembly.left:
@@ -241,29 +241,37 @@ class LanedMesh(ConnectedMesh):
     def _assembled(self, link: PeerConnection, receive: Receive) -> None:
         """Handles a cut message all parts of which have arrived."""
 
-    # ---- lanes as descriptors ------------------------------------------------------------------------------------
-    def _admit_lane(self, rank: int) -> bool:
-        return len(self._lanes[rank].incoming) < 2 * MOST_LANES and not self._links[rank].lost
+    def _tune(self, sock: socket.socket) -> None:
+        if self._planned is not None and len(self._planned.ports) > 1:  # there are paths from the start
+            tune(sock, self._timeout)
 
-    def _attach_lane(self, link: PeerConnection, came: Proven) -> None:
-        lanes, sock = self._lanes[link.rank], came.socket
-        lane: OutLane | InLane
+    # ---- lanes as descriptors ------------------------------------------------------------------------------------
+    def _admit_stream(self, rank: int, stream: StreamTurn) -> tuple[Outcome, int]:
+        room = len(self._lanes[rank].incoming) < 2 * MOST_LANES and not self._links[rank].lost
+        begins = stream.number > 0 and stream.now == stream.turn
+        return Outcome.ACCEPTED if begins and room else Outcome.TAKEN, 0
+
+    def _attach_stream(self, link: PeerConnection, came: Proven) -> None:
+        """Takes a proven connection that begins a lane."""
+        assert came.stream is not None
+        lanes, sock, number = self._lanes[link.rank], came.socket, came.stream.number
         tune(sock, self._timeout)
-        if not came.lane:
-            lane = InLane(link.rank, sock)
-            lanes.incoming.append(lane)
-        elif came.lane in lanes.out:
-            lane = lanes.out[came.lane]
+        if not came.opened:
+            arriving = InLane(link.rank, sock, number)
+            arriving.begin(sock, came.stream.turn)
+            lanes.incoming.append(arriving)
+            self._lane_of[sock.fileno()] = arriving
+            self._watch_lane(arriving)
+        elif (out := lanes.out_lane(number)) is not None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            lane.attach(sock)
+            out.write_to(sock)
+            self._lane_of[sock.fileno()] = out
+            self._watch_lane(out)
             self._open_lane(link)
         else:
             sock.close()
-            return
-        self._lane_of[sock.fileno()] = lane
-        self._watch_lane(lane)
 
-    def _lane_event(self, fd: int, event: int) -> bool:
+    def _stream_event(self, fd: int, event: int) -> bool:
         lane = self._lane_of.get(fd)
         if lane is None:
             return False
@@ -275,16 +283,16 @@ class LanedMesh(ConnectedMesh):
             if event & select.POLLOUT and lane.sends:
                 with self.spanned("send"):
                     moved = self._write_lane(lane)
-            if event & ~select.POLLOUT and lane.socket is not None:
+            if event & ~select.POLLOUT and lane.out is not None:
                 self._hear(lane)
         self._watch_lane(lane)
         return moved
 
     def _hear(self, lane: OutLane) -> None:
         """Learns why a lane of this rank can be read, by which nobody should send: its end."""
-        assert lane.socket is not None
+        assert lane.out is not None
         try:
-            why = "it sends where it should only listen" if lane.socket.recv(1) else "it closed the connection"
+            why = "it sends where it should only listen" if lane.out.recv(1) else "it closed the connection"
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
@@ -293,27 +301,25 @@ class LanedMesh(ConnectedMesh):
 
     def _watch_lane(self, lane: OutLane | InLane) -> None:
         """Registers for what a lane waits for."""
-        fd = -1 if lane.socket is None else lane.socket.fileno()
-        if fd < 0:
-            return
-        events = lane.events if isinstance(lane, OutLane) else 0 if lane.waiting else select.POLLIN
-        if events != self._registered.get(fd, 0):
-            if not self._registered.get(fd, 0):
-                self._poller.register(fd, events)
-            elif not events:
-                self._poller.unregister(fd)
-            else:
-                self._poller.modify(fd, events)
-            self._registered[fd] = events
+        if isinstance(lane, InLane):
+            if lane.socket.fileno() >= 0:
+                still = lane.waiting or lane.successor is not None or self._error is not None
+                self._registered.watch(lane.socket, 0 if still else select.POLLIN)
+        elif lane.out is not None:
+            writes = select.POLLOUT if lane.wants_to_write else 0
+            self._registered.watch(lane.out, 0 if lane.moving else select.POLLIN | writes)
 
     def _release(self, lane: OutLane | InLane) -> None:
-        """Closes a lane's socket."""
-        if lane.socket is None or (fd := lane.socket.fileno()) < 0:
-            return
-        if self._registered.pop(fd, 0):
-            self._poller.unregister(fd)
-        self._lane_of.pop(fd, None)
+        """Closes a lane's connection."""
+        self._forget_lane(lane)
         lane.close()
+
+    def _forget_lane(self, lane: OutLane | InLane) -> None:
+        """Forgets a lane's connection, which is going to be closed."""
+        sock = lane.socket if isinstance(lane, InLane) else lane.out
+        if sock is not None and sock.fileno() >= 0:
+            self._registered.forget(sock)
+            self._lane_of.pop(sock.fileno(), None)
 
     def _lose_lane(self, lane: OutLane | InLane, why: str) -> None:
         """Handles a lane that has ended: so has the peer's connection, but for a lane on which nothing is missing."""
@@ -333,62 +339,18 @@ class LanedMesh(ConnectedMesh):
         lanes = self._lanes[link.rank]
         return bool(lanes.assemblies and lanes.incoming)
 
-    # ---- paths that die ------------------------------------------------------------------------------------------
-    def _poll_once(self, seconds: float) -> bool:
-        if self._planned is None:
-            return super()._poll_once(seconds)
-        moved = super()._poll_once(min(seconds, LOOK_SECONDS))
-        now = self._clock()
-        if now >= self._looked_at_paths + LOOK_SECONDS:
-            self._looked_at_paths = now
-            self._look_at_paths(self._planned, now)
-        return moved
-
-    def _look_at_paths(self, planned: PathSource, now: float) -> None:
-        """Takes the controller's news, and reports the paths that do not answer."""
-        newer = planned.newer()
-        if newer is not None:
-            self.source_ports.restrict(newer)
-        for peer, lanes in self._lanes.items():
-            for sock in (self._links[peer].socket, *(lane.socket for lane in lanes.out.values())):
-                if sock is None:
-                    continue
-                with suppress(OSError):  # who reads or writes there learns of it
-                    condition = condition_of(sock)
-                    silence = self._silences.setdefault(sock, Silence()).lasts(condition, now)
-                    self.longest_stall = max(self.longest_stall, silence)
-                    port = path_of(sock) if condition.repeats and silence >= DEAD_SECONDS else None
-                    if port is not None and now >= self._reported.get((peer, port), -AGAIN_SECONDS) + AGAIN_SECONDS:
-                        self._reported[peer, port] = now
-                        log.warning("job %r, rank %d: no answer from rank %d over the path of source port %d",
-                                    self._plan.job, self.rank, peer, port)
-                        planned.suspect(peer, port)
-
-    def reset_stalls(self) -> None:
-        """Resets ``longest_stall``."""
-        self.longest_stall = 0.0
-
+    # ---- figures -------------------------------------------------------------------------------------------------
     def lanes_in_use(self) -> int:
         """Lanes between this rank and its peers, in both directions."""
         return sum(len(lanes.out) + len(lanes.incoming) for lanes in self._lanes.values())
 
     def segments_sent_again(self) -> int:
         """Segments that connections which are open have sent again."""
-        socks = [link.socket for link in self._links.values()]
-        socks += [lane.socket for lanes in self._lanes.values() for lane in lanes.out.values()]
+        socks = [link.out for link in self._links.values()]
+        socks += [lane.out for lanes in self._lanes.values() for lane in lanes.out.values()]
         return sum(condition_of(sock).sent_again for sock in socks if sock is not None)
 
     # ---- life ----------------------------------------------------------------------------------------------------
-    def abort(self, error: BaseException) -> None:
-        for lanes in self._lanes.values():
-            for lane in lanes.incoming:  # nothing is written into the caller's memory any more
-                fd = lane.socket.fileno()
-                if self._registered.pop(fd, 0):
-                    self._poller.unregister(fd)
-                self._lane_of.pop(fd, None)
-            lanes.assemblies.clear()
-        super().abort(error)
-
     def _close_connections(self) -> None:
         if self._planned is not None:
             self._planned.close()

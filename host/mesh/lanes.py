@@ -12,18 +12,18 @@ A peer's word about offsets and sizes counts only within the memory of the messa
 from __future__ import annotations
 
 import logging
-import select
 import socket
 import struct
 from bisect import bisect_right
-from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from netfold.host.mesh.congestion_control import CongestionControl
-from netfold.host.mesh.connection import Receive, Send, TcpSocket, write_posted
+from netfold.host.mesh.arriving import Arriving, TcpSocket
+from netfold.host.mesh.connection import Receive
 from netfold.host.mesh.mesh import Pending
+from netfold.host.mesh.sending import Send, Sending
+from netfold.host.mesh.sent_log import SentLog
 from netfold.wire import roce
 
 PART = struct.Struct("!QQQ")
@@ -40,7 +40,7 @@ DEAD_SECONDS: Final = 0.1
 
 _TCP_INFO = struct.Struct("=8B24I3Q")
 """The beginning of Linux's struct tcp_info, up to tcpi_bytes_acked."""
-_BACKOFF, _UNACKED, _RETRANS, _TOTAL_RETRANS, _BYTES_ACKED = 4, 12, 15, 31, 34
+_BACKOFF, _UNACKED, _RETRANS, _RTT, _RTTVAR, _TOTAL_RETRANS, _BYTES_ACKED = 4, 12, 15, 23, 24, 31, 34
 
 
 _TIMERS: Final = ((44, 1000), (45, 40_000), (46, 10_000))
@@ -50,6 +50,12 @@ PATIENCE_SECONDS: Final = 900.0
 count as well while a peer, which may compute, reads nothing."""
 LONGEST_MS: Final = 2**31 - 1
 """Milliseconds in Linux's TCP_USER_TIMEOUT at most."""
+
+
+def never_give_up(sock: socket.socket) -> None:
+    """Lets the kernel go on for as long as it can with a connection on which what was written counts no more: its end
+    would be the end of what is read there."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LONGEST_MS)
 
 
 def tune(sock: socket.socket, timeout: float) -> None:
@@ -121,66 +127,51 @@ class Assembly:
         return True
 
 
-@dataclass(eq=False)
-class OutLane:
-    """A lane that this rank opened.  ``socket`` is None until the peer has proven itself."""
+class OutLane(Sending):
+    """A lane that this rank opened, the ``number``-th one to this peer.  ``out`` is None until the peer has proven
+    itself."""
 
-    rank: int
-    socket: TcpSocket | None = None
-    sends: deque[Send] = field(default_factory=deque)
-    control: CongestionControl | None = None
-
-    def attach(self, sock: TcpSocket) -> None:
-        """Takes the connected socket."""
-        self.socket, self.control = sock, CongestionControl(sock)
+    def __init__(self, rank: int, number: int, log: SentLog | None = None) -> None:
+        super().__init__(log)
+        self.rank = rank
+        self.number = number
 
     def close(self) -> None:
-        """Closes the socket; what the kernel has still arrives."""
-        if self.socket is not None:
-            self.socket.close()
-        self.socket, self.control = None, None
+        """Closes the connection; what the kernel has still arrives."""
+        if self.out is not None:
+            self.out.close()
+        self.out = self.control = None
 
     def post(self, part: Send) -> None:
         """Posts a part."""
         self.sends.append(part)
-        if self.control is not None:
-            self.control.of(len(part.parts[-1]))
-
-    def write(self, most: int) -> int:
-        """Hands about ``most`` bytes of what is posted to the kernel.  Returns how many it took.  Raises OSError."""
-        assert self.socket is not None
-        return write_posted(self.socket, self.sends, most)
-
-    @property
-    def events(self) -> int:
-        """Poll events to register for."""
-        return select.POLLIN | (select.POLLOUT if self.sends else 0)
-
-    @property
-    def bytes_unsent(self) -> int:
-        """Bytes that the kernel has not taken yet."""
-        return sum(len(piece) for send in self.sends for piece in send.parts)
+        self.expect_bytes(len(part.parts[-1]))
 
 
 @dataclass(eq=False)
-class InLane:
-    """A lane that a peer opened, and how far its next part has been read."""
+class InLane(Arriving):
+    """A lane that a peer opened, and how far its next part has been read.  ``number`` is the peer's of it."""
 
     rank: int
     socket: TcpSocket
+    number: int = 0
     header: bytearray = field(default_factory=lambda: bytearray(PART.size))
     header_bytes: int = 0
     into: memoryview | None = None
     """The memory that the part's next bytes go to; None before the part has a place."""
     of: Assembly | None = None
 
+    def __post_init__(self) -> None:
+        super().__init__()
+
     def close(self) -> None:
-        """Closes the socket."""
+        """Closes the sockets."""
+        self.withdraw_successor()
         self.socket.close()
 
     def read_header(self) -> int:
         """Reads bytes of the next part's header that have arrived.  Returns how many, 0 at the end.  Raises OSError."""
-        got = self.socket.recv_into(memoryview(self.header)[self.header_bytes :])
+        got = self.recv_into(memoryview(self.header)[self.header_bytes :])
         self.header_bytes += got
         return got
 
@@ -188,7 +179,7 @@ class InLane:
         """Reads bytes of the part that have arrived.  Returns how many, 0 at the end.  Raises OSError."""
         assert self.into is not None
         assert self.of is not None
-        got = self.socket.recv_into(self.into)
+        got = self.recv_into(self.into)
         self.into = self.into[got:]
         self.of.took(got)
         return got
@@ -207,7 +198,7 @@ class InLane:
         return self.into is None and self.header_bytes == PART.size
 
     @property
-    def number(self) -> int:
+    def message(self) -> int:
         """Number of the message that a complete part header belongs to."""
         return int(PART.unpack(self.header)[0])
 
@@ -223,6 +214,8 @@ class PeerLanes:
 
     out: dict[int, OutLane] = field(default_factory=dict)
     """By the source port that the plan names."""
+    begun: int = 0
+    """Lanes that this rank has begun so far."""
     incoming: list[InLane] = field(default_factory=list)
     sent: int = 0
     """Cut messages posted so far."""
@@ -239,6 +232,20 @@ class PeerLanes:
         number, self.announced = self.announced, self.announced + 1
         self.assemblies[number] = assembly
         return number
+
+    def begin(self, rank: int, port: int, log: SentLog | None) -> OutLane:
+        """One more lane of this rank's, for a source port."""
+        self.begun += 1
+        self.out[port] = OutLane(rank, self.begun, log)
+        return self.out[port]
+
+    def out_lane(self, number: int) -> OutLane | None:
+        """This rank's lane of a number."""
+        return next((lane for lane in self.out.values() if lane.number == number), None)
+
+    def incoming_lane(self, number: int) -> InLane | None:
+        """The peer's lane of a number; of two, where the handshake of one broke at its end, the last one."""
+        return next((lane for lane in reversed(self.incoming) if lane.number == number), None)
 
     def forget(self, lane: OutLane) -> None:
         """Drops a lane of this rank's that has ended."""
@@ -267,13 +274,15 @@ class Condition(NamedTuple):
     """Bytes that have been acknowledged so far."""
     sent_again: int
     """Segments that were sent again so far."""
+    patience: float
+    """Seconds after which an answer is overdue, by the round trips that the kernel has measured."""
 
 
 def condition_of(sock: socket.socket) -> Condition:
     """How a connection fares.  Raises OSError."""
     info = _TCP_INFO.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
     return Condition(bool(info[_UNACKED]), bool(info[_BACKOFF] or info[_RETRANS]), info[_BYTES_ACKED],
-                     info[_TOTAL_RETRANS])
+                     info[_TOTAL_RETRANS], (1.5 * info[_RTT] + 4 * info[_RTTVAR]) / 1e6)
 
 
 class Silence:
@@ -288,6 +297,11 @@ class Silence:
         if not condition.in_flight or condition.acknowledged != self._acknowledged:
             self._since, self._acknowledged = now, condition.acknowledged
         return now - self._since
+
+    def ended(self, now: float) -> float:
+        """Ends the silence, as the connection does.  Returns the seconds that it lasted."""
+        since, self._since, self._acknowledged = self._since, now, -1
+        return now - since
 
 
 class WarnOnce:
@@ -306,7 +320,11 @@ class WarnOnce:
 
 def path_of(sock: socket.socket) -> int | None:
     """The UDP source port that names the same path as a connection's ports; None where they name none."""
-    for name in (sock.getsockname()[1], sock.getpeername()[1]):
-        if name >= roce.TCP_PATH_PORT:
-            return int(roce.PATH_PORT + (name - roce.TCP_PATH_PORT) % roce.TCP_SAME_PATH)
-    return None
+    return path_named(sock.getsockname()[1]) or path_named(sock.getpeername()[1])
+
+
+def path_named(port: int) -> int | None:
+    """The UDP source port that names the same path as a TCP port; None where that names none."""
+    if port < roce.TCP_PATH_PORT:
+        return None
+    return int(roce.PATH_PORT + (port - roce.TCP_PATH_PORT) % roce.TCP_SAME_PATH)

@@ -52,5 +52,33 @@ class Poller:
         return self._epoll.poll(milliseconds / 1000, max(1, len(self._watched)))
 
 
+class Registered:
+    """Descriptors with the events of poll(2) that each is registered for, changed only where they differ."""
+
+    def __init__(self, poller: select.poll | Poller) -> None:
+        self._poller = poller
+        self._events: dict[int, int] = {}
+
+    def watch(self, fd: int | HasFileno, events: int) -> None:
+        """Registers for these events, from now on.  Without any it is not registered at all: poll reports a hang-up
+        even then, and whoever polls would spin on it."""
+        number = _number(fd)
+        before = self._events.get(number, 0)
+        if events == before:
+            return
+        self._events[number] = events
+        if not before:
+            self._poller.register(number, events)
+        elif events:
+            self._poller.modify(number, events)
+        else:
+            self._poller.unregister(number)
+
+    def forget(self, fd: int | HasFileno) -> None:
+        """Is told that a descriptor is going to be closed."""
+        if self._events.pop(_number(fd), 0):
+            self._poller.unregister(fd)
+
+
 def _number(fd: int | HasFileno) -> int:
     return fd if isinstance(fd, int) else fd.fileno()

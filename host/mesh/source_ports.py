@@ -156,9 +156,20 @@ class SourcePorts:
         until one works; where there is none at all, it is the port itself."""
         if port in self._all[peer] and not self.is_suspect(peer, port):
             return port
-        good = [other for other in self._all[peer] if not self.is_suspect(peer, other)]
-        if good:
-            return good[peer % len(good)]
         if not self._all[peer]:
             return port
+        if (other := self.other_port(peer, port)) != port:
+            return other
         return min(self._all[peer], key=lambda other: self._suspects[self._leaf[peer], other])
+
+    def other_port(self, peer: int, port: int) -> int:
+        """Another port that works, or the port itself where there is none."""
+        good = self._others(peer, port)
+        return good[peer % len(good)] if good else port
+
+    def with_others(self, peer: int, port: int) -> list[int]:
+        """The port, and behind it all others that work, for where it is taken."""
+        return [port, *self._others(peer, port)]
+
+    def _others(self, peer: int, port: int) -> list[int]:
+        return [other for other in self._all[peer] if other != port and not self.is_suspect(peer, other)]

@@ -14,16 +14,17 @@ from __future__ import annotations
 
 from netfold.host.errors import RankMismatch
 from netfold.host.mesh.connected import SAME_ORDER_HINT
-from netfold.host.mesh.connection import HEADER, PeerConnection, Receive, Send, text_of
-from netfold.host.mesh.laned import LanedMesh
+from netfold.host.mesh.connection import HEADER, PeerConnection, Receive, text_of
+from netfold.host.mesh.failover import FailoverMesh
 from netfold.host.mesh.lanes import STRIPED, StripedPart
 from netfold.host.mesh.mesh import DONE, Call, Pending, as_bytes
+from netfold.host.mesh.sending import Send
 from netfold.host.operation.arrays import Flat
 
 
-class TcpMesh(LanedMesh):
+class TcpMesh(FailoverMesh):
     """The ranks of a plan connected over TCP; ``ConnectedMesh`` describes connections, time-outs and errors,
-    ``LanedMesh`` planned paths."""
+    ``LanedMesh`` planned paths, ``FailoverMesh`` paths that die."""
 
     name = "TCP mesh"
 
@@ -43,9 +44,9 @@ class TcpMesh(LanedMesh):
             pending = posted = Send(memoryview(head), view)
             link.sends.append(posted)
         self.bytes_sent += view.nbytes
-        if link.control is not None and not parts:
-            link.control.of(view.nbytes)
-        if len(link.sends) == 1 and link.socket is not None:
+        if not parts:
+            link.expect_bytes(view.nbytes)
+        if len(link.sends) == 1 and link.out is not None:
             with self.spanned("send"):
                 self._write(link)  # most small messages are sent here, without a pass of the poll loop
         self._watch(link)
@@ -65,13 +66,19 @@ class TcpMesh(LanedMesh):
             self._match_unexpected(link)
         if link.current is None and link.header_bytes == HEADER.size:
             self._message(link)
+            if link.kept:
+                self._read(link)
         self._watch(link)
         return pending
 
     def flush(self) -> None:
-        while any(link.sends or link.receives or lanes.bytes_unsent or lanes.bytes_awaited
-                  for link, lanes in zip(self._links.values(), self._lanes.values(), strict=True)):
+        while self._anything_posted():
             self._advance()
+        self.finish_moves()
+
+    def _anything_posted(self) -> bool:
+        return any(link.sends or link.receives or lanes.bytes_unsent or lanes.bytes_awaited
+                   for link, lanes in zip(self._links.values(), self._lanes.values(), strict=True))
 
     # ---- matching --------------------------------------------------------------------------------------------------
     def _message(self, link: PeerConnection) -> None:

@@ -98,11 +98,11 @@ def test_another_secret_job_or_purpose_is_found_by_both_sides(other: dict[str, o
 
 @pytest.mark.parametrize("hello", [
     HELLO.pack(b"netfold1", 7, 2, 1, 4, bytes(32)),
-    HELLO.pack(b"netfold2", 8, 2, 1, 4, bytes(32)),
-    HELLO.pack(b"netfold2", 7, 2, 0, 4, bytes(32)),
-    HELLO.pack(b"netfold2", 7, 2, 1, 5, bytes(32)),
-    HELLO.pack(b"netfold2", 7, 1, 1, 4, bytes(32)),
-    HELLO.pack(b"netfold2", 7, 4, 1, 4, bytes(32)),
+    HELLO.pack(b"netfold3", 8, 2, 1, 4, bytes(32)),
+    HELLO.pack(b"netfold3", 7, 2, 0, 4, bytes(32)),
+    HELLO.pack(b"netfold3", 7, 2, 1, 5, bytes(32)),
+    HELLO.pack(b"netfold3", 7, 1, 1, 4, bytes(32)),
+    HELLO.pack(b"netfold3", 7, 4, 1, 4, bytes(32)),
     b"GET / HTTP/1.1\r\nHost: netfold.example\r\nAccept: */*\r\n\r\n".ljust(HELLO.size),
 ], ids=["version", "epoch", "to another", "world", "from itself", "no such rank", "another protocol"])
 def test_a_hello_that_cannot_be_a_peers_is_refused_without_a_challenge(hello: bytes) -> None:
@@ -185,7 +185,7 @@ def test_a_rank_cannot_be_made_to_answer_its_own_challenge() -> None:
     with pytest.raises(HandshakeRefused, match="rank 0, but does not know"):
         victim_in.receive(proof)
     with pytest.raises(HandshakeRefused, match="does not prove"):
-        victim_out.receive(VERDICT.pack(Outcome.ACCEPTED, proof))
+        victim_out.receive(VERDICT.pack(Outcome.ACCEPTED, 0, proof))
 
     sent_back = Responder(identity(1))
     with pytest.raises(HandshakeRefused, match="says that it is rank 1"):
@@ -196,7 +196,7 @@ def test_a_proof_counts_for_its_own_pair_of_ranks_alone() -> None:
     """What a rank proves to another one proves nothing to a third."""
     initiator, other = Initiator(identity(2), 3), Responder(identity(1))
     _, epoch, _, _, world, nonce = HELLO.unpack(initiator.hello)
-    proof = initiator.receive(other.receive(HELLO.pack(b"netfold2", epoch, 2, 1, world, nonce)))
+    proof = initiator.receive(other.receive(HELLO.pack(b"netfold3", epoch, 2, 1, world, nonce)))
     with pytest.raises(HandshakeRefused):
         other.receive(proof)
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from netfold.host.errors import PeerLost, RankMismatch
 from netfold.host.mesh.connection import Receive
 from netfold.host.mesh.lanes import MOST_LANES, PART, InLane, StripedPart, path_of
 from netfold.host.mesh.mesh import Call, Mesh
-from netfold.host.mesh.planned import Collective, OnePort, PathSource
+from netfold.host.mesh.planned import OnePort, PathSource
 from netfold.host.mesh.source_ports import SourcePorts
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.operation.arrays import Flat
@@ -24,65 +23,7 @@ from netfold.wire import roce
 from netfold.wire.jobs import Peer, Plan
 from netfold.wire.paths import PathPiece, Paths, Reach, tcp_ports
 from support.collectives import TcpRanks, allreduce, expected, inputs, values
-
-PORTS = [roce.PATH_PORT + number for number in (3, 4, 5)]
-LONG = 300_000
-
-
-class Plans:
-    """One plan for all collectives: each peer by these source ports, with these weights."""
-
-    def __init__(self, rank: int, ranks: int, weights: Sequence[tuple[int, int]]) -> None:
-        self.ports = PORTS
-        self.queue_pairs = len(PORTS)
-        self.changed_fd = -1
-        self.suspected: list[tuple[int, int]] = []
-        self.closed = False
-        peers = [peer for peer in range(ranks) if peer != rank]
-        pieces, reaches = [], [Reach(peer, f"leaf{peer}", PORTS) for peer in peers]
-        for peer in peers:
-            at = 0
-            for port, weight in weights:
-                pieces.append(PathPiece(peer, at, weight, port))
-                at += weight
-        self._paths: Paths | None = Paths(1, PORTS, pieces, reaches)
-
-    def changed(self, wanted: Collective) -> Paths | None:
-        del wanted
-        paths, self._paths = self._paths, None
-        return paths
-
-    def newer(self) -> Paths | None:
-        return None
-
-    def suspect(self, peer: int, port: int) -> None:
-        self.suspected.append((peer, port))
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def planned(ranks: int, weights: Sequence[tuple[int, int]] = ((PORTS[0], 3), (PORTS[2], 1))) -> TcpRanks:
-    """Ranks over TCP whose messages are cut so."""
-
-    def plans(rank: int) -> PathSource:
-        return Plans(rank, ranks, weights)
-
-    return TcpRanks(ranks, planned=plans)
-
-
-def on_plan(work: Callable[[Mesh], object]) -> Callable[[Mesh], object]:
-    """The same work after the mesh has been told which collective comes."""
-
-    def told(mesh: Mesh) -> object:
-        mesh.expect("all_to_all")
-        return work(mesh)
-
-    return told
-
-
-def pattern(size: int, seed: int) -> Flat:
-    return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+from support.planned import LONG, PORTS, check_swapped, on_plan, pattern, planned, swap
 
 
 @pytest.mark.parametrize("ranks", [2, 5])
@@ -99,27 +40,13 @@ def test_every_algorithm_sums_over_lanes(ranks: int) -> None:
         assert all(not lanes.assemblies for mesh in tcp.meshes for lanes in mesh._lanes.values())
 
 
-def swap(mesh: Mesh) -> Flat:
-    """Two ranks exchange long messages."""
-    got = np.empty(LONG, np.uint8)
-    with mesh.operation(Call(1, "swap")):
-        mesh.send(1 - mesh.rank, pattern(LONG, mesh.rank))
-        mesh.wait([mesh.receive(1 - mesh.rank, got)])
-    return got
-
-
-def check_swapped(results: Sequence[Flat]) -> None:
-    for rank, got in enumerate(results):
-        np.testing.assert_array_equal(got, pattern(LONG, 1 - rank))
-
-
 def test_a_message_is_cut_by_its_weights() -> None:
     """Three quarters leave by the port that names one path, a quarter by that of another."""
     with planned(2) as tcp:
         check_swapped(values(tcp.run(on_plan(swap))))
         for mesh in tcp.meshes:
             out = mesh._lanes[1 - mesh.rank].out
-            assert {port: path_of(lane.socket) for port, lane in out.items() if lane.socket} == {
+            assert {port: path_of(lane.out) for port, lane in out.items() if lane.out} == {
                 PORTS[0]: PORTS[0], PORTS[2]: PORTS[2]}
             names = {lane.socket.getpeername()[1] for lane in mesh._lanes[1 - mesh.rank].incoming}
             assert names == {tcp_ports(PORTS[0])[0], tcp_ports(PORTS[2])[0]}
@@ -138,8 +65,8 @@ def test_what_is_to_be_sprayed_leaves_by_one_port() -> None:
         check_swapped(values(tcp.run(on_plan(swap))))
         for mesh in tcp.meshes:
             (lane,) = mesh._lanes[1 - mesh.rank].out.values()
-            assert lane.socket is not None
-            assert lane.socket.getsockname()[1] in tcp_ports(roce.PATH_PORT)
+            assert lane.out is not None
+            assert lane.out.getsockname()[1] in tcp_ports(roce.PATH_PORT)
 
 
 def test_long_and_short_messages_keep_their_order() -> None:
@@ -198,15 +125,15 @@ def test_a_port_that_is_taken_has_another_of_its_path(caplog: pytest.LogCaptureF
         with socket.create_server((address, first)):
             check_swapped(values(tcp.run(on_plan(swap))))
         (lane,) = tcp.meshes[1]._lanes[0].out.values()
-        assert lane.socket is not None
-        assert lane.socket.getsockname()[1] == second
+        assert lane.out is not None
+        assert lane.out.getsockname()[1] == second
     with planned(2, [(PORTS[0], 1)]) as tcp, caplog.at_level(logging.WARNING, "netfold"):
         address = tcp.meshes[1]._connecting.listener.getsockname()[0]
         with socket.create_server((address, first)), socket.create_server((address, second)):
             check_swapped(values(tcp.run(on_plan(swap))))
         (lane,) = tcp.meshes[1]._lanes[0].out.values()
-        assert lane.socket is not None
-        assert path_of(lane.socket) is None
+        assert lane.out is not None
+        assert path_of(lane.out) is None
     assert f"rank 1: the TCP ports {first}, {second} of a path to rank 0 are taken here" in caplog.text
 
 
@@ -355,7 +282,7 @@ def test_a_lane_has_as_long_as_the_mesh() -> None:
         check_swapped(values(tcp.run(on_plan(swap))))
         for mesh in tcp.meshes:
             lanes = mesh._lanes[1 - mesh.rank]
-            for sock in [lane.socket for lane in (*lanes.out.values(), *lanes.incoming)]:
+            for sock in [*(lane.out for lane in lanes.out.values()), *(lane.socket for lane in lanes.incoming)]:
                 assert sock is not None
                 assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) >= mesh._timeout * 1000
 

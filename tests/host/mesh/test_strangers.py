@@ -24,7 +24,7 @@ from netfold.host.errors import CollectiveTimeout, PeerLost, PlanError
 from netfold.host.job_secret import draw
 from netfold.host.mesh.connecting import ATTEMPTS, Connecting, Proven, Unconnected
 from netfold.host.mesh.connection import listen
-from netfold.host.mesh.handshake import CHALLENGE, HELLO, PROOF_BYTES, Outcome, Responder
+from netfold.host.mesh.handshake import CHALLENGE, HELLO, PROOF_BYTES, VERDICT, Outcome, Responder
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.mesh.unproven import HANDSHAKE_SECONDS, SPARE
 from netfold.wire.jobs import Peer, Plan, Secret
@@ -134,7 +134,7 @@ def test_a_flood_of_strangers_costs_bounded_descriptors_and_keeps_nobody_out() -
             sock.bind((f"127.0.0.{number % 3 + 1}", 0))
             sock.connect(tcp.meshes[number % 2]._connecting.listener.getsockname())
             if number % 5 == 0:
-                sock.sendall(b"netfold2")
+                sock.sendall(b"netfold3")
         before = descriptors()
         sums(tcp)
         for mesh in tcp.meshes:
@@ -231,7 +231,7 @@ def test_a_stranger_who_starts_a_handshake_does_not_stop_the_rank_that_he_names(
     """A hello is no reason to wait: only a proof decides anything."""
     with sides(2, draw()) as (first, second):
         with socket.create_connection(first.listener.getsockname(), timeout=30) as stranger:
-            stranger.sendall(HELLO.pack(b"netfold2", 1, 1, 0, 2, bytes(32)))
+            stranger.sendall(HELLO.pack(b"netfold3", 1, 1, 0, 2, bytes(32)))
             first.step(30)
             first.step(30)
             assert len(stranger.recv(1000)) == CHALLENGE.size
@@ -243,7 +243,7 @@ def test_a_stranger_who_starts_a_handshake_does_not_stop_the_rank_that_he_names(
             assert isinstance(second.got[0], Proven)
             stranger.sendall(os.urandom(PROOF_BYTES))
             first.step(30)
-            assert len(stranger.recv(1000)) == 33, "a refusal"
+            assert len(stranger.recv(1000)) == VERDICT.size, "a refusal"
             assert stranger.recv(1000) == b""
         assert "rank 1, but does not know the job's secret" in first.connecting.refusals()
 
