@@ -53,9 +53,12 @@ class Arriving:
         return got
 
     def admits(self, turn: int, now: int) -> bool:
-        """Whether the peer may go on over a connection of this turn, where it has written to that of turn ``now`` until
-        then, or to none where that is the same: so that is the one to read, and the other one, if there are two, was in
-        vain."""
+        """Decides whether a peer that asks to go on over a connection of this turn may do so.
+
+        turn  of the connection that the peer asks for; one that is not later than the last asked for is refused
+        now   turn of the connection to which the peer has written until now; the same as ``turn`` where it has written
+              to none.  That connection is the one to read from here on, and the other one, if there are two, is closed
+        """
         if turn <= self.latest_turn:
             return False
         if self.successor is not None and now == self.latest_turn:
@@ -84,7 +87,8 @@ class Arriving:
         self.successor, self.latest_turn = sock, turn
 
     def hear_successor(self) -> bool | None:
-        """Whether the peer goes on with the successor; None: it has said nothing yet."""
+        """Looks at the successor without reading from it.  Returns True where the peer has written to it, False where
+        the peer has closed it or it has broken, and None where nothing has come yet."""
         assert self.successor is not None
         try:
             return bool(self.successor.recv(1, socket.MSG_PEEK))

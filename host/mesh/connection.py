@@ -112,7 +112,7 @@ class PeerConnection(Arriving, Sending):
     unexpected: list[Receive] = field(default_factory=list)
     """Complete messages that arrived before a receive with their tag was posted, each in memory of its own."""
     number = 0
-    """That of the stream in handshakes: those of lanes are source ports."""
+    """The number by which a handshake names the stream of messages; lanes have numbers from 1 on."""
 
     def __post_init__(self) -> None:
         Arriving.__init__(self)
@@ -136,12 +136,12 @@ class PeerConnection(Arriving, Sending):
             self.write_to(sock)
 
     def sockets(self) -> list[TcpSocket]:
-        """Those that are read or written to."""
+        """The sockets of this connection, each once: the one that is read, and the one that is written to."""
         return [sock for sock in dict.fromkeys((self.socket, self.out)) if sock is not None]
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection of either direction, or one that the peer has made to go on."""
+        """Whether the peer is connected in at least one direction, or has asked to go on over another connection."""
         return self.socket is not None or self.out is not None or self.successor is not None
 
     def lose(self, why: str) -> None:
@@ -219,7 +219,8 @@ class PeerConnection(Arriving, Sending):
     # ---- what is posted ----------------------------------------------------------------------------------------------
     @property
     def wants_to_read(self) -> bool:
-        """Whether to wait for bytes: not while a header is held, or the peer may go on elsewhere."""
+        """Whether the poller should wait for bytes to read.  It should not while a header is held, because its receive
+        is not posted yet, nor while a successor is there, because what comes on this connection may not count."""
         held = self.current is None and self.header_bytes == HEADER.size
         return not held and self.successor is None
 

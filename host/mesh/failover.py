@@ -69,7 +69,7 @@ class FailoverMesh(MovingMesh):
         """(Peer, source port) of paths that did not answer -> when that was last reported."""
         self._looked_at_paths = clock()
         self._silences: dict[OutStream, Silence] = {}
-        """Of the streams that the last look was at."""
+        """How long each stream has been silent; only streams that the last look at the paths has examined are here."""
         self.longest_stall = 0.0
         """Seconds that a stream had bytes in flight and none acknowledged, as seen while this rank waited, where paths
         are planned."""
@@ -108,7 +108,7 @@ class FailoverMesh(MovingMesh):
             self._look_at_attempts(now)
 
     def _streams_with_bytes(self) -> list[OutStream]:
-        """Those on which something may be in flight."""
+        """The streams of this rank that may have unacknowledged bytes, which are those worth looking at."""
         return list(self._unsettled) if self._keeps_logs else self._out_streams()
 
     def _look_at_streams(self, planned: PathSource, now: float) -> None:

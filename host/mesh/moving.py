@@ -13,8 +13,8 @@ A stream leads from one rank to another: a lane, or the messages of one directio
 Until the receiver's answer has come the sender may think better of it, and so it does where none comes in time: it
 closes the other connection and writes to the one before, and the receiver, which sees that end, reads on where it was
 (``arriving``).  Or it asks by yet another one, of a later turn, and says to which it has written until now.  While it
-moves, the sender forgets nothing that is acknowledged, since the receiver may not read it.  A first
-connection that is not proven in time is asked for again in the same way.
+moves, the sender forgets nothing that is acknowledged, since the receiver may not read it.  A first connection that is
+not proven in time is asked for again in the same way.
 """
 
 from __future__ import annotations

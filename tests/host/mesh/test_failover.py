@@ -20,6 +20,7 @@ from netfold.host.job_secret import draw
 from netfold.host.mesh import arriving, failover, logged
 from netfold.host.mesh.arriving import Arriving
 from netfold.host.mesh.connecting import Attempt, Connecting, Unconnected
+from netfold.host.mesh.connection import PeerConnection
 from netfold.host.mesh.handshake import Outcome, Responder, StreamTurn
 from netfold.host.mesh.lanes import Condition, OutLane, Silence, path_of
 from netfold.host.mesh.mesh import Call, Mesh
@@ -124,6 +125,18 @@ def let_move(mesh: TcpMesh, other: TcpMesh, stream: Any) -> None:
     while stream.moving:
         mesh._poll(0.001)
         other._poll(0.001)
+
+
+def let_accept(first: TcpMesh, second: TcpMesh) -> tuple[PeerConnection, PeerConnection]:
+    """Lets rank 0's messages leave their path, until rank 1 has accepted the other connection, and rank 0 has not heard
+    that.  Returns what each has of the other."""
+    here, there = first._links[1], second._links[0]
+    leave(first, here)
+    while there.successor is None:
+        first._poll(0)
+        if there.successor is None:
+            second._poll(0.001)
+    return here, there
 
 
 def connected(tcp: TcpRanks) -> tuple[TcpMesh, TcpMesh]:
@@ -398,12 +411,7 @@ def test_a_move_that_is_withdrawn_leaves_the_connection_as_it_is(monkeypatch: py
     it sees the other one end."""
     with planned(2) as tcp:
         first, second = connected(tcp)
-        here, there = first._links[1], second._links[0]
-        leave(first, here)
-        while there.successor is None:
-            first._poll(0)
-            if there.successor is None:
-                second._poll(0.001)
+        here, there = let_accept(first, second)
         assert not there.wants_to_read
         with monkeypatch.context() as patch:
             patch.setattr(first._connecting, "settle", lambda rank, number: None)
@@ -417,15 +425,9 @@ def test_a_move_that_the_peer_has_accepted_meanwhile_is_not_withdrawn() -> None:
     """Its answer has come: so this rank goes on there."""
     with planned(2) as tcp:
         first, second = connected(tcp)
-        here, there = first._links[1], second._links[0]
-        leave(first, here)
-        while there.successor is None:
-            first._poll(0)
-            if there.successor is None:
-                second._poll(0.001)
-        while here.moving:
-            first._withdraw(here)
-            assert not here.moving
+        here, _ = let_accept(first, second)
+        first._withdraw(here)
+        assert not here.moving
         check_swapped(values(tcp.run(on_plan(swap))))
         assert (here.out is here.socket, here.turn, first.moved) == (False, 1, 1)
 
