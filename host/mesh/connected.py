@@ -36,7 +36,16 @@ from netfold.host.errors import (
     TransportError,
 )
 from netfold.host.mesh.connecting import Connecting, PeerUnreachable, Proven, Unconnected
-from netfold.host.mesh.connection import FAILURE_REPORT, HEADER, ControlMessage, PeerConnection, Receive, text_of
+from netfold.host.mesh.connection import (
+    FAILURE_MARK,
+    FAILURE_REPORT,
+    HEADER,
+    TEXT_BYTES,
+    ControlMessage,
+    PeerConnection,
+    Receive,
+    text_of,
+)
 from netfold.host.mesh.failure_reports import FailureReports
 from netfold.host.mesh.handshake import Outcome, StreamTurn
 from netfold.host.mesh.mesh import IDLE, WATCHED_SLICE_SECONDS, Call, Mesh, Pending, no_such_peer, ranks
@@ -88,7 +97,7 @@ class ConnectedMesh(Mesh):
         self._clock = clock
         self.timeline = timeline
         self._call = IDLE
-        self._text = b""
+        self._text = bytes(TEXT_BYTES)
         self._links = {peer.rank: PeerConnection(peer.rank, peer.tcp) for peer in plan.peers if peer.rank != plan.rank}
         self._by_fd: dict[int, PeerConnection] = {}
         self._gone: set[PeerConnection] = set()
@@ -176,12 +185,7 @@ class ConnectedMesh(Mesh):
 
     def _watch(self, link: PeerConnection) -> None:
         """Registers for what a peer's connection waits for."""
-        reads = select.POLLIN if link.wants_to_read else 0
-        writes = select.POLLOUT if link.wants_to_write else 0
-        if link.socket is not None:
-            self._registered.watch(link.socket, reads | writes if link.out is link.socket else reads)
-        if link.out is not None and link.out is not link.socket:
-            self._registered.watch(link.out, writes)
+        link.register(self._registered)
 
     # ---- bytes -----------------------------------------------------------------------------------------------------
     def _write(self, link: PeerConnection) -> bool:
@@ -192,14 +196,20 @@ class ConnectedMesh(Mesh):
         except OSError as error:
             # What the peer wrote before it went away may say why: read it before giving up.
             link.lose(error.strerror or str(error))
-            self._read(link)
+            self._read_all(link)
             reports = link.reports_behind_held_message()
             self._drop(link, link.lost)
             for who, whom, why in reports:
                 self._receive_report(who, whom, why)
             return True
 
+    def _read_all(self, link: PeerConnection) -> None:
+        """Reads what has come up to a header that is held."""
+        while self._read(link):
+            pass
+
     def _read(self, link: PeerConnection) -> bool:
+        """Reads what has come and is awaited, or is the header of what may be.  Returns whether any byte has."""
         total = 0
         try:
             while link.socket is not None and (total < BURST_BYTES or link.kept):
@@ -209,6 +219,8 @@ class ConnectedMesh(Mesh):
                         whole = link.current
                         link.expect_header()
                         self._arrived(link, whole)
+                        if got and not link.receives and not link.kept:
+                            return True  # what comes next is not awaited: most likely it has not come
                 elif link.header_bytes < HEADER.size:
                     got = link.read_header()
                     if link.header_bytes == HEADER.size:
@@ -228,8 +240,8 @@ class ConnectedMesh(Mesh):
 
     def _header(self, link: PeerConnection) -> None:
         """Handles a complete header: that of a failure report or of a message."""
-        number, whom, who, why = HEADER.unpack(link.header)
-        if number == FAILURE_REPORT:
+        if link.header.startswith(FAILURE_MARK):
+            _, whom, who, why = HEADER.unpack(link.header)
             link.expect_header()
             self._receive_report(who, whom, text_of(why))
         else:
@@ -428,7 +440,7 @@ class ConnectedMesh(Mesh):
 
     def _send_report(self, who: int, whom: int, why: str, only: PeerConnection | None = None) -> None:
         """Sends a failure report to all connected peers, after a message that is partly sent and before all others."""
-        report = HEADER.pack(FAILURE_REPORT, whom, who, why.encode()[:76])
+        report = HEADER.pack(FAILURE_REPORT, whom, who, why.encode()[:TEXT_BYTES])
         for link in [only] if only else list(self._links.values()):
             if link.out is None:
                 continue
@@ -451,7 +463,7 @@ class ConnectedMesh(Mesh):
             who, whom = next(iter(self._reports.waits.items()))
             raise self._fail(CollectiveTimeout, f"rank {who} waits in vain for {ranks(sorted(whom))}. {PEER_LOST_HINT}")
         self._call = call
-        self._text = call.text.encode()[:76]
+        self._text = call.text.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
 
     def abort(self, error: BaseException) -> None:
         announced = self._reports.announced

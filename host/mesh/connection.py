@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import struct
 from collections import deque
@@ -15,15 +16,20 @@ from netfold.host.errors import TransportError
 from netfold.host.mesh import congestion_control
 from netfold.host.mesh.arriving import Arriving, TcpSocket
 from netfold.host.mesh.mesh import Pending
+from netfold.host.mesh.poller import Registered
 from netfold.host.mesh.sending import Send, Sending
 
-HEADER = struct.Struct("!QQI76s")
-"""Layout of a message header, 96 bytes: call number, payload bytes, tag, and the call's text cut to 76 bytes."""
+TEXT_BYTES: Final = 76
+"""Bytes of a text in a header; a longer one is cut, a shorter one is followed by zeros."""
+HEADER = struct.Struct(f"!QQI{TEXT_BYTES}s")
+"""Layout of a message header, 96 bytes: call number, payload bytes, tag, and the call's text."""
 BACKLOG: Final = 1024
 """Connections that the kernel keeps for a listener while nobody accepts them, at most net.core.somaxconn; a full
 backlog costs each further one a second."""
 FAILURE_REPORT = (1 << 64) - 1
 """Call number that marks a header as a failure report, which has no payload (``connected``)."""
+FAILURE_MARK = FAILURE_REPORT.to_bytes(8, "big")
+"""The beginning of such a header."""
 
 
 def text_of(field: bytes) -> str:
@@ -117,6 +123,8 @@ class PeerConnection(Arriving, Sending):
     def __post_init__(self) -> None:
         Arriving.__init__(self)
         Sending.__init__(self)
+        self._registered_for: tuple[int, int, TcpSocket | None, TcpSocket | None] = (0, 0, None, None)
+        """Events for which the sockets are registered: of the one that is read, and of the one that is written to."""
 
     def insert_control(self, message: ControlMessage) -> None:
         """Posts a control message: behind what is partly sent, or is sent again, and before all messages."""
@@ -217,12 +225,21 @@ class PeerConnection(Arriving, Sending):
         return reports
 
     # ---- what is posted ----------------------------------------------------------------------------------------------
-    @property
-    def wants_to_read(self) -> bool:
-        """Whether the poller should wait for bytes to read.  It should not while a header is held, because its receive
-        is not posted yet, nor while a successor is there, because what comes on this connection may not count."""
+    def register(self, registered: Registered) -> None:
+        """Registers the sockets for what this connection waits for.  It waits for no bytes to read while a header is
+        held, because its receive is not posted yet, nor while a successor is there, because what comes on this
+        connection may not count."""
         held = self.current is None and self.header_bytes == HEADER.size
-        return not held and self.successor is None
+        reads = select.POLLIN if not held and self.successor is None else 0
+        writes = select.POLLOUT if self.sends and not self.moving else 0
+        wanted = reads, writes, self.socket, self.out
+        if wanted == self._registered_for:
+            return
+        self._registered_for = wanted
+        if self.socket is not None:
+            registered.watch(self.socket, reads | writes if self.out is self.socket else reads)
+        if self.out is not None and self.out is not self.socket:
+            registered.watch(self.out, writes)
 
     @property
     def bytes_awaited(self) -> int:

@@ -109,7 +109,7 @@ class FailoverMesh(MovingMesh):
 
     def _streams_with_bytes(self) -> list[OutStream]:
         """The streams of this rank that may have unacknowledged bytes, which are those worth looking at."""
-        return list(self._unsettled) if self._keeps_logs else self._out_streams()
+        return list(self._unacknowledged()) if self._keeps_logs else self._out_streams()
 
     def _look_at_streams(self, planned: PathSource, now: float) -> None:
         before, self._silences = self._silences, {}
@@ -133,7 +133,7 @@ class FailoverMesh(MovingMesh):
     def _any_path_silent(self) -> bool:
         if not self._keeps_logs:
             return False
-        for stream in self._unsettled:
+        for stream in self._unacknowledged():
             with suppress(OSError):
                 condition = condition_of(stream.out) if stream.out is not None else None
                 if condition is not None and condition.in_flight and condition.repeats:

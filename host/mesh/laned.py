@@ -332,7 +332,7 @@ class LanedMesh(ConnectedMesh):
             lanes.forget(lane)
             missing = bool(lane.sends)
         if missing and not link.lost:
-            self._read(link)  # the reason may stand in a report
+            self._read_all(link)  # the reason may stand in a report
             self._drop(link, why)
 
     def _still_arriving(self, link: PeerConnection) -> bool:

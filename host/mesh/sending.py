@@ -16,24 +16,21 @@ from netfold.host.mesh.sent_log import SentLog
 
 
 class Send(Pending):
-    """A posted run of bytes, from which bytes are removed as the kernel takes them."""
+    """A posted run of bytes, from which bytes are removed as the kernel takes them.  ``begun`` turns true once some of
+    them have been, so that the rest must follow before anything else.  ``owned``: its memory does not change any
+    more."""
 
-    __slots__ = ("_size", "parts")
+    __slots__ = ("begun", "owned", "parts")
 
-    def __init__(self, *parts: memoryview) -> None:
-        super().__init__()
+    def __init__(self, *parts: memoryview, owned: bool = False) -> None:
+        self.done = self.begun = False
+        self.owned = owned
         self.parts = list(parts)
-        self._size = self.left
 
     @property
     def left(self) -> int:
         """Bytes that the kernel has not taken yet."""
         return sum(map(len, self.parts))
-
-    @property
-    def begun(self) -> bool:
-        """Whether part of it has been sent, so that the rest must follow before anything else."""
-        return self.left < self._size
 
 
 class SentAgain(Send):
@@ -42,9 +39,9 @@ class SentAgain(Send):
 
     __slots__ = ()
 
-    @property
-    def begun(self) -> bool:
-        return True
+    def __init__(self, *parts: memoryview) -> None:
+        super().__init__(*parts)
+        self.begun = True
 
 
 class Sending:
@@ -85,20 +82,23 @@ class Sending:
         total = 0
         try:
             while self.sends and total < most:
-                parts = self.sends[0].parts
+                send = self.sends[0]
+                parts = send.parts
                 sent = self.out.sendmsg(parts)
+                send.begun = True
                 total += sent
                 while parts and sent >= len(parts[0]):
                     part = parts.pop(0)
                     sent -= len(part)
                     if self.log is not None:
-                        self.log.add(part)
+                        self.log.add(part, send.owned)
                 if parts:
                     if self.log is not None and sent:
-                        self.log.add(parts[0][:sent])
+                        self.log.add(parts[0][:sent], send.owned)
                     parts[0] = parts[0][sent:]
                 else:
-                    self.sends.popleft().finish()
+                    self.sends.popleft()
+                    send.finish()
         except (BlockingIOError, InterruptedError):
             pass
         return total

@@ -2,8 +2,8 @@
 """What a rank has sent to a peer and the peer's kernel has not acknowledged: it may have to be sent again elsewhere.
 
 A stream is a run of bytes from one rank to another, which connections carry one after the other (``failover``).  The
-log holds views of the caller's memory; what is still unacknowledged when that memory becomes the caller's again is
-copied (``own``).
+log holds views of what was sent.  Where that is the caller's memory, what is still unacknowledged when it becomes the
+caller's again is copied (``own``).
 """
 
 from __future__ import annotations
@@ -15,30 +15,35 @@ import termios
 from collections import deque
 from typing import Final
 
-MOST_KEPT: Final = 8 << 20
+MOST_KEPT: Final = 512 << 10
 """Bytes in a log from which on it is time to ask the kernel what has been acknowledged."""
+_NUMBER: Final = struct.Struct("i")
+_NO_NUMBER: Final = bytes(_NUMBER.size)
 
 
 def unacknowledged(sock: socket.socket) -> int:
     """Bytes written to a connection that its peer has not acknowledged (Linux's SIOCOUTQ).  Raises OSError."""
-    return int(struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, b"\0\0\0\0"))[0])
+    return int(_NUMBER.unpack(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, _NO_NUMBER))[0])
 
 
 class SentLog:
     """Bytes ``first`` .. ``next`` of a stream: those that the kernel has taken and that may be needed again."""
 
-    __slots__ = ("_owned", "_pieces", "first", "next")
+    __slots__ = ("_pieces", "borrowed", "first", "next")
 
     def __init__(self) -> None:
         self.first = self.next = 0
         self._pieces: deque[memoryview] = deque()
-        self._owned = 0  # pieces, the first ones, whose memory is the log's own
+        self.borrowed = 0
+        """Pieces, the last ones, that lie in others' memory."""
 
     def __len__(self) -> int:
         return self.next - self.first
 
-    def add(self, piece: memoryview) -> None:
-        """Adds bytes that the kernel has taken."""
+    def add(self, piece: memoryview, owned: bool = False) -> None:
+        """Adds bytes that the kernel has taken.  ``owned``: their memory does not change any more."""
+        if self.borrowed or not owned:
+            self.borrowed += 1
         self._pieces.append(piece)
         self.next += len(piece)
 
@@ -46,25 +51,24 @@ class SentLog:
         """Forgets the bytes before ``end``, which the peer has; none where it has less than was known before."""
         if end >= self.next:
             self._pieces.clear()
-            self.first, self._owned = self.next, 0
+            self.first, self.borrowed = self.next, 0
             return
         while end > self.first:
             piece = self._pieces[0]
             if end - self.first < len(piece):
                 self._pieces[0] = piece[end - self.first :]
                 self.first = end
-                return
+                break
             self.first += len(piece)
             self._pieces.popleft()
-            self._owned -= self._owned > 0
+        self.borrowed = min(self.borrowed, len(self._pieces))
 
     def own(self) -> None:
         """Copies what lies in others' memory, which may change from now on."""
-        if self._owned == len(self._pieces):
-            return
-        others = [self._pieces.pop() for _ in range(len(self._pieces) - self._owned)]
-        self._pieces.append(memoryview(b"".join(reversed(others))))
-        self._owned += 1
+        if self.borrowed:
+            others = [self._pieces.pop() for _ in range(self.borrowed)]
+            self._pieces.append(memoryview(b"".join(reversed(others))))
+            self.borrowed = 0
 
     def covers(self, end: int) -> bool:
         """Whether a peer may say that it has received the bytes before ``end``: no less than it acknowledged, and no
@@ -77,9 +81,9 @@ class SentLog:
         if not self.covers(end):
             raise ValueError(f"{end} bytes: expected {self.first} to {self.next}")
         self.trim(end)
-        self.own()
-        # one piece: the kernel takes 1024 at once, and each settled operation has left one
-        taken, self._pieces = [memoryview(b"".join(self._pieces))] if self._pieces else [], deque()
-        self.next, self._owned = end, 0
-        self.first = end
+        # one piece: the kernel takes 1024 at once, and each short message has left one
+        taken = [memoryview(b"".join(self._pieces))] if self._pieces else []
+        self._pieces.clear()
+        self.first = self.next = end
+        self.borrowed = 0
         return taken

@@ -18,7 +18,6 @@ from netfold.host.mesh.connection import HEADER, PeerConnection, Receive, text_o
 from netfold.host.mesh.failover import FailoverMesh
 from netfold.host.mesh.lanes import STRIPED, StripedPart
 from netfold.host.mesh.mesh import DONE, Call, Pending, as_bytes
-from netfold.host.mesh.sending import Send
 from netfold.host.operation.arrays import Flat
 
 
@@ -41,7 +40,7 @@ class TcpMesh(FailoverMesh):
             pending = whole = self.post(peer, view, parts)
             link.sends.append(StripedPart(whole, memoryview(head)))
         else:
-            pending = posted = Send(memoryview(head), view)
+            pending = posted = self._whole(head, view)
             link.sends.append(posted)
         self.bytes_sent += view.nbytes
         if not parts:
@@ -83,12 +82,17 @@ class TcpMesh(FailoverMesh):
     # ---- matching --------------------------------------------------------------------------------------------------
     def _message(self, link: PeerConnection) -> None:
         """Handles a complete header: finds the posted receive that the message belongs to, if there is one already."""
-        number, nbytes, tag, text = HEADER.unpack(link.header)
-        cut, nbytes = bool(nbytes & STRIPED), nbytes & ~STRIPED
         if not link.receives:
             return
+        first = link.receives[0]
+        if link.header == HEADER.pack(self._call.number, len(first.view), first.tag, self._text):  # as nearly always
+            del link.receives[0]
+            link.expect_payload(first)
+            return
+        number, nbytes, tag, text = HEADER.unpack(link.header)
+        cut, nbytes = bool(nbytes & STRIPED), nbytes & ~STRIPED
         wanted = next((receive for receive in link.receives if receive.tag == tag), None)
-        if number != self._call.number or text != self._text.ljust(76, b"\0"):
+        if number != self._call.number or text != self._text:
             theirs = Call(number, text_of(text))
             raise self._fail(RankMismatch, f"rank {link.rank} is at {theirs}; expected {self._call}; {SAME_ORDER_HINT}")
         if wanted is None:

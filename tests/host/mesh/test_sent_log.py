@@ -33,6 +33,12 @@ class LogMachine(RuleBasedStateMachine):
         self.log.add(memoryview(memory))
         self.stream += data
 
+    @rule(data=st.binary(min_size=1, max_size=20))
+    def add_copy(self, data: bytes) -> None:
+        """The kernel takes bytes of memory that stays as it is."""
+        self.log.add(memoryview(data), owned=True)
+        self.stream += data
+
     @rule(part=st.floats(0, 1))
     def acknowledge(self, part: float) -> None:
         """The peer's kernel acknowledges some of what is in flight."""
@@ -44,6 +50,7 @@ class LogMachine(RuleBasedStateMachine):
     def give_back(self) -> None:
         """The callers have their memory again, and write something else there."""
         self.log.own()
+        assert not self.log.borrowed
         for memory in self.memory:
             memory[:] = b"?" * len(memory)
         self.memory.clear()

@@ -350,9 +350,10 @@ def test_a_process_that_is_killed_in_the_middle_is_named_by_all() -> None:
         assert "rank 2 is lost" in said[rank]
 
 
-def test_a_rank_that_gave_up_is_not_taken_for_the_lost_one() -> None:
-    """Its report of the lost rank counts, also where it stands behind a message that nobody receives yet and the
-    connection has been reset since."""
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_rank_that_gave_up_is_not_taken_for_the_lost_one(awaited: bool) -> None:
+    """Its report of the lost rank counts, also where it stands behind the last message that is awaited, or one that
+    nobody receives yet, and the connection has been reset since."""
     call = Call(2, "barrier")
     with TcpRanks(3) as tcp:
         mesh = tcp.meshes[0]
@@ -371,8 +372,9 @@ def test_a_rank_that_gave_up_is_not_taken_for_the_lost_one() -> None:
             peer.sendall(HEADER.pack(2, 3, 0, call.text.encode()) + b"abc" + HEADER.pack(2, 1, 1, b"") + b"d")
             peer.sendall(HEADER.pack(FAILURE_REPORT, 2, 1, b"is lost: it was killed"))
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets
+        posted = [mesh.receive(1, np.zeros(3, np.uint8))] if awaited else []
         with pytest.raises(PeerLost, match="rank 2 is lost: it was killed"), mesh.operation(call):
-            mesh.wait([mesh.send(1, np.zeros(1 << 20, np.uint8))])
+            mesh.wait([*posted, mesh.send(1, np.zeros(1 << 20, np.uint8))])
 
 
 def test_connections_have_the_congestion_control_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
