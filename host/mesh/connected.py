@@ -55,6 +55,8 @@ from netfold.wire.jobs import Plan
 
 BURST_BYTES = 4 << 20
 """Bytes moved on one connection before the others get their turn."""
+LONG_READ_BYTES = 64 << 10
+"""Bytes read at once from which on more of a message may have come meanwhile."""
 GRACE_FRACTION = 0.1
 """Fraction of the timeout that a rank, after it has timed out, spends on collecting its peers' wait reports, and that a
 rank which gives up waits for peers that have not connected yet; at least ``REPORT_SECONDS``."""
@@ -219,8 +221,9 @@ class ConnectedMesh(Mesh):
                         whole = link.current
                         link.expect_header()
                         self._arrived(link, whole)
-                        if got and not link.receives and not link.kept:
-                            return True  # what comes next is not awaited: most likely it has not come
+                    awaited = link.receives if link.current is None else got >= LONG_READ_BYTES
+                    if got and not awaited and not link.kept:
+                        return True  # most likely no more has come
                 elif link.header_bytes < HEADER.size:
                     got = link.read_header()
                     if link.header_bytes == HEADER.size:

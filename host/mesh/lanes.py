@@ -93,8 +93,8 @@ class StripedPart(Send):
 
     __slots__ = ("whole",)
 
-    def __init__(self, whole: Striped, *parts: memoryview) -> None:
-        super().__init__(*parts)
+    def __init__(self, whole: Striped, *parts: memoryview, owned: bool = False) -> None:
+        super().__init__(*parts, owned=owned)
         self.whole = whole
 
     def finish(self) -> None:

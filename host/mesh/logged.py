@@ -101,7 +101,7 @@ class LoggedMesh(LanedMesh):
         """Gives all memory back to its owners: what the peers have is forgotten, the rest is copied."""
         for stream in self._borrowing:
             self._forget_acknowledged(stream)
-            if stream.log is not None:
+            if stream.log is not None and stream.log.borrowed:
                 stream.log.own()
         self._borrowing.clear()
 

@@ -84,6 +84,9 @@ class MovingMesh(LoggedMesh):
         """By descriptor."""
         self._drained: list[InStream] = []
         """Streams with bytes that were read from a connection that they may leave, and not handled yet."""
+        self._looked_at_finish = clock() - FINISH_SLICE_SECONDS
+        """When this rank, having sent everything, last looked for paths that do not answer: operations that are short
+        save the time, since nothing is repeated within them."""
         self._resumed = False
         """Whether a stream has begun to write again, outside of a poll's events."""
         self.moved = 0
@@ -199,7 +202,12 @@ class MovingMesh(LoggedMesh):
         """Ends what moves before this rank, which has sent everything, leaves: it stays a while for peers that have yet
         to answer, and then goes back to the connections before, on which the kernel repeats what is not acknowledged.
         """
-        until = self._clock() + FINISH_SECONDS
+        now = self._clock()
+        until = now + FINISH_SECONDS
+        if not self._moves:
+            if now < self._looked_at_finish + FINISH_SLICE_SECONDS:
+                return
+            self._looked_at_finish = now
         while (self._moves or self._any_path_silent()) and self._clock() < until:
             self._poll_once(FINISH_SLICE_SECONDS)
         for stream in list(self._moves):

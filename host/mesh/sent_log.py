@@ -65,10 +65,11 @@ class SentLog:
 
     def own(self) -> None:
         """Copies what lies in others' memory, which may change from now on."""
-        if self.borrowed:
-            others = [self._pieces.pop() for _ in range(self.borrowed)]
-            self._pieces.append(memoryview(b"".join(reversed(others))))
-            self.borrowed = 0
+        if not self.borrowed:
+            return
+        others = [self._pieces.pop() for _ in range(self.borrowed)]
+        self._pieces.append(memoryview(b"".join(reversed(others))))
+        self.borrowed = 0
 
     def covers(self, end: int) -> bool:
         """Whether a peer may say that it has received the bytes before ``end``: no less than it acknowledged, and no

@@ -38,7 +38,7 @@ class TcpMesh(FailoverMesh):
         pending: Pending
         if parts:
             pending = whole = self.post(peer, view, parts)
-            link.sends.append(StripedPart(whole, memoryview(head)))
+            link.sends.append(StripedPart(whole, memoryview(head), owned=True))
         else:
             pending = posted = self._whole(head, view)
             link.sends.append(posted)
