@@ -130,7 +130,7 @@ class PlainTcp:
     """NetFold's collectives over TCP between hosts without a controller."""
 
     def __init__(self, setup: RankSetup) -> None:
-        from netfold.host.mesh.connection import listen
+        from netfold.host.mesh.sockets import listen
         from netfold.host.mesh.tcp import TcpMesh
         from netfold.host.selection.peers import Peers
 

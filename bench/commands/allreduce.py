@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import statistics
 import sys
 import tempfile
@@ -145,8 +146,8 @@ def spec(
     path_mtu = PATH_MTUS[engine] if path_mtu is None else path_mtu
     if path_mtu not in roce.PATH_MTUS:
         raise ValueError(f"--path-mtu {path_mtu}: expected one of {', '.join(map(str, roce.PATH_MTUS))}")
-    if not timeout > 0:
-        raise ValueError(f"--timeout {timeout:g}: expected seconds above 0")
+    if not 0 < timeout < math.inf:
+        raise ValueError(f"--timeout {timeout:g}: expected seconds above 0, and a finite number")
     try:
         if rate != UNSHAPED:
             bits_per_second(rate)

@@ -22,6 +22,7 @@ hidden behind computing.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import subprocess
 import sys
@@ -86,10 +87,10 @@ def spec(
     if model == "transformer" and width % 8:
         raise ValueError(f"--width {width}: expected a multiple of 8, for the transformer's heads")
     for option, positive in (("--bucket-mb", bucket_mb), ("--learning-rate", learning_rate), ("--timeout", timeout)):
-        if not positive > 0:
-            raise ValueError(f"{option} {positive:g}: expected more than 0")
-    if not layer_seconds >= 0:
-        raise ValueError(f"--layer-seconds {layer_seconds:g}: expected 0 or more")
+        if not 0 < positive < math.inf:
+            raise ValueError(f"{option} {positive:g}: expected more than 0, and a finite number")
+    if not 0 <= layer_seconds < math.inf:
+        raise ValueError(f"--layer-seconds {layer_seconds:g}: expected 0 or more, and a finite number")
     leaves, comma, spines = topo.partition(",")
     if not (comma and leaves.isdecimal() and spines.isdecimal() and int(leaves)):
         raise ValueError(f"--topo {topo}: expected LEAVES,SPINES, as 2,2")

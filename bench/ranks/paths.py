@@ -25,8 +25,8 @@ from netfold.controller.paths import path_service
 from netfold.host.client.jobs import JobClient
 from netfold.host.client.path_client import PlannedPaths
 from netfold.host.collectives.flow import split_evenly
-from netfold.host.mesh.connection import listen
 from netfold.host.mesh.planned import OnePort, PathSource
+from netfold.host.mesh.sockets import listen
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest

@@ -20,8 +20,8 @@ import msgspec
 import numpy as np
 
 from netfold.host.client.jobs import JobClient
-from netfold.host.mesh.connection import listen
 from netfold.host.mesh.mesh import Call, Pending
+from netfold.host.mesh.sockets import listen
 from netfold.host.roce.mesh import RoceMesh
 from netfold.topo.rank_program import check_data, run_rank
 from netfold.wire import roce

@@ -21,7 +21,7 @@ import numpy as np
 
 from netfold.host.job_secret import draw
 from netfold.host.mesh.connected import ConnectedMesh
-from netfold.host.mesh.connection import listen
+from netfold.host.mesh.sockets import listen
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest

@@ -23,7 +23,7 @@ from netfold.host.client.plans import MAX_WORLD, check_plan, fabric_of, path_rea
 from netfold.host.errors import JoinRefused, PlanError
 from netfold.host.innet.fold import FoldRail
 from netfold.host.innet.parallel import ParallelFold
-from netfold.host.mesh.connection import listen
+from netfold.host.mesh.sockets import listen
 from netfold.host.operation.coding import (
     REPRODUCIBLE_VARIABLE,
     Coding,

@@ -19,8 +19,8 @@ from netfold.host.errors import TreesLost
 from netfold.host.innet.core import Core
 from netfold.host.innet.stand_in import PURPOSE, Broken, StandIn, connect
 from netfold.host.innet.stand_in_link import StandInLink
-from netfold.host.mesh.connection import listen
 from netfold.host.mesh.handshake import HandshakeRefused, Identity
+from netfold.host.mesh.sockets import listen
 from netfold.wire.jobs import Plan
 
 log = logging.getLogger("netfold")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import os
 import select
 import socket
 import time
@@ -20,9 +19,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from netfold.host.mesh.connection import BACKLOG, open_socket
 from netfold.host.mesh.handshake import HandshakeRefused, Identity, Initiator, Outcome, Responder, StreamTurn
 from netfold.host.mesh.poller import Poller
+from netfold.host.mesh.sockets import BACKLOG, TAKEN, PeerUnreachable, connect
 from netfold.host.mesh.unproven import UnprovenLimit
 from netfold.wire.jobs import Plan
 
@@ -33,44 +32,11 @@ ATTEMPTS: Final = 8
 ACCEPTED_AT_ONCE: Final = 64
 """Connections accepted before others get their turn."""
 
-TAKEN: Final = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
-"""The kernel's errors where something else has a source port, or the same connection exists already."""
-
 log = logging.getLogger("netfold")
 
 
 Key = tuple[int, int | None]
 """Rank, and the number of the stream that a connection to it is for; None: it is the first one for messages."""
-
-
-class PeerUnreachable(Exception):
-    """A peer's address cannot be connected to; the message is the kernel's error name."""
-
-
-def connect(
-    where: str, source: tuple[str, int] | None = None, tune: Callable[[socket.socket], None] = lambda _: None
-) -> socket.socket:
-    """Starts a non-blocking connection to the listener at ``ADDRESS:PORT``, from this address and port.
-
-    Raises PeerUnreachable; OSError, ValueError for what is no address, OSError where the source port is taken.
-    """
-    host, _, port = where.rpartition(":")
-    sock = open_socket()
-    try:
-        sock.setblocking(False)
-        tune(sock)
-        if source is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections to others have the same port
-            sock.bind(source)
-        code = sock.connect_ex((host, int(port)))
-        if code in TAKEN and source is not None:
-            raise OSError(code, os.strerror(code))
-        if code not in (0, errno.EINPROGRESS):
-            raise PeerUnreachable(errno.errorcode.get(code, str(code)))
-    except BaseException:
-        sock.close()
-        raise
-    return sock
 
 
 @dataclass(frozen=True)

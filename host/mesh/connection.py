@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import socket
 import struct
@@ -12,8 +11,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from netfold.host.errors import TransportError
-from netfold.host.mesh import congestion_control
 from netfold.host.mesh.arriving import Arriving, TcpSocket
 from netfold.host.mesh.mesh import Pending
 from netfold.host.mesh.poller import Registered
@@ -23,9 +20,6 @@ TEXT_BYTES: Final = 76
 """Bytes of a text in a header; a longer one is cut, a shorter one is followed by zeros."""
 HEADER = struct.Struct(f"!QQI{TEXT_BYTES}s")
 """Layout of a message header, 96 bytes: call number, payload bytes, tag, and the call's text."""
-BACKLOG: Final = 1024
-"""Connections that the kernel keeps for a listener while nobody accepts them, at most net.core.somaxconn; a full
-backlog costs each further one a second."""
 FAILURE_REPORT = (1 << 64) - 1
 """Call number that marks a header as a failure report, which has no payload (``connected``)."""
 FAILURE_MARK = FAILURE_REPORT.to_bytes(8, "big")
@@ -35,40 +29,6 @@ FAILURE_MARK = FAILURE_REPORT.to_bytes(8, "big")
 def text_of(field: bytes) -> str:
     """A text field of a header, decoded and without its zero padding."""
     return field.rstrip(b"\0").decode(errors="replace")
-
-
-def open_socket() -> socket.socket:
-    """A TCP socket of a mesh, with the congestion control that $NETFOLD_TCP_CONGESTION names.  Raises ValueError."""
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    name = os.environ.get(congestion_control.VARIABLE)
-    if name:
-        try:
-            congestion_control.choose(sock, name)
-        except OSError as error:
-            sock.close()
-            raise ValueError(
-                f"{congestion_control.VARIABLE}={name!r}: the kernel does not give it to this process "
-                f"({error.strerror}); expected one of `sysctl net.ipv4.tcp_allowed_congestion_control`, or nothing"
-            ) from error
-    return sock
-
-
-def listen(address: str) -> socket.socket:
-    """A bound, listening TCP socket on a free port, which hands its congestion control down to all that it accepts.
-
-    Raises TransportError, ValueError.
-    """
-    sock = open_socket()
-    try:
-        sock.bind((address, 0))
-        sock.listen(BACKLOG)
-    except OSError as error:
-        sock.close()
-        raise TransportError(
-            error.errno,
-            f"cannot listen on {address} for TCP: {error.strerror}; give this host's own IPv4 address",
-        ) from error
-    return sock
 
 
 class ControlMessage(Send):

@@ -22,7 +22,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
 from netfold.host.errors import NetFoldError, RankMismatch
-from netfold.host.mesh.connected import BURST_BYTES, ConnectedMesh
+from netfold.host.mesh.connected import ConnectedMesh
 from netfold.host.mesh.connecting import Proven
 from netfold.host.mesh.connection import PeerConnection, Receive
 from netfold.host.mesh.handshake import Outcome, StreamTurn
@@ -41,6 +41,7 @@ from netfold.host.mesh.lanes import (
     tune,
 )
 from netfold.host.mesh.planned import Collective, PathSource
+from netfold.host.mesh.polled import BURST_BYTES
 from netfold.host.mesh.sent_log import SentLog, unacknowledged
 from netfold.host.mesh.source_ports import LEAST_PART, MessagePart, SourcePorts
 from netfold.host.tracing.timeline import Timeline

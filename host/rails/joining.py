@@ -11,8 +11,8 @@ from typing import cast, get_args
 import numpy as np
 
 from netfold.host.errors import NetFoldError
-from netfold.host.mesh.connection import listen
 from netfold.host.mesh.handshake import Identity
+from netfold.host.mesh.sockets import listen
 from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.open_rail import OpenRail
 from netfold.host.rails.out_of_band import PURPOSE, TcpOutOfBand

@@ -18,8 +18,8 @@ from netfold.host.client.membership import Membership
 from netfold.host.client.plans import check_plan, fabric_of, ring_order
 from netfold.host.errors import NetFoldError, PlanError, RailDown
 from netfold.host.innet.fold import FoldRail
-from netfold.host.mesh.connection import listen
 from netfold.host.mesh.mesh import Mesh
+from netfold.host.mesh.sockets import listen
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.conversion import between_hosts, deliver
 from netfold.host.operation.rail import RailStats

@@ -21,7 +21,7 @@ from netfold.host.api.assembly import RailName
 from netfold.host.api.communicator import Communicator
 from netfold.host.environment import RankIdentity
 from netfold.host.errors import JoinRefused, PlanError
-from netfold.host.mesh.connection import listen
+from netfold.host.mesh.sockets import listen
 from netfold.host.operation.coding import LaneBits
 from netfold.host.rails.planes import RAILS_VARIABLE
 from netfold.rpc.channel import CONTROLLER_VARIABLE

@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from netfold.host.errors import Closed, CollectiveTimeout
-from netfold.host.mesh.connection import listen
 from netfold.host.mesh.mesh import Pending
 from netfold.host.mesh.messages import MessageMesh, OpenReceive
+from netfold.host.mesh.sockets import listen
 from netfold.host.operation.arrays import Flat
 from netfold.wire.jobs import Peer, Plan
 

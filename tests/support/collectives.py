@@ -16,9 +16,9 @@ import numpy as np
 from netfold.host.collectives import ALLREDUCE
 from netfold.host.collectives.flow import run
 from netfold.host.job_secret import draw
-from netfold.host.mesh.connection import listen
 from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.mesh.planned import PathSource
+from netfold.host.mesh.sockets import listen
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import BFLOAT16, NATIVE, ReduceOp, Reduction

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from netfold.host.job_secret import draw
-from netfold.host.mesh.connection import listen
+from netfold.host.mesh.sockets import listen
 from netfold.host.roce.mesh import RoceMesh
 from netfold.wire.jobs import Peer, Plan
 from support.collectives import TcpRanks

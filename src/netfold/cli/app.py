@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from netfold.cli.common import FAILED
+from netfold.cli.numbers import refuse_infinities, refuse_infinities_in
 from netfold.terminal import help_settings
 
 PANELS: Final = {
@@ -66,9 +67,10 @@ def _register(app: typer.Typer, name: str, place: str, panel: str) -> None:
     module, _, called = place.partition(":")
     command = getattr(import_module(f"netfold.cli.{module}"), called)
     if isinstance(command, typer.Typer):
+        refuse_infinities_in(command)
         app.add_typer(command, name=name, rich_help_panel=panel)
     else:
-        app.command(name, rich_help_panel=panel)(command)
+        app.command(name, rich_help_panel=panel)(refuse_infinities(command))
 
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from typing import Any
 from netfold.host.api.assembly import RailName
 from netfold.host.api.communicator import Communicator
 from netfold.host.innet.slot_switch import SlotSwitch, parse
-from netfold.host.mesh.connection import listen
+from netfold.host.mesh.sockets import listen
 from netfold.wire import roce
 from netfold.wire.jobs import Peer, Plan, RankStream, RankTree, Secret
 

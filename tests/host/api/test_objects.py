@@ -17,7 +17,7 @@ from netfold.host.api.assembly import RailName
 from netfold.host.api.communicator import Communicator
 from netfold.host.errors import PeerLost, Unproven
 from netfold.host.job_secret import draw
-from netfold.host.mesh.connection import listen
+from netfold.host.mesh.sockets import listen
 from netfold.testing import loopback_job, on_every_rank
 from netfold.wire.jobs import Peer, Plan
 

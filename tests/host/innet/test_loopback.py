@@ -22,7 +22,7 @@ from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, RankM
 from netfold.host.innet import fold
 from netfold.host.innet.fold import FoldRail
 from netfold.host.job_secret import draw
-from netfold.host.mesh.connection import listen
+from netfold.host.mesh.sockets import listen
 from netfold.host.native import sockets
 from netfold.host.operation.rail import Op
 from netfold.testing import loopback_job, on_every_rank, subnet

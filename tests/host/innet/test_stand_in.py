@@ -27,8 +27,8 @@ from netfold.host.innet.stand_in import Broken, StandIn, connect
 from netfold.host.innet.stand_in_link import StandInLink
 from netfold.host.job_secret import derive, draw
 from netfold.host.mesh import unproven
-from netfold.host.mesh.connection import listen
 from netfold.host.mesh.handshake import HandshakeRefused, Identity
+from netfold.host.mesh.sockets import listen
 from netfold.host.native.library import Origin
 from netfold.host.operation.request import RowsCollective
 from netfold.wire import roce

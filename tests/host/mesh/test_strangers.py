@@ -23,8 +23,8 @@ from msgspec import structs
 from netfold.host.errors import CollectiveTimeout, PeerLost, PlanError
 from netfold.host.job_secret import draw
 from netfold.host.mesh.connecting import ATTEMPTS, Connecting, Proven, Unconnected
-from netfold.host.mesh.connection import listen
 from netfold.host.mesh.handshake import CHALLENGE, HELLO, PROOF_BYTES, VERDICT, Outcome, Responder
+from netfold.host.mesh.sockets import listen
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.mesh.unproven import HANDSHAKE_SECONDS, SPARE
 from netfold.wire.jobs import Peer, Plan, Secret

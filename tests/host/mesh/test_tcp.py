@@ -23,10 +23,10 @@ from netfold.host.collectives.flow import run
 from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost, RankMismatch
 from netfold.host.job_secret import draw
 from netfold.host.mesh import congestion_control
-from netfold.host.mesh.connecting import connect
-from netfold.host.mesh.connection import FAILURE_REPORT, HEADER, listen
+from netfold.host.mesh.connection import FAILURE_REPORT, HEADER
 from netfold.host.mesh.handshake import Initiator, Outcome
 from netfold.host.mesh.mesh import Call, Mesh, Subset
+from netfold.host.mesh.sockets import connect, listen
 from netfold.host.operation.arrays import Flat
 from netfold.testing import MemoryFabric
 from support.collectives import TcpRanks, allreduce, expected, inputs, values

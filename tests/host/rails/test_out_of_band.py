@@ -16,8 +16,8 @@ from dataclasses import replace
 import pytest
 
 from netfold.host.job_secret import draw
-from netfold.host.mesh.connection import listen
 from netfold.host.mesh.handshake import HandshakeRefused, Identity, Outcome, Responder
+from netfold.host.mesh.sockets import listen
 from netfold.host.mesh.unproven import SPARE
 from netfold.host.rails.answering import ANSWER, QUESTION
 from netfold.host.rails.out_of_band import CONNECT_SECONDS, PURPOSE, TcpOutOfBand

@@ -22,8 +22,8 @@ from netfold.host.collectives import ALLREDUCE
 from netfold.host.errors import CollectiveTimeout, PeerLost, PlanError, RankMismatch, TransportError
 from netfold.host.innet.fold import FoldRail
 from netfold.host.job_secret import draw
-from netfold.host.mesh.connection import listen
 from netfold.host.mesh.mesh import Call, Mesh
+from netfold.host.mesh.sockets import listen
 from netfold.host.mesh.source_ports import SourcePorts
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest

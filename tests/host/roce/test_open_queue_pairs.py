@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netfold.host.collectives.all_to_all import AHEAD
-from netfold.host.mesh.connection import listen
 from netfold.host.mesh.mesh import Call, Mesh
+from netfold.host.mesh.sockets import listen
 from netfold.host.native.library import Origin
 from netfold.host.rails.open_mesh import OPEN_PAIRS_VARIABLE, open_mesh
 from netfold.host.roce.native import Endpoint

@@ -45,7 +45,7 @@ LIKE_FABRIC_FAILED: Final = "a FabricFailed, whose entry holds for it: virtual m
 INTERNAL: Final = {
     "netfold.host.errors.NetFoldError": "the base of all errors of netfold.host",
     "netfold.host.innet.stand_in.Broken": "becomes TreesLost",
-    "netfold.host.mesh.connecting.PeerUnreachable": "becomes PeerLost, or is tried again",
+    "netfold.host.mesh.sockets.PeerUnreachable": "becomes PeerLost, or is tried again",
     "netfold.host.mesh.handshake.HandshakeRefused": "becomes PeerLost, or ends a stranger's connection",
     "netfold.host.mesh.memory.Killed": "of netfold.testing: how a rank ends that the test kills",
     "netfold.host.rails.rail_set.Fenced": "a RailDown that other rails take over from",

@@ -13,7 +13,7 @@ import sys
 import numpy as np
 
 from netfold.host.client.jobs import JobClient
-from netfold.host.mesh.connection import listen
+from netfold.host.mesh.sockets import listen
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.host.roce.mesh import RoceMesh

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers on the command line."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from netfold.cli.app import application
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("line", [
+    "top --interval={}", "run --timeout={} true", "bench train --layer-seconds={}", "bench rails --timeout={}",
+    "sim mesh --delay={}", "up --topo leafspine,2,2,1 --loss={}",
+])
+def test_what_is_no_finite_number_is_refused(line: str, number: str) -> None:
+    """By every kind of command, before anything is started, with the option's name."""
+    result = CliRunner().invoke(application(), line.format(number).split())
+    assert result.exit_code == 2, result.output
+    assert line.partition("--")[2].split("=")[0].split()[-1].lstrip("-") in result.output
