@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from netfold.fabric import paths as planners
 from netfold.fabric.clos import Clos, Hop, PathError
+from netfold.fabric.collectives import all_to_all as all_to_all_steps
 from netfold.fabric.generate import leafspine
 from netfold.fabric.paths import Cut, Flow, equal_split, fewest_pieces, plan
 from netfold.sim.topology import Topology
@@ -151,6 +152,29 @@ def test_two_tiers_carry_all_to_all_evenly(planner, scope, leaves, spines, hosts
     assert len(hop_loads(plans)) == 2 * leaves * spines
     assert len(set(hop_loads(plans).values())) == 1
     assert plans == plan(clos, all_to_all(clos, spines * 12), planner=planner, scope=scope)
+
+
+@pytest.mark.parametrize(
+    ("leaves", "spines", "hosts"), [(2, 2, 4), (3, 3, 9), (4, 4, 16), (3, 2, 12), (2, 4, 16), (4, 2, 8)])
+@pytest.mark.parametrize("missing", [0, 1])
+def test_no_link_of_an_all_to_all_carries_more_than_its_share_at_any_time(leaves, spines, hosts, missing) -> None:
+    """Ranks go through an all-to-all in steps, each to the rank so many places on: in each of them an uplink has the
+    flows of as many hosts as it can carry, whichever leaves these go to, and a downlink no more.  Where the last host
+    is not of the job, one flow more."""
+    clos = Clos(leafspine(leaves, spines, hosts).graph())
+    ranks = [f"h{number + 1}" for number in range(hosts - missing)]
+    world = len(ranks)
+    flows = [Flow(ranks[a], ranks[b], 60) for step in all_to_all_steps(world) for a, b in step]
+    pieces = plan(clos, flows).pieces
+    share = hosts // leaves // spines
+    for step in range(1, world):
+        load: dict[Hop, int] = {}
+        for piece in pieces:
+            flow = flows[piece.flow]
+            if (ranks.index(flow.source) + step) % world == ranks.index(flow.destination):
+                for hop in piece.path:
+                    load[hop] = load.get(hop, 0) + piece.size
+        assert max(load.values(), default=0) <= 60 * (share + missing)
 
 
 THREE_TIERS = Topology(hosts=2, leaves=2, aggs=2, pods=3, cores=3)
