@@ -11,8 +11,10 @@ paths have that switch in the middle.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
+from functools import cached_property
 from math import gcd
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -100,6 +102,16 @@ class PathGraph(ABC):
     def leaves(self) -> list[str]:
         """Switches with hosts, in the order of their first host."""
         return list(dict.fromkeys(self.leaf_of.values()))
+
+    @cached_property
+    def place_of(self) -> dict[str, tuple[int, int]]:
+        """How many hosts of its leaf come before each host, and how many the leaf has."""
+        hosts_of, before = Counter(self.leaf_of.values()), Counter[str]()
+        places = {}
+        for host, leaf in self.leaf_of.items():
+            places[host] = before[leaf], hosts_of[leaf]
+            before[leaf] += 1
+        return places
 
     def capacity(self, hop: Hop) -> int:
         """Bit/s of a hop; links without a stated rate count as the fastest stated one, or as 1 where none is."""

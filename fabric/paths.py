@@ -21,7 +21,6 @@ more is number partitioning, NP-hard: not tried.)
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -164,16 +163,6 @@ class PathPlan:
     """The first two leaves between which `equal_where_possible` could not split equally, ``a -> b``; else empty."""
 
 
-def _places(clos: PathGraph) -> tuple[dict[str, int], Counter[str]]:
-    """The place of each host among those of its leaf, and the number of hosts of each leaf."""
-    hosts_of: Counter[str] = Counter()
-    place_of = {}
-    for host, leaf in clos.leaf_of.items():
-        place_of[host] = hosts_of[leaf]
-        hosts_of[leaf] += 1
-    return place_of, hosts_of
-
-
 def plan(
     clos: PathGraph,
     flows: Sequence[Flow],
@@ -204,7 +193,6 @@ def plan(
     known = clos.shares(demands)
     pieces: list[Piece] = []
     not_equal = ""
-    place_of, hosts_of = _places(clos)
     for (a, b, _), members in groups.items():
         if a == b:
             pieces += [Piece(i, (), 0, flows[i].size) for i in members]
@@ -215,8 +203,9 @@ def plan(
         if planner is equal_where_possible and not _alike(sizes, shares):
             not_equal = not_equal or f"{a} -> {b}"
         # a host begins with the same path to all leaves: what it sends at any time, to however many, is no more than
-        # its own link takes, and other hosts of its leaf begin elsewhere
-        start = place_of[flows[members[0]].source] * len(paths) // hosts_of[a]
+        # its own link takes; where all hosts of a leaf send, others begin elsewhere
+        before, hosts = clos.place_of[flows[members[0]].source]
+        start = before * len(paths) // hosts
         pieces += [Piece(members[c.flow], paths[c.path], c.offset, c.size)
                    for c in planner(sizes, shares, unit=unit, start=start)]
     return PathPlan(tuple(flows), tuple(sorted(pieces, key=lambda p: (p.flow, p.offset))), not_equal)

@@ -97,6 +97,8 @@ def spec(
         shares = tuple(sorted({0.0, *(float(share) for share in losses.split(","))}))
     except ValueError as error:
         raise ValueError(f"--losses {losses}: expected shares with commas, as 0.001,0.01") from error
+    if not all(0 <= share < 1 for share in shares):
+        raise ValueError(f"--losses {losses}: expected shares of 0 or more, below 1")
     fabric = generate.parse(topo, rate=rate, engine=engine, loss=shares[-1], seed=seed, path_mtu=path_mtu)
     beside = tuple(credits.split(",")) if credits else ()
     for one in beside:

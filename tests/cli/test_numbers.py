@@ -19,3 +19,11 @@ def test_what_is_no_finite_number_is_refused(line: str, number: str) -> None:
     result = CliRunner().invoke(application(), line.format(number).split())
     assert result.exit_code == 2, result.output
     assert line.partition("--")[2].split("=")[0].split()[-1].lstrip("-") in result.output
+
+
+@pytest.mark.parametrize("losses", ["nan,0.1", "0.1,-1", "1", "0.5,inf"])
+def test_shares_of_lost_packets_are_shares(losses: str) -> None:
+    """Each of a list, not the greatest one alone."""
+    result = CliRunner().invoke(application(), ["bench", "loss", "--losses", losses])
+    assert result.exit_code == 2, result.output
+    assert "expected shares of 0 or more, below 1" in result.output

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers on the command line: `nan` and `inf`, which Python reads as numbers, are refused by every option."""
+"""Numbers on the command line: every option that is a number refuses `nan` and `inf`, which Python reads as numbers."""
 
 from __future__ import annotations
 
