@@ -109,7 +109,8 @@ class PeerConnection(Arriving, Sending):
 
     @property
     def connected(self) -> bool:
-        """Whether the peer is connected in at least one direction, or has asked to go on over another connection."""
+        """Whether there is any proven connection to the peer: one to read from, one to write to, or one by which the
+        peer has asked to go on."""
         return self.socket is not None or self.out is not None or self.successor is not None
 
     def lose(self, why: str) -> None:

@@ -48,9 +48,9 @@ class LoggedMesh(LanedMesh):
     ) -> None:
         super().__init__(plan, listener, timeout=timeout, planned=planned, clock=clock, timeline=timeline)
         self._logging: set[OutStream] = set()
-        """Streams whose logs may not be empty."""
+        """Streams whose logs may hold bytes, since something was written that may not be acknowledged yet."""
         self._borrowing: set[OutStream] = set()
-        """Those whose logs may hold views of callers' memory."""
+        """Streams whose logs may refer to memory of callers, which must be copied before the callers change it."""
         if self._keeps_logs:
             for link in self._links.values():
                 link.keep_log()

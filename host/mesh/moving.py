@@ -85,8 +85,8 @@ class MovingMesh(LoggedMesh):
         self._drained: list[InStream] = []
         """Streams with bytes that were read from a connection that they may leave, and not handled yet."""
         self._looked_at_finish = clock() - FINISH_SLICE_SECONDS
-        """When this rank, having sent everything, last looked for paths that do not answer: operations that are short
-        save the time, since nothing is repeated within them."""
+        """When this rank last looked, at the end of an operation, for paths that do not answer.  Operations that follow
+        each other quickly do not look each time, since the kernel repeats nothing that soon."""
         self._resumed = False
         """Whether a stream has begun to write again, outside of a poll's events."""
         self.moved = 0

@@ -44,8 +44,8 @@ class PolledMesh(Mesh):
     name: str
     """Name of this kind of mesh in errors."""
     takes_lanes = False
-    """Whether peers may open connections beside the one for messages (``lanes``), and others in place of one
-    (``moving``)."""
+    """Whether this rank accepts further connections of a peer that is connected already: lanes, which carry parts of
+    long messages (``lanes``), and connections that take the place of an earlier one (``moving``)."""
 
     def __init__(
         self,
@@ -297,7 +297,7 @@ class PolledMesh(Mesh):
             self._attach(link, came)
 
     def _admit(self, rank: int) -> Outcome:
-        """What this rank makes of a connection from a rank that has proven itself.
+        """Decides whether this rank accepts the first connection of a peer that has just proven which rank it is.
 
         Two ranks may connect to each other at once, after a timeout: then the higher one's connection stays.
         """
@@ -320,8 +320,8 @@ class PolledMesh(Mesh):
         return ()
 
     def _admit_stream(self, rank: int, stream: StreamTurn) -> tuple[Outcome, int]:
-        """What this rank makes of a connection for a stream, from a rank that has proven itself, and the bytes of that
-        rank's direction that have come here."""
+        """Decides whether this rank accepts a connection that a peer has made for one stream, a lane or the messages
+        that the peer sends.  Returns the decision, and how many bytes of that stream have come here so far."""
         del rank, stream
         return Outcome.TAKEN, 0
 
@@ -336,14 +336,14 @@ class PolledMesh(Mesh):
         return False
 
     def _still_arriving(self, link: PeerConnection) -> bool:
-        """Whether bytes of a peer whose connection has ended may still be on their way, on lanes."""
+        """Whether lanes of a peer whose connection for messages has ended may still bring parts of messages."""
         del link
         return False
 
     # ---- failure, which ``ConnectedMesh`` handles ------------------------------------------------------------------
     @abstractmethod
     def _busy(self, link: PeerConnection) -> bool:
-        """Whether anything posted for this peer is not done."""
+        """Whether a send to this peer, or a receive from it, has been posted and is not done."""
 
     @abstractmethod
     def _time_out(self) -> None:
