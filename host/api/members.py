@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count, repeat
+from itertools import repeat
+from operator import length_hint
+from typing import Final
 
 import numpy as np
 
@@ -13,6 +15,9 @@ from netfold.host.api.work import OperationSequencer
 from netfold.host.operation.half_precision import dtype_name
 from netfold.host.selection.dispatch import Dispatch
 from netfold.host.selection.peers import Peers
+
+LAST: Final = 1 << 62
+"""The last number that an operation could have."""
 
 
 class Members:
@@ -27,15 +32,14 @@ class Members:
         self.dispatch = dispatch
         self.sequencer = sequencer
         self.incarnation = sequencer.incarnation
-        self._numbers = count(first)
-        self._begun = first - 1
-        """Number of the last operation that was begun."""
+        self.numbers = iter(range(first, LAST + 1))
+        """Those of the next operations."""
         self._unjoined = 0
         """All_gathers that a reduce_scatter might have joined (``joinable``), and none has, since one did."""
 
     def finished(self) -> int:
         """Number of the last operation of these ranks that this one has finished; 0: none.  While none is under way."""
-        begun = self._begun
+        begun = LAST - length_hint(self.numbers)
         for operation in reversed(self.sequencer.flight.operations()):
             if operation.number == begun and operation.group == self.peers.called:
                 return begun - (operation.state == "failed")
@@ -74,9 +78,8 @@ class Members:
         called  name of the elements' dtype
         """
         peers = self.dispatch.hosts
-        number = self.sequencer.begin(self._numbers, self.incarnation, peers.called, name, nbytes, op, called)
+        number = self.sequencer.begin(self.numbers, self.incarnation, peers.called, name, nbytes, op, called)
         try:
-            self._begun = number
             peers.count_from(number)
         except BaseException as error:  # Ctrl-C: nobody else ends what has begun
             self.sequencer.end(error)

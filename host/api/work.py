@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -135,8 +136,8 @@ class OperationSequencer:
         self.broken: NetFoldError | None = None
         self._closed = False
         self._lock = threading.Lock()
-        self._inside: threading.Thread | None = None
-        """The thread that is inside an operation, or was last."""
+        self._inside = 0
+        """The thread that is inside an operation, or was last, as ``threading.get_ident`` calls it."""
         self._queue: queue.SimpleQueue[Work[object] | None] = queue.SimpleQueue()
         self._last: Work[object] | None = None
         self._thread: threading.Thread | None = None
@@ -157,7 +158,8 @@ class OperationSequencer:
             raise
 
     def begin(
-        self, numbers: Iterator[int], incarnation: int, group: str, name: str, nbytes: int, op: str, dtype: str
+        self, numbers: Iterator[int], incarnation: int, group: str, name: str, nbytes: int, op: str, dtype: str,
+        path: str = "",
     ) -> int:
         """Begins an operation, after the asynchronous ones that were begun before it, and returns its number; ``end``
         must follow.
@@ -181,9 +183,9 @@ class OperationSequencer:
             if incarnation != self.incarnation:
                 raise Closed(f"{self.me}, {name}{group and f' of the group of {group}'}: the ranks have changed since "
                              "(shrink, grow): make the group anew")
-            self._inside = threading.current_thread()
+            self._inside = threading.get_ident()
             number = next(numbers)
-            self.flight.begin(number, group, name, op, dtype, nbytes)
+            self.flight.begin(number, group, name, op, dtype, nbytes, path)
         except BaseException:
             self._lock.release()
             raise
@@ -218,7 +220,7 @@ class OperationSequencer:
                 raise Closed(f"{self.me}: the communicator was closed")
             if isinstance(self.broken, Aborted):
                 raise self.broken
-            self._inside = threading.current_thread()
+            self._inside = threading.get_ident()
             yield
         finally:
             self._lock.release()
@@ -270,7 +272,7 @@ class OperationSequencer:
         lock is held: not where this thread is inside one, which was cut off or has called this itself."""
         while not self._lock.acquire(timeout=0.1):
             inside = self._inside
-            if inside is threading.current_thread() or (inside is not None and not inside.is_alive()):
+            if inside == threading.get_ident() or (inside and inside not in sys._current_frames()):  # it has ended
                 return False
         return True
 

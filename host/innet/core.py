@@ -6,7 +6,9 @@ from __future__ import annotations
 import ctypes as C
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
+
+import numpy as np
 
 from netfold.host.innet.abi import (
     AGREEMENT,
@@ -116,7 +118,8 @@ class Core:
         self.totals: RunTotals = self._lib.nf_fold_totals(self.handle).contents
         """Progress and counters of the engine, in its own memory: as of the end of the last ``PacketLink.run``, or of
         the last call of ``count``."""
-        self._why = C.c_char_p()
+        self.why = C.c_char_p()
+        """The engine's reason for which it did not begin the last operation that it refused."""
         self._keep: tuple[Flat, Flat, Flat | None] | None = None
 
     def _plans(self, trees: Sequence[RankTree]) -> C.Array[TreePlan]:
@@ -175,19 +178,16 @@ class Core:
         asked = source.dtype.char, op, coding.lane_bits, coding.rounding, coding.saturate, divisor
         operation = self._operations.get(asked)
         if operation is None:
-            operation = self._operations[asked] = FoldOperation(
-                dtype=DTYPE_CODES[dtype_name(source.dtype)], reduction=REDUCTIONS.index(_named(op, coding, divisor)),
-                lane_bits=coding.lane_bits, stochastic=coding.rounding == "stochastic", divisor=divisor,
-            )
+            operation = self._operations[asked] = sum_of(source.dtype, op, coding, divisor)
         self._keep = (source, out, feedback)
         at = address_of(source)
         residual = 0 if feedback is None else address_of(feedback)
         ARRAYS.pack_into(operation, 0, at, at if out is source else address_of(out), residual, source.size, number)
         if operation.stochastic:
             operation.key = self._lib.nf_key(coding.seed, number, rank)
-        if not self._lib.nf_fold_start(self.handle, operation, now, self._why):
+        if not self._lib.nf_fold_start(self.handle, operation, now, self.why):
             what = f"{_named(op, coding, divisor)} of {source.dtype.name} in lanes of {coding.lane_bits} bits"
-            raise self._refused(source.size, what)
+            raise self.refused_to_begin(source.size, what)
 
     def start_rows(self, request: RowsRequest, rank: int, now: int, *, divisor: float = 1.0) -> None:
         """Begins a collective of rows; its arrays stay in use until it is finished or the core is closed.
@@ -222,12 +222,12 @@ class Core:
         if operation.stochastic:
             operation.key = self._lib.nf_key(coding.seed, operation.number, rank)
         self._keep = (source, out, request.gathered)
-        if not self._lib.nf_fold_start(self.handle, operation, now, self._why):
-            raise self._refused(source.size, str(request))
+        if not self._lib.nf_fold_start(self.handle, operation, now, self.why):
+            raise self.refused_to_begin(source.size, str(request))
 
-    def _refused(self, elements: int, what: str) -> Exception:
-        """The engine's reason for which it did not begin."""
-        words = (self._why.value or b"").decode()
+    def refused_to_begin(self, elements: int, what: str) -> Exception:
+        """The engine's reason for which it did not begin an operation: ValueError, MemoryError."""
+        words = (self.why.value or b"").decode()
         if words.startswith("out of memory"):
             return MemoryError(f"{words} of {elements} elements")
         return ValueError(f"{what}: {words}")
@@ -336,3 +336,15 @@ def _rows(rows: Sequence[slice]) -> C.Array[Row]:
 def _named(op: Op, coding: Coding, divisor: float) -> str:
     """The name of a reduction, as one of ``REDUCTIONS``."""
     return "saturating sum" if coding.saturate and op == "sum" else "average" if divisor != 1 else op
+
+
+def sum_of(dtype: np.dtype[Any], op: Op, coding: Coding, divisor: float) -> FoldOperation:
+    """The parameters of an allreduce, in the engine's words, but for its number, its arrays, and a key of stochastic
+    rounding.
+
+    divisor  by which float32 results are divided: 1 except for averages
+    """
+    return FoldOperation(
+        dtype=DTYPE_CODES[dtype_name(dtype)], reduction=REDUCTIONS.index(_named(op, coding, divisor)),
+        lane_bits=coding.lane_bits, stochastic=coding.rounding == "stochastic", divisor=divisor,
+    )

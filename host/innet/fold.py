@@ -19,15 +19,16 @@ from netfold.host.client.fold_control import NO_CONTROLLER, FoldControl, Waits
 from netfold.host.errors import NetFoldError, PlanError, TransportError
 from netfold.host.innet import failures
 from netfold.host.innet.abi import AGREEMENT, DATA
-from netfold.host.innet.core import CREDITS_VARIABLE, Core, Credits
+from netfold.host.innet.core import CREDITS_VARIABLE, Core, Credits, sum_of
 from netfold.host.innet.fallback import Fallback
 from netfold.host.innet.fold_totals import FoldTotals
-from netfold.host.innet.packet_link import AGAIN, DONE, FAILED, OS_ERROR, Io, PacketLink
+from netfold.host.innet.opening import open_over_sockets
+from netfold.host.innet.packet_link import AGAIN, DONE, FAILED, OS_ERROR, REFUSED, Io, PacketLink
 from netfold.host.innet.recovery_rounds import RecoveryRounds
-from netfold.host.innet.stall_detector import StallDetector
+from netfold.host.innet.repeated import RepeatedFold
+from netfold.host.innet.stall_detector import SHORTEST_PAUSE, StallDetector
 from netfold.host.mesh.mesh import WATCHED_SLICE_SECONDS
-from netfold.host.native.library import RUN_PACKETS
-from netfold.host.native.sockets import check_mtu, open_sockets
+from netfold.host.operation.arrays import Array
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.rail import Flat, Op, RailStats, folds
 from netfold.host.operation.reduction import Reduction
@@ -47,8 +48,6 @@ SLICE_NS, WATCHED_SLICE_NS = int(SLICE_SECONDS * 1e9), int(WATCHED_SLICE_SECONDS
 LOST_RANK_NS = int(LOST_RANK_SECONDS * 1e9)
 MAX_ELEMENTS = 1 << 28
 """Largest number of elements of one operation (1 GiB), since RETH's offset has 32 bits."""
-SKB_BYTES = {1024: 2304, 4096: 8448}
-"""Path MTU -> bytes that the kernel charges a socket's receive buffer for one packet that was not merged."""
 TRIAL = Reduction("sum", "float32")
 """The reduction of a trial."""
 NOTHING = np.empty(0, np.float32)
@@ -92,7 +91,7 @@ class FoldRail:
         self._stalls = StallDetector()
         self._turn = threading.Lock()  # whoever drives the core
         self._lost: NetFoldError | None = None
-        self._last: Request = AllreduceRequest(NOTHING, NOTHING, TRIAL)
+        self._last: Request | RepeatedFold = AllreduceRequest(NOTHING, NOTHING, TRIAL)
         self._timeout = timeout
         self._resent = 0
         """Contributions sent again so far, as of the last run."""
@@ -111,40 +110,18 @@ class FoldRail:
         self._rounds = RecoveryRounds(self._serve)
         self._io.interrupt_by(self._rounds.fd)
         self._timeline = timeline
+        self._repeated: dict[tuple[object, ...], RepeatedFold] = {}
+        """Dtype, elements, operation and lane bits -> allreduces of that kind."""
+        self._first_slice = min(SHORTEST_PAUSE, int(timeout * 1e9))
+        """Nanoseconds for which a repeated operation runs before stalls, timeout and others are looked at."""
         if timeline is not None:
             self._io.trace()
 
     def _open(self, address: str, shared: bool) -> tuple[Core, PacketLink]:
         """The core over the plan's trees, and what carries its packets.  Raises TransportError, ValueError."""
-        plan = self._plan
-        streams = [stream for tree in plan.trees for stream in (tree.agreement, tree.data)]
-        charge = SKB_BYTES[plan.path_mtu]
-        wanted = sum(stream.slots // 2 for stream in streams) * charge
-        ports = sorted({stream.source_port for stream in streams})
-        for peer in sorted({stream.peer for stream in streams}):
-            check_mtu(address, peer, plan.path_mtu)
-        sockets = open_sockets(address, ports, room=wanted, shared=shared, ttl=roce.CONTRIBUTION_TTL)
-        try:
-            # A window that the receive buffer cannot hold would turn every burst into loss.
-            most = max(2, sockets.room // charge // len(streams))
-            run = RUN_PACKETS if sockets.super_packets else 1
-            core = Core(
-                address, self.members, plan.trees, path_mtu=plan.path_mtu, max_run=run, max_window=most,
-                credits=self._credits, message=plan.message if plan.verb == "send" else 0,
-                presence=plan.presence,
-            )
-            planned = max(stream.slots // 2 for stream in streams)
-            if most < planned:
-                log.warning(
-                    "job %r, rank %d: the receive buffer has %d bytes, so windows are at most %d packets instead of "
-                    "%d; for full speed: sysctl -w net.core.rmem_max=%d, or CAP_NET_ADMIN",
-                    plan.job, plan.rank, sockets.room, 1 << (most.bit_length() - 1), planned, wanted,
-                )
-            link = Io(core, sockets.receiver, sockets.senders)
-        except BaseException:
-            sockets.close()
-            raise
-        self._receiver = sockets.receiver
+        core, link, self._receiver = open_over_sockets(
+            self._plan, address, members=self.members, credits=self._credits, shared=shared
+        )
         return core, link
 
     @property
@@ -203,6 +180,61 @@ class FoldRail:
                 self._cut_off(error)
                 raise
             return saturated
+
+    def repeated(self, request: AllreduceRequest) -> RepeatedFold | None:
+        """What ``repeat`` takes for allreduces like this one, which is flat and has just been carried; None where each
+        is looked at anew: over other links than sockets, with a timeline, feedback, stochastic rounding, or saturating
+        sums."""
+        source, coding = request.source, request.coding
+        op: Op = request.reduction.op  # type: ignore[assignment]  # products do not fold
+        if (
+            not isinstance(self._io, Io) or self._timeline is not None or request.feedback is not None
+            or coding.saturate or coding.rounding != "nearest" or not 0 < source.size <= MAX_ELEMENTS
+        ):
+            return None
+        asked = source.dtype.char, source.size, op, coding.lane_bits
+        if asked not in self._repeated:
+            operation = sum_of(source.dtype, op, coding, float(self._plan.world) if op == "average" else 1.0)
+            what = f"{source.size} x {source.dtype.name}"
+            shares = self._totals.stripes(source.itemsize)
+            self._repeated[asked] = RepeatedFold(self._io, operation, source.size, shares, what)
+            self._totals.include(self._repeated[asked])
+        return self._repeated[asked]
+
+    def repeat(self, like: RepeatedFold, source: Array, out: Array, number: int) -> int | None:
+        """Carries an allreduce as ``begin`` and ``allreduce`` do, of plain arrays that are the same memory or do not
+        overlap.  Returns the packets sent again; None, and has sent nothing, where trees or rail are not as they were,
+        so that those are to be called.  Raises what ``allreduce`` raises."""
+        # nothing but what an operation must do: each object that is touched here is in no cache
+        with self._turn:
+            if (
+                self._lost is not None or self.fallback or self._rounds.pending or self._watch is not None
+                or self._final is not None
+            ):
+                return None
+            if number > self._begun:
+                self._begun = number
+            self._last, before = like, self._resent
+            try:
+                status = like.carry(number, source, out, self._first_slice)
+                totals = self._core.totals
+                if status != DONE or totals.refused >= self._refused_warning:
+                    self._end_slowly(like, status)
+            except BaseException as error:
+                self._cut_off(error)
+                raise
+            self._resent = totals.retransmitted
+            return self._resent - before
+
+    def _end_slowly(self, like: RepeatedFold, status: int) -> None:
+        """Goes on with a repeated operation whose first run ended with this status."""
+        if status == REFUSED:
+            raise self._core.refused_to_begin(like.elements, str(like))
+        error = self._io.error if status == OS_ERROR and isinstance(self._io, Io) else 0
+        now = time.monotonic_ns()
+        self._drive(like, self._core.progress(), now, ended=(status, error))
+        if status != DONE:
+            like.count(time.monotonic_ns() - now)
 
     def _cut_off(self, error: BaseException) -> None:
         """Ends the rail where an operation has ended in the middle."""
@@ -263,29 +295,19 @@ class FoldRail:
 
         self._watch = end
 
-    def _drive(self, request: Request, progress: int, now: int) -> int:
+    def _drive(
+        self, request: Request | RepeatedFold, progress: int, now: int, *, ended: tuple[int, int] | None = None
+    ) -> int:
         """Runs the operation that has been started to its end.  Returns how many elements of a saturating sum stand at
         an end of the range.
 
         progress  time in nanoseconds of the operation's last new result, or of its beginning
         now       the time itself
+        ended     status and errno of a run that has ended already
         """
-        slice_ns = SLICE_NS if self._watch is None else WATCHED_SLICE_NS
         while True:
-            if self._rounds.pending:
-                self._go_on()
-                progress, now = self._core.progress(), time.monotonic_ns()
-            end = progress + int(self._timeout * 1e9)
-            if now >= end:
-                raise self._timed_out(request)
-            if now >= progress + LOST_RANK_NS and (news := self._control.job_error()) is not None:
-                raise type(news)(f"{self._who(request)}: {news}")
-            until = min(now + slice_ns, end, self._stalls.due(progress, now))
-            if self.fallback:
-                status, error = self._fallback.run(until), 0
-                self._core.count()
-            else:
-                status, error = self._io.run(until)
+            status, error = ended or self._run(request, progress, now)
+            ended = None
             if self._timeline is not None:
                 self._timeline.spans(*self._io.spans())
             totals = self._core.totals
@@ -304,7 +326,26 @@ class FoldRail:
                 self._broken(request, error)
             now = time.monotonic_ns()
 
-    def _broken(self, request: Request, error: int) -> None:
+    def _run(self, request: Request | RepeatedFold, progress: int, now: int) -> tuple[int, int]:
+        """Runs the operation until it is time to look at signals, stalls and the rest; serves a recovery round first.
+        Returns status and errno.  Raises what ends it."""
+        if self._rounds.pending:
+            self._go_on()
+            progress, now = self._core.progress(), time.monotonic_ns()
+        end = progress + int(self._timeout * 1e9)
+        if now >= end:
+            raise self._timed_out(request)
+        if now >= progress + LOST_RANK_NS and (news := self._control.job_error()) is not None:
+            raise type(news)(f"{self._who(request)}: {news}")
+        slice_ns = SLICE_NS if self._watch is None else WATCHED_SLICE_NS
+        until = min(now + slice_ns, end, self._stalls.due(progress, now))
+        if self.fallback:
+            status = self._fallback.run(until)
+            self._core.count()
+            return status, 0
+        return self._io.run(until)
+
+    def _broken(self, request: Request | RepeatedFold, error: int) -> None:
         """What carries the packets cannot go on, with this errno: raises TransportError, or returns where there is
         another way."""
         mtu = roce.ip_packet_bytes(roce.Opcode.WRITE_FIRST, self._plan.path_mtu)
@@ -414,10 +455,10 @@ class FoldRail:
             self._core.close()
 
     # ---- errors ----------------------------------------------------------------------------------------------------
-    def _who(self, request: Request) -> str:
+    def _who(self, request: Request | RepeatedFold) -> str:
         return f"job {self._plan.job!r}, rank {self._plan.rank} of {self._plan.world}, {request}"
 
-    def _timed_out(self, request: Request) -> NetFoldError:
+    def _timed_out(self, request: Request | RepeatedFold) -> NetFoldError:
         missing = self._control.missing(self._waits())
         return failures.timed_out(self._who(request), self._timeout, missing, self._core, self._io, self._plan.trees)
 
@@ -438,5 +479,5 @@ class FoldRail:
                 waits[key] = state.una_psn
         return waits
 
-    def _failed(self, request: Request) -> NetFoldError:
+    def _failed(self, request: Request | RepeatedFold) -> NetFoldError:
         return failures.disagreed(self._who(request), self._core.failure(), self._plan.trees)

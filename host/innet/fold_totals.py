@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, Protocol
 
 from netfold.host.innet.abi import AGREEMENT, DATA
 from netfold.host.innet.core import Core
@@ -15,6 +15,22 @@ from netfold.wire.jobs import RankTree
 
 REMEMBERED: Final = 256
 """Sizes of operations whose stripes are remembered."""
+
+
+class Repeated(Protocol):
+    """Allreduces of one kind that are counted for themselves."""
+
+    @property
+    def shares(self) -> list[int]:
+        """Bytes of each tree's stripe of one of them."""
+
+    @property
+    def operations(self) -> int:
+        """How many there have been."""
+
+    @property
+    def nanoseconds(self) -> int:
+        """How long they took in all."""
 
 
 class FoldTotals:
@@ -32,6 +48,7 @@ class FoldTotals:
         self._seconds = 0.0
         self._shares: dict[tuple[int, int, int], list[int]] = {}
         """Elements, bytes of one and lane bits of an allreduce -> bytes of each tree's stripe."""
+        self._repeated: list[Repeated] = []
 
     def count(self, piece: AllreduceRequest, nanoseconds: int, operations: int) -> None:
         """Adds an allreduce that the core has just ended, or a piece of one, which took so long.
@@ -42,13 +59,21 @@ class FoldTotals:
         asked = source.size, source.itemsize, piece.coding.lane_bits
         shares = self._shares.get(asked)
         if shares is None:
-            shares = [self._core.elements(tree) * source.itemsize for tree in range(len(self._bytes))]
+            shares = self.stripes(source.itemsize)
             if len(self._shares) < REMEMBERED:
                 self._shares[asked] = shares
         for tree, share in enumerate(shares):
             self._bytes[tree] += share
         self._operations += operations
         self._seconds += nanoseconds / 1e9
+
+    def include(self, repeated: Repeated) -> None:
+        """From now on these are in the totals as well."""
+        self._repeated.append(repeated)
+
+    def stripes(self, itemsize: int) -> list[int]:
+        """Bytes of each tree's stripe of the operation that the core has just ended."""
+        return [self._core.elements(tree) * itemsize for tree in range(len(self._bytes))]
 
     def count_rows(self, nanoseconds: int, operations: int) -> None:
         """The same for a collective of rows, whose rows are of any length."""
@@ -68,7 +93,19 @@ class FoldTotals:
 
     def progress(self, retransmissions: int) -> RailStats:
         """Operations and bytes so far, and so many packets sent again; may be called on any thread, at any time."""
-        return RailStats(operations=self._operations, bytes_reduced=sum(self._bytes), retransmissions=retransmissions)
+        return RailStats(
+            operations=self._all_operations(), bytes_reduced=sum(self._all_bytes()), retransmissions=retransmissions
+        )
+
+    def _all_operations(self) -> int:
+        return self._operations + sum(counts.operations for counts in self._repeated)
+
+    def _all_bytes(self) -> list[int]:
+        """Bytes of each tree."""
+        return [
+            once + sum(counts.shares[tree] * counts.operations for counts in self._repeated)
+            for tree, once in enumerate(self._bytes)
+        ]
 
     def stats(self, fallback: str) -> RailStats:
         """All totals.
@@ -76,10 +113,11 @@ class FoldTotals:
         fallback  why the switches fold no longer; empty while they do
         """
         by_tree: dict[str, TreeStats] = {}
+        carried = self._all_bytes()
         for index, name in enumerate(self._names):
             both = [self._core.state(index, kind).counters for kind in (AGREEMENT, DATA)]
             by_tree[name] = TreeStats(
-                bytes_reduced=self._bytes[index],
+                bytes_reduced=carried[index],
                 packets_sent=sum(c.sent for c in both),
                 packets_received=sum(c.received for c in both),
                 retransmissions=sum(c.retransmitted for c in both),
@@ -90,11 +128,11 @@ class FoldTotals:
                 ecn_marks=sum(c.marks for c in both),
             )
         return RailStats(
-            operations=self._operations,
-            bytes_reduced=sum(self._bytes),
+            operations=self._all_operations(),
+            bytes_reduced=sum(carried),
             packets_sent=sum(t.packets_sent for t in by_tree.values()),
             retransmissions=sum(t.retransmissions for t in by_tree.values()),
-            seconds=self._seconds,
+            seconds=self._seconds + sum(counts.nanoseconds for counts in self._repeated) / 1e9,
             packets_refused=self._core.refused()[0],
             packets_unfolded=self._core.unfolded(),
             by_tree=by_tree,

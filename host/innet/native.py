@@ -89,6 +89,9 @@ def functions() -> dict[str, tuple[Any, ...]]:
         "nf_io_discard": (None, pointer),
         "nf_io_close": (None, pointer),
         "nf_io_run": (C.c_int, pointer, i64, C.POINTER(C.c_int32)),
+        "nf_io_fold": (
+            C.c_int, pointer, C.POINTER(FoldOperation), C.POINTER(C.c_char_p), C.POINTER(C.c_int32), i64, i64,
+        ),
         "nf_io_transient_errors": (None, pointer, C.POINTER(u64), C.POINTER(C.c_int32)),
         "nf_io_trace": (None, pointer, C.POINTER(Span), u64),
         "nf_io_traced": (u64, pointer, C.POINTER(u64)),

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import ctypes as C
 import socket
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
+from netfold.host.innet.abi import FoldOperation
 from netfold.host.innet.core import Core
 from netfold.host.innet.native import library
 from netfold.host.native.library import senders_table
 from netfold.host.tracing.spans import Span
 
-DONE, AGAIN, FAILED, OS_ERROR = range(4)
-"""Results of ``Io.run``: ``nf_run_status``."""
+DONE, AGAIN, FAILED, OS_ERROR, REFUSED = range(5)
+"""Results of ``Io.run``: ``nf_run_status``; the last one, of an operation that did not begin, of ``starter`` alone."""
 SPAN_ROOM = 1 << 14
 """Spans that fit between two calls of ``Io.spans``; one takes at least a microsecond, mostly a hundred."""
 
@@ -72,6 +75,16 @@ class Io:
         errno."""
         status: int = self._lib.nf_io_run(self._handle, until, self._error)
         return status, self._error.value
+
+    def starter(self, operation: FoldOperation) -> Callable[[int, int], int]:
+        """What begins this operation, as it is then, at a time and runs it until another one (``CLOCK_MONOTONIC``, ns).
+        It returns the status; the errno is ``error``.  Only while this is open."""
+        return partial(self._lib.nf_io_fold, self._handle, operation, self._core.why, self._error)
+
+    @property
+    def error(self) -> int:
+        """The errno of the last run, where that ended with OS_ERROR."""
+        return int(self._error.value)
 
     def trace(self) -> None:
         """Starts recording ``spans``."""

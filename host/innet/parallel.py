@@ -129,6 +129,12 @@ class ParallelFold:
     def begin(self, number: int) -> bool:
         return self._fold.begin(number)
 
+    def repeated(self, request: AllreduceRequest) -> None:
+        """None: what is reduced within machines takes many more steps than these."""
+
+    def repeat(self, like: object, source: Flat, out: Flat, number: int) -> None:
+        """None: to be called as ``allreduce``."""
+
     def allreduce(self, request: AllreduceRequest) -> int:
         """Carries a request (``Rail``).  Raises what ``FoldRail`` raises, and PeerLost."""
         out = request.out

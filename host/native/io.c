@@ -183,3 +183,8 @@ nf_run_status nf_io_run(nf_io *io, int64_t until, int32_t *error) {
     nf_floats_restore(mode);
     return status;
 }
+
+nf_run_status nf_io_fold(nf_io *io, const nf_operation *op, const char **why, int32_t *error, int64_t now,
+                         int64_t until) {
+    return nf_fold_start(io->fold, op, now, why) ? nf_io_run(io, until, error) : NF_RUN_REFUSED;
+}

@@ -9,7 +9,13 @@
 
 typedef struct nf_io nf_io;
 
-typedef enum { NF_RUN_DONE = 0, NF_RUN_AGAIN = 1, NF_RUN_FAILED = 2, NF_RUN_OS_ERROR = 3 } nf_run_status;
+typedef enum {
+    NF_RUN_DONE = 0,
+    NF_RUN_AGAIN = 1,
+    NF_RUN_FAILED = 2,
+    NF_RUN_OS_ERROR = 3,
+    NF_RUN_REFUSED = 4 /* of nf_io_fold alone: the operation did not begin */
+} nf_run_status;
 
 /* receiver: socket bound to (our address, 4791).  All sockets are non-blocking and stay the caller's.  NULL: no
  * memory. */
@@ -19,6 +25,10 @@ void nf_io_close(nf_io *);
 /* Runs the current operation until it is done, until CLOCK_MONOTONIC is `until`, or a signal came (NF_RUN_AGAIN), until
  * it failed (see nf_fold_failure), or until the kernel refused something for good (NF_RUN_OS_ERROR, *error = errno). */
 nf_run_status nf_io_run(nf_io *, int64_t until, int32_t *error);
+
+/* Begins an operation and runs it, as nf_fold_start and nf_io_run do: one call for a short tensor, beside which each
+ * counts. */
+nf_run_status nf_io_fold(nf_io *, const nf_operation *, const char **why, int32_t *error, int64_t now, int64_t until);
 
 /* Times the kernel had no room or no way for a packet just then, and the last such errno. */
 void nf_io_transient_errors(const nf_io *, uint64_t *count, int32_t *error);

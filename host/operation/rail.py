@@ -160,6 +160,15 @@ class FoldingRail(Rail, Protocol):
     def carries_rows(self) -> str:
         """Why ``collect`` carries nothing, for people to read; empty where it does."""
 
+    def repeated(self, request: AllreduceRequest) -> object | None:
+        """What ``repeat`` takes for allreduces like this one, which has just been carried; None: each is looked at
+        anew."""
+
+    def repeat(self, like: Any, source: Flat, out: Flat, number: int) -> int | None:
+        """Carries an allreduce of a kind that ``repeated`` gave, of plain arrays that are the same memory or do not
+        overlap, in few steps.  Returns the number of packets sent again; None, and has sent nothing, where ``begin``
+        and ``allreduce`` are to be called."""
+
     def collect(self, request: RowsRequest) -> None:
         """Carries a collective of rows, or a barrier, after ``begin`` said that its number folds."""
 

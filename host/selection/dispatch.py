@@ -22,6 +22,7 @@ from netfold.host.operation.request import AllreduceRequest
 from netfold.host.selection.choice import INNET, Collective
 from netfold.host.selection.measure import Measured
 from netfold.host.selection.peers import AUTO, Peers
+from netfold.host.selection.repeated import Repeated
 from netfold.host.selection.rows import RowsDispatch
 from netfold.host.tracing.flight import Flight
 
@@ -123,9 +124,8 @@ class Dispatch:
                     flight.count_retransmissions(rails.retransmissions - before)
             if repeated is not None:
                 return repeated
-        reduction, coding, switches = request.reduction, request.coding, self.switches
-        what = (request.source.nbytes, reduction.op, reduction.element, request.algorithm, coding.lane_bits,
-                coding.saturate)
+        switches = self.switches
+        what = _kind(request)
         known = self._choices.get(what)
         chosen = known[1] if known and known[0] is self.hosts.chooser.measured else self._choose(request, what)
         fallback = ""
@@ -151,6 +151,15 @@ class Dispatch:
             if after != before and flight is not None:
                 flight.count_retransmissions(after - before)
         return saturated if carried is request else saturated + deliver(carried, request)
+
+    def repeated(self, request: AllreduceRequest) -> Repeated | None:
+        """What is known of allreduces like this one, which has just been made; None: each is looked at anew."""
+        rail, chooser = self.switches, self.hosts.chooser
+        if rail is None or self._choices.get(_kind(request)) != (chooser.measured, INNET):
+            return None
+        if in_lanes(request, narrows=rail.narrows) is not request or (like := rail.repeated(request)) is None:
+            return None
+        return Repeated(self.hosts, chooser, chooser.measured, rail, like, request.reduction.element, request.coding)
 
     def reduce_scatter(self, request: AllreduceRequest, pieces: Sequence[slice]) -> None:
         """Fills ``request.out`` with this rank's piece of the reduction.  May measure.
@@ -317,6 +326,14 @@ class Dispatch:
         what = what if collective == "allreduce" else f"{collective}, {what}"
         folded = _folded(nbytes, reduction.element)
         return self.hosts.choice(nbytes, what, folded=folded, collective=collective).algorithm
+
+
+def _kind(request: AllreduceRequest) -> tuple[object, ...]:
+    """All that a choice follows from but the costs."""
+    reduction, coding = request.reduction, request.coding
+    return (
+        request.source.nbytes, reduction.op, reduction.element, request.algorithm, coding.lane_bits, coding.saturate,
+    )
 
 
 def _as_asked(coding: Coding) -> str:

@@ -54,13 +54,6 @@ class _RunningRecord(OperationRecord):
         """Adds packets that were sent again."""
         self.retransmissions += packets
 
-    def ended(self, end: float, error: BaseException | None) -> None:
-        """Says when the operation ended, in seconds since 1970, and with what."""
-        self.end = end
-        self.state = "done" if error is None else "failed"
-        if error is not None:
-            self.error = f"{type(error).__name__}: {error}"
-
 
 class Flight:
     """The flight recorder of one rank of a job.
@@ -102,10 +95,15 @@ class Flight:
             raise
         self.end(None)
 
-    def begin(self, number: int, group: str, name: str, op: str, dtype: str, nbytes: int) -> OperationRecord:
-        """Records the beginning of an operation."""
+    def begin(
+        self, number: int, group: str, name: str, op: str, dtype: str, nbytes: int, path: str = ""
+    ) -> OperationRecord:
+        """Records the beginning of an operation.
+
+        path  the rail or algorithm that carries it, where that is known already
+        """
         begin = time.monotonic()
-        self.now = operation = _RunningRecord(number, group, name, op, dtype, nbytes, "", self._epoch + begin)
+        self.now = operation = _RunningRecord(number, group, name, op, dtype, nbytes, path, self._epoch + begin)
         self._operations.append(operation)
         self._begin = int(begin * 1e9)
         return operation
@@ -113,7 +111,11 @@ class Flight:
     def end(self, error: BaseException | None) -> None:
         """Records the end of the operation under way, and writes the file where it ends with an error."""
         operation = self.now
-        operation.ended(self._epoch + time.monotonic(), error)
+        operation.end = self._epoch + time.monotonic()
+        if error is None:
+            operation.state = "done"
+        else:
+            operation.state, operation.error = "failed", f"{type(error).__name__}: {error}"
         if self.timeline is not None:
             self.timeline.operation(operation, self._begin, time.monotonic_ns())
         if error is not None and self.folder is not None:
@@ -126,6 +128,10 @@ class Flight:
     def count_retransmissions(self, packets: int) -> None:
         """Adds packets sent again to the operation under way."""
         self.now.resent(packets)
+
+    def take_back(self) -> None:
+        """Nothing carries the operation under way, in spite of what was known when it began."""
+        self.now.path = ""
 
     def note(self, path: str) -> None:
         """Records which rail or algorithm carries the operation under way, or a part of it."""

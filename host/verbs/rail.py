@@ -20,6 +20,7 @@ from netfold.host.innet.abi import AGREEMENT, DATA
 from netfold.host.innet.core import Core
 from netfold.host.innet.fold import SLICE_SECONDS, FoldRail
 from netfold.host.innet.packet_link import PacketLink
+from netfold.host.innet.repeated import RepeatedFold
 from netfold.host.operation.coding import LaneBits
 from netfold.host.operation.rail import RailStats
 from netfold.host.operation.request import Request
@@ -126,7 +127,7 @@ class VerbsRail(FoldRail):
         self._verbs.connect(connected.pairs)
         self._connected = True
 
-    def _broken(self, request: Request, error: int) -> None:
+    def _broken(self, request: Request | RepeatedFold, error: int) -> None:
         """A queue pair is in error, or there are none yet: waits for `Halt`, by which all ranks make theirs anew."""
         assert self._verbs is not None
         why = self._verbs.why

@@ -14,7 +14,7 @@ from netfold.cli.app import app
 from netfold.cli.common import FAILED
 from netfold.cli.doctor import Check, Finding, Missing
 from netfold.fabric.slots import sizes_of
-from netfold.host.innet.fold import SKB_BYTES
+from netfold.host.innet.opening import SKB_BYTES
 from netfold.plain_console import Terminal
 
 

@@ -19,7 +19,7 @@ from cbuild import cc
 from netfold.host.api.assembly import RailName
 from netfold.host.api.communicator import Communicator
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, RankMismatch, TransportError
-from netfold.host.innet import fold
+from netfold.host.innet import fold, opening
 from netfold.host.innet.fold import FoldRail
 from netfold.host.job_secret import draw
 from netfold.host.mesh.sockets import listen
@@ -106,7 +106,7 @@ def test_a_small_receive_buffer_narrows_the_window_and_says_so(
 ) -> None:
     """Where the system limits the buffer, the window is smaller so that bursts do not overflow it; a warning says so,
     and sums are the same."""
-    monkeypatch.setattr(sockets, "_grow", lambda sock, force, option, wanted: 64 * fold.SKB_BYTES[1024])
+    monkeypatch.setattr(sockets, "_grow", lambda sock, force, option, wanted: 64 * opening.SKB_BYTES[1024])
     with caplog.at_level("WARNING", "netfold"), loopback_job(2, slots=1024) as comms:
         assert "windows are at most 32 packets instead of 512" in caplog.text
         assert "window 32 packets" in comms[0].explain(1)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is the same in all allreduces of a kind, put together once: training loops make the same ones again and again.
+
+Beside a short tensor it is the steps in Python that cost: where ranks share processors no cache is warm, and each
+object that a step touches comes from memory.  MPI calls the like persistent collectives (MPI 4.1, section 6.13).
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from netfold.host.innet.abi import ARRAYS, FoldOperation
+from netfold.host.innet.packet_link import DONE, Io
+from netfold.host.operation.arrays import Array
+
+VIEW: Final[Callable[[Array], C.c_char]] = C.c_char.from_buffer  # type: ignore[assignment]
+"""A view of an array that can be written and is not empty, whose address ``addressof`` tells."""
+
+
+class RepeatedFold:
+    """Allreduces of one kind over one rail, one at a time.
+
+    link       begins and runs them
+    operation  their parameters in the engine's words, but for number and arrays
+    elements   of each of them
+    shares     bytes of each tree's stripe
+    what       what they are, for errors
+    """
+
+    __slots__ = ("_arrays", "_load", "_run", "elements", "nanoseconds", "number", "operations", "shares", "what")
+
+    def __init__(self, link: Io, operation: FoldOperation, elements: int, shares: list[int], what: str) -> None:
+        self.elements = elements
+        self.shares = shares
+        self.what = what
+        self.number = 0
+        """Number of the last one."""
+        self.operations = 0
+        """How many have ended in their first run."""
+        self.nanoseconds = 0
+        """How long those took in all."""
+        self._arrays: tuple[Array, Array] | None = None
+        """Source and result of the last one, which the engine uses until it has ended."""
+        self._load: Callable[[int, int, int, int, int], None] = partial(ARRAYS.pack_into, operation, 0)
+        """Sets the addresses of source, result and residual (0: none), elements and number of the next one."""
+        self._run = link.starter(operation)
+
+    def carry(self, number: int, source: Array, out: Array, most: int) -> int:
+        """Begins the next one, and runs it until it has ended, or for so many nanoseconds at most.  Returns a status of
+        ``packet_link``.
+
+        source, out  plain, not empty; the same memory, or without overlap
+        """
+        self.number, self._arrays = number, (source, out)
+        at = C.addressof(VIEW(source))
+        to = at if out is source else C.addressof(VIEW(out))
+        self._load(at, to, 0, self.elements, number & 0xFFFFFFFF)
+        begin = time.monotonic_ns()
+        status = self._run(begin, begin + most)
+        if status == DONE:
+            self.operations += 1
+            self.nanoseconds += time.monotonic_ns() - begin
+        return status
+
+    def count(self, nanoseconds: int) -> None:
+        """One whose first run did not end it has ended, and took so much longer."""
+        self.operations += 1
+        self.nanoseconds += nanoseconds
+
+    def __str__(self) -> str:
+        return f"operation {self.number} ({self.what})"

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Allreduces of a kind that was made before take few steps, and are in all else what a first one is."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from netfold.host.api.communicator import Communicator
+from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, RankMismatch
+from netfold.host.innet.fold import FoldRail
+from netfold.host.tracing.flight import Flight
+from netfold.testing import loopback_job, on_every_rank
+from support.host import impatient, interrupted_by
+
+FEW = 10
+"""Calls of Python's functions that a repeated allreduce may take: a first one takes some 90."""
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often, over all ranks, which method of the rail has carried an allreduce."""
+    taken: Counter[str] = Counter()
+
+    def counted(name: str, result: Callable[[Any], bool]) -> None:
+        whole = getattr(FoldRail, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            got = whole(*args, **kwargs)
+            taken[name] += result(got)
+            return got
+
+        monkeypatch.setattr(FoldRail, name, call)
+
+    counted("allreduce", lambda _: True)
+    counted("repeat", lambda got: got is not None)
+    return taken
+
+
+def arrays(seed: int, count: int, world: int, shape: Any, dtype: str) -> list[list[NDArray[Any]]]:
+    """Contributions of each rank to each of ``count`` operations."""
+    rng = np.random.default_rng(seed)
+    if dtype == "int32":
+        return [[rng.integers(-(2**31), 2**31, shape).astype(np.int32) for _ in range(world)] for _ in range(count)]
+    return [[np.asarray(rng.standard_normal(shape) * 10.0 ** rng.integers(-6, 6), np.float32) for _ in range(world)]
+            for _ in range(count)]
+
+
+@pytest.mark.parametrize(("dtype", "op"), [("float32", "sum"), ("float32", "average"), ("int32", "sum"),
+                                           ("int32", "max"), ("float32", "min")])
+@pytest.mark.parametrize("shape", [(1024,), (7, 33), ()])
+def test_a_repeated_allreduce_has_the_bits_of_a_first_one(
+    ways: Counter[str], dtype: str, op: Any, shape: tuple[int, ...]
+) -> None:
+    """Of other data each time, in place, into another array and into a new one, results are those that communicators
+    give which make each operation as their first."""
+    world, count = 3, 4
+    data = arrays(5, count, world, shape, dtype)
+
+    def together(comm: Communicator) -> list[NDArray[Any]]:
+        given = [mine[comm.rank].copy() for mine in data]
+        comm.allreduce(given[0].reshape(-1), op=op)  # of this kind, but not counted: each shape is of its bytes
+        results = [comm.allreduce(given[0], op=op), comm.allreduce(given[1], np.empty_like(given[1]), op)]
+        assert comm.allreduce(given[2], given[2], op) is given[2]
+        return [*results, given[2], comm.allreduce(given[3], op=op)]
+
+    with loopback_job(world) as comms:
+        got = on_every_rank(comms, together)
+    assert ways == {"allreduce": world, "repeat": count * world}
+    for index, mine in enumerate(data):
+        with loopback_job(world) as comms:
+            first = on_every_rank(comms, lambda c, own=mine: c.allreduce(own[c.rank], op=op))  # type: ignore[misc]
+        for results in got:
+            assert results[index].shape == shape
+            assert results[index].tobytes() == first[0].tobytes()
+
+
+def test_it_takes_few_steps() -> None:
+    """A repeated allreduce calls ten functions of Python at most: beside 4 KiB these are what costs."""
+    calls: list[str] = []
+
+    def count(frame: Any, event: str, arg: object) -> None:
+        if event == "call":
+            calls.append(frame.f_code.co_qualname)
+
+    def profiled(comm: Communicator) -> None:
+        own = np.ones(1024, np.float32)
+        for _ in range(3):
+            comm.allreduce(own, own)
+        if comm.rank == 0:
+            sys.setprofile(count)
+        try:
+            comm.allreduce(own, own)
+        finally:
+            if comm.rank == 0:
+                sys.setprofile(None)
+
+    with loopback_job(2) as comms:
+        assert on_every_rank(comms, profiled) == [None, None]
+    assert "Group.allreduce" in calls
+    assert len(calls) <= FEW, calls
+
+
+def test_all_are_counted_and_recorded(ways: Counter[str]) -> None:
+    """The totals have operations, bytes and seconds of repeated ones, the flight recorder each with its way."""
+    with loopback_job(2) as comms:
+        for index in range(5):
+            on_every_rank(comms, lambda c, at=index: c.allreduce(np.ones(300, np.float32), name=f"x{at}"))  # type: ignore[misc]
+        for comm in comms:
+            stats = comm.stats()
+            assert (stats.operations, stats.bytes_reduced) == (5, 6000)
+            assert stats.by_tree["loop"].bytes_reduced == 6000
+            assert stats.seconds > 0
+            records = comm.flight()
+            assert [(r.number, r.name, r.op, r.dtype, r.nbytes, r.path, r.state) for r in records] == [
+                (index + 1, f"x{index}", "sum", "float32", 1200, "innet", "done") for index in range(5)
+            ]
+            assert all(record.begin <= record.end for record in records)
+    assert ways["repeat"] == 8
+
+
+def test_what_is_sent_again_is_counted(ways: Counter[str]) -> None:
+    """With 20 % loss repeated sums are exact, and their records say what was sent again."""
+    with loopback_job(2, loss=0.2, seed=11) as comms:
+        data = arrays(6, 30, 2, 5000, "int32")
+        for own in data:
+            for out in on_every_rank(comms, lambda c, mine=own: c.allreduce(mine[c.rank])):  # type: ignore[misc]
+                assert (out == own[0] + own[1]).all()
+        for comm in comms:
+            assert sum(record.retransmissions for record in comm.flight()) == comm.stats().retransmissions > 0
+    assert ways["repeat"] > 40
+
+
+@settings(max_examples=20)
+@given(st.data())
+def test_any_order_of_kinds_and_layouts_is_exact(data: st.DataObject) -> None:
+    """Kinds take turns, with arrays that the switches take as they are and others that must be copied, and each sum is
+    exact."""
+    size = st.sampled_from([1, 255, 1024, 5000])
+    layout = st.sampled_from(["plain", "strided", "big-endian", "read-only", "overlapping", "column"])
+    turns = data.draw(st.lists(st.tuples(size, layout, st.sampled_from(["<i4", "<f4"])), min_size=2, max_size=12))
+
+    def run(comm: Communicator) -> None:
+        for turn, (count, how, dtype) in enumerate(turns):
+            values: NDArray[Any] = np.arange(count, dtype=dtype) % 1000 + turn
+            expected = comm.size * values
+            out: NDArray[Any] | None = None
+            own: NDArray[Any] = np.zeros(count, dtype)
+            if how == "strided":
+                own = np.zeros(2 * count, dtype)[::2]
+            elif how == "big-endian":
+                own = np.zeros(count, dtype.replace("<", ">"))
+            elif how == "overlapping":
+                room = np.zeros(count + 1, dtype)
+                own, out = room[1:], room[:-1]
+            elif how == "column":
+                own = np.zeros((count, 1), dtype)
+                values, expected = values.reshape(-1, 1), expected.reshape(-1, 1)
+            own[...] = values
+            if how == "read-only":
+                own.flags.writeable = False
+            assert (comm.allreduce(own, out) == expected).all(), (turn, count, how, dtype)
+
+    with loopback_job(2) as comms:
+        for error in on_every_rank(comms, run):
+            assert error is None
+
+
+@pytest.mark.parametrize(("out", "says"), [
+    (np.empty(1023, np.float32), "expected float32.1024"), (np.empty(1024, np.int32), "expected float32.1024"),
+    (np.empty((2, 512), np.float32), "expected float32.1024"),
+])
+def test_a_wrong_result_array_is_refused_as_before(out: NDArray[Any], says: str) -> None:
+    """What cannot hold the result is refused before anything is sent, and the next operation is in order."""
+    with loopback_job(2) as comms:
+        on_every_rank(comms, lambda c: c.allreduce(np.ones(1024, np.float32)))
+        with pytest.raises(ValueError, match=says):
+            comms[0].allreduce(np.ones(1024, np.float32), out)
+        for got in on_every_rank(comms, lambda c: c.allreduce(np.ones(1024, np.float32))):
+            assert (got == 2).all()
+
+
+def test_options_that_a_call_names_are_not_left_out(ways: Counter[str]) -> None:
+    """A call with lanes, an algorithm, feedback or a dtype of its own is looked at, though one without was made."""
+    with loopback_job(2) as comms:
+
+        def run(comm: Communicator) -> None:
+            own = np.linspace(0.1, 1, 1024, dtype=np.float32)
+            comm.allreduce(own)
+            residual = np.zeros_like(own)
+            comm.allreduce(own, lane_bits=8, feedback=residual)
+            assert residual.any(), "narrow lanes left something out"
+            comm.allreduce(own, algorithm="ring")
+            comm.allreduce(own, reproducible=True)
+            comm.allreduce(np.ones(1024, np.int32), saturate=True)
+
+        assert on_every_rank(comms, run) == [None, None]
+        assert [record.path for record in comms[0].flight()][:3] == ["innet", "innet", "TCP, ring"]
+    assert ways["repeat"] == 0
+
+
+def test_another_size_on_one_rank_is_told_to_all() -> None:
+    """Where one rank repeats a kind and another one calls something else, both learn it, and the record says so."""
+    with loopback_job(2, timeout=20) as comms:
+        on_every_rank(comms, lambda c: c.allreduce(np.ones(1000, np.float32)))
+        got = on_every_rank(comms, lambda c: c.allreduce(np.ones(1000 - c.rank, np.float32)))
+        assert all(isinstance(error, NetFoldError) for error in got), got
+        assert any(isinstance(error, RankMismatch) and "999" in str(error) for error in got), got
+        assert comms[0].flight()[-1].state == "failed"
+        with pytest.raises(NetFoldError):
+            comms[0].allreduce(np.ones(1000, np.float32))
+
+
+def test_a_rank_that_stays_away_times_the_others_out() -> None:
+    """The error of a repeated operation names it, and later calls raise it again."""
+    with loopback_job(2) as comms:
+        on_every_rank(comms, lambda c: c.allreduce(np.ones(1000, np.float32)))
+        impatient(comms, 0.3)
+        with pytest.raises(CollectiveTimeout, match=r"rank 0 of 2, operation 2 \(1000 x float32\)"):
+            comms[0].allreduce(np.ones(1000, np.float32))
+        with pytest.raises(CollectiveTimeout, match="operation 2"):
+            comms[0].allreduce(np.ones(1000, np.float32))
+
+
+def test_a_signal_interrupts_it() -> None:
+    """Ctrl-C while a repeated operation waits is handled at once, and nothing goes on with the caller's arrays."""
+
+    class Interrupted(Exception):
+        pass
+
+    with loopback_job(2, timeout=60) as comms:
+        on_every_rank(comms, lambda c: c.allreduce(np.ones(100, np.float32)))
+        with interrupted_by(Interrupted, comms[0]), pytest.raises(Interrupted):
+            comms[0].allreduce(np.ones(100, np.float32))
+        with pytest.raises(NetFoldError, match=r"operation 2 was interrupted \(Interrupted\)"):
+            comms[0].allreduce(np.ones(100, np.float32))
+
+
+def test_a_closed_communicator_refuses_it() -> None:
+    """After ``close`` a kind that was made before is refused as any other, and touches no memory of the engine."""
+    with loopback_job(2) as comms:
+        on_every_rank(comms, lambda c: c.allreduce(np.ones(100, np.float32)))
+    for comm in comms:
+        with pytest.raises(Closed):
+            comm.allreduce(np.ones(100, np.float32))
+
+
+def test_the_recorder_takes_back_what_was_not_carried() -> None:
+    """Where a repeated operation is looked at anew, its record names what carried it in the end alone."""
+    flight = Flight("job", 0, 1)
+    flight.begin(1, "", "x", "sum", "float32", 4, "innet")
+    flight.take_back()
+    flight.note("tcp ring")
+    assert flight.operations()[-1].path == "tcp ring"
