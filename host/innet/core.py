@@ -178,7 +178,7 @@ class Core:
         asked = source.dtype.char, op, coding.lane_bits, coding.rounding, coding.saturate, divisor
         operation = self._operations.get(asked)
         if operation is None:
-            operation = self._operations[asked] = sum_of(source.dtype, op, coding, divisor)
+            operation = self._operations[asked] = FoldOperation(**parameters_of(source.dtype, op, coding, divisor))
         self._keep = (source, out, feedback)
         at = address_of(source)
         residual = 0 if feedback is None else address_of(feedback)
@@ -338,13 +338,12 @@ def _named(op: Op, coding: Coding, divisor: float) -> str:
     return "saturating sum" if coding.saturate and op == "sum" else "average" if divisor != 1 else op
 
 
-def sum_of(dtype: np.dtype[Any], op: Op, coding: Coding, divisor: float) -> FoldOperation:
-    """The parameters of an allreduce, in the engine's words, but for its number, its arrays, and a key of stochastic
-    rounding.
+def parameters_of(dtype: np.dtype[Any], op: Op, coding: Coding, divisor: float) -> dict[str, Any]:
+    """What is the same in all allreduces of a kind, as fields of ``FoldOperation``.
 
     divisor  by which float32 results are divided: 1 except for averages
     """
-    return FoldOperation(
-        dtype=DTYPE_CODES[dtype_name(dtype)], reduction=REDUCTIONS.index(_named(op, coding, divisor)),
-        lane_bits=coding.lane_bits, stochastic=coding.rounding == "stochastic", divisor=divisor,
-    )
+    return {
+        "dtype": DTYPE_CODES[dtype_name(dtype)], "reduction": REDUCTIONS.index(_named(op, coding, divisor)),
+        "lane_bits": coding.lane_bits, "stochastic": coding.rounding == "stochastic", "divisor": divisor,
+    }

@@ -18,8 +18,8 @@ import numpy as np
 from netfold.host.client.fold_control import NO_CONTROLLER, FoldControl, Waits
 from netfold.host.errors import NetFoldError, PlanError, TransportError
 from netfold.host.innet import failures
-from netfold.host.innet.abi import AGREEMENT, DATA
-from netfold.host.innet.core import CREDITS_VARIABLE, Core, Credits, sum_of
+from netfold.host.innet.abi import AGREEMENT, DATA, FoldOperation
+from netfold.host.innet.core import CREDITS_VARIABLE, Core, Credits, parameters_of
 from netfold.host.innet.fallback import Fallback
 from netfold.host.innet.fold_totals import FoldTotals
 from netfold.host.innet.opening import open_over_sockets
@@ -194,7 +194,8 @@ class FoldRail:
             return None
         asked = source.dtype.char, source.size, op, coding.lane_bits
         if asked not in self._repeated:
-            operation = sum_of(source.dtype, op, coding, float(self._plan.world) if op == "average" else 1.0)
+            divisor = float(self._plan.world) if op == "average" else 1.0
+            operation = FoldOperation(**parameters_of(source.dtype, op, coding, divisor))
             what = f"{source.size} x {source.dtype.name}"
             shares = self._totals.stripes(source.itemsize)
             self._repeated[asked] = RepeatedFold(self._io, operation, source.size, shares, what)

@@ -54,6 +54,17 @@ class _RunningRecord(OperationRecord):
         """Adds packets that were sent again."""
         self.retransmissions += packets
 
+    def ended(self, end: float, error: BaseException | None) -> None:
+        """Says when the operation ended, in seconds since 1970, and with what."""
+        self.end = end
+        self.state = "done" if error is None else "failed"
+        if error is not None:
+            self.error = f"{type(error).__name__}: {error}"
+
+    def not_carried(self) -> None:
+        """Forgets what was to carry it."""
+        self.path = ""
+
 
 class Flight:
     """The flight recorder of one rank of a job.
@@ -111,11 +122,7 @@ class Flight:
     def end(self, error: BaseException | None) -> None:
         """Records the end of the operation under way, and writes the file where it ends with an error."""
         operation = self.now
-        operation.end = self._epoch + time.monotonic()
-        if error is None:
-            operation.state = "done"
-        else:
-            operation.state, operation.error = "failed", f"{type(error).__name__}: {error}"
+        operation.ended(self._epoch + time.monotonic(), error)
         if self.timeline is not None:
             self.timeline.operation(operation, self._begin, time.monotonic_ns())
         if error is not None and self.folder is not None:
@@ -131,7 +138,7 @@ class Flight:
 
     def take_back(self) -> None:
         """Nothing carries the operation under way, in spite of what was known when it began."""
-        self.now.path = ""
+        self.now.not_carried()
 
     def note(self, path: str) -> None:
         """Records which rail or algorithm carries the operation under way, or a part of it."""
