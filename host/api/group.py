@@ -149,8 +149,8 @@ class Group:
             exact.allreduce(ranks, array, result, reduction, algorithm, name)
             return result
         number = ranks.begin(name, array.nbytes, reduction.op, reduction.element)
-        request = AllreduceRequest(array, result, reduction, number, coding, algorithm, feedback, name)
         try:
+            request = AllreduceRequest(array, result, reduction, number, coding, algorithm, feedback, name)
             saturated = ranks.dispatch.allreduce(request)
             if usual and len(self._repeats) < REMEMBERED and (found := ranks.dispatch.repeated(request)) is not None:
                 self._repeats[array.dtype, array.nbytes, op] = found
@@ -181,7 +181,7 @@ class Group:
             return None
         hosts = ranks.dispatch.hosts
         if known.hosts is not hosts or known.chooser.measured is not known.measured:
-            del self._repeats[what]
+            self._repeats.pop(what, None)  # another thread may have
             return None
         own = array.flags
         if not own.carray:
@@ -199,17 +199,20 @@ class Group:
             ranks.numbers, ranks.incarnation, hosts.called, name, array.nbytes, op, known.element, known.rail.name
         )
         try:
-            resent = known.rail.repeat(known.like, array, out, number)
-            if resent:
-                sequencer.flight.count_retransmissions(resent)
-            elif resent is None:  # the trees have changed: that is looked at anew
-                del self._repeats[what]
+            resent = known.rail.repeat(known.like, array, out, number, name)
+            if resent is None:  # the trees have changed, say: that is looked at anew
+                self._repeats.pop(what, None)
                 sequencer.flight.take_back()
                 hosts.count_from(number)
                 ranks.dispatch.allreduce(
                     AllreduceRequest(array, out, Reduction(op, known.element), number, known.coding, name=name)
                 )
+            elif known.rail.fallback:
+                sequencer.flight.note(f"{known.rail.name}, then TCP: {known.rail.fallback}")
+            if resent:
+                sequencer.flight.count_retransmissions(resent)
         except BaseException as error:
+            sequencer.flight.count_retransmissions(known.like.resent)
             sequencer.end(error)
             raise
         sequencer.end(None)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +19,16 @@ from netfold.host.tracing.timeline import QUEUED
 T = TypeVar("T")
 
 log = logging.getLogger("netfold")
+
+
+class _Here(threading.local):
+    """The current thread, without a call of Python: operations begin here, short ones too."""
+
+    def __init__(self) -> None:
+        self.thread = threading.current_thread()
+
+
+_here = _Here()
 
 
 class News:
@@ -136,8 +145,8 @@ class OperationSequencer:
         self.broken: NetFoldError | None = None
         self._closed = False
         self._lock = threading.Lock()
-        self._inside = 0
-        """The thread that is inside an operation, or was last, as ``threading.get_ident`` calls it."""
+        self._inside: threading.Thread | None = None
+        """The thread that is inside an operation, or was last."""
         self._queue: queue.SimpleQueue[Work[object] | None] = queue.SimpleQueue()
         self._last: Work[object] | None = None
         self._thread: threading.Thread | None = None
@@ -183,7 +192,7 @@ class OperationSequencer:
             if incarnation != self.incarnation:
                 raise Closed(f"{self.me}, {name}{group and f' of the group of {group}'}: the ranks have changed since "
                              "(shrink, grow): make the group anew")
-            self._inside = threading.get_ident()
+            self._inside = _here.thread
             number = next(numbers)
             self.flight.begin(number, group, name, op, dtype, nbytes, path)
         except BaseException:
@@ -220,7 +229,7 @@ class OperationSequencer:
                 raise Closed(f"{self.me}: the communicator was closed")
             if isinstance(self.broken, Aborted):
                 raise self.broken
-            self._inside = threading.get_ident()
+            self._inside = _here.thread
             yield
         finally:
             self._lock.release()
@@ -272,7 +281,7 @@ class OperationSequencer:
         lock is held: not where this thread is inside one, which was cut off or has called this itself."""
         while not self._lock.acquire(timeout=0.1):
             inside = self._inside
-            if inside == threading.get_ident() or (inside and inside not in sys._current_frames()):  # it has ended
+            if inside is threading.current_thread() or (inside is not None and not inside.is_alive()):
                 return False
         return True
 

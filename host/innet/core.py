@@ -28,7 +28,7 @@ from netfold.host.innet.abi import (
 )
 from netfold.host.innet.native import library
 from netfold.host.native.library import RUN_PACKETS, Origin, Run, dotted, number
-from netfold.host.operation.arrays import address_of
+from netfold.host.operation.arrays import Array, address_of
 from netfold.host.operation.coding import PLAIN, Coding
 from netfold.host.operation.half_precision import dtype_name
 from netfold.host.operation.rail import Flat, Op
@@ -120,7 +120,8 @@ class Core:
         the last call of ``count``."""
         self.why = C.c_char_p()
         """The engine's reason for which it did not begin the last operation that it refused."""
-        self._keep: tuple[Flat, Flat, Flat | None] | None = None
+        self.arrays: list[Array | None] = [None, None, None]
+        """Those of the last operation: the engine uses them until it has ended."""
 
     def _plans(self, trees: Sequence[RankTree]) -> C.Array[TreePlan]:
         def stream(plan: RankStream) -> StreamPlan:
@@ -179,7 +180,7 @@ class Core:
         operation = self._operations.get(asked)
         if operation is None:
             operation = self._operations[asked] = FoldOperation(**parameters_of(source.dtype, op, coding, divisor))
-        self._keep = (source, out, feedback)
+        self.arrays[:] = source, out, feedback
         at = address_of(source)
         residual = 0 if feedback is None else address_of(feedback)
         ARRAYS.pack_into(operation, 0, at, at if out is source else address_of(out), residual, source.size, number)
@@ -221,7 +222,7 @@ class Core:
             operation.gathered_rows = _rows(request.gathered_rows)
         if operation.stochastic:
             operation.key = self._lib.nf_key(coding.seed, operation.number, rank)
-        self._keep = (source, out, request.gathered)
+        self.arrays[:] = source, out, request.gathered
         if not self._lib.nf_fold_start(self.handle, operation, now, self.why):
             raise self.refused_to_begin(source.size, str(request))
 
@@ -318,7 +319,7 @@ class Core:
             self.totals = RunTotals()  # the others are the engine's memory
             self._lib.nf_fold_close(self.handle)
             self.handle = None
-        self._keep = None
+        self.arrays[:] = None, None, None
 
     def __del__(self) -> None:
         if getattr(self, "handle", None):

@@ -182,14 +182,14 @@ class FoldRail:
             return saturated
 
     def repeated(self, request: AllreduceRequest) -> RepeatedFold | None:
-        """What ``repeat`` takes for allreduces like this one, which is flat and has just been carried; None where each
-        is looked at anew: over other links than sockets, with a timeline, feedback, stochastic rounding, or saturating
-        sums."""
+        """What ``repeat`` takes for allreduces like this one, which has just been carried; None where each is looked
+        at anew: over other links than sockets, with a timeline, feedback, stochastic rounding, or saturating sums."""
         source, coding = request.source, request.coding
         op: Op = request.reduction.op  # type: ignore[assignment]  # products do not fold
         if (
             not isinstance(self._io, Io) or self._timeline is not None or request.feedback is not None
             or coding.saturate or coding.rounding != "nearest" or not 0 < source.size <= MAX_ELEMENTS
+            or self.fallback or self._lost is not None
         ):
             return None
         asked = source.dtype.char, source.size, op, coding.lane_bits
@@ -202,7 +202,7 @@ class FoldRail:
             self._totals.include(self._repeated[asked])
         return self._repeated[asked]
 
-    def repeat(self, like: RepeatedFold, source: Array, out: Array, number: int) -> int | None:
+    def repeat(self, like: RepeatedFold, source: Array, out: Array, number: int, name: str) -> int | None:
         """Carries an allreduce as ``begin`` and ``allreduce`` do, of plain arrays that are the same memory or do not
         overlap.  Returns the packets sent again; None, and has sent nothing, where trees or rail are not as they were,
         so that those are to be called.  Raises what ``allreduce`` raises."""
@@ -216,12 +216,14 @@ class FoldRail:
             if number > self._begun:
                 self._begun = number
             self._last, before = like, self._resent
+            self._core.arrays[:] = source, out, None
             try:
-                status = like.carry(number, source, out, self._first_slice)
+                status = like.carry(number, name, source, out, self._first_slice)
                 totals = self._core.totals
                 if status != DONE or totals.refused >= self._refused_warning:
                     self._end_slowly(like, status)
             except BaseException as error:
+                like.failed(self._resent - before)
                 self._cut_off(error)
                 raise
             self._resent = totals.retransmitted
@@ -232,10 +234,9 @@ class FoldRail:
         if status == REFUSED:
             raise self._core.refused_to_begin(like.elements, str(like))
         error = self._io.error if status == OS_ERROR and isinstance(self._io, Io) else 0
-        now = time.monotonic_ns()
-        self._drive(like, self._core.progress(), now, ended=(status, error))
+        self._drive(like, self._core.progress(), time.monotonic_ns(), ended=(status, error))
         if status != DONE:
-            like.count(time.monotonic_ns() - now)
+            like.ended(time.monotonic_ns())
 
     def _cut_off(self, error: BaseException) -> None:
         """Ends the rail where an operation has ended in the middle."""

@@ -39,6 +39,7 @@ from netfold.host.innet.netreduce_conditions import beats_ring, ratio
 from netfold.host.mesh.mesh import Subset
 from netfold.host.native.reuseport import by_remainder, steer
 from netfold.host.native.sockets import check_free
+from netfold.host.operation.arrays import Array
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.rail import Flat, RailStats, folds
 from netfold.host.operation.reduction import Reduction
@@ -132,7 +133,7 @@ class ParallelFold:
     def repeated(self, request: AllreduceRequest) -> None:
         """None: what is reduced within machines takes many more steps than these."""
 
-    def repeat(self, like: object, source: Flat, out: Flat, number: int) -> None:
+    def repeat(self, like: object, source: Array, out: Array, number: int, name: str) -> None:
         """None: to be called as ``allreduce``."""
 
     def allreduce(self, request: AllreduceRequest) -> int:

@@ -16,6 +16,7 @@ from typing import Final
 from netfold.host.innet.abi import ARRAYS, FoldOperation
 from netfold.host.innet.packet_link import DONE, Io
 from netfold.host.operation.arrays import Array
+from netfold.host.operation.request import ALLREDUCE, called
 
 VIEW: Final[Callable[[Array], C.c_char]] = C.c_char.from_buffer  # type: ignore[assignment]
 """A view of an array that can be written and is not empty, whose address ``addressof`` tells."""
@@ -31,7 +32,9 @@ class RepeatedFold:
     what       what they are, for errors
     """
 
-    __slots__ = ("_arrays", "_load", "_run", "elements", "nanoseconds", "number", "operations", "shares", "what")
+    __slots__ = (
+        "_load", "_run", "begun", "elements", "name", "nanoseconds", "number", "operations", "resent", "shares", "what",
+    )
 
     def __init__(self, link: Io, operation: FoldOperation, elements: int, shares: list[int], what: str) -> None:
         self.elements = elements
@@ -39,37 +42,45 @@ class RepeatedFold:
         self.what = what
         self.number = 0
         """Number of the last one."""
+        self.begun = 0
+        """When it began, in nanoseconds of CLOCK_MONOTONIC."""
         self.operations = 0
-        """How many have ended in their first run."""
+        """How many have ended."""
         self.nanoseconds = 0
         """How long those took in all."""
-        self._arrays: tuple[Array, Array] | None = None
-        """Source and result of the last one, which the engine uses until it has ended."""
+        self.name = ALLREDUCE
+        """What the caller has called the last one."""
+        self.resent = 0
         self._load: Callable[[int, int, int, int, int], None] = partial(ARRAYS.pack_into, operation, 0)
         """Sets the addresses of source, result and residual (0: none), elements and number of the next one."""
         self._run = link.starter(operation)
 
-    def carry(self, number: int, source: Array, out: Array, most: int) -> int:
+    def carry(self, number: int, name: str, source: Array, out: Array, most: int) -> int:
         """Begins the next one, and runs it until it has ended, or for so many nanoseconds at most.  Returns a status of
         ``packet_link``.
 
-        source, out  plain, not empty; the same memory, or without overlap
+        name         what the caller calls it
+        source, out  plain, not empty; the same memory, or without overlap.  The engine uses them until it has ended
         """
-        self.number, self._arrays = number, (source, out)
+        self.number, self.name = number, name
         at = C.addressof(VIEW(source))
         to = at if out is source else C.addressof(VIEW(out))
         self._load(at, to, 0, self.elements, number & 0xFFFFFFFF)
-        begin = time.monotonic_ns()
-        status = self._run(begin, begin + most)
+        self.begun = begun = time.monotonic_ns()
+        status = self._run(begun, begun + most)
         if status == DONE:
             self.operations += 1
-            self.nanoseconds += time.monotonic_ns() - begin
+            self.nanoseconds += time.monotonic_ns() - begun
         return status
 
-    def count(self, nanoseconds: int) -> None:
-        """One whose first run did not end it has ended, and took so much longer."""
+    def ended(self, now: int) -> None:
+        """The last one, which did not end while ``carry`` ran it, has ended at this time (CLOCK_MONOTONIC, ns)."""
         self.operations += 1
-        self.nanoseconds += nanoseconds
+        self.nanoseconds += now - self.begun
+
+    def failed(self, resent: int) -> None:
+        """The last one has failed, and so many packets of it were sent again."""
+        self.resent = resent
 
     def __str__(self) -> str:
-        return f"operation {self.number} ({self.what})"
+        return f"operation {self.number} ({called(self.name)}{self.what})"

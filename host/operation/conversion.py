@@ -38,21 +38,33 @@ def between_hosts(request: AllreduceRequest, algorithm: str | None) -> Allreduce
     )
 
 
+def are_plain(request: AllreduceRequest) -> bool:
+    """Whether lanes of 32 bits take the request's arrays as they are, but for their shape: a copy of none is made."""
+    source, out = request.source, request.out
+    if request.feedback is not None or request.reduction.element in HALVES:
+        return False
+    own = source.flags
+    if not own.carray or not source.dtype.isnative:
+        return False
+    if out is source:
+        return True
+    # two arrays that have allocated their memory themselves do not overlap
+    its = out.flags
+    return bool(
+        its.carray and out.dtype == source.dtype
+        and ((own.owndata and its.owndata) or not np.may_share_memory(source, out))
+    )
+
+
 def in_lanes(request: AllreduceRequest, *, narrows: bool) -> AllreduceRequest:
     """The request as lanes of 32 bits carry it, in float32 or int32.
 
     narrows  whether the rail has narrow lanes: only then it gets the feedback
     """
     source, out, reduction, feedback = request.source, request.out, request.reduction, request.feedback
+    if source.ndim == out.ndim == 1 and are_plain(request):
+        return request  # as it is: what a small tensor nearly always is, in one step
     half = reduction.element in HALVES
-    if not half and feedback is None and source.ndim == 1 and (own := source.flags).carray and source.dtype.isnative:
-        if out is source:
-            return request  # as it is: what a small tensor nearly always is, in one step
-        # two arrays that have allocated their memory themselves do not overlap
-        if out.ndim == 1 and (its := out.flags).carray and out.dtype == source.dtype and (
-            (own.owndata and its.owndata) or not np.may_share_memory(source, out)
-        ):
-            return request
     if half:  # as float32, which holds all of them exactly
         source = out = widen(source, reduction.element)
         reduction = Reduction(reduction.op, "float32")

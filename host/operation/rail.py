@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from netfold.host.errors import NetFoldError
+from netfold.host.operation.arrays import Array
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.half_precision import HALVES
 from netfold.host.operation.reduction import Reduction
@@ -147,6 +148,14 @@ class RailTeam(Rail, Protocol):
         """Brief allreduces of kinds that have gone over one rail before."""
 
 
+class RepeatedKind(Protocol):
+    """Allreduces of one kind, in the words of the rail that carries them."""
+
+    @property
+    def resent(self) -> int:
+        """Packets sent again in the last one that has failed."""
+
+
 class FoldingRail(Rail, Protocol):
     """A rail whose sums the switches make."""
 
@@ -160,11 +169,11 @@ class FoldingRail(Rail, Protocol):
     def carries_rows(self) -> str:
         """Why ``collect`` carries nothing, for people to read; empty where it does."""
 
-    def repeated(self, request: AllreduceRequest) -> object | None:
+    def repeated(self, request: AllreduceRequest) -> RepeatedKind | None:
         """What ``repeat`` takes for allreduces like this one, which has just been carried; None: each is looked at
         anew."""
 
-    def repeat(self, like: Any, source: Flat, out: Flat, number: int) -> int | None:
+    def repeat(self, like: Any, source: Array, out: Array, number: int, name: str) -> int | None:
         """Carries an allreduce of a kind that ``repeated`` gave, of plain arrays that are the same memory or do not
         overlap, in few steps.  Returns the number of packets sent again; None, and has sent nothing, where ``begin``
         and ``allreduce`` are to be called."""

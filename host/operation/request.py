@@ -16,6 +16,11 @@ ALLREDUCE = "allreduce"
 """Name of a request to which the caller gave none."""
 
 
+def called(name: str) -> str:
+    """How messages begin to describe an operation to which its caller gave a name."""
+    return "" if name == ALLREDUCE else f"{name!r}, "
+
+
 class AllreduceRequest(msgspec.Struct, frozen=True):
     """What one rank asks for.  All ranks ask for the same, each with arrays of its own.
 
@@ -59,8 +64,7 @@ class AllreduceRequest(msgspec.Struct, frozen=True):
         )
 
     def __str__(self) -> str:
-        called = "" if self.name == ALLREDUCE else f"{self.name!r}, "
-        return f"operation {self.number} ({called}{self.source.size} x {self.source.dtype.name})"
+        return f"operation {self.number} ({called(self.name)}{self.source.size} x {self.source.dtype.name})"
 
 
 RowsCollective = Literal["reduce_scatter", "reduce", "all_gather", "broadcast", "barrier", "exchange"]

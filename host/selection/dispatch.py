@@ -14,7 +14,7 @@ from msgspec import structs
 from netfold.host.errors import NetFoldError
 from netfold.host.operation.arrays import flat_copy, native
 from netfold.host.operation.coding import Coding, LaneBits, check_levels, narrows
-from netfold.host.operation.conversion import between_hosts, deliver, in_lanes
+from netfold.host.operation.conversion import are_plain, between_hosts, deliver, in_lanes
 from netfold.host.operation.half_precision import HALVES, storage
 from netfold.host.operation.rail import FoldingRail, Rail, RailStats, RailTeam, folds
 from netfold.host.operation.reduction import Reduction
@@ -155,9 +155,10 @@ class Dispatch:
     def repeated(self, request: AllreduceRequest) -> Repeated | None:
         """What is known of allreduces like this one, which has just been made; None: each is looked at anew."""
         rail, chooser = self.switches, self.hosts.chooser
-        if rail is None or self._choices.get(_kind(request)) != (chooser.measured, INNET):
+        if rail is None or not are_plain(request) or self._choices.get(_kind(request)) != (chooser.measured, INNET):
             return None
-        if in_lanes(request, narrows=rail.narrows) is not request or (like := rail.repeated(request)) is None:
+        like = rail.repeated(request)
+        if like is None:
             return None
         return Repeated(self.hosts, chooser, chooser.measured, rail, like, request.reduction.element, request.coding)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from netfold.host.operation.coding import Coding
-from netfold.host.operation.rail import FoldingRail
+from netfold.host.operation.rail import FoldingRail, RepeatedKind
 from netfold.host.selection.chooser import Chooser
 from netfold.host.selection.measure import Measured
 from netfold.host.selection.peers import Peers
@@ -20,7 +20,7 @@ class Repeated(NamedTuple):
     chooser: Chooser
     measured: Measured | None
     rail: FoldingRail
-    like: object
+    like: RepeatedKind
     element: str
     """Name of the elements' dtype."""
     coding: Coding

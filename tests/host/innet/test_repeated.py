@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import sys
+import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 from netfold.host.api.communicator import Communicator
 from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, RankMismatch
 from netfold.host.innet.fold import FoldRail
+from netfold.host.operation import conversion
 from netfold.host.tracing.flight import Flight
 from netfold.testing import loopback_job, on_every_rank
 from support.host import impatient, interrupted_by
@@ -84,8 +87,8 @@ def test_a_repeated_allreduce_has_the_bits_of_a_first_one(
 
 
 def test_it_takes_few_steps() -> None:
-    """A repeated allreduce calls ten functions of Python at most, but where it must wait for another rank or send again:
-    beside 4 KiB these are what costs."""
+    """A repeated allreduce calls ten functions of Python at most, but where it must wait long for another rank, or send
+    again: beside 4 KiB these are what costs."""
     calls: list[list[str]] = []
 
     def count(frame: Any, event: str, arg: object) -> None:
@@ -226,8 +229,8 @@ def test_a_rank_that_stays_away_times_the_others_out() -> None:
     with loopback_job(2) as comms:
         on_every_rank(comms, lambda c: c.allreduce(np.ones(1000, np.float32)))
         impatient(comms, 0.3)
-        with pytest.raises(CollectiveTimeout, match=r"rank 0 of 2, operation 2 \(1000 x float32\)"):
-            comms[0].allreduce(np.ones(1000, np.float32))
+        with pytest.raises(CollectiveTimeout, match=r"rank 0 of 2, operation 2 \('grad7', 1000 x float32\)"):
+            comms[0].allreduce(np.ones(1000, np.float32), name="grad7")
         with pytest.raises(CollectiveTimeout, match="operation 2"):
             comms[0].allreduce(np.ones(1000, np.float32))
 
@@ -253,6 +256,102 @@ def test_a_closed_communicator_refuses_it() -> None:
     for comm in comms:
         with pytest.raises(Closed):
             comm.allreduce(np.ones(100, np.float32))
+
+
+def test_arrays_are_let_go(ways: Counter[str]) -> None:
+    """However many kinds were made, the communicator keeps the arrays of the last operation alone."""
+    with loopback_job(2) as comms:
+        refs: list[weakref.ref[NDArray[Any]]] = []
+
+        def run(comm: Communicator) -> None:
+            for _ in range(2):
+                for size in range(1, 21):
+                    got = comm.allreduce(np.ones(size, np.float32))
+                    if comm.rank == 0:
+                        refs.append(weakref.ref(got))
+
+        assert on_every_rank(comms, run) == [None, None]
+        assert ways["repeat"] == 40
+        assert sum(ref() is not None for ref in refs) <= 2
+        buffer = bytearray(4000)
+
+        def borrow(comm: Communicator) -> None:
+            own = np.frombuffer(buffer, np.float32) if comm.rank == 0 else np.ones(1000, np.float32)
+            for _ in range(3):
+                comm.allreduce(own)
+            del own
+            comm.allreduce(np.ones(1, np.float32))
+
+        assert on_every_rank(comms, borrow) == [None, None]
+        buffer.extend(b"x")  # refused while an array has it
+
+
+def test_two_threads_may_find_a_kind_gone() -> None:
+    """A kind that is looked at anew, while another thread waits for the operation that finds this out, ends neither."""
+    with loopback_job(2) as comms:
+        on_every_rank(comms, lambda c: c.allreduce(np.ones(100, np.float32)))
+        for comm in comms:
+            cast(FoldRail, comm._parts.dispatch.switches).watched_by(lambda moved: None)
+
+        def run(comm: Communicator) -> None:
+            work = comm.iallreduce(np.ones(100, np.float32))
+            assert (comm.allreduce(np.ones(100, np.float32)) == 2).all()
+            assert (work.wait() == 2).all()
+
+        for _ in range(20):
+            assert on_every_rank(comms, run) == [None, None]
+
+
+def test_arrays_of_any_shape_are_repeated_and_none_is_copied_to_find_out(
+    ways: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A matrix is folded as it is from its second call on; of what must be copied one copy is made a call."""
+    copies: list[object] = []
+    whole = conversion.flat  # type: ignore[attr-defined]
+
+    def counted(array: NDArray[Any]) -> NDArray[Any]:
+        copies.append(array)
+        return whole(array)
+
+    monkeypatch.setattr(conversion, "flat", counted)
+    with loopback_job(2) as comms:
+        for _ in range(3):
+            on_every_rank(comms, lambda c: c.allreduce(np.ones((8, 8), np.float32)))
+        assert ways == {"allreduce": 2, "repeat": 4}
+        copies.clear()
+        for _ in range(3):
+            on_every_rank(comms, lambda c: c.allreduce(np.ones((8, 2), np.float32)[:, :1]))
+        assert ways == {"allreduce": 8, "repeat": 4}
+        assert len(copies) == 6
+
+
+def test_seconds_have_the_whole_of_a_long_operation() -> None:
+    """Where a rank comes 60 ms late, the totals have the time from the operation's beginning."""
+    with loopback_job(2) as comms:
+        on_every_rank(comms, lambda c: c.allreduce(np.ones(100, np.float32)))
+        before = comms[0].stats().seconds
+        late = threading.Event()
+
+        def run(comm: Communicator) -> None:
+            if comm.rank == 1:
+                late.wait(0.06)
+            comm.allreduce(np.ones(100, np.float32))
+
+        assert on_every_rank(comms, run) == [None, None]
+        record = comms[0].flight()[-1]
+        took = comms[0].stats().seconds - before
+        assert 0.9 * (record.end - record.begin) <= took <= record.end - record.begin
+
+
+def test_packets_sent_again_in_one_that_fails_are_recorded() -> None:
+    """The record of an operation that timed out says what was sent again."""
+    with loopback_job(2, loss=0.9, seed=3, timeout=20) as comms:
+        on_every_rank(comms, lambda c: c.allreduce(np.ones(100, np.float32)))
+        impatient(comms, 0.5)
+        got = on_every_rank(comms, lambda c: [c.allreduce(np.ones(100, np.float32)) for _ in range(50)])
+        assert any(isinstance(error, CollectiveTimeout) for error in got), got
+        for comm in comms:
+            assert sum(record.retransmissions for record in comm.flight()) == comm.stats().retransmissions
 
 
 def test_the_recorder_takes_back_what_was_not_carried() -> None:
