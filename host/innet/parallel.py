@@ -34,7 +34,8 @@ from netfold.host.collectives.flow import run, split_evenly
 from netfold.host.collectives.shared_memory import SharedRows
 from netfold.host.errors import NetFoldError, PeerLost
 from netfold.host.innet import native
-from netfold.host.innet.fold import TRIAL, FoldRail
+from netfold.host.innet.fold import FoldRail
+from netfold.host.innet.fold_loop import TRIAL
 from netfold.host.innet.netreduce_conditions import beats_ring, ratio
 from netfold.host.mesh.mesh import Subset
 from netfold.host.native.reuseport import by_remainder, steer

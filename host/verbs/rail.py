@@ -18,7 +18,8 @@ from netfold.host.client.fold_control import FoldControl
 from netfold.host.errors import NetFoldError, PlanError, TransportError
 from netfold.host.innet.abi import AGREEMENT, DATA
 from netfold.host.innet.core import Core
-from netfold.host.innet.fold import SLICE_SECONDS, FoldRail
+from netfold.host.innet.fold import FoldRail
+from netfold.host.innet.fold_loop import SLICE_SECONDS
 from netfold.host.innet.packet_link import PacketLink
 from netfold.host.innet.repeated import RepeatedFold
 from netfold.host.operation.coding import LaneBits

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs what a rank folds to its end, in slices, between which it looks at signals, stalls, timeouts and lost trees."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from netfold.host.client.fold_control import FoldControl, Waits
+from netfold.host.errors import NetFoldError, PlanError, TransportError
+from netfold.host.innet import failures
+from netfold.host.innet.abi import AGREEMENT, DATA
+from netfold.host.innet.core import Core
+from netfold.host.innet.fallback import Fallback
+from netfold.host.innet.packet_link import AGAIN, DONE, FAILED, OS_ERROR, PacketLink
+from netfold.host.innet.recovery_rounds import RecoveryRounds
+from netfold.host.innet.repeated import RepeatedFold
+from netfold.host.innet.stall_detector import StallDetector
+from netfold.host.mesh.mesh import WATCHED_SLICE_SECONDS
+from netfold.host.operation.reduction import Reduction
+from netfold.host.operation.request import AllreduceRequest, Request
+from netfold.host.tracing.timeline import Timeline
+from netfold.wire import roce
+from netfold.wire.jobs import Plan
+
+log = logging.getLogger("netfold")
+
+SLICE_SECONDS = 0.02
+"""Seconds in native code between two checks of Python's signals (Ctrl-C), the timeout, and stalled streams."""
+LOST_RANK_SECONDS = 0.2
+"""Seconds without any new result after which a lost rank ends an operation; one that died after its last contribution
+need not end it."""
+SLICE_NS, WATCHED_SLICE_NS = int(SLICE_SECONDS * 1e9), int(WATCHED_SLICE_SECONDS * 1e9)
+LOST_RANK_NS = int(LOST_RANK_SECONDS * 1e9)
+TRIAL = Reduction("sum", "float32")
+"""The reduction of a trial."""
+NOTHING = np.empty(0, np.float32)
+"""Array of a request that was never made: before the first operation there is nothing to go on with."""
+
+
+class FoldLoop:
+    """What runs one rank's operations, one at a time, under the lock ``_turn``.
+
+    plan, address, timeout, control, timeline, falls_back  as for ``FoldRail``
+    core  the engine over the plan's trees
+    link  carries its packets
+    """
+
+    def __init__(
+        self, plan: Plan, address: str, core: Core, link: PacketLink, *, timeout: float, control: FoldControl,
+        timeline: Timeline | None, falls_back: bool,
+    ) -> None:
+        self._plan = plan
+        self._core, self._io = core, link
+        self._control = control
+        self._timeout = timeout
+        self._timeline = timeline
+        self._turn = threading.Lock()
+        """Held by whoever drives the core."""
+        self._lost: NetFoldError | None = None
+        """What has ended the rail."""
+        self._closed = False
+        self._last: Request | RepeatedFold = AllreduceRequest(NOTHING, NOTHING, TRIAL)
+        self._resent = 0
+        """Contributions sent again so far, as of the last run."""
+        self._begun = 0
+        """The highest number of an operation that was let in."""
+        self._watch: Callable[[float], None] | None = None
+        self._stalls = StallDetector()
+        self._refused_warning = 1
+        """Refused packets at which a warning is logged."""
+        self.fallback = ""
+        self._fallback = Fallback(address, timeout)
+        self._falls_back = falls_back
+        self._rounds = RecoveryRounds(self._serve)
+        link.interrupt_by(self._rounds.fd)
+        if timeline is not None:
+            link.trace()
+
+    def watched_by(self, watch: Callable[[float], None] | None) -> None:
+        """Calls ``watch`` every ``WATCHED_SLICE_SECONDS`` from now on while an operation waits, with the monotonic
+        seconds of its last progress; what it raises ends the operation.  None: stops that."""
+        self._watch = watch
+
+    def interrupt(self, error: NetFoldError) -> None:
+        """Called by another thread: the operation under way ends with this error within ``SLICE_SECONDS``."""
+
+        def end(moved: float) -> None:
+            raise error
+
+        self._watch = end
+
+    def _drive(
+        self, request: Request | RepeatedFold, progress: int, now: int, *, ended: tuple[int, int] | None = None
+    ) -> int:
+        """Runs the operation that has been started to its end.  Returns how many elements of a saturating sum stand at
+        an end of the range.
+
+        progress  time in nanoseconds of the operation's last new result, or of its beginning
+        now       the time itself
+        ended     status and errno of a run that has ended already
+        """
+        while True:
+            status, error = ended or self._run(request, progress, now)
+            ended = None
+            if self._timeline is not None:
+                self._timeline.spans(*self._io.spans())
+            totals = self._core.totals
+            progress, self._resent = totals.progress, totals.retransmitted
+            if totals.refused >= self._refused_warning:
+                self._warn_of_refused()
+            if status == DONE:
+                return totals.saturated
+            if self._watch is not None and status == AGAIN:
+                self._watch(self._core.progress() / 1e9)
+            if status == AGAIN and self._is_stalled(progress):
+                self._control.suspect(self._waits())
+            if status == FAILED:
+                raise self._failed(request)
+            if status == OS_ERROR:
+                self._broken(request, error)
+            now = time.monotonic_ns()
+
+    def _run(self, request: Request | RepeatedFold, progress: int, now: int) -> tuple[int, int]:
+        """Runs the operation until it is time to look at signals, stalls and the rest; serves a recovery round first.
+        Returns status and errno.  Raises what ends it."""
+        if self._rounds.pending:
+            self._go_on()
+            progress, now = self._core.progress(), time.monotonic_ns()
+        end = progress + int(self._timeout * 1e9)
+        if now >= end:
+            raise self._timed_out(request)
+        if now >= progress + LOST_RANK_NS and (news := self._control.job_error()) is not None:
+            raise type(news)(f"{self._who(request)}: {news}")
+        slice_ns = SLICE_NS if self._watch is None else WATCHED_SLICE_NS
+        until = min(now + slice_ns, end, self._stalls.due(progress, now))
+        if self.fallback:
+            status = self._fallback.run(until)
+            self._core.count()
+            return status, 0
+        return self._io.run(until)
+
+    def _broken(self, request: Request | RepeatedFold, error: int) -> None:
+        """What carries the packets cannot go on, with this errno: raises TransportError, or returns where there is
+        another way."""
+        mtu = roce.ip_packet_bytes(roce.Opcode.WRITE_FIRST, self._plan.path_mtu)
+        hint = f"; every link needs an MTU of {mtu} or more (`ip link`)" if error == errno.EMSGSIZE else ""
+        raise TransportError(error, f"{self._who(request)}: the kernel refused a packet: {os.strerror(error)}{hint}")
+
+    def _warn_of_refused(self) -> None:
+        """Logs a warning that somebody sends to this rank's queue pairs who may not; the next one comes when there are
+        ten times as many packets."""
+        count, last = self._core.refused()
+        self._refused_warning = 10 * count
+        log.warning(
+            "job %r, rank %d: %d packets so far to this rank's queue pairs were dropped, the last one from %s: "
+            "results come from the rank before it in the ring, with TTL %d; see docs/security.md",
+            self._plan.job, self._plan.rank, count, last, roce.RESULT_TTL,
+        )
+
+    def halt(self, number: int) -> None:
+        """Requests recovery round ``number``, because trees have failed; it is served even while no operation runs.
+        Returns at once."""
+        if self._control.resume is not None:
+            self._rounds.request(number)
+
+    def _go_on(self) -> None:
+        """Goes on over other trees, from what the slowest rank lacks.  Raises TreesLost, PlanError."""
+        assert self._control.resume is not None
+        offer = self._fallback.offer() if self._falls_back else ""
+        missing = {key: self._core.lowest(tree, kind) for key, tree, kind in self._streams()}
+        plan = self._control.resume(missing, self._begun, offer)
+        try:
+            self._core.resume(plan.trees, self._core.now())
+        except ValueError as error:
+            raise PlanError(f"job {plan.job!r}, rank {plan.rank}: cannot go on as planned: {error}") from error
+        self._io.discard()
+        self._plan = plan
+        self._rounds.complete(plan.round)
+        if plan.stand_in:
+            self._fallback.begin(plan, self._core)
+            self.fallback = self._fallback.why
+            return
+        self._fallback.decline()
+        self._connect()
+        log.warning("job %r, rank %d: goes on over %s", plan.job, plan.rank, ", ".join(t.name for t in plan.trees))
+
+    def _connect(self) -> None:
+        """Connects what carries the packets to the other ranks of a plan that is new.  Raises TransportError."""
+
+    def _streams(self) -> list[tuple[int, int, int]]:
+        """What the controller calls each stream, its tree and its kind."""
+        return [
+            (stream.qp, index, kind)
+            for index, tree in enumerate(self._plan.trees)
+            for kind, stream in ((AGREEMENT, tree.agreement), (DATA, tree.data))
+        ]
+
+    def _serve(self) -> None:
+        """Serves a recovery round between operations, since other ranks may lack what this rank had long ago."""
+        with self._turn:
+            if self._lost is not None or self._closed:
+                return
+            try:
+                if self._rounds.pending:
+                    self._go_on()
+                if not self._core.finished():
+                    self._drive(self._last, self._core.progress(), time.monotonic_ns())
+            except NetFoldError as error:
+                self._lost = error
+                log.warning("between operations: %s", error)
+
+    # ---- errors ----------------------------------------------------------------------------------------------------
+    def _who(self, request: Request | RepeatedFold) -> str:
+        return f"job {self._plan.job!r}, rank {self._plan.rank} of {self._plan.world}, {request}"
+
+    def _timed_out(self, request: Request | RepeatedFold) -> NetFoldError:
+        missing = self._control.missing(self._waits())
+        return failures.timed_out(self._who(request), self._timeout, missing, self._core, self._io, self._plan.trees)
+
+    def _is_stalled(self, progress: int) -> bool:
+        """Whether to tell the controller that a stream waits for longer than it should.
+
+        progress  time in nanoseconds of the operation's last result
+        """
+        round_trip = max((self._core.state(tree, DATA).srtt for tree in range(len(self._plan.trees))), default=0)
+        return self._stalls.check(self._waits(), progress, time.monotonic_ns(), round_trip)
+
+    def _waits(self) -> Waits:
+        """Stream, as the controller calls it -> the lowest PSN that was sent on it and has no result."""
+        waits = {}
+        for key, tree, kind in self._streams():
+            state = self._core.state(tree, kind)
+            if state.sent_ahead > state.results:
+                waits[key] = state.una_psn
+        return waits
+
+    def _failed(self, request: Request | RepeatedFold) -> NetFoldError:
+        return failures.disagreed(self._who(request), self._core.failure(), self._plan.trees)
