@@ -17,7 +17,7 @@ REMEMBERED: Final = 256
 """Sizes of operations whose stripes are remembered."""
 
 
-class Repeated(Protocol):
+class CountedKind(Protocol):
     """Allreduces of one kind that are counted for themselves."""
 
     @property
@@ -48,7 +48,7 @@ class FoldTotals:
         self._seconds = 0.0
         self._shares: dict[tuple[int, int, int], list[int]] = {}
         """Elements, bytes of one and lane bits of an allreduce -> bytes of each tree's stripe."""
-        self._repeated: list[Repeated] = []
+        self._repeated: list[CountedKind] = []
 
     def count(self, piece: AllreduceRequest, nanoseconds: int, operations: int) -> None:
         """Adds an allreduce that the core has just ended, or a piece of one, which took so long.
@@ -67,7 +67,7 @@ class FoldTotals:
         self._operations += operations
         self._seconds += nanoseconds / 1e9
 
-    def include(self, repeated: Repeated) -> None:
+    def include(self, repeated: CountedKind) -> None:
         """From now on these are in the totals as well."""
         self._repeated.append(repeated)
 
