@@ -67,7 +67,7 @@ class Group:
         self._ranks = Members(dispatch, sequencer, first)
         self._coding = coding
         self._repeats: dict[tuple[object, ...], Repeated] = {}
-        """Dtype, bytes and operation of calls that ask for nothing else -> how the switches fold those."""
+        """Dtype, bytes, operation and algorithm of calls that ask for no coding of their own -> how those are folded."""
 
     @property
     def rank(self) -> int:
@@ -125,10 +125,10 @@ class Group:
         """
         array, ranks = array if type(array) is np.ndarray else np.asarray(array), self._ranks
         usual = (
-            dtype is None and algorithm is None and lane_bits is None and rounding is None and feedback is None
-            and reproducible is None and not saturate
+            dtype is None and lane_bits is None and rounding is None and feedback is None and reproducible is None
+            and not saturate
         )
-        if usual and (repeated := self._repeat(array, out, op, name)) is not None:
+        if usual and (repeated := self._repeat(array, out, op, algorithm, name)) is not None:
             return repeated
         asked = array.dtype, op, dtype, algorithm, lane_bits, rounding, saturate, reproducible
         checked = self._checked.get(asked) if feedback is None else None
@@ -153,7 +153,7 @@ class Group:
             request = AllreduceRequest(array, result, reduction, number, coding, algorithm, feedback, name)
             saturated = ranks.dispatch.allreduce(request)
             if usual and len(self._repeats) < REMEMBERED and (found := ranks.dispatch.repeated(request)) is not None:
-                self._repeats[array.dtype, array.nbytes, op] = found
+                self._repeats[array.dtype, array.nbytes, op, algorithm] = found
         except BaseException as error:
             ranks.sequencer.end(error)
             raise
@@ -168,14 +168,16 @@ class Group:
             )
         return result
 
-    def _repeat(self, array: Array, out: Array | None, op: ReduceOp, name: str) -> Array | None:
-        """An ``allreduce`` that asks for nothing but ``op``, of a kind that the switches have folded before, and of
-        arrays that they take as they are; None, and nothing has been done, where it is another.
+    def _repeat(
+        self, array: Array, out: Array | None, op: ReduceOp, algorithm: str | None, name: str
+    ) -> Array | None:
+        """An ``allreduce`` that asks for no other coding, of a kind that the switches have folded before, and of arrays
+        that they take as they are; None, and nothing has been done, where it is another.
 
         Nothing is looked at here but what may differ between two such calls: where ranks share processors, what each
         further step touches is in no cache, and costs more than sending 4 KiB.
         """
-        ranks, what = self._ranks, (array.dtype, array.nbytes, op)
+        ranks, what = self._ranks, (array.dtype, array.nbytes, op, algorithm)
         known = self._repeats.get(what)
         if known is None:
             return None
@@ -205,7 +207,9 @@ class Group:
                 sequencer.flight.take_back()
                 hosts.count_from(number)
                 ranks.dispatch.allreduce(
-                    AllreduceRequest(array, out, Reduction(op, known.element), number, known.coding, name=name)
+                    AllreduceRequest(
+                        array, out, Reduction(op, known.element), number, known.coding, algorithm, name=name
+                    )
                 )
             elif known.rail.fallback:
                 sequencer.flight.note(f"{known.rail.name}, then TCP: {known.rail.fallback}")

@@ -286,7 +286,8 @@ class Dispatch:
         chosen = self._choose_anew(request)
         measured = self.hosts.chooser.measured
         # what is certain without measuring stays so: of several rails, too, which choose by themselves
-        sure = measured is not None or self._rails is not None or self._sure(request.coding.lane_bits)
+        asked = request.algorithm is not None and request.algorithm != AUTO
+        sure = asked or measured is not None or self._rails is not None or self._sure(request.coding.lane_bits)
         if chosen is not None and sure and len(self._choices) < REMEMBERED:
             self._choices[what] = measured, chosen
         return chosen

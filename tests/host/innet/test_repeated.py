@@ -212,6 +212,21 @@ def test_options_that_a_call_names_are_not_left_out(ways: Counter[str]) -> None:
     assert ways["repeat"] == 0
 
 
+def test_each_algorithm_that_is_named_goes_its_own_way(ways: Counter[str]) -> None:
+    """Calls that are alike but for the algorithm do not take each other's way, however often they take turns."""
+    with loopback_job(2) as comms:
+
+        def run(comm: Communicator) -> None:
+            own = np.arange(1000, dtype=np.int32)
+            for _ in range(3):
+                for algorithm in ("innet", "ring", None):
+                    assert (comm.allreduce(own, algorithm=algorithm) == 2 * own).all()
+
+        assert on_every_rank(comms, run) == [None, None]
+        assert [record.path for record in comms[0].flight()] == ["innet", "TCP, ring", "innet"] * 3
+    assert ways == {"allreduce": 4, "repeat": 8}
+
+
 def test_another_size_on_one_rank_is_told_to_all() -> None:
     """Where one rank repeats a kind and another one calls something else, both learn it, and the record says so."""
     with loopback_job(2, timeout=20) as comms:
