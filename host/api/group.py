@@ -67,7 +67,7 @@ class Group:
         self._ranks = Members(dispatch, sequencer, first)
         self._coding = coding
         self._repeats: dict[tuple[object, ...], Repeated] = {}
-        """Dtype, bytes, operation and algorithm of calls that ask for no coding of their own -> how those are folded."""
+        """Dtype, bytes, operation and algorithm of calls that ask for no coding of their own -> how these fold."""
 
     @property
     def rank(self) -> int:
