@@ -163,7 +163,7 @@ bool nf_fold_messages(nf_fold *, uint32_t packets, uint32_t credits);
  * sends lanes that change nothing. */
 void nf_fold_no_presence(nf_fold *);
 
-/* Begins an operation.  The last one must be finished.  False with *why set where memory is short, or where it cannot
+/* Begins an operation.  False with *why set where the last one has not ended, where memory is short, or where it cannot
  * be. */
 bool nf_fold_start(nf_fold *, const nf_operation *, int64_t now, const char **why);
 

@@ -114,6 +114,8 @@ static const char *refusal_of_rows(const nf_fold *f, const nf_operation *op) {
 }
 
 static const char *refusal(const nf_fold *f, const nf_operation *op) {
+    /* its packets are of the arrays and scales of the one before */
+    if (!nf_fold_finished(f)) return "the operation before has not ended";
     const char *why = op->collective == NF_ALLREDUCE ? NULL : refusal_of_rows(f, op);
     if (why) return why;
     if (op->collective == NF_ALLREDUCE && (op->rows || op->dtype == NF_BYTES || op->out_first))

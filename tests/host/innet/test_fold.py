@@ -173,6 +173,19 @@ def test_operations_follow_each_other_with_late_ranks(late: list[int], loss: flo
             assert np.abs(arrays[0] - exact).max() <= top * 2**-20
 
 
+def test_no_operation_begins_before_the_last_one_has_ended() -> None:
+    """It is refused by its reason, short or long: packets that are on their way are of the arrays of the last one."""
+    own = np.ones(1024, np.float32)
+    core = Core("10.0.0.1", 2, plan_trees(0, 2, trees=1, slots=64, psn=2))
+    core.start(1, own, np.empty_like(own), 1.0, 0)
+    while core.send(0) is not None:
+        pass
+    for size in (1, 1024, 100_000):
+        more = np.ones(size, np.float32)
+        with pytest.raises(ValueError, match="the operation before has not ended"):
+            core.start(2, more, np.empty_like(more), 1.0, 0)
+
+
 def test_what_the_kernel_refuses_is_sent_again_singly() -> None:
     """Packets of super-packets that the kernel refuses on a path are sent again one by one, with the ICRC of single
     packets."""
