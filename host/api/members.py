@@ -33,7 +33,7 @@ class Members:
         self.sequencer = sequencer
         self.incarnation = sequencer.incarnation
         self.numbers = iter(range(first, LAST + 1))
-        """Those of the next operations."""
+        """The numbers of the next operations, in order."""
         self._unjoined = 0
         """All_gathers that a reduce_scatter might have joined (``joinable``), and none has, since one did."""
 

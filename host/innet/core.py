@@ -121,7 +121,8 @@ class Core:
         self.why = C.c_char_p()
         """The engine's reason for which it did not begin the last operation that it refused."""
         self.arrays: list[Array | None] = [None, None, None]
-        """Those of the last operation: the engine uses them until it has ended."""
+        """Source, result, and residual or gathered rows of the last operation.  They are kept alive here, since the
+        engine reads and writes their memory until that has ended."""
 
     def _plans(self, trees: Sequence[RankTree]) -> C.Array[TreePlan]:
         def stream(plan: RankStream) -> StreamPlan:
@@ -340,7 +341,7 @@ def _named(op: Op, coding: Coding, divisor: float) -> str:
 
 
 def parameters_of(dtype: np.dtype[Any], op: Op, coding: Coding, divisor: float) -> dict[str, Any]:
-    """What is the same in all allreduces of a kind, as fields of ``FoldOperation``.
+    """The fields of ``FoldOperation`` that all allreduces of a kind share: all but number, arrays and rounding's key.
 
     divisor  by which float32 results are divided: 1 except for averages
     """

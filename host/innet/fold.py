@@ -148,8 +148,9 @@ class FoldRail(FoldLoop):
             return saturated
 
     def repeated(self, request: AllreduceRequest) -> RepeatedFold | None:
-        """What ``repeat`` takes for allreduces like this one, which has just been carried; None where each is looked
-        at anew: over other links than sockets, with a timeline, feedback, stochastic rounding, or saturating sums."""
+        """Prepares the kind of a request that has just been carried, for ``repeat``.  None where it has to go through
+        ``allreduce`` each time: over other links than sockets, with a timeline, feedback, stochastic rounding, or
+        saturating sums."""
         source, coding = request.source, request.coding
         op: Op = request.reduction.op  # type: ignore[assignment]  # products do not fold
         if (

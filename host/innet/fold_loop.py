@@ -45,7 +45,7 @@ NOTHING = np.empty(0, np.float32)
 
 
 class FoldLoop:
-    """What runs one rank's operations, one at a time, under the lock ``_turn``.
+    """Runs the operations of one rank, one at a time.  Whoever calls its private methods holds the lock ``_turn``.
 
     plan, address, timeout, control, timeline, falls_back  as for ``FoldRail``
     core  the engine over the plan's trees
@@ -64,8 +64,9 @@ class FoldLoop:
         self._turn = threading.Lock()
         """Held by whoever drives the core."""
         self._lost: NetFoldError | None = None
-        """What has ended the rail."""
+        """The error that has ended the rail, and that every later operation raises; None while it works."""
         self._closed = False
+        """Whether ``close`` was called: the core and its link are gone."""
         self._last: Request | RepeatedFold = AllreduceRequest(NOTHING, NOTHING, TRIAL)
         self._resent = 0
         """Contributions sent again so far, as of the last run."""
@@ -147,8 +148,8 @@ class FoldLoop:
         return self._io.run(until)
 
     def _broken(self, request: Request | RepeatedFold, error: int) -> None:
-        """What carries the packets cannot go on, with this errno: raises TransportError, or returns where there is
-        another way."""
+        """Called where the link cannot send or receive any more, for the reason that this errno tells.  Raises
+        TransportError; a rail that has another way to go on returns instead."""
         mtu = roce.ip_packet_bytes(roce.Opcode.WRITE_FIRST, self._plan.path_mtu)
         hint = f"; every link needs an MTU of {mtu} or more (`ip link`)" if error == errno.EMSGSIZE else ""
         raise TransportError(error, f"{self._who(request)}: the kernel refused a packet: {os.strerror(error)}{hint}")
@@ -195,7 +196,7 @@ class FoldLoop:
         """Connects what carries the packets to the other ranks of a plan that is new.  Raises TransportError."""
 
     def _streams(self) -> list[tuple[int, int, int]]:
-        """What the controller calls each stream, its tree and its kind."""
+        """For each stream: the number by which the controller knows it, the index of its tree, and its kind."""
         return [
             (stream.qp, index, kind)
             for index, tree in enumerate(self._plan.trees)

@@ -5,32 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, Protocol
+from typing import Final
 
 from netfold.host.innet.abi import AGREEMENT, DATA
 from netfold.host.innet.core import Core
+from netfold.host.innet.repeated import RepeatedFold
 from netfold.host.operation.rail import RailStats, TreeStats
 from netfold.host.operation.request import AllreduceRequest
 from netfold.wire.jobs import RankTree
 
 REMEMBERED: Final = 256
 """Sizes of operations whose stripes are remembered."""
-
-
-class CountedKind(Protocol):
-    """Allreduces of one kind that are counted for themselves."""
-
-    @property
-    def shares(self) -> list[int]:
-        """Bytes of each tree's stripe of one of them."""
-
-    @property
-    def operations(self) -> int:
-        """How many there have been."""
-
-    @property
-    def nanoseconds(self) -> int:
-        """How long they took in all."""
 
 
 class FoldTotals:
@@ -48,7 +33,7 @@ class FoldTotals:
         self._seconds = 0.0
         self._shares: dict[tuple[int, int, int], list[int]] = {}
         """Elements, bytes of one and lane bits of an allreduce -> bytes of each tree's stripe."""
-        self._repeated: list[CountedKind] = []
+        self._repeated: list[RepeatedFold] = []
 
     def count(self, piece: AllreduceRequest, nanoseconds: int, operations: int) -> None:
         """Adds an allreduce that the core has just ended, or a piece of one, which took so long.
@@ -67,7 +52,7 @@ class FoldTotals:
         self._operations += operations
         self._seconds += nanoseconds / 1e9
 
-    def include(self, repeated: CountedKind) -> None:
+    def include(self, repeated: RepeatedFold) -> None:
         """From now on these are in the totals as well."""
         self._repeated.append(repeated)
 

@@ -51,6 +51,7 @@ class RepeatedFold:
         self.name = ALLREDUCE
         """What the caller has called the last one."""
         self.resent = 0
+        """Packets sent again in the last one that has failed."""
         self._load: Callable[[int, int, int, int, int], None] = partial(ARRAYS.pack_into, operation, 0)
         """Sets the addresses of source, result and residual (0: none), elements and number of the next one."""
         self._run = link.starter(operation)

@@ -170,8 +170,8 @@ class FoldingRail(Rail, Protocol):
         """Why ``collect`` carries nothing, for people to read; empty where it does."""
 
     def repeated(self, request: AllreduceRequest) -> RepeatedKind | None:
-        """What ``repeat`` takes for allreduces like this one, which has just been carried; None: each is looked at
-        anew."""
+        """Prepares the kind of a request that has just been carried, for ``repeat``; None where it has to go through
+        ``allreduce`` each time."""
 
     def repeat(self, like: Any, source: Array, out: Array, number: int, name: str) -> int | None:
         """Carries an allreduce of a kind that ``repeated`` gave, of plain arrays that are the same memory or do not
