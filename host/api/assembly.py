@@ -13,6 +13,7 @@ import socket
 import warnings
 import zlib
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
@@ -258,8 +259,13 @@ def _check_rails(specs: Sequence[RailSpec], settings: JoinSettings, controller: 
 def of_plan(plan: Plan, settings: JoinSettings, listener: socket.socket | None) -> Parts:
     """The parts for a plan that the caller has already; no controller watches the rank.  Raises PlanError, ValueError,
     TransportError."""
-    check_plan(plan)
-    return _of_membership(Membership(plan), settings, listener)
+    try:
+        check_plan(plan)
+        return _of_membership(Membership(plan), settings, listener)
+    except BaseException:
+        if listener is not None:
+            listener.close()
+        raise
 
 
 def reform(parts: Parts, finished: int, *, grows: bool, timeout: float | None) -> Parts:
@@ -325,8 +331,9 @@ def _of_membership(
         raise PlanError(f"{me}: rail={rail!r} needs an address for each rank, and {sharing(plan)}; use rail='tcp'")
     timeline = timeline_from_environment(plan.job, plan.rank, plan.world)
     flight = Flight(plan.job, plan.rank, plan.world, timeline=timeline)
-    mesh = open_mesh(plan, listener, settings.timeout, rail, membership.client, timeline, settings.paths)
-    try:
+    with ExitStack() as undo:  # whoever is told that it failed may try again at once, at the same ports
+        mesh = open_mesh(plan, listener, settings.timeout, rail, membership.client, timeline, settings.paths)
+        undo.callback(mesh.close)
         peers = Peers(
             mesh,
             algorithm=settings.algorithm,
@@ -344,6 +351,8 @@ def _of_membership(
                 switches = _open_fold(
                     membership, peers, settings, timeline, shared=shared, lane_bits=coding.lane_bits
                 )
+                undo.callback(switches.close)
+                membership.steer(switches)
             else:
                 warnings.warn(
                     f"{me}: no aggregation tree, every allreduce goes over TCP between the hosts. "
@@ -351,18 +360,17 @@ def _of_membership(
                     RuntimeWarning,
                     stacklevel=4,
                 )
-    except BaseException:
-        mesh.close()
-        raise
-    dispatch = Dispatch(
-        peers, switches=switches, always=rail in FOLDING, why=path_reason(plan, rail, helpers), flight=flight, me=me
-    )
-    log.info("%s: %s (%s)", me, dispatch.rail, dispatch.why)
-    if sequencer is None:
-        sequencer = OperationSequencer(me, flight)
-    else:
-        sequencer.begin_anew(me, flight)
-    membership.on_tell(dispatch.progress)
+        dispatch = Dispatch(
+            peers, switches=switches, always=rail in FOLDING, why=path_reason(plan, rail, helpers), flight=flight,
+            me=me,
+        )
+        log.info("%s: %s (%s)", me, dispatch.rail, dispatch.why)
+        if sequencer is None:
+            sequencer = OperationSequencer(me, flight)
+        else:
+            sequencer.begin_anew(me, flight)
+        membership.on_tell(dispatch.progress)
+        undo.pop_all()
     return _checked(Parts(membership, dispatch, sequencer, coding, settings=said))
 
 
@@ -374,26 +382,22 @@ def _open_fold(
     ``lane_bits``: of the job."""
     plan, timeout, control = membership.plan, settings.timeout, membership.fold_control(settings.timeout)
     auto = settings.rail == "auto"
-    rail: FoldingRail
     if settings.rail == "verbs":
         from netfold.host.verbs.devices import port_of
         from netfold.host.verbs.rail import VerbsRail
 
-        rail = VerbsRail(
+        return VerbsRail(
             plan, settings.address, port_of(settings.address), timeout=timeout, control=control, timeline=timeline,
             lane_bits=lane_bits,
         )
-    elif shared:
-        rail = ParallelFold(
+    if shared:
+        return ParallelFold(
             plan, peers, settings.address, timeout=timeout, control=control, timeline=timeline, falls_back=auto
         )
-    else:
-        rail = FoldRail(
-            plan, settings.address, timeout=timeout, control=control, timeline=timeline, falls_back=auto,
-            lane_bits=lane_bits,
-        )
-    membership.steer(rail)
-    return rail
+    return FoldRail(
+        plan, settings.address, timeout=timeout, control=control, timeline=timeline, falls_back=auto,
+        lane_bits=lane_bits,
+    )
 
 
 def _of_rails(joined: Joined, settings: JoinSettings) -> Parts:

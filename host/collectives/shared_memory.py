@@ -70,6 +70,10 @@ class SharedRows:
                 except OSError as error:
                     refused = f" (this process does not see the first rank's {SHARED}: {error.strerror})"
             run(local, barrier(local))
+        except BaseException:
+            if memory is not None:
+                memory.close()
+            raise
         finally:
             if path:
                 with contextlib.suppress(FileNotFoundError):

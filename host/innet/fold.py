@@ -72,9 +72,14 @@ class FoldRail(FoldLoop):
         self._credits = Credits.parse(said, plan.path_mtu) if said else None
         self.members = members or plan.world
         core, link = self._open(address, shared)
-        super().__init__(
-            plan, address, core, link, timeout=timeout, control=control, timeline=timeline, falls_back=falls_back
-        )
+        try:
+            super().__init__(
+                plan, address, core, link, timeout=timeout, control=control, timeline=timeline, falls_back=falls_back
+            )
+        except BaseException:
+            link.close()
+            core.close()
+            raise
         self._final: RailStats | None = None  # once closed
         self._totals = FoldTotals(core, plan.trees)
         self._windows = [core.state(index, DATA).window for index in range(len(plan.trees))]

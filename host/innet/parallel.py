@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import cast
 
@@ -82,14 +83,20 @@ class ParallelFold:
         self.members = len(plan.machines)
         machine = next(ranks for ranks in plan.machines if plan.rank in ranks)
         native.library()  # built before the others wait for us
-        with peers.operation("the ranks of each machine bind their sockets") as mesh:
-            self._local = Subset(mesh, machine)
-            self._rows = SharedRows(self._local)
-            for place in range(self._local.size):
-                if place == self._local.rank:
-                    self._fold = self._bind(plan, address, timeout)
-                run(self._local, barrier(self._local))
-            self._shared_memory = measure_inside(mesh, self._local, self._rows)
+        with ExitStack() as undo:  # whoever is told that it failed may try again at once, at the same UDP port
+            with peers.operation("the ranks of each machine bind their sockets") as mesh:
+                self._local = Subset(mesh, machine)
+                self._rows = SharedRows(self._local)
+                undo.callback(self._rows.close)
+                for place in range(self._local.size):
+                    if place == self._local.rank:
+                        self._fold = self._bind(plan, address, timeout)
+                        undo.callback(self._fold.close)
+                        if place == 0:
+                            steer(self._fold.receiver, by_remainder(self._local.size))
+                    run(self._local, barrier(self._local))
+                self._shared_memory = measure_inside(mesh, self._local, self._rows)
+            undo.pop_all()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="netfold-fold")
         self._operations = 0
         self._bytes = 0
@@ -100,7 +107,7 @@ class ParallelFold:
         order."""
         if self._local.rank == 0:
             check_free(address)  # sockets of another job would join our group, and mix up its numbers
-        fold = FoldRail(
+        return FoldRail(
             plan,
             address,
             timeout=timeout,
@@ -110,9 +117,6 @@ class ParallelFold:
             members=len(plan.machines),
             falls_back=self._falls_back,
         )
-        if self._local.rank == 0:
-            steer(fold.receiver, by_remainder(self._local.size))
-        return fold
 
     def takes(self, reduction: Reduction, coding: Coding) -> bool:
         """Whether the switches can make this reduction; shared memory wraps around, so that sums cannot saturate."""

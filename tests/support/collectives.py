@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -22,9 +20,8 @@ from netfold.host.mesh.sockets import listen
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import BFLOAT16, NATIVE, ReduceOp, Reduction
+from netfold.testing import subnet
 from netfold.wire.jobs import Peer, Plan
-
-_subnets = count(1)
 
 
 def inputs(ranks: int, size: int, element: str, seed: int) -> list[Flat]:
@@ -82,8 +79,7 @@ class TcpRanks:
     def __init__(
         self, ranks: int, *, timeout: float = 30.0, planned: Callable[[int], PathSource | None] = lambda rank: None
     ) -> None:
-        number = os.getpid() * 16 + next(_subnets) % 16
-        net = f"127.{64 + (number >> 8) % 128}.{number & 255}"
+        net = subnet()
         listeners = [listen(f"{net}.{rank + 1}") for rank in range(ranks)]
         peers = [Peer(r, f"{net}.{r + 1}", "{}:{}".format(*listeners[r].getsockname())) for r in range(ranks)]
         secret = draw()

@@ -3,25 +3,21 @@
 
 from __future__ import annotations
 
-import os
-from itertools import count
 from typing import Any
 
 from netfold.host.job_secret import draw
 from netfold.host.mesh.sockets import listen
 from netfold.host.roce.mesh import RoceMesh
+from netfold.testing import subnet
 from netfold.wire.jobs import Peer, Plan
 from support.collectives import TcpRanks
-
-_subnets = count(1)
 
 
 class RoceRanks(TcpRanks):
     """Meshes of all ranks of a job over queue pairs on loopback addresses; a context manager."""
 
     def __init__(self, ranks: int, *, timeout: float = 30.0, **options: Any) -> None:
-        number = os.getpid() * 16 + next(_subnets) % 16
-        net = f"127.{192 + (number >> 8) % 63}.{number & 255}"
+        net = subnet()
         self.addresses = [f"{net}.{rank + 1}" for rank in range(ranks)]
         listeners = [listen(address) for address in self.addresses]
         peers = [Peer(r, self.addresses[r], "{}:{}".format(*listeners[r].getsockname())) for r in range(ranks)]

@@ -13,7 +13,8 @@ docs/host.md, section "Testing", has more.
 
 from netfold.host.innet.slot_switch import Packet, SlotSwitch, combine
 from netfold.host.mesh.memory import Killed, MemoryFabric, MemoryMesh
-from netfold.testing.loopback import LoopbackSwitch, loopback_job, on_every_rank, subnet
+from netfold.testing.loopback import LoopbackSwitch, loopback_job, on_every_rank
+from netfold.testing.subnets import subnet
 
 __all__ = [
     "Killed",

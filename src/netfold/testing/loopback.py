@@ -2,7 +2,7 @@
 """Ranks as threads of one process on loopback addresses, with the reference switch on a real UDP socket.
 
 All of a training host runs, packets and sockets included; of the network there is one switch in plain Python, a few
-thousand packets a second fast.  Needs Linux, whose whole 127.0.0.0/8 is loopback.
+thousand packets a second fast.
 """
 
 from __future__ import annotations
@@ -17,28 +17,20 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from itertools import count
 from typing import Any
 
 from netfold.host.api.assembly import RailName
 from netfold.host.api.communicator import Communicator
 from netfold.host.innet.slot_switch import SlotSwitch, parse
 from netfold.host.mesh.sockets import listen
+from netfold.testing.subnets import subnet
 from netfold.wire import roce
 from netfold.wire.jobs import Peer, Plan, RankStream, RankTree, Secret
 
-_subnets = count(1)
 FIRST = 50400
 """First number of a stream's connections: a multiple of each number of ranks on a machine up to 10, and a valid source
 port."""
 AGREEMENT, DATA = 1, 2
-
-
-def subnet() -> str:
-    """Returns the first three numbers of loopback addresses that no other process takes, nor the 15 calls before: RoCE
-    has one UDP port, 4791, and so concurrent test runs meet on it unless their addresses differ."""
-    number = os.getpid() * 16 + next(_subnets) % 16
-    return f"127.{64 + (number >> 8) % 128}.{number & 255}"
 
 
 class LoopbackSwitch:
@@ -187,10 +179,10 @@ def loopback_job(
 
         with ThreadPoolExecutor(world) as pool:  # the ranks of a machine wait for each other
             made = [pool.submit(make, rank) for rank in range(world)]
-        comms = [future.result() for future in made]
-        for comm in comms:
-            stack.callback(comm.close)
-        yield comms
+        for future in made:
+            if future.exception() is None:  # those that are there are closed, too, where another one is not
+                stack.callback(future.result().close)
+        yield [future.result() for future in made]
 
 
 def on_every_rank(

@@ -26,7 +26,7 @@ from netfold.host.native.reuseport import by_highest_bit, by_remainder, steer
 from netfold.host.selection import chooser
 from netfold.host.selection.cost import LinkCost
 from netfold.host.selection.measure import Measured
-from netfold.testing import loopback_job, on_every_rank, subnet
+from netfold.testing import loopback, loopback_job, on_every_rank, subnet
 from support.host import impatient, interrupted_by
 
 
@@ -215,6 +215,27 @@ def test_a_process_that_does_not_see_the_memory_of_its_machine_says_so(monkeypat
         4, members=2
     ):
         pass
+
+
+@pytest.mark.parametrize("what", ["measure_inside", "steer"])
+def test_a_machine_whose_ranks_did_not_come_about_may_try_again_at_once(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Where opening fails after the sockets were bound, they are closed by the time that the error is told, whoever
+    keeps it: the next communicators get the same UDP port of the same addresses."""
+
+    def lost(*_: Any) -> Any:
+        raise TransportError(errno.EIO, "one rank fails")
+
+    net = subnet()
+    monkeypatch.setattr(loopback, "subnet", lambda: net)
+    with monkeypatch.context() as broken:
+        broken.setattr(parallel, what, lost)
+        with pytest.raises(NetFoldError) as kept, loopback_job(4, members=2, timeout=2):
+            pass
+    with loopback_job(4, members=2) as comms:
+        sums = on_every_rank(comms, lambda comm: comm.allreduce(np.ones(3, np.float32)).tolist())
+    assert sums == [[4.0] * 3] * 4, str(kept.value)
 
 
 @pytest.mark.parametrize("members", [2, 3, 5])

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import os
 import socket
 import struct
 from collections.abc import Callable, Sequence
@@ -33,7 +32,7 @@ from netfold.host.roce.native import ANSWERED, STALLED, Connection, Endpoint, En
 from netfold.host.roce.queue_pairs import QueuePairs
 from netfold.host.roce.sockets import CONNECTION_BIT
 from netfold.host.selection.peers import Peers
-from netfold.testing import LoopbackSwitch
+from netfold.testing import LoopbackSwitch, subnet
 from netfold.wire import roce
 from netfold.wire.jobs import Peer, Plan
 from support.collectives import TcpRanks, expected, inputs, values
@@ -347,7 +346,8 @@ def test_flows_move_to_another_source_port_on_demand() -> None:
 
 def test_a_communicator_takes_the_roce_rail_when_asked() -> None:
     """With rail="roce" a communicator sums over queue pairs, and says so."""
-    addresses = [f"127.191.{os.getpid() & 255}.{rank + 1}" for rank in range(3)]
+    net = subnet()
+    addresses = [f"{net}.{rank + 1}" for rank in range(3)]
     listeners = [listen(address) for address in addresses]
     peers = [Peer(r, addresses[r], "{}:{}".format(*listeners[r].getsockname())) for r in range(3)]
     secret = draw()
