@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain, repeat
 from typing import Any, cast
 
 import numpy as np
@@ -21,7 +22,7 @@ from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, RankMis
 from netfold.host.innet.fold import FoldRail
 from netfold.host.operation import conversion
 from netfold.host.tracing.flight import Flight
-from netfold.testing import loopback_job, on_every_rank
+from netfold.testing import LoopbackSwitch, loopback, loopback_job, on_every_rank
 from support.host import impatient, interrupted_by
 
 FEW = 10
@@ -358,15 +359,27 @@ def test_seconds_have_the_whole_of_a_long_operation() -> None:
         assert 0.9 * (record.end - record.begin) <= took <= record.end - record.begin
 
 
-def test_packets_sent_again_in_one_that_fails_are_recorded() -> None:
-    """The record of an operation that timed out says what was sent again."""
-    with loopback_job(2, loss=0.9, seed=3, timeout=20) as comms:
+def test_packets_sent_again_in_one_that_fails_are_recorded(
+    ways: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record of an operation that timed out, since no other rank called it, says what was sent again."""
+    switches: list[LoopbackSwitch] = []
+    monkeypatch.setattr(
+        loopback, "LoopbackSwitch",
+        lambda *args, **options: switches.append(LoopbackSwitch(*args, **options)) or switches[-1],  # type: ignore
+    )
+    with loopback_job(2) as comms:
         on_every_rank(comms, lambda c: c.allreduce(np.ones(100, np.float32)))
         impatient(comms, 0.5)
-        got = on_every_rank(comms, lambda c: [c.allreduce(np.ones(100, np.float32)) for _ in range(50)])
-        assert any(isinstance(error, CollectiveTimeout) for error in got), got
-        for comm in comms:
-            assert sum(record.retransmissions for record in comm.flight()) == comm.stats().retransmissions
+        draws = chain([0.0], repeat(1.0))  # the next packet is lost, and no other
+        monkeypatch.setattr(switches[0]._rng, "random", lambda: next(draws))
+        monkeypatch.setattr(switches[0], "_loss", 0.5)
+        with pytest.raises(CollectiveTimeout):
+            comms[0].allreduce(np.ones(100, np.float32))
+        assert ways["allreduce"] == 2
+        records = comms[0].flight()
+        assert records[-1].retransmissions > 0
+        assert sum(record.retransmissions for record in records) == comms[0].stats().retransmissions
 
 
 def test_the_recorder_takes_back_what_was_not_carried() -> None:
