@@ -66,7 +66,7 @@ class FoldLoop:
         self._lost: NetFoldError | None = None
         """The error that has ended the rail, and that every later operation raises; None while it works."""
         self._closed = False
-        """Whether ``close`` was called: the core and its link are gone."""
+        """True once ``close`` was called, which frees the core and its link."""
         self._last: Request | RepeatedFold = AllreduceRequest(NOTHING, NOTHING, TRIAL)
         self._resent = 0
         """Contributions sent again so far, as of the last run."""

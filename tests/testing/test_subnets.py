@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -39,8 +40,8 @@ def test_no_subnet_is_given_twice_within_256_calls() -> None:
     assert all(ipaddress.ip_address(f"{net}.{host}").is_loopback for net in given for host in (1, 254))
 
 
-def test_processes_have_ranges_of_their_own_as_long_as_they_live() -> None:
-    """Of several processes that run at once no two have addresses in common; those of one that ended are free again."""
+def test_processes_that_run_at_once_have_different_ranges() -> None:
+    """No address is given to two of several processes that all hold a range."""
     asking = [subprocess.Popen([sys.executable, "-c", PRINTS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
               for _ in range(3)]
     try:
@@ -50,11 +51,26 @@ def test_processes_have_ranges_of_their_own_as_long_as_they_live() -> None:
     finally:
         for process in asking:
             process.communicate("\n", timeout=30)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subnets, "FIRST", int(ranges[0].split(".")[1]))
-        patch.setattr(subnets, "LAST", subnets.FIRST)
-        again = subnets._Range()
-    assert range_of(again.subnet()) == ranges[0]
+
+
+def test_the_range_of_a_process_that_ended_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A range is refused while a process has it, killed or not, and given out once that is gone."""
+    only = 1 + os.getpid() % 63  # below those that any other process claims
+    monkeypatch.setattr(subnets, "FIRST", only)
+    monkeypatch.setattr(subnets, "LAST", only)
+    claims = f"from netfold.testing import subnets; subnets.FIRST = subnets.LAST = {only}; {PRINTS}"
+    with subprocess.Popen(
+        [sys.executable, "-c", claims], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout
+            assert range_of(process.stdout.readline()) == f"127.{only}"
+            with pytest.raises(OSError, match="no loopback addresses are left"):
+                subnets._Range()
+        finally:
+            process.kill()
+    again = subnets._Range()
+    assert range_of(again.subnet()) == f"127.{only}"
     again.release()
 
 

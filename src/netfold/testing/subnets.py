@@ -13,6 +13,7 @@ from itertools import count
 FIRST, LAST = 64, 254
 """Second numbers of the addresses 127.x.0.0/16 that are given out; a process has one of them."""
 _SUBNETS = 256
+"""Subnets 127.x.y.0/24 of such a range."""
 
 _lock = threading.Lock()
 _mine: _Range | None = None
@@ -60,7 +61,8 @@ def subnet() -> str:
 
 
 def _forked() -> None:
-    """In a forked process: addresses of its own, and what its parent has stays the parent's."""
+    """Called in a forked process: lets go of the range that it has from its parent, whose it stays, so that the next
+    call of ``subnet`` claims another one."""
     global _mine, _lock
     _lock = threading.Lock()
     if _mine is not None:
