@@ -96,7 +96,7 @@ def demo(
         if given is not None and given < least:
             print(f"netfold: demo {option}: expected at least {least}, got {given}", file=sys.stderr)
             return 2
-    for package, remedy in (("mininet", "sudo apt install mininet"), ("sklearn", "pip install 'netfold[demo]'")):
+    for package, remedy in (("mininet", "sudo apt install mininet"), ("sklearn", "pip install scikit-learn")):
         if not _installed(package):
             print(f"netfold: demo needs {package}, which is not installed: {remedy}", file=sys.stderr)
             return 1

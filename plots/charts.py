@@ -30,11 +30,11 @@ STRIP = 0.08
 class PlotsMissing(Exception):
     """matplotlib is not installed, so that no chart can be drawn.
 
-    Remedy: `pip install 'netfold[plots]'`; the data (CSV) are written without it.
+    Remedy: `pip install matplotlib`; the data (CSV) are written without it.
     """
 
     def __init__(self) -> None:
-        super().__init__("charts need matplotlib, which is not installed: pip install 'netfold[plots]'")
+        super().__init__("charts need matplotlib, which is not installed: pip install matplotlib")
 
 
 @dataclass(frozen=True)

@@ -93,8 +93,8 @@ def sweep(function: Callable[[P], R], points: Sequence[P], *, jobs: int | None =
     """
     if importlib.util.find_spec("joblib") is None:
         if jobs not in (None, 1):
-            raise ModuleNotFoundError(f"{jobs} jobs need joblib: pip install 'netfold[sim]'")
-        echo("joblib is not installed, so the sweep runs on one core: pip install 'netfold[sim]'")
+            raise ModuleNotFoundError(f"{jobs} jobs need joblib: pip install joblib")
+        echo("joblib is not installed, so the sweep runs on one core: pip install joblib")
         yield from map(function, points)
         return
     import joblib

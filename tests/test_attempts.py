@@ -199,4 +199,4 @@ def test_that_it_is_hidden():
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed, 1 skipped" in done.stdout
-    assert "1 tests without scapy: no module scapy; pip install 'netfold[scapy]'" in done.stdout
+    assert "1 tests without scapy: no module scapy; pip install scapy" in done.stdout

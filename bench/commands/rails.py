@@ -199,7 +199,7 @@ def _train(
     if not spec.train:
         return 0, []
     if find_spec("torch") is None:
-        echo("# nothing is trained: torch is not installed (pip install 'netfold[torch]')")
+        echo("# nothing is trained: torch is not installed (pip install torch)")
         return 0, []
     return rails_training.measure(
         rails_training.RailTrainingSpec(spec.rails.split("+"), spec.train, spec.width, spec.rounds, spec.timeout),

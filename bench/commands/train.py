@@ -138,7 +138,7 @@ def run(
     Raises WrongData, FabricFailed, ValueError.
     """
     if find_spec("torch") is None:
-        raise ValueError("torch is not installed: pip install 'netfold[torch]'")
+        raise ValueError("torch is not installed: pip install torch")
     newest = [name for name, _ in spec.backends if name.startswith("fsdp2")]
     if newest and tuple(map(int, version("torch").split(".")[:2])) < (2, 6):
         raise ValueError(f"--backends {','.join(newest)}: torch {version('torch')} has no fully_shard: expected 2.6 or "

@@ -8,7 +8,7 @@ Raises ModuleNotFoundError, which names the extra, where PyTorch is not installe
 from importlib.util import find_spec
 
 if find_spec("torch") is None:
-    raise ModuleNotFoundError("netfold.torch needs PyTorch: pip install 'netfold[torch]'", name="torch")
+    raise ModuleNotFoundError("netfold.torch needs PyTorch: pip install torch", name="torch")
 
 from netfold.host.torch import *  # noqa: F403 (the names are listed there)
 from netfold.host.torch import __all__ as __all__

@@ -226,7 +226,7 @@ def test_every_tier_has_a_row_and_what_is_down_or_drained_its_mark() -> None:
 
 
 @pytest.mark.parametrize(
-    ("package", "remedy"), [("mininet", "sudo apt install mininet"), ("sklearn", r"pip install 'netfold\[demo\]'")]
+    ("package", "remedy"), [("mininet", "sudo apt install mininet"), ("sklearn", r"pip install scikit-learn")]
 )
 def test_what_is_not_installed_is_named_with_its_remedy(
     package: str, remedy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -118,7 +118,7 @@ def test_every_packet_on_every_link_is_valid_rocev2(engine: Engine, tmp_path: Pa
     from scapy.layers.inet import ICMP
     from scapy.layers.l2 import Ether
 
-    import netfold.wire.scapy_roce  # noqa: F401 (lets scapy know RETH)
+    import support.scapy_roce  # noqa: F401 (lets scapy know RETH)
 
     seen: set[bytes] = set()
     opcodes: set[int] = set()

@@ -108,7 +108,7 @@ def test_scapy_accepts_the_frames(fabric: P4Fabric) -> None:
     scapy = pytest.importorskip("scapy.all", reason=needs.reason("scapy"))
     from scapy.contrib.roce import BTH
 
-    from netfold.wire.scapy_roce import RETH
+    from support.scapy_roce import RETH
 
     reduce(fabric, [np.full(256 * 70, rank, np.float32) for rank in range(4)], 1)
     some: dict[int, bytes] = {}

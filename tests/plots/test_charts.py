@@ -99,5 +99,5 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(PlotsMissing, match=r"pip install 'netfold\[plots\]'"):
+    with pytest.raises(PlotsMissing, match=r"pip install matplotlib"):
         line_charts(tmp_path / "t", "t", [[LineChart("a", ["1"], {"one": [1.0]})]], x="x", y="y")

@@ -73,7 +73,7 @@ def test_icrc_equals_scapys(payload: bytes, ip_id: int, psn: int, ttl: int) -> N
     scapy = pytest.importorskip("scapy.all", reason=needs.reason("scapy"))
     from scapy.contrib.roce import BTH
 
-    from netfold.wire.scapy_roce import RETH
+    from support.scapy_roce import RETH
 
     head = scapy.IP(src="10.0.1.1", dst="10.0.2.1", id=ip_id, ttl=ttl, flags="DF") / scapy.UDP(sport=50000, dport=4791)
     for inner in (

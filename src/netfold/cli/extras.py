@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The extras of the distribution: what each is for, and whether what it brings is installed.
 
-`pip install netfold` brings what a training host needs; everything else is an extra (pyproject.toml).  This module
-imports nothing outside the standard library, because it has to work where every extra is missing.
+The base installation has everything that a training host needs; everything else is an extra (pyproject.toml).  This
+module imports nothing outside the standard library, because it has to work where every extra is missing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Extra:
 
     @property
     def remedy(self) -> str:
-        """What to type to get it."""
-        return f"pip install 'netfold[{self.name}]'"
+        """The command that installs its packages, whether NetFold came from a clone or from a wheel."""
+        return f"pip install {' '.join(self.packages.values())}"
 
     def missing(self) -> list[str]:
         """The distributions of this extra that are not installed; nothing is imported to find out.
@@ -49,7 +49,6 @@ DEMO: Final = Extra("demo", "netfold demo", {"sklearn": "scikit-learn"})
 TORCH: Final = Extra("torch", "netfold.torch, and gloo beside us in netfold bench", {"torch": "torch"})
 PLOTS: Final = Extra("plots", "figures of netfold sim ethereal and netfold bench paths", {"matplotlib": "matplotlib"})
 SIM: Final = Extra("sim", "netfold sim on all cores, or on Ray or Dask", {"joblib": "joblib"})
-SCAPY: Final = Extra("scapy", "netfold.wire.scapy_roce, which dissects our packets", {"scapy": "scapy"})
 
-EXTRAS: Final = (CONTROL, SOFTSWITCH, TOOLS, COMPILER, DEMO, TORCH, PLOTS, SIM, SCAPY)
+EXTRAS: Final = (CONTROL, SOFTSWITCH, TOOLS, COMPILER, DEMO, TORCH, PLOTS, SIM)
 """Every extra that brings something for users, without `all`, `test`, `site` and `lint`."""

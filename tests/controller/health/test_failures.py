@@ -47,7 +47,7 @@ def test_a_probe_is_valid_rocev2() -> None:
     from scapy.contrib.roce import BTH
     from scapy.layers.l2 import Ether
 
-    import netfold.wire.scapy_roce  # noqa: F401 (lets scapy know RETH)
+    import support.scapy_roce  # noqa: F401 (lets scapy know RETH)
 
     probes = list(Links(FABRIC).round([s.name for s in FABRIC.switches]))
     assert len(probes) == 8

@@ -158,7 +158,7 @@ def test_scapy_builds_the_same_packet() -> None:
     scapy = pytest.importorskip("scapy.all", reason=needs.reason("scapy"))
     from scapy.contrib.roce import BTH
 
-    from netfold.wire.scapy_roce import RETH
+    from support.scapy_roce import RETH
 
     run = sum_runs(256 * 3)[0]
     for ip_id, packet in enumerate(run.packets()):

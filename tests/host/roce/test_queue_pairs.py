@@ -273,7 +273,7 @@ def test_scapy_dissects_what_leaves() -> None:
     scapy = pytest.importorskip("scapy.all", reason=needs.reason("scapy"))
     from scapy.contrib.roce import AETH, BTH
 
-    from netfold.wire.scapy_roce import RETH
+    from support.scapy_roce import RETH
 
     wires = pair_of(loss=0.05, seed=2)
     writer = Writer(wires, 0, 1, 0, messages(12, [50 * 1024, 700]))

@@ -1,18 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Scapy layers that scapy's own RoCE module lacks: RETH and immediate data.  Optional; scapy is GPL-2.0-only.
+"""Scapy layers that scapy's own RoCE module lacks: RETH and immediate data.
 
-``import netfold.wire.scapy_roce`` makes ``Ether(frame)`` dissect every packet that NetFold sends, ICRC included;
-``BTH`` comes from scapy.contrib.roce, which also computes the ICRC when a packet is built.
-
-Raises ModuleNotFoundError, which names the extra, where Scapy is not installed.
+``import support.scapy_roce`` makes ``Ether(frame)`` dissect every packet that NetFold sends, ICRC included; ``BTH``
+comes from scapy.contrib.roce, which also computes the ICRC when a packet is built.  Scapy is GPL-2.0-only, and so is
+this file: no distribution carries it.
 """
 
 from __future__ import annotations
-
-from importlib.util import find_spec
-
-if find_spec("scapy") is None:
-    raise ModuleNotFoundError("netfold.wire.scapy_roce needs Scapy: pip install 'netfold[scapy]'", name="scapy")
 
 from scapy.contrib.roce import BTH
 from scapy.fields import IntField, LongField, XIntField
