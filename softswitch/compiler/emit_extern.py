@@ -179,7 +179,9 @@ class ExternEmitter(PacketEmitter):
         self.line(f"ss_digest(sw, {s.info.index}, {buffer}, {size});")
 
     def op_truncate(self, s: ir.Extern) -> None:
-        self.line(f"p->truncate_to = (uint32_t){self.x(s.args[0])};")
+        length = self.fresh("n")
+        self.line(f"uint32_t {length} = (uint32_t){self.x(s.args[0])};")
+        self.line(f"if ({length} < p->truncate_to) p->truncate_to = {length};")
 
     def op_clone(self, s: ir.Extern) -> None:
         session = self.x(s.args[0])

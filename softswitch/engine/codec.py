@@ -125,7 +125,7 @@ def table_write(what: int, entry: Entry) -> bytes:
     body = struct.pack("<BI", what, entry.table.index)
     body += identity(entry.table, entry.key, entry.mask, entry.priority)
     if what != DELETE:
-        body += struct.pack("<QQ", entry.cookie, entry.idle_timeout_us) + pack_do(entry.do)
+        body += struct.pack("<QQ", entry.cookie, entry.idle_timeout_ns) + pack_do(entry.do)
     return request(Op.TABLE_WRITE, body)
 
 

@@ -71,7 +71,7 @@ class Entry:
     do: Do
     priority: int = 0
     cookie: int = 0
-    idle_timeout_us: int = 0
+    idle_timeout_ns: int = 0
     handle: int = 0
     since_hit_us: int = 0
     count: Count = Count()

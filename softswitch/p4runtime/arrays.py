@@ -11,7 +11,7 @@ from finsy.proto import p4r
 from softswitch.engine.errors import InvalidArgument, OutOfRange
 from softswitch.engine.program_info import MeteringInfo, RegisterInfo
 from softswitch.p4runtime.context import Context
-from softswitch.p4runtime.metering import decode_count, decode_meter, encode_count, encode_meter
+from softswitch.p4runtime.metering import counted, decode_count, decode_meter, encode_count, encode_meter
 
 _A = TypeVar("_A", MeteringInfo, RegisterInfo)
 
@@ -46,7 +46,8 @@ def write_counter(context: Context, kind: str, message: p4r.CounterEntry) -> Non
     _only_modify(kind, f"counter {counter.name}")
     count = decode_count(message.data, counter.name)
     for page in _pages(_cells(counter, message)):
-        context.engine.write_counter(counter, page.start, [count] * len(page))
+        now = context.engine.read_counter(counter, page.start, len(page))
+        context.engine.write_counter(counter, page.start, [counted(counter, count, cell) for cell in now])
 
 
 def read_counters(context: Context, asked: p4r.CounterEntry) -> Iterator[p4r.Entity]:

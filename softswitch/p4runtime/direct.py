@@ -10,9 +10,9 @@ from finsy.proto import p4r
 
 from softswitch.engine.entities import Default, DoAction, Entry
 from softswitch.engine.errors import InvalidArgument, NotFound
-from softswitch.p4runtime.metering import decode_count, decode_meter, encode_count, encode_meter
+from softswitch.p4runtime.metering import decode_meter, encode_count, encode_meter
 from softswitch.p4runtime.schema import TableSchema
-from softswitch.p4runtime.tables import asked_entries, asked_tables, decode_key, encode_key
+from softswitch.p4runtime.tables import asked_entries, asked_tables, decode_key, encode_key, set_counter
 
 if TYPE_CHECKING:
     from softswitch.p4runtime.context import Context
@@ -33,7 +33,7 @@ def write_direct_counter(context: Context, kind: str, message: p4r.DirectCounter
     table, entry = _direct_target(context, message.table_entry, kind, "direct counter")
     if table.info.direct_counter < 0:
         raise InvalidArgument(f"table {table.name} has no direct counter")
-    context.engine.write_direct_counter(table.info, entry, decode_count(message.data, table.name))
+    set_counter(context, table.info, entry, message.data)
 
 
 def write_direct_meter(context: Context, kind: str, message: p4r.DirectMeterEntry) -> None:

@@ -7,6 +7,7 @@ from finsy.proto import p4r
 
 from softswitch.engine.entities import Count, MeterConfig
 from softswitch.engine.errors import InvalidArgument
+from softswitch.engine.program_info import MeteringInfo, Unit
 
 _MOST = (1 << 63) - 1
 
@@ -35,6 +36,12 @@ def encode_count(count: Count, message: p4r.CounterData) -> None:
     the most."""
     message.packet_count, message.byte_count = min(count.packets, _MOST), min(count.bytes, _MOST)
     message.SetInParent()
+
+
+def counted(counter: MeteringInfo, written: Count, now: Count) -> Count:
+    """The cell after a write: a count that is not in the counter's unit stays as it is, as on BMv2."""
+    return Count(now.packets if counter.unit is Unit.BYTES else written.packets,
+                 now.bytes if counter.unit is Unit.PACKETS else written.bytes)
 
 
 def decode_count(message: p4r.CounterData, what: str) -> Count:

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+
 from finsy.proto import p4r
 
 from softswitch.engine.engine import Engine
 from softswitch.engine.entities import Do, DoGroup, Entry, Group
 from softswitch.engine.errors import EngineError, InvalidArgument, NotFound, ResourceExhausted, Unimplemented
+from softswitch.engine.program_info import ProfileInfo
 from softswitch.p4runtime.actions import decode_table_action
 from softswitch.p4runtime.schema import TableSchema
 
@@ -25,6 +28,19 @@ class OneShotSets:
         """By (table id, group), the action set as it was written."""
         self._members: dict[tuple[int, int], list[int]] = {}
         self._tables: dict[int, TableSchema] = {}
+        self._sets_of: Counter[int] = Counter()
+        """By profile id, how many action sets there are."""
+        self.members: defaultdict[int, set[int]] = defaultdict(set)
+        """By profile id, the members that clients wrote themselves."""
+
+    def refuse_beside_sets(self, profile: ProfileInfo) -> None:
+        """Refuses members and groups of a selector that has one-shot action sets.  Raises InvalidArgument.
+
+        A selector is programmed one way or the other (P4Runtime 9.2.3), and changes over only while it is empty.
+        """
+        if self._sets_of[profile.id]:
+            raise InvalidArgument(f"action selector {profile.name} has one-shot action sets: delete their entries "
+                                  "before you write or name members and groups")
 
     def create(self, table: TableSchema, message: p4r.ActionProfileActionSet) -> DoGroup:
         """Makes the members and the group of an action set, which no entry uses yet.
@@ -33,6 +49,9 @@ class OneShotSets:
         """
         profile = table.profile
         assert profile is not None
+        if self.members[profile.id]:
+            raise InvalidArgument(f"table {table.name}: action selector {profile.name} has members that were written "
+                                  "by themselves: delete them before you use one-shot action sets")
         actions = message.action_profile_actions
         if not actions:
             raise InvalidArgument(f"table {table.name}: the action set is empty")
@@ -65,6 +84,7 @@ class OneShotSets:
         group = self._next
         self._sets[table.id, group], self._members[table.id, group] = stored, members
         self._tables[group] = table
+        self._sets_of[profile.id] += 1
         return DoGroup(group)
 
     def of_entry(self, entry: Entry) -> Do | None:
@@ -86,6 +106,7 @@ class OneShotSets:
         for member in self._members.pop((table.id, do.group)):
             engine.write_member("delete", table.profile, member)
         del self._sets[table.id, do.group]
+        self._sets_of[table.profile.id] -= 1
 
     def describe(self, table: TableSchema, do: DoGroup, message: p4r.TableAction) -> bool:
         """Fills the message with the action set as the client wrote it; False where `do` is an ordinary group."""

@@ -31,11 +31,14 @@ def write_member(context: Context, kind: str, message: p4r.ActionProfileMember) 
     """Writes a member. Raises InvalidArgument, AlreadyExists, NotFound, and FailedPrecondition for one in use."""
     profile = context.schema.profile(message.action_profile_id)
     ident = _visible(message.member_id, "member")
+    context.one_shot.refuse_beside_sets(profile)
     if kind == "delete":
         context.engine.write_member(kind, profile, ident)
+        context.one_shot.members[profile.id].discard(ident)
         return
     table, do = _action(context, profile, message.action)
     context.engine.write_member(kind, profile, ident, table.info, do)
+    context.one_shot.members[profile.id].add(ident)
 
 
 def read_members(context: Context, asked: p4r.ActionProfileMember) -> Iterator[p4r.Entity]:
@@ -56,7 +59,8 @@ def write_group(context: Context, kind: str, message: p4r.ActionProfileGroup) ->
     profile = context.schema.profile(message.action_profile_id)
     if not profile.selector:
         raise InvalidArgument(f"action profile {profile.name} has no selector, so no groups")
-    members = []
+    context.one_shot.refuse_beside_sets(profile)
+    ident, members = _visible(message.group_id, "group"), []
     for member in message.members:
         if member.WhichOneof("watch_kind") is not None:
             raise Unimplemented("members do not watch ports here: remove the member when its port goes down")
@@ -68,8 +72,24 @@ def write_group(context: Context, kind: str, message: p4r.ActionProfileGroup) ->
         members.append((_visible(member.member_id, "member"), member.weight))
     if len({ident for ident, _ in members}) < len(members):
         raise InvalidArgument(f"group {message.group_id} names a member twice; give it a weight instead")
-    group = Group(_visible(message.group_id, "group"), tuple(members), max(message.max_size, 0))
-    context.engine.write_group(kind, profile, group)
+    max_size = 0 if kind == "delete" else _max_size(context, kind, profile, ident, message.max_size)
+    context.engine.write_group(kind, profile, Group(ident, tuple(members), max_size))
+
+
+def _max_size(context: Context, kind: str, profile: ProfileInfo, ident: int, asked: int) -> int:
+    """The largest sum of weights of a group, which its insertion sets for good; 0: as the selector's."""
+    if asked < 0:
+        raise InvalidArgument(f"group {ident}: max_size must be at least 0, got {asked}")
+    if 0 < profile.max_group_size < asked:
+        raise InvalidArgument(f"group {ident}: max_size {asked} is more than the {profile.max_group_size} that "
+                              f"action selector {profile.name} allows")
+    if kind == "insert":
+        return asked
+    (group,) = context.engine.groups(profile, ident)
+    if asked not in (0, group.max_size):
+        raise InvalidArgument(f"group {ident}: max_size cannot change after insertion: expected {group.max_size}, or 0 "
+                              f"to leave it, got {asked}")
+    return group.max_size
 
 
 def read_groups(context: Context, asked: p4r.ActionProfileGroup) -> Iterator[p4r.Entity]:

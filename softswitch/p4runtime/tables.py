@@ -14,7 +14,7 @@ from softswitch.engine.errors import EngineError, InvalidArgument, NotFound, Per
 from softswitch.engine.program_info import MatchKind, TableInfo
 from softswitch.p4runtime.actions import decode_table_action, encode_action
 from softswitch.p4runtime.matches import decode_match, encode_match
-from softswitch.p4runtime.metering import decode_count, decode_meter, encode_count, encode_meter
+from softswitch.p4runtime.metering import counted, decode_count, decode_meter, encode_count, encode_meter
 from softswitch.p4runtime.schema import TableSchema
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ def _decode_do(context: Context, table: TableSchema, message: p4r.TableEntry) ->
             f"table {table.name} takes its actions from action profile {table.profile.name}: "
             "expected a member, a group or an action set"
         )
+    if kind != "action_profile_action_set":
+        context.one_shot.refuse_beside_sets(table.profile)
     if kind == "action_profile_member_id":
         return DoMember(message.action.action_profile_member_id)
     if not table.profile.selector:
@@ -127,7 +129,7 @@ def decode_entry(context: Context, kind: str, message: p4r.TableEntry) -> Entry:
         do,
         priority,
         message.controller_metadata & (2**64 - 1),
-        -(-message.idle_timeout_ns // 1000),
+        message.idle_timeout_ns,
     )
 
 
@@ -210,7 +212,15 @@ def _write_direct(context: Context, table: TableInfo, entry: Entry | None, messa
         config = decode_meter(message.meter_config, table.name) if given else None
         context.engine.write_direct_meter(table, entry, config)
     if message.HasField("counter_data"):
-        context.engine.write_direct_counter(table, entry, decode_count(message.counter_data, table.name))
+        set_counter(context, table, entry, message.counter_data)
+
+
+def set_counter(context: Context, table: TableInfo, entry: Entry | None, data: p4r.CounterData) -> None:
+    """Sets the direct counter of an entry, or (None) of the default action.  Raises InvalidArgument, NotFound."""
+    engine, written = context.engine, decode_count(data, table.name)
+    found = engine.default(table) if entry is None else engine.entry(table, entry.key, entry.mask, entry.priority)
+    counter = engine.info.counters[table.direct_counter]
+    engine.write_direct_counter(table, entry, counted(counter, written, found.count))
 
 
 def encode_key(table: TableSchema, entry: Entry, message: p4r.TableEntry) -> None:
@@ -232,7 +242,7 @@ def encode_entry(
     encode_key(table, entry, message)
     _encode_do(context, table, entry.do, message.action)
     message.controller_metadata = entry.cookie
-    message.idle_timeout_ns = entry.idle_timeout_us * 1000
+    message.idle_timeout_ns = entry.idle_timeout_ns
     message.metadata = context.metadata.get((table.id, entry.key, entry.mask, entry.priority), b"")
     message.is_const = table.info.const_entries
     if asked.HasField("time_since_last_hit") and table.info.idle_timeout:

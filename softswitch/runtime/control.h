@@ -45,7 +45,7 @@ enum {
     /* frame... -> ; as ss_receive from cpu_port */
     OP_PACKET_OUT = 4,
 
-    /* u8 what, u32 table, i32 priority, key, mask | insert, modify: u64 cookie, u64 idle_timeout_us, u8 kind,
+    /* u8 what, u32 table, i32 priority, key, mask | insert, modify: u64 cookie, u64 idle_timeout_ns, u8 kind,
      *     u32 action (index) or member or group, params...
      * -> u64 handle */
     OP_TABLE_WRITE = 10,
@@ -53,7 +53,7 @@ enum {
      *     (SS_ONE_SLOT: the entry whose handle has `cursor` as its lower half)
      * -> u64 next, u32 n, n * entry
      * entry: u64 handle, i32 priority, u8 kind, u32 action, u32 n_params, key, mask, params, u64 cookie, u64
-     *        idle_timeout_us, u64 since_hit_us, u64 packets, u64 bytes, meter
+     *        idle_timeout_ns, u64 since_hit_us, u64 packets, u64 bytes, meter
      * meter: u8 set, u64 cir, u64 cburst, u64 pir, u64 pburst (bursts in units; rates per second where set is 1, per
      *        10^6 seconds where it is 2) */
     OP_TABLE_READ = 11,

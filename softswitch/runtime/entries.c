@@ -172,10 +172,10 @@ int ss_do_table_write(ss_switch *sw, ss_reader *r, ss_writer *w) {
         ss_rule_remove(t, rule);
         return SS_OK;
     }
-    uint64_t cookie = get_u64(r), idle_us = get_u64(r);
+    uint64_t cookie = get_u64(r), idle_ns = get_u64(r);
     what_to_do what;
     if ((status = get_do(sw, t, r, w, &what))) return status;
-    if (idle_us && !t->info->idle_timeout)
+    if (idle_ns && !t->info->idle_timeout)
         return refuse(w, SS_INVALID_ARGUMENT, "table %s does not support idle timeouts", t->info->name);
     if (kind == SS_INSERT) {
         if ((status = insert(sw, t, w, key, mask, priority, &what, &rule))) return status;
@@ -184,9 +184,9 @@ int ss_do_table_write(ss_switch *sw, ss_reader *r, ss_writer *w) {
         set_do(sw, t, rule, &what);
     }
     rule->cookie = cookie;
-    rule->idle_us = idle_us;
+    rule->idle_ns = idle_ns;
     rule->idle_reported = 0;
-    if (idle_us) sw->idle_wanted = true, sw->idle_due = 0;
+    if (idle_ns) sw->idle_wanted = true, sw->idle_due = 0;
     put_u64(w, rule->handle);
     return SS_OK;
 }
@@ -201,7 +201,7 @@ void ss_put_entry(ss_writer *w, const ss_table *t, const ss_rule *rule, uint64_t
     put_bytes(w, ss_rule_mask(t, rule), t->key_bytes);
     put_bytes(w, ss_rule_params(t, rule), rule->n_params);
     put_u64(w, rule->cookie);
-    put_u64(w, rule->idle_us);
+    put_u64(w, rule->idle_ns);
     put_u64(w, now_us > rule->last_hit ? now_us - rule->last_hit : 0);
     put_u64(w, rule->count.packets);
     put_u64(w, rule->count.bytes);
@@ -374,6 +374,9 @@ bool ss_entries_const(ss_switch *sw) {
 
 /* ---- idle timeouts ----------------------------------------------------------------------------------------------- */
 
+/* Least time between two reports of an entry that nothing hits: a timeout of a nanosecond must not fill the stream. */
+#define IDLE_PERIOD_US 100000u
+
 static void report_idle(ss_switch *sw, uint32_t table, const ss_rule *rule) {
     const ss_table *t = &sw->tables[table];
     size_t cap = 256 + 16 * t->words + rule->n_params;
@@ -383,6 +386,16 @@ static void report_idle(ss_switch *sw, uint32_t table, const ss_rule *rule) {
     ss_put_entry(&w, t, rule, sw->now_us);
     ss_report(sw, SS_EVENT_IDLE, table, buffer, (uint32_t)(w.at - buffer));
     free(buffer);
+}
+
+/* When the entry is to be reported next.  A hit and a report start the timer anew (P4Runtime 9.1.5). */
+static uint64_t idle_end(const ss_rule *rule) {
+    uint64_t idle_us = rule->idle_ns / 1000 + (rule->idle_ns % 1000 != 0), since = rule->last_hit;
+    if (rule->idle_reported > since) {
+        since = rule->idle_reported;
+        if (idle_us < IDLE_PERIOD_US) idle_us = IDLE_PERIOD_US;
+    }
+    return idle_us < UINT64_MAX - since ? since + idle_us : UINT64_MAX;
 }
 
 uint64_t ss_tick(ss_switch *sw, uint64_t now_us) {
@@ -395,14 +408,14 @@ uint64_t ss_tick(ss_switch *sw, uint64_t now_us) {
         ss_table *t = &sw->tables[i];
         for (uint32_t s = 0; t->info->idle_timeout && s < t->n_slots; s++) {
             ss_rule *rule = t->slots[s];
-            if (!rule || !rule->idle_us) continue;
+            if (!rule || !rule->idle_ns) continue;
             wanted = true;
-            uint64_t ends = rule->last_hit + rule->idle_us;
-            if (now_us >= ends && rule->idle_reported != rule->last_hit + 1) { /* once for each last hit */
-                rule->idle_reported = rule->last_hit + 1;
+            uint64_t ends = idle_end(rule);
+            if (now_us >= ends) {
                 report_idle(sw, i, rule);
+                rule->idle_reported = now_us;
+                ends = idle_end(rule);
             }
-            if (now_us >= ends) ends = now_us + rule->idle_us; /* look again whether it was hit meanwhile */
             if (ends < due) due = ends;
         }
     }

@@ -30,8 +30,8 @@ typedef struct ss_rule { /* an entry, one piece of memory, so that a hit costs f
     uint8_t kind;    /* SS_DO_* */
     uint32_t target; /* action index, member id or group id */
     uint32_t n_params;
-    uint64_t cookie, idle_us, last_hit;
-    uint64_t idle_reported; /* the last hit after which idleness was reported, plus 1 */
+    uint64_t cookie, idle_ns, last_hit;
+    uint64_t idle_reported; /* us, when idleness was last reported; 0: never */
     ss_count_cell count;
     ss_meter_cell meter;
     uint32_t color;   /* of the last hit's meter run */

@@ -63,11 +63,18 @@ static void give_state(ss_switch *sw, void *state) {
         free(state);
 }
 
+/* Standard metadata of a new packet. */
+static ss_packet *blank(void *state) {
+    ss_packet *p = memset(state, 0, sizeof(ss_packet));
+    p->truncate_to = SS_WHOLE;
+    return p;
+}
+
 /* A fresh packet: headers invalid, all metadata zero. */
 static ss_packet *fresh(ss_switch *sw, void *state) {
-    memset(state, 0, sizeof(ss_packet));
+    ss_packet *p = blank(state);
     sw->program->init(state);
-    return state;
+    return p;
 }
 
 static bool wait(ss_switch *sw, ss_work work) {
@@ -144,17 +151,23 @@ static void cut_to(ss_parts *p, uint32_t len) {
 }
 
 /* The frame, as `out` (of at least `cap` bytes) and what it refers to: header bytes, payload, truncation.  Its length;
- * 0 where it is longer than any frame may be. */
+ * 0 where it is longer than any frame may be, or truncated to nothing. */
 static uint32_t build(ss_switch *sw, void *state, uint8_t *out, uint32_t cap, bool truncate, ss_outgoing *made) {
     ss_packet *p = state;
     ss_parts *parts = &made->parts;
     *made = (ss_outgoing){.sum = SS_NO_SUM};
     sw->program->deparse(sw, state, out, parts);
     uint64_t len = parts->head == SS_NO_FRAME ? UINT32_MAX : (uint64_t)ss_outgoing_length(made) + p->payload_len;
-    bool cut = len < UINT32_MAX && truncate && p->truncate_to && p->truncate_to < len;
+    bool cut = len < UINT32_MAX && truncate && p->truncate_to < len;
     if ((cut ? p->truncate_to : len) > SS_MAX_FRAME || len > cap) {
         sw->stats.dropped_oversize++;
         TRACE(NUMBERS(sw, SS_REC_DROP, SS_DROP_TOO_LONG_OUT, (uint32_t)len);)
+        *made = (ss_outgoing){.sum = SS_NO_SUM};
+        return 0;
+    }
+    if (cut && !p->truncate_to) {
+        sw->stats.dropped_egress++;
+        TRACE(NUMBERS(sw, SS_REC_DROP, SS_DROP_TRUNCATED, 0);)
         *made = (ss_outgoing){.sum = SS_NO_SUM};
         return 0;
     }
@@ -230,13 +243,13 @@ static void egress(ss_switch *sw, void *state, uint32_t port, uint32_t instance,
         TRACE(trace_clone(sw, p->clone_session, session, true);)
         if (copy) {
             memcpy(copy, state, program->state_size);
-            ss_packet *c = memset(copy, 0, sizeof *c);
+            ss_packet *c = blank(copy);
             c->payload = p->payload;
             c->payload_len = p->payload_len;
             c->frame = p->frame;
             c->stable = p->stable;
             c->instance_type = SS_EGRESS_CLONE;
-            c->truncate_to = session->truncate_to;
+            if (session->truncate_to) c->truncate_to = session->truncate_to;
             program->reset_metadata(copy);
             if (p->clone_list != SS_NO_LIST) program->keep_fields(copy, state, p->clone_list);
             clone_to(sw, session, copy, frame, (uint32_t)((int64_t)length + p->length_change), false);
@@ -326,13 +339,13 @@ static void clone_ingress(ss_switch *sw, void *state, uint32_t port, frame_ref f
     parse(sw, copy, frame);
     const uint8_t *payload = p->payload;
     uint32_t payload_len = p->payload_len;
-    memset(p, 0, sizeof *p);
+    blank(p);
     p->payload = payload;
     p->payload_len = payload_len;
     p->frame = sw->frame;
     p->stable = sw->stable;
     p->instance_type = SS_INGRESS_CLONE;
-    p->truncate_to = session->truncate_to;
+    if (session->truncate_to) p->truncate_to = session->truncate_to;
     sw->program->reset_metadata(copy);
     if (old->clone_list != SS_NO_LIST) sw->program->keep_fields(copy, state, old->clone_list);
     clone_to(sw, session, copy, frame, length, true);
@@ -367,8 +380,7 @@ static void replicate(ss_switch *sw, void *state, uint32_t group_id, frame_ref f
         return;
     }
     p->instance_type = SS_REPLICATION;
-    uint32_t truncate_to = p->truncate_to;
-    if (group->n > 1 || truncate_to) p->truncate_to = 0;
+    p->truncate_to = SS_WHOLE;
     for (uint32_t i = 0; i + 1 < group->n; i++) copy_out(sw, state, group->replicas[i], frame, length, true);
     egress(sw, state, group->replicas[group->n - 1].port, group->replicas[group->n - 1].instance, frame, length);
 }

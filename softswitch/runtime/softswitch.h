@@ -56,8 +56,8 @@ typedef struct ss_packet { /* first member of every program's `state` */
     /* The frame, whose bytes stay as they are while its packet is in the pipeline.  Once that is through, those before
      * `stable` may be overwritten, and the others at the end of the turn. */
     const uint8_t *frame, *stable;
+    uint32_t truncate_to; /* the longest frame that may leave, bytes: the least of all truncate() calls; or SS_WHOLE */
     /* left by externs for the traffic manager (0 / false: nothing asked) */
-    uint32_t truncate_to; /* truncate(): longest output frame, bytes */
     bool clone_asked;
     uint32_t clone_session;
     uint32_t clone_list; /* list: index for keep_fields, or SS_NO_LIST */
@@ -70,6 +70,7 @@ typedef struct ss_packet { /* first member of every program's `state` */
                                          BMv2's packet_length in egress = length at ingress + this */
 } ss_packet;
 #define SS_NO_LIST 0xffffffffu
+#define SS_WHOLE 0xffffffffu                 /* of truncate_to: no bound */
 #define SS_LINE __attribute__((aligned(64))) /* begins a cache line: what is cleared and copied whole */
 
 /* A frame that leaves: out[0..head) ref[0..ref_len) out[head..head + tail).  A longer run of bytes that is sent on as

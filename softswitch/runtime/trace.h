@@ -60,7 +60,8 @@ typedef enum {
     SS_DROP_TOO_LONG_OUT = 9, /* detail: length of the frame */
     SS_DROP_PASSES = 10,      /* resubmitted, recirculated or cloned too often */
     SS_DROP_MEMORY = 11,      /* no memory for a copy */
-    SS_DROP_BAD_PORT = 12     /* detail: ingress port, above 511 */
+    SS_DROP_BAD_PORT = 12,    /* detail: ingress port, above 511 */
+    SS_DROP_TRUNCATED = 13    /* truncated to 0 bytes */
 } ss_drop_reason;
 
 typedef struct ss_trace {

@@ -143,9 +143,9 @@ def mt_entry(context: Context, table: TableInfo, entry: Entry) -> Any:
     match = [_param(key, *pair) for key, pair in zip(table.keys, entry.fields, strict=True)]
     found = STANDARD.BmMtEntry(match, STANDARD.BmAddEntryOptions(priority), handle_of(entry),
                                do_entry(context, table, entry.do))
-    if entry.idle_timeout_us:
+    if entry.idle_timeout_ns:
         limit = 2**31 - 1
-        found.life = STANDARD.BmMtEntryLife(min(entry.idle_timeout_us // 1000, limit),
+        found.life = STANDARD.BmMtEntryLife(min(entry.idle_timeout_ns // 1_000_000, limit),
                                             min(entry.since_hit_us // 1000, limit))
     return found
 

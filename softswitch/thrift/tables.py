@@ -111,7 +111,7 @@ class Tables:
         entry = self._entry(context, table, handle)
         if timeout_ms < 0:
             raise InvalidArgument(f"table {table_name}: expected a timeout from 0 ms on, got {timeout_ms}")
-        context.engine.modify(dataclasses.replace(entry, idle_timeout_us=timeout_ms * 1000))
+        context.engine.modify(dataclasses.replace(entry, idle_timeout_ns=timeout_ms * 1_000_000))
 
     def _reset_default(self, cxt_id: int, table_name: str, *, indirect: bool) -> None:
         context, table = self._table(cxt_id, table_name, indirect=indirect)

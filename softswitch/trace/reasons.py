@@ -27,6 +27,7 @@ class DropReason(IntEnum):
     TOO_MANY_PASSES = 10
     NO_MEMORY = 11
     BAD_PORT = 12
+    TRUNCATED = 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,8 @@ def words(reason: DropReason, detail: int, writer: Writer | None, missed: list[s
             return "no memory for a copy"
         case DropReason.BAD_PORT:
             return f"there is no port {detail}: ports have 9 bits, and 511 means drop"
+        case DropReason.TRUNCATED:
+            return "truncate(0): no byte of it is left to send"
 
 
 def never(port: int, missed: list[str]) -> str:

@@ -86,15 +86,36 @@ def test_bad_members_and_groups_are_refused(client: Client, wrong: p4r.Entity, c
     assert client.codes((INSERT, wrong)) == [code]
 
 
+def test_the_size_of_a_group_is_set_once(client: Client) -> None:
+    """A change of max_size and a negative one are refused; 0 leaves it as it is."""
+    client.write((INSERT, member(1)), (INSERT, group(7, (1, 2), max_size=3)))
+    assert client.codes((MODIFY, group(7, (1, 1), max_size=2)), (MODIFY, group(7, max_size=-1)),
+                        (INSERT, group(8, max_size=-1)), (INSERT, group(8, max_size=17))) == [INVALID] * 4
+    client.write((MODIFY, group(7, (1, 3))))
+    assert client.read(ALL_GROUPS) == [group(7, (1, 3), max_size=3)]
+    assert client.codes((MODIFY, group(7, (1, 4)))) == [EXHAUSTED]
+
+
+def one_shot(*ports: int) -> p4r.TableAction:
+    message = p4r.TableAction()
+    for port in ports:
+        message.action_profile_action_set.action_profile_actions.add(action=action(port), weight=port)
+    return message
+
+
+def test_a_selector_is_programmed_one_way_or_the_other(client: Client) -> None:
+    """Action sets beside members are refused, and members beside action sets; an empty selector takes either."""
+    use_member = p4r.TableAction(action_profile_member_id=1)
+    for _ in range(2):
+        client.write((INSERT, row(1, one_shot(1, 2))))
+        assert client.codes((INSERT, member(1)), (INSERT, group(7)), (INSERT, row(2, use_member))) == [INVALID] * 3
+        client.write((DELETE, row(1, one_shot())), (INSERT, member(1)))
+        assert client.codes((INSERT, row(1, one_shot(1, 2)))) == [INVALID]
+        client.write((DELETE, member(1)))
+
+
 def test_one_shot_action_sets_bring_and_take_their_members(client: Client) -> None:
     """Action sets read back as written; their members are never visible, and are deleted with the entry."""
-
-    def one_shot(*ports: int) -> p4r.TableAction:
-        message = p4r.TableAction()
-        for port in ports:
-            message.action_profile_action_set.action_profile_actions.add(action=action(port), weight=port)
-        return message
-
     for _ in range(40):  # the profile has room for 64 members: nothing leaks
         client.write((INSERT, row(1, one_shot(1, 2))))
         assert client.codes((INSERT, row(1, one_shot(1)))) == [EXISTS]

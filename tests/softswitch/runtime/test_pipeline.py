@@ -163,6 +163,13 @@ def test_truncate_cuts_the_frame_that_leaves(engine: LocalEngine) -> None:
     assert [len(f) for _, f in engine.inject(1, probe(Op.TRUNCATE, b=2, c=500, rest=bytes(100)))] == [108]
 
 
+def test_a_frame_truncated_to_nothing_does_not_leave(engine: LocalEngine) -> None:
+    """truncate(0) sends nothing, as on BMv2, and the loss is counted."""
+    before = engine.stats().dropped_egress
+    assert engine.inject(1, probe(Op.TRUNCATE, b=2, c=0, rest=bytes(100))) == []
+    assert engine.stats().dropped_egress == before + 1
+
+
 def test_added_headers_come_before_the_payload_and_show_in_packet_length(engine: LocalEngine) -> None:
     """setValid in ingress lengthens the frame; egress sees the new length."""
     ((_, frame),) = engine.inject(1, probe(Op.GROW | TELL, b=2, rest=b"tail"))

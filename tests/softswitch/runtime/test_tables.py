@@ -154,7 +154,7 @@ def test_what_cannot_be_is_refused_by_name(engine: LocalEngine) -> None:
         (entry(lpm, [(5, ONES16), (0, 0x00FF0000)], 1), "must be a prefix"),
         (entry(engine.table("range"), [(20, 10), (0, 0)], 1, 1), "low end is above"),
         (entry(engine.table("optional"), [(0, 1)], 1, 1), "all ones or zero"),
-        (replace(entry(ternary, [(0, 0), (0, 0)], 1, 1), idle_timeout_us=5), "does not support idle"),
+        (replace(entry(ternary, [(0, 0), (0, 0)], 1, 1), idle_timeout_ns=5000), "does not support idle"),
         (replace(good, key=b"\0"), "expected a key and mask of 4 bytes"),
         (Entry(engine.table("select"), b"\0\0", b"\xff\xff", DoAction(0, b"\0\0")), "takes members or groups"),
     ]
@@ -231,24 +231,34 @@ def test_direct_counters_and_meters_belong_to_entries(engine: LocalEngine) -> No
         engine.write_direct_counter(other, None, Count())
 
 
-def test_an_idle_entry_is_reported_once_until_it_is_hit_again(engine: LocalEngine) -> None:
-    """The report carries the entry; a hit starts the time again."""
+def test_an_idle_entry_is_reported_each_time_that_its_timeout_ends(engine: LocalEngine) -> None:
+    """The report carries the entry; a hit and a report start the time again."""
+    table = engine.table("exact")
+    base, second = engine.now_us, 1_000_000
+    engine.insert(replace(entry(table, [(9, ONES32)], 7), idle_timeout_ns=second * 1000, cookie=5))
+
+    assert engine.advance(base + second // 2) == base + second
+    engine.inject(1, probe(Op.EXACT, c=9))
+    engine.advance(base + second)
+    assert engine.events == []
+    assert engine.advance(base + second * 3 // 2) == base + second * 5 // 2
+    assert [(e.kind, read_idle_entry(e, engine.info).cookie) for e in engine.events] == [(EventKind.IDLE, 5)]
+    engine.advance(base + second * 5 // 2 - 1)
+    assert len(engine.events) == 1
+    engine.advance(base + second * 5 // 2)
+    assert len(engine.events) == 2
+    engine.inject(1, probe(Op.EXACT, c=9))
+    assert engine.advance(base + second * 3) == base + second * 7 // 2
+
+
+def test_a_timeout_of_a_nanosecond_does_not_fill_the_stream(engine: LocalEngine) -> None:
+    """Further reports of an entry that nothing hits come at least a tenth of a second apart."""
     table = engine.table("exact")
     base = engine.now_us
-    engine.insert(replace(entry(table, [(9, ONES32)], 7), idle_timeout_us=1000, cookie=5))
-
-    assert engine.advance(base + 500) == base + 1000
-    engine.inject(1, probe(Op.EXACT, c=9))
-    engine.advance(base + 1200)
-    assert engine.events == []
-    engine.advance(base + 1500)
-    engine.advance(base + 9000)
-
-    assert [(e.kind, read_idle_entry(e, engine.info).cookie) for e in engine.events] == [(EventKind.IDLE, 5)]
-    engine.inject(1, probe(Op.EXACT, c=9))
-    engine.advance(base + 9500)
-    engine.advance(base + 10500)
-    assert len(engine.events) == 2
+    engine.insert(replace(entry(table, [(9, ONES32)], 7), idle_timeout_ns=1))
+    for now in range(0, 250_000, 1000):
+        engine.advance(base + now)
+    assert len(engine.events) == 3
 
 
 def test_reads_page_through_a_large_table(engine: LocalEngine) -> None:

@@ -103,6 +103,9 @@ control I(inout headers_t hdr, inout metadata_t meta, inout standard_metadata_t 
             std.egress_spec = port;
         } else if (hdr.op.op == 7) {
             truncate(hdr.op.c);
+            if (hdr.op.a != 0) {
+                truncate((bit<32>)hdr.op.a);
+            }
             std.egress_spec = port;
         } else if (hdr.op.op == 8) {
             truncate(hdr.op.c);

@@ -42,8 +42,11 @@ def bmv2(tmp_path: Path) -> Iterator[int]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = subprocess.Popen(["simple_switch", json, "--thrift-port", str(port), "-L", "off"], cwd=tmp_path,
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    # the default address of notifications is the same for every BMv2 of the machine
+    events = f"ipc://{tmp_path}/notifications"
+    process = subprocess.Popen(
+        ["simple_switch", json, "--thrift-port", str(port), "--notifications-addr", events, "-L", "off"], cwd=tmp_path,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 60
         while True:
