@@ -7,6 +7,7 @@ p4src/sizes.p4 and host/native/roce.h; tests/wire/test_formats.py holds the thre
 
 from __future__ import annotations
 
+import socket
 import struct
 import zlib
 from enum import IntEnum
@@ -174,6 +175,21 @@ def icrc(ip_packet: bytes) -> bytes:
     masked[udp + 6 : udp + 8] = b"\xff\xff"  # UDP checksum
     masked[udp + 8 + 4] = 0xFF  # FECN, BECN, reserved
     return struct.pack("<I", zlib.crc32(b"\xff" * 8 + masked))
+
+
+def sealed(payload: bytes, source: str, source_port: int, destination: str, identification: int) -> bytes:
+    """The UDP payload, BTH to ICRC, with the ICRC that is right behind the IPv4 header that a switch or kernel writes:
+    no options, DF.
+
+    payload         whose last four bytes are any
+    source          IPv4 address, as text; so is ``destination``
+    identification  the IPv4 ID: of what a switch makes, the low 16 bits of the PSN
+    """
+    length = UDP_BYTES + len(payload)
+    ip = struct.pack("!BBHHHBBH", 0x45, 0, IPV4_BYTES + length, identification, 0x4000, 0, 17, 0)
+    udp = struct.pack("!HHHH", source_port, UDP_PORT, length, 0)
+    body = payload[:-ICRC_BYTES]
+    return body + icrc(ip + socket.inet_aton(source) + socket.inet_aton(destination) + udp + body)
 
 
 def icrc_change(src: int, dst: int, source_port: int, queue_pair: int, rest: int) -> int:

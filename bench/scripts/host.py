@@ -16,9 +16,12 @@ import functools
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
+from cbuild import cc
+from netfold.host import native as sources
 from netfold.host.exact import digits
 from netfold.host.innet import abi, native, quantise
 from netfold.host.innet.core import Core
@@ -46,12 +49,18 @@ def rows(nbytes: int, path_mtu: int) -> dict[str, Callable[[], object]]:
                           predecessor="10.0.0.2", predecessor_port=50001)
 
     trees = [RankTree(name="t", weight=1.0, agreement=stream(8), data=stream(16))]
-    core = Core("10.0.0.1", WORLD, trees, path_mtu=path_mtu)
+    core = Core("10.0.0.2", WORLD, trees, path_mtu=path_mtu)
+    engine = Path(sources.__path__[0])
+    switch = ctypes.CDLL(str(cc.build(
+        [Path(__file__).with_suffix(".c"), engine / "crc.c"], kind="shared", name="bench-host",
+        include=[engine, Path(cc.__file__).parent], flags=["-O3"], optional_flags=["-march=native"],
+    )))
     run = abi.FoldRunStruct()
     origin = Origin.of("10.0.0.2", 50001, roce.RESULT_TTL)
 
     def loop_back(source: Flat, out: Flat, number: list[int] = [0], coding: Coding = PLAIN) -> None:  # noqa: B006
-        """Make every packet and read it back as its own result: all of a rank's work but the kernel's part."""
+        """Make every packet and read it back as its own result: all of a rank's work but the kernel's part, and one
+        ICRC more, the switch's."""
         number[0] += 1
         core.start(number[0], source, out, 1.0, 0, coding=coding)
         lib = native.library()
@@ -59,6 +68,8 @@ def rows(nbytes: int, path_mtu: int) -> dict[str, Callable[[], object]]:
             while lib.nf_fold_send(core.handle, 0, ctypes.byref(run)):
                 whole = run.n_pieces == 1
                 data = ctypes.cast(run.pieces[0].base, ctypes.c_char_p) if whole else run.joined()
+                switch.as_results(data, ctypes.c_size_t(run.length), ctypes.c_size_t(run.segment),
+                                  ctypes.byref(run.route))
                 lib.nf_fold_receive(core.handle, data, run.length, run.segment, ctypes.byref(origin), False, 0)
 
     def narrow_all(how: abi.Narrowing, tops: quantise.Scales, lanes: Flat) -> None:

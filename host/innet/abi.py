@@ -160,9 +160,9 @@ class RunTotals(C.Structure):
 
     progress: int
     retransmitted: int
-    refused: int
+    dropped: int
     saturated: int
-    _fields_ = [("progress", C.c_int64), *((name, C.c_uint64) for name in ("retransmitted", "refused", "saturated"))]
+    _fields_ = [("progress", C.c_int64), *((name, C.c_uint64) for name in ("retransmitted", "dropped", "saturated"))]
 
 
 def show(field: str, value: int) -> str:

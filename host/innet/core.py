@@ -99,6 +99,8 @@ class Core:
         # A new epoch begins where a message does, up to a message below what the slowest rank lacks (docs/protocol.md).
         self._kept, self._message = max(kept, 2 if message else 1), message
         self.trees = tuple(trees)
+        self.address = address
+        """Where results come to, as text."""
         self._max_window = max_window
         plans = self._plans(trees)
         why = C.c_char_p()
@@ -244,7 +246,7 @@ class Core:
 
     def receive(self, data: bytes, now: int, origin: Origin, *, segment: int = 0, marked: bool = False) -> None:
         """Takes received UDP payloads, split every ``segment`` bytes (0: one packet); what came from anywhere but the
-        stream's predecessor, or with another TTL than a result's, is no result and only counted."""
+        stream's predecessor, with another TTL than a result's, or with a wrong ICRC, is no result and only counted."""
         segment = segment or max(1, len(data))
         self._lib.nf_fold_receive(self.handle, data, len(data), segment, C.byref(origin), marked, now)
 
@@ -291,6 +293,10 @@ class Core:
         """Number of packets that came unchanged from the rank before, because no switch folded them; they do not
         count."""
         return int(self._lib.nf_fold_unfolded(self.handle))
+
+    def corrupt(self) -> int:
+        """Number of results and NAKs that were dropped since their ICRC is wrong."""
+        return int(self._lib.nf_fold_corrupt(self.handle))
 
     def retransmitted(self) -> int:
         """Number of packets sent again, on all streams."""

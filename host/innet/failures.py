@@ -43,6 +43,9 @@ def timed_out(
     if refused:
         lines.append(f"  {refused} packets for its queue pairs came from elsewhere, the last one from {last}; they "
                      "were dropped")
+    if core.corrupt():
+        lines.append(f"  {core.corrupt()} results had a wrong ICRC, so that they changed on the way from this rank's "
+                     "switch; they were dropped")
     if core.foreign():
         lines.append(f"  {core.foreign()} packets came for queue pairs that this rank does not have")
     lines.append("  expected: every rank within the timeout; look at `netfold stall`, or give a longer timeout=")

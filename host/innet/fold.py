@@ -192,7 +192,7 @@ class FoldRail(FoldLoop):
             try:
                 status = like.carry(number, name, source, out, self._first_slice)
                 totals = self._core.totals
-                if status != DONE or totals.refused >= self._refused_warning:
+                if status != DONE or totals.dropped >= self._dropped_warning:
                     self._end_slowly(like, status)
             except BaseException as error:
                 like.failed(self._resent - before)

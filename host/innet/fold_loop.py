@@ -74,8 +74,8 @@ class FoldLoop:
         """The highest number of an operation that was let in."""
         self._watch: Callable[[float], None] | None = None
         self._stalls = StallDetector()
-        self._refused_warning = 1
-        """Refused packets at which a warning is logged."""
+        self._dropped_warning = 1
+        """Dropped packets at which a warning is logged."""
         self.fallback = ""
         self._fallback = Fallback(address, timeout)
         self._falls_back = falls_back
@@ -114,8 +114,8 @@ class FoldLoop:
                 self._timeline.spans(*self._io.spans())
             totals = self._core.totals
             progress, self._resent = totals.progress, totals.retransmitted
-            if totals.refused >= self._refused_warning:
-                self._warn_of_refused()
+            if totals.dropped >= self._dropped_warning:
+                self._warn_of_dropped()
             if status == DONE:
                 return totals.saturated
             if self._watch is not None and status == AGAIN:
@@ -154,16 +154,25 @@ class FoldLoop:
         hint = f"; every link needs an MTU of {mtu} or more (`ip link`)" if error == errno.EMSGSIZE else ""
         raise TransportError(error, f"{self._who(request)}: the kernel refused a packet: {os.strerror(error)}{hint}")
 
-    def _warn_of_refused(self) -> None:
-        """Logs a warning that somebody sends to this rank's queue pairs who may not; the next one comes when there are
-        ten times as many packets."""
-        count, last = self._core.refused()
-        self._refused_warning = 10 * count
-        log.warning(
-            "job %r, rank %d: %d packets so far to this rank's queue pairs were dropped, the last one from %s: "
-            "results come from the rank before it in the ring, with TTL %d; see docs/security.md",
-            self._plan.job, self._plan.rank, count, last, roce.RESULT_TTL,
-        )
+    def _warn_of_dropped(self) -> None:
+        """Logs warnings that somebody sends to this rank's queue pairs who may not, and that packets change on the way;
+        the next ones come when there are ten times as many packets."""
+        refused, last = self._core.refused()
+        corrupt = self._core.corrupt()
+        self._dropped_warning = 10 * (refused + corrupt)
+        who = f"job {self._plan.job!r}, rank {self._plan.rank}"
+        if refused:
+            log.warning(
+                "%s: %d packets so far to this rank's queue pairs were dropped, the last one from %s: "
+                "results come from the rank before it in the ring, with TTL %d; see docs/security.md",
+                who, refused, last, roce.RESULT_TTL,
+            )
+        if corrupt:
+            log.warning(
+                "%s: %d results so far were dropped and asked for again, as their ICRC is wrong: they changed on the "
+                "way from this rank's switch; look at the cable, the port and the NIC of %s",
+                who, corrupt, self._plan.peers[self._plan.rank].address,
+            )
 
     def halt(self, number: int) -> None:
         """Requests recovery round ``number``, because trees have failed; it is served even while no operation runs.

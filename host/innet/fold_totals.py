@@ -120,6 +120,7 @@ class FoldTotals:
             seconds=self._seconds + sum(counts.nanoseconds for counts in self._repeated) / 1e9,
             packets_refused=self._core.refused()[0],
             packets_unfolded=self._core.unfolded(),
+            packets_corrupt=self._core.corrupt(),
             by_tree=by_tree,
             fallback=fallback,
         )

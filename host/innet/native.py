@@ -79,6 +79,7 @@ def functions() -> dict[str, tuple[Any, ...]]:
         "nf_fold_foreign": (u64, pointer),
         "nf_fold_refused": (u64, pointer, C.POINTER(Origin)),
         "nf_fold_unfolded": (u64, pointer),
+        "nf_fold_corrupt": (u64, pointer),
         "nf_fold_elements": (u64, pointer, u32),
         "nf_fold_carried": (u64, pointer, u32),
         "nf_fold_retransmitted": (u64, pointer),

@@ -8,7 +8,7 @@ It has no sockets and no clock: packets in, packets out.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,14 @@ from netfold.wire import roce
 
 NO_LANES: Final = np.empty(0, np.uint32)
 """The lanes of a packet of presence: none."""
+
+
+class ResultRoute(NamedTuple):
+    """Where what a switch makes comes from and goes to: IPv4 addresses as text, and the source's UDP port."""
+
+    source: str
+    source_port: int
+    destination: str
 
 
 @dataclass(frozen=True)
@@ -71,18 +79,18 @@ class Packet:
         address = self.reth[:8] or bytes(8)
         return replace(self, opcode=roce.Opcode.WRITE_ONLY, reth=address + bytes(8), lanes=NO_LANES)
 
-    def build(self, connection: int) -> bytes:
-        """Returns the UDP payload for this operation's queue pair of a connection, with an ICRC of zeros: hosts do not
-        look at it (native/roce.h says why).
+    def build(self, connection: int, route: ResultRoute | None = None) -> bytes:
+        """Returns the UDP payload for this operation's queue pair of a connection.
 
         connection  the queue pair of its operation 0
+        route       for the ICRC; None: that is zeros
         """
         flags = roce.CONTENT if self.content else 0
         number = connection + self.operation
         high, low = roce.order_bytes(self.order)
         head = roce.BTH.pack(self.opcode, flags, roce.PKEY_WINDOWED, high << 24 | number,
                              (self.ack | low) << 24 | self.psn)
-        return head + self.reth + self.lanes.astype(">u4").tobytes() + bytes(4)
+        return _sealed(head + self.reth + self.lanes.astype(">u4").tobytes() + bytes(roce.ICRC_BYTES), route, self.psn)
 
 
 @dataclass(frozen=True)
@@ -104,15 +112,21 @@ class Nak:
             raise ValueError(f"AETH syndrome {syndrome_end >> 24:#x}: expected {roce.NAK_SEQUENCE_ERROR:#x}")
         return Nak(ack_psn & roce.PSN_MASK, syndrome_end & roce.PSN_MASK)
 
-    def build(self, connection: int) -> bytes:
-        """Returns the UDP payload for a connection, with an ICRC of zeros."""
+    def build(self, connection: int, route: ResultRoute | None = None) -> bytes:
+        """Returns the UDP payload for a connection; ``route`` as for ``Packet.build``."""
         head = roce.BTH.pack(roce.Opcode.ACKNOWLEDGE, 0, roce.PKEY_WINDOWED, connection, self.psn)
-        return head + roce.AETH.pack(roce.NAK_SEQUENCE_ERROR << 24 | self.end) + bytes(roce.ICRC_BYTES)
+        payload = head + roce.AETH.pack(roce.NAK_SEQUENCE_ERROR << 24 | self.end) + bytes(roce.ICRC_BYTES)
+        return _sealed(payload, route, self.psn)
 
 
 def parse(payload: bytes) -> Packet | Nak:
     """Returns what a UDP payload holds.  Raises ValueError."""
     return Nak.parse(payload) if payload[0] == roce.Opcode.ACKNOWLEDGE else Packet.parse(payload)
+
+
+def _sealed(payload: bytes, route: ResultRoute | None, psn: int) -> bytes:
+    """The UDP payload with its ICRC."""
+    return payload if route is None else roce.sealed(payload, *route, psn & 0xFFFF)
 
 
 def _base_header(payload: bytes) -> tuple[int, int, int, int]:

@@ -13,7 +13,7 @@ A connection begins with the handshake of ranks (``mesh.handshake``).  Then, bot
 
     length 4 | bytes of a packet 2 | stream 2 | packets, UDP payloads as on the fabric
 
-The first run of a rank has the queue pairs of its streams instead of packets, 4 bytes each.
+The first run of a rank says instead how each stream's results get to it (``result_routes``): the ICRC covers that.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from netfold.host.innet.slot_switch import Nak, Packet, SlotSwitch, parse
+from netfold.host.innet.slot_switch import Nak, Packet, ResultRoute, SlotSwitch, parse
 from netfold.host.mesh.connecting import ATTEMPTS
 from netfold.host.mesh.handshake import HandshakeRefused, Identity, Initiator, Outcome, Responder
 from netfold.host.mesh.unproven import UnprovenLimit
+from netfold.wire.jobs import RankStream
 
 log = logging.getLogger("netfold")
 
@@ -39,6 +40,8 @@ PURPOSE: Final = "stand-in"
 """Purpose of the connections, from which their key is derived."""
 RUN = struct.Struct("!IHH")
 """Header of a run."""
+ROUTE = struct.Struct("!I4sH4s")
+"""Of a stream's results: queue pair of operation 0, source address and UDP port, destination address."""
 MAX_RUN: Final = 1 << 20
 """Bytes of the longest run."""
 RECEIVE: Final = 1 << 18
@@ -76,10 +79,13 @@ class RunBuffer:
         return runs
 
 
-def queue_pairs(numbers: Sequence[int]) -> bytes:
-    """The first run of a rank, with the queue pairs at which its streams take results."""
-    packed = struct.pack(f"!{len(numbers)}I", *numbers)
-    return RUN.pack(len(packed), 4, 0) + packed
+def result_routes(streams: Sequence[RankStream], address: str) -> bytes:
+    """The first run of the rank at ``address``."""
+    packed = b"".join(
+        ROUTE.pack(stream.qp, socket.inet_aton(stream.predecessor), stream.predecessor_port, socket.inet_aton(address))
+        for stream in streams
+    )
+    return RUN.pack(len(packed), ROUTE.size, 0) + packed
 
 
 class _Member:
@@ -90,8 +96,9 @@ class _Member:
         self.place = place
         self.arrived = RunBuffer()
         self.waiting = bytearray()
-        self.queue_pairs: tuple[int, ...] = ()
-        """Of its streams; it tells them before it contributes anything, and nothing is whole before it has."""
+        self.routes: list[tuple[int, ResultRoute]] = []
+        """Of its streams' results, and their queue pairs.  It tells them before it contributes anything, and nothing
+        is whole before it has."""
 
     def flush(self) -> None:
         """Sends what the kernel takes.  Raises OSError."""
@@ -242,8 +249,13 @@ class StandIn:
 
     def _take(self, member: _Member, segment: int, stream: int, data: bytes) -> None:
         """Folds the packets of a run, and queues what comes of them."""
-        if not member.queue_pairs:
-            member.queue_pairs = struct.unpack(f"!{len(self._switches)}I", data)
+        if not member.routes:
+            if len(data) != len(self._switches) * ROUTE.size:
+                raise Broken(f"a first run of {len(data)} bytes for {len(self._switches)} streams")
+            member.routes = [
+                (qp, ResultRoute(socket.inet_ntoa(source), port, socket.inet_ntoa(destination)))
+                for qp, source, port, destination in ROUTE.iter_unpack(data)
+            ]
             return
         switch = self._switches[stream]
         results: dict[int, list[Packet | Nak]] = {}
@@ -256,8 +268,9 @@ class StandIn:
                 self._send(self._members[place], stream, packets)
 
     def _send(self, member: _Member, stream: int, packets: Sequence[Packet | Nak]) -> None:
+        qp, route = member.routes[stream]
         for packet in packets:
-            payload = packet.build(member.queue_pairs[stream])
+            payload = packet.build(qp, route)
             member.waiting += RUN.pack(len(payload), len(payload), stream) + payload
         self._flush(member)
 

@@ -10,7 +10,7 @@ from itertools import groupby
 from netfold.host.innet import native
 from netfold.host.innet.core import Core, result_origin
 from netfold.host.innet.packet_link import AGAIN, DONE, FAILED
-from netfold.host.innet.stand_in import RECEIVE, RUN, Broken, RunBuffer, queue_pairs
+from netfold.host.innet.stand_in import RECEIVE, RUN, Broken, RunBuffer, result_routes
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream
 
@@ -32,7 +32,7 @@ class StandInLink:
         self._origins = [result_origin(stream) for stream in streams]
         self._numbers = {stream.peer_qp: number for number, stream in enumerate(streams)}
         self._arrived = RunBuffer()
-        self._waiting = bytearray(queue_pairs([stream.qp for stream in streams]))
+        self._waiting = bytearray(result_routes(streams, core.address))
 
     def run(self, until: int) -> int:
         """Runs until the core is done (DONE), has failed (FAILED), or CLOCK_MONOTONIC is ``until`` nanoseconds (AGAIN).

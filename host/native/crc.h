@@ -16,4 +16,11 @@ void nf_write_icrc_behind(const uint8_t *headers, size_t header_bytes, uint8_t *
                           const nf_route *route, uint16_t id);
 /* The same for a packet whose headers and payload stand together, `n` bytes with the ICRC. */
 void nf_write_icrc(uint8_t *packet, size_t n, const nf_route *route, uint16_t id);
+
+/* Returns whether a packet of `n` bytes, a BTH and an ICRC at least, came by this route with this IPv4 ID as it was
+ * sent.  A socket does not show the ID: what a switch makes has the low 16 bits of its PSN. */
+bool nf_icrc_holds(const uint8_t *packet, size_t n, const nf_route *route, uint16_t id);
+/* The same for a packet of a kernel, whose ID is its place in the super-packet that it left in: one below `ids`.  *id:
+ * the likely one, which is tried first and may be any; then the one that it has. */
+bool nf_icrc_holds_for_some(const uint8_t *packet, size_t n, const nf_route *route, uint16_t *id, uint16_t ids);
 #endif

@@ -195,7 +195,7 @@ int64_t nf_fold_deadline(const nf_fold *);
 typedef struct {            /* what a rank looks at after each run */
     int64_t progress;       /* nf_fold_progress */
     uint64_t retransmitted; /* packets that were repeated, on all streams, since nf_fold_open */
-    uint64_t refused;       /* nf_fold_refused */
+    uint64_t dropped;       /* nf_fold_refused and nf_fold_corrupt */
     uint64_t saturated;     /* nf_fold_saturated */
 } nf_totals;
 
@@ -212,6 +212,8 @@ uint64_t nf_fold_foreign(const nf_fold *);
 uint64_t nf_fold_refused(const nf_fold *, nf_origin *last);
 /* Returns how many packets came that no switch folded: the rank before us sent them, and they were routed here. */
 uint64_t nf_fold_unfolded(const nf_fold *);
+/* Returns how many results and NAKs were dropped since their ICRC is wrong: they changed on the way from our switch. */
+uint64_t nf_fold_corrupt(const nf_fold *);
 /* Returns how many bytes this operation's tensor has. */
 uint64_t nf_fold_bytes(const nf_fold *);
 /* Returns how many bytes of this operation's arrays are in this tree's stripe. */

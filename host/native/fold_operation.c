@@ -351,6 +351,7 @@ const nf_failure *nf_fold_failure(const nf_fold *f) { return &f->failure; }
 int64_t nf_fold_progress(const nf_fold *f) { return f->progress; }
 uint64_t nf_fold_foreign(const nf_fold *f) { return f->foreign; }
 uint64_t nf_fold_unfolded(const nf_fold *f) { return f->unfolded; }
+uint64_t nf_fold_corrupt(const nf_fold *f) { return f->corrupt; }
 
 uint64_t nf_fold_refused(const nf_fold *f, nf_origin *last) {
     *last = f->refused_from;
@@ -388,7 +389,7 @@ uint64_t nf_fold_retransmitted(const nf_fold *f) {
 const nf_totals *nf_fold_totals(nf_fold *f) {
     f->totals = (nf_totals){.progress = f->progress,
                             .retransmitted = nf_fold_retransmitted(f),
-                            .refused = f->refused,
+                            .dropped = f->refused + f->corrupt,
                             .saturated = f->saturated};
     return &f->totals;
 }

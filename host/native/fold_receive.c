@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "crc.h"
 #include "fold_payload.h"
 #include "fold_state.h"
 
@@ -10,11 +11,19 @@ static nf_channel *channel_of(nf_fold *f, uint32_t qp) {
     return NULL;
 }
 
-/* Is this a result or a NAK, made by our own first switch?  It has a result's addresses then, and the TTL that nothing
- * has which was routed (RFC 5082): whoever can send from the rank before us has no way to make that. */
-static bool is_result(nf_fold *f, const nf_channel *c, const nf_origin *from) {
+/* Is this a result or a NAK, made by our own first switch, and as that has made it?  It has a result's addresses then,
+ * and the TTL that nothing has which was routed (RFC 5082): whoever can send from the rank before us has no way to make
+ * that.  No other check is sure to have seen its bytes: switches may leave the UDP checksum out, and kernels believe
+ * that of a super-packet of a virtual link. */
+static bool is_result(nf_fold *f, const nf_channel *c, const uint8_t *packet, size_t n, uint32_t psn,
+                      const nf_origin *from) {
     bool addressed = from->source == c->plan.predecessor && from->source_port == c->plan.predecessor_port;
-    if (addressed && from->ttl == NF_RESULT_TTL) return true;
+    const nf_route route = {from->source, f->address, from->source_port};
+    if (addressed && from->ttl == NF_RESULT_TTL) {
+        bool whole = nf_icrc_holds(packet, n, &route, (uint16_t)psn);
+        f->corrupt += !whole;
+        return whole;
+    }
     if (addressed) { /* a switch that lost its entries routes what it should fold */
         f->unfolded++;
     } else {
@@ -40,11 +49,11 @@ static bool headers_agree(nf_fold *f, const nf_channel *c, uint64_t seq, const n
     return false;
 }
 
-static void receive_nak(nf_fold *f, const nf_nak *nak, const nf_origin *from, int64_t now) {
+static void receive_nak(nf_fold *f, const nf_nak *nak, const uint8_t *packet, const nf_origin *from, int64_t now) {
     nf_channel *c = channel_of(f, nak->dest_qp);
     if (!c)
         f->foreign++;
-    else if (is_result(f, c, from))
+    else if (is_result(f, c, packet, NF_NAK_BYTES, nak->psn, from))
         nf_stream_nak(&c->stream, nak->psn, nak->end, now);
 }
 
@@ -54,7 +63,7 @@ static void receive_packet(nf_fold *f, const uint8_t *packet, size_t n, const nf
     nf_nak nak;
     uint64_t seq;
     if (nf_read_nak(packet, n, &nak)) {
-        receive_nak(f, &nak, from, now);
+        receive_nak(f, &nak, packet, from, now);
         return;
     }
     const uint8_t *payload = nf_read_header(packet, n, f->path_mtu, &h);
@@ -63,7 +72,7 @@ static void receive_packet(nf_fold *f, const uint8_t *packet, size_t n, const nf
         f->foreign++;
         return;
     }
-    if (!is_result(f, c, from)) return;
+    if (!is_result(f, c, packet, n, h.psn, from)) return;
     nf_stream_order(&c->stream, h.psn, h.previous);
     if (!nf_stream_find(&c->stream, h.psn, &seq)) return;
     const nf_contribution *sent = nf_history_at(&c->history, seq);

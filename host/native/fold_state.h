@@ -68,7 +68,7 @@ struct nf_fold {
     uint32_t signature[NF_FIELDS];
     int64_t progress;
     nf_failure failure;
-    uint64_t foreign, refused, unfolded;
+    uint64_t foreign, refused, unfolded, corrupt;
     nf_origin refused_from; /* the last of `refused` */
     nf_totals totals;       /* as of the last call of nf_fold_totals */
     /* of the run that was made last: headers that do not stand before their payload, or NAKs */

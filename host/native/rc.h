@@ -129,8 +129,7 @@ void nf_rc_unsent(nf_rc *, const nf_rc_run *);
 /* From here on each run has one packet: the kernel takes no super-packets. */
 void nf_rc_no_runs(nf_rc *);
 
-/* Takes UDP payloads that came to port 4791 `from` there, cut every `segment` bytes.  A source port of 0: nobody knows.
- */
+/* Takes UDP payloads that came to port 4791 `from` there, cut every `segment` bytes. */
 void nf_rc_receive(nf_rc *, const uint8_t *bytes, size_t n, size_t segment, const nf_origin *from, bool marked,
                    int64_t now);
 /* Does what is due by `now`: retransmission timers, and the watch over paths. */
@@ -151,6 +150,8 @@ uint64_t nf_rc_foreign(const nf_rc *);
 /* Returns how many packets came to queue pairs of ours from another address than the peer's; *last: where the last one
  * came from. */
 uint64_t nf_rc_refused(const nf_rc *, nf_origin *last);
+/* Returns how many packets from peers were dropped since their ICRC is wrong: they changed on the way. */
+uint64_t nf_rc_corrupt(const nf_rc *);
 /* Forgets the longest stalls so far, of all queue pairs. */
 void nf_rc_reset_stalls(nf_rc *);
 /* Writes the state of a queue pair.  Returns false where there is no such queue pair. */

@@ -4,6 +4,7 @@
  */
 #include <stdlib.h>
 
+#include "crc.h"
 #include "rc_contexts.h"
 #include "rc_events.h"
 #include "rc_pairs.h"
@@ -108,6 +109,12 @@ static void receive_packet(nf_rc *rc, const uint8_t *p, size_t n, const nf_origi
         rc->refused_from = *from;
         return;
     }
+    const nf_route route = {from->source, rc->address, from->source_port};
+    if (!nf_icrc_holds_for_some(p, n, &route, &qp->likely_id, NF_RC_RUN)) {
+        rc->corrupt++;
+        return;
+    }
+    qp->likely_id++;
     qp->arrived_at = now;
     if (qp->broken) {
         if (qp->in.refusal && p[0] != NF_RC_ACKNOWLEDGE) {

@@ -48,6 +48,8 @@ bool nf_rc_has_events(const nf_rc *rc, uint32_t quiet) {
 uint64_t nf_rc_progress(const nf_rc *rc) { return rc->progress; }
 uint64_t nf_rc_foreign(const nf_rc *rc) { return rc->foreign; }
 
+uint64_t nf_rc_corrupt(const nf_rc *rc) { return rc->corrupt; }
+
 uint64_t nf_rc_refused(const nf_rc *rc, nf_origin *last) {
     *last = rc->refused_from;
     return rc->refused;

@@ -117,6 +117,7 @@ typedef struct {
     nf_inquiry inquiry;
     nf_reps *reps;      /* NULL: all packets leave by plan.source_port */
     int64_t arrived_at; /* when anything came last */
+    uint16_t likely_id; /* IPv4 ID of the next packet that comes, if it left in one super-packet with the last one */
     bool broken;
     bool active, owes_answer, open; /* in rc->active, rc->answers, rc->open */
     uint64_t last_use;              /* rc->uses when it was written to, or a new packet came, last */
@@ -147,7 +148,7 @@ struct nf_rc {
     uint32_t event_head, event_count, event_room;
     uint32_t events_sent, events_arrived; /* those of them of the kinds that may be quiet */
     uint32_t reserved_events;             /* that may come without a packet: of writes, and of queue pairs that break */
-    uint64_t progress, foreign, refused;
+    uint64_t progress, foreign, refused, corrupt;
     nf_origin refused_from; /* the last of `refused` */
     uint8_t *buffer;        /* one run */
     nf_path *paths;

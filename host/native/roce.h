@@ -159,9 +159,7 @@ static inline uint8_t *nf_write_header(uint8_t *packet, const nf_header *h) {
 }
 
 /* Reads and checks the headers of a packet of `n` bytes; returns its payload, which presence has none of, or NULL where
- * it is none of this path MTU.  The ICRC is not checked here: it covers fields of the IP and UDP headers that a socket
- * does not show, the first switch has checked the contributions', and the kernel has checked the UDP checksum, which
- * covers all of this. */
+ * it is none of this path MTU.  The ICRC is not checked here (crc.h). */
 static inline const uint8_t *nf_read_header(const uint8_t *packet, size_t n, uint32_t path_mtu, nf_header *h) {
     *h = (nf_header){.presence = n == NF_PRESENCE_BYTES};
     if (n < NF_BTH_BYTES + path_mtu + NF_ICRC_BYTES && !h->presence) return NULL;

@@ -72,6 +72,8 @@ class RailStats:
     """Packets to this rank's queue pairs that were dropped, since their source is none that may send to them."""
     packets_unfolded: int = 0
     """Packets that arrived as the rank before sent them, and were dropped: no switch has folded them."""
+    packets_corrupt: int = 0
+    """Packets that were dropped since their ICRC is wrong: they changed on the way.  They came again."""
     by_tree: dict[str, TreeStats] = field(default_factory=dict)
     fallback: str = ""
     """Why the switches fold no longer, and since which operation; empty while they do."""

@@ -96,5 +96,6 @@ class Account:
             seconds=self.seconds,
             packets_refused=sum(stats.packets_refused for stats in rails),
             packets_unfolded=sum(stats.packets_unfolded for stats in rails),
+            packets_corrupt=sum(stats.packets_corrupt for stats in rails),
             by_tree=by_tree,
         )

@@ -391,7 +391,7 @@ class RoceMesh(ConnectedMesh):
     def begin(self, call: Call) -> None:
         super().begin(call)
         self._queue_pairs.warn_if_too_many()
-        self._queue_pairs.warn_of_refused()
+        self._queue_pairs.warn_of_dropped()
         self._text = call_text(call)
 
     def abort(self, error: BaseException) -> None:

@@ -159,6 +159,7 @@ def library() -> C.CDLL:
         "nf_rc_event_next": (C.c_bool, pointer, C.POINTER(EndpointEvent)),
         "nf_rc_progress": (u64, pointer),
         "nf_rc_foreign": (u64, pointer),
+        "nf_rc_corrupt": (u64, pointer),
         "nf_rc_refused": (u64, pointer, C.POINTER(Origin)),
         "nf_rc_reset_stalls": (None, pointer),
         "nf_rc_state_of": (C.c_bool, pointer, u32, C.POINTER(QueuePairState)),
@@ -292,7 +293,7 @@ class Endpoint:
 
     def receive(self, data: bytes, now: int, origin: Origin, *, segment: int = 0, marked: bool = False) -> None:
         """Takes received UDP payloads, split every ``segment`` bytes (0: one packet); what came from another address
-        than the queue pair's peer is only counted."""
+        than the queue pair's peer, or with a wrong ICRC, is only counted."""
         size = segment or max(1, len(data))
         self._lib.nf_rc_receive(self.handle, data, len(data), size, C.byref(origin), marked, now)
 
@@ -325,6 +326,10 @@ class Endpoint:
         last one."""
         last = Origin()
         return int(self._lib.nf_rc_refused(self.handle, C.byref(last))), last
+
+    def corrupt(self) -> int:
+        """Number of packets of peers that were dropped since their ICRC is wrong."""
+        return int(self._lib.nf_rc_corrupt(self.handle))
 
     def reset_stalls(self) -> None:
         """Resets ``QueuePairState.stalled`` of all queue pairs."""

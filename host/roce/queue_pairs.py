@@ -61,7 +61,7 @@ class QueuePairs:
         self._plan, self._endpoint, self._source_ports, self._failover = plan, endpoint, source_ports, failover
         self._lanes, self._ports, self._recycle, self._locked = lanes, ports, recycle, locked
         self._most = most
-        self._refused = 0  # packets, as last logged
+        self._dropped = 0  # packets, as last logged
         endpoint.limit_open(most)
         order = derive(plan.secret, "queue pair numbers", plan.job, plan.epoch)
         self._factor, self._offset = (int.from_bytes(part) for part in (order[:4], order[4:8]))
@@ -97,15 +97,22 @@ class QueuePairs:
                         self._plan.job, self._plan.rank, most, self._most)
             self._most = most
 
-    def warn_of_refused(self) -> None:
-        """Logs a warning where packets to these queue pairs came from others than their peers: at the first, and
-        whenever there are ten times as many as in the last such warning."""
-        count, last = self._endpoint.refused()
-        if count >= max(1, 10 * self._refused):
-            self._refused = count
+    def warn_of_dropped(self) -> None:
+        """Logs warnings where packets to these queue pairs came from others than their peers, or had changed on the
+        way: at the first, and whenever there are ten times as many as in the last such warnings."""
+        refused, last = self._endpoint.refused()
+        corrupt = self._endpoint.corrupt()
+        if refused + corrupt < max(1, 10 * self._dropped):
+            return
+        self._dropped = refused + corrupt
+        if refused:
             log.warning("job %r, rank %d: %d packets so far to this rank's queue pairs were dropped, the last one from "
                         "%s, which is not the peer's address; see docs/security.md",
-                        self._plan.job, self._plan.rank, count, last)
+                        self._plan.job, self._plan.rank, refused, last)
+        if corrupt:
+            log.warning("job %r, rank %d: %d packets so far were dropped, and came again, since their ICRC is wrong: "
+                        "they changed on the way here; look at cables, ports and NICs towards %s",
+                        self._plan.job, self._plan.rank, corrupt, self._plan.peers[self._plan.rank].address)
 
     def rank_of(self, pair: int) -> int:
         """The peer to which a queue pair leads."""

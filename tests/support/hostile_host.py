@@ -30,6 +30,7 @@ from netfold.wire import roce
 from netfold.wire.jobs import RankStream, RankTree
 from support import fuzz, sanitized
 from support.roce import address, connect
+from support.slot_model import as_result
 
 ROOM = 1 << 16
 SUM_QP, MAX_QP, OWN_SUM_QP, OWN_MAX_QP = 0x123450, 0x654320, 0x80, 0x90
@@ -116,14 +117,16 @@ def fold(draws: Iterator[random.Random]) -> str:
             if draw.random() < hostility:
                 packet = fuzz.spoil(draw, packet, most=9000)
             packets += 1
-            segment = 0
-            if draw.random() < hostility:
-                packet += packet
-                segment = draw.choice([0, 1, 12, len(packet) // 2, 65535])
             agreement = packet[5:8] >= OWN_MAX_QP.to_bytes(3, "big")
             origin = result_origin(tree.agreement if agreement else tree.data)
             if draw.random() < hostility:
                 origin = somewhere(draw)
+            if len(packet) > roce.BTH.size + roce.ICRC_BYTES and draw.random() < 0.95:  # anybody can make an ICRC
+                packet = as_result(packet, origin, core.address)
+            segment = 0
+            if draw.random() < hostility:
+                packet += packet
+                segment = draw.choice([0, 1, 12, len(packet) // 2, 65535])
             core.receive(packet, now, origin, segment=segment, marked=draw.random() < 0.3)
         core.state(0, draw.randrange(2))
         core.deadline()
@@ -175,7 +178,10 @@ def rc(draws: Iterator[random.Random]) -> str:
             elif draw.random() < 0.1 and len(packet) > 28:  # a right header, another place in memory
                 packet = packet[:12] + struct.pack("!QII", draw.choice([0, 1 << 16, 2**64 - 1]), draw.randrange(4),
                                                    draw.choice([0, 1, ROOM, 2**32 - 1])) + packet[28:]
-            origin = Origin.of(address(1 - to), draw.choice([0, 50000, 65535]))
+            port = draw.choice([0, 50000, 65535])
+            origin = Origin.of(address(1 - to), port)
+            if len(packet) > roce.BTH.size + roce.ICRC_BYTES and draw.random() < 0.95:  # anybody can make an ICRC
+                packet = roce.sealed(packet, address(1 - to), port, address(to), draw.randrange(4))
             ends[to].receive(packet, now, somewhere(draw) if draw.random() < 0.05 else origin,
                              segment=draw.choice([0, 0, 1, 16, 65535]), marked=draw.random() < 0.2)
         ends[side].state(draw.choice(pairs))

@@ -62,7 +62,8 @@ class Wires:
     def _receiver(self, index: int) -> Callable[[Datagram], None]:
         def receive(datagram: Datagram) -> None:
             origin = Origin.of(datagram.source, datagram.source_port)
-            self.endpoints[index].receive(datagram.payload, self.network.now, origin, marked=datagram.marked)
+            payload = self.network.last_hop(datagram.payload)
+            self.endpoints[index].receive(payload, self.network.now, origin, marked=datagram.marked)
 
         return receive
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from netfold.host.innet.core import Core, Credits
 from netfold.host.innet.slot_switch import Nak, Packet, Sender, SlotSwitch, parse
-from netfold.host.native.library import NEVER, Origin
+from netfold.host.native.library import NEVER, Origin, dotted
 from netfold.host.operation.coding import PLAIN, Coding
 from netfold.host.operation.rail import Op
 from netfold.host.operation.request import RowsRequest
@@ -56,6 +56,9 @@ class TerribleNetwork:
     """Extra delay of a packet that is reordered, at most."""
     now: int = 0
     lost: int = 0
+    spoil: float = 0.0
+    """Probability that a bit of what reaches a host changes, behind all that has made or checked an ICRC."""
+    spoiled: int = 0
 
     def __post_init__(self) -> None:
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
@@ -75,6 +78,16 @@ class TerribleNetwork:
         for _ in range(2 if self.rng.random() < self.duplicate else 1):
             late = self.rng.randrange(self.late) if self.rng.random() < self.reorder else 0
             self.at(leaves + self.delay + late, lambda: deliver(packet))
+
+    def last_hop(self, payload: bytes) -> bytes:
+        """The UDP payload as it reaches its host.  What the ICRC masks stays as it is."""
+        if not self.spoil or self.rng.random() >= self.spoil:
+            return payload
+        self.spoiled += 1
+        end = len(payload) if self.rng.random() < 0.5 else roce.BTH_BYTES
+        bent = bytearray(payload)
+        bent[self.rng.choice([at for at in range(end) if at != 4])] ^= 1 << self.rng.randrange(8)
+        return bytes(bent)
 
     def at(self, when: int, call: Callable[[], None]) -> None:
         """Calls ``call`` once the clock says ``when``."""
@@ -189,7 +202,8 @@ class Fabric:
             if rank in self.frozen:
                 return
             marked = isinstance(packet, Packet) and packet.marked
-            core.receive(packet.build(connection), self.network.now, origin, marked=marked)
+            payload = self.network.last_hop(as_result(packet.build(connection), origin, core.address))
+            core.receive(payload, self.network.now, origin, marked=marked)
 
         return deliver
 
@@ -214,6 +228,12 @@ def ip_packet(payload: bytes, ip_id: int, source: str, source_port: int, destina
     length = roce.IPV4_BYTES + len(udp) + len(payload)
     ip = struct.pack("!BBHHHBBH", 0x45, roce.ECN_ECT0, length, ip_id, 0x4000, 64, 17, 0)
     return ip + socket.inet_aton(source) + socket.inet_aton(destination) + udp + payload
+
+
+def as_result(payload: bytes, origin: Origin, destination: str) -> bytes:
+    """The UDP payload with the ICRC that a switch writes: its IPv4 ID is the low half of the PSN."""
+    return roce.sealed(payload, dotted(origin.source), origin.source_port, destination,
+                       int.from_bytes(payload[10:12], "big"))
 
 
 def check_icrc(payload: bytes, ip_id: int, source: str, source_port: int, destination: str) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from netfold.host.api.assembly import RailName
 from netfold.host.api.communicator import Communicator
-from netfold.host.innet.slot_switch import SlotSwitch, parse
+from netfold.host.innet.slot_switch import ResultRoute, SlotSwitch, parse
 from netfold.host.mesh.sockets import listen
 from netfold.testing.subnets import subnet
 from netfold.wire import roce
@@ -107,7 +107,8 @@ class LoopbackSwitch:
             for target, packet in self._folds[kind].take(rank, parse(payload)):
                 for to in range(len(self._ranks)) if target == "all" else [int(target)]:
                     if self._rng.random() >= self._loss:
-                        self._socket.sendto(packet.build(self.qp(kind, to)), (self._ranks[to], roce.UDP_PORT))
+                        route = ResultRoute(self.address, roce.UDP_PORT, self._ranks[to])
+                        self._socket.sendto(packet.build(self.qp(kind, to), route), (self._ranks[to], roce.UDP_PORT))
 
     def _child(self, payload: bytes, sender: tuple[str, int]) -> tuple[int, int] | None:
         """The stream and the rank that a contribution is of, as the key of p4src/connection.p4 finds them: by queue

@@ -18,7 +18,7 @@ from netfold.host.innet.core import Core
 from netfold.host.native.library import Origin
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream, RankTree
-from support.slot_model import SECOND, Call, TerribleNetwork, make_fabric, run
+from support.slot_model import SECOND, Call, TerribleNetwork, as_result, make_fabric, run
 from support.sources import integers
 
 
@@ -89,11 +89,11 @@ def test_headers_of_another_message_are_reported_field_by_field() -> None:
     roce.BTH.pack_into(signature, 0, roce.Opcode.WRITE_ONLY, 0, roce.PKEY_WINDOWED, 40 + roce.LaneOperation.MAX32, 10)
     roce.BTH.pack_into(packet, 0, roce.Opcode.WRITE_FIRST, 0, roce.PKEY_WINDOWED, 24, 10)
     roce.RETH.pack_into(packet, roce.BTH_BYTES, 6 << 32, 99, 4096)
-    core.receive(bytes(packet), 1, RESULT)
+    core.receive(as_result(bytes(packet), RESULT, core.address), 1, RESULT)
     assert core.failure().error == 0
     assert core.state(0, DATA).results == 0
-    core.receive(bytes(signature), 1, RESULT)
-    core.receive(bytes(packet), 1, RESULT)
+    core.receive(as_result(bytes(signature), RESULT, core.address), 1, RESULT)
+    core.receive(as_result(bytes(packet), RESULT, core.address), 1, RESULT)
     failure = core.failure()
     assert failure.error == abi.HEADERS_DIFFER
     assert (failure.expected_address >> 32, failure.got_address >> 32) == (5, 6)
@@ -126,6 +126,6 @@ def test_results_of_what_was_never_sent_are_dropped() -> None:
     for psn in (12, 13, 9, (10 + (1 << 23)) & roce.PSN_MASK):
         packet = bytearray(run_.packets()[-1])
         roce.BTH.pack_into(packet, 0, roce.Opcode.WRITE_MIDDLE, 0, roce.PKEY_WINDOWED, 24, psn)
-        core.receive(bytes(packet), 1, RESULT)
+        core.receive(as_result(bytes(packet), RESULT, core.address), 1, RESULT)
     assert core.state(0, DATA).counters.duplicates == 4
     assert (out == 77).all()

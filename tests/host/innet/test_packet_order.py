@@ -12,7 +12,7 @@ from netfold.host.innet.core import Core
 from netfold.host.innet.slot_switch import NO_LANES, Nak, Packet, parse
 from netfold.host.native.library import Origin
 from netfold.wire import roce
-from support.slot_model import MICROSECOND, address, plan_trees
+from support.slot_model import MICROSECOND, address, as_result, plan_trees
 
 SENT = 5
 """Packets of the operation."""
@@ -57,7 +57,7 @@ class Rank:
         """Something comes from the switch, some time later."""
         self.now += 10 * MICROSECOND
         origin = Origin.of(self.plan.predecessor, self.plan.predecessor_port, roce.RESULT_TTL)
-        self.core.receive(packet.build(self.plan.qp), self.now, origin)
+        self.core.receive(as_result(packet.build(self.plan.qp), origin, self.core.address), self.now, origin)
 
     def result(self, number: int, order: int = 0) -> None:
         """A result comes, with the headers of the contribution."""

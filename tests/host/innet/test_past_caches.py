@@ -10,6 +10,7 @@ from netfold.host.innet.core import Core, result_origin
 from netfold.host.operation.coding import Coding
 from netfold.host.operation.rail import Flat, Op
 from netfold.wire.jobs import RankStream, RankTree
+from support.slot_model import as_result
 
 SIZE = (1 << 20) + 777
 """Elements: more bytes than NF_LARGE (native/fold_state.h), and the last packet not full."""
@@ -28,7 +29,8 @@ def fold_alone(core: Core, number: int, source: Flat, out: Flat, op: Op, coding:
     origin = result_origin(core.trees[0].data)
     while not core.finished():
         while run := core.send(0):
-            core.receive(run.data, 0, origin, segment=run.segment)
+            results = b"".join(as_result(packet, origin, core.address) for packet in run.packets())
+            core.receive(results, 0, origin, segment=run.segment)
 
 
 @pytest.mark.parametrize(("kind", "op", "coding"), [

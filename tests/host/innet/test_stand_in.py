@@ -34,7 +34,7 @@ from netfold.host.operation.request import RowsCollective
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream, RankTree
 from support.rows import COLLECTIVES, Operation
-from support.slot_model import MILLISECOND
+from support.slot_model import MILLISECOND, as_result
 
 SLOTS = 16
 KINDS = (AGREEMENT, DATA)
@@ -110,7 +110,8 @@ class Fold:
             if self.rng.random() >= self.lost[rank]:
                 stream = trees(rank, self.first)[0]
                 qp = (stream.data if kind == DATA else stream.agreement).qp
-                self.cores[rank].receive(packet.build(qp), self.now, RESULT)
+                core = self.cores[rank]
+                core.receive(as_result(packet.build(qp), RESULT, core.address), self.now, RESULT)
 
     def lose_trees(self) -> None:
         """The switch is gone; all ranks begin again where the slowest of them is."""

@@ -19,7 +19,7 @@ from netfold.host.native.library import Origin, Run
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream, RankTree
 from support import needs
-from support.slot_model import check_icrc, ip_packet
+from support.slot_model import as_result, check_icrc, ip_packet
 
 HEADER = Path(__file__).resolve().parents[3] / "host/native/roce.h"
 SOURCE = "10.1.2.3"
@@ -202,7 +202,7 @@ def test_a_rank_can_begin_again_where_the_message_of_the_slowest_begins() -> Non
         for packet in now_through:
             opcode, flags, pkey, _, psn = roce.BTH.unpack_from(packet)
             head = roce.BTH.pack(opcode, flags, pkey, stream.qp, psn)
-            core.receive(head + packet[roce.BTH_BYTES :], 0, origin)
+            core.receive(as_result(head + packet[roce.BTH_BYTES :], origin, SOURCE), 0, origin)
         packets += sent()
     assert len(packets) == slowest + 2 * window
     core.resume([tree], 0)

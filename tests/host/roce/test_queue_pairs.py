@@ -16,7 +16,7 @@ from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Connection, Endpoint
 from netfold.wire import roce
 from netfold.wire.roce import Opcode
 from support import needs
-from support.roce import Wires, Writer, address, connect
+from support.roce import PORT, Wires, Writer, address, connect, some_bytes
 from support.slot_model import MICROSECOND, TerribleNetwork
 
 
@@ -54,33 +54,43 @@ def parse(payload: bytes) -> tuple[int, int, int, int]:
     duplicate=st.sampled_from([0.0, 0.2]),
     reorder=st.sampled_from([0.0, 0.3]),
     mark=st.sampled_from([0.0, 0.5]),
+    spoil=st.sampled_from([0.0, 0.1]),
     path_mtu=st.sampled_from([256, 1024, 4096]),
     window=st.sampled_from([2, 16, 128]),
 )
 def test_every_byte_arrives_once_over_a_terrible_network(
-    seed: int, lengths: list[int], psn: int, loss: float, duplicate: float, reorder: float, mark: float,
+    seed: int, lengths: list[int], psn: int, loss: float, duplicate: float, reorder: float, mark: float, spoil: float,
     path_mtu: int, window: int,
 ) -> None:
-    """Messages of any size in both directions, with any fault: memory equals the source, and events come once and in
-    order."""
-    wires = pair_of(
-        seed, psn=psn, window=window, path_mtu=path_mtu, loss=loss, duplicate=duplicate, reorder=reorder, mark=mark
-    )
+    """Messages of any size in both directions, with any fault, changed bits included: memory equals the source, events
+    come once and in order, and each packet that changed was dropped."""
+    wires = pair_of(seed, psn=psn, window=window, path_mtu=path_mtu, loss=loss, duplicate=duplicate, reorder=reorder,
+                    mark=mark, spoil=spoil)
     there = Writer(wires, 0, 1, 0, messages(seed, lengths))
     back = Writer(wires, 1, 0, 0, messages(seed + 1, lengths[::-1]))
     wires.run(lambda: there.done() and back.done())
     there.check()
     back.check()
+    assert sum(end.corrupt() + end.foreign() for end in wires.endpoints) == wires.network.spoiled
 
 
-def test_psn_wraps_within_a_message() -> None:
-    """A first PSN near the end of the range is enough to cross 2^24."""
-    wires = pair_of(psn=roce.PSN_MASK - 10, loss=0.02)
-    writer = Writer(wires, 0, 1, 0, messages(3, [100 * 1024]))
-    wires.run(writer.done)
-    writer.check()
-    psns = [parse(p)[2] for p in wires.sent if parse(p)[0] != Opcode.ACKNOWLEDGE]
-    assert {roce.PSN_MASK, 0} <= set(psns)
+def test_the_icrc_of_a_joined_packet_holds_wherever_it_stood_when_it_left() -> None:
+    """Kernels number the packets of a super-packet, cut it, and join what arrives: packets 20 to 24 of a run as one,
+    then 5 to 9, of which one has changed."""
+    a, b = (Endpoint(address(i)) for i in range(2))
+    connect(a, b)
+    source, memory = some_bytes(1, 40 * 1024), np.zeros(40 * 1024, np.uint8)
+    key = b.register(memory.ctypes.data, memory.size)
+    assert a.write(0, source.ctypes.data, source.size, key=key, offset=0, id=1)
+    runs = [a.send(0), a.send(0)]
+    packets = [packet for sent in runs[1:] if sent is not None for packet in sent.packets()]
+    origin = Origin.of(address(0), PORT)
+    spoilt = [*packets[5:10]]
+    spoilt[3] = spoilt[3][:100] + bytes([spoilt[3][100] ^ 1]) + spoilt[3][101:]
+    for joined in (packets[20:25], spoilt):
+        b.receive(b"".join(joined), 1, origin, segment=len(joined[0]))
+    assert (b.state(0).received, b.corrupt()) == (9, 1)
+
 
 
 def test_without_faults_each_packet_leaves_once_with_the_right_opcode_and_padding() -> None:
@@ -235,7 +245,7 @@ def test_packets_from_elsewhere_are_no_peers() -> None:
     assert not memory.any()
     assert (endpoint.state(pair).acknowledged, endpoint.state(pair).received) == (0, 0)
     for packet in (write, answer):
-        endpoint.receive(packet, 1, Origin.of(address(1), 50_001))
+        endpoint.receive(roce.sealed(packet, address(1), 50_001, address(0), 0), 1, Origin.of(address(1), 50_001))
     assert (memory == 5).all()
     assert (endpoint.state(pair).acknowledged, endpoint.state(pair).received) == (1, 1)
 
@@ -261,7 +271,7 @@ def test_hostile_datagrams_change_nothing_outside_of_regions(data: bytes, opcode
     memory = np.zeros(3 * 4096, np.uint8)
     endpoint.register(memory[4096:].ctypes.data, 4096)
     head = roce.BTH.pack(opcode, 0, roce.PKEY, qp, int.from_bytes(data[:1], "big") % 32)
-    endpoint.receive(head + data, 0, Origin.of(address(1), 50_000))
+    endpoint.receive(roce.sealed(head + data, address(1), 50_000, address(0), 0), 0, Origin.of(address(1), 50_000))
     while endpoint.send(0):
         pass
     assert not memory[:4096].any()

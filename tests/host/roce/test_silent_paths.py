@@ -9,6 +9,7 @@ import pytest
 
 from netfold.host.native.library import Origin
 from netfold.host.roce.native import STALLED, Endpoint
+from netfold.wire import roce
 from netfold.wire.roce import Opcode
 from support.roce import PORT, Datagram, Wires, Writer, address, connect, some_bytes
 from support.slot_model import MICROSECOND, MILLISECOND, TerribleNetwork
@@ -150,7 +151,8 @@ def test_packets_that_come_by_two_paths_at_once_are_answered_over_both() -> None
     wires.path = taken.append  # type: ignore[assignment]
     wires.drain()
     for port in (PORT, OTHER):
-        wires.endpoints[1].receive(taken[0].payload, wires.network.now, Origin.of(address(0), port))
+        payload = roce.sealed(taken[0].payload, address(0), port, address(1), 0)
+        wires.endpoints[1].receive(payload, wires.network.now, Origin.of(address(0), port))
     before = len(wires.ports)
     wires.drain()
     assert sorted(wires.ports[before:]) == [PORT, OTHER]
