@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from netfold.host.operation.half_precision import HALVES, narrow, widen
+from netfold.host.operation.half_precision import HALVES
 
 LaneBits = Literal[32, 16, 8]
 Rounding = Literal["nearest", "stochastic"]
@@ -116,22 +116,11 @@ def reproducible_from_environment() -> bool:
     return said == "1"
 
 
-def add_feedback(source: NDArray[Any], feedback: NDArray[Any], element: str = "float32") -> NDArray[Any]:
-    """The source plus the residual, for carriers that leave nothing out.
-
-    Only what the dtype itself cannot hold stays in ``feedback``.
-    """
-    if element not in HALVES:
-        whole: NDArray[Any] = source + feedback
-        feedback[...] = 0
-        return whole
-    wide = widen(source, element) + feedback
-    rounded = np.empty(source.shape, source.dtype)
-    narrow(wide, element, rounded)
-    with np.errstate(invalid="ignore"):
-        np.subtract(wide, widen(rounded, element), out=feedback)
-    feedback[~np.isfinite(feedback)] = 0  # an Inf or NaN leaves no residual
-    return rounded
+def add_feedback(source: NDArray[Any], feedback: NDArray[Any]) -> NDArray[Any]:
+    """The source plus the residual, of which nothing is left, for carriers that leave nothing out."""
+    whole: NDArray[Any] = source + feedback
+    feedback[...] = 0
+    return whole
 
 
 def _check_exact(what: str, op: str, rounding: Rounding | None, feedback: NDArray[Any] | None) -> None:

@@ -6,7 +6,7 @@ Nothing is copied where the caller's arrays are plain (C-contiguous, aligned, in
 dtype is one of the rail's own.  Otherwise:
 
     array that is not plain         one copy of the source, one of the result
-    float16, bfloat16, folded       float32 made of the source; the result rounded once from the same memory
+    float16, bfloat16               float32 made of the source; the result rounded once from the same memory
     feedback without narrow lanes   one copy, to which the residual is added
     saturating sum between hosts    int64 made of the source, which holds every sum exactly
 """
@@ -18,11 +18,22 @@ from msgspec.structs import replace
 
 from netfold.host.operation.arrays import Array, address_of, flat
 from netfold.host.operation.coding import add_feedback
-from netfold.host.operation.half_precision import HALVES, narrow, storage, widen
+from netfold.host.operation.half_precision import narrow, widen
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
 
 EXACT = Reduction("sum", "int64")
+
+
+def in_float32(request: AllreduceRequest) -> AllreduceRequest:
+    """A request of halves as one of float32, which holds all of them exactly; its result overwrites its source."""
+    wide = widen(request.source, request.reduction.element)
+    return replace(request, source=wide, out=wide, reduction=request.reduction.wide)
+
+
+def round_to(request: AllreduceRequest, wide: Array) -> None:
+    """Rounds a result in float32, of any shape, once, into the caller's array."""
+    narrow(wide.reshape(request.out.shape), request.reduction.element, request.out)
 
 
 def between_hosts(request: AllreduceRequest, algorithm: str | None) -> AllreduceRequest:
@@ -32,16 +43,14 @@ def between_hosts(request: AllreduceRequest, algorithm: str | None) -> Allreduce
         return replace(request, source=wide, out=wide, reduction=EXACT, algorithm=algorithm)
     source = request.source
     if request.feedback is not None:
-        source = add_feedback(source, request.feedback, request.reduction.element)
-    return replace(
-        request, source=storage(flat(source)), out=storage(flat(request.out)), algorithm=algorithm, feedback=None
-    )
+        source = add_feedback(source, request.feedback)
+    return replace(request, source=flat(source), out=flat(request.out), algorithm=algorithm, feedback=None)
 
 
 def are_plain(request: AllreduceRequest) -> bool:
     """Whether lanes of 32 bits take the request's arrays as they are, but for their shape: a copy of none is made."""
     source, out = request.source, request.out
-    if request.feedback is not None or request.reduction.element in HALVES:
+    if request.feedback is not None or request.reduction.half:
         return False
     own = source.flags
     if not own.carray or not source.dtype.isnative:
@@ -61,20 +70,14 @@ def in_lanes(request: AllreduceRequest, *, narrows: bool) -> AllreduceRequest:
 
     narrows  whether the rail has narrow lanes: only then it gets the feedback
     """
-    source, out, reduction, feedback = request.source, request.out, request.reduction, request.feedback
+    source, out, feedback = request.source, request.out, request.feedback
     if source.ndim == out.ndim == 1 and are_plain(request):
         return request  # as it is: what a small tensor nearly always is, in one step
-    half = reduction.element in HALVES
-    if half:  # as float32, which holds all of them exactly
-        source = out = widen(source, reduction.element)
-        reduction = Reduction(reduction.op, "float32")
     if feedback is not None and not (narrows and request.coding.lane_bits != 32):
         source, feedback = add_feedback(source, feedback), None
     source = flat(source)
-    if not half:
-        out = _separate(out, source)
     return replace(
-        request, source=source, out=out.reshape(-1), reduction=reduction,
+        request, source=source, out=_separate(out, source).reshape(-1),
         feedback=None if feedback is None else feedback.reshape(-1),
     )
 
@@ -84,15 +87,12 @@ def deliver(carried: AllreduceRequest, request: AllreduceRequest) -> int:
 
     Returns how many elements of a saturating sum between hosts are at an end of the range.
     """
-    out, element = request.out, request.reduction.element
+    out = request.out
     if carried is request:
         return 0
-    if carried.reduction.element == element:
+    if carried.reduction.element == request.reduction.element:
         if not np.may_share_memory(carried.out, out):
-            storage(out)[...] = carried.out.reshape(out.shape)
-        return 0
-    if element in HALVES:
-        narrow(carried.out.reshape(out.shape), element, out)
+            out[...] = carried.out.reshape(out.shape)
         return 0
     wide, ends = carried.out, np.iinfo(np.int32)
     out[...] = wide.clip(ends.min, ends.max).reshape(out.shape)

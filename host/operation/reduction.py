@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reductions, and how two arrays are combined.
 
-Sums of bfloat16 (``half_precision``) go through float32 and are rounded to nearest even after every addition, as
-hardware does.  Addition, maximum and minimum commute in value but not in the bits of NaNs and zeros, so ``Reduction``
-always gets its operands in an order that all ranks share.
+Halves (``half_precision``) are reduced as float32 and rounded once, whatever carries them (``conversion``): no partial
+sum leaves their range, and the path decides no result.  Addition, maximum and minimum commute in value but not in the
+bits of NaNs and zeros, so ``Reduction`` always gets its operands in an order that all ranks share.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from netfold.host.operation.arrays import Flat
-from netfold.host.operation.half_precision import BFLOAT16, BLOCK, dtype_name, narrow, widen
+from netfold.host.operation.half_precision import BFLOAT16, HALVES, dtype_name
 
 ReduceOp = Literal["sum", "average", "max", "min", "product"]
 REDUCE_OPS: Final = get_args(ReduceOp)
 
 NATIVE = {name: np.dtype(name) for name in ("float32", "float64", "float16", "int32", "int64", "uint8")}
 NAMES = (*NATIVE, BFLOAT16)
+CARRIED: Final = tuple(name for name in NAMES if name not in HALVES)
+"""What is reduced as it is; the others are as float32."""
 
 _FUNCTIONS = {"sum": np.add, "average": np.add, "max": np.maximum, "min": np.minimum, "product": np.multiply}
 
@@ -45,10 +47,14 @@ def element_name(array: NDArray[Any], dtype: str | None = None) -> str:
 
 @dataclass(frozen=True)
 class Reduction:
-    """A reduction of elements of one dtype.  Raises TypeError and ValueError where the two do not fit together."""
+    """A reduction of elements of one dtype.  Raises TypeError and ValueError where the two do not fit together.
+
+    called  the dtype of the caller's arrays, where these are reduced in another one; empty: ``element``
+    """
 
     op: ReduceOp
     element: str
+    called: str = ""
 
     def __post_init__(self) -> None:
         if self.op not in REDUCE_OPS:
@@ -61,34 +67,39 @@ class Reduction:
             )
 
     @property
+    def half(self) -> bool:
+        """Whether it is of halves, so that ``wide`` is carried in its place."""
+        return self.element in HALVES
+
+    @property
+    def wide(self) -> Reduction:
+        """The same of float32."""
+        return Reduction(self.op, "float32", self.element)
+
+    @property
+    def said(self) -> str:
+        """The dtype that all ranks have called it with, for messages and for their comparison."""
+        return self.called or self.element
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the arrays in memory."""
         return np.dtype(np.uint16) if self.element == BFLOAT16 else NATIVE[self.element]
 
     def __call__(self, first: Flat, second: Flat, out: Flat) -> None:
-        """``out`` = first op second, all of one size; ``out`` may be either of them.  Integers wrap."""
-        function = _FUNCTIONS[self.op]
+        """``out`` = first op second, all of one size; ``out`` may be either of them.  Integers wrap.
+        Raises TypeError for halves."""
+        if self.half:
+            raise TypeError(f"{self.op} of {self.element}: expected Reduction.wide, of arrays of float32")
         with np.errstate(all="ignore"):  # Inf and NaN travel like any other value
-            if self.element != BFLOAT16:
-                function(first, second, out=out)
-                return
-            for at in range(0, out.size, BLOCK):
-                block = slice(at, at + BLOCK)
-                wide = widen(first[block], BFLOAT16)
-                function(wide, widen(second[block], BFLOAT16), out=wide)
-                narrow(wide, BFLOAT16, out[block])
+            _FUNCTIONS[self.op](first, second, out=out)
 
     def finish(self, data: Flat, ranks: int) -> None:
         """Turns the sum over all ranks into the result, in place.  It depends on the bits of the sum alone."""
         if self.op != "average":
             return
         with np.errstate(all="ignore"):
-            if self.element != BFLOAT16:
-                np.divide(data, data.dtype.type(ranks), out=data)
-                return
-            for at in range(0, data.size, BLOCK):
-                block = slice(at, at + BLOCK)
-                narrow(widen(data[block], BFLOAT16) / np.float32(ranks), BFLOAT16, data[block])
+            np.divide(data, data.dtype.type(ranks), out=data)
 
 
 INT32_SUM: Final = Reduction("sum", "int32")

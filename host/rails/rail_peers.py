@@ -22,7 +22,6 @@ from netfold.host.errors import RankMismatch
 from netfold.host.mesh.mesh import ranks
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.coding import PLAIN, Coding, narrows
-from netfold.host.operation.half_precision import HALVES
 from netfold.host.operation.rail import DTYPES, folds
 from netfold.host.operation.reduction import INT32_SUM, Reduction
 from netfold.host.operation.request import AllreduceRequest, RowsCollective, RowsRequest
@@ -87,8 +86,7 @@ class RailPeers(Peers):
     def how(self, collective: Collective, nbytes: int, reduction: Reduction) -> str:
         if collective == "barrier" or nbytes <= SHORT_BYTES:
             return f"{collective} of {nbytes} bytes is a sum: {self._rails.describe(nbytes)}"
-        whole = reduction.element not in HALVES and folds(reduction.op, reduction.element)
-        folded = whole or collective not in ("reduce", "reduce_scatter")
+        folded = folds(reduction.op, reduction.element) or collective not in ("reduce", "reduce_scatter")
         return f"{collective} of {nbytes} bytes: {self._rails.describe_cut(collective, nbytes, folded=folded)}"
 
     @property

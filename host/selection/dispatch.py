@@ -14,8 +14,7 @@ from msgspec import structs
 from netfold.host.errors import NetFoldError
 from netfold.host.operation.arrays import flat_copy, native
 from netfold.host.operation.coding import Coding, LaneBits, check_levels, narrows
-from netfold.host.operation.conversion import are_plain, between_hosts, deliver, in_lanes
-from netfold.host.operation.half_precision import HALVES, storage
+from netfold.host.operation.conversion import are_plain, between_hosts, deliver, in_float32, in_lanes, round_to
 from netfold.host.operation.rail import FoldingRail, Rail, RailStats, RailTeam, folds
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
@@ -114,6 +113,11 @@ class Dispatch:
 
         Returns how many elements of a saturating sum are at an end of the range.
         """
+        if request.reduction.half:
+            wide = in_float32(request)
+            self.allreduce(wide)
+            round_to(request, wide.out)
+            return 0
         flight, rails = self._flight, self._rails
         if rails is not None and rails.brief.known:
             before = rails.retransmissions
@@ -168,6 +172,12 @@ class Dispatch:
         pieces  each rank's elements of the flat source
         """
         source, out, mine = request.source, request.out, pieces[self.hosts.rank]
+        if request.reduction.half:
+            wide = in_float32(request)
+            own = wide.out.reshape(-1)[mine]
+            self.reduce_scatter(structs.replace(wide, out=own), pieces)
+            round_to(request, own)
+            return
         if self.rows.reduce_scatter(request, pieces):
             return
         if (self.switches is None or self.switches.carries_rows) and self._choose_scatter(request) == INNET:
@@ -178,7 +188,7 @@ class Dispatch:
             return
         data = flat_copy(source)
         algorithm = None if request.algorithm == INNET else request.algorithm
-        self.hosts.reduce_scatter(storage(data), pieces, request.reduction, algorithm=algorithm, coding=request.coding)
+        self.hosts.reduce_scatter(data, pieces, request.reduction, algorithm=algorithm, coding=request.coding)
         out[...] = data[mine].reshape(out.shape)
 
     # ---- what can be asked for ---------------------------------------------------------------------------------------
@@ -216,6 +226,9 @@ class Dispatch:
         collective: Collective = "allreduce",
     ) -> str:
         """Which path a collective takes, and why.  Sends nothing."""
+        if reduction.half and collective in ("allreduce", "reduce", "reduce_scatter"):
+            wide = self.explain(2 * nbytes, reduction.wide, algorithm, coding, collective)
+            return f"{reduction.element} goes as float32: {wide}"
         if collective != "allreduce":
             return self.rows.explain(collective, nbytes, reduction, algorithm, coding)
         op, dtype, hosts, fold = reduction.op, reduction.element, self.hosts, self._fold
@@ -230,13 +243,11 @@ class Dispatch:
                 "float32, float16, bfloat16 and int32 do"
             )
         bits: LaneBits = coding.lane_bits if narrows(op, dtype) else 32
-        folded = _folded(nbytes, dtype)
-        said = f"{dtype} folds as float32: " if dtype in HALVES else ""
-        said += fold.describe(folded, bits)
+        said = fold.describe(nbytes, bits)
         if algorithm == INNET or self._sure(bits):
             return f"{said}; {'as asked for; ' if algorithm else ''}{self.why}"
-        chosen = hosts.chooser.known(nbytes, folded=folded)
-        costs = hosts.explain(nbytes, folded=folded)
+        chosen = hosts.chooser.known(nbytes, folded=nbytes)
+        costs = hosts.explain(nbytes, folded=nbytes)
         if hosts.algorithm != AUTO or (chosen is not None and chosen.algorithm != INNET):
             return f"{costs}; {self.why}"
         return f"{costs}; {said}; {self.why}"
@@ -324,10 +335,9 @@ class Dispatch:
 
     def _cheapest(self, request: AllreduceRequest, collective: Collective) -> str:
         reduction, nbytes = request.reduction, request.nbytes
-        what = f"{reduction.op} of {nbytes // reduction.dtype.itemsize} x {reduction.element}"
+        what = f"{reduction.op} of {nbytes // reduction.dtype.itemsize} x {reduction.said}"
         what = what if collective == "allreduce" else f"{collective}, {what}"
-        folded = _folded(nbytes, reduction.element)
-        return self.hosts.choice(nbytes, what, folded=folded, collective=collective).algorithm
+        return self.hosts.choice(nbytes, what, folded=nbytes, collective=collective).algorithm
 
 
 def _kind(request: AllreduceRequest) -> tuple[object, ...]:
@@ -342,8 +352,3 @@ def _as_asked(coding: Coding) -> str:
     """What a call asks of lanes beyond the usual, in words."""
     lanes = f" in lanes of {coding.lane_bits} bits" if coding.lane_bits != 32 else ""
     return lanes + (", saturating," if coding.saturate else "")
-
-
-def _folded(nbytes: int, element: str) -> int:
-    """Bytes of the lanes that carry so many bytes of a tensor."""
-    return 2 * nbytes if element in HALVES else nbytes

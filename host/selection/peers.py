@@ -125,7 +125,7 @@ class Peers:
         if not request.in_place:
             out[...] = request.source
         if self.size > 1:
-            what = f"{reduction.op} of {out.size} x {reduction.element}"
+            what = f"{reduction.op} of {out.size} x {reduction.said}"
             name = self.pick(out.nbytes, request.algorithm, what)
             self.note(f"{self.mesh.kind}, {name}")
             strand = self._allreduce(name, out, reduction)
@@ -165,7 +165,7 @@ class Peers:
         algorithm  "ring", which a mesh takes in any case
         coding     in lanes, where switches fold; a mesh carries elements as they are
         """
-        what = f"reduce_scatter, {reduction.op} of {data.size} x {reduction.element}"
+        what = f"reduce_scatter, {reduction.op} of {data.size} x {reduction.said}"
         self.note(f"{self.mesh.kind}, ring")
         self.mesh.expect("ring", ranks=self.order or ())
         self._run(what, ring.reduce_scatter(self.mesh, data, pieces, reduction, order=self.order), data.nbytes)
@@ -215,7 +215,7 @@ class Peers:
         algorithm  one of ``collectives.REDUCE``; default: the cheapest
         coding     as of ``reduce_scatter``
         """
-        what = f"reduce to {root}, {reduction.op} of {data.size} x {reduction.element}"
+        what = f"reduce to {root}, {reduction.op} of {data.size} x {reduction.said}"
         n = data.nbytes
         name = named(algorithm, REDUCE)
         if name is None:

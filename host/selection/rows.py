@@ -13,10 +13,11 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from netfold.host.operation.arrays import Flat, flat, flat_copy
 from netfold.host.operation.coding import PLAIN, Coding, narrows
-from netfold.host.operation.half_precision import HALVES, narrow, storage, widen
+from netfold.host.operation.conversion import in_float32, round_to
 from netfold.host.operation.rail import FoldingRail
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest, RowsCollective, RowsRequest
@@ -87,6 +88,13 @@ class RowsDispatch:
     ) -> bool:
         """A ``reduce_scatter``, and an ``all_gather`` of ``data`` and its ``rows`` at the same time, where the switches
         carry both."""
+        if request.reduction.half:
+            wide = in_float32(request)
+            sums = wide.out.reshape(-1)[pieces[self._hosts.rank]]
+            if not self.exchange(replace(wide, out=sums), pieces, data, rows):
+                return False
+            round_to(request, sums)
+            return True
         if self._switches is None:
             own, mine = flat_copy(request.source), pieces[self._hosts.rank]
             if not self._hosts.exchange(own, pieces, request.reduction, data, rows, request.coding):
@@ -100,13 +108,19 @@ class RowsDispatch:
 
     def reduce(self, request: AllreduceRequest, root: int) -> None:
         """Fills the root's ``request.out`` with the reduction; the other ranks' is not touched."""
+        if request.reduction.half:
+            wide = in_float32(request)
+            self.reduce(wide, root)
+            if self._hosts.rank == root:
+                round_to(request, wide.out)
+            return
         if self._folds("reduce", request.nbytes, request.number, request.algorithm, request):
             rows = self._of_root(request.source.size, root)
             self._reduce("reduce", request, rows, rows[self._hosts.rank], root)
             return
         data, hosts = flat_copy(request.source), self._hosts
         algorithm = None if request.algorithm == INNET else request.algorithm
-        hosts.reduce(storage(data), request.reduction, root, algorithm=algorithm, coding=request.coding)
+        hosts.reduce(data, request.reduction, root, algorithm=algorithm, coding=request.coding)
         if hosts.rank == root:
             request.out[...] = data.reshape(request.out.shape)
 
@@ -155,8 +169,7 @@ class RowsDispatch:
             return f"{inside}; {self._why}"
         if reduces and coding.lane_bits != 32 and narrows(reduction.op, reduction.element):
             return f"{inside}, in lanes of {coding.lane_bits} bits; {self._why}"
-        half = reduces and reduction.element in HALVES
-        chosen = hosts.chooser.known(nbytes, folded=nbytes * (1 + half), collective=collective)
+        chosen = hosts.chooser.known(nbytes, folded=nbytes, collective=collective)
         if chosen is None:
             return f"{collective} of {nbytes} bytes goes the cheapest way, once an operation has measured the links"
         return f"{inside if chosen.algorithm == INNET else between}: {chosen}"
@@ -185,10 +198,9 @@ class RowsDispatch:
             if hosts.algorithm != AUTO:
                 return False
             narrow_lanes = request is not None and request.coding.lane_bits != 32
-            half = request is not None and request.reduction.element in HALVES
             # A barrier measures nothing: it is as long as its latency, which the switches have the least of.
             if collective != "barrier" and not narrow_lanes and hosts.choice(
-                nbytes, f"{collective} of {nbytes} bytes", folded=nbytes * (1 + half), collective=collective
+                nbytes, f"{collective} of {nbytes} bytes", folded=nbytes, collective=collective
             ).algorithm != INNET:
                 return False
         return switches.begin(number)
@@ -198,20 +210,17 @@ class RowsDispatch:
         *, gathered: Flat | None = None, gathered_rows: Sequence[slice] = (),
     ) -> None:
         """Folds, and brings arrays into the form that lanes have, and back; ``mine``: what this rank gets."""
-        source, out, reduction = request.source, request.out, request.reduction
-        half, gets = reduction.element in HALVES, collective != "reduce" or self._hosts.rank == root
-        wide = widen(source, reduction.element).reshape(-1) if half else flat(source)
-        plain = gets and not half and out.flags.carray and out.dtype == wide.dtype
-        plain = plain and not np.may_share_memory(out, wide)
-        into = out.reshape(-1) if plain else np.empty(mine.stop - mine.start, wide.dtype)
-        op = Reduction(reduction.op, "float32") if half else reduction
+        out, gets = request.out, collective != "reduce" or self._hosts.rank == root
+        source = flat(request.source)
+        plain = gets and out.flags.carray and out.dtype == source.dtype
+        plain = plain and not np.may_share_memory(out, source)
+        into = out.reshape(-1) if plain else np.empty(mine.stop - mine.start, source.dtype)
         first = mine.start if gets else 0
         self._carry(RowsRequest(
-            collective, wide, into, rows, request.number, root, first, op, request.coding, gathered, gathered_rows,
+            collective, source, into, rows, request.number, root, first, request.reduction, request.coding, gathered,
+            gathered_rows,
         ))
-        if gets and half:
-            narrow(into.reshape(out.shape), reduction.element, out)
-        elif gets and not plain:
+        if gets and not plain:
             out[...] = into.reshape(out.shape)
 
     def _carry(self, request: RowsRequest) -> None:

@@ -19,7 +19,7 @@ from netfold.host.mesh.planned import PathSource
 from netfold.host.mesh.sockets import listen
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.operation.arrays import Flat
-from netfold.host.operation.reduction import BFLOAT16, NATIVE, ReduceOp, Reduction
+from netfold.host.operation.reduction import NATIVE, ReduceOp, Reduction
 from netfold.testing import subnet
 from netfold.wire.jobs import Peer, Plan
 
@@ -27,20 +27,17 @@ from netfold.wire.jobs import Peer, Plan
 def inputs(ranks: int, size: int, element: str, seed: int) -> list[Flat]:
     """One array for each rank whose sums and products over all ranks are exact in every dtype, in any order."""
     rng = np.random.default_rng(seed)
-    dtype = np.dtype(np.float32) if element == BFLOAT16 else NATIVE[element]
-    # Small powers of two and few of them: no rounding even in bfloat16, no overflow in float16.
-    arrays = [rng.choice([1, 2], size).astype(dtype) for _ in range(ranks)]
-    return [as_bfloat16(array) if element == BFLOAT16 else array for array in arrays]
+    return [rng.choice([1, 2], size).astype(NATIVE[element]) for _ in range(ranks)]
 
 
 def expected(arrays: Sequence[Flat], op: ReduceOp, element: str) -> Flat:
     """numpy's reduction, computed in a wide dtype."""
-    wide = np.stack([from_bfloat16(a) if element == BFLOAT16 else a for a in arrays])
-    if element == BFLOAT16 or wide.dtype.kind == "f":
+    wide = np.stack(arrays)
+    if wide.dtype.kind == "f":
         wide = wide.astype(np.float64)
     function = {"sum": np.add, "average": np.add, "max": np.maximum, "min": np.minimum, "product": np.multiply}[op]
     result = function.reduce(wide, axis=0, dtype=wide.dtype)
-    total = as_bfloat16(result.astype(np.float32)) if element == BFLOAT16 else result.astype(NATIVE[element])
+    total = result.astype(NATIVE[element])
     Reduction(op, element).finish(total, len(arrays))
     return total
 
@@ -50,11 +47,6 @@ def as_bfloat16(array: Flat) -> Flat:
     bits = array.astype(np.float32).view(np.uint32)
     assert not (bits & 0xFFFF).any(), "a value that bfloat16 cannot hold"
     return (bits >> 16).astype(np.uint16)
-
-
-def from_bfloat16(array: Flat) -> Flat:
-    """The values of bfloat16 bits as float32."""
-    return (array.astype(np.uint32) << 16).view(np.float32)
 
 
 class Awake:

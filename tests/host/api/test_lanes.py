@@ -191,7 +191,7 @@ def test_halves_fold_as_float32_and_are_rounded_once(element: str) -> None:
 
         assert same(on_every_rank(comms, in_place)).tobytes() == np.ascontiguousarray(out[:, ::2]).tobytes()
         assert same(on_every_rank(comms, lambda comm: comm.allreduce(mine[0][:0], dtype=element))).shape == (0, 301)
-        assert f"{element} folds as float32: 4096 bytes" in comms[0].explain(2048, dtype=element)
+        assert f"{element} goes as float32: 4096 bytes" in comms[0].explain(2048, dtype=element)
         assert comms[0].path("sum", element) == "innet"
         assert comms[0].path("product", element) == comms[0].path("sum", "float64") == "tcp"
 

@@ -17,7 +17,7 @@ from netfold.host.api.work import OperationSequencer
 from netfold.host.collectives import ALLREDUCE, BROADCAST, REDUCE
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.operation.arrays import Flat
-from netfold.host.operation.reduction import NAMES, ReduceOp
+from netfold.host.operation.reduction import CARRIED, ReduceOp
 from netfold.host.selection.cost import LinkCost
 from netfold.host.selection.dispatch import Dispatch
 from netfold.host.selection.measure import Measured
@@ -30,7 +30,7 @@ SIZES = (0, 1, 33, 257)
 """Numbers of elements: none, fewer than ranks, odd ones."""
 CASES = [
     (element, op, SIZES[number % 4], number % 3 == 0)
-    for number, (element, op) in enumerate(product(NAMES, get_args(ReduceOp)))
+    for number, (element, op) in enumerate(product(CARRIED, get_args(ReduceOp)))
     if op != "average" or "int" not in element
 ]
 """Cases as (dtype, reduction, elements, in place)."""

@@ -13,7 +13,7 @@ from netfold.host.collectives import tidalmesh
 from netfold.host.collectives.flow import run
 from netfold.host.mesh.mesh import Mesh, Pending
 from netfold.host.operation.arrays import Flat
-from netfold.host.operation.reduction import NAMES, Reduction
+from netfold.host.operation.reduction import CARRIED, Reduction
 from netfold.host.selection.cost import LinkCost
 from netfold.host.selection.cost import tidalmesh as predicted
 from netfold.testing import MemoryFabric
@@ -35,7 +35,7 @@ def test_every_mesh_reduces_like_numpy(shape: tuple[int, int], chunks: int) -> N
     places, ranks = grid_of(*shape), shape[0] * shape[1]
     ops = ("sum", "max", "min", "product")
     cases = [(size, element, op) for (size, element), op in zip(
-        product((1, 2, 7, 241), NAMES), ops * len(NAMES), strict=False)]
+        product((1, 2, 7, 241), CARRIED), ops * len(CARRIED), strict=False)]
     data = [inputs(ranks, size, element, number) for number, (size, element, _) in enumerate(cases)]
 
     def work(mesh: Mesh) -> list[Flat]:
