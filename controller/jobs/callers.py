@@ -119,28 +119,35 @@ class Callers:
         limited  whether callers other than the operator may make READ_RATE requests a second only
         """
 
-        def check(method: str, token: str) -> None:
-            wanted = of.get(method, scopes)
-            caller = self.caller(token)
-            what = " or ".join(sorted(wanted))
-            if caller is None:
-                got = "one that this controller does not know" if token else "none"
-                self._warn(method, what, got)
-                raise Refusal(Code.UNAUTHENTICATED, f"{method}: expected the token of scope {what}, got {got}. Name "
-                                                    f"its file in {tokens.TOKEN_FILE_VARIABLE}, or set "
-                                                    f"{tokens.TOKEN_VARIABLE}")
-            if caller.scope not in wanted:
-                self._warn(method, what, f"that of {caller}")
-                raise Refusal(Code.PERMISSION_DENIED, f"{method}: expected the token of scope {what}, got that of "
-                                                      f"{caller}. Ask whoever runs the fabric for the right one")
-            if limited and caller.scope != "operator":
-                limit = self._limits.setdefault(caller, RateLimit(READ_RATE, READ_BURST))
-                if seconds := limit.wait():
-                    raise Refusal(Code.RESOURCE_EXHAUSTED, f"{method}: expected at most {READ_RATE} requests a second "
-                                                           f"of {caller}, got more. Wait {seconds:.2f} s")
-            CALLER.set(caller)
+        def admitted(method: str, token: str) -> None:
+            got = "one that this controller does not know" if token else "none"
+            self.check(method, self.caller(token), of.get(method, scopes), got=got, limited=limited)
 
-        return check
+        return admitted
+
+    def check(
+        self, method: str, caller: Caller | None, scopes: Collection[Scope], *, got: str, limited: bool
+    ) -> None:
+        """Raises Refusal unless this caller may call a method of these scopes now.  Threads may share it.
+
+        got      the token that came, in words, where it is nobody's
+        limited  as of `admit`
+        """
+        wanted = " or ".join(sorted(scopes))
+        if caller is None:
+            self._warn(method, wanted, got)
+            raise Refusal(Code.UNAUTHENTICATED, f"{method}: expected the token of scope {wanted}, got {got}. Name its "
+                                                f"file in {tokens.TOKEN_FILE_VARIABLE}, or set {tokens.TOKEN_VARIABLE}")
+        if caller.scope not in scopes:
+            self._warn(method, wanted, f"that of {caller}")
+            raise Refusal(Code.PERMISSION_DENIED, f"{method}: expected the token of scope {wanted}, got that of "
+                                                  f"{caller}. Ask whoever runs the fabric for the right one")
+        if limited and caller.scope != "operator":
+            limit = self._limits.setdefault(caller, RateLimit(READ_RATE, READ_BURST))
+            if seconds := limit.wait():
+                raise Refusal(Code.RESOURCE_EXHAUSTED, f"{method}: expected at most {READ_RATE} requests a second of "
+                                                       f"{caller}, got more. Wait {seconds:.2f} s")
+        CALLER.set(caller)
 
     def _warn(self, method: str, wanted: str, got: str) -> None:
         """Tell the operator of callers without the right token: a rank set up wrongly, or somebody who guesses."""

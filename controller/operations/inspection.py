@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from netfold.controller.health.drains import Drains
@@ -23,6 +24,7 @@ from netfold.controller.switch.switch import SwitchError
 from netfold.controller.switch.target import Target
 from netfold.fabric.graph import Fabric
 from netfold.fabric.slots import Allocator
+from netfold.rpc.limits import Shared
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire import jobs as wire
 from netfold.wire import operator, stalls
@@ -33,6 +35,11 @@ log = logging.getLogger("netfold.controller")
 
 COUNTER_TIMEOUT: Final = 5.0
 """Seconds to read a switch's counters: a status does not wait longer for a switch that hangs."""
+SLOTS_FRESH: Final = 1.0
+"""Seconds for which the open slots of a switch are given to others who ask."""
+REST: Final = 1.0
+"""Pause between two readings of slots, in times of what the first one took: they take half of the controller's time at
+most, however many ask."""
 
 
 class Inspection:
@@ -48,6 +55,11 @@ class Inspection:
         self._allocator = allocator
         self._drains = drains
         self._clock = clock
+        self._reading = asyncio.Lock()
+        """Held while an operator's reading of slots is under way: there is one at a time."""
+        self._rests_until = 0.0
+        self._slots = {name: Shared(partial(self._read_slots, name), fresh=SLOTS_FRESH, clock=clock)
+                       for name in targets}
 
     # ---- counters --------------------------------------------------------------------------------------------------
 
@@ -106,15 +118,19 @@ class Inspection:
     # ---- slots -----------------------------------------------------------------------------------------------------
 
     async def slots(self, switch: str, name: str | None = None) -> list[JobSlots]:
-        """The open slots of one job or of all jobs on one switch.  Raises Refusal."""
-        if switch not in self._targets:
+        """The open slots of one job or of all jobs on one switch, SLOTS_FRESH seconds old at most.  Raises Refusal."""
+        if switch not in self._slots:
             raise Refusal(Code.NOT_FOUND, f"the fabric {self._fabric.name} has no switch {switch!r}; it has "
                                           f"{', '.join(self._targets)}")
+        wanted = {job.epoch for job in self._holding(name)}
+        return [held for held in await self._slots[switch]() if held.epoch in wanted]
+
+    async def _read_slots(self, switch: str) -> list[JobSlots]:
         return [
             JobSlots(job.name, job.epoch, len(states), stall.open_slots(job.streams, job.hosts, {switch: states}),
                      min(states))
-            for job in self._holding(name)
-            if (states := await self._probe(switch, stall.slots_of(job.streams, switch)))
+            for job in self._holding(None)
+            if (states := await self._read(switch, stall.slots_of(job.streams, switch)))
         ]
 
     async def stall(self, name: str) -> list[Stall]:
@@ -122,10 +138,8 @@ class Inspection:
         reports = []
         for job in self._holding(name):
             switches = sorted({fold.switch for tree in job.trees for fold in tree.folds})
-            states = await asyncio.gather(
-                *(self._probe(switch, stall.slots_of(job.streams, switch)) for switch in switches)
-            )
-            reports.append(stall.report(job.name, job.streams, job.hosts, dict(zip(switches, states, strict=True))))
+            states = {switch: await self._read(switch, stall.slots_of(job.streams, switch)) for switch in switches}
+            reports.append(stall.report(job.name, job.streams, job.hosts, states))
         return reports
 
     async def missing(self, request: wire.AskMissing) -> wire.MissingContributions:
@@ -149,6 +163,17 @@ class Inspection:
             others = ", ".join(sorted({job.name for job in self._jobs.registry.active()})) or "none"
             raise Refusal(Code.NOT_FOUND, f"no job {name!r} holds slots; jobs that do: {others}")
         return jobs
+
+    async def _read(self, switch: str, held: Sequence[int]) -> dict[int, SlotState]:
+        """The states of many slots, for an operator: one reading at a time, with a pause after each, so that the
+        controller's own work goes on."""
+        async with self._reading:
+            await asyncio.sleep(self._rests_until - self._clock())
+            began = self._clock()
+            try:
+                return await self._probe(switch, held)
+            finally:
+                self._rests_until = self._clock() + REST * (self._clock() - began)
 
     async def _probe(self, switch: str, held: Sequence[int]) -> dict[int, SlotState]:
         try:

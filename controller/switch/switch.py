@@ -41,7 +41,8 @@ RPC_TIMEOUT: Final = 30.0
 BATCH: Final = 1000
 """Updates in one WriteRequest."""
 PROBES: Final = 32
-"""Probes of slots under way at once: half of what BMv2's queue to the CPU port holds."""
+"""Probes of slots under way at once: half of what BMv2's queue to the CPU port holds.  Reading many takes half of
+them."""
 PROBE_TIMEOUT: Final = 0.5
 """Seconds for the answer to a probe before it is sent again."""
 PROBE_TRIES: Final = 4
@@ -329,10 +330,15 @@ class Session:
 
     async def probe_all(self, slots: Iterable[int]) -> dict[int, SlotState]:
         """The states of many slots, as by `probe`; the first slot without an answer ends all.  Raises SwitchError."""
-        wanted = list(slots)
-        tasks = [asyncio.create_task(self.probe(slot)) for slot in wanted]
+        left, found = iter(slots), dict[int, SlotState]()
+
+        async def some() -> None:
+            found.update([(slot, await self.probe(slot)) for slot in left])
+
+        tasks = [asyncio.create_task(some()) for _ in range(PROBES // 2)]
         try:
-            return dict(zip(wanted, await asyncio.gather(*tasks), strict=True))
+            await asyncio.gather(*tasks)
+            return found
         finally:
             for task in tasks:
                 task.cancel()

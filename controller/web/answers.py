@@ -6,7 +6,8 @@
     /faults.json, POST /fault, POST /packet     faults.py
     /fabric.json, /live.json?since=SEQ, /history.json, /slots.json?switch=NAME     for the page (view.py)
 
-Nothing is read from the switches but for a request, once for all requests within MAX_AGE.
+Nothing is read from the switches but for a request, once for all requests within MAX_AGE, and what is made of it is
+made once, too: a hundred who ask cost what one does.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from netfold.controller.operations.history import History, Sample
+from netfold.controller.operations.history import History
 from netfold.controller.web import metrics, view
 from netfold.controller.web.faults import FaultForwarder
 from netfold.fabric.graph import Fabric
+from netfold.rpc.limits import Shared
 from netfold.wire.operator import FabricEvent, PinnedPath, Status
 from netfold.wire.stalls import JobSlots, SwitchSlots
 
@@ -77,47 +79,51 @@ class Sources:
     ask_progress: Callable[[], None] = lambda: None
 
 
-class Moment(NamedTuple):
-    """What is known at one moment."""
-
-    status: Status
-    sample: Sample
-    samples: list[Sample]
-    paths: list[PinnedPath]
-    events: list[FabricEvent]
-
-
 class Answers:
     """Answers requests for one fabric.  Its coroutines run in the controller's loop; ``clock``: monotonic seconds."""
 
     def __init__(self, sources: Sources, clock: Callable[[], float] = time.monotonic) -> None:
         self._sources = sources
-        self._clock = clock
-        self._busy = asyncio.Lock()
-        self._last: tuple[float, Status] | None = None
+        self.status = Shared(self._read, fresh=MAX_AGE, clock=clock)
+        """The status; a new one is read unless the last is younger than MAX_AGE."""
+        self._faults = Shared(lambda: asyncio.to_thread(sources.faults.active), fresh=MAX_AGE, clock=clock)
+        self._made: dict[str, tuple[Status, asyncio.Task[bytes]]] = {}
+        """What was last made of which status, by path."""
         self._finder = view.LinkFinder(sources.fabric)
 
-    async def status(self) -> Status:
-        """The status; a new one is read unless the last is younger than MAX_AGE."""
-        async with self._busy:
-            if self._last is None or self._clock() - self._last[0] >= MAX_AGE:
-                status = await self._sources.status()
-                self._sources.history.note(status)
-                self._last = (self._clock(), status)
-            return self._last[1]
+    async def _read(self) -> Status:
+        status = await self._sources.status()
+        self._sources.history.note(status)
+        return status
 
-    async def moment(self, since: int) -> Moment:
-        """What is known now, with the events after number ``since``."""
-        self._sources.ask_progress()
+    async def _of_status(self, path: str, make: Callable[[Status], bytes]) -> bytes:
+        """What is made of the status for a path: in a thread, once for each status."""
         status = await self.status()
-        samples = list(self._sources.history.samples)
-        return Moment(status, samples[-1], samples, self._sources.paths(), self._sources.events(since))
+        if path not in self._made or self._made[path][0] is not status:
+            self._made[path] = status, asyncio.create_task(asyncio.to_thread(make, status))
+        return await asyncio.shield(self._made[path][1])
 
-    async def _slots(self, switch: str) -> tuple[Status, SwitchSlots]:
+    async def live(self, since: int) -> bytes:
+        """view.Live of now, with the events after number ``since``, as JSON."""
+        self._sources.ask_progress()
+        paths = self._sources.paths()
+        state = await self._of_status("/live.json", lambda status: msgspec.json.encode(
+            view.live(self._finder, status, self._sources.history.samples[-1], paths)))
+        return view.with_events(state, self._sources.events(since))
+
+    async def history(self) -> bytes:
+        """view.HistoryView of now, as JSON."""
+        await self.status()
+        samples = list(self._sources.history.samples)
+        return await self._of_status("/history.json", lambda status: msgspec.json.encode(
+            view.history(samples, len(status.links), len(status.switches))))
+
+    async def _slots(self, switch: str) -> view.SlotsView:
         if self._sources.slots is None:
             raise BadRequest("slots: this controller does not read them")
         held = await self._sources.slots(switch)
-        return await self.status(), SwitchSlots(held)
+        status = await self.status()
+        return view.slots(next(s for s in status.switches if s.name == switch), SwitchSlots(held))
 
     def post(self, path: str, body: bytes) -> WebAnswer:
         """The answer to an operator's POST; called in a thread of its own.  Raises msgspec.MsgspecError."""
@@ -139,24 +145,21 @@ class Answers:
             case "/fabric.json":
                 return _json(view.of_fabric(self._sources.fabric, faults=operator and self._sources.faults.is_there))
             case "/faults.json":
-                active = self._sources.faults.active()
-                body = msgspec.json.encode({"text": active.text} if active.faults is None else active.faults)
-                return WebAnswer(active.status, JSON, body)
+                active = run(self._faults())
+                return WebAnswer(active.status, JSON, msgspec.json.encode(
+                    {"text": active.text} if active.faults is None else active.faults))
             case "/live.json":
-                now: Moment = run(self.moment(_number(query, "since")))
-                return _json(view.live(self._finder, now.status, now.sample, now.paths, now.events))
+                return WebAnswer(HTTPStatus.OK, JSON, run(self.live(_number(query, "since"))))
             case "/history.json":
-                now = run(self.moment(MAX_NUMBER))
-                return _json(view.history(now.samples, len(now.status.links), len(now.status.switches)))
+                return WebAnswer(HTTPStatus.OK, JSON, run(self.history()))
             case "/slots.json":
                 if not (switch := query.get("switch", "")):
                     raise BadRequest("slots.json: expected ?switch=NAME")
-                status, held = run(self._slots(switch))
-                return _json(view.slots(next(s for s in status.switches if s.name == switch), held))
+                return _json(run(self._slots(switch)))
             case "/status":
-                return _json(run(self.status()))
+                return WebAnswer(HTTPStatus.OK, JSON, run(self._of_status(path, msgspec.json.encode)))
             case "/metrics":
-                return WebAnswer(HTTPStatus.OK, metrics.CONTENT_TYPE, metrics.text(run(self.status())))
+                return WebAnswer(HTTPStatus.OK, metrics.CONTENT_TYPE, run(self._of_status(path, metrics.text)))
         name = "index.html" if path == "/" else path.removeprefix("/")
         if name in static_files():
             return WebAnswer(HTTPStatus.OK, TYPES[Path(name).suffix], (STATIC / name).read_bytes())

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The controller's HTTP server: metrics for Prometheus, and a page for people (answers.py says what there is).
 
-It is http.server of the standard library with a thread for each connection, so that drawing a large fabric does not
-delay the controller's loop; only what comes from the controller runs in that loop.  If the fabric has tokens, the
-viewer's (or the operator's) is the password, with any user name.  If it has none, everybody who reaches the page may
-look, and whoever has its address from the launcher, with the key in it, may inject faults and record packets.
+It has a thread for each connection (softswitch/runtime/http_server.py), so that drawing a large fabric does not delay
+the controller's loop; only what comes from the controller runs in that loop.  Scopes and rates are those of the gRPC
+services (jobs/callers.py).  If the fabric has tokens, the viewer's or the operator's is the password, with any user
+name.  If it has none, everybody who reaches the page is a viewer, and whoever has its address from the launcher, with
+the key in it, is the operator: a page is reached by more people than the unix socket of gRPC.
 """
 
 from __future__ import annotations
@@ -16,13 +17,10 @@ import contextlib
 import ipaddress
 import logging
 import socket
-import ssl
-import sys
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import CancelledError
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socketserver import TCPServer
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
@@ -34,13 +32,17 @@ from netfold.controller.web.answers import Answers, Sources, WebAnswer
 from netfold.fabric.graph import FabricError
 from netfold.rpc.certificates import Certificates
 from netfold.rpc.rpc import Code, Refusal
+from softswitch.runtime.http_server import POLL, BoundedHandler, BoundedServer
 
 log = logging.getLogger("netfold.controller")
 
 TIMEOUT: Final = 10.0
-"""Seconds for reading a status, and for a client to send its request."""
-MAX_CONNECTIONS: Final = 64
-"""Connections at once, a thread for each; more are closed."""
+"""Seconds of a connection, from its acceptance to the end of its answer."""
+MAX_CONNECTIONS: Final = 32
+"""Connections at once of operators, of viewers, and of those who have not said who they are; a thread serves each, and
+one more takes the place of the oldest."""
+READ_WITHIN: Final = 9.0
+"""Seconds for reading a status: the reason why there is none comes before the connection ends."""
 RETRY: Final = 1.0
 """Seconds between two tries to listen, where the address is another controller's."""
 MAX_PATH: Final = 2048
@@ -59,9 +61,15 @@ HEADERS: Final = {
 }
 """Headers of every answer: whatever a job, switch or host is called, nothing of it runs as script, nothing is loaded
 from elsewhere, and no other site shows the page as its own."""
-REFUSALS: Final = {Code.NOT_FOUND: HTTPStatus.NOT_FOUND, Code.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE}
-POLL: Final = 0.1
-"""Seconds between the server's checks whether it is to stop."""
+REFUSALS: Final = {
+    Code.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED, Code.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
+    Code.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS, Code.NOT_FOUND: HTTPStatus.NOT_FOUND,
+    Code.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+"""HTTP's status for each gRPC code; others are 400."""
+OPERATORS: Final = frozenset({"/slots.json", "/fault", "/packet"})
+"""Paths for operators alone, as the gRPC method Slots and the launcher's fault service are; the others are for
+viewers."""
 
 
 class Web:
@@ -102,12 +110,13 @@ class Web:
         host, _, port = address.rpartition(":")
         loop = asyncio.get_running_loop()
         try:
-            self._server = _Server((host, int(port)), _Handler, listeners.adopted(address))
+            self._server = _Server((host, int(port)), _Handler, places=MAX_CONNECTIONS, within=TIMEOUT,
+                                   listener=listeners.adopted(address),
+                                   tls=None if self._tls is None else self._tls.context())
         except OSError as error:
             raise FabricError(f"fabric.metrics: cannot listen at {address}: {error.strerror or error}. Is the address "
                               "in use, or not of this machine?") from error
         self._server.web = self
-        self._server.tls = None if self._tls is None else self._tls.context()
         self._server.loop = loop
         threading.Thread(target=self._server.serve_forever, args=(POLL,), name="web", daemon=True).start()
         self.url = f"http{'s' if self._tls else ''}://{host}:{self._server.server_address[1]}"
@@ -139,11 +148,11 @@ class Web:
         except ValueError as error:  # BadRequest, and what parse_qsl raises
             return WebAnswer(HTTPStatus.BAD_REQUEST, "text/plain", f"{error}\n".encode())
         except Refusal as refusal:
-            return WebAnswer(REFUSALS.get(refusal.code, HTTPStatus.BAD_REQUEST), "text/plain", f"{refusal}\n".encode())
+            return refused(refusal)
 
-    def caller(self, authorization: str) -> Caller | None:
-        """Who may look, by the token or key in an Authorization header: as a Basic password with any user, or as
-        Bearer; None: nobody who may."""
+    def caller(self, authorization: str, path: str) -> Caller:
+        """Who asks for a path, by the token or key in an Authorization header: as a Basic password with any user, or as
+        Bearer.  Raises Refusal for whoever may not, or asks too often."""
         kind, _, said = authorization.partition(" ")
         password = said.strip().encode()
         if kind.lower() == "basic":
@@ -151,29 +160,31 @@ class Web:
                 password = base64.b64decode(password, validate=True).partition(b":")[2]
             except binascii.Error:
                 password = b""
-        if not self._callers.exist and self._faults.is_there and not self._faults.knows(password):
-            return Caller("viewer", self._callers.default)
-        caller = self._callers.caller(password.decode(errors="replace"))
-        return caller if caller is not None and caller.scope in VIEWER else None
+        if self._callers.exist:
+            caller = self._callers.caller(password.decode(errors="replace"))
+        else:
+            caller = Caller("operator" if self._faults.knows(password) else "viewer", self._callers.default)
+        self._callers.check(path, caller, OPERATOR if path in OPERATORS else VIEWER,
+                            got="one that this controller does not know" if password else "none",
+                            limited=True)
+        assert caller is not None
+        return caller
 
 
-class _Server(ThreadingHTTPServer):
+def refused(refusal: Refusal) -> WebAnswer:
+    """The answer that says why not, and where the operator's key is."""
+    hint = ("; where the fabric has no tokens, open the page by the whole address that its launcher has printed, with "
+            "the key in it" if refusal.code is Code.PERMISSION_DENIED else "")
+    return WebAnswer(REFUSALS.get(refusal.code, HTTPStatus.BAD_REQUEST), "text/plain", f"{refusal}{hint}\n".encode())
+
+
+class _Server(BoundedServer):
     web: Web
     loop: asyncio.AbstractEventLoop
-    tls: ssl.SSLContext | None
-    daemon_threads = True
 
-    def __init__(
-        self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], listener: socket.socket | None
-    ) -> None:
+    def __init__(self, address: tuple[str, int], handler: type[BoundedHandler], **settings: Any) -> None:
         self.names = {"localhost", socket.gethostname().lower(), address[0].lower()}
-        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        super().__init__(address, handler, bind_and_activate=listener is None)
-        if listener is not None:  # from the launcher, outside of this controller's network
-            self.socket.close()
-            self.socket = listener
-            self.server_address = listener.getsockname()
-            self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        super().__init__(address, handler, **settings)
 
     def ours(self, host: str) -> bool:
         """Whether a Host header names this server: by an address, or by a name that is ours.  A page of somebody else
@@ -185,68 +196,31 @@ class _Server(ThreadingHTTPServer):
             return name in self.names
         return True
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        log.debug("web: %s: %r", client_address, sys.exc_info()[1])
-
-    def server_bind(self) -> None:
-        TCPServer.server_bind(self)  # HTTPServer asks DNS for the name of its address, which may take long
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-
-
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(BoundedHandler):
     protocol_version = "HTTP/1.1"
-    timeout = TIMEOUT
     server: _Server
-
-    def setup(self) -> None:
-        """Shake hands in the connection's own thread, so that a client that stops half-way holds up nobody."""
-        if self.server.tls is not None:
-            self.request.settimeout(TIMEOUT)
-            self.request = self.server.tls.wrap_socket(self.request, server_side=True)
-        super().setup()
-
-    def finish(self) -> None:
-        """Close the connection; with TLS it is another socket than the one that the server knows."""
-        super().finish()
-        if self.server.tls is not None:
-            self.request.close()
 
     def _caller(self) -> Caller | None:
         """Who asks; None: the request is refused, and answered."""
         if problem := self._stranger():
             self._answer(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", f"{problem}\n".encode())
             return None
-        caller = self.server.web.caller(self.headers.get("Authorization", ""))
-        if caller is None:
-            self._answer(HTTPStatus.UNAUTHORIZED, "text/plain", b"the token of scope viewer is the password\n")
-        elif len(self.path) > MAX_PATH:
+        if len(self.path) > MAX_PATH:
             self._answer(HTTPStatus.REQUEST_URI_TOO_LONG, "text/plain", f"expected at most {MAX_PATH} bytes\n".encode())
             return None
+        try:
+            caller = self.server.web.caller(self.headers.get("Authorization", ""), self.path.partition("?")[0])
+        except Refusal as refusal:
+            self._answer(*refused(refusal))
+            return None
+        self.server.know(self.place, caller.scope)
         return caller
 
     def do_POST(self) -> None:
         """Only an operator's, and only such as no other site's page can make a browser send: with a type of content
         that needs the browser to ask before, which is never granted."""
-        self.close_connection = True  # what is left of the body is no request
-        caller = self._caller()
-        if caller is None:
-            return
-        if caller.scope not in OPERATOR:
-            self._answer(HTTPStatus.FORBIDDEN, "text/plain",
-                         b"expected the token of scope operator; where the fabric has none, open the page by the whole "
-                         b"address that its launcher has printed, with the key in it\n")
+        if self._caller() is None:
             return
         if self.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
             self._answer(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "text/plain", b"Content-Type: expected application/json\n")
@@ -269,6 +243,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             found = self.server.web.answer(self.path, self._run, operator=caller.scope in OPERATOR)
+        except CancelledError:  # the connection has lost its place
+            return
         except Exception as error:
             log.warning("web: %s: %r", self.path, error)
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"no status: {error!r}\n".encode())
@@ -280,7 +256,13 @@ class _Handler(BaseHTTPRequestHandler):
         async def waited() -> Any:
             return await work
 
-        return asyncio.run_coroutine_threadsafe(waited(), self.server.loop).result(TIMEOUT)
+        result = asyncio.run_coroutine_threadsafe(waited(), self.server.loop)
+        with self.place.interruptible(result.cancel):
+            try:
+                return result.result(READ_WITHIN)
+            except TimeoutError:
+                result.cancel()
+                raise
 
     def _stranger(self) -> str:
         """Why a browser that another page sent here is refused; empty for everybody else."""
@@ -301,6 +283,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         if status is HTTPStatus.UNAUTHORIZED:
             self.send_header("WWW-Authenticate", 'Basic realm="NetFold"')
+        if status is HTTPStatus.TOO_MANY_REQUESTS:
+            self.send_header("Retry-After", "1")
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         for name, value in HEADERS.items():

@@ -251,10 +251,8 @@ class LinkFinder:
         return TreeLive(tree.root, tree.weight, uplinks, hosts)
 
 
-def live(
-    finder: LinkFinder, status: Status, sample: Sample, paths: Sequence[PinnedPath], events: Sequence[FabricEvent]
-) -> Live:
-    """The state of all, of one moment."""
+def live(finder: LinkFinder, status: Status, sample: Sample, paths: Sequence[PinnedPath]) -> Live:
+    """The state of all, of one moment, without events."""
     rates = sample.rates
     return Live(
         sample.time, status.uptime,
@@ -262,8 +260,16 @@ def live(
         [_link(link, rates, number) for number, link in enumerate(status.links)],
         [_job(finder, job, sample.jobs.get(job.name)) for job in status.jobs],
         [PathLive(path.job, path.source, path.destination, path.links, path.share) for path in paths],
-        list(events),
+        [],
     )
+
+
+def with_events(state: bytes, events: Sequence[FabricEvent]) -> bytes:
+    """The JSON of a Live without events, with these: the state is encoded once for all viewers, who have seen different
+    events."""
+    end = b"[]}"
+    assert state.endswith(b'"events":' + end)
+    return state.removesuffix(end) + msgspec.json.encode(events) + b"}"
 
 
 def _switch(switch: SwitchStatus, rates: FabricRates, number: int) -> SwitchLive:

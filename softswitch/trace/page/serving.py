@@ -5,25 +5,27 @@
     with serve(recent, "127.0.0.1:8080") as url:
         ...
 
-Who reads the page sees frames and the program's source, so it listens on loopback addresses alone, and answers only
-requests that name such an address: a web page of another site cannot read it by a name of its own (DNS rebinding).
+Who reads the page sees frames and the program's source.  So it listens on loopback addresses alone, and answers only
+requests that name such an address: a web page of another site cannot read it by a name of its own (DNS rebinding).  It
+gives both only to those who have the key in the address that `serve` gives, drawn anew each time: other users of the
+machine reach its loopback, too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import ipaddress
 import json
-import socket
+import secrets
 import threading
 from collections import deque
 from collections.abc import Iterator
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from socketserver import ThreadingMixIn
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
+from softswitch.runtime.http_server import POLL, BoundedHandler, BoundedServer
 from softswitch.trace.page import packet_json, program_json, render
 from softswitch.trace.program import TracedProgram
 from softswitch.trace.recording import KEEP_SHOWN, Following, Lost
@@ -34,9 +36,12 @@ KEPT = 500
 KEPT_BYTES = 32 << 20
 """Bytes of their JSON, about."""
 MAX_CLIENTS = 16
-"""Requests that are served at the same time; one more takes the place of the one that has been there longest."""
+"""Requests that are served at the same time, of those with the key and of all others; one more takes the place of the
+one that has been there longest."""
 CLIENT_WITHIN = 10.0
-"""Seconds that a request or its answer may stand still."""
+"""Seconds of a request, to the end of its answer."""
+KEY_BYTES = 24
+"""Random bytes of the key in the page's address."""
 _PER_ANSWER = 100
 
 
@@ -56,6 +61,8 @@ class Recent(Following):
         self._lock = threading.Lock()
         self._kept, self._kept_bytes = kept, kept_bytes
         self._program: TracedProgram | None = None
+        self._source = "null"
+        """The program as JSON."""
         self._programs = 0
         self._packets: deque[tuple[int, str]] = deque()
         self._bytes = 0
@@ -74,7 +81,7 @@ class Recent(Following):
         text = json.dumps(packet_json(trace))
         with self._lock:
             if trace.program is not self._program:
-                self._program = trace.program
+                self._program, self._source = trace.program, json.dumps(program_json(trace.program))
                 self._programs += 1
                 self._packets.clear()
                 self._bytes = 0
@@ -90,14 +97,15 @@ class Recent(Following):
         with self._lock:
             known = program == self._programs
             new = [text for number, text in self._packets if number > after or not known][-_PER_ANSWER:]
-            head = {"after": self._next - 1, "running": self._programs, "lost": self._lost,
-                    "program": None if known or self._program is None else program_json(self._program)}
-        return f'{json.dumps(head)[:-1]}, "packets": [{", ".join(new)}]}}'
+            head = {"after": self._next - 1, "running": self._programs, "lost": self._lost}
+            source = "null" if known else self._source
+        return f'{json.dumps(head)[:-1]}, "program": {source}, "packets": [{", ".join(new)}]}}'
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(BoundedHandler):
     recent: ClassVar[Recent]
-    timeout = CLIENT_WITHIN
+    page: ClassVar[bytes]
+    key: ClassVar[str]
     server_version, sys_version = "softswitch", ""
 
     def do_GET(self) -> None:
@@ -110,8 +118,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.BAD_REQUEST, "text/plain", f"{error}\n")
             return
         if url.path == "/":
-            self._answer(HTTPStatus.OK, "text/html; charset=utf-8", render(None, [], live=True))
+            self._answer(HTTPStatus.OK, "text/html; charset=utf-8", self.page)
+        elif url.path == "/packets" and not self._has_key():
+            self._answer(HTTPStatus.FORBIDDEN, "text/plain", "open the page by the whole address that the switch has "
+                         "printed, with the key in it\n")
         elif url.path == "/packets":
+            self.server.know(self.place, "reader")
             try:
                 query = parse_qs(url.query, max_num_fields=8)
                 after, program = (int(query[name][0]) for name in ("after", "program"))
@@ -122,8 +134,12 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", "there are / and /packets\n")
 
-    def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
-        data = text.encode()
+    def _has_key(self) -> bool:
+        said = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        return hmac.compare_digest(said.encode(errors="replace"), self.key.encode())
+
+    def _answer(self, status: HTTPStatus, kind: str, text: str | bytes) -> None:
+        data = text if isinstance(text, bytes) else text.encode()
         self.send_response(status)
         for name, value in {"Content-Type": kind, "Content-Length": str(len(data)), "Cache-Control": "no-store",
                             "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY"}.items():
@@ -134,38 +150,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not logged: the page asks every second."""
-
-
-class _Server(ThreadingMixIn, HTTPServer):
-    daemon_threads = True
-    request_queue_size = 64
-
-    def __init__(self, address: tuple[str, int], handler: type[_Handler]) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._room = threading.BoundedSemaphore(MAX_CLIENTS)
-        self._served: dict[int, socket.socket] = {}
-        super().__init__(address, handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._room.acquire(blocking=False):
-            for oldest in list(self._served.values())[:1]:  # a page takes milliseconds: this one stalls
-                with contextlib.suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)
-            if not self._room.acquire(timeout=1):  # not longer: the end of the server waits for this thread
-                self.shutdown_request(request)
-                return
-        self._served[id(request)] = request
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._served.pop(id(request), None)
-            self._room.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away or stands still is nobody's mistake here."""
 
 
 def _is_local(host: str) -> bool:
@@ -194,16 +178,20 @@ def parse_address(text: str) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def serve(recent: Recent, address: str) -> Iterator[str]:
-    """Serves the page at HOST:PORT (port 0: any), gives its URL, and ends with the context. Raises PageError."""
+    """Serves the page at HOST:PORT (port 0: any), gives its URL with the key, and ends with the context. Raises
+    PageError."""
     host, port = parse_address(address)
+    key = secrets.token_urlsafe(KEY_BYTES)
+    page = render(None, [], live=True).encode()
+    handler = type("Handler", (_Handler,), {"recent": recent, "page": page, "key": key})
     try:
-        server = _Server((host, port), type("Handler", (_Handler,), {"recent": recent}))
+        server = BoundedServer((host, port), handler, places=MAX_CLIENTS, within=CLIENT_WITHIN)
     except (OSError, OverflowError) as error:
         raise PageError(f"--page {address}: cannot listen there: {error}") from None
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="page", daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(POLL,), name="page", daemon=True)
     thread.start()
     try:
-        yield f"http://{f'[{host}]' if ':' in host else host}:{server.server_address[1]}/"
+        yield f"http://{f'[{host}]' if ':' in host else host}:{server.server_address[1]}/#key={key}"
     finally:
         server.shutdown()
         server.server_close()

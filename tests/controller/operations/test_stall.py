@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import grpc
@@ -28,7 +29,7 @@ from netfold.rpc.rpc import Unreachable
 from netfold.wire import stalls
 from netfold.wire.jobs import AskMissing, MissingContributions
 from netfold.wire.roce import OPERATION_BITS
-from support.controller import BOUND, ScriptedServer, run, session
+from support.controller import BOUND, MemorySession, ScriptedServer, run, session
 from support.jobs import rig
 from support.slots import fold
 
@@ -101,6 +102,56 @@ def test_many_slots_are_asked_at_once_and_again_where_an_answer_is_lost(
             assert await s.probe_all([5, 6]) == {5: EMPTY, 6: states[6]}
             assert len(server.received) >= 300 + 4
             assert s.packets.empty()
+
+    run(story())
+
+
+def test_what_one_rank_asks_for_is_not_behind_a_reading_of_many_slots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a reading of many waits for its answers, another slot is asked for and answered."""
+    monkeypatch.setattr(switch, "PROBE_TIMEOUT", BOUND)
+
+    async def story() -> None:
+        server = ScriptedServer()
+        server.answers = answers_of({}, lose=set(range(300)))
+        async with session(tmp_path, server) as s:
+            many = asyncio.create_task(s.probe_all(range(300)))
+            while len(server.received) < switch.PROBES // 2:
+                await asyncio.sleep(0)
+            assert await s.probe(1000) == EMPTY
+            assert not many.done()
+            many.cancel()
+
+    run(story())
+
+
+def test_slots_are_read_once_for_all_who_ask_and_on_one_switch_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many operators ask, by whichever way, no more than one reading is under way."""
+    read, under_way = [], 0
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+
+            async def probe_all(session: MemorySession, slots: Iterable[int]) -> dict[int, SlotState]:
+                nonlocal under_way
+                read.append(session.switch.name)
+                assert under_way == 0
+                under_way += 1
+                await asyncio.sleep(0)
+                under_way -= 1
+                return dict.fromkeys(slots, EMPTY)
+
+            monkeypatch.setattr(MemorySession, "probe_all", probe_all)
+            names = [switch.name for switch in r.fabric.switches]
+            asked = [r.controller.inspection.slots(name) for name in names for _ in range(50)]
+            found = await asyncio.gather(*asked, *(r.controller.inspection.slots(names[0], "j") for _ in range(50)))
+            assert sorted(read) == sorted({name for name, held in zip(names, found[::50], strict=False) if held})
+            assert {held.epoch for held in found[0]} == {plans[0].epoch}
+            await asyncio.gather(*(r.controller.inspection.stall("j") for _ in range(3)))
 
     run(story())
 

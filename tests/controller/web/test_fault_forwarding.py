@@ -159,12 +159,12 @@ def test_a_body_without_length_or_end_is_no_request(tmp_path: Path) -> None:
     def ask(port: int, head: str) -> bytes:
         with socket.create_connection(("127.0.0.1", port), timeout=BOUND) as connection:
             start = "POST /fault HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            connection.sendall(f"{start}{head}\r\n".encode())
+            connection.sendall(f"{start}Authorization: Bearer key\r\n{head}\r\n".encode())
             return connection.recv(4096).split()[1]
 
     async def story() -> None:
         fabric = leafspine(1, 0, 1, rundir=tmp_path)
-        server = serve.Web(Sources(fabric, nobody), Callers(fabric))
+        server = serve.Web(Sources(fabric, nobody, faults=FaultForwarder(None, key="key")), Callers(fabric))
         port = int(server.start("127.0.0.1:0").rpartition(":")[2])
         try:
             for head, status in heads.items():

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from pathlib import Path
 
 import pytest
 
-from netfold.controller.web import serve
 from support.controller import BOUND, run
 from support.jobs import rig
 
@@ -62,20 +62,24 @@ def test_only_our_names_are_served(name: str, tmp_path: Path) -> None:
     run(story())
 
 
-def test_connections_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who opens many and says nothing is cut off beyond the bound; when they go, others are served."""
-    monkeypatch.setattr(serve, "MAX_CONNECTIONS", 4)
+def test_a_connection_has_one_request(tmp_path: Path) -> None:
+    """The answer says so and is the last; what was sent behind it is not served."""
 
     async def story() -> None:
         async with rig(tmp_path, metrics=ANYWHERE) as r:
             port = int(r.controller.page.rpartition(":")[2])
-            silent = [socket.create_connection(("127.0.0.1", port), timeout=BOUND) for _ in range(4)]
-            with socket.create_connection(("127.0.0.1", port), timeout=BOUND) as fifth:
-                assert await asyncio.to_thread(fifth.recv, 1) == b""
-            for connection in silent:
-                connection.close()
-            while not await asyncio.to_thread(ask, port, REQUESTS["localhost"][0]):
-                await asyncio.sleep(0)
-            assert (await asyncio.to_thread(ask, port, REQUESTS["localhost"][0])).split()[1] == b"200"
+
+            def twice() -> bytes:
+                with socket.create_connection(("127.0.0.1", port), timeout=BOUND) as connection:
+                    connection.sendall(2 * b"GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                    answer = b""
+                    with contextlib.suppress(ConnectionResetError):  # what it did not read is refused
+                        while more := connection.recv(1 << 16):
+                            answer += more
+                    return answer
+
+            answer = await asyncio.to_thread(twice)
+            assert answer.count(b"HTTP/1.1 200") == 1
+            assert b"\r\nConnection: close\r\n" in answer
 
     run(story())

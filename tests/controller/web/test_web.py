@@ -11,6 +11,7 @@ import socket
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,7 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from netfold.controller import client
 from netfold.controller.controller import Controller
+from netfold.controller.jobs import callers
 from netfold.controller.jobs.callers import Callers
+from netfold.controller.operations.events import EventLog
 from netfold.controller.switch import tables
 from netfold.controller.switch.switch import Count
 from netfold.controller.web import answers, metrics, serve, view
@@ -26,6 +29,8 @@ from netfold.controller.web.answers import Answers, Sources
 from netfold.fabric import file as fabric_file
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Fabric, FabricError
+from netfold.rpc.rpc import CallRefused
+from netfold.wire.faults import KEY_VARIABLE
 from netfold.wire.jobs import Done, RankReport
 from netfold.wire.operator import Status
 from support.controller import BOUND, run, until
@@ -108,12 +113,14 @@ def test_a_scrape_has_what_the_fabric_does(tmp_path: Path) -> None:
     run(story())
 
 
-def test_what_the_page_asks_for_comes_as_json(tmp_path: Path) -> None:
+def test_what_the_page_asks_for_comes_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fabric, its present state and its history, in the same order of links; other paths are named."""
+    monkeypatch.setenv(KEY_VARIABLE, "the-key")
 
     async def story() -> None:
         async with rig(tmp_path, metrics=ANYWHERE) as r:
             await r.together(2)
+            operator = "Bearer the-key"
             status, kind, text = await get(r.controller.page + "/fabric.json")
             assert (status, kind) == (200, "application/json")
             fabric = msgspec.json.decode(text, type=view.FabricView)
@@ -127,7 +134,7 @@ def test_what_the_page_asks_for_comes_as_json(tmp_path: Path) -> None:
             assert [fabric.links[number].b for number in job.trees[0].hosts] == ["h1:0", "h2:0"]
             history = msgspec.json.decode((await get(r.controller.page + "/history.json"))[2], type=view.HistoryView)
             assert {len(row) for row in history.links} == {len(history.times)} == {1}
-            slots = msgspec.json.decode((await get(r.controller.page + "/slots.json?switch=leaf1"))[2],
+            slots = msgspec.json.decode((await get(r.controller.page + "/slots.json?switch=leaf1", operator))[2],
                                         type=view.SlotsView)
             assert [held.job for held in slots.jobs] == ["j"]
             assert 0 < slots.jobs[0].count <= slots.slots
@@ -136,7 +143,7 @@ def test_what_the_page_asks_for_comes_as_json(tmp_path: Path) -> None:
             for path, expected in (("/etc/passwd", 404), ("/slots.json", 400), ("/slots.json?switch=x", 404),
                                    ("/live.json?since=-1", 400), ("/live.json?" + "a=1&" * 40, 400),
                                    ("/" + "a" * 3000, 414), ("/../serve.py", 404), ("/%2e%2e/serve.py", 404)):
-                assert (path, (await get(r.controller.page + path))[0]) == (path, expected)
+                assert (path, (await get(r.controller.page + path, operator))[0]) == (path, expected)
 
     run(story())
 
@@ -144,7 +151,7 @@ def test_what_the_page_asks_for_comes_as_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("authorization", "status"), [
     ("", 401), ("Bearer wrong", 401), ("Basic !!!", 401), ("Bearer viewers", 200),
     ("Basic " + base64.b64encode(b"anybody:operators").decode(), 200),
-    ("Basic " + base64.b64encode(b"anybody:another").decode(), 401), ("Bearer jobs", 401),
+    ("Basic " + base64.b64encode(b"anybody:another").decode(), 401), ("Bearer jobs", 403),
 ])
 def test_a_token_that_may_look_is_the_password(tmp_path: Path, authorization: str, status: int) -> None:
     """Any user name goes with it; without one of them there is no page but status 401."""
@@ -160,6 +167,59 @@ def test_a_token_that_may_look_is_the_password(tmp_path: Path, authorization: st
         finally:
             await server.stop()
         assert (code, "leaf1" in text) == (status, status == 200)
+
+    run(story())
+
+
+@pytest.mark.parametrize(("said", "path", "status"), [
+    ("viewers", "/slots.json?switch=leaf1", 403), ("viewers", "/slots.json", 403), ("viewers", "/status", 200),
+    ("operators", "/slots.json?switch=leaf1", 200), ("jobs", "/status", 403), ("jobs", "/slots.json", 403),
+])
+def test_the_page_has_the_scopes_of_grpc(tmp_path: Path, said: str, path: str, status: int) -> None:
+    """A viewer reads no slots by the page, as it reads none by gRPC."""
+
+    async def story() -> None:
+        async with rig(tmp_path, metrics=ANYWHERE, **scopes(tmp_path)) as r:
+            assert (await get(r.controller.page + path, f"Bearer {said}"))[0] == status
+
+    run(story())
+
+
+def test_without_tokens_slots_are_read_by_the_keys_holder_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reaches the page looks; where no launcher has drawn a key, nobody is an operator by the page."""
+
+    async def story(expected: int) -> None:
+        async with rig(tmp_path, metrics=ANYWHERE) as r:
+            page = r.controller.page
+            assert (await get(page + "/live.json"))[0] == 200
+            assert (await get(page + "/slots.json?switch=leaf1"))[0] == 403
+            assert (await get(page + "/slots.json?switch=leaf1", "Bearer the-key"))[0] == expected
+
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    run(story(403))
+    monkeypatch.setenv(KEY_VARIABLE, "the-key")
+    run(story(200))
+
+
+def test_viewers_of_page_and_grpc_share_one_rate_and_operators_have_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond it the answer is 429, by either way; the operator is served all the same."""
+    monkeypatch.setattr(callers, "READ_BURST", 4)
+    monkeypatch.setattr(callers, "READ_RATE", 1e-6)
+
+    async def story() -> None:
+        async with rig(tmp_path, metrics=ANYWHERE, **scopes(tmp_path)) as r:
+            for _ in range(2):
+                await client.status(r.fabric.jobs, token="viewers")
+            found = [(await get(r.controller.page + "/status", "Bearer viewers"))[0] for _ in range(4)]
+            assert found == [200, 200, 429, 429]
+            with pytest.raises(CallRefused, match="expected at most"):
+                await client.status(r.fabric.jobs, token="viewers")
+            for _ in range(6):
+                assert (await get(r.controller.page + "/status", "Bearer operators"))[0] == 200
 
     run(story())
 
@@ -201,14 +261,54 @@ def test_the_switches_are_asked_once_for_all_who_look() -> None:
 
     async def story() -> None:
         looks = Answers(Sources(leafspine(1, 0, 1), ask), clock=lambda: now[0])
-        first = await asyncio.gather(*(looks.moment(0) for _ in range(5)))
-        assert (asked, {look.status.uptime for look in first}) == (1, {100.0})
+        first = await asyncio.gather(*(looks.live(0) for _ in range(5)))
+        assert (asked, {uptime(look) for look in first}) == (1, {100.0})
         now[0] += answers.MAX_AGE / 2
-        assert (await looks.moment(0)).status == first[0].status
+        assert uptime(await looks.live(0)) == 100.0
         now[0] += 4.0
         assert asked == 1
-        assert (await looks.moment(0)).status.uptime == now[0]
+        assert uptime(await looks.live(0)) == now[0]
         assert asked == 2
+
+    def uptime(text: bytes) -> float:
+        return msgspec.json.decode(text, type=view.Live).uptime
+
+    run(story())
+
+
+def test_what_is_made_of_a_status_is_made_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metrics for many scrapers, and the state for many pages, each of which gets the events that it has not seen."""
+    now, made = [100.0], 0
+    text = metrics.text
+
+    def counted(status: Status) -> bytes:
+        nonlocal made
+        made += 1
+        return text(status)
+
+    monkeypatch.setattr(metrics, "text", counted)
+    log = EventLog()
+    log.note("down", "spine1", "first")
+    log.note("up", "spine1", "second")
+
+    async def story() -> None:
+        looks = Answers(Sources(leafspine(1, 0, 1), nobody, events=log.since), clock=lambda: now[0])
+        loop = asyncio.get_running_loop()
+
+        def ask(path: str, **query: str) -> bytes:
+            return looks.get(path, query, lambda work: asyncio.run_coroutine_threadsafe(task(work), loop).result()).body
+
+        async def task(work: Any) -> Any:
+            return await work
+
+        scrapes = await asyncio.gather(*(asyncio.to_thread(ask, "/metrics") for _ in range(5)))
+        assert (made, len(set(scrapes))) == (1, 1)
+        now[0] += 2 * answers.MAX_AGE
+        await asyncio.to_thread(ask, "/metrics")
+        assert made == 2
+        for since, expected in ((0, ["first", "second"]), (1, ["second"]), (2, [])):
+            live = msgspec.json.decode(await asyncio.to_thread(ask, "/live.json", since=str(since)), type=view.Live)
+            assert [event.text for event in live.events] == expected
 
     run(story())
 

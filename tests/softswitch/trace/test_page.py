@@ -38,7 +38,8 @@ def get(url: str, path: str, host: str | None = None) -> tuple[int, str]:
     """Status and content of an answer."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
-    connection.request("GET", path, headers={"Host": host or parts.netloc})
+    key = parts.fragment.removeprefix("key=")
+    connection.request("GET", path, headers={"Host": host or parts.netloc, "Authorization": f"Bearer {key}"})
     answer = connection.getresponse()
     text = answer.read().decode()
     connection.close()
@@ -96,6 +97,18 @@ def test_only_requests_that_name_a_loopback_address_are_answered() -> None:
         assert get(url, "/../etc/passwd")[0] == 404
         assert get(url, "http://[::1")[0] == 400
         assert get(url, "/packets?" + "a=b&" * 1000)[0] == 400
+
+
+def test_only_who_has_the_key_reads_packets_and_source() -> None:
+    """The page itself is for everybody; the key is another one at each start, and is in its address alone."""
+    with serve(Recent(), "127.0.0.1:0") as url, serve(Recent(), "127.0.0.1:0") as other:
+        path = "/packets?after=-1&program=-1"
+        assert get(url, path)[0] == 200
+        bare, key = url.split("#key=")
+        for wrong in ("", other.split("#key=")[1], key[:-1], key + "x"):
+            assert get(f"{bare}#key={wrong}", path)[0] == 403
+            status, page = get(f"{bare}#key={wrong}", "/")
+            assert (status, key in page) == (200, False)
 
 
 def test_clients_that_stall_keep_nobody_out() -> None:
