@@ -139,7 +139,7 @@ class Controller:
             self.drains, self.jobs, file=fabric.state, graph=self.liveness.graph, replan=self.replan,
             note=self.events.note,
         )
-        self._server: grpc.aio.Server | None = None
+        self._server: serving.JobServer | None = None
         self._web: Web | None = None
         self._callers = Callers(fabric)
         self._ready = time.monotonic()
@@ -218,7 +218,7 @@ class Controller:
         if self._server is not None:
             self.jobs.close()
             self.paths.close()
-            await self._server.stop(serving.STOP_GRACE)
+            await self._server.stop()
             await self.jobs.settle()
             self._server = None
         await asyncio.gather(*(target.stop() for target in self._targets.values()))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 import grpc
 
@@ -12,6 +12,8 @@ from netfold.controller import client, exposure
 from netfold.fabric.graph import Fabric
 from netfold.rpc import rpc
 from netfold.rpc.certificates import Certificates
+from softswitch.runtime import connections
+from softswitch.runtime.connections import ConnectionWatch
 
 MAX_CALLS: Final = 1 << 16
 """Most calls that are open at once: 32 streams of each of 2,000 ranks."""
@@ -21,6 +23,8 @@ _SERVER_OPTIONS: Final = (
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 5000),
 )
+MAX_CONNECTIONS: Final = 1 << 13
+"""Most connections at once; half of them are served, the others are for those who come: each of 2,000 ranks has two."""
 STOP_GRACE: Final = 1.0
 """Seconds that open calls have when the server stops."""
 CHECK_TIMEOUT: Final = 2.0
@@ -52,15 +56,29 @@ async def check_unused(address: str, *, token: str) -> None:
                      "(fabric.jobs)")
 
 
+class JobServer(NamedTuple):
+    """The running server, and what bounds its connections."""
+
+    server: grpc.aio.Server
+    watch: ConnectionWatch
+
+    async def stop(self) -> None:
+        """End it, and its open calls after STOP_GRACE seconds."""
+        self.watch.close()
+        await self.server.stop(STOP_GRACE)
+
+
 async def serve(
     fabric: Fabric, handlers: Iterable[grpc.GenericRpcHandler[bytes, bytes]], *, tls: Certificates | None, token: bool,
-) -> grpc.aio.Server:
+) -> JobServer:
     """Serve at ``fabric.jobs``.  Raises StartError where the address cannot be bound.
 
     tls    the certificates, where the address is not a unix socket
     token  whether callers must give one; where not, a unix socket is for its owner and the owner's group alone
     """
-    server = grpc.aio.server(options=list(_SERVER_OPTIONS), maximum_concurrent_rpcs=MAX_CALLS)
+    most = connections.most(MAX_CONNECTIONS)
+    options = [*_SERVER_OPTIONS, *connections.options(most)]
+    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_CALLS)
     server.add_generic_rpc_handlers(tuple(handlers))
     try:
         if fabric.jobs.startswith("unix:"):
@@ -77,4 +95,5 @@ async def serve(
         raise StartError(f"cannot serve jobs at {fabric.jobs}: the address cannot be bound. Is it in use, or not of "
                          "this machine?")
     await server.start()
-    return server
+    at = fabric.jobs.removeprefix("unix:") if fabric.jobs.startswith("unix:") else bound
+    return JobServer(server, ConnectionWatch([at], most=most))

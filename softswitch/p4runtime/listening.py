@@ -14,16 +14,23 @@ import logging
 import os
 import ssl
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import grpc
 
+from softswitch.runtime import connections
+from softswitch.runtime.connections import ConnectionWatch
+
 log = logging.getLogger(__name__)
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:9559"
 """Port 9559 is IANA's for P4Runtime.  BMv2 takes all addresses of the machine by default, softswitch only loopback."""
+
+MAX_CONNECTIONS: Final = 512
+"""Connections at the same time; half of them are served, the others are for those who come."""
 
 
 class ListenError(Exception):
@@ -126,3 +133,15 @@ def bind(server: grpc.Server, address: str, tls: Tls | None) -> int:
     if port == 0:
         raise ListenError(f"cannot listen on {address}: the port is in use, or the address is not one of ours")
     return port
+
+
+def options() -> list[tuple[str, int]]:
+    """Settings of the gRPC server that bound its connections."""
+    return connections.options(connections.most(MAX_CONNECTIONS))
+
+
+def watch(addresses: Sequence[str], ports: Sequence[int]) -> ConnectionWatch:
+    """What bounds the connections of each peer, at addresses that were bound to these ports."""
+    at = [address.removeprefix("unix:") if address.startswith("unix:") else port
+          for address, port in zip(addresses, ports, strict=True)]
+    return ConnectionWatch(at, most=connections.most(MAX_CONNECTIONS))

@@ -47,6 +47,7 @@ from softswitch.p4runtime.process import PORT_MAX, Limit, Port, PortState, Setti
 from softswitch.p4runtime.program import Builder
 from softswitch.p4runtime.roles import Permission
 from softswitch.p4runtime.statuses import abort, abort_updates
+from softswitch.runtime.connections import ConnectionWatch
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +92,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
         """Is given every digest of the data plane too, configured by P4Runtime or not: its number in the engine, and
         its fields in byte form."""
         self._closed = threading.Event()
+        self._watches: list[ConnectionWatch] = []
         self._outboxes: dict[Outbox, bool] = {}
         """The outboxes of all streams, and whether their clients may be primary."""
         self._deadlines = Deadlines()
@@ -99,6 +101,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
             ("grpc.max_receive_message_length", MESSAGE_MAX),
             ("grpc.max_send_message_length", MESSAGE_MAX),
             ("grpc.so_reuseport", 0),
+            *listening.options(),
         ]
         self._admission = Admission(self._deadlines, lambda context: not self._may_be_primary(context))
         self._grpc = grpc.server(self._threads, options=options, interceptors=[self._admission])
@@ -113,11 +116,14 @@ class Server(p4r_grpc.P4RuntimeServicer):
             listening.check(address, tls, insecure=insecure)
         bound = [listening.bind(self._grpc, address, tls) for address in addresses]
         self._grpc.start()
+        self._watches.append(listening.watch(addresses, bound))
         return bound
 
     def close(self) -> None:
         """Ends all streams, the server and the native process."""
         self._closed.set()
+        for watch in self._watches:
+            watch.close()
         self._deadlines.close()
         for outbox in list(self._outboxes):
             outbox.close()

@@ -34,19 +34,19 @@ class Connection(TTransportBase):  # type: ignore[misc]  # the library has no ty
         self._buffer, self._at = b"", 0
         self._left, self._deadline = 0, 0.0
         self._out: list[bytes] = []
-        self.resting_since = time.monotonic()
-        """When the last message ended; 0 while one is being read or answered."""
+        self.waits_since = time.monotonic()
+        """Since when the client has had nothing executed: when the last message ended."""
+        self.is_executing = False
 
     def wait(self) -> bool:
         """Waits for the next message, without end; False where the client has hung up."""
-        self.resting_since = time.monotonic()
+        self.waits_since = time.monotonic()
         if self._at == len(self._buffer):
             self._sock.settimeout(None)
             try:
                 self._buffer, self._at = self._sock.recv(_READ), 0
             except OSError:
                 return False
-        self.resting_since = 0.0
         self._left, self._deadline = MESSAGE_MAX, time.monotonic() + self._within
         return bool(self._buffer)
 

@@ -7,7 +7,7 @@
 
 Each client has a thread, and one request is executed at a time. Whoever reaches the port may do everything: Thrift has
 no clients' names. What a client may cost is bounded (connection.py); where MAX_CLIENTS are connected, a new one takes
-the place of the one that has rested longest.
+the place of the one that has had nothing done for the longest time.
 """
 
 from __future__ import annotations
@@ -133,12 +133,12 @@ class ThriftServer:
             if self._closed.is_set():
                 return False
             if len(self._connections) >= self._max:
-                resting = [one for one in self._connections if one.resting_since]
-                if not resting:
+                waiting = [one for one in self._connections if not one.is_executing]
+                if not waiting:
                     log.warning("Thrift: %d clients are being served: another was turned away", self._max)
                     return False
-                oldest = min(resting, key=lambda one: one.resting_since)
-                log.warning("Thrift: %d clients are connected: the one that rested longest made room", self._max)
+                oldest = min(waiting, key=lambda one: one.waits_since)
+                log.warning("Thrift: %d clients are connected: the one that waited longest made room", self._max)
                 self._connections.discard(oldest)
                 oldest.close()
             thread = threading.Thread(target=self._serve, args=(connection,), daemon=True, name="softswitch-thrift")
@@ -181,6 +181,7 @@ class ThriftServer:
         given.read(wire)
         wire.readMessageEnd()
         values = [getattr(given, field.name) for field in method.arguments]
+        connection.is_executing = True
         try:
             answer = self._execute(service, method, values, result)
             kind = TMessageType.REPLY
@@ -191,6 +192,8 @@ class ThriftServer:
             log.exception("Thrift: %s", method_name)
             answer = TApplicationException(TApplicationException.INTERNAL_ERROR, f"{method_name}: {error!r}")
             kind = TMessageType.EXCEPTION
+        finally:
+            connection.is_executing = False
         wire.writeMessageBegin(method_name, kind, sequence)
         answer.write(wire)
         wire.writeMessageEnd()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -17,7 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from netfold.controller import exposure
+from netfold.controller import exposure, serving
 from netfold.controller.controller import Controller
 from netfold.controller.jobs.callers import Callers
 from netfold.controller.standby import Standby
@@ -27,9 +28,12 @@ from netfold.fabric import file as fabric_file
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Fabric, FabricError
 from netfold.rpc.certificates import Certificates, is_local
+from netfold.wire.operator import SERVICE, AskStatus
+from softswitch.runtime import connections
 from support.addresses import free_port
 from support.certificates import Authority
 from support.controller import BOUND, MemorySwitch, run
+from support.jobs import rig
 
 EVERYWHERE = "0.0.0.0"
 
@@ -169,3 +173,49 @@ def test_files_of_p4runtime_that_are_not_there_are_named_at_the_start(tmp_path: 
     fabric_file.save(moved(lab(tmp_path, p4runtime_ca="none.pem"), "127.0.0.1:1"), file)
     with pytest.raises(FabricError, match=f"leaf1: p4runtime_ca.*: cannot read {tmp_path}/none.pem: No such file"):
         run(controller(fabric_file.load(file)).start())
+
+
+@pytest.mark.parametrize("said", [b"", b"PRI * HTTP/2.0\r\n"])
+def test_a_connection_that_does_not_begin_is_ended(
+    said: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that says nothing to the job service, or half of its first words, does not keep its descriptor."""
+    monkeypatch.setattr(connections, "HANDSHAKE_SECONDS", 0.2)
+
+    def wait_for_end(path: str) -> None:
+        with socket.socket(socket.AF_UNIX) as silent, contextlib.suppress(ConnectionResetError):
+            silent.settimeout(BOUND)
+            silent.connect(path)
+            silent.sendall(said)
+            while silent.recv(4096):
+                pass
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            await asyncio.to_thread(wait_for_end, r.fabric.jobs.removeprefix("unix:"))
+
+    run(story())
+
+
+def test_many_connections_of_one_user_keep_no_other_from_the_job_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Silent ones take all that the controller accepts: it ends some of them for others, and says whose they are."""
+    monkeypatch.setattr(serving, "MAX_CONNECTIONS", 16)
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(connections, "_local_users", lambda: strangers)
+    strangers: dict[object, int] = {}
+    port = free_port()
+
+    async def story() -> None:
+        async with rig(tmp_path, jobs=f"127.0.0.1:{port}") as r:
+            with contextlib.ExitStack() as stack:
+                for _ in range(40):
+                    held = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=BOUND))
+                    strangers[held.getsockname(), ("127.0.0.1", port)] = 65534
+                status = r.channel.unary_unary(f"/{SERVICE}/Status", bytes, bytes)
+                await status(msgspec.json.encode(AskStatus()), timeout=BOUND, wait_for_ready=True)
+
+    run(story())
+    assert "user 65534 had" in caplog.text
+    assert f"connections at port {port}: expected at most 8 together" in caplog.text

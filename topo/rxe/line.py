@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import logging
 import selectors
 import socket
 import threading
@@ -16,6 +17,10 @@ from pathlib import Path
 
 from netfold.topo.rxe.frames import FROM_GUEST, BadFrame, Kind, Splitter, pack
 
+log = logging.getLogger(__name__)
+
+DOOR_CONNECTIONS = 64
+"""Connections at once that came to the doors of one line; one more takes the place of the oldest."""
 ALIVE_SECONDS = 1.0
 """Seconds between frames that say to another machine that this side is there."""
 
@@ -32,6 +37,8 @@ class _Peer:
     """What it has not taken yet."""
     closing: bool = False
     """Whether it is closed once it has taken that."""
+    visits: bool = False
+    """Whether it came to a door."""
 
 
 class Line(threading.Thread):
@@ -118,8 +125,14 @@ class Line(threading.Thread):
 
     def _enter(self, door: socket.socket) -> None:
         """Carry a connection that came to a door."""
+        visitors = [peer for peer in self._peers.values() if peer.visits]
+        if len(visitors) >= DOOR_CONNECTIONS:
+            log.warning("%s: %d connections came to its doors: the oldest made room", self.name, len(visitors))
+            self._send(self._guest, pack(visitors[0].channel, Kind.CLOSE))
+            self._forget(visitors[0])
         connection, channel = door.accept()[0], self._number()
         self._add(connection, channel, None)
+        self._peers[channel].visits = True
         self._send(self._guest, pack(channel, Kind.CONNECT, self._doors[door].encode()))
 
     def _number(self) -> int:

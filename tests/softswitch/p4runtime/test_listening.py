@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import socket
 import stat
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from softswitch.p4runtime import listening
 from softswitch.p4runtime.listening import ListenError, Tls
 from softswitch.p4runtime.process import Settings
 from softswitch.p4runtime.server import Server
+from softswitch.runtime import connections
 from support.addresses import free_port
 from support.certificates import Authority
 from support.client import Client
@@ -157,6 +159,38 @@ def test_an_address_needs_a_port_that_there_is(address: str) -> None:
     server = grpc.server(ThreadPoolExecutor(1))
     with pytest.raises(ListenError, match=r"expected HOST:PORT with a port within 0\.\.65535"):
         listening.bind(server, address, None)
+
+
+@pytest.mark.parametrize("said", [b"", b"PRI * HTTP/2.0\r\n", b"\x16\x03\x01"])
+def test_a_connection_that_does_not_begin_is_ended(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that says nothing, or half of its first words, holds a descriptor for the time of a handshake."""
+    monkeypatch.setattr(connections, "HANDSHAKE_SECONDS", 0.2)
+    with server() as made:
+        port, = made.listen("127.0.0.1:0")
+        with socket.create_connection(("127.0.0.1", port), timeout=BOUND) as silent, \
+                contextlib.suppress(ConnectionResetError):
+            silent.sendall(said)
+            while silent.recv(4096):
+                pass
+
+
+def test_many_connections_of_one_user_keep_no_other_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Silent ones take all that the server accepts: it ends some of them for others, and says whose they are."""
+    monkeypatch.setattr(listening, "MAX_CONNECTIONS", 16)
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(connections, "_local_users", lambda: strangers)
+    strangers: dict[object, int] = {}
+    with server() as made, contextlib.ExitStack() as stack:
+        port, = made.listen("127.0.0.1:0")
+        for _ in range(40):
+            held = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=BOUND))
+            strangers[held.getsockname(), ("127.0.0.1", port)] = 65534
+        with Client(f"127.0.0.1:{port}") as other:
+            other.stub.Capabilities(p4r.CapabilitiesRequest(), timeout=BOUND, wait_for_ready=True)
+    assert "user 65534 had" in caplog.text
+    assert f"connections at port {port}: expected at most 8 together" in caplog.text
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)

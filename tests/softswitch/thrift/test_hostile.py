@@ -117,6 +117,19 @@ def test_a_new_client_takes_the_place_of_the_one_that_rested_longest(both: tuple
         sock.close()
 
 
+def test_messages_that_stop_half_way_keep_nobody_out() -> None:
+    """Clients that send a part of a message and wait make room for who comes, long before their time is over."""
+    with served(within=20.0, max_clients=4) as (_, server):
+        stopped = [connect(server) for _ in range(12)]
+        for sock in stopped:
+            with contextlib.suppress(ConnectionError):
+                sock.sendall(CALL[:10])
+        assert answers(server)
+        assert ends(stopped[0])
+        for sock in stopped:
+            sock.close()
+
+
 def test_arguments_that_are_missing_are_named_errors(both: tuple[LocalSwitch, ThriftServer]) -> None:
     """A call without its arguments is refused with an exception of its kind, and the connection stays."""
     with client(both[1], "standard") as standard:

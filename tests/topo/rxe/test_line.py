@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from netfold.topo.rxe import attach
-from netfold.topo.rxe.line import Line
+from netfold.topo.rxe.frames import Kind, Splitter
+from netfold.topo.rxe.line import DOOR_CONNECTIONS, Line
 
 SECONDS = 60
 AGENT = "import sys; from netfold.topo.rxe.agent import Agent; Agent(int(sys.argv[1]), sys.argv[2:]).serve()"
@@ -194,3 +195,26 @@ def test_an_event_of_a_closed_file_reaches_nobody_who_has_its_number_now() -> No
     run = subprocess.run([sys.executable, "-c", REUSED], capture_output=True, text=True, timeout=SECONDS, check=False)
     assert run.stdout == ""
     assert "Error" not in run.stderr
+
+
+def test_connections_that_stay_at_a_door_make_room_for_who_comes(tmp_path: Path) -> None:
+    """The oldest is closed, here and by a frame to the other side, which learns of each that comes."""
+    ours, theirs = socket.socketpair()
+    with theirs, socket.socket(socket.AF_UNIX) as door, tempfile.TemporaryDirectory() as folder:
+        door.bind(f"{folder}/door")
+        door.listen(DOOR_CONNECTIONS)
+        line = Line(ours, Path(folder) / "h1.vm", [], {"page": door})
+        frames: list[tuple[int, Kind]] = []
+        splitter = Splitter()
+        visitors = []
+        for number in range(1, DOOR_CONNECTIONS + 3):
+            visitors.append(socket.socket(socket.AF_UNIX))
+            visitors[-1].settimeout(SECONDS)
+            visitors[-1].connect(f"{folder}/door")
+            while (number, Kind.CONNECT) not in frames:
+                frames += [(channel, kind) for channel, kind, _ in splitter.feed(theirs.recv(4096))]
+        assert [channel for channel, kind in frames if kind is Kind.CLOSE] == [1, 2]
+        assert [visitor.recv(1) for visitor in visitors[:2]] == [b"", b""]
+        line.close()
+        for visitor in visitors:
+            visitor.close()

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bounds of a server's connections: whose they are, which ones end, and the limit of open files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from softswitch.runtime import connections
+from softswitch.runtime.connections import ConnectionWatch
+
+BOUND = 30.0
+
+
+class Listener:
+    """A server that accepts, and says and does nothing."""
+
+    def __init__(self, listening: socket.socket) -> None:
+        self.listening = listening
+        listening.listen(64)
+        self.accepted: list[socket.socket] = []
+
+    def connect(self, source: str = "127.0.0.1") -> socket.socket:
+        """A client, from this address where it is one of TCP."""
+        client = socket.socket(self.listening.family)
+        client.settimeout(BOUND)
+        if self.listening.family != socket.AF_UNIX:
+            client.bind((source, 0))
+        client.connect(self.listening.getsockname())
+        self.accepted.append(self.listening.accept()[0])
+        return client
+
+
+@contextlib.contextmanager
+def tcp(family: int = socket.AF_INET, address: str = "127.0.0.1") -> Iterator[Listener]:
+    """A listener at a free port, where this machine has this kind of address."""
+    with socket.socket(family) as listening:
+        try:
+            listening.bind((address, 0))
+        except OSError:
+            pytest.skip(f"{address} is no address of this machine")
+        made = Listener(listening)
+        yield made
+        for connection in made.accepted:
+            connection.close()
+
+
+@contextlib.contextmanager
+def watching(at: int | str, most: int) -> Iterator[ConnectionWatch]:
+    """A watch that looks when it is told to."""
+    watch = ConnectionWatch([at], most=most)
+    try:
+        yield watch
+    finally:
+        watch.close()
+
+
+def lives(client: socket.socket) -> bool:
+    """Whether the server has not ended a connection."""
+    client.setblocking(False)
+    try:
+        return client.recv(1) != b""
+    except BlockingIOError:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No look but those of the tests."""
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 3600.0)
+
+
+def test_a_flood_from_one_peer_drives_out_itself_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The newest of the peer that has most go, until half of all places are free; others keep theirs, old and new."""
+    monkeypatch.setattr(connections, "_local_users", dict)
+    with tcp() as listener, watching(listener.listening.getsockname()[1], 20) as watch:
+        clients = [(source, listener.connect(source))
+                   for source in ("127.0.0.2", "127.0.0.2", *["127.0.0.9"] * 12, "127.0.0.3", "127.0.0.2")]
+        assert watch.look()
+        assert [source for source, client in clients if not lives(client)] == ["127.0.0.9"] * 6
+        assert [lives(client) for source, client in clients if source == "127.0.0.9"] == [True] * 6 + [False] * 6
+        assert "127.0.0.9 had 12 of 16 connections at port" in caplog.text
+        assert "expected at most 10 together, 6 of each peer" in caplog.text
+        for _, client in clients:
+            client.close()
+
+
+def test_what_a_server_can_carry_is_left_alone() -> None:
+    """Up to half of all, whoever has them; connections elsewhere do not count."""
+    with tcp() as listener, tcp() as other, watching(listener.listening.getsockname()[1], 20) as watch:
+        clients = [listener.connect() for _ in range(10)] + [other.connect() for _ in range(10)]
+        assert not watch.look()
+        assert all(map(lives, clients))
+        clients.append(listener.connect())
+        assert watch.look()
+        assert [lives(client) for client in clients] == [True] * 20 + [False]
+        for client in clients:
+            client.close()
+
+
+@pytest.mark.parametrize(("family", "address"), [
+    (socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"), (socket.AF_INET6, "::"), (socket.AF_UNIX, "")])
+def test_peers_of_this_machine_are_users(
+    family: int, address: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On loopback all have one address, and at a unix socket none; the kernel says whose a connection is."""
+    with contextlib.ExitStack() as stack:
+        if family == socket.AF_UNIX:
+            at: int | str = str(tmp_path / "socket")
+            listening = stack.enter_context(socket.socket(family))
+            listening.bind(str(at))
+            listener = Listener(listening)
+        else:
+            listener = stack.enter_context(tcp(family, address))
+            at = int(listener.listening.getsockname()[1])
+        watch = stack.enter_context(watching(at, 4))
+        for _ in range(3):
+            if address == "::":  # IPv4 at a socket of IPv6
+                stack.enter_context(socket.create_connection(("127.0.0.1", int(at)), timeout=BOUND))
+                listener.accepted.append(listener.listening.accept()[0])
+            else:
+                stack.enter_context(listener.connect(address))
+        assert watch.look()
+        assert f"user {os.getuid()} had 3 of 3 connections at" in caplog.text
+        for connection in listener.accepted:
+            connection.close()
+
+
+@pytest.mark.parametrize(("soft", "hard", "wanted", "most", "raised"), [
+    (64, 4096, 512, 512, 768), (1024, 4096, 512, 512, 1024), (300, 300, 512, 44, 300), (100, 100, 512, 16, 100),
+    (1024, 4096, 8192, 3840, 4096),
+])
+def test_the_soft_limit_of_open_files_is_raised_as_far_as_needed(
+    soft: int, hard: int, wanted: int, most: int, raised: int
+) -> None:
+    """No further than the hard one, and never lowered; what is left for connections is known."""
+    program = ("import resource, sys; from softswitch.runtime import connections\n"
+               f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
+               f"print(connections.most({wanted}), *resource.getrlimit(resource.RLIMIT_NOFILE))")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=BOUND)
+    assert done.stdout.split() == [str(most), str(raised), str(hard)]
