@@ -13,6 +13,7 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 LAUNCHERS = {
     "netfold run, torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
@@ -22,6 +23,7 @@ LAUNCHERS = {
 }
 """Launcher -> its variables for rank, world size, and rank on this machine."""
 ADDRESS_VARIABLE = "NETFOLD_ADDRESS"
+UNKNOWN = "?"
 
 log = logging.getLogger("netfold")
 
@@ -72,6 +74,16 @@ def address(*towards: str) -> str:
         f"{ADDRESS_VARIABLE} is not set, and no controller at host:port says which interface leads to the fabric: set "
         "it to this host's IPv4 address there, as netfold run does"
     )
+
+
+def this_network() -> str:
+    """A name of the network namespace of this process: those with another one reach none of its loopback addresses.
+    UNKNOWN where the system does not say."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}:{os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:
+        return UNKNOWN
 
 
 def number(environment: Mapping[str, str], name: str, default: str = "") -> int:

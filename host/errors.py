@@ -102,10 +102,11 @@ class TransportError(NetFoldError, OSError):
 
 
 class PlanError(NetFoldError):
-    """The controller's plan contradicts itself or this rank's request.
+    """The plan contradicts itself or this rank's request, or has addresses by which not all ranks reach each other.
 
     Remedy: the message says what contradicts what: install the same version of NetFold on hosts and controller, or ask
-    for a rail that this job can have (`rail="auto"` takes what there is).
+    for a rail that this job can have (`rail="auto"` takes what there is). Of addresses, it names the rank: set
+    NETFOLD_ADDRESS there to the address that the others reach.
     """
 
 

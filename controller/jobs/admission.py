@@ -10,6 +10,7 @@ from netfold.controller.health.drains import Drains
 from netfold.controller.jobs.job import Job
 from netfold.fabric.graph import Fabric, Tenant
 from netfold.rpc.rpc import Code, Refusal
+from netfold.wire import listeners
 from netfold.wire.jobs import LANE_BITS, PROTOCOL, Join
 from netfold.wire.roce import PATH_MTUS
 
@@ -56,10 +57,12 @@ def check(r: Join, fabric: Fabric, drains: Drains) -> None:
 
 
 def check_tcp(tcp: str, who: str) -> None:
-    """Check where a rank says that its mesh listens: what does not look so would make its peers refuse their plans.
+    """Check where a rank says that its mesh listens: where nobody can connect to, its peers would refuse their plans.
     Raises Refusal."""
-    if not re.fullmatch(r"\S+:\d{1,5}", tcp):
-        refuse(Code.INVALID_ARGUMENT, f"{who}: tcp: expected ADDRESS:PORT, got {tcp!r}")
+    try:
+        listeners.parse(tcp)
+    except ValueError as error:
+        refuse(Code.INVALID_ARGUMENT, f"{who}: tcp: {error}")
 
 
 def check_owner(job: Job, tenant: Tenant) -> None:

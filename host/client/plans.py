@@ -6,6 +6,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
+from netfold.host.client import addresses
 from netfold.host.errors import PlanError
 from netfold.wire import roce
 from netfold.wire.jobs import Peer, Plan
@@ -50,6 +51,8 @@ def check_plan(plan: Plan) -> None:
         raise refuse(f"rank {plan.rank} of world {plan.world}: expected 0 <= rank < world <= {MAX_WORLD}")
     if sorted(peer.rank for peer in plan.peers) != list(range(plan.world)):
         raise refuse(f"peers are ranks {[peer.rank for peer in plan.peers]}: expected each of 0..{plan.world - 1} once")
+    if wrong := addresses.problem(plan.peers):
+        raise refuse(wrong)
     machines = plan.machines or [[rank] for rank in range(plan.world)]
     if sorted(rank for ranks in machines for rank in ranks) != list(range(plan.world)):
         raise refuse(f"machines are {machines}: expected each of 0..{plan.world - 1} once")

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from netfold.host import environment
 from netfold.host.api.assembly import RailName
 from netfold.host.api.communicator import Communicator
+from netfold.host.client import addresses
 from netfold.host.environment import RankIdentity
 from netfold.host.errors import JoinRefused, PlanError
 from netfold.host.mesh.sockets import listen
@@ -146,18 +147,22 @@ def join(
 
 
 def plan_by_store(
-    store: dist.Store, job: str, rank: int, world: int, address: str, tcp: str, *, timeout: float
+    store: dist.Store, job: str, rank: int, world: int, address: str, tcp: str, *, timeout: float,
+    machine: str | None = None,
 ) -> Plan:
     """A plan without trees, agreed on through the store: every rank writes where it listens, rank 0 draws the epoch and
-    the job's secret.
+    the job's secret.  Where addresses keep ranks from each other, all of them are told so.
 
-    timeout  seconds to wait for the other ranks.  Raises JoinRefused, PlanError.
+    timeout  seconds to wait for the other ranks
+    machine  a name of the network that this process's loopback is in; default: this_network()
+    Raises JoinRefused, PlanError.
     """
+    machine = environment.this_network() if machine is None else machine
     # A job may be joined again, after a failure or by another group: every time has keys of its own.
     turn = store.add(f"netfold/{job}/joins/{rank}", 1)
     keys = [f"netfold/{job}/{turn}/{r}" for r in range(world)]
     epoch = random.SystemRandom().getrandbits(31)
-    store.set(keys[rank], f"{PROTOCOL} {world} {epoch} {secrets.token_hex(32)} {address} {tcp}")
+    store.set(keys[rank], f"{PROTOCOL} {world} {epoch} {secrets.token_hex(32)} {machine} {address} {tcp}")
     try:
         store.wait(keys, timedelta(seconds=timeout))
     except RuntimeError as error:  # torch's DistStoreError and DistNetworkError are RuntimeErrors
@@ -176,12 +181,15 @@ def plan_by_store(
                 f"job {job!r}, rank {rank}: rank {r} speaks protocol {protocol} in a world of {size}, expected "
                 f"{PROTOCOL} and {world}: install the same version everywhere, start all with one world size"
             )
+    peers = [Peer(rank=r, address=where, tcp=at) for r, (*_, where, at) in enumerate(said)]
+    if wrong := addresses.problem(peers, [machine for *_, machine, _, _ in said]):
+        raise PlanError(f"job {job!r}, rank {rank} of {world}: {wrong}")
     return Plan(
         job=job,
         epoch=int(said[0][2]),
         rank=rank,
         world=world,
-        peers=[Peer(rank=r, address=where, tcp=at) for r, (*_, where, at) in enumerate(said)],
+        peers=peers,
         trees=[],
         secret=Secret(said[0][3]),
         reason=f"controller={STORE!r}: planned through torch's store, without the fabric's controller",

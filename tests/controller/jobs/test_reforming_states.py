@@ -73,13 +73,13 @@ class World:
 
     async def run(self, newcomers: int) -> None:
         world = len(self.fates)
-        joins = {rank: Join("j", world, rank, f"10.0.0.{rank}", "h:1", 0) for rank in range(world)}
+        joins = {rank: Join("j", world, rank, f"10.0.0.{rank}", "10.0.0.1:1", 0) for rank in range(world)}
         self.job = Job("j", world, "active", joins, hosts=[f"h{rank}" for rank in range(world)])
         loop = asyncio.get_running_loop()
         here = Reforming(lambda job, successor: self.begun.append(successor), 1024, clock=loop.time)
         waiting = [
-            asyncio.create_task(here.wait_to_join(Join("j", 1, 0, "10.1.0.1", "h:2", 0, timeout=60.0, joining=True),
-                                                  self.job.tenant))
+            asyncio.create_task(here.wait_to_join(
+                Join("j", 1, 0, "10.1.0.1", "10.1.0.1:2", 0, timeout=60.0, joining=True), self.job.tenant))
             for _ in range(newcomers)
         ]
         asking = [asyncio.create_task(self.ask(here, rank)) for rank in range(world)]
@@ -96,7 +96,7 @@ class World:
         if fate.asks is None:
             return
         await asyncio.sleep(fate.asks)
-        request = Reform("j", rank, 0, "h:3", fate.finished, fate.grows, PATIENCE)
+        request = Reform("j", rank, 0, "10.0.0.1:3", fate.finished, fate.grows, PATIENCE)
         try:
             self.answers[rank] = await here.reform(self.job, request)
         except Refusal as refusal:

@@ -154,7 +154,8 @@ def test_without_a_tree_the_ring_takes_over_loudly(serve: Callable[..., JobServe
 
 def test_innet_without_a_tree_is_refused() -> None:
     """rail="innet" never falls back: the controller's reason is the error."""
-    bare = Plan("j", 1, 0, 2, [Peer(0, "a", "a:1"), Peer(1, "b", "b:1")], [], "no folding here", secret=draw())
+    peers = [Peer(0, "10.0.0.1", "10.0.0.1:1"), Peer(1, "10.0.0.2", "10.0.0.2:1")]
+    bare = Plan("j", 1, 0, 2, peers, [], "no folding here", secret=draw())
     with pytest.raises(PlanError, match=r"no folding here.*rail='auto'"):
         Communicator.of_plan(bare, address="127.0.0.1", rail="innet")
 
@@ -208,7 +209,7 @@ def plan(**changes: Any) -> Plan:
     tree = RankTree(
         "t", changes.pop("weight", 1.0), RankStream(**{**sound, **changes}), RankStream(**{**sound, "qp": 24})
     )
-    return Plan("j", 1, 0, 2, [Peer(0, "a", "a:1"), Peer(1, "b", "b:1")], [tree])
+    return Plan("j", 1, 0, 2, [Peer(0, "10.0.0.1", "10.0.0.1:1"), Peer(1, "10.0.0.2", "10.0.0.2:1")], [tree])
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ def test_helpers_add_for_the_others(name: str) -> None:
 def test_the_ring_goes_by_address() -> None:
     """Ranks under one leaf have neighbouring addresses, and are neighbours in the ring."""
     addresses = ["10.0.2.10", "10.0.1.1", "10.0.2.9", "10.0.1.2"]
-    plan = Plan("j", 1, 0, 4, [Peer(rank, address, "") for rank, address in enumerate(addresses)], [])
+    plan = Plan("j", 1, 0, 4, [Peer(rank, address, f"{address}:1") for rank, address in enumerate(addresses)], [])
     assert ring_order(plan) == [1, 3, 2, 0]
     assert ring_order(msgspec.structs.replace(plan, ring=[0, 2, 1, 3])) == [0, 2, 1, 3]
     with pytest.raises(PlanError, match=r"the ring visits \[0, 2, 1\]: expected each of 0\.\.3 once"):

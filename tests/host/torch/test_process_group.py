@@ -289,6 +289,33 @@ def test_store_names_ranks_that_do_not_join() -> None:
         plan_by_store(store, "j", 0, 2, "127.0.0.1", "127.0.0.1:1", timeout=5)
 
 
+@pytest.mark.parametrize(("places", "machines", "words"), [
+    (["127.0.1.1", "10.0.0.2", "10.0.0.3"], ["a", "b", "b"], "rank 0 is at 127.0.1.1, a loopback address"),
+    (["127.0.1.1", "127.0.1.1", "127.0.1.1"], ["a", "b", "c"], "rank 0 is at 127.0.1.1, a loopback address"),
+    (["0.0.0.0", "10.0.0.2", "10.0.0.3"], ["a", "b", "b"], "rank 0, at '0.0.0.0'"),
+])
+def test_all_ranks_hear_at_the_store_of_an_address_that_keeps_them_apart(
+    places: list[str], machines: list[str], words: str
+) -> None:
+    """The rank whose address it is, too: it would wait for the others, who connect to something else."""
+    store = dist.HashStore()
+    said: dict[int, str] = {}
+
+    def rank(me: int) -> None:
+        at = f"{places[me]}:{me + 1}"
+        with pytest.raises(PlanError) as caught:
+            plan_by_store(store, "j", me, 3, places[me], at, timeout=10, machine=machines[me])
+        said[me] = str(caught.value)
+
+    threads = [threading.Thread(target=rank, args=(me,)) for me in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(said) == [0, 1, 2]
+    assert all(words in text and "set NETFOLD_ADDRESS of rank 0" in text for text in said.values())
+
+
 def test_tensors_are_seen_in_place() -> None:
     """Arrays share the tensor's memory, strided and bfloat16 ones too; other devices and layouts are refused."""
     tensor = torch.arange(12, dtype=torch.float32).reshape(3, 4)
