@@ -28,7 +28,7 @@ ROOMS = {
     "testing": ("host", "wire"),
     "controller": ("cbuild", "fabric", "rpc", "softswitch", "wire"),
     "sim": ("cbuild", "fabric", "plots"),
-    "topo": ("controller", "fabric", "host", "rpc", "wire"),
+    "topo": ("cbuild", "controller", "fabric", "host", "rpc", "wire"),
     "demo": ("cbuild", "controller", "fabric", "host", "rpc", "topo", "wire"),
     "bench": ("cbuild", "controller", "demo", "fabric", "host", "plots", "rpc", "sim", "softswitch", "topo", "wire"),
     "cli": ("bench", "cbuild", "controller", "demo", "fabric", "rpc", "sim", "softswitch", "topo", "wire"),

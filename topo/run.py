@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import subprocess
 import sys
@@ -24,9 +25,10 @@ from netfold.fabric.generate import PLANE_NAMES as NAMES
 from netfold.fabric.graph import Fabric, Host
 from netfold.host.rails.open_mesh import PATHS_VARIABLE, PathChoice
 from netfold.host.rails.planes import RAILS_VARIABLE, Plane, parse_rails
-from netfold.topo import listeners, sandbox
+from netfold.topo import host_processes, listeners, sandbox
 from netfold.topo.console import Console, Stopped, stopping
 from netfold.topo.failures import FabricFailed
+from netfold.topo.host_processes import HostProcess
 from netfold.topo.mininet_path import MininetMissing
 from netfold.wire.faults import KEY_VARIABLE
 
@@ -75,11 +77,9 @@ class Place:
     elsewhere: bool = False
 
 
-def _here(fabrics: Sequence[Fabric], pid: int) -> Place:
-    """A Mininet host of this machine, by its process."""
-    from netfold.topo.ranks import in_namespaces
-
-    return Place(lambda _: in_namespaces(pid), fabrics)
+def _here(fabrics: Sequence[Fabric], enter: Callable[[], list[str]]) -> Place:
+    """A Mininet host of this machine."""
+    return Place(lambda _: enter(), fabrics)
 
 
 def run_in(fabrics: Sequence[Fabric], request: RunRequest) -> int:
@@ -99,6 +99,7 @@ def run_in(fabrics: Sequence[Fabric], request: RunRequest) -> int:
 
     from netfold.topo.fault_service import FaultService
     from netfold.topo.planes import Planes, side_by_side
+    from netfold.topo.ranks import in_namespaces
 
     setLogLevel("error")
     fabrics = side_by_side(fabrics, sandbox.rundir())
@@ -110,7 +111,8 @@ def run_in(fabrics: Sequence[Fabric], request: RunRequest) -> int:
                 if page := listeners.url(fabric):
                     print(f"netfold: {fabric.name}: page and metrics at {page}", file=sys.stderr, flush=True)
             hosts = hosts_of_ranks(fabrics[0], request.ranks)
-            places = [_here(fabrics, planes.mininet.get(host.name).pid) for host in hosts]
+            places = [_here(fabrics, functools.partial(in_namespaces, planes.mininet.get(host.name).pid))
+                      for host in hosts]
             with started(places, request, hosts) as ranks:
                 return ranks.run(grace=request.grace, timeout=request.timeout, check=planes.check)
     except FabricFailed as error:
@@ -137,11 +139,14 @@ def run_on(fabrics: Sequence[Fabric], request: RunRequest, places: Sequence[Plac
             )
     rails_for(fabrics, request.rails)
     paths_for(request.paths)
-    if places is None:
-        places = [_here(fabrics, pid) for pid in mininet_hosts([host.name for host in hosts])]
     try:
-        with stopping(), started(places, request, hosts) as ranks:
-            return ranks.run(grace=request.grace, timeout=request.timeout)
+        with stopping(), contextlib.ExitStack() as held:
+            if places is None:
+                here = {name: held.enter_context(host)
+                        for name, host in mininet_hosts({host.name for host in hosts}).items()}
+                places = [_here(fabrics, here[host.name].enter) for host in hosts]
+            with started(places, request, hosts) as ranks:
+                return ranks.run(grace=request.grace, timeout=request.timeout)
     except Stopped as stopped:
         return 128 + int(stopped.args[0])
 
@@ -183,35 +188,35 @@ def hosts_of_ranks(fabric: Fabric, ranks: int | None) -> list[Host]:
     return [host for host in fabric.hosts[:count] for _ in range(max(1, count // hosts))]
 
 
-def mininet_hosts(names: Sequence[str], proc: Path = Path("/proc")) -> list[int]:
-    """Process numbers of running Mininet hosts, found by their shells, which have "mininet:NAME" as an argument.
+def mininet_hosts(names: Collection[str]) -> dict[str, HostProcess]:
+    """The running Mininet hosts of these names, by name, of those that are recorded (host_processes.py).
 
     Raises CannotRun where a host is missing, and where two running fabrics have hosts of the same name.
     """
-    found: dict[str, list[int]] = {name: [] for name in names}
-    for path in proc.glob("[0-9]*/cmdline"):
-        try:
-            said = path.read_bytes().split(b"\0")
-        except OSError:  # it ended while we looked
-            continue
-        for word in said:
-            name = word.removeprefix(b"mininet:").decode(errors="replace")
-            if word.startswith(b"mininet:") and name in found:
-                found[name].append(int(path.parent.name))
-    missing = [name for name, pids in found.items() if not pids]
-    if missing:
-        raise CannotRun(
-            f"no Mininet host here is called {', '.join(missing)}: bring the fabric up first (`netfold up --topo`) and "
-            "run this at its prompt (`sh netfold run ...`), or as root beside `mn`; or let --topo make a fabric"
-        )
-    twice = {name: pids for name, pids in found.items() if len(pids) > 1}
-    if twice:
-        name, pids = next(iter(twice.items()))
-        raise CannotRun(
-            f"{len(pids)} Mininet hosts are called {name} (processes {', '.join(map(str, pids))}), of different "
-            "fabrics: run this at the prompt of the one that is meant (`sh netfold run ...`)"
-        )
-    return [found[name][0] for name in names]
+    found: dict[str, list[HostProcess]] = {name: [] for name in names}
+    try:
+        for record in host_processes.recorded():
+            if record.name in found:
+                with contextlib.suppress(ProcessLookupError):  # it has ended
+                    found[record.name].append(HostProcess(record))
+        if missing := [name for name, hosts in found.items() if not hosts]:
+            raise CannotRun(
+                f"no Mininet host here is called {', '.join(missing)}: bring the fabric up first (`netfold up --topo`) "
+                "and run this at its prompt (`sh netfold run ...`), or as root beside `mn --custom topo/leafspine.py`; "
+                "or let --topo make a fabric"
+            )
+        if twice := [name for name, hosts in found.items() if len(hosts) > 1]:
+            raise CannotRun(
+                f"{len(found[twice[0]])} Mininet hosts are called {twice[0]}, of different fabrics: run this at the "
+                "prompt of the one that is meant (`sh netfold run ...`)"
+            )
+    except BaseException as error:
+        for host in (host for hosts in found.values() for host in hosts):
+            host.close()
+        if isinstance(error, OSError):
+            raise CannotRun(f"the records of running hosts cannot be used: {error}") from error
+        raise
+    return {name: hosts[0] for name, hosts in found.items()}
 
 
 @contextlib.contextmanager

@@ -8,25 +8,32 @@ also by SIGKILL.  So a folder whose lock is free has been abandoned by its owner
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from cbuild import folders
+
 PREFIX: Final = "netfold-"
 LOCK: Final = ".lock"
-PLACE: Final = Path("/tmp")
-"""Where folders are made; $TMPDIR may be too long for the path of a unix socket."""
+PLACES: Final = (Path("/tmp"), Path("/dev/shm"))
+"""Where folders are made, the first in which nobody else can exchange them; $TMPDIR may be too long for the path of a
+unix socket."""
+RUN: Final = Path("/run")
+"""Where the folder of fabrics is that Mininet's own command starts, which only root may."""
 
 
 @contextlib.contextmanager
-def locked_folder(place: Path = PLACE) -> Iterator[Path]:
-    """Make a folder in ``place``, keep it locked while the block runs, and remove it.  Raises OSError."""
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+def locked_folder(*places: Path) -> Iterator[Path]:
+    """Make a folder in the first of ``places`` (PLACES) that is safe, keep it locked while the block runs, and remove
+    it.  Raises OSError."""
+    folder = _made(places or PLACES)
     lock = -1
     try:
         # locked before the file gets its name, so that nobody can find it unlocked
@@ -40,18 +47,52 @@ def locked_folder(place: Path = PLACE) -> Iterator[Path]:
             os.close(lock)
 
 
-def clear_abandoned(place: Path = PLACE) -> list[Path]:
+def clear_abandoned(*places: Path) -> list[Path]:
     """Remove this user's folders whose owner is dead, and return those that were removed.
 
     Links, folders of other users, and folders without a lock file are left alone.
     """
-    return [folder for folder in sorted(place.glob(f"{PREFIX}*")) if _is_ours(folder) and _clear(folder)]
+    return [folder for folder in _ours(places or PLACES) if _clear(folder)]
 
 
-def in_use(place: Path = PLACE) -> list[Path]:
+def in_use(*places: Path) -> list[Path]:
     """This user's folders whose owner lives, the oldest first."""
-    return sorted((folder for folder in place.glob(f"{PREFIX}*") if _is_ours(folder) and _is_locked(folder)),
+    return sorted((folder for folder in _ours(places or PLACES) if _is_locked(folder)),
                   key=lambda folder: (folder.stat().st_mtime, folder))
+
+
+def socket_folder() -> Path:
+    """The folder for sockets of fabrics that Mininet's own command starts, for this user alone: netfold in
+    $XDG_RUNTIME_DIR, where that is this user's, or in /run.  Raises PermissionError where it is not, or cannot be,
+    this user's alone."""
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or RUN)
+    if folders.refusal(base, ours=True) is not None:
+        base = RUN
+    folder = base / "netfold"
+    why = folders.refusal(folder, make=0o700, ours=True)
+    if why is None and (folder.is_symlink() or folder.stat().st_mode & 0o077):
+        why = "others may enter it"
+    if why is not None:
+        raise PermissionError(errno.EPERM, f"expected a folder of mode 0700 of this user, which nobody else can "
+                              f"exchange: {why}. Remove it, or name another, rundir=...", str(folder))
+    return folder
+
+
+def _made(places: Sequence[Path]) -> Path:
+    """Make a folder that nobody else can exchange.  Raises OSError."""
+    for place in places:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+        why = folders.refusal(folder, ours=True)
+        if why is None:
+            return folder
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+    raise PermissionError(errno.EPERM, f"no folder for sockets and logs: {why}. Expected one that only its owner can "
+                          f"rename: chmod +t {place}", str(place))
+
+
+def _ours(places: Sequence[Path]) -> list[Path]:
+    return [folder for place in places for folder in sorted(place.glob(f"{PREFIX}*")) if _is_ours(folder)]
 
 
 def _is_locked(folder: Path) -> bool:
@@ -74,7 +115,8 @@ def _is_ours(folder: Path) -> bool:
         found = folder.lstat()
     except OSError:  # gone meanwhile
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return (stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+            and folders.refusal(folder, ours=True) is None)
 
 
 def _clear(folder: Path) -> bool:

@@ -11,6 +11,7 @@ launcher removes (rundir.py).  An ordinary user's sandbox is inside a user names
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -126,7 +127,12 @@ def launch(work: Callable[[], NoReturn]) -> int:
         print(f"cannot make namespaces: {error}", file=sys.stderr)
         return 1
     clear_abandoned()
-    with locked_folder() as folder:
+    with contextlib.ExitStack() as held:
+        try:
+            folder = held.enter_context(locked_folder())
+        except OSError as error:
+            print(f"cannot make the sandbox's folder: {error}", file=sys.stderr)
+            return 1
         os.environ[RUNDIR] = str(folder)
         launcher = os.getpid()
         child = os.fork()

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Collection
 from pathlib import Path
 from typing import Unpack
@@ -18,6 +16,7 @@ from netfold.fabric.graph import Fabric
 from netfold.rpc.certificates import Certificates
 from netfold.topo.failures import SwitchFailed
 from netfold.topo.guests import GuestLink
+from netfold.topo.rundir import socket_folder
 from netfold.topo.switches import CLASSES
 from netfold.topo.wiring import FabricHost, FabricLink, HostInterface
 from netfold.wire.roce import LINK_MTUS
@@ -85,21 +84,6 @@ class FabricTopo(Topo):  # type: ignore[misc]
             )
 
 
-def socket_folder() -> Path:
-    """The folder for sockets of fabrics that Mininet's own command starts, for this user alone:
-    $XDG_RUNTIME_DIR/netfold, or /run/netfold.  Raises SwitchFailed where it is not, or cannot be, this user's alone."""
-    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or "/run") / "netfold"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.lstat()
-    except OSError as error:
-        raise SwitchFailed(f"sockets: cannot make {folder}: {error.strerror}; name another, rundir=...") from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise SwitchFailed(f"sockets: {folder}: expected a folder of mode 0700 of this user: others could speak to the "
-                           "switches, or in their place. Remove it, or name another, rundir=...")
-    return folder
-
-
 class LeafSpine(FabricTopo):
     """The topology ``leafspine(leaves, spines, hosts, ...)``; ``save`` names a file for the fabric's TOML.
 
@@ -120,7 +104,10 @@ class LeafSpine(FabricTopo):
     ) -> None:
         """Build the topology; Mininet calls this with the constructor's arguments."""
         if "base_port" not in options:
-            options["rundir"] = Path(options.get("rundir") or socket_folder()).absolute()
+            try:
+                options["rundir"] = Path(options.get("rundir") or socket_folder()).absolute()
+            except OSError as error:
+                raise SwitchFailed(f"sockets: {error}") from error
         fabric = leafspine(leaves, spines, hosts, **options)
         if save is not None:
             fabric_file.save(fabric, Path(save))

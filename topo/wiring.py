@@ -16,6 +16,7 @@ from mininet.link import Intf, Link
 from mininet.node import Host, Node
 
 from netfold.fabric.graph import bits_per_second
+from netfold.topo import host_processes
 from netfold.topo.failures import WiringError
 from netfold.wire.roce import LINK_MTUS, PATH_MTU
 
@@ -122,6 +123,19 @@ class FabricHost(Host):  # type: ignore[misc]
     def __init__(self, name: str, interfaces: Sequence[HostInterface] = (), **params: Any) -> None:
         self.interfaces = interfaces
         super().__init__(name, **params)
+
+    def startShell(self, mnopts: str | None = None) -> None:
+        """Start its process, and record it for `netfold run --fabric`.  Raises WiringError."""
+        super().startShell(mnopts)
+        try:
+            host_processes.record(self.name, self.pid)
+        except OSError as error:
+            raise WiringError(f"host {self.name}: its process cannot be recorded: {error}") from error
+
+    def terminate(self) -> None:
+        """End its process."""
+        host_processes.forget(self.pid)
+        super().terminate()
 
     def defaultIntf(self) -> Intf | None:
         """Its first interface; None, without Mininet's warning, where it has none, since it is a guest (guests.py)."""

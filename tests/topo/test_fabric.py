@@ -16,7 +16,7 @@ import pytest
 from netfold.fabric import file as fabric_file
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, FabricError
-from netfold.topo import mininet_path, sandbox
+from netfold.topo import mininet_path, rundir, sandbox
 from netfold.topo.failures import SwitchFailed
 from netfold.topo.mininet_path import MininetFinder, MininetMissing
 from support import needs
@@ -161,17 +161,17 @@ def test_sockets_of_mininets_own_command_are_in_a_folder_of_this_user(
 ) -> None:
     """It is made for this user alone; one that others may enter, or a link, is refused."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    folder = topology.socket_folder()
+    folder = rundir.socket_folder()
     assert (folder, folder.stat().st_mode & 0o777) == (tmp_path / "netfold", 0o700)
     assert {switch.grpc for switch in topology.LeafSpine(1, 0, 1).fabric.switches} == {f"unix:{folder}/leaf1.sock"}
     assert topology.LeafSpine(1, 0, 1, base_port=50050).fabric.jobs == "127.0.0.1:50050"
     folder.chmod(0o755)
     with pytest.raises(SwitchFailed, match="expected a folder of mode 0700"):
-        topology.socket_folder()
+        topology.LeafSpine(1, 0, 1)
     folder.rename(tmp_path / "elsewhere")
     folder.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(SwitchFailed, match="expected a folder of mode 0700"):
-        topology.socket_folder()
+        topology.LeafSpine(1, 0, 1)
 
 
 # ---- switches that do not come up ------------------------------------------------------------------------------------

@@ -127,19 +127,6 @@ def test_a_signal_ends_all_ranks(number: signal.Signals) -> None:
     assert [process.returncode for process in ranks.processes] == [5, -signal.SIGINT]
 
 
-def test_hosts_are_found_by_the_names_of_their_shells(tmp_path: Path) -> None:
-    """Mininet's hosts say who they are in /proc; a missing one and two of one name are errors that say what to do."""
-    for pid, words in ((11, "bash\0-is\0mininet:h1\0"), (12, "bash\0-is\0mininet:h12\0"), (13, "vi\0h2\0")):
-        (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "cmdline").write_text(words)
-    assert run.mininet_hosts(["h12", "h1"], tmp_path) == [12, 11]
-    with pytest.raises(run.CannotRun, match="no Mininet host here is called h2"):
-        run.mininet_hosts(["h1", "h2"], tmp_path)
-    (tmp_path / "13" / "cmdline").write_text("bash\0mininet:h1\0")
-    with pytest.raises(run.CannotRun, match=r"2 Mininet hosts are called h1 \(processes 1[13], 1[13]\)"):
-        run.mininet_hosts(["h1"], tmp_path)
-
-
 def test_a_rank_is_told_all_it_needs() -> None:
     """torchrun's variables, gloo's interface and ours; jobs of other names meet at other ports."""
     fabric = leafspine(2, 1, 4)

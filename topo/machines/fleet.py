@@ -26,6 +26,7 @@ from typing import Final
 
 import msgspec
 
+from cbuild import folders
 from netfold.controller import client
 from netfold.fabric import file as fabric_file
 from netfold.fabric.graph import Fabric
@@ -361,7 +362,10 @@ class Fleet(Lifecycle):
 
 
 def seats_beside(file: Path) -> dict[str, Seat] | None:
-    """Where the hosts of the fabric of this file are, by their names; None where it does not run over machines."""
+    """Where the hosts of the fabric of this file are, by their names; None where it does not run over machines: only a
+    launcher's folder, which is this user's alone, says so."""
+    if folders.refusal(file.parent, ours=True) is not None:
+        return None
     try:
         content = (file.parent / SEATS).read_bytes()
     except OSError:

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens folders that no other user can exchange: what lies in them is loaded, run, or believed.
+
+A path is walked from the root by descriptors, without following links blindly.  Every folder and every link on the way
+must belong to root or to this user, and others may write to none of them, except where the sticky bit keeps them from
+renaming what is not theirs (/tmp).  Each name is looked up in a folder that was found safe before, so that nobody else
+can exchange it afterwards either, and the path can be used as it is from then on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import stat
+from pathlib import Path
+
+MOST_LINKS = 40
+"""Symbolic links on the way of one path, as many as the kernel follows."""
+
+_STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def opened(path: Path, *, make: int | None = None) -> int:
+    """Open a folder of ours or of root's that others may not write to, below folders that they cannot exchange.
+
+    make  permissions with which missing folders are made; None: they are an error
+    Returns a descriptor for listing and for `dir_fd`, which the caller closes.  Raises OSError, which is a
+    PermissionError that says why where others could put something else there.
+    """
+    at = os.open("/", _STEP | os.O_DIRECTORY)
+    try:
+        way = path.absolute().parts[:0:-1]  # a stack: the next name is its last
+        stack, links, known = list(way), 0, "/"
+        _check(at, known)
+        while stack:
+            name = stack.pop()
+            child = _child(at, name, make)
+            try:
+                status = os.fstat(child)
+                if stat.S_ISLNK(status.st_mode):
+                    links += 1
+                    if links > MOST_LINKS:
+                        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+                    _owned(status, f"the link {os.path.join(known, name)}")
+                    target = os.readlink("", dir_fd=child)
+                    stack += reversed(Path(target).parts)
+                    continue
+                at, child = child, at
+                known = os.path.normpath(os.path.join(known, name))
+                _check(at, known)
+            finally:
+                os.close(child)
+        status = os.fstat(at)
+        if status.st_mode & 0o022:
+            raise PermissionError(errno.EPERM, "others may write to it", str(path))
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=at)
+    finally:
+        os.close(at)
+
+
+def refusal(path: Path, *, make: int | None = None, ours: bool = False) -> str | None:
+    """Why a folder cannot be used, in words; None where it can.
+
+    make  as in `opened`
+    ours  whether it must be this user's, and not root's
+    """
+    try:
+        folder = opened(path, make=make)
+    except OSError as error:
+        return error.strerror or str(error)
+    try:
+        owner = os.fstat(folder).st_uid
+        return f"it belongs to user {owner}" if ours and owner != os.geteuid() else None
+    finally:
+        os.close(folder)
+
+
+def trusted(status: os.stat_result) -> bool:
+    """Whether a file belongs to this user or to root."""
+    return status.st_uid in {0, os.geteuid()} or status.st_uid == _roots_number_inside()
+
+
+def _child(at: int, name: str, make: int | None) -> int:
+    """Open a name in a folder: a folder, or a link.  Raises OSError."""
+    if name == "/":
+        return os.open("/", _STEP)
+    try:
+        child = os.open(name, _STEP, dir_fd=at)
+    except FileNotFoundError:
+        if make is None:
+            raise
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            os.mkdir(name, make, dir_fd=at)
+        child = os.open(name, _STEP, dir_fd=at)
+    mode = os.fstat(child).st_mode
+    if not stat.S_ISDIR(mode) and not stat.S_ISLNK(mode):
+        os.close(child)
+        raise NotADirectoryError(errno.ENOTDIR, f"{name} is no folder", name)
+    return child
+
+
+def _check(folder: int, known: str) -> None:
+    """Raise PermissionError where another user may exchange what is in a folder."""
+    status = os.fstat(folder)
+    _owned(status, known)
+    if status.st_mode & stat.S_ISVTX:
+        return
+    if status.st_mode & 0o002:
+        raise PermissionError(errno.EPERM, f"anyone may exchange what is in {known}, which has no sticky bit", known)
+    if status.st_mode & 0o020 and not _group_is_ours(status.st_gid):
+        raise PermissionError(errno.EPERM, f"group {status.st_gid} may exchange what is in {known}", known)
+
+
+def _owned(status: os.stat_result, what: str) -> None:
+    if not trusted(status):
+        raise PermissionError(errno.EPERM, f"{what} belongs to user {status.st_uid}, who may exchange it", what)
+
+
+def _group_is_ours(group: int) -> bool:
+    """Whether a group is root's, or this user's alone, which has the user's name where each user has one."""
+    if group == 0:
+        return True
+    import grp
+    import pwd
+
+    try:
+        return grp.getgrgid(group).gr_name == pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return False
+
+
+@functools.cache
+def _roots_number_inside() -> int | None:
+    """The number that the machine's root has in a user namespace where it is not mapped, as in a sandbox; else None.
+
+    Other users that are not mapped have it too: who makes the namespace checks paths before (topo/sandbox.py).
+    """
+    try:
+        number = int(Path("/proc/sys/fs/overflowuid").read_text())
+        ranges = [[int(word) for word in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    except (OSError, ValueError):
+        return None
+    return None if any(inside <= number < inside + count for inside, _, count in ranges) else number

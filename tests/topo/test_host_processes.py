@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes of Mininet's hosts: which ones `netfold run --fabric` enters, and which it does not believe."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from netfold.topo import host_processes, rundir
+from netfold.topo.host_processes import HostProcess, HostRecord, began
+from support import needs
+
+pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
+
+from netfold.topo import run
+
+
+@contextlib.contextmanager
+def process(*before: str, called: str = "bash") -> Iterator[int]:
+    """A process by the command ``before``, with a name of its own as its last argument, that waits to be killed."""
+    command = [*before, "sh", "-p", "-c", "echo up; read line", called]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
+        try:
+            assert started.stdout is not None
+            assert started.stdout.readline() == b"up\n"
+            yield started.pid
+        finally:
+            started.kill()
+
+
+@pytest.fixture
+def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of records, in a folder of the test."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path / "netfold" / "hosts"
+
+
+def test_hosts_are_those_that_were_recorded(records: Path) -> None:
+    """A process that calls itself a host is none, and does not make the real one ambiguous; missing hosts, two hosts of
+    one name, and hosts that have ended are told apart."""
+    with process(called="mininet:h1"), process() as first:
+        with pytest.raises(run.CannotRun, match="no Mininet host here is called h1"):
+            run.mininet_hosts({"h1"})
+        host_processes.record("h1", first)
+        with run.mininet_hosts({"h1"})["h1"] as found:
+            assert found.name == "h1"
+        with process() as second:
+            host_processes.record("h1", second)
+            with pytest.raises(run.CannotRun, match="2 Mininet hosts are called h1"):
+                run.mininet_hosts({"h1"})
+        run.mininet_hosts({"h1"})["h1"].close()
+        host_processes.forget(first)
+        with pytest.raises(run.CannotRun, match="no Mininet host here is called h1"):
+            run.mininet_hosts({"h1"})
+
+
+def test_a_number_that_another_process_has_by_now_is_no_host(records: Path) -> None:
+    """The record says when the process began; one that began at another time has its number by chance."""
+    with process() as pid, pytest.raises(ProcessLookupError, match="is not the host h1"):
+        HostProcess(HostRecord("h1", pid, began(pid) - 1))
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize("before", [
+    ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"),
+    ("setpriv", "--ruid", "65534"),  # what a program with the set-user-ID bit looks like that another user started
+    ("unshare", "--user", "--map-root-user", "--mount"),
+])
+def test_a_process_of_another_user_or_user_namespace_is_no_host(before: tuple[str, ...]) -> None:
+    """Its owner could have mounted any program anywhere, which would then be run."""
+    with process(*before) as pid, pytest.raises(ProcessLookupError, match="is not the host h1"):
+        HostProcess(HostRecord("h1", pid, began(pid)))
+
+
+@pytest.mark.needs("root")
+def test_a_command_runs_in_the_hosts_namespaces_in_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Network and mounts are the host's, the working directory stays; the host may have ended by then."""
+    monkeypatch.chdir(tmp_path)
+    with process("unshare", "--net", "--mount") as pid:
+        host = HostProcess(HostRecord("h1", pid, began(pid)))
+        theirs = [os.readlink(f"/proc/{pid}/ns/{kind}") for kind in host_processes.NAMESPACES]
+    with host:
+        look = "readlink /proc/self/ns/net; readlink /proc/self/ns/mnt; pwd"
+        done = subprocess.run([*host.enter(), "sh", "-c", look], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == [*theirs, str(tmp_path)]
+
+
+def test_records_that_others_could_write_are_not_believed(records: Path) -> None:
+    """A folder that others may write to is refused; a link and a file of nonsense in it are no records."""
+    with process() as pid:
+        host_processes.record("h1", pid)
+        (records / "link.json").symlink_to(records / f"{pid}.json")
+        (records / "word.json").write_text("mininet:h1")
+        run.mininet_hosts({"h1"})["h1"].close()
+        records.chmod(0o777)
+        with pytest.raises(run.CannotRun, match="anyone may exchange what is in"):
+            run.mininet_hosts({"h1"})
+
+
+@pytest.mark.needs("root")
+def test_another_users_runtime_folder_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """XDG_RUNTIME_DIR of the user who called sudo: he could exchange what is in it."""
+    theirs = tmp_path / "run"
+    theirs.mkdir()
+    os.chown(theirs, 65534, 65534)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(theirs))
+    monkeypatch.setattr(rundir, "RUN", tmp_path / "ours")
+    assert rundir.socket_folder() == tmp_path / "ours" / "netfold"
+    assert not list(theirs.iterdir())

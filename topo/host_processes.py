@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes of Mininet's hosts: recorded by those who start them, in a folder where nobody else writes.
+
+Anybody may start a process that calls itself a host, so that what a command line says proves nothing.  A host's process
+is one that is recorded, that began when the record says, and that is this user's, in this user namespace.  Its
+namespaces are entered by open descriptors: its number may be another process's by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+
+from cbuild import files, folders
+from netfold.topo import rundir, sandbox
+
+NAMESPACES: Final = ("net", "mnt")
+"""What a host has of its own."""
+MOST_RECORD: Final = 4096
+"""Bytes of a record at most: a name and two numbers."""
+
+
+class HostRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A host's name, its process, and when that began, in ticks after the machine's start."""
+
+    name: str
+    pid: int
+    began: int
+
+
+class HostProcess:
+    """A running host, whose namespaces stay open while the block runs.  Raises ProcessLookupError where the record is
+    not that of a running process of this user's."""
+
+    def __init__(self, record: HostRecord) -> None:
+        self.name = record.name
+        self._open: list[int] = []
+        process = os.pidfd_open(record.pid)
+        try:
+            place = Path(f"/proc/{record.pid}")
+            if began(record.pid) != record.began or not _is_ours(place):
+                raise ProcessLookupError(f"process {record.pid} is not the host {record.name}")
+            self._open = [os.open(place / "ns" / kind, os.O_RDONLY | os.O_CLOEXEC) for kind in NAMESPACES]
+            # all of this was the process's, if it still runs: only then is its number not another one's
+            if select.select([process], [], [], 0)[0]:
+                raise ProcessLookupError(f"process {record.pid} has ended")
+        except OSError as error:
+            self.close()
+            raise ProcessLookupError(f"process {record.pid}: {error}") from error
+        finally:
+            os.close(process)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the namespaces."""
+        while self._open:
+            os.close(self._open.pop())
+
+    def enter(self) -> list[str]:
+        """The command that runs the one after it in the host, in the same working directory, as `mnexec -a` does."""
+        net, mount = (f"/proc/{os.getpid()}/fd/{number}" for number in self._open)
+        return ["nsenter", f"--net={net}", f"--mount={mount}", "--", "sh", "-c",
+                'cd -- "$0" 2>/dev/null; exec "$@"', os.getcwd()]
+
+
+def folder() -> Path:
+    """The folder of the records: in the sandbox's, or in that of what Mininet's own command starts.  Raises OSError."""
+    place = sandbox.rundir() if sandbox.inside() else rundir.socket_folder()
+    return place / "hosts"
+
+
+def record(name: str, pid: int) -> None:
+    """Record a host that this process has started.  Raises OSError."""
+    os.close(folders.opened(folder(), make=0o700))
+    files.replace(folder() / f"{pid}.json", msgspec.json.encode(HostRecord(name, pid, began(pid))))
+
+
+def forget(pid: int) -> None:
+    """Remove the record of a host that ends."""
+    with contextlib.suppress(OSError):
+        (folder() / f"{pid}.json").unlink(missing_ok=True)
+
+
+def recorded() -> Iterator[HostRecord]:
+    """All records, also of hosts that have ended without a word.  Raises OSError where others may write records."""
+    place = folder()
+    if not place.exists():
+        return
+    opened = folders.opened(place)
+    try:
+        for name in sorted(os.listdir(opened)):
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                yield msgspec.json.decode(_content(opened, name), type=HostRecord)
+    finally:
+        os.close(opened)
+
+
+def began(pid: int) -> int:
+    """When a process began, in ticks after the machine's start (proc(5), field 22).  Raises ProcessLookupError."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError as error:
+        raise ProcessLookupError(f"process {pid} has ended") from error
+    return int(fields[19])
+
+
+def _content(place: int, name: str) -> bytes:
+    handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
+    with os.fdopen(handle, "rb") as file:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or not folders.trusted(status):
+            raise PermissionError(f"{name} is no record of this user's")
+        return file.read(MOST_RECORD)
+
+
+def _is_ours(process: Path) -> bool:
+    """Whether all of a process's user numbers are ours, those that a setuid program keeps too, and its user namespace
+    is this one: in another one its owner may have any folder mounted anywhere."""
+    said = next(line for line in (process / "status").read_text().splitlines() if line.startswith("Uid:"))
+    if {int(word) for word in said.split()[1:]} != {os.geteuid()}:
+        return False
+    theirs, mine = (os.stat(place / "ns" / "user") for place in (process, Path("/proc/self")))
+    return (theirs.st_dev, theirs.st_ino) == (mine.st_dev, mine.st_ino)
