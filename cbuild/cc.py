@@ -23,7 +23,6 @@ import re
 import shlex
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
@@ -34,6 +33,7 @@ from pathlib import Path
 from typing import Literal
 
 from cbuild import files
+from cbuild.cache import Cache
 
 COMPILE_TIMEOUT = 300.0
 """Seconds a compiler may take before it is stopped (cold ziglang on a busy machine takes about 10)."""
@@ -63,7 +63,7 @@ class BuildError(Exception):
     """The C compiler is missing, failed or hung; the message holds its command line and its output.
 
     Remedy: install a C compiler (`apt install gcc libc6-dev`, or the extra `compiler`), or set XDG_CACHE_HOME to a
-    folder that is yours alone; the message says which.
+    folder that only you can change or exchange, and from which programs may be run; the message says which.
     """
 
 
@@ -95,45 +95,15 @@ class Compiler:
 
 
 def default_cache_dir() -> Path:
-    """$XDG_CACHE_HOME/softswitch or ~/.cache/softswitch; a per-user one under /tmp where that is not ours to write.
+    """The folder of the cache that is written to (cache.py).  Raises BuildError."""
+    return _writable(Cache())
 
-    Raises BuildError.
-    """
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    path = Path(base) / "softswitch"
+
+def _writable(cache: Cache) -> Path:
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.access(path, os.W_OK) and path.stat().st_uid == os.geteuid():
-            return _private(path)
-    except OSError:
-        pass
-    return _private(Path(tempfile.gettempdir()) / f"softswitch-{os.geteuid()}")
-
-
-def _private(path: Path) -> Path:
-    """The folder, made where it is missing, for us alone. Raises BuildError where others could put code into it.
-
-    What lies in the cache is loaded and run: the folder must be ours, and none above it such that others may replace
-    it. Members of a folder's group are trusted above it, as where each user has a group.
-    """
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for place in (path, *path.resolve().parents):
-            status = place.stat()
-            if place is path:
-                if status.st_uid != os.geteuid() or stat.S_ISLNK(place.lstat().st_mode):
-                    raise BuildError(f"{path} belongs to someone else, who could put code into it: set XDG_CACHE_HOME "
-                                     "to a folder of your own")
-                if status.st_mode & 0o022:
-                    raise BuildError(f"others may write to {path}, and what lies there would be run: remove it")
-                if status.st_mode & 0o077:
-                    path.chmod(0o700)
-            elif status.st_mode & 0o002 and not status.st_mode & stat.S_ISVTX:
-                raise BuildError(f"anyone may replace {path}, since {place} can be written by all: set XDG_CACHE_HOME "
-                                 "to a folder of your own")
+        return cache.folder()
     except OSError as error:
-        raise BuildError(f"cannot use {path} for what is built: {error.strerror}") from error
-    return path
+        raise BuildError(error.strerror) from error
 
 
 def build(
@@ -160,46 +130,53 @@ def build(
     flags           further flags; -O2 is always given first
     optional_flags  flags used only where the compiler takes them, for example -march=native
     libs            linker flags that follow the sources, for example -lpthread
-    cache_dir       where results are kept, instead of default_cache_dir(); only we may be able to write there
+    cache_dir       where results are kept, instead of the cache's folders (cache.py); nobody else may write there
     limits          what the compiler may take, for sources that are not ours; LimitError where it takes more
     Raises BuildError.
     """
-    cache = _private(cache_dir) if cache_dir else default_cache_dir()
+    cache = Cache(only=cache_dir)
     with _full_disk_named(cache):
-        cc = compiler or find_compiler(cache)
         include = [*include, HERE]
-        accepted = [flag for flag in optional_flags if _takes_flag(cc, flag, cache)]
-        all_flags = ["-O2", "-std=gnu11", *flags, *accepted]
+        all_flags = ["-O2", "-std=gnu11", *flags]
         all_flags += {"shared": ["-shared", "-fPIC"], "exe": [], "object": ["-c", "-fPIC"]}[kind]
-
-        key = _key(cc, all_flags, sources, include, libs)
-        result = cache / f"{name}-{key}{_SUFFIX[kind]}"
-        if result.exists():
-            return result
-        with lock(cache / f"{name}-{key}.lock"):
-            if not result.exists():
-                _compile(cc, all_flags, sources, include, libs, result, cache, limits)
-        return result
+        content = f"{name}-{_key(all_flags, optional_flags, sources, include, libs)}"
+        try:
+            cc = compiler or find_compiler(cache)
+        except BuildError:
+            # any compiler's, where this machine has none: an image may bring what was built elsewhere
+            pattern = re.compile(re.escape(content) + "-[0-9a-f]{16}" + re.escape(_SUFFIX[kind]))
+            if optional_flags or _is_native(flags) or (known := cache.find(pattern)) is None:
+                raise
+            return known
+        accepted = [flag for flag in optional_flags if _takes_flag(cc, flag, cache)]
+        result = f"{content}-{_made_by(cc, [*flags, *accepted])}{_SUFFIX[kind]}"
+        if (known := cache.find(result)) is not None:
+            return known
+        folder = _writable(cache)
+        with lock(folder / f"{result}.lock"):
+            if (known := cache.find(result)) is None:
+                _compile(cc, [*all_flags, *accepted], sources, include, libs, folder / result, folder, limits)
+        return known or folder / result
 
 
 @contextlib.contextmanager
-def _full_disk_named(cache: Path) -> Iterator[None]:
+def _full_disk_named(cache: Cache) -> Iterator[None]:
     """Turn errors of the file system into BuildError; what the cache has is still used without writing to it."""
     try:
         yield
     except OSError as error:
-        raise BuildError(f"cannot write to the cache of compiled programs, {cache}: {error.strerror or error}. Make "
-                         "room there, or set XDG_CACHE_HOME to another folder") from error
+        raise BuildError(f"cannot write to the cache of compiled programs, {cache.places()[0]}: "
+                         f"{error.strerror or error}. Make room there, or set XDG_CACHE_HOME to another folder"
+                         ) from error
 
 
-def find_compiler(cache_dir: Path | None = None) -> Compiler:
+def find_compiler(cache: Cache | None = None) -> Compiler:
     """The compiler that `build` uses. Raises BuildError where there is none, with what was tried."""
-    cache = cache_dir or default_cache_dir()
-    return _find_compiler(os.environ.get("SOFTSWITCH_CC", ""), os.environ.get("PATH", ""), cache)
+    return _find_compiler(os.environ.get("SOFTSWITCH_CC", ""), os.environ.get("PATH", ""), cache or Cache())
 
 
 @functools.lru_cache(maxsize=16)
-def _find_compiler(wanted: str, _path: str, cache: Path) -> Compiler:
+def _find_compiler(wanted: str, _path: str, cache: Cache) -> Compiler:
     if wanted:
         command = shlex.split(wanted)
         if shutil.which(command[0]) is None:
@@ -241,30 +218,30 @@ def _identity(command: Sequence[str]) -> str:
     return "|".join(parts)
 
 
-def _probe(cc: Compiler, flags: Sequence[str], cache: Path) -> str:
+def _probe(cc: Compiler, flags: Sequence[str], cache: Cache) -> str:
     """Compiles a tiny file with `flags`; returns what went wrong, or "". The answer is kept in the cache."""
     key = hashlib.sha256("\0".join([cc.identity, *flags, cpu() if flags else ""]).encode()).hexdigest()[:24]
-    known = cache / f"probe-{key}"
-    if known.exists():
-        return known.read_text()
-    with tempfile.TemporaryDirectory(dir=cache) as scratch:
+    if cache.find(f"probe-{key}") is not None:
+        return ""
+    folder = _writable(cache)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
         source = Path(scratch) / "probe.c"
         source.write_text(_PROBE)
         output = str(Path(scratch) / "probe.so")
         command = [*cc.command, "-O2", *flags, "-shared", "-fPIC", str(source), "-o", output]
         try:
-            done = _run(command, cc.environment(cache))
+            done = _run(command, cc.environment(folder))
         except (OSError, subprocess.TimeoutExpired) as error:
             return str(error)  # not kept: may be better next time
     complaint = "" if done.returncode == 0 else (done.stderr or f"exit status {done.returncode}")
     if not complaint:  # only success is kept, so that installing a missing header helps at once
         with contextlib.suppress(OSError):  # a full disk: it is tried again next time
-            files.replace(known, "")
+            files.replace(folder / f"probe-{key}", "", mode=0o644)
     return complaint
 
 
 @functools.lru_cache(maxsize=64)
-def _takes_flag(cc: Compiler, flag: str, cache: Path) -> bool:
+def _takes_flag(cc: Compiler, flag: str, cache: Cache) -> bool:
     return not _probe(cc, (flag,), cache)
 
 
@@ -279,10 +256,22 @@ def cpu() -> str:
     return platform.machine() + ("".join(lines) or platform.processor())
 
 
+def _is_native(flags: Sequence[str]) -> bool:
+    return any(flag in ("-march=native", "-mcpu=native", "-mtune=native") for flag in flags)
+
+
+def _made_by(cc: Compiler, flags: Sequence[str]) -> str:
+    """Changes with the compiler, with those of its flags that it was asked for, and with the processor they mean."""
+    parts = [cc.identity, *flags, cpu() if _is_native(flags) else ""]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
 def _key(
-    cc: Compiler, flags: Sequence[str], sources: Sequence[Source], include: Sequence[Path], libs: Sequence[str]
+    flags: Sequence[str], optional_flags: Sequence[str], sources: Sequence[Source], include: Sequence[Path],
+    libs: Sequence[str],
 ) -> str:
-    """Changes with whatever enters the result: compiler, its environment, flags, and what sources and headers contain.
+    """Changes with whatever enters the result but for the compiler: its environment, flags, and what sources and
+    headers contain.
 
     Where the files lie does not matter, so that clones and installations of one version share what is built; debug
     information then names the files of the one that built it.
@@ -294,12 +283,10 @@ def _key(
             data = part.encode()
             digest.update(len(data).to_bytes(8, "little") + data)
 
-    add(cc.identity, *flags, "--", *libs)
+    add(platform.machine(), *flags, "--", *optional_flags, "--", *libs)
     for variable in SEARCHED:
         if value := os.environ.get(variable):
             add(variable, value)
-    if any(flag in ("-march=native", "-mcpu=native", "-mtune=native") for flag in flags):
-        add(cpu())
     for source in sources:
         if isinstance(source, str):
             add("", source)
@@ -310,7 +297,7 @@ def _key(
     for directory in dict.fromkeys([*include, *beside]):
         for header in sorted(directory.glob("*.h")):
             add(header.name, _read(header))
-    return digest.hexdigest()[:32]
+    return digest.hexdigest()[:24]
 
 
 def _compile(
@@ -327,7 +314,7 @@ def _compile(
         files = []
         for number, source in enumerate(sources):
             if isinstance(source, str):
-                file = Path(scratch) / f"{result.stem.rpartition('-')[0]}-{number}.c"
+                file = Path(scratch) / f"{result.name.rsplit('-', 2)[0]}-{number}.c"
                 file.write_text(source)
                 files.append(str(file))
             else:
@@ -355,6 +342,7 @@ def _compile(
                 f"{done.stderr}{done.stdout}"
             )
         with open(output, "rb") as built:  # or a power failure could leave a name without its content
+            os.fchmod(built.fileno(), 0o644 if result.suffix == ".o" else 0o755)  # whatever the umask: nobody else's
             os.fsync(built.fileno())
         os.replace(output, result)
 

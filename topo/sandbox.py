@@ -26,6 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
+from cbuild.cache import ANOTHER, Cache
 from netfold.topo.rundir import clear_abandoned, locked_folder
 
 INSIDE: Final = "NETFOLD_SANDBOX"
@@ -121,6 +122,7 @@ def launch(work: Callable[[], NoReturn]) -> int:
     """
     # the terminal sends Ctrl-C to the command as well; init and the launcher must outlive it to clean up
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    exposed = Cache().unsafe()  # seen from inside, other users are like root
     try:
         _unshare()
     except SandboxError as error:
@@ -134,6 +136,10 @@ def launch(work: Callable[[], NoReturn]) -> int:
             print(f"cannot make the sandbox's folder: {error}", file=sys.stderr)
             return 1
         os.environ[RUNDIR] = str(folder)
+        if exposed is not None:
+            os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+            print(f"what is compiled is kept in {folder / 'cache'} while this runs: {exposed}: {ANOTHER}",
+                  file=sys.stderr)
         launcher = os.getpid()
         child = os.fork()
         if child == 0:

@@ -7,9 +7,9 @@ run (bmv2_program.py), which is cached by content.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
-import os
 import shutil
 import subprocess
 import tempfile
@@ -22,6 +22,8 @@ from typing import Final
 from finsy.proto import p4i
 from google.protobuf import text_format
 
+from cbuild import files
+from cbuild.cache import Cache
 from netfold.controller.switch import bmv2_program
 from netfold.fabric.graph import Engine, Fabric
 from netfold.wire.roce import PATH_MTU
@@ -41,8 +43,7 @@ P4C_TIMEOUT: Final = 120.0
 class PipelineError(Exception):
     """The program cannot be compiled; the message names program and compiler and has the compiler's output.
 
-    Remedy: mend the P4 program where the message points to it, install p4c for the engine bmv2 or take softswitch, or
-    set XDG_CACHE_HOME to a folder that can be written.
+    Remedy: mend the P4 program where the message points to it, or install p4c for the engine bmv2 or take softswitch.
     """
 
 
@@ -96,17 +97,17 @@ def _bmv2(source: Path, defines: Defines) -> Pipeline:
                             "softswitch, which needs no compiler of its own")
     flags = [f"-D{name}={value}" for name, value in {**defines, **BMV2_DEFINES}.items()]
     key = _digest([*sorted(source.parent.glob("*.p4")), *sorted(Path(__file__).parent.glob("bmv2_*.py"))], flags)
-    cache = _cache_dir()
-    json, p4info = cache / f"{source.stem}-{key}.json", cache / f"{source.stem}-{key}.p4info.txtpb"
-    if json.exists() and p4info.exists():
+    cache, name = Cache("netfold"), f"{source.stem}-{key}"
+    json, p4info = cache.find(f"{name}.json"), cache.find(f"{name}.p4info.txtpb")
+    if json is not None and p4info is not None:
         return Pipeline(text_format.Parse(p4info.read_text(), p4i.P4Info()), json.read_bytes())
-    return _p4c(source, flags, json, p4info)
+    return _p4c(source, flags, cache, name)
 
 
-def _p4c(source: Path, flags: Sequence[str], json: Path, p4info: Path) -> Pipeline:
-    """Compile into a temporary folder and move the files into place, so that no reader sees half a file.  What cannot
-    be made cheaper to run is not kept, so that the log says so each time."""
-    with tempfile.TemporaryDirectory(dir=json.parent) as scratch:
+def _p4c(source: Path, flags: Sequence[str], cache: Cache, name: str) -> Pipeline:
+    """Compile into a temporary folder, and keep what was made where there is a cache.  What cannot be made cheaper to
+    run is not kept, so that the log says so each time."""
+    with tempfile.TemporaryDirectory() as scratch:
         made_json, made_info = Path(scratch, "program.json"), Path(scratch, "program.p4info.txtpb")
         command = [P4C, *flags, str(source), "-o", str(made_json), "--p4runtime-files", str(made_info)]
         try:
@@ -119,9 +120,10 @@ def _p4c(source: Path, flags: Sequence[str], json: Path, p4info: Path) -> Pipeli
         light = lightened(source, made_json.read_text())
         if light is None:
             return Pipeline(info, made_json.read_bytes())
-        made_json.write_text(light)
-        made_info.replace(p4info)
-        made_json.replace(json)
+        with contextlib.suppress(OSError):  # without a writable cache it is only compiled again
+            folder = cache.folder(lasting=True)
+            files.replace(folder / f"{name}.p4info.txtpb", made_info.read_bytes(), mode=0o644)
+            files.replace(folder / f"{name}.json", light, mode=0o644)
         return Pipeline(info, light.encode())
 
 
@@ -131,15 +133,6 @@ def _digest(sources: Iterable[Path], flags: Sequence[str]) -> str:
     for path in sources:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _cache_dir() -> Path:
-    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "netfold"
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PipelineError(f"cannot make the cache directory {path}: {error}; set XDG_CACHE_HOME") from error
-    return path
 
 
 _BUILDERS: Final[dict[Engine, Callable[[Path, Defines], Pipeline]]] = {"softswitch": _softswitch, "bmv2": _bmv2}

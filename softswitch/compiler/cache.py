@@ -14,7 +14,8 @@ from pathlib import Path
 from finsy.proto import p4i
 from google.protobuf.message import DecodeError
 
-from cbuild import cc, files
+from cbuild import files
+from cbuild.cache import Cache
 
 
 @functools.cache
@@ -25,19 +26,22 @@ def _compiler_digest() -> bytes:
     return digest.digest()
 
 
-def _path(preprocessed: str, name: str, trace: bool) -> Path:
+def _name(preprocessed: str, name: str, trace: bool) -> str:
     kind = b"\0trace\0" if trace else b"\0"
     key = hashlib.sha256(_compiler_digest() + name.encode() + kind + preprocessed.encode()).hexdigest()[:32]
-    return cc.default_cache_dir() / f"program-{key}"
+    return f"program-{key}"
 
 
 def load(preprocessed: str, name: str, *, trace: bool = False) -> tuple[str, p4i.P4Info, str, str] | None:
     """The C source, P4Info, JSON sections and description (trace_sites.py) of a program that was compiled before, or
     None."""
     try:
-        c_source, sections, description, p4info = unpack(_path(preprocessed, name, trace).read_bytes())
+        known = Cache().find(_name(preprocessed, name, trace))
+        if known is None:
+            return None
+        c_source, sections, description, p4info = unpack(known.read_bytes())
         return c_source.decode(), p4i.P4Info.FromString(p4info), sections.decode(), description.decode()
-    except (OSError, cc.BuildError, ValueError, DecodeError):
+    except (OSError, ValueError, DecodeError):
         return None
 
 
@@ -47,8 +51,8 @@ def store(
     """Stores a result, atomically, so that several processes may store it."""
     data = pack(c_source.encode(), sections.encode(), description.encode(), info.SerializeToString(deterministic=True))
     try:
-        files.replace(_path(preprocessed, name, bool(description)), data)
-    except (OSError, cc.BuildError):
+        files.replace(Cache().folder(lasting=True) / _name(preprocessed, name, bool(description)), data, mode=0o644)
+    except OSError:
         return
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from cbuild import cc
+from cbuild.cache import Cache
 
 RUNTIME = Path(__file__).resolve().parent.parent / "runtime"
 
@@ -85,12 +86,12 @@ def build(
     """Builds a compiled program (or its C text, or C file) with the runtime: an executable, or the library that
     LocalEngine loads. `flags` hold for the runtime too; `limits` for the program alone. Raises cc.BuildError."""
     source = program if isinstance(program, str | Path) else program.c_source
-    cache = cache_dir or cc.default_cache_dir()
-    runtime = begin(kind, flags=flags, cache_dir=cache)
+    runtime = begin(kind, flags=flags, cache_dir=cache_dir)
     # With -O3 and the machine's own vector instructions, a fold is a third faster than with -O2.
-    own = _compile([source], name, ["-O3", *flags], cache, limits)
+    own = _compile([source], name, ["-O3", *flags], cache_dir, limits)
     return cc.build(
-        [own, *(part.result() for part in runtime)], kind=kind, name=name, flags=flags, cache_dir=cache, limits=limits
+        [own, *(part.result() for part in runtime)], kind=kind, name=name, flags=flags, cache_dir=cache_dir,
+        limits=limits,
     )
 
 
@@ -98,20 +99,20 @@ def begin(
     kind: Literal["shared", "exe"], *, flags: Sequence[str] = (), cache_dir: Path | None = None
 ) -> list[Future[Path]]:
     """Starts to compile what the cache lacks of the runtime's objects, in threads; `build` then waits for them."""
-    cache = cache_dir or cc.default_cache_dir()
+    cache = Cache(only=cache_dir)
     return [_unit(unit, tuple(flags), cache) for unit in UNITS[kind]]
 
 
 _begun: dict[tuple[TranslationUnit, tuple[str, ...], Path], Future[Path]] = {}
 
 
-def _unit(unit: TranslationUnit, flags: tuple[str, ...], cache: Path) -> Future[Path]:
+def _unit(unit: TranslationUnit, flags: tuple[str, ...], cache: Cache) -> Future[Path]:
     """The object of a unit, which this process makes or looks for once; again where that failed or it has gone."""
-    key = unit, flags, cache
+    key = unit, flags, cache.places()[0]
     known = _begun.get(key)
     if known is None or (known.done() and (known.exception() is not None or not known.result().exists())):
         files = [RUNTIME / file for file in unit.files]
-        known = _begun[key] = _pool().submit(_compile, files, f"runtime-{unit.name}", [unit.level, *flags], cache)
+        known = _begun[key] = _pool().submit(_compile, files, f"runtime-{unit.name}", [unit.level, *flags], cache.only)
     return known
 
 
@@ -121,7 +122,7 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def _compile(
-    sources: Sequence[cc.Source], name: str, flags: Sequence[str], cache: Path, limits: cc.Limits | None = None
+    sources: Sequence[cc.Source], name: str, flags: Sequence[str], cache: Path | None, limits: cc.Limits | None = None
 ) -> Path:
     return cc.build(
         sources, kind="object", name=name, include=[RUNTIME], flags=[*_FLAGS, *flags],

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from finsy.proto import p4i, p4r
 
 from cbuild import cc, files
+from cbuild.cache import Cache
 from softswitch.compiler.cache import pack, unpack
 from softswitch.compiler.device_config import UnreadableConfigError, is_json, unwrapped
 from softswitch.engine import linking
@@ -62,6 +63,7 @@ class Compiler:
         self._flags = (*flags, linking.TRACE) if trace else tuple(flags)
         self._trace = trace
         self._cache_dir = cache_dir
+        self._cache = Cache(only=cache_dir)
 
     def __call__(self, device_config: bytes) -> Built:
         try:
@@ -70,27 +72,23 @@ class Compiler:
             raise InvalidArgument(f"p4_device_config: {error}") from None
         if not data.strip():
             raise InvalidArgument("p4_device_config is empty: expected P4 source text, or JSON with it")
-        known = self._place(data)
-        built = _recall(known)
+        name = f"program-{self._key(data)}"
+        built = _recall(self._cache, name)
         if built is None:
-            with _alone(known):
-                built = _recall(known)
+            with _alone(self._cache, name):
+                built = _recall(self._cache, name)
                 if built is None:
                     built = self._compile(data)
-                    _remember(known, built)
+                    _remember(self._cache, name, built)
         return built
 
     def keep(self, config: bytes, program: Program) -> None:
         """Builds what the front end has made of a configuration, so that the switch which is given it starts at once.
         Raises EngineError."""
-        known = self._place(config)
-        if _recall(known) is None and bool(program.trace) == self._trace:
+        name = f"program-{self._key(config)}"
+        if _recall(self._cache, name) is None and bool(program.trace) == self._trace:
             executable = build_executable(program.c_source, flags=self._flags, cache_dir=self._cache_dir)
-            _remember(known, Built(executable, program.p4info, program.bmv2_json, program.trace))
-
-    def _place(self, config: bytes) -> Path:
-        """The cache's file of a configuration."""
-        return (self._cache_dir or cc.default_cache_dir()) / f"program-{self._key(config)}"
+            _remember(self._cache, name, Built(executable, program.p4info, program.bmv2_json, program.trace))
 
     def file(
         self, path: Path, *, include: Sequence[Path] = (), defines: Mapping[str, str] | None = None
@@ -155,28 +153,31 @@ def build_executable(c_source: str | Path, *, flags: Sequence[str] = (), cache_d
 
 
 @contextlib.contextmanager
-def _alone(known: Path) -> Iterator[None]:
+def _alone(cache: Cache, name: str) -> Iterator[None]:
     """While one switch compiles a program, others that were given the same one wait, and find it in the cache: those of
     a fabric start together.  Where the cache cannot be locked, or whoever has locked it stands still, each compiles."""
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError, cc.BuildError):
-            held.enter_context(cc.lock(known.with_suffix(".lock"), OTHERS_SECONDS))
+            held.enter_context(cc.lock(cache.folder() / f"{name}.lock", OTHERS_SECONDS))
         yield
 
 
-def _recall(known: Path) -> Built | None:
+def _recall(cache: Cache, name: str) -> Built | None:
     try:
-        path, p4info, json, trace = unpack(known.read_bytes())
-        executable = Path(path.decode())
-        if not executable.is_file():
+        known = cache.find(name)
+        if known is None:
+            return None
+        file, p4info, json, trace = unpack(known.read_bytes())
+        executable = cache.find(file.decode())
+        if executable is None:
             return None
         return Built(executable, p4i.P4Info.FromString(p4info), json.decode(), trace.decode())
-    except Exception:  # missing, or written by a process that was killed: compile again
+    except Exception:  # written by a process that was killed: compile again
         return None
 
 
-def _remember(known: Path, built: Built) -> None:
+def _remember(cache: Cache, name: str, built: Built) -> None:
     with contextlib.suppress(OSError):  # without a writable cache, builds only take longer
-        parts = (str(built.executable).encode(), built.p4info.SerializeToString(), built.json.encode(),
+        parts = (built.executable.name.encode(), built.p4info.SerializeToString(), built.json.encode(),
                  built.trace.encode())
-        files.replace(known, pack(*parts))
+        files.replace(cache.folder() / name, pack(*parts), mode=0o644)

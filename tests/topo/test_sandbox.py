@@ -157,3 +157,14 @@ def test_a_refusal_says_what_this_user_can_do(uid: int, advice: str, monkeypatch
     monkeypatch.setattr("os.getuid", lambda: uid)
     with pytest.raises(sandbox.SandboxError, match=advice):
         sandbox._unshare()
+
+
+@pytest.mark.needs("root")
+def test_a_cache_that_another_user_could_exchange_is_not_used_inside(tmp_path: Path) -> None:
+    """Inside, an ordinary user cannot tell other users from root: the sandbox's own folder takes the cache's place."""
+    os.chown(tmp_path, 65534, 65534)
+    done = sandbox.run(["sh", "-c", 'echo "$XDG_CACHE_HOME" "$NETFOLD_RUNDIR"'], timeout=BOUND,
+                       env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)})
+    place, rundir = done.stdout.split()
+    assert place == f"{rundir}/cache"
+    assert f"{tmp_path} belongs to user 65534, who may exchange it" in done.stderr

@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from cbuild import folders
+from cbuild.cache import Cache
 from netfold.topo.failures import FabricFailed
 from netfold.topo.rxe import kernel_image
 
@@ -66,9 +68,14 @@ class Kernel:
 
 
 def cache() -> Path:
-    """The folder of the cache: $XDG_CACHE_HOME/netfold/debs, or ~/.cache/netfold/debs."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "netfold" / "debs"
+    """The folder of the cache: debs in that of NetFold, such as ~/.cache/netfold (cbuild/cache.py), where nobody else
+    can exchange what guests boot and run.  Raises PackagesMissing."""
+    try:
+        place = Cache("netfold").folder(lasting=True) / "debs"
+        os.close(folders.opened(place, make=0o755))
+    except OSError as error:
+        raise PackagesMissing(f"{error.strerror}") from error
+    return place
 
 
 def lacking() -> str | None:
@@ -158,7 +165,6 @@ def unpacked(package: str, wanted: str) -> Path:
 @contextlib.contextmanager
 def _building(place: Path) -> Iterator[Path | None]:
     """Give a folder that becomes ``place`` at the end of the block, or None where that exists; one process at once."""
-    cache().mkdir(mode=0o700, parents=True, exist_ok=True)
     if place.exists():
         yield None
         return

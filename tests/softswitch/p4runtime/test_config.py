@@ -260,9 +260,9 @@ def test_a_hostile_program_leaves_the_running_one_as_it_is(
 def test_a_program_is_built_again_for_another_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Machines that share a home share the cache, and -march=native makes code that others cannot run."""
     compiler = Compiler()
-    here = compiler._place(b"program")
+    here = compiler._key(b"program")
     monkeypatch.setattr(cc, "cpu", lambda: "another")
-    assert compiler._place(b"program") != here
+    assert compiler._key(b"program") != here
 
 
 def test_of_switches_that_start_together_one_compiles_a_program(

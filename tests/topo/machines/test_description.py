@@ -18,7 +18,7 @@ from netfold.fabric.machine_list import ListedMachine
 from netfold.topo.failures import FabricFailed
 from netfold.topo.machines.agent import check, far_sockets, sockets_of
 from netfold.topo.machines.description import Description, describe, link_mtu, needed_mtu
-from netfold.topo.machines.fleet import launcher_of
+from netfold.topo.machines.fleet import SEATS, Seat, launcher_of, seats_beside
 from netfold.topo.rxe.frames import Kind, Splitter, pack
 from netfold.wire.roce import LINK_MTUS
 
@@ -105,3 +105,12 @@ def test_the_command_writes_what_each_machine_runs(tmp_path: Path) -> None:
                                                                       ListedMachine("b", "10.1.0.2")])
     result = CliRunner().invoke(app, ["fabric", "leafspine,2,2,4", "--machines", str(listed), "--underlay-mtu", "1500"])
     assert (result.exit_code, "--path-mtu 1024" in result.output) == (2, True)
+
+
+def test_seats_are_believed_in_a_folder_of_this_user_alone(tmp_path: Path) -> None:
+    """Whoever can put a file beside the fabric's would get the ranks' commands and environment."""
+    seats = {"h1": Seat("/tmp/line", 1, "/tmp")}
+    (tmp_path / SEATS).write_bytes(msgspec.json.encode(seats))
+    assert seats_beside(tmp_path / "fabric.toml") == seats
+    tmp_path.chmod(0o1777)
+    assert seats_beside(tmp_path / "fabric.toml") is None
