@@ -105,7 +105,7 @@ class Cache:
         except OSError as error:
             raise PermissionError(errno.EPERM, f"no folder for what is built, {'; '.join(reasons)}; not in "
                                   f"{tempfile.gettempdir()}: {error.strerror}: {ANOTHER}") from error
-        _say(f"what is built is kept in {own} for this process alone, and built again by the next one, "
+        _say(f"what is built is kept in {os.readlink(own)} for this process alone, and built again by the next one, "
              f"{'; '.join(reasons)}: {ANOTHER}")
         return own
 

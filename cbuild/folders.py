@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens folders that no other user can exchange: what lies in them is loaded, run, or believed.
+"""Opens folders that no other user can exchange, since what lies in them is loaded, run, or believed; and those in
+which files are written, through no other user's links.
 
 A path is walked from the root by descriptors, without following links blindly.  Every folder and every link on the way
 must belong to root or to this user, and others may write to none of them, except where the sticky bit keeps them from
@@ -14,6 +15,7 @@ import errno
 import functools
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 MOST_LINKS = 40
@@ -29,33 +31,61 @@ def opened(path: Path, *, make: int | None = None) -> int:
     Returns a descriptor for listing and for `dir_fd`, which the caller closes.  Raises OSError, which is a
     PermissionError that says why where others could put something else there.
     """
+    at, _ = _walk(path, _check, make=make)
+    try:
+        if os.fstat(at).st_mode & 0o022:
+            raise PermissionError(errno.EPERM, "others may write to it", str(path))
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=at)
+    finally:
+        os.close(at)
+
+
+def beside(path: Path) -> tuple[int, str]:
+    """Open the folder that a file is in, or is to be made in, through no link of another user's.
+
+    Returns a descriptor for `dir_fd`, which the caller closes, and the file's name there: not that of a link, but for
+    one to a descriptor of a process (/dev/stdout).  Raises OSError.
+    """
+    return _walk(path, lambda folder, known: None, file=True)
+
+
+def _walk(
+    path: Path, check: Callable[[int, str], None], *, make: int | None = None, file: bool = False
+) -> tuple[int, str]:
+    """Open the last folder of a path, or with ``file`` the one that the path's last name is in, and that name.  Each
+    folder is opened in the one before it, and ``check`` is called with its descriptor and its path."""
     at = os.open("/", _STEP | os.O_DIRECTORY)
     try:
-        way = path.absolute().parts[:0:-1]  # a stack: the next name is its last
-        stack, links, known = list(way), 0, "/"
-        _check(at, known)
+        stack, links, known = list(path.absolute().parts[:0:-1]), 0, "/"  # the next name is the stack's last
+        check(at, known)
         while stack:
             name = stack.pop()
-            child = _child(at, name, make)
+            last = file and not stack
+            try:
+                child = _child(at, name, make)
+            except FileNotFoundError:
+                if last:
+                    return os.dup(at), name
+                raise
             try:
                 status = os.fstat(child)
-                if stat.S_ISLNK(status.st_mode):
+                if stat.S_ISLNK(status.st_mode) and not (last and status.st_dev == _proc()):
                     links += 1
                     if links > MOST_LINKS:
                         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
                     _owned(status, f"the link {os.path.join(known, name)}")
-                    target = os.readlink("", dir_fd=child)
-                    stack += reversed(Path(target).parts)
+                    stack += reversed(Path(os.readlink("", dir_fd=child)).parts)
                     continue
+                if last:
+                    return os.dup(at), name
+                if not stat.S_ISDIR(status.st_mode):
+                    raise NotADirectoryError(errno.ENOTDIR, f"{name} is no folder", str(path))
                 at, child = child, at
                 known = os.path.normpath(os.path.join(known, name))
-                _check(at, known)
+                check(at, known)
             finally:
                 os.close(child)
-        status = os.fstat(at)
-        if status.st_mode & 0o022:
-            raise PermissionError(errno.EPERM, "others may write to it", str(path))
-        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=at)
+        return os.dup(at), "."
     finally:
         os.close(at)
 
@@ -83,22 +113,17 @@ def trusted(status: os.stat_result) -> bool:
 
 
 def _child(at: int, name: str, make: int | None) -> int:
-    """Open a name in a folder: a folder, or a link.  Raises OSError."""
+    """Open a name in a folder, which is made where it is missing.  Raises OSError."""
     if name == "/":
         return os.open("/", _STEP)
     try:
-        child = os.open(name, _STEP, dir_fd=at)
+        return os.open(name, _STEP, dir_fd=at)
     except FileNotFoundError:
         if make is None:
             raise
         with contextlib.suppress(FileExistsError):  # another process was faster
             os.mkdir(name, make, dir_fd=at)
-        child = os.open(name, _STEP, dir_fd=at)
-    mode = os.fstat(child).st_mode
-    if not stat.S_ISDIR(mode) and not stat.S_ISLNK(mode):
-        os.close(child)
-        raise NotADirectoryError(errno.ENOTDIR, f"{name} is no folder", name)
-    return child
+        return os.open(name, _STEP, dir_fd=at)
 
 
 def _check(folder: int, known: str) -> None:
@@ -129,6 +154,12 @@ def _group_is_ours(group: int) -> bool:
         return grp.getgrgid(group).gr_name == pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return False
+
+
+@functools.cache
+def _proc() -> int:
+    """The device of /proc, whose links to descriptors lead to what has no path."""
+    return os.stat("/proc/self").st_dev
 
 
 @functools.cache

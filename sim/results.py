@@ -36,7 +36,7 @@ class Journal:
         self._path = folder / ROWS
         self._rto = rto
         self.rows = _read(self._path, rto) if resume else {}
-        self._file = self._path.open("ab" if resume else "wb", buffering=0)
+        self._file = (files.append(self._path) if resume else files.create(self._path)).detach()
         self._size = _whole_lines(self._path)
         self._file.truncate(self._size)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from cbuild import files
 from netfold.topo import packet_sockets, segments
 from netfold.topo.pcapng import MAX_OPTION, PcapngWriter
 from netfold.wire.faults import TapLink
@@ -74,7 +75,7 @@ class FileRing:
         """Begin the next file.  Raises OSError."""
         self._number += 1
         path = self._path.with_name(f"{self._path.stem}-{self._number:04}{self._path.suffix or '.pcapng'}")
-        file = path.open("wb")
+        file = files.create(path)
         self.files.append(path)
         while len(self.files) > RING_FILES:
             self.files.pop(0).unlink(missing_ok=True)

@@ -20,7 +20,7 @@ from typing import Final, Self
 import msgspec
 
 from cbuild import files, folders
-from netfold.topo import rundir, sandbox
+from netfold.topo import sandbox
 
 NAMESPACES: Final = ("net", "mnt")
 """What a host has of its own."""
@@ -80,8 +80,7 @@ class HostProcess:
 
 def folder() -> Path:
     """The folder of the records: in the sandbox's, or in that of what Mininet's own command starts.  Raises OSError."""
-    place = sandbox.rundir() if sandbox.inside() else rundir.socket_folder()
-    return place / "hosts"
+    return sandbox.private_folder() / "hosts"
 
 
 def record(name: str, pid: int) -> None:

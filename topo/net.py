@@ -27,6 +27,7 @@ from typing import Any, Final
 import msgspec
 from mininet.net import Mininet
 
+from cbuild import files
 from netfold.controller import client
 from netfold.fabric import file as fabric_file
 from netfold.fabric.graph import Fabric, Host, Link
@@ -145,7 +146,7 @@ class Network(Lifecycle):
                    f"{SWITCHES_SECONDS:g}"]
         log = self.logs / "controller.log"
         self._jobs = self.fabric.jobs
-        with log.open("ab") as output:
+        with files.append(log) as output:
             self._controller = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
                 pass_fds=listeners.numbers(self.fabric),
@@ -187,7 +188,7 @@ class Network(Lifecycle):
     def start_standby(self) -> None:
         """Start `netfold up --standby` and wait until it watches the switches."""
         log = self.logs / "standby.log"
-        with log.open("ab") as output:
+        with files.append(log) as output:
             self._standby = subprocess.Popen(
                 [sys.executable, "-m", "netfold.cli", "up", str(self.file), "--verbose", "--standby"],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
@@ -313,7 +314,7 @@ class Network(Lifecycle):
         for rank, (host, enter) in enumerate(zip(hosts, enters, strict=True)):
             ours = {**(each[rank] if each else {}), **environment(self.fabric, hosts, rank, job=job)}
             log = self.logs / f"{job}-rank{rank}.log"
-            with log.open("wb") as errors:
+            with files.create(log) as errors:
                 ranks.add(start(command, enter, {**(env or {}), **ours}, errors), host.name, log)
         return ranks
 

@@ -27,7 +27,7 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from cbuild.cache import ANOTHER, Cache
-from netfold.topo.rundir import clear_abandoned, locked_folder
+from netfold.topo.rundir import clear_abandoned, locked_folder, socket_folder
 
 INSIDE: Final = "NETFOLD_SANDBOX"
 """Environment variable with the sandbox's network namespace, by which its processes know that they are inside."""
@@ -69,6 +69,12 @@ def inside() -> bool:
 def rundir() -> Path:
     """The sandbox's folder for sockets; its path is short, since a unix socket's address has at most 107 bytes."""
     return Path(os.environ[RUNDIR])
+
+
+def private_folder() -> Path:
+    """A folder for sockets, logs and records of this user alone: the sandbox's, or outside of one that of what
+    Mininet's own command starts.  Raises PermissionError."""
+    return rundir() if inside() else socket_folder()
 
 
 def command(argv: Sequence[str], *, with_parent: bool = False) -> list[str]:

@@ -15,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ import grpc
 from grpc import ChannelCredentials
 from mininet.node import Switch
 
+from cbuild import files
 from netfold.fabric.graph import CPU_PORT, Engine
 from netfold.rpc.certificates import Certificates, is_local
 from netfold.topo import sandbox
@@ -49,7 +49,7 @@ class P4Switch(ABC, Switch):  # type: ignore[misc]
     cpu_port   port of packet-in and packet-out
     tls        what its P4Runtime server shows and whom it trusts, at ``host:port``; None: plain
     trust      credentials with which its P4Runtime server is asked whether it is ready, where it speaks TLS
-    log        file for its output; default: NAME.log in the temporary folder
+    log        file for its output; default: NAME.log in a folder of this user's (sandbox.private_folder)
     pcap       folder for a capture of each port, or None
     """
 
@@ -78,7 +78,7 @@ class P4Switch(ABC, Switch):  # type: ignore[misc]
         self.cpu_port = cpu_port
         self.tls = tls
         self.trust = trust
-        self.log = Path(log) if log is not None else Path(tempfile.gettempdir()) / f"{name}.log"
+        self.log = Path(log) if log is not None else sandbox.private_folder() / f"{name}.log"
         self.pcap = None if pcap is None else Path(pcap)
         self.child: SwitchChild | None = None
         self._started = 0.0
@@ -104,7 +104,7 @@ class P4Switch(ABC, Switch):  # type: ignore[misc]
         """Start the process; `batchStartup` waits for all switches."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._started = time.monotonic()
-        with self.log.open("wb") as log:
+        with files.create(self.log) as log:
             self.child = self.spawn(self.command(), log)
 
     def spawn(self, command: list[str], log: IO[bytes]) -> SwitchChild:
@@ -238,8 +238,7 @@ class Bmv2Switch(P4Switch):
         """`simple_switch_grpc --no-p4 ... -- ...`: target options come after the dashes."""
         ports = [f"{port}@{name}" for port, name in self.interfaces()]
         # its default is a path that depends on nothing but the device id: two fabrics would meet there
-        folder = sandbox.rundir() if sandbox.inside() else Path(tempfile.gettempdir())
-        events = folder / f"bmv2-{os.getpid()}-{self.name}.ipc"
+        events = sandbox.private_folder() / f"bmv2-{os.getpid()}-{self.name}.ipc"
         program = find_program("simple_switch_grpc", self.missing)
         return [
             program, "--no-p4",

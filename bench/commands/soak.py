@@ -198,8 +198,7 @@ def _fabric(spec: SoakSpec, rng: random.Random, seed: int, folder: Path, faults:
                        seed=seed, **faults)
     files_of_tokens = {scope: folder / f"{scope}.token" for scope in ("operator", "job", "viewer", "stranger")}
     for path in files_of_tokens.values():
-        path.touch(0o600)
-        path.write_text(secrets.token_hex(32))
+        files.replace(path, secrets.token_hex(32), mode=0o600)
     return msgspec.structs.replace(
         fabric, steady=rng.choice([0.3, 2.0]), state=str(folder / "disk" / "fabric.state"),
         fabric_key_file=str(folder / "fabric.key"), standby=f"unix:{sandbox.rundir()}/standby.sock",

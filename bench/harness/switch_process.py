@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from cbuild import files
 from netfold.bench.harness.traffic import TrafficLoad
 from netfold.fabric.graph import Engine
 
@@ -21,7 +22,7 @@ BOUND = 180.0
 @contextlib.contextmanager
 def process(command: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run a process while the block runs."""
-    with (folder / "switch.log").open("wb") as log:
+    with files.create(folder / "switch.log") as log:
         running = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
             yield running

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from cbuild import files
 from netfold.topo.failures import FabricFailed
 from netfold.topo.lifecycle import tail, terminate
 
@@ -40,7 +41,7 @@ class Workers:
         self._rest: list[bytes] = []
         for rank, (enter, env) in enumerate(zip(enters, envs, strict=True)):
             log = logs / f"{name}-rank{rank}.log"
-            with log.open("wb") as errors:
+            with files.create(log) as errors:
                 self._processes.append(subprocess.Popen(
                     [*enter, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
                     env={**os.environ, **env}, start_new_session=True,

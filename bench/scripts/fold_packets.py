@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 
 import cbuild
-from cbuild import cc
+from cbuild import cc, files
 from netfold.wire import roce
 from softswitch.compiler.driver import compile_file
 from softswitch.engine import entities, linking, local
@@ -156,7 +156,7 @@ def main() -> None:
             print(f"path MTU {path_mtu}  {name}: {min(values):.0f} ns a packet at least, median "
                   f"{statistics.median(values):.0f}")
     if args.json:
-        args.json.write_text(json.dumps(report))
+        files.replace(args.json, json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from cbuild import files
 from netfold.host.job_secret import draw
 from netfold.host.mesh.connected import ConnectedMesh
 from netfold.host.mesh.sockets import listen
@@ -125,8 +126,7 @@ def main() -> None:
               f"{row['algbw_bytes_per_s'] * 8e-9:>12.2f}{row['cpu_seconds'] * 1e3:>10.1f}"
               f"{row['retransmissions']:>8}{row['wrong']:>8}")
     if args.json:
-        with open(args.json, "w") as out:
-            json.dump(list(best.values()), out, indent=1)
+        files.replace(args.json, json.dumps(list(best.values()), indent=1))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import msgspec
 
+from cbuild import files
 from netfold.bench.harness.survivors import Survivors
 from netfold.fabric.generate import leafspine
 from netfold.topo import sandbox
@@ -74,7 +75,7 @@ def main() -> None:
           + (f", named {spread(heard)}" if heard else "")
           + f", back {spread([row['back'] for row in rows])}")
     if a.json:
-        a.json.write_text(json.dumps({"arguments": {**vars(a), "json": str(a.json), "logs": None}, "rows": rows}))
+        files.replace(a.json, json.dumps({"arguments": {**vars(a), "json": str(a.json), "logs": None}, "rows": rows}))
 
 
 if __name__ == "__main__":

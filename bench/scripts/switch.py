@@ -43,6 +43,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from cbuild import files
 from netfold.bench.harness import checkouts
 from netfold.bench.harness.limits import machine
 from netfold.bench.harness.processors import cpu_seconds, family
@@ -270,7 +271,7 @@ def main() -> None:
         words += ["--path-mtu", *map(str, options.path_mtu)] if options.path_mtu != (roce.PATH_MTU,) else []
         report = compare(options.other, words, options.rounds)
         if options.json:
-            options.json.write_text(json.dumps({"machine": machine(), "rows": report}, indent=1) + "\n")
+            files.replace(options.json, json.dumps({"machine": machine(), "rows": report}, indent=1) + "\n")
         return
     sandbox.enter()
     have_bmv2 = not options.no_bmv2 and all(shutil.which(tool) for tool in ("simple_switch_grpc", "p4c-bm2-ss"))
@@ -318,7 +319,7 @@ def main() -> None:
     for extra, value in extras.items():
         print(f"{extra:28}{value:8.3f}")
     if options.json:
-        options.json.write_text(json.dumps({"machine": machine(), "rows": report, "extras": extras},
+        files.replace(options.json, json.dumps({"machine": machine(), "rows": report, "extras": extras},
                                            indent=1) + "\n")
 
 

@@ -27,6 +27,7 @@ from typing import Any
 
 import msgspec
 
+from cbuild import files
 from netfold.bench.harness.workers import Workers
 from netfold.fabric.generate import leafspine
 from netfold.topo import sandbox
@@ -159,7 +160,7 @@ def main() -> None:
             print(f"{share:.1%} lost: {best:.2f} s, load {os.getloadavg()[0]:.1f}, {rows}",
                   flush=True)
     if a.json:
-        a.json.write_text(json.dumps(report, indent=1))
+        files.replace(a.json, json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from cbuild import files
 from netfold.bench.harness import checkouts, paced
 from netfold.bench.harness.limits import limited_by, machine
 
@@ -193,7 +194,8 @@ def main() -> int:
     print("\n".join(table(dict(sorted(rows.items())))))
     if asked.json:
         report = [{"checkout": key.checkout, **row} for key, ours in rows.items() for row in ours]
-        asked.json.write_text(json.dumps({"machine": machine(), "options": options, "rows": report}, indent=1) + "\n")
+        files.replace(asked.json,
+                      json.dumps({"machine": machine(), "options": options, "rows": report}, indent=1) + "\n")
     return int(any(row["wrong"] for ours in rows.values() for row in ours))
 
 

@@ -15,6 +15,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
+from cbuild import folders
 from netfold.fabric.graph import FabricError, Settings
 from netfold.wire.jobs import Secret
 
@@ -56,10 +57,14 @@ def load(fabric: Settings) -> bytes:
         if not path.exists():
             _create(path)
         with path.open("rb") as file:
-            mode, key = stat.S_IMODE(os.fstat(file.fileno()).st_mode), file.read(KEY_BYTES + 1)
+            found, key = os.fstat(file.fileno()), file.read(KEY_BYTES + 1)
     except OSError as error:
         raise FabricError(f"fabric.fabric_key_file: cannot read or make {path}: {error.strerror}; name another file") \
             from error
+    if fabric.fabric_key_file is None and not folders.trusted(found):
+        raise FabricError(f"fabric.fabric_key_file: {path} belongs to user {found.st_uid}, who knows the key: remove "
+                          "it, or name a file")
+    mode = stat.S_IMODE(found.st_mode)
     if mode & 0o077:
         raise FabricError(f"fabric.fabric_key_file: {path}: expected mode 0600, got {mode:04o}: others may know the "
                           "key. Remove it, and the controller draws a new one")

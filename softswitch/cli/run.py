@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import socket
@@ -13,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from cbuild import files
 from softswitch.cli.options import CliArgument, CliOption, Defines, Includes, TraceStyle, defines, fail, readable
 from softswitch.runtime.log_lines import Lines
 from softswitch.runtime.stopping import Stop
@@ -185,7 +187,7 @@ def _set_up_log(level: LogLevel, file: Path | None) -> None:
         return
     layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     try:
-        handler = logging.StreamHandler() if file is None else logging.FileHandler(file)
+        handler = logging.StreamHandler(None if file is None else io.TextIOWrapper(files.append(file)))
     except OSError as error:
         fail(f"--log-file {file}: {error.strerror}")
     handler.setFormatter(Lines(layout))

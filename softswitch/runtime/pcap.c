@@ -4,6 +4,7 @@
  */
 #include "pcap.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdio_ext.h>
@@ -29,9 +30,15 @@ ss_pcap *ss_pcap_open(const char *dir, const char *interface, const char *way) {
         errno = ENAMETOOLONG;
         return NULL;
     }
-    p->file = fopen(p->path, "wbe");
+    /* a file of our own in the place of what was there: where others may write, that may be a link of theirs */
+    unlink(p->path);
+    int fd = open(p->path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    p->file = fd < 0 ? NULL : fdopen(fd, "wb");
     if (!p->file) {
+        int why = errno;
+        if (fd >= 0) close(fd);
         free(p);
+        errno = why;
         return NULL;
     }
     struct {

@@ -12,6 +12,7 @@ import threading
 import types
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from cbuild import files
 from softswitch.runtime.log_lines import Lines
 
 if TYPE_CHECKING:
@@ -27,6 +28,13 @@ LEVELS = {"trace": 5, "debug": logging.DEBUG, "info": logging.INFO, "warn": logg
 
 class StartError(Exception):
     """The switch cannot start; the message, which goes to stdout as BMv2's, says why and what to do."""
+
+
+class LogFiles(logging.handlers.RotatingFileHandler):
+    """The log's files, which are opened through no other user's links."""
+
+    def _open(self) -> io.TextIOWrapper:
+        return io.TextIOWrapper(files.append(self.baseFilename))
 
 
 class PacketLines(io.TextIOBase):
@@ -83,8 +91,8 @@ def set_up_log(general: dict[str, Any]) -> None:
     if "log-file" in general:
         path = general["log-file"] + ".txt"
         try:
-            size, files = general.get("log-file-max-size", 5 << 20), general.get("log-file-max-files", 3)
-            handlers.append(logging.handlers.RotatingFileHandler(path, maxBytes=size, backupCount=files))
+            size, kept = general.get("log-file-max-size", 5 << 20), general.get("log-file-max-files", 3)
+            handlers.append(LogFiles(path, maxBytes=size, backupCount=kept))
         except OSError as error:
             raise StartError(f"--log-file: cannot open {path}: {error.strerror}") from error
     if not handlers:

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
+from cbuild import files
 from softswitch.trace.as_json import to_json
 from softswitch.trace.bmv2 import Bmv2Words
 from softswitch.trace.program import TracedProgram, TraceError
@@ -248,22 +249,16 @@ def _chunks(stream: IO[bytes], programs: dict[int, TracedProgram], only: TracedP
 def open_private(path: Path) -> int:
     """A descriptor of an empty file, to whose end is written and which its owner alone may read: frames will be in it.
 
-    A file that is there loses what it had, its readers and its other writers; another user's is refused, since that
-    user could read what is written. What is no regular file (a pipe, a terminal) is written to as it is. Raises
-    OSError.
+    A new file takes the place of one that is there (cbuild/files.py), so that those who have it open read on there;
+    another user's is refused, and so is a link of theirs. What is no regular file (a pipe, a terminal) is written to as
+    it is. Raises OSError.
     """
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
-        status = os.fstat(fd)
-        if stat.S_ISREG(status.st_mode):
-            if status.st_uid != os.geteuid():
-                raise PermissionError(errno.EPERM, "the file belongs to another user, who could read it", str(path))
-            os.fchmod(fd, 0o600)
-            os.ftruncate(fd, 0)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+    with contextlib.suppress(FileNotFoundError):
+        status = path.stat()
+        if stat.S_ISREG(status.st_mode) and status.st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "the file belongs to another user, who could read it", str(path))
+    with files.create(path, mode=0o600) as file:
+        return os.dup(file.fileno())
 
 
 def _take(stream: IO[bytes], n: int) -> bytes:

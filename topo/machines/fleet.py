@@ -26,7 +26,7 @@ from typing import Final
 
 import msgspec
 
-from cbuild import folders
+from cbuild import files, folders
 from netfold.controller import client
 from netfold.fabric import file as fabric_file
 from netfold.fabric.graph import Fabric
@@ -174,7 +174,7 @@ class Fleet(Lifecycle):
         command = [word.replace("{host}", description.machine) for word in self._launcher]
         command += [self._python, "-m", "netfold.topo.machines.agent"]
         log = self._logs / f"machine-{len(self._members) + 1}.log"
-        with theirs, log.open("wb") as errors:
+        with theirs, files.create(log) as errors:
             try:
                 process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno(),
                                            stderr=errors, start_new_session=True)
@@ -218,7 +218,7 @@ class Fleet(Lifecycle):
             f"{SWITCHES_SECONDS:g}", *self._settings,
         ], ["LANG", faults.FAULTS_VARIABLE, faults.KEY_VARIABLE])
         log = self._logs / "controller.log"
-        with log.open("ab") as output:
+        with files.append(log) as output:
             self._controller = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                                                 start_new_session=True, cwd="/",
                                                 env=self._controller_environment(first.ready))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cbuild import files
 from softswitch.thrift.structs import TYPES
 from softswitch.tools.cli.program import Names
 from softswitch.tools.cli.shell import Shell, command
@@ -53,7 +54,7 @@ class SwitchCommands(Shell):
 
     def _write(self, path: str, text: str) -> None:
         try:
-            Path(path).write_text(text)
+            files.replace(path, text)
         except OSError as error:
             raise CommandError(f"cannot write {path}: {error.strerror}") from None
 

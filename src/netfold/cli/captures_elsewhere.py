@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from cbuild import files
 from netfold import terminal
 from netfold.cli.common import CANNOT, FAILED, fail
 from netfold.wire import faults
@@ -51,5 +52,5 @@ def _start(command: Sequence[str], file: Path | None) -> subprocess.Popen[bytes]
     """Start a capture, whose standard output goes into a file, in a session of its own: Ctrl-C is handed on once."""
     if file is None:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-    with file.open("wb") as output:
+    with files.create(file) as output:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, start_new_session=True)

@@ -19,6 +19,7 @@ from typing import Annotated, Any, BinaryIO, Final
 
 import typer
 
+from cbuild.files import create
 from netfold import terminal
 from netfold.cli.captures_elsewhere import capture_elsewhere
 from netfold.cli.common import CANNOT, FAILED, fail
@@ -95,7 +96,7 @@ def _capture(path: Path, tapped: faults.Tapped, files: list[int], out: Path | No
     def begin() -> BinaryIO:
         if ring is not None:
             return ring.open()
-        return sys.stdout.buffer if out is None else out.open("wb")
+        return sys.stdout.buffer if out is None else create(out)
 
     def look() -> None:
         try:

@@ -195,6 +195,19 @@ def test_vlan_tags_stay_in_the_frame(tmp_path: Path) -> None:
 
 
 @in_own_network
+def test_a_capture_is_a_new_file_in_the_place_of_a_link(tmp_path: Path) -> None:
+    """Where others may write, a link may lie in the capture's place: what it names keeps its content."""
+    make_hosts()
+    (tmp_path / "precious").write_text("old")
+    (tmp_path / "s2_out.pcap").symlink_to(tmp_path / "precious")
+    with switch(pcap=tmp_path) as process:
+        Tap("h1").send(bytes.fromhex("00000002000200000001000188b5") + bytes(100))
+        wait_for(lambda: process.ports()[1].sent == 1)
+    assert (tmp_path / "precious").read_text() == "old"
+    assert len(read_pcap(tmp_path / "s2_out.pcap")) == 1
+
+
+@in_own_network
 def test_shaped_links_queue_and_drop_the_newest() -> None:
     """At a slow link frames wait in the port's queue; what does not fit is counted, and what leaves keeps its order."""
     make_hosts()
