@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from netfold.topo.rxe.frames import FROM_GUEST, MOST, Kind, Splitter, pack
+from netfold.topo.rxe.frames import FROM_GUEST, LEAST_WAITING, MOST, MOST_WAITING, Kind, Splitter, pack
 from netfold.topo.rxe.image import PORT
 
 
@@ -46,8 +46,14 @@ class CarriedConnection:
         self.socket = connected
         self.waiting: collections.deque[bytes] = collections.deque()
         """What its other end has not taken yet."""
+        self.size = 0
+        """Bytes of that."""
+        self.full = False
+        """Whether the machine outside was told to send no more of it."""
         self.closing = False
         """Whether it is closed once that has been taken."""
+        self.held = False
+        """Whether what it brings is left where it is."""
 
 
 class Agent:
@@ -127,6 +133,21 @@ class Agent:
     def _watch(self, file: Any, serve: Callable[[], object]) -> None:
         self._selector.register(file, selectors.EVENT_READ, serve)
 
+    def _unwatch(self, file: Any) -> None:
+        with contextlib.suppress(KeyError):  # while it is held
+            self._selector.unregister(file)
+
+    def _hold(self, channel: int, held: bool) -> None:
+        """Read no more of what a command writes, or a connection brings, or go on with it."""
+        if (command := self._commands.get(channel)) is not None:
+            for file, _ in command.outputs.values():
+                self._unwatch(file)
+                if not held:
+                    self._watch(file, partial(self._copy, channel, file.fileno()))
+        elif (connection := self._connections.get(channel)) is not None:
+            connection.held = held
+            self._rewatch(channel, connection)
+
     def _send(self, channel: int, kind: Kind, content: bytes = b"") -> None:
         data = memoryview(pack(channel, kind, content))
         while data:
@@ -143,10 +164,13 @@ class Agent:
     def _obey(self, channel: int, kind: Kind, content: bytes) -> None:
         if kind is Kind.RUN:
             self._run(channel, json.loads(content))
+        elif kind in (Kind.HOLD, Kind.GO):
+            self._hold(channel, kind is Kind.HOLD)
         elif kind in (Kind.DATA, Kind.CLOSE):
             connection = self._connections.get(channel)
             if connection is not None:
                 connection.waiting.append(content)
+                connection.size += len(content)
                 connection.closing = connection.closing or kind is Kind.CLOSE
                 self._flush(channel)
         elif kind is Kind.CONNECT:
@@ -198,7 +222,7 @@ class Agent:
         if data:
             self._send(channel, kind, data)
             return True
-        self._selector.unregister(file)
+        self._unwatch(file)
         del command.outputs[number]
         file.close()
         return False
@@ -213,7 +237,7 @@ class Agent:
             while self._copy(channel, number):
                 pass
         for file, _ in command.outputs.values():  # a process that it left behind still holds them
-            self._selector.unregister(file)
+            self._unwatch(file)
             file.close()
         if command.input is not None:
             with contextlib.suppress(BrokenPipeError):
@@ -237,7 +261,7 @@ class Agent:
     def _carry(self, channel: int) -> None:
         """Bring what a connection says, and give it what waits for it."""
         self._flush(channel)
-        if (connection := self._connections.get(channel)) is None:
+        if (connection := self._connections.get(channel)) is None or connection.held:
             return
         try:
             data = connection.socket.recv(MOST)
@@ -256,21 +280,32 @@ class Agent:
             while connection.waiting:
                 data = connection.waiting.popleft()
                 sent = connection.socket.send(data) if data else 0
+                connection.size -= sent
                 if sent < len(data):
                     connection.waiting.appendleft(data[sent:])
         except BlockingIOError:
             connection.waiting.appendleft(data)
         except OSError:
             connection.waiting.clear()  # its reading side tells of the end
+            connection.size = 0
         if connection.closing and not connection.waiting:
             self._forget(channel)
             return
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.waiting else 0)
-        self._selector.modify(connection.socket, events, self._selector.get_key(connection.socket).data)
+        self._rewatch(channel, connection)
+        if (connection.size > (LEAST_WAITING if connection.full else MOST_WAITING)) != connection.full:
+            connection.full = not connection.full
+            self._send(channel, Kind.HOLD if connection.full else Kind.GO)
+
+    def _rewatch(self, channel: int, connection: CarriedConnection) -> None:
+        """Watch what a connection is served for now."""
+        self._unwatch(connection.socket)
+        events = (0 if connection.held else selectors.EVENT_READ) | (selectors.EVENT_WRITE if connection.waiting else 0)
+        if events:
+            self._selector.register(connection.socket, events, partial(self._carry, channel))
 
     def _forget(self, channel: int) -> None:
         connection = self._connections.pop(channel)
-        self._selector.unregister(connection.socket)
+        self._unwatch(connection.socket)
         connection.socket.close()
 
 

@@ -17,6 +17,11 @@ MOST: Final = 1 << 16
 """Bytes of a frame's content at most, but for RUN."""
 MOST_RUN: Final = 1 << 24
 """Bytes of a RUN, whose environment may be large, of a DESCRIBE, and of a READY."""
+MOST_WAITING: Final = 1 << 20
+"""Bytes that wait for a program before the other side is told to hold: a reader that stands still stops the one who
+writes, as a pipe does, and fills no memory."""
+LEAST_WAITING: Final = MOST_WAITING // 4
+"""Bytes that are left when it goes on."""
 FROM_GUEST: Final = 1 << 31
 """Set in the numbers of channels that the guest opens."""
 
@@ -52,6 +57,10 @@ class Kind(enum.IntEnum):
     """To another machine: connect this channel to a socket there; the socket's name."""
     ALIVE = 14
     """Both ways, without content: this side is there."""
+    HOLD = 15
+    """Both ways: send nothing more of this channel until GO, since nobody takes it here."""
+    GO = 16
+    """Both ways: go on with it."""
 
 
 class BadFrame(ValueError):

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from netfold.topo.rxe.frames import FROM_GUEST, BadFrame, Kind, Splitter, pack
+from netfold.topo.rxe.frames import FROM_GUEST, LEAST_WAITING, MOST_WAITING, BadFrame, Kind, Splitter, pack
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,12 @@ class _Peer:
     """Of what `attach` says; None for a connection's plain bytes."""
     waiting: collections.deque[bytes] = field(default_factory=collections.deque)
     """What it has not taken yet."""
+    size: int = 0
+    """Bytes of that."""
+    full: bool = False
+    """Whether there is so much of it that nobody sends more."""
+    held: bool = False
+    """Whether the agent's side takes no more of it for now."""
     closing: bool = False
     """Whether it is closed once it has taken that."""
     visits: bool = False
@@ -142,7 +148,7 @@ class Line(threading.Thread):
     def _add(self, connection: socket.socket, channel: int, splitter: Splitter | None) -> None:
         connection.setblocking(False)
         peer = self._peers[channel] = _Peer(connection, channel, splitter)
-        self._selector.register(connection, selectors.EVENT_READ, peer)
+        self._watch(peer)
 
     def _serve(self, peer: _Peer, events: int) -> None:
         if events & selectors.EVENT_WRITE:
@@ -183,6 +189,9 @@ class Line(threading.Thread):
             return  # it has ended meanwhile
         elif kind is Kind.DATA:
             self._send(peer, content)
+        elif kind in (Kind.HOLD, Kind.GO):
+            peer.held = kind is Kind.HOLD
+            self._watch(peer)
         elif kind is Kind.CLOSE:
             self._finish(peer)
         else:
@@ -202,6 +211,7 @@ class Line(threading.Thread):
 
     def _send(self, peer: _Peer, data: bytes) -> None:
         peer.waiting.append(data)
+        peer.size += len(data)
         self._flush(peer)
 
     def _flush(self, peer: _Peer) -> None:
@@ -209,17 +219,41 @@ class Line(threading.Thread):
             while peer.waiting:
                 data = peer.waiting.popleft()
                 sent = peer.socket.send(data)
+                peer.size -= sent
                 if sent < len(data):
                     peer.waiting.appendleft(data[sent:])
         except BlockingIOError:
             peer.waiting.appendleft(data)
         except OSError:
             peer.waiting.clear()  # its reading side tells of the end
+            peer.size = 0
         if peer.closing and not peer.waiting:
             self._forget(peer)
             return
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.waiting else 0)
-        self._selector.modify(peer.socket, events, peer)
+        self._watch(peer)
+        if (peer.size > (LEAST_WAITING if peer.full else MOST_WAITING)) != peer.full:
+            self._hold(peer, not peer.full)
+
+    def _hold(self, peer: _Peer, full: bool) -> None:
+        """Stop those who send to a peer, or let them go on: its command or connection there, or all programs here."""
+        peer.full = full
+        if peer is not self._guest:
+            self._send(self._guest, pack(peer.channel, Kind.HOLD if full else Kind.GO))
+            return
+        for other in self._peers.values():
+            self._watch(other)
+
+    def _watch(self, peer: _Peer) -> None:
+        """Watch what a peer is served for now."""
+        reads = peer is self._guest or not (peer.held or self._guest.full)
+        events = (selectors.EVENT_READ if reads else 0) | (selectors.EVENT_WRITE if peer.waiting else 0)
+        known = peer.socket in self._selector.get_map()
+        if events and known:
+            self._selector.modify(peer.socket, events, peer)
+        elif events:
+            self._selector.register(peer.socket, events, peer)
+        elif known:
+            self._selector.unregister(peer.socket)
 
     def _finish(self, peer: _Peer) -> None:
         peer.closing = True
@@ -227,5 +261,6 @@ class Line(threading.Thread):
 
     def _forget(self, peer: _Peer) -> None:
         self._peers.pop(peer.channel, None)
-        self._selector.unregister(peer.socket)
+        if peer.socket in self._selector.get_map():
+            self._selector.unregister(peer.socket)
         peer.socket.close()

@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from netfold.topo.rxe import attach
-from netfold.topo.rxe.frames import Kind, Splitter
+from netfold.topo.rxe.frames import MOST_WAITING, Kind, Splitter
 from netfold.topo.rxe.line import DOOR_CONNECTIONS, Line
+from support.ports import wait_for
 
 SECONDS = 60
 AGENT = "import sys; from netfold.topo.rxe.agent import Agent; Agent(int(sys.argv[1]), sys.argv[2:]).serve()"
@@ -79,6 +80,39 @@ def test_much_output_arrives_whole(guest: Guest) -> None:
     for number, process in enumerate(processes):
         output, _ = process.communicate(timeout=SECONDS)
         assert (process.returncode, output) == (0, bytes([number]) * 3_000_000)
+
+
+def test_a_reader_that_stands_still_stops_the_writer(guest: Guest) -> None:
+    """What waits for it is bounded, the other commands go on, and it gets all of it once it reads."""
+    script = "import os\nfor _ in range(400): os.write(1, b'x' * 65536)\n"
+    still = guest.start(sys.executable, "-c", script)
+    wait_for(lambda: any(peer.full for peer in list(guest.line._peers.values())))
+    assert guest.run("echo", "on")[:2] == (0, b"on\n")
+    assert max(peer.size for peer in list(guest.line._peers.values())) < 4 * MOST_WAITING
+    output, _ = still.communicate(timeout=SECONDS)
+    assert (still.returncode, len(output)) == (0, 400 * 65536)
+
+
+def test_a_connection_that_stands_still_stops_who_sends(guest: Guest) -> None:
+    """Both ways: what is sent to a program that reads nothing waits at the sender."""
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind(str(guest.outside))
+        listener.listen()
+        client.connect(str(guest.inside))
+        served, _ = listener.accept()
+        with served:
+            for sender, reader in ((client, served), (served, client)):
+                thread = threading.Thread(target=sender.sendall, args=(bytes(MOST_WAITING * 16),), daemon=True)
+                thread.start()
+                wait_for(lambda: any(peer.full or peer.held for peer in list(guest.line._peers.values())))
+                assert guest.run("echo", "on")[:2] == (0, b"on\n")
+                assert max(peer.size for peer in list(guest.line._peers.values())) < 4 * MOST_WAITING
+                reader.settimeout(SECONDS)
+                left = MOST_WAITING * 16
+                while left:
+                    left -= len(reader.recv(1 << 20))
+                thread.join(SECONDS)
+                wait_for(lambda: not any(peer.full or peer.held for peer in list(guest.line._peers.values())))
 
 
 def test_a_signal_to_attach_reaches_the_command(guest: Guest) -> None:
