@@ -81,6 +81,7 @@ class Controller:
     start_timeout  seconds for all switches to come up
     insecure       whether addresses that other machines reach may go without token and TLS
     needed         names of the switches without which it does not start; default: all
+    seen           election ids of the controller that it succeeds, by switch, where somebody has watched it
     """
 
     def __init__(
@@ -93,8 +94,10 @@ class Controller:
         start_timeout: float = START_TIMEOUT,
         insecure: bool = False,
         needed: Collection[str] | None = None,
+        seen: Mapping[str, int] | None = None,
     ) -> None:
         self.fabric = fabric
+        self._seen = seen or {}
         self._needed = {switch.name for switch in fabric.switches} if needed is None else set(needed)
         self._pipeline = pipeline
         self._start_timeout = start_timeout
@@ -163,8 +166,9 @@ class Controller:
         tls = exposure.certificates(self.fabric)
         exposure.check(self.fabric, token=self._callers.exist, insecure=self._insecure)
         self.jobs.registry.key = fabric_key.load(self.fabric)
-        elections = Elections(self.jobs.registry.key)
-        self._candidacies = {switch.name: Candidacy(elections) for switch in self.fabric.switches}
+        key = self.jobs.registry.key
+        self._candidacies = {switch.name: Candidacy(Elections(key, switch.device_id), self._seen.get(switch.name, 0))
+                             for switch in self.fabric.switches}
         state_file.restore(self.drains, self.fabric.state)
         if self._pipeline is None and self._opens_sessions:
             self._pipeline = await asyncio.to_thread(pipeline.of_fabric, self.fabric)
@@ -320,6 +324,8 @@ class Controller:
 
     async def _connect(self, switch: Switch) -> Client:
         assert self._pipeline is not None
+        if self._superseded.is_set():  # the later controller would take a claim for that of its own successor
+            raise Superseded(f"{self._superseded_by}: a later controller, to which this one yields")
         candidacy = self._candidacies[switch.name]
         try:
             session = await Session.open(
@@ -330,20 +336,19 @@ class Controller:
                 election_id=candidacy.number,
                 credentials=self._credentials(switch),
                 others=candidacy.others,
-                trusts=candidacy.trusts,
+                claim=candidacy.claim,
                 timeout=min(CONNECT_TIMEOUT, self._start_timeout),
             )
         except NotPrimary as error:
             candidacy.lost(error.other, str(error))
             raise
-        candidacy.won()
         session.on_taken = partial(self._on_taken, candidacy)
         return session
 
     def _on_taken(self, candidacy: Candidacy, error: NotPrimary) -> None:
         """Another client has taken a switch.  If it is a later controller of this fabric, it has the jobs, too: this
         one must not take the switch for down and halt anybody."""
-        if error.other > candidacy.number and candidacy.trusts(error.other):
+        if candidacy.yields_to(error.other):
             self._on_superseded(str(error))
 
     def _on_superseded(self, why: str) -> None:

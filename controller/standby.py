@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A standby: a controller that waits until the first one has died, and takes over.
 
-    observers on all switches --no primary anywhere for SETTLE--> a controller at the standby's address --superseded-->
+   observers on all switches --no primary of ours for SETTLE--> a controller at the standby's address --superseded-->
         ^                                                                                                            |
         '------------------------------------------------------------------------------------------------------------'
 
-The first controller counts as dead where every switch that the standby reaches has no primary, and these are more than
-half of the fabric's: a standby that is cut off itself, or a first controller that has lost one switch alone, changes
-nothing.  There are never two: the switches obey the primary alone, and a controller that was only cut off finds a
-higher election id with the fabric's seal when it is back, and ends (switch/election.py).
+The first controller counts as dead where more than half of the fabric's switches can be reached and have no primary
+with an election id of this fabric: a standby that is cut off itself, or a first controller that has lost one switch
+alone, changes nothing, and neither does a stranger that takes a switch, or repeats an id of a controller that has died.
+There are never two: the switches obey the primary alone, and a controller that was only cut off finds an election id
+that covers its own when it is back, and ends (switch/election.py).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from netfold.controller.jobs import fabric_key
 from netfold.controller.jobs.callers import Callers
 from netfold.controller.serving import StartError
 from netfold.controller.switch import credentials, pipeline
-from netfold.controller.switch.election import Superseded
+from netfold.controller.switch.election import Elections, Superseded
 from netfold.controller.switch.observer import Observer
 from netfold.fabric.graph import Fabric, FabricError, Switch
 
@@ -66,13 +67,14 @@ class Standby:
         self._changed = asyncio.Event()
         make = observe or self._observer
         self._observers = [make(switch, self._changed.set) for switch in fabric.switches]
+        key = fabric_key.load(self.fabric)  # now, rather than when it is needed
+        self._elections = {switch.name: Elections(key, switch.device_id) for switch in fabric.switches}
 
     async def run(self, ready: Callable[[str], None]) -> None:
         """Wait and take over, again and again, until cancelled.  Raises FabricError, PipelineError and StartError.
 
         ready  called with a line that says what the standby does now
         """
-        fabric_key.load(self.fabric)  # now, rather than when it is needed
         made = await asyncio.to_thread(pipeline.of_fabric, self.fabric)
         while True:
             ready(f"standby: fabric {self.fabric.name}, watches {len(self._observers)} switches; will serve jobs at "
@@ -80,7 +82,8 @@ class Standby:
             reached = await self.wait()
             began = time.monotonic()
             log.warning("no controller on %s: taking over", ", ".join(sorted(reached)))
-            controller = Controller(self.fabric, pipeline=made, insecure=self._insecure, needed=reached)
+            controller = Controller(self.fabric, pipeline=made, insecure=self._insecure, needed=reached,
+                                    seen={observer.name: observer.last for observer in self._observers})
             try:
                 async with controller:
                     ready(f"ready: took over {self.fabric.name} in {1e3 * (time.monotonic() - began):.0f} ms, jobs at "
@@ -92,34 +95,38 @@ class Standby:
                 log.warning("could not take over: %s", error)
 
     async def wait(self) -> set[str]:
-        """Wait for the death of the first controller.  Returns the switches that can be reached."""
+        """Wait for the death of the first controller.  Returns the switches that can be reached and that no stranger
+        has: above one with the highest election id there is nothing."""
         tasks = [asyncio.create_task(observer.run(), name=f"standby on {observer.name}")
                  for observer in self._observers]
         try:
             seen, began = False, time.monotonic()
             while True:
                 self._changed.clear()
-                seen |= any(observer.has_primary for observer in self._observers)
+                seen |= any(map(self._is_ours, self._observers))
                 settle = SETTLE if seen else max(SETTLE, began + PATIENCE - time.monotonic())
-                gone = self._gone()
                 try:
-                    async with asyncio.timeout(settle if gone else None):
+                    async with asyncio.timeout(settle if self._is_dead() else None):
                         await self._changed.wait()
                 except TimeoutError:
-                    return gone
+                    return {observer.name for observer in self._observers
+                            if observer.primary == 0 or self._is_ours(observer)}
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             for observer in self._observers:
-                observer.has_primary = None
+                observer.primary = None
 
-    def _gone(self) -> set[str]:
-        """The switches that can be reached, if none of them has a primary and they are more than half; else none."""
-        reached = {observer.name for observer in self._observers if observer.has_primary is not None}
-        if any(observer.has_primary for observer in self._observers) or 2 * len(reached) <= len(self._observers):
-            return set()
-        return reached
+    def _is_ours(self, observer: Observer) -> bool:
+        """Whether the primary of a switch has an election id of this fabric."""
+        return bool(observer.primary) and self._elections[observer.name].is_ours(observer.primary or 0)
+
+    def _is_dead(self) -> bool:
+        """Whether more than half of all switches can be reached and have no primary of this fabric."""
+        vacant = [observer for observer in self._observers
+                  if observer.primary is not None and not self._is_ours(observer)]
+        return 2 * len(vacant) > len(self._observers)
 
     def _observer(self, switch: Switch, on_change: Callable[[], None]) -> Observer:
         return Observer(switch.name, switch.grpc, switch.device_id, credentials.of(self.fabric, switch), on_change)

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable
 from typing import Any, Final
 
 import grpc
 from finsy.proto import p4r, p4r_grpc, rpc_code
 
-from netfold.controller.switch.switch import CHANNEL_OPTIONS, EOF
+from netfold.controller.switch.arbitration import EOF, lowest_id, message_of, number_of
+from netfold.controller.switch.switch import CHANNEL_OPTIONS
 
 log = logging.getLogger("netfold.controller")
 
@@ -25,15 +25,10 @@ RETRY: Final = 0.5
 """Seconds until a switch that does not answer is asked again."""
 
 
-def standby_id() -> int:
-    """An election id of a standby: a controller's has a time in its high 64 bits (election.py), this one has none."""
-    return 1 + secrets.randbelow(2**63)
-
-
 class Observer:
     """Watches one switch until cancelled.
 
-    on_change  called when ``has_primary`` changes
+    on_change  called when ``primary`` changes
     """
 
     def __init__(
@@ -41,8 +36,10 @@ class Observer:
         on_change: Callable[[], None],
     ) -> None:
         self.name = name
-        self.has_primary: bool | None = None
-        """Whether another client is the switch's primary; None: the switch does not answer."""
+        self.primary: int | None = None
+        """Election id of the switch's primary, if that is another client, or 0; None: the switch does not answer."""
+        self.last = 0
+        """Election id of the last primary that was seen: some switches forget it."""
         self._address = address
         self._device_id = device_id
         self._credentials = credentials
@@ -68,15 +65,17 @@ class Observer:
         async with channel:
             stub: Any = p4r_grpc.P4RuntimeStub(channel)
             stream = stub.StreamChannel(wait_for_ready=True)
-            mine = p4r.MasterArbitrationUpdate(device_id=self._device_id, election_id=p4r.Uint128(low=standby_id()))
+            mine = p4r.MasterArbitrationUpdate(device_id=self._device_id, election_id=message_of(lowest_id()))
             await stream.write(p4r.StreamMessageRequest(arbitration=mine))
             while (message := await stream.read()) is not EOF:
                 if message.HasField("arbitration"):
                     # OK: this client is primary, which BMv2 makes of the next one when the first has gone; NOT_FOUND:
                     # nobody is
-                    self._set(message.arbitration.status.code == rpc_code.ALREADY_EXISTS)
+                    told = message.arbitration
+                    self._set(number_of(told.election_id) if told.status.code == rpc_code.ALREADY_EXISTS else 0)
 
-    def _set(self, has_primary: bool | None) -> None:
-        if has_primary is not self.has_primary:
-            self.has_primary = has_primary
+    def _set(self, primary: int | None) -> None:
+        if primary != self.primary:
+            self.primary = primary
+            self.last = primary or self.last
             self._on_change()

@@ -26,7 +26,8 @@ from finsy.p4client import P4RpcStatus
 from finsy.proto import p4r, p4r_grpc, rpc_code
 from google.protobuf.struct_pb2 import Struct
 
-from netfold.controller.switch import probe, reach
+from netfold.controller.switch import arbitration, probe, reach
+from netfold.controller.switch.arbitration import EOF
 from netfold.controller.switch.codec import Codec, CodecError
 from netfold.controller.switch.entities import Entity, State, state
 from netfold.controller.switch.pipeline import Pipeline
@@ -64,7 +65,6 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.keepalive_timeout_ms", 5000),  # and TCP_USER_TIMEOUT, which finds a machine that died while probes are sent
 )
 
-EOF: Final[object] = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
 _VERBS: Final = {"insert": p4r.Update.INSERT, "modify": p4r.Update.MODIFY, "delete": p4r.Update.DELETE}
 
 
@@ -116,18 +116,16 @@ class Session:
 
     Call `open` to make one; `close` may be called at any time, and twice.
 
-    others  election ids of other clients that were primary since the program was pushed last; sessions add to it
-    trusts  whether a client with this election id leaves the switch as it should be; after any other the program is
-            pushed anew, which alone clears everything: default actions, registers, meters
+    election_id  to arbitrate with; 0: the switch is asked for the highest one so far, and `claim` makes one above it
+    others       election ids of strangers that were primary since the program was pushed last; sessions add to it.
+                 After one the program is pushed anew, which alone clears everything: default actions, registers, meters
     """
 
     def __init__(
         self, name: str, address: str, device_id: int, pipeline: Pipeline, election_id: int,
         credentials: grpc.ChannelCredentials | None = None, others: set[int] | None = None,
-        trusts: Callable[[int], bool] = lambda other: True,
     ) -> None:
         self._others = set() if others is None else others
-        self._trusts = trusts
         self.name = name
         self.address = address
         self.packets: asyncio.Queue[PacketIn] = asyncio.Queue(PACKETS)
@@ -140,7 +138,7 @@ class Session:
         self._pipeline = pipeline
         self._codec = Codec(pipeline.p4info)
         self._election_number = election_id
-        self._election = p4r.Uint128(high=election_id >> 64, low=election_id & (2**64 - 1))
+        self._election = arbitration.message_of(election_id)
         self._speaks_tls = credentials is not None
         options = list(CHANNEL_OPTIONS)
         self._channel = (grpc.aio.insecure_channel(address, options=options) if credentials is None
@@ -156,15 +154,15 @@ class Session:
     async def open(
         cls, name: str, address: str, *, device_id: int, pipeline: Pipeline, election_id: int, timeout: float,
         credentials: grpc.ChannelCredentials | None = None, others: set[int] | None = None,
-        trusts: Callable[[int], bool] = lambda other: True,
+        claim: Callable[[int], int] = lambda highest: highest + 1,
     ) -> Session:
         """Connect, with TLS where there are credentials, and become primary within ``timeout`` seconds.  Raises
         SwitchError."""
-        session = cls(name, address, device_id, pipeline, election_id, credentials, others, trusts)
+        session = cls(name, address, device_id, pipeline, election_id, credentials, others)
         try:
             async with asyncio.timeout(timeout):
                 await reach.until_listening(address)
-                await session._arbitrate()
+                await session._arbitrate(claim)
         except TimeoutError:
             await session.close()
             raise SwitchError(
@@ -206,15 +204,14 @@ class Session:
 
     # ---- the stream ----------------------------------------------------------------------------------------------
 
-    async def _arbitrate(self) -> None:
-        request = p4r.StreamMessageRequest(
-            arbitration=p4r.MasterArbitrationUpdate(device_id=self._device_id, election_id=self._election)
-        )
+    async def _arbitrate(self, claim: Callable[[int], int]) -> None:
         while True:
             self._stream = self._stub.StreamChannel(wait_for_ready=True)
             try:
-                await self._stream.write(request)
-                answer = await self._stream.read()
+                if not self._election_number:
+                    self._election_number = await arbitration.look(self._stream, self._device_id, claim)
+                    self._election = arbitration.message_of(self._election_number)
+                answer = await arbitration.bid(self._stream, self._device_id, self._election_number)
             except grpc.aio.AioRpcError as error:
                 # a server that is just starting, or whose last controller is just going, may break the first stream
                 if error.code() is grpc.StatusCode.UNAVAILABLE:
@@ -228,15 +225,15 @@ class Session:
             except asyncio.InvalidStateError:  # the stream ended between write and read
                 await asyncio.sleep(0.05)
                 continue
+            except ConnectionError as error:
+                raise SwitchError(f"{self.name} ({self.address}): {error}") from error
             break
-        if answer is EOF or not answer.HasField("arbitration"):
-            raise SwitchError(f"{self.name} ({self.address}): expected an answer to arbitration, got {answer}")
-        self._require_primary(answer.arbitration)
+        self._require_primary(answer)
         self._reader = asyncio.create_task(self._read_stream(), name=f"p4runtime stream of {self.name}")
 
     def _require_primary(self, update: p4r.MasterArbitrationUpdate) -> None:
         if update.status.code != rpc_code.OK:
-            other = update.election_id.high << 64 | update.election_id.low
+            other = arbitration.number_of(update.election_id)
             self._others.add(other)
             present = update.status.code != rpc_code.NOT_FOUND
             raise NotPrimary(
@@ -346,9 +343,9 @@ class Session:
     # ---- requests ------------------------------------------------------------------------------------------------
 
     async def ensure_pipeline(self) -> bool:
-        """Push the pipeline unless the switch runs it already, and no client that is not trusted was primary.  Returns
-        True after a push, which empties the switch."""
-        if all(map(self._trusts, self._others)) and await self.runs_pipeline():
+        """Push the pipeline unless the switch runs it already, and no stranger was primary.  Returns True after a push,
+        which empties the switch."""
+        if not self._others and await self.runs_pipeline():
             return False
         await self._push()
         self._others.clear()

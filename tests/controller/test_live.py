@@ -189,7 +189,7 @@ def test_a_switch_that_a_stranger_took_is_claimed_again(switches: Switches) -> N
         async with asyncio.timeout(BOUND), Controller(fabric, start_timeout=BOUND) as controller:
             target = controller._targets["leaf1"]
             sessions = target.sessions
-            number = controller._candidacies["leaf1"].number + (1 << 100)
+            number = controller._candidacies["leaf1"].number + (1 << 110)
             async with await Session.open(switch.name, switch.grpc, device_id=switch.device_id, pipeline=built,
                                           election_id=number, timeout=BOUND) as stranger:
                 await until_slowly(lambda: f"election id {number}" in target.problem)
@@ -199,6 +199,31 @@ def test_a_switch_that_a_stranger_took_is_claimed_again(switches: Switches) -> N
                 assert target.sessions > sessions
                 assert target.pushes == 2
                 assert await held(controller) == {s.name: True for s in fabric.switches}
+
+    asyncio.run(story())
+
+
+def test_a_controllers_own_id_repeated_on_another_switch_is_a_strangers(switches: Switches) -> None:
+    """A client outbids the controller on one leaf, by an id far in the future, learns what the controller answers, and
+    is primary of a spine by that: the controller claims both again, and goes on."""
+    fabric = switches.fabric
+    leaf, spine = fabric.switch("leaf1"), fabric.switch("spine1")
+
+    async def story() -> None:
+        built = pipeline.of_fabric(fabric)
+        async with asyncio.timeout(BOUND), Controller(fabric, start_timeout=BOUND) as controller:
+            def answered() -> int:
+                return controller._candidacies["leaf1"].number
+
+            outbid = answered() + (1 << 110)
+            async with await Session.open(leaf.name, leaf.grpc, device_id=leaf.device_id, pipeline=built,
+                                          election_id=outbid, timeout=BOUND) as stranger:
+                await stranger.ended()
+            async with await Session.open(spine.name, spine.grpc, device_id=spine.device_id, pipeline=built,
+                                          election_id=answered(), timeout=BOUND) as stranger:
+                await stranger.ended()
+            await until_slowly(lambda: all(target.is_up for target in controller._targets.values()))
+            assert not controller._superseded.is_set()
 
     asyncio.run(story())
 

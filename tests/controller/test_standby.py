@@ -13,10 +13,14 @@ from finsy.proto import p4r, rpc_code
 
 from netfold.controller import standby as module
 from netfold.controller.standby import Standby
-from netfold.controller.switch.observer import Observer, standby_id
+from netfold.controller.switch.arbitration import lowest_id
+from netfold.controller.switch.election import Elections
+from netfold.controller.switch.observer import Observer
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import FabricError, Switch
 from support.controller import ScriptedServer, run, until
+
+KEY = b"k" * 32
 
 
 class Scripted(Observer):
@@ -30,13 +34,21 @@ class Scripted(Observer):
         await asyncio.Event().wait()
 
     def sees(self, primary: bool | None) -> None:
-        """From now on the switch says this of its primary; None: nothing."""
-        self._set(primary)
+        """From now on the switch has a primary of the fabric, or none; None: it says nothing."""
+        self._set(Elections(KEY, self._device_id).above(0) if primary else None if primary is None else 0)
+
+    def is_taken(self, number: int) -> None:
+        """A stranger becomes primary by this election id."""
+        self._set(number)
 
 
 def standby(folder: Path) -> tuple[Standby, dict[str, Scripted]]:
     """The standby of a 2x2x4 fabric, and its observers by switch."""
-    fabric = msgspec.structs.replace(leafspine(2, 2, 4, rundir=folder), standby=f"unix:{folder}/standby.sock")
+    key = folder / "fabric.key"
+    key.write_bytes(KEY)
+    key.chmod(0o600)
+    fabric = msgspec.structs.replace(leafspine(2, 2, 4, rundir=folder), standby=f"unix:{folder}/standby.sock",
+                                     fabric_key_file=str(key))
     observers: dict[str, Scripted] = {}
 
     def observe(switch: Switch, on_change: Callable[[], None]) -> Observer:
@@ -58,8 +70,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE", 3600.0)
 
 
-def test_it_takes_over_when_no_switch_has_a_primary(tmp_path: Path) -> None:
-    """The last of them decides."""
+def test_it_takes_over_when_most_switches_have_no_primary(tmp_path: Path) -> None:
+    """The one that makes them more than half decides."""
 
     async def story() -> None:
         waiting, observers = standby(tmp_path)
@@ -68,12 +80,32 @@ def test_it_takes_over_when_no_switch_has_a_primary(tmp_path: Path) -> None:
         for observer in observers.values():
             observer.sees(True)
         await idle()
-        for name in ("leaf1", "leaf2", "spine1"):
+        for name in ("leaf1", "leaf2"):
             observers[name].sees(False)
         await idle()
         assert not gone.done()
-        observers["spine2"].sees(False)
+        observers["spine1"].sees(False)
         assert await gone == {"leaf1", "leaf2", "spine1", "spine2"}
+
+    run(story())
+
+
+def test_strangers_keep_it_from_nothing(tmp_path: Path) -> None:
+    """Neither one with the highest election id of all, without whose switch it starts, nor one that repeats the dead
+    controller's id; while the controller is there, they are none of its business."""
+
+    async def story() -> None:
+        waiting, observers = standby(tmp_path)
+        gone = asyncio.create_task(waiting.wait())
+        await idle()
+        for observer in observers.values():
+            observer.sees(True)
+        observers["leaf1"].is_taken((1 << 128) - 1)
+        observers["leaf2"].is_taken(7)
+        await idle()
+        assert not gone.done()
+        observers["spine1"].sees(False)  # and an id of the dead controller is repeated on spine2
+        assert await gone == {"spine1", "spine2"}
 
     run(story())
 
@@ -89,6 +121,7 @@ def test_a_switch_that_is_down_does_not_keep_it_from_that(tmp_path: Path) -> Non
             observer.sees(True)
         await idle()
         observers["spine1"].sees(None)
+        await idle()
         for name in ("leaf1", "leaf2", "spine2"):
             observers[name].sees(False)
         assert await gone == {"leaf1", "leaf2", "spine2"}
@@ -148,15 +181,15 @@ def test_it_serves_at_its_own_address_and_knows_the_first_ones(tmp_path: Path) -
 
 def test_its_election_id_is_below_that_of_any_controller() -> None:
     """A controller's has milliseconds since 1970 in its high half."""
-    assert all(0 < standby_id() < 1 << 64 for _ in range(100))
+    assert all(0 < lowest_id() < 1 << 64 for _ in range(100))
 
 
 @pytest.mark.parametrize(("code", "seen"), [
-    (rpc_code.ALREADY_EXISTS, True),
-    (rpc_code.NOT_FOUND, False),  # softswitch: nobody is
-    (rpc_code.OK, False),  # BMv2: then this one is
+    (rpc_code.ALREADY_EXISTS, 2**64 + 5),
+    (rpc_code.NOT_FOUND, 0),  # softswitch: nobody is
+    (rpc_code.OK, 0),  # BMv2: then this one is
 ])
-def test_a_switch_says_at_once_what_has_become_of_its_primary(tmp_path: Path, code: int, seen: bool) -> None:
+def test_a_switch_says_at_once_what_has_become_of_its_primary(tmp_path: Path, code: int, seen: int) -> None:
     """By an arbitration update on the stream; when the switch goes, nothing is known."""
 
     async def story() -> None:
@@ -166,14 +199,16 @@ def test_a_switch_says_at_once_what_has_become_of_its_primary(tmp_path: Path, co
         changed = asyncio.Event()
         observer = Observer("leaf1", f"unix:{tmp_path}/s.sock", 1, None, changed.set)
         task = asyncio.create_task(observer.run())
-        await until(lambda: observer.has_primary is True)
+        await until(lambda: observer.primary == 2**64 - 1)
         update = p4r.StreamMessageResponse()
         update.arbitration.status.code = code
+        update.arbitration.election_id.high, update.arbitration.election_id.low = 1, 5
         await server.to_send.put(update)
-        await until(lambda: observer.has_primary is seen)
+        await until(lambda: observer.primary == seen)
         assert changed.is_set()
         await running.stop(None)
-        await until(lambda: observer.has_primary is None)
+        await until(lambda: observer.primary is None)
+        assert observer.last == (seen or 2**64 - 1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

@@ -147,6 +147,8 @@ class ScriptedServer(p4r_grpc.P4RuntimeServicer):
     def __init__(self) -> None:
         self.primary: int | None = None
         """Election id of another controller that is primary."""
+        self.looks = False
+        """Whether the first election id of a stream is one that only looks."""
         self.cookie: int | None = None
         self.program = b""
         """The p4_device_config that it tells."""
@@ -177,7 +179,7 @@ class ScriptedServer(p4r_grpc.P4RuntimeServicer):
         answer = p4r.MasterArbitrationUpdate(device_id=request.arbitration.device_id, election_id=mine)
         if self.primary == mine.low:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "election id in use")
-        if self.primary is not None and self.primary > mine.low:
+        if self.primary is not None and (self.primary > mine.low or self.looks):
             answer.election_id.low = self.primary
             answer.status.code, answer.status.message = rpc_code.ALREADY_EXISTS, "from afar"
         yield p4r.StreamMessageResponse(arbitration=answer)

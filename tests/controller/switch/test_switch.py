@@ -199,25 +199,55 @@ def test_a_program_under_our_cookie_that_is_not_ours_is_replaced(tmp_path: Path)
     run(story())
 
 
-def test_after_a_stranger_the_program_is_pushed_anew(tmp_path: Path) -> None:
-    """Though the switch still has it: default actions, registers and meters may be changed. Whoever is trusted leaves
-    it as it is; one push is enough."""
+def test_after_another_client_the_program_is_pushed_anew(tmp_path: Path) -> None:
+    """Though the switch still has it: default actions, registers and meters may be changed. One push is enough."""
 
     async def story() -> None:
         server = ScriptedServer()
         server.cookie = PIPELINE.cookie
         others: set[int] = set()
-        for other, pushed in ((70, True), (None, False), (80, False)):
-            async with session(tmp_path, server, others=others, trusts=lambda other: other == 80) as s:
-                assert await s.ensure_pipeline() == (pushed and other is None)
-                if other is not None:
-                    update = p4r.MasterArbitrationUpdate()
-                    update.election_id.low = other
-                    update.status.code = rpc_code.ALREADY_EXISTS
-                    await server.to_send.put(p4r.StreamMessageResponse(arbitration=update))
-                    assert f"election id {other}" in await s.ended()
-            async with session(tmp_path, server, others=others, trusts=lambda other: other == 80) as s:
+        async with session(tmp_path, server, others=others) as s:
+            assert not await s.ensure_pipeline()
+            update = p4r.MasterArbitrationUpdate()
+            update.election_id.low = 70
+            update.status.code = rpc_code.ALREADY_EXISTS
+            await server.to_send.put(p4r.StreamMessageResponse(arbitration=update))
+            assert "election id 70" in await s.ended()
+        for pushed in (True, False):
+            async with session(tmp_path, server, others=others) as s:
                 assert await s.ensure_pipeline() == pushed
+
+    run(story())
+
+
+def test_a_session_looks_for_the_highest_election_id_before_it_takes_one(tmp_path: Path) -> None:
+    """On the same stream, so that nobody's primary changes before; what the switch says of the look alone does not
+    count."""
+
+    async def story() -> None:
+        server = ScriptedServer()
+        server.primary = 50
+        asked: list[int] = []
+
+        def answers(request: p4r.StreamMessageRequest) -> list[p4r.StreamMessageResponse]:
+            told = []
+            for code, number in ((rpc_code.NOT_FOUND, 50), (rpc_code.OK, request.arbitration.election_id.low)):
+                message = p4r.StreamMessageResponse()
+                message.arbitration.election_id.low, message.arbitration.status.code = number, code
+                told.append(message)
+            return told
+
+        server.answers = answers
+
+        def claim(highest: int) -> int:
+            asked.append(highest)
+            return highest + 7
+
+        server.looks = True
+        async with session(tmp_path, server, election_id=0, claim=claim) as s:
+            await s.write([])
+        assert asked == [50]
+        assert server.received[0].arbitration.election_id.low == 57
 
     run(story())
 

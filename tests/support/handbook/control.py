@@ -139,9 +139,8 @@ def a_switch_refuses_an_entry() -> None:
 @scene(Superseded)
 def a_later_controller_takes_a_switch() -> None:
     key = b"the fabric's key, which has to have some bytes"
-    candidacy, later = Candidacy(Elections(key, lambda: 1000)), Elections(key, lambda: 2000)
-    candidacy.won()
-    candidacy.lost(later.first(), "leaf1: another client is primary")
+    candidacy, later = Candidacy(Elections(key, 1, lambda: 1000)), Elections(key, 1, lambda: 2000)
+    candidacy.lost(later.above(candidacy.claim(0)), "leaf1: another client is primary")
 
 
 @scene(pipeline.PipelineError)
