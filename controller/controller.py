@@ -11,6 +11,7 @@ place, goes on with the jobs whose ranks register with it (jobs/adoption.py), an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 import grpc
 import networkx as nx  # noqa: F401  # by what plans when it first does: a standby that takes over has it by then
 
-from netfold.controller import exposure, serving
+from netfold.controller import exposure, heartbeat, serving
 from netfold.controller.health import wiring
 from netfold.controller.health.drains import Drains
 from netfold.controller.health.liveness import Liveness
@@ -30,6 +31,7 @@ from netfold.controller.jobs import fabric_key
 from netfold.controller.jobs.adoption import Adoption
 from netfold.controller.jobs.callers import ANY, CALLER, JOB, OPERATOR, VIEWER, Callers
 from netfold.controller.jobs.jobs import Jobs
+from netfold.controller.jobs.standstill import Standstill
 from netfold.controller.operations import differences, state_file
 from netfold.controller.operations.events import EventLog
 from netfold.controller.operations.history import History
@@ -67,6 +69,8 @@ JOBS_PATIENCE: Final = 1.0
 """Seconds that a controller which has found running jobs waits for one more switch."""
 CONNECT_TIMEOUT: Final = 10.0
 """Seconds for one attempt to connect to a switch."""
+CONFIRM_TIMEOUT: Final = 2.0
+"""Seconds that switches have to say whether another client has taken them."""
 JOBS_FIRST: Final = 2
 """Turns of the event loop by which the entries of running jobs, which stand still, are written before routes are
 planned: one begins their rounds, one their writes."""
@@ -131,7 +135,9 @@ class Controller:
         self._routing = Routing(self.steering, self._targets)
         self._tasks: list[asyncio.Task[None]] = []
         self._allocator = allocator
-        self.jobs = Jobs(fabric, allocator, self, self.liveness, self.drains, self._adoption, self.events.note)
+        self._standstill = Standstill()
+        self.jobs = Jobs(fabric, allocator, self, self.liveness, self.drains, self._adoption, self.events.note,
+                         self._standstill)
         self.inspection = Inspection(fabric, self._targets, self.jobs, allocator, self.drains)
         self.injection = Injection(fabric, self._targets)
         self.paths = PathService(
@@ -185,6 +191,7 @@ class Controller:
         self._tasks.append(asyncio.create_task(self._update_routes(), name="routes"))
         self._tasks.append(asyncio.create_task(self.liveness.run(), name="link probes"))
         self._tasks.append(asyncio.create_task(self._end_grace(), name="grace"))
+        self._tasks.append(asyncio.create_task(self._standstill.run(), name="ticks"))
         self._ready = time.monotonic()
         if self.fabric.metrics is not None:
             from netfold.controller.web.answers import Sources
@@ -312,6 +319,13 @@ class Controller:
                     raise failure
             raise SwitchError("; ".join(map(str, failures)))
 
+    async def confirm(self) -> None:
+        """Hear from every switch that is up, before anything else is done, if another client has taken it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CONFIRM_TIMEOUT):
+                await asyncio.gather(*(target.client.hear() for target in self._targets.values() if target.is_up),
+                                     return_exceptions=True)
+
     def session(self, switch: str) -> int:
         """Number of the current session with a switch."""
         return self._targets[switch].sessions
@@ -390,6 +404,7 @@ class Controller:
                 "Slots": (stalls.AskSlots, self.inspection.answer_slots),
                 "Stall": (stalls.AskStall, self.inspection.answer_stall),
                 "Faults": (operator.SetFaults, self.injection.answer),
+                "Beat": (operator.AskBeat, self._answer_beat),
                 "Connections": (operator.AskConnections, self.inspection.answer_connections),
             }, admit=self._callers.admit(OPERATOR, {"Status": ANY, "Wiring": VIEWER, "Events": VIEWER}, limited=True)),
             *self.paths.handlers(self._callers),
@@ -415,6 +430,9 @@ class Controller:
     async def _answer_events(self, request: operator.AskEvents) -> operator.Events:
         self.jobs.ask_progress()  # who asks for events looks at the jobs, too
         return await self.events.answer(request)
+
+    async def _answer_beat(self, request: operator.AskBeat) -> operator.Beat:
+        return operator.Beat(heartbeat.proof(self.jobs.registry.key, request.nonce))
 
     async def _answer_drop(self, request: operator.Drop) -> operator.Dropped:
         return operator.Dropped(await self.jobs.drop(request.job))

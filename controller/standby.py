@@ -5,9 +5,11 @@
         ^                                                                                                            |
         '------------------------------------------------------------------------------------------------------------'
 
-The first controller counts as dead where more than half of the fabric's switches can be reached and have no primary
-with an election id of this fabric: a standby that is cut off itself, or a first controller that has lost one switch
-alone, changes nothing, and neither does a stranger that takes a switch, or repeats an id of a controller that has died.
+It takes over where more than half of the fabric's switches can be reached, and the first controller hangs, or nobody
+listens at its address any more (heartbeat.py), or they have no primary.  Where nothing is known of the first one, which
+may be on another network, a primary whose election id is not of this fabric is none.  So a standby that is cut off
+itself, or a first controller that has lost one switch alone, changes nothing, and neither does a stranger that takes a
+switch, or repeats an id of a controller that has died.
 There are never two: the switches obey the primary alone, and a controller that was only cut off finds an election id
 that covers its own when it is back, and ends (switch/election.py).
 """
@@ -24,6 +26,7 @@ import msgspec
 
 from netfold.controller import exposure
 from netfold.controller.controller import Controller
+from netfold.controller.heartbeat import Heartbeat
 from netfold.controller.jobs import fabric_key
 from netfold.controller.jobs.callers import Callers
 from netfold.controller.serving import StartError
@@ -46,12 +49,14 @@ class Standby:
     where the fabric has none.
 
     observe   makes the observer of a switch; the argument is called when what it sees changes
+    beats     makes the heartbeat of the first controller, of the arguments of `Heartbeat`
     insecure  as of `Controller`
     """
 
     def __init__(
         self, fabric: Fabric, *, insecure: bool = False,
         observe: Callable[[Switch, Callable[[], None]], Observer] | None = None,
+        beats: Callable[[str, bytes, str, Callable[[], None]], Heartbeat] | None = None,
     ) -> None:
         if fabric.standby is None:
             raise FabricError('fabric.standby: expected the address at which the standby serves jobs, such as '
@@ -68,6 +73,7 @@ class Standby:
         make = observe or self._observer
         self._observers = [make(switch, self._changed.set) for switch in fabric.switches]
         key = fabric_key.load(self.fabric)  # now, rather than when it is needed
+        self._heartbeat = (beats or Heartbeat)(fabric.jobs, key, callers.operator_token, self._changed.set)
         self._elections = {switch.name: Elections(key, switch.device_id) for switch in fabric.switches}
 
     async def run(self, ready: Callable[[str], None]) -> None:
@@ -81,7 +87,8 @@ class Standby:
                   f"{self.fabric.jobs}")
             reached = await self.wait()
             began = time.monotonic()
-            log.warning("no controller on %s: taking over", ", ".join(sorted(reached)))
+            log.warning("the first controller %s: taking over %s",
+                        "hangs" if self._heartbeat.health == "hung" else "has gone", ", ".join(sorted(reached)))
             controller = Controller(self.fabric, pipeline=made, insecure=self._insecure, needed=reached,
                                     seen={observer.name: observer.last for observer in self._observers})
             try:
@@ -95,15 +102,17 @@ class Standby:
                 log.warning("could not take over: %s", error)
 
     async def wait(self) -> set[str]:
-        """Wait for the death of the first controller.  Returns the switches that can be reached and that no stranger
-        has: above one with the highest election id there is nothing."""
+        """Wait until the first controller has died or hangs.  Returns the switches that can be reached and that no
+        stranger has: above one with the highest election id there is nothing."""
         tasks = [asyncio.create_task(observer.run(), name=f"standby on {observer.name}")
                  for observer in self._observers]
+        self._heartbeat.begin()
+        tasks.append(asyncio.create_task(self._heartbeat.run(), name="heartbeat"))
         try:
             seen, began = False, time.monotonic()
             while True:
                 self._changed.clear()
-                seen |= any(map(self._is_ours, self._observers))
+                seen |= any(map(self._is_ours, self._observers)) or self._heartbeat.health != "unknown"
                 settle = SETTLE if seen else max(SETTLE, began + PATIENCE - time.monotonic())
                 try:
                     async with asyncio.timeout(settle if self._is_dead() else None):
@@ -123,9 +132,11 @@ class Standby:
         return bool(observer.primary) and self._elections[observer.name].is_ours(observer.primary or 0)
 
     def _is_dead(self) -> bool:
-        """Whether more than half of all switches can be reached and have no primary of this fabric."""
-        vacant = [observer for observer in self._observers
-                  if observer.primary is not None and not self._is_ours(observer)]
+        """Whether more than half of all switches can be reached, and the first controller has died or hangs, or has
+        none of these; a stranger that has one counts for nothing, while the controller is at work."""
+        health = self._heartbeat.health
+        vacant = [observer for observer in self._observers if observer.primary is not None and (
+            health in ("gone", "hung") or observer.primary == 0 or (health != "alive" and not self._is_ours(observer)))]
         return 2 * len(vacant) > len(self._observers)
 
     def _observer(self, switch: Switch, on_change: Callable[[], None]) -> Observer:

@@ -201,13 +201,18 @@ class Network(Lifecycle):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._standby.wait(0.1)
 
-    def take_over(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Kill the controller, and wait until the standby serves jobs in its place.  Raises ControllerFailed.
+    def take_over(self, meanwhile: Callable[[], None] = lambda: None, *, hang: bool = False) -> None:
+        """Kill the controller, or have it ``hang``, and wait until the standby serves jobs in its place.  Raises
+        ControllerFailed.
 
         meanwhile  called while there is no controller; what it does to switches is no failure of theirs"""
         assert self._standby is not None, "there is no standby"
         assert self.fabric.standby is not None
-        self.end_controller(signal.SIGKILL)
+        if hang:
+            assert self._controller is not None, "there is no controller"
+            self._controller.send_signal(signal.SIGSTOP)
+        else:
+            self.end_controller(signal.SIGKILL)
         meanwhile()
         self._jobs = self.fabric.standby
         self._await_controller(self._standby, switches=False)

@@ -293,6 +293,18 @@ def unnoted(kind: EventKind, target: str, text: str) -> None:
     """A `Note` that records nothing."""
 
 
+class AskBeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A standby's question whether the controller is at work: a nonce that was never used before."""
+
+    nonce: Annotated[str, msgspec.Meta(min_length=16, max_length=64)]
+
+
+class Beat(msgspec.Struct, frozen=True):
+    """The answer to AskBeat: HMAC-SHA256 of the nonce under the fabric's key, in hexadecimal digits."""
+
+    proof: str
+
+
 class AskEvents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request for the events after number ``since``."""
 

@@ -32,6 +32,9 @@ class MemorySwitch:
     async def packet_out(self, port: int, payload: bytes) -> None:
         """Drop the packet."""
 
+    async def hear(self) -> None:
+        """It has said nothing."""
+
     async def ensure_pipeline(self) -> bool:
         """Take the program at the first time."""
         pushed, self._has_pipeline = not self._has_pipeline, True

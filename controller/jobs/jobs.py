@@ -31,6 +31,7 @@ from netfold.controller.jobs.planning import Planning
 from netfold.controller.jobs.recovery import Recovery
 from netfold.controller.jobs.reforming import Reforming, evicted
 from netfold.controller.jobs.registry import Registry
+from netfold.controller.jobs.standstill import Standstill
 from netfold.controller.jobs.tree_placement import Installer, TreePlacement
 from netfold.fabric.graph import Fabric
 from netfold.fabric.slots import Allocator
@@ -67,9 +68,11 @@ class Jobs:
 
     def __init__(
         self, fabric: Fabric, allocator: Allocator, installer: Installer, liveness: Liveness, drains: Drains,
-        adoption: Adoption, note: Note = unnoted,
+        adoption: Adoption, note: Note = unnoted, standstill: Standstill | None = None,
     ) -> None:
         self._fabric = fabric
+        self._installer = installer
+        self._standstill = standstill or Standstill()
         self._drains = drains
         self._adoption = adoption
         self._note = note
@@ -249,7 +252,9 @@ class Jobs:
                 yield event
         finally:
             del job.watchers[request.rank]
-            if not self._closing:
+            if self._standstill.was_recent:
+                self._background.begin(self._lose_if_primary(job, request.rank), f"{job}: rank {request.rank} has gone")
+            elif not self._closing:
                 self._lose_watched(job, request.rank)
 
     def _adopt(self, request: Watch) -> None:
@@ -342,6 +347,13 @@ class Jobs:
         if job.is_connecting or (job.is_empty and (job.planning is None or job.planning.done())):
             # in the background, since the task that noticed is being cancelled itself
             self._background.begin(self._end(job), f"end of {job}")
+
+    async def _lose_if_primary(self, job: Job, rank: int) -> None:
+        """A rank's Watch was over when this process had stood still: the rank may have gone to a later controller, of
+        which the switches tell."""
+        await self._installer.confirm()
+        if not (self._closing or self._stands_back or rank in job.watchers):
+            self._lose_watched(job, rank)
 
     def _lose_watched(self, job: Job, rank: int) -> None:
         """A rank's Watch is over.  One that went on to the next incarnation, and watches that, has closed it itself."""

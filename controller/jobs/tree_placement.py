@@ -35,6 +35,9 @@ class Installer(Protocol):
     async def uninstall(self, part: str) -> None:
         """Remove a part from all switches."""
 
+    async def confirm(self) -> None:
+        """Hear from every switch whether another client has taken it."""
+
     def session(self, switch: str) -> int:
         """Number of the current session with a switch; after a change, the switch may have lost its slots."""
 

@@ -5,8 +5,7 @@ still for a leaf that starts."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from typing import Final
+from typing import Final, Literal
 
 SOON: Final = 0.01
 """Seconds between attempts at first."""
@@ -20,16 +19,25 @@ PATIENCE: Final = 1.0
 
 async def listens(address: str) -> bool:
     """Whether something accepts connections at ``unix:PATH`` or ``HOST:PORT`` now."""
-    with contextlib.suppress(OSError):  # TimeoutError is one
+    return await takes(address) == "silent"
+
+
+async def takes(address: str) -> Literal["silent", "refused", "unreachable"]:
+    """How ``unix:PATH`` or ``HOST:PORT`` takes a connection now: it is accepted, in silence, the machine says that
+    nobody listens, or nothing is heard."""
+    try:
         async with asyncio.timeout(PATIENCE):
             if address.startswith("unix:"):
                 _, writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
             else:
                 host, _, port = address.rpartition(":")
                 _, writer = await asyncio.open_connection(host.removeprefix("[").removesuffix("]"), int(port))
-        writer.close()
-        return True
-    return False
+    except (ConnectionRefusedError, FileNotFoundError):
+        return "refused"
+    except OSError:  # TimeoutError is one
+        return "unreachable"
+    writer.close()
+    return "silent"
 
 
 async def until_listening(address: str) -> None:

@@ -407,6 +407,11 @@ class Session:
             raise SwitchError(f"{self.name} ({self.address}): read back what this controller never writes: {error}"
                               ) from error
 
+    async def hear(self) -> None:
+        """Wait until all that the switch has said so far is here, which is at the latest when it answers.  Raises
+        SwitchError."""
+        await self._read([])
+
     async def read_counter(self, name: str) -> dict[int, Count]:
         """The non-zero cells of an indirect counter, by index; none if the program lacks it.  Raises
         SwitchError."""

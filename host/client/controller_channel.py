@@ -11,6 +11,7 @@ from typing import Any, Final
 import grpc
 import msgspec
 
+from netfold.host.client.hang_watch import HangWatch
 from netfold.host.client.stream_listener import CLOSE_SECONDS
 from netfold.rpc import channel as tls
 from netfold.rpc.certificates import TlsError
@@ -40,6 +41,8 @@ class ControllerChannel:
         self._closed = False
         self.channel = tls.channel(self._addresses[0])
         """The channel of this moment."""
+        self._hang_watch: HangWatch | None = None
+        self._watch_for_hangs()
 
     @property
     def addresses(self) -> list[str]:
@@ -59,6 +62,21 @@ class ControllerChannel:
                 continue
             with self._lock:
                 self._addresses.append(address)
+        self._watch_for_hangs()
+
+    def _watch_for_hangs(self) -> None:
+        """Go on from a controller that hangs, where another one may take over."""
+        if len(self._addresses) > 1 and self._hang_watch is None:
+            self._hang_watch = HangWatch(self._here_and_others, self._on_hang)
+            self._hang_watch.start()
+
+    def _here_and_others(self) -> tuple[str, list[str]]:
+        with self._lock:
+            return self._addresses[self._place], [*self._addresses[:self._place], *self._addresses[self._place + 1:]]
+
+    def _on_hang(self) -> None:
+        log.warning("the controller at %s hangs, and another one serves: going on to that", self._here_and_others()[0])
+        self.go_on(self.channel)
 
     def go_on(self, failed: grpc.Channel) -> None:
         """Goes over to a new channel to the next address, after calls on ``failed`` were not answered; calls that are
@@ -104,6 +122,8 @@ class ControllerChannel:
         left must not hang."""
         with self._lock:
             self._closed = True
+        if self._hang_watch is not None:
+            self._hang_watch.close()
         closing = _close(self.channel)
         closing.join(CLOSE_SECONDS)
         if closing.is_alive():

@@ -12,6 +12,7 @@ import pytest
 from finsy.proto import p4r, rpc_code
 
 from netfold.controller import standby as module
+from netfold.controller.heartbeat import Health, Heartbeat
 from netfold.controller.standby import Standby
 from netfold.controller.switch.arbitration import lowest_id
 from netfold.controller.switch.election import Elections
@@ -42,6 +43,25 @@ class Scripted(Observer):
         self._set(number)
 
 
+class Beats(Heartbeat):
+    """What a test says of the first controller; nothing at first."""
+
+    said: Health = "unknown"
+
+    @property
+    def health(self) -> Health:
+        return self.said
+
+    async def run(self) -> None:
+        """Hear nothing by itself."""
+        await asyncio.Event().wait()
+
+    def says(self, health: Health) -> None:
+        """From now on this is known."""
+        self.said = health
+        self._on_change()
+
+
 def standby(folder: Path) -> tuple[Standby, dict[str, Scripted]]:
     """The standby of a 2x2x4 fabric, and its observers by switch."""
     key = folder / "fabric.key"
@@ -54,7 +74,7 @@ def standby(folder: Path) -> tuple[Standby, dict[str, Scripted]]:
     def observe(switch: Switch, on_change: Callable[[], None]) -> Observer:
         return observers.setdefault(switch.name, Scripted(switch, on_change))
 
-    return Standby(fabric, observe=observe), observers
+    return Standby(fabric, observe=observe, beats=Beats), observers
 
 
 async def idle() -> None:
@@ -106,6 +126,46 @@ def test_strangers_keep_it_from_nothing(tmp_path: Path) -> None:
         assert not gone.done()
         observers["spine1"].sees(False)  # and an id of the dead controller is repeated on spine2
         assert await gone == {"spine1", "spine2"}
+
+    run(story())
+
+
+@pytest.mark.parametrize("health", ["hung", "gone"])
+def test_it_takes_over_from_a_controller_that_hangs(tmp_path: Path, health: Health) -> None:
+    """Though all switches have it as their primary; one that can reach half of them only does not."""
+
+    async def story() -> None:
+        waiting, observers = standby(tmp_path)
+        task = asyncio.create_task(waiting.wait())
+        await idle()
+        for name in ("leaf1", "leaf2"):
+            observers[name].sees(True)
+        assert isinstance(waiting._heartbeat, Beats)
+        waiting._heartbeat.says(health)
+        await idle()
+        assert not task.done()
+        observers["spine1"].sees(True)
+        assert await task == {"leaf1", "leaf2", "spine1"}
+
+    run(story())
+
+
+def test_a_controller_that_is_at_work_may_lose_all_switches_to_strangers(tmp_path: Path) -> None:
+    """It claims them again itself; where it has lost most of them to nobody, it is cut off."""
+
+    async def story() -> None:
+        waiting, observers = standby(tmp_path)
+        task = asyncio.create_task(waiting.wait())
+        await idle()
+        assert isinstance(waiting._heartbeat, Beats)
+        waiting._heartbeat.says("alive")
+        for observer in observers.values():
+            observer.is_taken(1 << 127)
+        await idle()
+        assert not task.done()
+        for name in ("leaf1", "leaf2", "spine1"):
+            observers[name].sees(False)
+        assert await task == {"leaf1", "leaf2", "spine1"}
 
     run(story())
 

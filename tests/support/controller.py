@@ -94,6 +94,9 @@ class MemorySession:
     async def packet_out(self, port: int, payload: bytes) -> None:
         self.switch.sends(port, payload)
 
+    async def hear(self) -> None:
+        pass
+
     async def ensure_pipeline(self) -> bool:
         pushed = not self.switch.has_pipeline
         if pushed:

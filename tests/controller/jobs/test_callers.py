@@ -30,6 +30,7 @@ CALLS: Final[dict[str, tuple[msgspec.Struct, set[str]]]] = {
     f"{operator.SERVICE}/Status": (operator.AskStatus(), {"operators", "jobs", "viewers"}),
     f"{operator.SERVICE}/Wiring": (wiring.AskWiring(), {"operators", "viewers"}),
     f"{operator.SERVICE}/Events": (operator.AskEvents(), {"operators", "viewers"}),
+    f"{operator.SERVICE}/Beat": (operator.AskBeat("0123456789abcdef"), {"operators"}),
     f"{operator.SERVICE}/Connections": (operator.AskConnections(), {"operators"}),
     f"{operator.SERVICE}/Faults": (operator.SetFaults([]), {"operators"}),
     f"{path_service.OPERATOR}/Table": (path_service.AskTable(), {"operators", "viewers"}),

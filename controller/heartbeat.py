@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a fabric's controller is at work, as its standby sees it: it may hang, and then no connection ends.
+
+Two signs, at the address where it serves jobs:
+
+    each second     a new connection is greeted (HTTP/2).  gRPC's own threads do that, so that a controller answers
+                    whose event loop is held, by planning for hundreds of switches, say: the process runs
+    all the while   a question with a nonce is answered by HMAC under the fabric key, from the event loop.  It proves
+                    that the loop turns, and that this is the fabric's controller: nobody else's answer counts
+
+A controller that has proven itself once hangs when no connection has been greeted for SILENCE seconds, or no question
+answered for HELD, though its address takes connections.  An address that takes none has no process behind it, if the
+machine says so; where nothing is heard of the machine, nothing is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final, Literal
+
+import grpc
+
+from netfold.controller.switch import reach
+from netfold.rpc import channel, rpc
+from netfold.rpc.certificates import TlsError
+from netfold.wire.operator import SERVICE, AskBeat, Beat
+
+INTERVAL: Final = 1.0
+"""Seconds between two connections, and between two questions."""
+GREETING: Final = 3.0
+"""Seconds for a greeting."""
+SILENCE: Final = 5.0
+"""Seconds without a greeting after which the process hangs: on a busy machine a greeting may take one or two."""
+HELD: Final = 120.0
+"""Seconds without an answer after which the event loop hangs: planning for 480 switches holds it for up to 60."""
+
+Health = Literal["unknown", "alive", "hung", "gone"]
+Greeting = Literal["greeted", "silent", "refused", "unreachable"]
+
+
+def proof(key: bytes, nonce: str) -> str:
+    """What a controller with the fabric's key answers to a nonce."""
+    return hmac.digest(key, b"beat\0" + nonce.encode(), "sha256").hex()
+
+
+class Heartbeat:
+    """Watches the controller at one address until cancelled.
+
+    key        the fabric's key
+    token      an operator's, where callers need one
+    on_change  called when `health` may have changed
+    greet      connects once; default: `greeting` of the address
+    ask        asks once, and returns whether the answer is right; default: by gRPC
+    clock      monotonic seconds
+    sleep      waits so many seconds
+    """
+
+    def __init__(
+        self, address: str, key: bytes, token: str, on_change: Callable[[], None], *,
+        greet: Callable[[], Awaitable[Greeting]] | None = None, ask: Callable[[], Awaitable[bool]] | None = None,
+        clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._address = address
+        self._key = key
+        self._token = token
+        self._on_change = on_change
+        self._greet = greet or self._connect
+        self._ask = ask or self._question
+        self._clock = clock
+        self._sleep = sleep
+        self._last: Greeting = "unreachable"
+        self._greeted = self._proven = clock()
+        self._was_proven = False
+
+    def begin(self) -> None:
+        """Forget what was known: another controller may serve there from now on."""
+        self._was_proven = False
+
+    @property
+    def health(self) -> Health:
+        """What is known of the controller now; "unknown" until it has proven itself."""
+        now = self._clock()
+        if not self._was_proven or self._last == "unreachable":
+            return "unknown"
+        if self._last == "refused":
+            return "gone"
+        return "hung" if now > self._greeted + SILENCE or now > self._proven + HELD else "alive"
+
+    async def run(self) -> None:
+        """Connect and ask again and again."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._greetings(), name="greetings of the controller")
+            tasks.create_task(self._answers(), name="proofs of the controller")
+
+    async def _greetings(self) -> None:
+        while True:
+            self._last = await self._greet()
+            if self._last == "greeted":
+                self._greeted = self._clock()
+            self._on_change()
+            await self._sleep(INTERVAL)
+
+    async def _answers(self) -> None:
+        while True:
+            if await self._ask():
+                self._proven, self._was_proven = self._clock(), True
+                self._on_change()
+            await self._sleep(INTERVAL)
+
+    async def _connect(self) -> Greeting:
+        return await greeting(self._address)
+
+    async def _question(self) -> bool:
+        nonce = secrets.token_hex(16)
+        try:
+            beat = await rpc.call(self._address, f"{SERVICE}/Beat", AskBeat(nonce), Beat, HELD, token=self._token)
+        except rpc.Unreachable:
+            return False
+        return hmac.compare_digest(beat.proof.encode(), proof(self._key, nonce).encode())
+
+
+async def greeting(address: str) -> Greeting:
+    """How an address takes a new connection: something greets, takes it and is silent, the machine refuses it, or
+    nothing is heard."""
+    with contextlib.suppress(TimeoutError, TlsError, grpc.RpcError):
+        async with asyncio.timeout(GREETING), channel.aio_channel(address) as opened:
+            await opened.channel_ready()
+            return "greeted"
+    return await reach.takes(address)
