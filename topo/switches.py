@@ -207,10 +207,12 @@ class SoftSwitch(P4Switch):
     missing = "it comes with NetFold: make setup"
 
     def command(self) -> list[str]:
-        """`softswitch --no-p4 ...`: the program comes over P4Runtime."""
+        """`softswitch --no-p4 ...`: the program comes over P4Runtime, from the primary of the default role: whoever
+        wants to write must take the switch from the controller, which notices that."""
         ports = [f"{port}@{name}" for port, name in self.interfaces()]
         return [
-            find_program("softswitch", self.missing), "--no-p4", *(word for port in ports for word in ("-i", port)),
+            find_program("softswitch", self.missing), "--no-p4", "--default-role-only",
+            *(word for port in ports for word in ("-i", port)),
             *self.server_options(), "--device-id", str(self.device_id),
             *(["--pcap", str(self.pcap)] if self.pcap else []),
         ]

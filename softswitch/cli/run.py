@@ -67,6 +67,9 @@ def run(
         CliOption(metavar="WHO", help="Only these clients may write: cert:NAME, an IP address or network, unix; "
                                       "repeat. Others read."),
     ] = None,
+    default_role_only: Annotated[
+        bool, CliOption("--default-role-only", help="Refuse clients of other roles, which write beside its primary.")
+    ] = False,
     thrift_port: Annotated[
         int | None,
         CliOption(min=0, max=65535, metavar="PORT", help="Serve BMv2's Thrift services on 127.0.0.1:PORT, to "
@@ -149,7 +152,8 @@ def run(
     settings = Settings(ports, cpu_port, seed, queue, join=not no_offload, pcap=pcap, trace=tracing)
 
     compiler = Compiler(flags=SANITIZE if sanitize else (), trace=tracing is not None)
-    server = Server(device_id=device_id, settings=settings, builder=compiler, primaries=primaries)
+    server = Server(device_id=device_id, settings=settings, builder=compiler, primaries=primaries,
+                    default_role_only=default_role_only)
     serving = contextlib.ExitStack()
     stop = Stop()
     try:

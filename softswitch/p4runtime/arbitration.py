@@ -46,10 +46,15 @@ class Session:
 
 
 class Arbitration:
-    """Decides which controller of each role is primary, and may write."""
+    """Decides which controller of each role is primary, and may write.
 
-    def __init__(self, device_id: int) -> None:
+    default_role_only  whether no other role may have a controller: each has a primary of its own, which would write
+                       without the default role's hearing of it
+    """
+
+    def __init__(self, device_id: int, *, default_role_only: bool = False) -> None:
         self._device_id = device_id
+        self._default_role_only = default_role_only
         self._lock = threading.Lock()
         self._sessions: list[Session] = []
         self._highest: dict[str, int] = {}
@@ -63,10 +68,13 @@ class Arbitration:
     def update(self, session: Session, message: p4r.MasterArbitrationUpdate) -> None:
         """Registers a session, or registers it again, and notifies all controllers that this concerns.
 
-        Raises NotFound, InvalidArgument, FailedPrecondition, Unimplemented: its stream must then end.
+        Raises NotFound, InvalidArgument, FailedPrecondition, PermissionDenied, Unimplemented: its stream must then end.
         """
         self.check_device(message.device_id)
         role = roles.name(message.role)
+        if role and self._default_role_only:
+            raise PermissionDenied(f"role {role!r}: this switch has the default role alone (--default-role-only): "
+                                   "arbitrate without a role; who is not primary reads")
         election = election_number(message.election_id)
         access = roles.decode(message.role)
         with self._lock:

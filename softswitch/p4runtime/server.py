@@ -74,12 +74,12 @@ class Server(p4r_grpc.P4RuntimeServicer):
 
     def __init__(
         self, *, device_id: int, settings: Settings, builder: Builder, primaries: Primaries | None = None,
-        tell_ports: bool = True,
+        tell_ports: bool = True, default_role_only: bool = False,
     ) -> None:
         self.device_id = device_id
         self._builder = builder
         self._primaries = primaries or Primaries()
-        self._arbitration = Arbitration(device_id)
+        self._arbitration = Arbitration(device_id, default_role_only=default_role_only)
         listener = Listener(self._on_event, self._on_digest, self._on_death)
         self._configuration = Configuration(settings, builder, listener)
         self._writing = threading.Lock()

@@ -8,6 +8,7 @@ import struct
 import time
 from pathlib import Path
 
+import grpc
 import msgspec
 import pytest
 
@@ -17,6 +18,7 @@ from netfold.topo import sandbox
 from netfold.wire import roce
 from support import needs
 from support.capture import Capture
+from support.client import Client
 from support.steady import PATIENCE, Steady
 from support.topo import ENGINES, in_sandbox, program
 
@@ -48,12 +50,24 @@ def result_of(frames: list[tuple[str, bytes]], victim: str) -> dict[str, object]
     raise AssertionError(f"no result for {victim} among {len(frames)} frames")
 
 
+def refusal_of_a_role(network: Network) -> str:
+    """What a leaf says to a client that wants to write to it beside the controller, in a role of its own."""
+    leaf = network.fabric.switch("leaf1")
+    with Client(leaf.grpc, device=leaf.device_id) as guest:
+        stream = guest.stream()
+        stream.arbitrate(1, device=leaf.device_id, role="guest")
+        with pytest.raises(grpc.RpcError) as caught:
+            stream.next()
+        return str(caught.value)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @in_sandbox(timeout=200)
 def test_strangers_change_no_sum_and_are_counted(engine: Engine, tmp_path: Path) -> None:
     """Three hosts sum; the fourth sends rank 0 results from its own address with any TTL and from others', and a user
     of rank 0's host sends them with TTL 255: every sum is right, no trees are planned anew, the leaf counts what was
-    spoofed, and the rank's log says where the rest came from.  The user gets neither a rank's port nor its address."""
+    spoofed, and the rank's log says where the rest came from.  The user gets neither a rank's port nor its address, and
+    no P4Runtime client writes beside the controller in a role of its own."""
     with Network(fabric_of(engine), logs=tmp_path / "logs") as network, Steady(network, seed=5, hosts=3) as steady:
         victim, attacker = network.fabric.hosts[0], network.fabric.hosts[3]
         with Capture() as capture:
@@ -68,6 +82,8 @@ def test_strangers_change_no_sum_and_are_counted(engine: Engine, tmp_path: Path)
         begun = time.monotonic()
         (host,), (user,) = ([json.loads(lines[-1]) for lines in one.wait(within=60)] for one in running)
         assert time.monotonic() - begun >= SECONDS
+        if engine == "softswitch":
+            assert "--default-role-only" in refusal_of_a_role(network)
         steady.go_on()
         status = network.status()
         ends = steady.end()

@@ -161,11 +161,13 @@ def code_of(error: BaseException) -> grpc.StatusCode:
 
 @contextmanager
 def serving(
-    *, settings: Settings | None = None, builder: Builder = probe_builder, tell_ports: bool = True
+    *, settings: Settings | None = None, builder: Builder = probe_builder, tell_ports: bool = True,
+    default_role_only: bool = False,
 ) -> Iterator[tuple[Server, str]]:
     """Start a server without switch ports on a free TCP port: (server, address)."""
     settings = settings or Settings(cpu_port=510)
-    server = Server(device_id=1, settings=settings, builder=builder, tell_ports=tell_ports)
+    server = Server(device_id=1, settings=settings, builder=builder, tell_ports=tell_ports,
+                    default_role_only=default_role_only)
     try:
         (port,) = server.listen("127.0.0.1:0")
         yield server, f"127.0.0.1:{port}"

@@ -92,6 +92,27 @@ def test_a_role_reads_what_its_config_names() -> None:
         assert refused(lambda: client.read(COUNTER))[0] is NOT_FOUND
 
 
+def test_a_switch_with_the_default_role_alone_refuses_all_others() -> None:
+    """With a config or without, by name or number, also while the default role has no primary: nothing is written
+    beside it. Who is not primary reads."""
+    with serving(default_role_only=True) as (_, address), Client(address) as admin, Client(address) as guest:
+        for config in (None, P4RoleConfig(shared_p4_ids=[COUNTER_ID], can_push_pipeline=True)):
+            stream = guest.stream()
+            stream.arbitrate(1 << 63, role="guest", config=config)
+            assert "--default-role-only" in _end(stream)
+        numbered = guest.stream()
+        numbered.send(p4r.StreamMessageRequest(arbitration=p4r.MasterArbitrationUpdate(
+            device_id=1, election_id=p4r.Uint128(low=9), role=p4r.Role(id=5))))
+        assert "role '#5'" in _end(numbered)
+        admin.become_primary()
+        admin.push(probe_config())
+        guest.role = "guest"
+        assert refused(lambda: guest.write((MODIFY, COUNTER)))[0] is DENIED
+        assert refused(lambda: guest.push(probe_config()))[0] is DENIED
+        guest.role = ""
+        assert guest.read(COUNTER)
+
+
 def test_what_one_role_has_alone_no_other_named_role_writes() -> None:
     """Not a role without a config either; the default role may do everything; what is exclusive is free again when its
     role has left."""
