@@ -134,7 +134,8 @@ class Aborted(NetFoldError):
 
 
 class Closed(NetFoldError):
-    """The communicator has been closed.
+    """The communicator has been closed, or this process was forked from the one that has joined.
 
-    Remedy: a call came after `close()`, `destroy_process_group()` or the end of the `with` block: end the use first.
+    Remedy: a call came after `close()`, `destroy_process_group()` or the end of the `with` block: end the use first. In
+    a forked child, such as a worker of a data loader, call nothing of its parent's communicator.
     """

@@ -334,6 +334,7 @@ def _of_membership(
     with ExitStack() as undo:  # whoever is told that it failed may try again at once, at the same ports
         mesh = open_mesh(plan, listener, settings.timeout, rail, membership.client, timeline, settings.paths)
         undo.callback(mesh.close)
+        mesh.told_by(membership.lost_rank)
         peers = Peers(
             mesh,
             algorithm=settings.algorithm,

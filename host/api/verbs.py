@@ -31,6 +31,7 @@ Max: Final = "max"
 Product: Final = "product"
 
 _world: Communicator | None = None
+os.register_at_fork(after_in_child=lambda: atexit.unregister(shutdown))  # only who has joined leaves
 
 
 def init(

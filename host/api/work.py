@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
 import threading
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from netfold.host.errors import Aborted, Busy, Closed, CollectiveTimeout, NetFoldError, RanksChanged
+from netfold.host.forked import closed_in_child, ends_in_child
 from netfold.host.tracing.flight import Flight
 from netfold.host.tracing.timeline import QUEUED
 
@@ -44,6 +46,8 @@ class News:
         self._changed: RanksChanged | None = None
         self._before = -1
         """What ``told`` was when that operation was started which ended with the last change."""
+        self.forked: Closed | None = None
+        """In a forked child: the error of all that its parent has started, which ends there alone."""
         self._lock = threading.Lock()
 
     def happened(self, changed: RanksChanged, told: int) -> None:
@@ -51,6 +55,10 @@ class News:
         with self._lock:
             if told > self._before:
                 self._changed, self._before = changed, told
+
+    def after_fork(self, error: Closed) -> None:
+        """This is a forked child, where whatever has not ended ends with this error."""
+        self.forked, self._lock = error, threading.Lock()
 
     def check(self, told: int) -> None:
         """Raises RanksChanged for an operation that was started when the program had been told so often, where it had
@@ -86,6 +94,8 @@ class Work(Generic[T]):
         timeout  seconds; default: the operation's own timeout.  Raises CollectiveTimeout when it is over; the operation
                  itself goes on, and may be waited for again
         """
+        if self._left_behind():
+            raise self._news.forked  # type: ignore[misc]
         if not self._done.wait(timeout):
             raise CollectiveTimeout(f"{self._me}: not done within the {timeout:g} s of wait(); it goes on")
         if self._error is not None:
@@ -95,7 +105,7 @@ class Work(Generic[T]):
 
     def done(self) -> bool:
         """Whether ``wait`` would return, or raise the operation's error, at once."""
-        return self._done.is_set()
+        return self._done.is_set() or self._left_behind()
 
     def add_done_callback(self, callback: Callable[[Work[T]], object]) -> None:
         """Calls ``callback(work)`` once the operation is done: on the communicator's thread, or here if it is done
@@ -103,11 +113,16 @@ class Work(Generic[T]):
 
         What a callback raises is logged; the operation and those after it go on.
         """
-        with self._lock:
-            if not self._done.is_set():
-                self._callbacks.append(callback)
-                return
+        if not self._left_behind():
+            with self._lock:
+                if not self._done.is_set():
+                    self._callbacks.append(callback)
+                    return
         self._run_callback(callback)
+
+    def _left_behind(self) -> bool:
+        """Whether this is a forked child, and the operation goes on in its parent alone."""
+        return self._news.forked is not None and not self._done.is_set()
 
     def _run(self) -> None:
         self._starts()
@@ -143,7 +158,9 @@ class OperationSequencer:
         self.me = me
         self.flight = Flight(me, 0, 1) if flight is None else flight
         self.broken: NetFoldError | None = None
-        self._closed = False
+        self._closed: Closed | None = None
+        """The error of all that is called from now on; None while it is open."""
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._inside: threading.Thread | None = None
         """The thread that is inside an operation, or was last."""
@@ -153,6 +170,18 @@ class OperationSequencer:
         self.incarnation = 0
         """How often the ranks have changed."""
         self._news = News()
+        ends_in_child(self)
+
+    def after_fork(self) -> None:
+        """This is a forked child: what its parent has begun goes on there alone, and here nothing can begin."""
+        inside = self._lock.locked() and self._inside is threading.current_thread()  # it forked in a signal's handler
+        self._lock = threading.Lock()
+        if inside:
+            self._lock.acquire()
+        if self._closed is None:
+            self._closed = self.broken = closed_in_child(self.me, self._process)
+            self._news.after_fork(self._closed)
+        self._last = None
 
     def wait(self) -> None:
         """Waits for the asynchronous operations that were begun before.  Raises RanksChanged where they ended with it,
@@ -185,8 +214,8 @@ class OperationSequencer:
         if not self._lock.acquire(blocking=False):
             raise Busy(f"{self.me}: another thread is inside a collective; call from one thread, or use a lock")
         try:
-            if self._closed:
-                raise Closed(f"{self.me}: the communicator was closed")
+            if self._closed is not None:
+                raise self._closed
             if self.broken is not None:
                 raise self.broken
             if incarnation != self.incarnation:
@@ -225,8 +254,8 @@ class OperationSequencer:
         if not self._lock.acquire(blocking=False):
             raise Busy(f"{self.me}: another thread is inside a collective; call from one thread, or use a lock")
         try:
-            if self._closed:
-                raise Closed(f"{self.me}: the communicator was closed")
+            if self._closed is not None:
+                raise self._closed
             if isinstance(self.broken, Aborted):
                 raise self.broken
             self._inside = _here.thread
@@ -248,8 +277,8 @@ class OperationSequencer:
 
     def later(self, call: Callable[[], T], what: str) -> Work[T]:
         """Runs ``call``, which begins its operation itself, after all that were started before it."""
-        if self._closed:
-            raise Closed(f"{self.me}: the communicator was closed")
+        if self._closed is not None:
+            raise self._closed
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="netfold", daemon=True)
             self._thread.start()
@@ -263,14 +292,15 @@ class OperationSequencer:
         return work
 
     def close(self) -> bool:
-        """Waits for what is under way, and ends.  Returns False where it was closed before."""
-        if self._closed:
+        """Waits for what is under way, and ends.  Returns False where it was closed before, as it is in a forked child.
+        """
+        if self._closed is not None:
             return False
         if self._thread is not None and threading.current_thread() is not self._thread:
             self._queue.put(None)
             self._thread.join()  # bounded: every operation is
         alone = self._wait_for_others()
-        self._closed = True
+        self._closed = Closed(f"{self.me}: the communicator was closed")
         self.flight.close()
         if alone:
             self._lock.release()

@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import os
+import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import grpc
@@ -13,6 +17,8 @@ import msgspec
 
 from netfold.host.client.hang_watch import HangWatch
 from netfold.host.client.stream_listener import CLOSE_SECONDS
+from netfold.host.errors import JoinRefused
+from netfold.host.forked import disconnect, ends_in_child
 from netfold.rpc import channel as tls
 from netfold.rpc.certificates import TlsError
 
@@ -23,13 +29,21 @@ AWAY: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED,
 
 
 class ControllerChannel:
-    """A gRPC channel to one of several addresses, of which one has a controller at a time.  Raises TlsError.
+    """A gRPC channel to one of several addresses, of which one has a controller at a time.
+
+    Raises TlsError, and JoinRefused in a process that was forked from one with a channel.
 
     addresses  "host:port" or "unix:/path" each, tried in turn
     metadata   what every call carries
     """
 
+    _works = True
+    """Whether gRPC works in this process: calls of one that was forked beside an open channel never end."""
+
     def __init__(self, addresses: Sequence[str], metadata: tuple[tuple[str, str], ...] = ()) -> None:
+        if not ControllerChannel._works:
+            raise JoinRefused(f"{','.join(addresses)}: this process was forked from a rank of a job, and gRPC works in "
+                              "that one alone: fork before the first join, or start a process of its own (spawn)")
         if not addresses:
             raise ValueError("no address of a controller: expected host:port or unix:/path, or several with commas")
         for address in addresses:
@@ -43,6 +57,15 @@ class ControllerChannel:
         """The channel of this moment."""
         self._hang_watch: HangWatch | None = None
         self._watch_for_hangs()
+        ends_in_child(self)
+
+    def after_fork(self) -> None:
+        """This is a forked child, which does not have gRPC's threads: the channel is never freed here, since that waits
+        for them, and the connection is let go of where gRPC has not done so (GRPC_ENABLE_FORK_SUPPORT=0)."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.channel))
+        ControllerChannel._works &= self._closed
+        self._lock, self._closed = threading.Lock(), True
+        disconnect(_connections_to(self._addresses))
 
     @property
     def addresses(self) -> list[str]:
@@ -129,6 +152,27 @@ class ControllerChannel:
         if closing.is_alive():
             log.warning("the connection to %s did not close within %g s; left behind", self._addresses[self._place],
                         CLOSE_SECONDS)
+
+
+def _connections_to(addresses: Sequence[str]) -> Iterator[int]:
+    """Descriptors of this process that are connected to one of these addresses; of a host that is given by its name,
+    those to its port."""
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as sock:
+                peer = sock.getpeername()
+            for address in addresses:
+                host, _, port = address.rpartition(":")
+                if address.startswith("unix:"):
+                    same = isinstance(peer, str) and peer == address.removeprefix("unix:").replace("//", "", 1)
+                else:
+                    same = isinstance(peer, tuple) and str(peer[1]) == port and (
+                        not host[-1:].isdigit() or peer[0].removeprefix("::ffff:") == host.strip("[]")
+                    )
+                if same:
+                    yield int(name)
 
 
 def _close(channel: grpc.Channel) -> threading.Thread:

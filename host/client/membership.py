@@ -39,6 +39,10 @@ class Membership:
         """What has ended the job according to the controller, or None."""
         return None if self._watcher is None else self._watcher.job_error()
 
+    def lost_rank(self) -> tuple[int, str] | None:
+        """A rank that the controller has lost, and how, or None."""
+        return None if self._watcher is None else self._watcher.lost_rank()
+
     def wait_registered(self, timeout: float) -> None:
         """Waits until the controller watches this rank, so that its death would be noticed; at most so many seconds."""
         if self._watcher is not None:

@@ -54,6 +54,7 @@ class Watcher:
         self._folds = folds
         self._me = me
         self._job_error: NetFoldError | None = None
+        self._lost_rank: tuple[int, str] | None = None
         self._leaving = self._closing = False
         self._lock = threading.Lock()
         self._halt = 0
@@ -75,6 +76,10 @@ class Watcher:
     def job_error(self) -> NetFoldError | None:
         """The first event that ended the job for this rank, as an exception; None while all is well."""
         return self._job_error
+
+    def lost_rank(self) -> tuple[int, str] | None:
+        """The first rank of which the controller has said that it is lost, and how; None while it has of none."""
+        return self._lost_rank
 
     def on_halt(self, call: Callable[[int], None]) -> None:
         """Registers a function that is called, on the watcher's thread, with the number of each recovery round in which
@@ -177,6 +182,7 @@ class Watcher:
         if self._job_error is not None:
             return
         if isinstance(event, RankLost):
+            self._lost_rank = event.rank, f"is lost, says the controller: {event.why}"
             self._job_error = PeerLost(
                 f"lost rank {event.rank} at {event.address} ({event.host}): {event.why}. Look at that rank's own "
                 "error; then join anew, or go on without it: shrink()"

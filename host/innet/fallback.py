@@ -16,6 +16,7 @@ import logging
 import socket
 
 from netfold.host.errors import TreesLost
+from netfold.host.forked import own_pair
 from netfold.host.innet.core import Core
 from netfold.host.innet.stand_in import PURPOSE, Broken, StandIn, connect
 from netfold.host.innet.stand_in_link import StandInLink
@@ -67,7 +68,7 @@ class Fallback:
             if plan.rank == ranks[0]:
                 if self._listener is None:
                     raise Broken("it does not listen")
-                near, sock = socket.socketpair()
+                near, sock = own_pair()
                 self._stand_in = StandIn(self._listener, me, ranks, [stream.slots for stream in streams], near)
                 self._listener = None
             else:

@@ -22,7 +22,7 @@ from netfold.host.innet.packet_link import AGAIN, DONE, FAILED, OS_ERROR, Packet
 from netfold.host.innet.recovery_rounds import RecoveryRounds
 from netfold.host.innet.repeated import RepeatedFold
 from netfold.host.innet.stall_detector import StallDetector
-from netfold.host.mesh.mesh import WATCHED_SLICE_SECONDS
+from netfold.host.mesh.mesh import LOST_RANK_SECONDS, WATCHED_SLICE_SECONDS
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest, Request
 from netfold.host.tracing.timeline import Timeline
@@ -33,9 +33,6 @@ log = logging.getLogger("netfold")
 
 SLICE_SECONDS = 0.02
 """Seconds in native code between two checks of Python's signals (Ctrl-C), the timeout, and stalled streams."""
-LOST_RANK_SECONDS = 0.2
-"""Seconds without any new result after which a lost rank ends an operation; one that died after its last contribution
-need not end it."""
 SLICE_NS, WATCHED_SLICE_NS = int(SLICE_SECONDS * 1e9), int(WATCHED_SLICE_SECONDS * 1e9)
 LOST_RANK_NS = int(LOST_RANK_SECONDS * 1e9)
 TRIAL = Reduction("sum", "float32")

@@ -28,6 +28,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from netfold.host.forked import own, own_pair
 from netfold.host.innet.slot_switch import Nak, Packet, ResultRoute, SlotSwitch, parse
 from netfold.host.mesh.connecting import ATTEMPTS
 from netfold.host.mesh.handshake import HandshakeRefused, Identity, Initiator, Outcome, Responder
@@ -139,7 +140,7 @@ class StandIn:
         self._strangers: set[_Stranger] = set()
         self._unproven: UnprovenLimit[_Stranger] = UnprovenLimit(me.world, seconds=HANDSHAKE_SECONDS)
         self._selector = selectors.DefaultSelector()
-        self._wake, self._woken = socket.socketpair()
+        self._wake, self._woken = own_pair()
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
@@ -179,7 +180,7 @@ class StandIn:
             sock, address = self._listener.accept()
         except OSError:
             return
-        sock.setblocking(False)
+        own(sock).setblocking(False)
         stranger = _Stranger(sock, address[0], self._me)
         self._strangers.add(stranger)
         self._selector.register(sock, selectors.EVENT_READ, stranger)
@@ -294,7 +295,7 @@ def connect(address: str, me: Identity, peer: int, timeout: float) -> socket.soc
 
 def _connect_once(address: str, me: Identity, peer: int, timeout: float) -> socket.socket:
     host, _, port = address.rpartition(":")
-    sock = socket.create_connection((host, int(port)), timeout=timeout)
+    sock = own(socket.create_connection((host, int(port)), timeout=timeout))
     try:
         side = Initiator(me, peer)
         sock.sendall(side.hello)

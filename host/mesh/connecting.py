@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from netfold.host.forked import own
 from netfold.host.mesh.handshake import HandshakeRefused, Identity, Initiator, Outcome, Responder, StreamTurn
 from netfold.host.mesh.poller import Poller
 from netfold.host.mesh.sockets import BACKLOG, TAKEN, PeerUnreachable, connect
@@ -321,7 +322,7 @@ class Connecting:
                     if (fd := self._unproven.drop_one()) is not None:
                         self._refuse(self._incoming[fd], "was the oldest", limited=False)
                 return
-            sock.setblocking(False)
+            own(sock).setblocking(False)
             fd = sock.fileno()
             responder = Responder(self._me, streams=self._admit_stream is not None)
             self._incoming[fd] = _Incoming(sock, responder, f"{source[0]}:{source[1]}")

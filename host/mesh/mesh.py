@@ -30,6 +30,9 @@ from netfold.wire.jobs import Secret
 WATCHED_SLICE_SECONDS = 0.01
 """Seconds between two calls of whoever watches a mesh or rail (``watched_by``); they bound how soon one of several
 rails is found dead."""
+LOST_RANK_SECONDS = 0.2
+"""Seconds without any progress after which a rank that the controller has lost ends an operation; one that died after
+its last message need not end it."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,11 @@ class Mesh(ABC):
         """Calls ``watch`` every ``WATCHED_SLICE_SECONDS`` from now on while anything is waited for, with the monotonic
         seconds of the last progress; what it raises ends the operation.  None: stops that."""
         raise NotImplementedError(f"a mesh over {self.kind} cannot be watched")
+
+    def told_by(self, lost: Callable[[], tuple[int, str] | None]) -> None:
+        """From now on, what waits without progress for ``LOST_RANK_SECONDS`` ends where ``lost`` returns a rank that
+        the controller has lost, and why.  A mesh whose ranks cannot die one by one does nothing."""
+        del lost
 
     def interrupt(self, error: NetFoldError) -> None:
         """Called by another thread: what is waited for ends with this error, and so does all that follows."""

@@ -21,7 +21,7 @@ from netfold.host.errors import NetFoldError, RankMismatch, TransportError
 from netfold.host.mesh.connecting import Connecting, Proven, Unconnected
 from netfold.host.mesh.connection import FAILURE_MARK, HEADER, TEXT_BYTES, PeerConnection, Receive, text_of
 from netfold.host.mesh.handshake import Outcome, StreamTurn
-from netfold.host.mesh.mesh import IDLE, WATCHED_SLICE_SECONDS, Call, Mesh, Pending, no_such_peer
+from netfold.host.mesh.mesh import IDLE, LOST_RANK_SECONDS, WATCHED_SLICE_SECONDS, Call, Mesh, Pending, no_such_peer
 from netfold.host.mesh.poller import Poller, Registered
 from netfold.host.mesh.sockets import PeerUnreachable
 from netfold.host.tracing.timeline import Timeline
@@ -77,11 +77,18 @@ class PolledMesh(Mesh):
         self.bytes_sent = 0
         """Payload bytes posted for sending so far."""
         self._watcher: Callable[[float], None] | None = None
+        self._lost_rank: Callable[[], tuple[int, str] | None] = lambda: None
+        self._slice = timeout
+        """Seconds of one wait for bytes at most, where nobody watches."""
         self._moved = self._looked = clock()
 
     def watched_by(self, watch: Callable[[float], None] | None) -> None:
         """See ``Mesh``; every ``WATCHED_SLICE_SECONDS``."""
         self._watcher = watch
+
+    def told_by(self, lost: Callable[[], tuple[int, str] | None]) -> None:
+        """See ``Mesh``."""
+        self._lost_rank, self._slice = lost, LOST_RANK_SECONDS
 
     def interrupt(self, error: NetFoldError) -> None:
         """See ``Mesh``; at once where a connection stands, else when one comes or the timeout is over."""
@@ -108,12 +115,15 @@ class PolledMesh(Mesh):
     def _advance(self) -> None:
         """Moves the bytes that can be moved, waiting at most the timeout until some can."""
         deadline = self._clock() + self._timeout
-        most = self._timeout if self._watcher is None else WATCHED_SLICE_SECONDS
+        most = self._slice if self._watcher is None else WATCHED_SLICE_SECONDS
         while not self._poll_once(min(most, deadline - self._clock())):
             if self._watcher is not None:
                 self._watcher(self._moved)
-            if self._clock() >= deadline:
+            now = self._clock()
+            if now >= deadline:
                 self._time_out()
+            if now >= deadline - self._timeout + LOST_RANK_SECONDS and (lost := self._lost_rank()) is not None:
+                self._report_lost_rank(*lost)
         self._moved = self._clock()
         if self._watcher is not None and self._moved >= self._looked + WATCHED_SLICE_SECONDS:
             self._looked = self._moved

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from netfold.host.errors import TransportError
+from netfold.host.forked import own
 from netfold.host.mesh import congestion_control
 
 BACKLOG: Final = 1024
@@ -51,7 +52,7 @@ def connect(
 
 def open_socket() -> socket.socket:
     """A TCP socket of a mesh, with the congestion control that $NETFOLD_TCP_CONGESTION names.  Raises ValueError."""
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock = own(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
     name = os.environ.get(congestion_control.VARIABLE)
     if name:
         try:

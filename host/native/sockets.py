@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from netfold.host.errors import TransportError
+from netfold.host.forked import own
 from netfold.wire import roce
 
 # <linux/udp.h>, <linux/in.h>, <asm/socket.h>; Python's socket module does not name them all
@@ -105,7 +106,7 @@ def check_free(address: str) -> None:
 
 
 def _bound(address: str, port: int, opened: list[socket.socket], *, shared: bool = False) -> socket.socket:
-    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock = own(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
     opened.append(sock)
     try:
         sock.setblocking(False)

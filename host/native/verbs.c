@@ -106,6 +106,11 @@ void nf_verbs_close(nf_verbs *v) {
 
 const char *nf_verbs_why(const nf_verbs *v) { return v->device.why; }
 void nf_verbs_interrupt_by(nf_verbs *v, int fd) { v->interrupt = fd; }
+void nf_verbs_descriptors(const nf_verbs *v, int32_t numbers[3]) {
+    numbers[0] = v->device.context->cmd_fd;
+    numbers[1] = v->device.context->async_fd;
+    numbers[2] = v->device.events->fd;
+}
 
 /* ---- queue pairs made, and made anew ----------------------------------------------------------------------------- */
 bool nf_verbs_make(nf_verbs *v, nf_verbs_numbers *numbers) {

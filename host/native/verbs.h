@@ -54,6 +54,8 @@ void nf_verbs_unmake(nf_verbs *);
 nf_verbs_status nf_verbs_run(nf_verbs *, int64_t until);
 /* While this file descriptor is readable, nf_verbs_run returns NF_VERBS_AGAIN at once. */
 void nf_verbs_interrupt_by(nf_verbs *, int fd);
+/* The descriptors by which this process has the device; of one that is open. */
+void nf_verbs_descriptors(const nf_verbs *, int32_t numbers[3]);
 /* Records what the loop does, as nf_io_trace and nf_io_traced do. */
 void nf_verbs_trace(nf_verbs *, nf_span *spans, uint64_t room);
 uint64_t nf_verbs_traced(nf_verbs *, uint64_t *lost);

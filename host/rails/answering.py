@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from netfold.host.forked import own, own_pair
 from netfold.host.mesh.handshake import HandshakeRefused, Identity, Outcome, Responder
 from netfold.host.mesh.unproven import UnprovenLimit
 from netfold.host.rails.rank_state import Answer, Question, QuestionKind
@@ -91,7 +92,7 @@ class AnsweringThread:
         self._callers: dict[socket.socket, _Caller] = {}
         self._unproven: UnprovenLimit[socket.socket] = UnprovenLimit(me.world)
         self._selector = selectors.DefaultSelector()
-        self._wake, self._woken = socket.socketpair()
+        self._wake, self._woken = own_pair()
         self._thread = threading.Thread(target=self._serve, name="netfold-channel", daemon=True)
         self._thread.start()
 
@@ -143,7 +144,7 @@ class AnsweringThread:
                 oldest = self._unproven.drop_one()
                 time.sleep(FULL_SECONDS) if oldest is None else self._drop(oldest)
             return
-        caller.settimeout(SEND_SECONDS)
+        own(caller).settimeout(SEND_SECONDS)
         self._callers[caller] = _Caller(caller, Responder(self._me))
         self._selector.register(caller, selectors.EVENT_READ)
         if (oldest := self._unproven.add(caller, source, time.monotonic())) is not None:

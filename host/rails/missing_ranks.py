@@ -84,8 +84,7 @@ class MissingRankDetector:
             return
         silent = sorted(set(asked) - set(answers))
         gone = [rank for rank in self._channel.refused() if rank in silent]
-        if (error := self._job_error()) is not None:
-            raise self._give_up(type(error)(str(error)), str(error))
+        self.check_job(quiet)
         if gone:
             raise self._give_up(PeerLost(why := f"{_are(gone)} gone: nobody listens there any more"), why)
         if quiet <= self.timeout:
@@ -99,6 +98,12 @@ class MissingRankDetector:
         if missing:
             why = f"nothing moved for {self.timeout:g} s: {'; '.join(missing)}"
             raise self._give_up(CollectiveTimeout(why), why)
+
+    def check_job(self, quiet: float) -> None:
+        """Raises what has ended the job on all planes, where nothing has moved for ``quiet`` seconds, which are many
+        enough."""
+        if quiet > GONE_SECONDS and (error := self._job_error()) is not None:
+            raise self._give_up(type(error)(str(error)), str(error))
 
     def _give_up(self, error: NetFoldError, why: str) -> NetFoldError:
         self._state.give_up(f"{type(error).__name__} {why}".encode())

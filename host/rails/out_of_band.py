@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
+from netfold.host.forked import own
 from netfold.host.mesh.connecting import ATTEMPTS
 from netfold.host.mesh.handshake import HandshakeRefused, Identity, Initiator
 from netfold.host.rails.answering import ANSWER, FOREVER, QUESTION, SEND_SECONDS, AnsweringThread
@@ -43,7 +44,7 @@ class _Asked:
         """Begins to connect, for the ``attempts``-th time.  Raises OSError."""
         self.rank, self.plane = initiator.peer, plane
         self.attempts = attempts
-        self.socket = socket.socket()
+        self.socket = own(socket.socket())
         self.connected = False
         self._initiator = initiator
         self._unsent = initiator.hello

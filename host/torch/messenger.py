@@ -9,6 +9,7 @@ is started at the first message.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from netfold.host.errors import Closed, CollectiveTimeout
+from netfold.host.forked import closed_in_child, ends_in_child
 from netfold.host.mesh.mesh import Pending
 from netfold.host.mesh.messages import MessageMesh, OpenReceive
 from netfold.host.mesh.sockets import listen
@@ -34,10 +36,15 @@ class TensorMessage:
 
     tensors  what it sends or fills
     finish   called once the bytes have arrived, before anybody is told
+    forked   returns the error of messages that go on in the parent of this forked child alone; None elsewhere
     """
 
-    def __init__(self, what: str, tensors: list[torch.Tensor], finish: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, what: str, tensors: list[torch.Tensor], finish: Callable[[], object] = lambda: None,
+        forked: Callable[[], Closed | None] = lambda: None,
+    ) -> None:
         self.what = what
+        self._forked = forked
         self.tensors = tensors
         self.pending: Pending | None = None
         self._finish = finish
@@ -52,6 +59,8 @@ class TensorMessage:
 
         timeout  seconds; default: the group's own.  Raises CollectiveTimeout; the message itself stays posted
         """
+        if not self._done.is_set() and (forked := self._forked()) is not None:
+            raise forked
         if not self._done.wait(timeout):
             raise CollectiveTimeout(f"{self.what}: not done within the {timeout:g} s of wait(); it goes on")
         if self._error is not None:
@@ -59,7 +68,7 @@ class TensorMessage:
 
     def done(self) -> bool:
         """Whether ``wait`` would return or raise at once."""
-        return self._done.is_set()
+        return self._done.is_set() or self._forked() is not None
 
     def source(self) -> int:
         """The rank whose message was received, where any rank's was asked for.  Raises what ``wait`` raises."""
@@ -88,11 +97,21 @@ class Messenger:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         """Why nothing can be posted any more."""
+        self._forked: Closed | None = None
+        self._process = os.getpid()
+        ends_in_child(self)
+
+    def after_fork(self) -> None:
+        """This is a forked child: messages go on in its parent alone."""
+        self._lock, self._thread = threading.Lock(), None
+        self._new.clear()
+        self._error = self._forked = self._forked or closed_in_child(self._me, self._process)
 
     def send(self, data: Flat, peer: int, tag: int, tensors: list[torch.Tensor]) -> TensorMessage:
         """Posts a message to another rank.  Raises ValueError, and the error that ended an earlier message."""
         self._check(peer, tag)
-        message = TensorMessage(self._what(f"message of {data.nbytes} bytes to rank {peer}", tag), tensors)
+        what = self._what(f"message of {data.nbytes} bytes to rank {peer}", tag)
+        message = TensorMessage(what, tensors, forked=lambda: self._forked)
         return self._post(message, lambda: self._mesh.send(peer, data, tag=tag))
 
     def receive(
@@ -101,7 +120,8 @@ class Messenger:
         """Posts a receive of another rank's message, or of any rank's.  Raises as ``send``."""
         self._check(peer, tag)
         whose = "any rank" if peer is None else f"rank {peer}"
-        message = TensorMessage(self._what(f"message of {into.nbytes} bytes from {whose}", tag), tensors, finish)
+        what = self._what(f"message of {into.nbytes} bytes from {whose}", tag)
+        message = TensorMessage(what, tensors, finish, lambda: self._forked)
         if peer is not None:
             return self._post(message, lambda: self._mesh.receive(peer, into, tag=tag))
         if not into.nbytes:

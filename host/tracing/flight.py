@@ -29,6 +29,7 @@ from typing import Final
 import msgspec
 
 from cbuild import files
+from netfold.host.forked import disconnect, ends_in_child
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire.flight import Dump, OperationRecord
 
@@ -88,9 +89,15 @@ class Flight:
         """When it began, in nanoseconds of CLOCK_MONOTONIC."""
         self.now = _RunningRecord(0, "", "", "", "", 0, "", 0.0, state="done")
         """The operation under way, or else the last one."""
+        ends_in_child(self)
         if folder is not None:
             _recorders.add(self)
             _listen()
+
+    def after_fork(self) -> None:
+        """This is a forked child: the files are its parent's."""
+        self.folder = self.timeline = None
+        _recorders.discard(self)
 
     @contextlib.contextmanager
     def operation(
@@ -215,6 +222,8 @@ def _listen() -> None:
         os.close(writable)
         signal.signal(number, lambda *_: _dump_all(name))
         return
+    # a forked child's signals must not wake the thread of its parent, nor end the child
+    os.register_at_fork(after_in_child=lambda: disconnect((readable, writable)))
     # Once more from the main thread: should an event loop take the descriptor from us later, this one still comes.
     signal.signal(number, lambda *_: os.write(writable, bytes([number])) and None)
     threading.Thread(target=_wait, args=(readable, number), name="netfold-flight", daemon=True).start()

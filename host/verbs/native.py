@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from cbuild import cc
 from netfold.host.errors import TransportError
+from netfold.host.forked import disconnect, ends_in_child
 from netfold.host.innet import native
 from netfold.host.innet.core import Core
 from netfold.host.innet.packet_link import SPAN_ROOM
@@ -61,6 +62,7 @@ def library(libs: tuple[str, ...] = LIBRARY) -> C.CDLL:
         "nf_verbs_unmake": (None, pointer),
         "nf_verbs_run": (C.c_int, pointer, i64),
         "nf_verbs_interrupt_by": (None, pointer, C.c_int),
+        "nf_verbs_descriptors": (None, pointer, C.POINTER(C.c_int32)),
         "nf_verbs_trace": (None, pointer, C.POINTER(Span), u64),
         "nf_verbs_traced": (u64, pointer, C.POINTER(u64)),
     }
@@ -98,6 +100,14 @@ class VerbsIo:
             error = self._error()
             self.close()
             raise error
+        ends_in_child(self)
+
+    def after_fork(self) -> None:
+        """This is a forked child: the device's objects are its parent's, and end with the parent alone."""
+        if self._handle:
+            numbers = (C.c_int32 * 3)()
+            self._lib.nf_verbs_descriptors(self._handle, numbers)
+            disconnect(number for number in numbers if number > 0)
 
     @property
     def why(self) -> str:

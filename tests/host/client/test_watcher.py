@@ -86,7 +86,7 @@ def serving(tmp_path: Path) -> Iterator[Serving]:
 RANK = """
 import sys
 from netfold.host.api.communicator import Communicator
-with Communicator.join("j", 1, 2, address=sys.argv[2], controller=sys.argv[1]):
+with Communicator.join("j", 1, 2, address=sys.argv[2], controller=sys.argv[1], rail=sys.argv[3]):
     print("joined", flush=True)
     sys.stdin.read()
 """
@@ -102,7 +102,7 @@ def test_a_killed_rank_ends_the_others_collective(serving: Serving) -> None:
     """The others raise PeerLost with rank, address and host long before the timeout, and so does the operation after
     it."""
     fabric = serving.fabric
-    other = subprocess.Popen([sys.executable, "-c", RANK, fabric.jobs, fabric.hosts[1].address],
+    other = subprocess.Popen([sys.executable, "-c", RANK, fabric.jobs, fabric.hosts[1].address, "innet"],
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         with join(fabric, 0) as comm, ThreadPoolExecutor(1) as pool:
@@ -119,6 +119,30 @@ def test_a_killed_rank_ends_the_others_collective(serving: Serving) -> None:
         other.kill()
         other.communicate(timeout=BOUND)
     assert set(serving.controller._allocator.used().values()) == {0}
+
+
+@pytest.mark.parametrize("call", ["allreduce", "group", "receive"])
+def test_a_killed_rank_ends_what_waits_for_it_over_tcp(serving: Serving, call: str) -> None:
+    """A rank that has no connection yet, or whose connections somebody else keeps open, is lost by the controller's
+    word, in collectives of all ranks and of some, and between two."""
+    fabric = serving.fabric
+    other = subprocess.Popen([sys.executable, "-c", RANK, fabric.jobs, fabric.hosts[1].address, "tcp"],
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        with join(fabric, 0, rail="tcp") as comm, ThreadPoolExecutor(1) as pool:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "joined\n"
+            data = np.ones(1000, np.float32)
+            blocked = pool.submit({
+                "allreduce": lambda: comm.allreduce(data), "group": lambda: comm.group([0, 1]).allreduce(data),
+                "receive": lambda: comm.receive(data, 1),
+            }[call])
+            os.kill(other.pid, signal.SIGKILL)
+            with pytest.raises(PeerLost, match="rank 1 is lost, says the controller: its connection to the controller"):
+                blocked.result(TIMEOUT / 2)
+    finally:
+        other.kill()
+        other.communicate(timeout=BOUND)
 
 
 def test_a_dropped_job_ends_its_collectives(serving: Serving) -> None:
