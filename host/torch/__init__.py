@@ -15,8 +15,9 @@ or keep another backend and reduce only the gradients with NetFold:
     beside.py          reduce-scatters that join the all-gather before them, as in FSDP's backward pass
     movement.py        broadcast, reduce, gather, scatter and all-to-all of tensors
     messenger.py       send and receive, beside the collectives
+    completion.py      what was started, and torch's futures of it
     work.py            what torch gets for what was started
-    reducer.py         asynchronous collectives, as torch futures
+    reducer.py         asynchronous collectives
     arguments.py       what torch passes to a process group's methods
     process_group.py   the backend
     creation.py        its groups, as torch asks for them

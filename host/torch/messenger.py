@@ -14,11 +14,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.futures import Future
 
 from netfold.host.errors import Closed, CollectiveTimeout
 from netfold.host.forked import closed_in_child, ends_in_child
@@ -26,12 +24,13 @@ from netfold.host.mesh.mesh import Pending
 from netfold.host.mesh.messages import MessageMesh, OpenReceive
 from netfold.host.mesh.sockets import listen
 from netfold.host.operation.arrays import Flat
+from netfold.host.torch.completion import Call, StartedOperation
 from netfold.wire.jobs import Peer, Plan
 
 MOST_TAG = (1 << 32) - 1
 
 
-class TensorMessage:
+class TensorMessage(StartedOperation):
     """A send or receive that has been posted.
 
     tensors  what it sends or fills
@@ -50,9 +49,8 @@ class TensorMessage:
         self._finish = finish
         self._done = threading.Event()
         self._error: BaseException | None = None
-        self._future: Future[Any] = Future()
-        self.future: Future[list[torch.Tensor]] = self._future.then(_value_or_raise)
-        """A future whose value is the tensors."""
+        self._lock = threading.Lock()
+        self._calls: list[Call] = []
 
     def wait(self, timeout: float | None = None) -> None:
         """Returns once the tensor is sent or filled; raises the error that it ended with.
@@ -70,6 +68,13 @@ class TensorMessage:
         """Whether ``wait`` would return or raise at once."""
         return self._done.is_set() or self._forked() is not None
 
+    def when_done(self, call: Call) -> None:
+        with self._lock:
+            if not self._done.is_set():
+                self._calls.append(call)
+                return
+        call()
+
     def source(self) -> int:
         """The rank whose message was received, where any rank's was asked for.  Raises what ``wait`` raises."""
         self.wait()
@@ -81,9 +86,12 @@ class TensorMessage:
         """Marks it as done, or as failed."""
         if error is None:
             self._finish()
-        self._error = error
-        self._done.set()
-        self._future.set_result(self.tensors if error is None else error)
+        with self._lock:
+            self._error = error
+            self._done.set()
+            calls, self._calls = self._calls, []
+        for call in calls:
+            call()
 
 
 class Messenger:
@@ -216,10 +224,3 @@ def open_messenger(store: dist.Store, plan: Plan, me: str, timeout: timedelta) -
     except BaseException:
         listener.close()
         raise
-
-
-def _value_or_raise(future: Future[Any]) -> list[torch.Tensor]:
-    value = future.value()
-    if isinstance(value, BaseException):
-        raise value
-    return value  # type: ignore[no-any-return]

@@ -4,31 +4,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from netfold.host.torch.completion import StartedOperation
 from netfold.host.torch.messenger import TensorMessage
-
-
-class StartedOperation(Protocol):
-    """An operation that has been started: a collective, or a message."""
-
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        """The tensors that it fills or sends."""
-
-    @property
-    def future(self) -> Future[list[torch.Tensor]]:
-        """A future whose value is the tensors."""
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Returns once it is done; raises its error."""
-
-    def done(self) -> bool:
-        """Whether ``wait`` would return or raise at once."""
 
 
 class TorchWork(dist._Work):

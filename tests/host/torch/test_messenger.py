@@ -3,51 +3,17 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import timedelta
-
 import numpy as np
 import pytest
 
 from support import needs
 
-torch = pytest.importorskip("torch", reason=needs.reason("torch"))
+pytest.importorskip("torch", reason=needs.reason("torch"))
 
-import torch.distributed as dist  # noqa: E402
-
-from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost, RankMismatch  # noqa: E402
-from netfold.host.job_secret import draw  # noqa: E402
-from netfold.host.operation.arrays import Flat  # noqa: E402
-from netfold.host.torch.messenger import Messenger, TensorMessage, open_messenger  # noqa: E402
-from netfold.wire.jobs import Peer, Plan  # noqa: E402
-
-SOON = 20.0
-"""Seconds within which what must happen has happened."""
-
-
-@contextmanager
-def messengers(count: int, timeout: float = SOON) -> Iterator[list[Messenger]]:
-    """A messenger for each of several ranks of one job, on loopback."""
-    store, secret = dist.HashStore(), draw()
-    peers = [Peer(rank, "127.0.0.1", "") for rank in range(count)]
-    ours: dict[int, Messenger] = {}
-
-    def begin(rank: int) -> None:
-        plan = Plan("j", 3, rank, count, peers, [], secret=secret)
-        ours[rank] = open_messenger(store, plan, f"rank {rank}", timedelta(seconds=timeout))
-
-    threads = [threading.Thread(target=begin, args=(rank,)) for rank in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SOON)
-    try:
-        yield [ours[rank] for rank in range(count)]
-    finally:
-        for one in ours.values():
-            one.close()
+from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost, RankMismatch
+from netfold.host.operation.arrays import Flat
+from netfold.host.torch.messenger import Messenger, TensorMessage
+from support.messengers import SOON, messengers
 
 
 def send(one: Messenger, values: Flat, peer: int, tag: int = 0) -> TensorMessage:

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Torch's futures of what was started, completed on threads that nothing else waits for.
+
+A future's callbacks run on the thread that completes it, and may wait themselves for whatever else was started, as
+PowerSGD's do: for collectives, messages, and futures with such callbacks.  So each future is completed on a thread of
+its own as long as its callbacks take.  It is made when somebody asks for it; most programs wait for the work.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.futures import Future
+
+Call = Callable[[], object]
+
+log = logging.getLogger("netfold")
+
+
+class Threads:
+    """Runs each call at once, on a thread that has nothing to do, else on a new one; so no call waits for another.  The
+    threads stay: as many as there ever were calls under way at the same time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
+        self._idle = 0
+        """Threads that have nothing to do, and no call in the queue meant for them."""
+
+    def run(self, call: Call) -> None:
+        """Returns before the call does.  What it raises is logged."""
+        with self._lock:
+            found = self._idle > 0
+            self._idle -= found
+        if found:
+            self._calls.put(call)
+        else:
+            threading.Thread(target=self._serve, args=(call,), name="netfold-futures", daemon=True).start()
+
+    def _serve(self, call: Call | None) -> None:
+        while True:
+            assert call is not None
+            try:
+                call()
+            except BaseException:
+                log.exception("a future could not be completed")
+            call = None  # whose tensors this must not keep
+            with self._lock:
+                self._idle += 1
+            call = self._calls.get()
+
+
+_threads = Threads()
+os.register_at_fork(after_in_child=_threads.__init__)  # type: ignore[misc]
+
+
+class StartedOperation(ABC):
+    """An operation that has been started: collectives, or a message.
+
+    tensors  that it fills or sends
+    """
+
+    tensors: list[torch.Tensor]
+
+    @abstractmethod
+    def wait(self, timeout: float | None = None) -> None:
+        """Returns once it is done; raises its error.
+
+        timeout  seconds; default: the group's own.  Raises CollectiveTimeout; the operation itself goes on
+        """
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether ``wait`` would return or raise at once."""
+
+    @abstractmethod
+    def when_done(self, call: Call) -> None:
+        """Calls this, which must not wait for anything, once it is done: on the thread that ends it, or here if it is
+        done already."""
+
+    @cached_property
+    def future(self) -> Future[list[torch.Tensor]]:
+        """A future whose value is the tensors, or which raises a RuntimeError with the text of what ``wait`` raises."""
+        begun: Future[Any] = Future()
+        # Through then() an error becomes one of the C++ future, which DistributedDataParallel waits for, too.
+        future = begun.then(_value_or_raise)
+
+        def complete() -> None:
+            try:
+                self.wait()
+            except BaseException as error:
+                begun.set_result(error)
+            else:
+                begun.set_result(self.tensors)
+
+        if self.done():
+            complete()  # nobody can have given it a callback yet
+        else:
+            self.when_done(lambda: _threads.run(complete))
+        return future
+
+
+def _value_or_raise(future: Future[Any]) -> list[torch.Tensor]:
+    value = future.value()
+    if isinstance(value, BaseException):
+        raise value
+    return value  # type: ignore[no-any-return]
