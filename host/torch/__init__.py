@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from netfold.host.torch.creation import create
+from netfold.host.torch.creation import create, refuse_beside_others
 from netfold.host.torch.distributed_optimizer import Compression, DistributedOptimizer
 from netfold.host.torch.hook import NetfoldState, netfold_hook
 from netfold.host.torch.join import STORE, Options, join
@@ -64,3 +64,4 @@ def register() -> None:
     """Registers "netfold" as a backend of torch.distributed for CPU tensors.  A second call does nothing."""
     if not hasattr(dist.Backend, BACKEND.upper()):
         dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])
+        refuse_beside_others(BACKEND)

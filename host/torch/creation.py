@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
+from functools import wraps
 from typing import Any
 
 import torch.distributed as dist
@@ -45,6 +47,26 @@ def _of_a_subgroup(options: Options, group: str) -> Options:
     """
     job = options.job or f"{os.environ.get(JOB_VARIABLE) or 'default'}.{group}"
     controller = options.controller
-    if controller is None and dist.get_backend() == "netfold":
+    if controller is None and isinstance(dist.group.WORLD, NetfoldGroup):
         controller = STORE
     return replace(options, job=job, controller=controller)
+
+
+def refuse_beside_others(backend: str) -> None:
+    """Makes torch raise ValueError where a group is asked for that has this backend for anything but CPU tensors, or
+    another backend for other devices: a group is of one backend here, and torch would drop the others silently.
+
+    backend  its name; torch tells a backend nothing of the others, so the check is where it reads what was asked for
+    """
+    reads = dist.distributed_c10d.BackendConfig.__init__
+
+    @wraps(reads)
+    def read(self: Any, asked: Any) -> None:
+        if backend in re.split("[:,]", str(asked).lower()) and str(asked).lower() not in (backend, f"cpu:{backend}"):
+            raise ValueError(
+                f"backend={str(asked)!r}: a group of backend {backend!r} is for tensors on the CPU alone: expected "
+                f"{backend!r} or 'cpu:{backend}'; give tensors on other devices a group of their own, by new_group"
+            )
+        reads(self, asked)
+
+    dist.distributed_c10d.BackendConfig.__init__ = read

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of the tests of what programs for torch's own backends expect of one: names, modes, hooks.
+
+    torchrun rank_torch_drop_in.py SUBNET SERVICE FOLDER        writes FOLDER/RANK.json
+"""
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from netfold.torch import NetfoldGroup
+
+MIXED = ("cpu:netfold,cuda:gloo", "cuda:gloo,cpu:netfold", "netfold,cuda:nccl", "cuda:nccl,cpu:netfold", "cuda:netfold")
+"""What asks for a group of which only a part would be ours."""
+
+
+def refusal(call: Callable[[], object]) -> str:
+    """The error that a call ends with, by its class's name and text; "" where it ends without one."""
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def names(rank: int, world: int) -> dict[str, Any]:
+    """The default group is of "cpu:netfold", and folds; a group beside it, and a mesh's, come about as well."""
+    total, part = torch.ones(1000), torch.ones(3)
+    dist.all_reduce(total)
+    dist.all_reduce(part, group=dist.new_group())
+    mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("x",), backend_override={"x": "cpu:netfold"})  # type: ignore[arg-type]
+    dist.all_reduce(part, group=mesh.get_group())
+    refused = {name: refusal(lambda name=name: dist.new_group(backend=name)) for name in MIXED}  # type: ignore[misc]
+    refused["a mesh's"] = refusal(
+        lambda: init_device_mesh("cpu", (world,), mesh_dim_names=("y",), backend_override={"y": MIXED[0]})  # type: ignore[arg-type]
+    )
+    assert isinstance(dist.group.WORLD, NetfoldGroup)
+    return {"rail": dist.group.WORLD.communicator.rail, "sums": [total[0].item(), part[0].item()], "refused": refused}
+
+
+CASES: list[Callable[[int, int], dict[str, Any]]] = [names]
+
+
+def main(subnet: str, service: str, folder: str) -> None:
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    os.environ["NETFOLD_ADDRESS"] = f"{subnet}.{rank + 1}"
+    os.environ["NETFOLD_CONTROLLER"] = service
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("cpu:netfold")
+    found = {case.__name__: case(rank, world) for case in CASES}
+    dist.destroy_process_group()
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
