@@ -20,6 +20,7 @@ or keep another backend and reduce only the gradients with NetFold:
     reducer.py         asynchronous collectives
     arguments.py       what torch passes to a process group's methods
     process_group.py   the backend
+    forked.py          groups in forked children
     creation.py        its groups, as torch asks for them
     hook.py            the communication hook
     feedback.py        error feedback: the residuals of narrow lanes, which are added to the next gradients

@@ -21,9 +21,11 @@ import torch
 import torch.distributed as dist
 
 from netfold.host.api.communicator import Communicator
+from netfold.host.errors import Closed
 from netfold.host.torch import movement, pieces
 from netfold.host.torch.arguments import known_operation, only_tensor, operation_name, pairs_of, root_of
 from netfold.host.torch.beside import Following, JoiningScatter, joinable_gather, warn_where_nothing_joins
+from netfold.host.torch.forked import keep_in_children
 from netfold.host.torch.messenger import Messenger, open_messenger
 from netfold.host.torch.reducer import Reducer
 from netfold.host.torch.tensors import check_device, dtype_name, flattened, reduces
@@ -40,6 +42,9 @@ SCATTERS = (
 EXCHANGES = ("alltoall_base", "all_to_all_single")
 """Methods of ProcessGroup that gather, that reduce and scatter, and that exchange rows, under the names of torch 2.5 to
 2.13; those that the installed torch has are used."""
+
+HELD = ("communicator", "_reducer", "_messenger", "_inner", "_say")
+"""What a group has until it is shut down."""
 
 log = logging.getLogger("netfold")
 
@@ -64,7 +69,7 @@ class NetfoldGroup(dist.ProcessGroup):
         self.together = together
         if together:
             warn_where_nothing_joins(communicator)
-        self._said: set[str] = set()
+        self._say = Paths(communicator)
         self._messenger = open_messenger(store, communicator.plan, repr(communicator), timeout) if size > 1 else None
         # The epoch tells this group's addresses from those that an earlier one has left in the same store.
         prefix = f"gloo/{communicator.plan.epoch}"
@@ -73,6 +78,7 @@ class NetfoldGroup(dist.ProcessGroup):
         for group in (self, self._inner):
             group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
             group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        keep_in_children(self)
 
     def getBackendName(self) -> str:
         """The backend's name, "netfold"."""
@@ -189,13 +195,22 @@ class NetfoldGroup(dist.ProcessGroup):
         return self._receive("recv_anysource", tensors, None, tag)
 
     def shutdown(self) -> None:
-        """Waits for what is under way, and leaves the job; ``destroy_process_group`` calls it.  Messages that nobody
-        has waited for end with an error."""
+        """Waits for what is under way, leaves the job, and lets go of all that it has; ``destroy_process_group`` calls
+        it.  Messages that nobody has waited for end with an error.  A second call does nothing."""
+        if "communicator" not in self.__dict__:
+            return
         self._reducer.close()
         if self._messenger is not None:
             self._messenger.close()
         self.communicator.close()
         self._inner.shutdown()
+        for name in HELD:  # an error in them has the frames of whoever it was raised to, and those this group
+            del self.__dict__[name]
+
+    def __getattr__(self, name: str) -> Any:
+        if name in HELD:
+            raise Closed(f"rank {self.rank()} of {self.size()}: its process group was destroyed")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def abort(self) -> None:
         """Ends what is under way with an error, and leaves the job."""
@@ -311,18 +326,32 @@ class NetfoldGroup(dist.ProcessGroup):
         """Starts these calls in this order, and logs what has carried the first of their kind; the others are those of
         ``Reducer.later``."""
 
+        comm, say = self.communicator, self._say  # nothing that the communicator keeps may keep this group
+
         def last() -> None:
             calls[-1]()
-            if kind not in self._said:
-                self._say(kind, f"goes over {self.communicator.flight()[-1].path or self.communicator.rail}")
+            if say.is_new(kind):
+                say(kind, f"goes over {comm.flight()[-1].path or comm.rail}")
 
         pending = self._reducer.later(tensors, [*calls[:-1], last], name, following=following, joins=joins)
         return TorchWork(pending)
 
-    def _say(self, kind: str, path: str = "has no path through NetFold: gloo does it") -> None:
-        if kind not in self._said:
+
+class Paths:
+    """Logs by which path a communicator's collectives go, once for each kind."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        self._said: set[str] = set()
+
+    def is_new(self, kind: str) -> bool:
+        """Whether nothing was logged of this kind."""
+        return kind not in self._said
+
+    def __call__(self, kind: str, path: str = "has no path through NetFold: gloo does it") -> None:
+        if self.is_new(kind):
             self._said.add(kind)
-            log.info("%r: %s %s", self.communicator, kind, path)
+            log.info("%r: %s %s", self._comm, kind, path)
 
 
 def _gloo(store: dist.Store, communicator: Communicator, timeout: timedelta) -> dist.ProcessGroupGloo:

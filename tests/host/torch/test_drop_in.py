@@ -44,3 +44,13 @@ def test_a_group_of_which_a_part_would_be_dropped_is_refused(found: list[dict[st
         for asked, error in rank["names"]["refused"].items():
             assert error.startswith("ValueError: backend="), (asked, error)
             assert "'netfold' is for tensors on the CPU alone: expected 'netfold' or 'cpu:netfold'" in error
+
+
+def test_a_destroyed_group_is_gone_and_a_forked_child_frees_nothing(found: list[dict[str, Any]]) -> None:
+    """Nothing of ours keeps a destroyed group, whose calls are refused; a child that collects garbage does not crash.
+    """
+    for rank in found:
+        assert rank["forked"]["gone"], "a destroyed group is still there"
+        assert rank["forked"]["child's status"] == 0
+        assert "its process group was destroyed" in rank["forked"]["refused"]
+        assert rank["forked"]["refused"].startswith("Closed: ")

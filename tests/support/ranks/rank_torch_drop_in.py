@@ -4,11 +4,14 @@
     torchrun rank_torch_drop_in.py SUBNET SERVICE FOLDER        writes FOLDER/RANK.json
 """
 
+import gc
 import json
 import os
 import sys
 import warnings
+import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +41,7 @@ def names(rank: int, world: int) -> dict[str, Any]:
     dist.all_reduce(part, group=dist.new_group())
     mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("x",), backend_override={"x": "cpu:netfold"})  # type: ignore[arg-type]
     dist.all_reduce(part, group=mesh.get_group())
-    refused = {name: refusal(lambda name=name: dist.new_group(backend=name)) for name in MIXED}  # type: ignore[misc]
+    refused = {name: refusal(partial(dist.new_group, backend=name)) for name in MIXED}
     refused["a mesh's"] = refusal(
         lambda: init_device_mesh("cpu", (world,), mesh_dim_names=("y",), backend_override={"y": MIXED[0]})  # type: ignore[arg-type]
     )
@@ -46,7 +49,40 @@ def names(rank: int, world: int) -> dict[str, Any]:
     return {"rail": dist.group.WORLD.communicator.rail, "sums": [total[0].item(), part[0].item()], "refused": refused}
 
 
-CASES: list[Callable[[int, int], dict[str, Any]]] = [names]
+def forked(rank: int, world: int) -> dict[str, Any]:
+    """A destroyed group is gone at once; one that nobody needs is not freed by a forked child that collects garbage.
+    """
+    gc.disable()
+    group = dist.new_group()
+    assert isinstance(group, NetfoldGroup)
+    dist.all_reduce(torch.ones(10), group=group)
+    dist.barrier(group=group)
+    pieces = [torch.empty(2) for _ in range(world)]
+    dist.all_gather(pieces, torch.ones(2), group=group)
+    if rank:
+        dist.send(torch.ones(1), group=group, group_dst=0)
+    else:
+        dist.recv(torch.ones(1), group=group, group_src=1)
+    there = weakref.ref(group)
+    dist.destroy_process_group(group)
+    refused = refusal(partial(group.allreduce, [torch.ones(1)]))
+    del group
+    gone = there() is None
+    ring: list[Any] = [dist.new_group()]
+    ring.append(ring)
+    dist.all_reduce(torch.ones(10), group=ring[0])
+    dist.destroy_process_group(ring[0])
+    del ring  # garbage, which the child finds first
+    child = os.fork()
+    if child == 0:
+        gc.collect()
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    gc.enable()
+    return {"gone": gone, "child's status": status, "refused": refused}
+
+
+CASES: list[Callable[[int, int], dict[str, Any]]] = [names, forked]
 
 
 def main(subnet: str, service: str, folder: str) -> None:
