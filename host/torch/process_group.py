@@ -69,7 +69,7 @@ class NetfoldGroup(dist.ProcessGroup):
         self.together = together
         if together:
             warn_where_nothing_joins(communicator)
-        self._say = Paths(communicator)
+        self._say = PathLog(communicator)
         self._messenger = open_messenger(store, communicator.plan, repr(communicator), timeout) if size > 1 else None
         # The epoch tells this group's addresses from those that an earlier one has left in the same store.
         prefix = f"gloo/{communicator.plan.epoch}"
@@ -337,7 +337,7 @@ class NetfoldGroup(dist.ProcessGroup):
         return TorchWork(pending)
 
 
-class Paths:
+class PathLog:
     """Logs by which path a communicator's collectives go, once for each kind."""
 
     def __init__(self, comm: Communicator) -> None:
