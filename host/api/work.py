@@ -125,8 +125,8 @@ class Work(Generic[T]):
         return self._news.forked is not None and not self._done.is_set()
 
     def _run(self) -> None:
-        self._starts()
         try:
+            self._starts()
             self._news.check(self._told)
             self._result = self._call()
         except BaseException as error:
@@ -138,12 +138,14 @@ class Work(Generic[T]):
                 self._done.set()
                 callbacks, self._callbacks = self._callbacks, []
             for callback in callbacks:
-                self._run_callback(callback)
+                self._run_callback(callback, BaseException)  # others wait for what this thread does next
 
-    def _run_callback(self, callback: Callable[[Work[T]], object]) -> None:
+    def _run_callback(
+        self, callback: Callable[[Work[T]], object], logged: type[BaseException] = Exception
+    ) -> None:
         try:
             callback(self)
-        except Exception:
+        except logged:
             log.exception("%s: a callback failed", self._me)
 
 

@@ -83,9 +83,12 @@ class TensorMessage(StartedOperation):
         return self.pending.source
 
     def end(self, error: BaseException | None = None) -> None:
-        """Marks it as done, or as failed."""
+        """Marks it as done, or as failed; never raises."""
         if error is None:
-            self._finish()
+            try:
+                self._finish()
+            except BaseException as failed:  # whoever waits is to hear it
+                error = failed
         with self._lock:
             self._error = error
             self._done.set()
@@ -174,7 +177,10 @@ class Messenger:
             while True:
                 while (one := self._next()) is not None:
                     posted.append(one[0])
-                    one[0].pending = one[1]()
+                    try:
+                        one[0].pending = one[1]()
+                    except ValueError as error:  # nothing was posted, and the others may go on
+                        posted.pop().end(error)
                 done = [one for one in posted if one.pending is not None and one.pending.done]
                 posted = [one for one in posted if one not in done]
                 for one_done in done:
@@ -190,10 +196,12 @@ class Messenger:
                 self._error = self._error or error
                 waiting = [message for message, _ in self._new]
                 self._new.clear()
-            if not isinstance(error, Closed):
-                self._mesh.abort(error)
-            for one_left in [*posted, *waiting]:
-                one_left.end(error)
+            try:
+                if not isinstance(error, Closed):
+                    self._mesh.abort(error)
+            finally:
+                for one_left in [*posted, *waiting]:
+                    one_left.end(error)
 
     def _next(self) -> tuple[TensorMessage, Callable[[], Pending]] | None:
         """What is to be posted next.  Raises Closed once the messenger was closed."""

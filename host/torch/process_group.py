@@ -273,6 +273,9 @@ class NetfoldGroup(dist.ProcessGroup):
 
     def _receive(self, kind: str, tensors: Any, peer: int | None, tag: int) -> TorchWork:
         mine = self._message(kind, tensors).detach()
+        if torch._debug_has_internal_overlap(mine) == 1:
+            raise ValueError(f"{kind} into a tensor of {tuple(mine.shape)} with strides {mine.stride()}, whose "
+                             "elements share memory: expected one with memory for each; receive into its clone()")
         into = pieces.as_bytes(mine)
         away = not mine.is_contiguous() or mine.is_conj() or mine.is_neg()
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from netfold.host.api.communicator import Communicator
 from netfold.host.api.group import Group
-from netfold.host.api.work import OperationSequencer
+from netfold.host.api.work import News, OperationSequencer, Work
 from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.selection.cost import LinkCost
@@ -208,6 +209,7 @@ def test_callbacks_come_once_the_work_is_done() -> None:
         work = comms[0].iallreduce(np.ones(3))
         work.add_done_callback(lambda done: called.append(done.wait(0).tolist()))
         work.add_done_callback(lambda done: 1 // 0)
+        work.add_done_callback(lambda done: sys.exit("on the communicator's thread"))
         work.add_done_callback(lambda done: called.append(done.done()))
         comms[1].allreduce(np.ones(3))
         work.wait(20)
@@ -221,6 +223,19 @@ def test_callbacks_come_once_the_work_is_done() -> None:
             failed.wait(20)
         comms[0].close()  # the thread that calls them has ended
         assert called == [[2.0] * 3, True, failed]
+
+
+def test_what_fails_before_an_operation_reaches_the_waiter() -> None:
+    """The timeline has no room, say: the work is done, with that error."""
+    work = Work(lambda: 1, "an operation", News())
+
+    def fail() -> None:
+        raise OSError("no room")
+
+    work._starts = fail
+    work._run()
+    with pytest.raises(OSError, match="no room"):
+        work.wait(0)
 
 
 def test_waiting_is_bounded_and_errors_come_out_of_wait() -> None:

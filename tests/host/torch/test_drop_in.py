@@ -54,3 +54,9 @@ def test_a_destroyed_group_is_gone_and_a_forked_child_frees_nothing(found: list[
         assert rank["forked"]["child's status"] == 0
         assert "its process group was destroyed" in rank["forked"]["refused"]
         assert rank["forked"]["refused"].startswith("Closed: ")
+
+
+def test_a_receive_that_cannot_be_filled_is_refused(found: list[dict[str, Any]]) -> None:
+    """``recv`` into an expanded tensor is a ValueError with its shape and strides; the message stays for the next."""
+    assert found[0]["unwritable"]["refused"].startswith("ValueError: recv into a tensor of (4,) with strides (0,)")
+    assert found[0]["unwritable"]["next"] == [7.0] * 4

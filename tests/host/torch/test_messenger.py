@@ -129,3 +129,29 @@ def test_impossible_peers_and_tags_are_refused() -> None:
                 send(mine, np.ones(1), peer, tag)
         with pytest.raises(ValueError, match="without elements"):
             receive(mine, np.zeros(0), None)
+
+
+def test_what_a_completion_raises_reaches_the_waiter() -> None:
+    """A receive whose last step fails ends with that error, by wait and by future; the messages after it go on."""
+    with messengers(2) as (mine, other):
+
+        def fail() -> None:
+            raise KeyError("nowhere to put it")
+
+        wrong = mine.receive(np.zeros(8, np.uint8), 1, 0, [], fail)
+        future = wrong.future
+        read_only = np.zeros(8, np.uint8)
+        read_only.flags.writeable = False
+        refused = mine.receive(read_only, 1, 5, [], lambda: None)
+        into = np.zeros(1)
+        after = receive(mine, into, 1)
+        for value in (1.0, 2.0):
+            send(other, np.array([value]), 0).wait(SOON)
+        with pytest.raises(KeyError, match="nowhere"):
+            wrong.wait(SOON)
+        with pytest.raises(RuntimeError, match="nowhere"):
+            future.wait()
+        with pytest.raises(ValueError, match="can be written"):
+            refused.wait(SOON)
+        after.wait(SOON)
+        assert into[0] == 2.0

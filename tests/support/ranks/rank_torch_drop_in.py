@@ -82,7 +82,18 @@ def forked(rank: int, world: int) -> dict[str, Any]:
     return {"gone": gone, "child's status": status, "refused": refused}
 
 
-CASES: list[Callable[[int, int], dict[str, Any]]] = [names, forked]
+def unwritable(rank: int, world: int) -> dict[str, Any]:
+    """A message into memory that several elements share, and what comes after it."""
+    if rank:
+        dist.send(torch.full((4,), 7.0), 0)
+        return {}
+    refused = refusal(partial(dist.recv, torch.zeros(1).expand(4), 1))
+    into = torch.zeros(4)
+    dist.recv(into, 1)
+    return {"refused": refused, "next": into.tolist()}
+
+
+CASES: list[Callable[[int, int], dict[str, Any]]] = [names, forked, unwritable]
 
 
 def main(subnet: str, service: str, folder: str) -> None:
