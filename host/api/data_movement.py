@@ -14,10 +14,12 @@ from netfold.host.api.members import Members
 from netfold.host.collectives import BROADCAST
 from netfold.host.operation.arrays import (
     Array,
+    as_held,
     check_writeable,
     counts_of,
     flat,
     flat_copy,
+    held,
     in_bytes,
     native,
     pieces_of,
@@ -34,7 +36,7 @@ def broadcast(ranks: Members, array: Array, *, root: int = 0, algorithm: str | N
     check_writeable(array, "array")
     data = flat(array)
     with ranks.operation("broadcast", data.nbytes, dtype=data.dtype) as number:
-        ranks.dispatch.rows.broadcast(data.view(np.uint8), root, number, algorithm)
+        ranks.dispatch.rows.broadcast(as_held(data, held(array)), root, number, algorithm)
     if not np.may_share_memory(data, array):
         array[...] = data.reshape(array.shape)
     return array
@@ -53,7 +55,7 @@ def all_gather(
     data = flat(result)
     data[pieces[ranks.rank]] = array.reshape(-1)
     with ranks.operation("all_gather", data.nbytes, dtype=data.dtype) as number:
-        ranks.dispatch.rows.all_gather(data.view(np.uint8), in_bytes(pieces, data), number, algorithm)
+        ranks.dispatch.rows.all_gather(as_held(data, held(array)), in_bytes(pieces, data), number, algorithm)
     if not np.may_share_memory(data, result):
         result[...] = data.reshape(result.shape)
     return result
@@ -71,7 +73,7 @@ def gather(
     data = np.empty(pieces[-1].stop, native(array))
     data[pieces[ranks.rank]] = array.reshape(-1)
     with ranks.operation("gather", data.nbytes, dtype=data.dtype):
-        ranks.peers.gather(data.view(np.uint8), in_bytes(pieces, data), root)
+        ranks.peers.gather(as_held(data, held(array)), in_bytes(pieces, data), root)
     if result is not None:
         result[...] = data.reshape(result.shape)
     return result
@@ -94,7 +96,7 @@ def scatter(
             raise ValueError(f"array is {array.dtype}{list(array.shape)}: expected {wanted}, all ranks' rows")
         data[:] = array.reshape(-1)
     with ranks.operation("scatter", data.nbytes, dtype=data.dtype):
-        ranks.peers.scatter(data.view(np.uint8), in_bytes(pieces, data), root)
+        ranks.peers.scatter(as_held(data, held(out)), in_bytes(pieces, data), root)
     out[...] = data[pieces[ranks.rank]].reshape(out.shape)
     return out
 
@@ -120,7 +122,7 @@ def all_to_all(
     data = np.empty(result.size, source.dtype)
     to, by = in_bytes(pieces_of(given, array), data), in_bytes(pieces_of(taken, array), data)
     with ranks.operation("all_to_all", source.nbytes, dtype=source.dtype):
-        ranks.peers.all_to_all(source.view(np.uint8), to, data.view(np.uint8), by)
+        ranks.peers.all_to_all(source.view(np.uint8), to, as_held(data, held(array)), by)
     result[...] = data.reshape(result.shape)
     return result
 

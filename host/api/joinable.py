@@ -28,8 +28,10 @@ from netfold.host.api.together import exchange, overlap
 from netfold.host.operation.arrays import (
     Array,
     Flat,
+    as_held,
     by_counts,
     flat,
+    held,
     in_bytes,
     pieces_of,
     result_of,
@@ -97,7 +99,9 @@ def all_gather(ranks: Members, coding: Coding, array: Array, out: Array, followi
         return False
     pieces, data = pieces_of(rows, array), flat(out)
     data[pieces[ranks.rank]] = array.reshape(-1)
-    joined = _in_parts(ranks, coding, data.view(np.uint8), in_bytes(pieces, data), parts, _apart(following, array, out))
+    joined = _in_parts(
+        ranks, coding, as_held(data, held(array)), in_bytes(pieces, data), parts, _apart(following, array, out)
+    )
     if joined:
         ranks.count_joined()
     if not np.may_share_memory(data, out):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes as C
 import struct
+import zlib
 from collections.abc import Sequence
 
 from netfold.host.native.library import RUN_PACKETS
@@ -22,6 +23,14 @@ COLLECTIVES = ("allreduce", "reduce_scatter", "reduce", "all_gather", "broadcast
 """Names of what folds, in the order of ``nf_collective``."""
 REDUCTIONS = ("sum", "average", "saturating sum", "max", "min")
 """Names of reductions, in the order of ``nf_reduction``."""
+HELD = (
+    "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "bool", "float16", "bfloat16", "float32",
+    "float64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2",
+)
+"""Names of what moved bytes may hold: ``MOVED`` and their places stand in a signature where a reduction would."""
+MOVED = 16
+OTHERS = 1 << 30
+"""Names that are not in ``HELD`` have numbers from here on."""
 SIGNATURES_DIFFER, HEADERS_DIFFER = 1, 2
 
 
@@ -171,6 +180,14 @@ def show(field: str, value: int) -> str:
         return next((name for name, code in DTYPE_CODES.items() if code == value), f"code {value}")
     if field == "collective":
         return COLLECTIVES[value] if value < len(COLLECTIVES) else f"code {value}"
+    if field == "operation" and value >= MOVED:
+        return f"moving {HELD[value - MOVED]}" if value < MOVED + len(HELD) else f"moving elements of code {value}"
     if field == "operation":
         return REDUCTIONS[value] if value < len(REDUCTIONS) else f"code {value}"
     return str(value)
+
+
+def code_of_held(name: str) -> int:
+    """What a signature says of moved bytes, by the name of what they hold: the same on all ranks, and at least
+    ``MOVED``."""
+    return MOVED + HELD.index(name) if name in HELD else OTHERS | (zlib.crc32(name.encode()) & (OTHERS - 1))

@@ -25,10 +25,11 @@ from netfold.host.innet.abi import (
     StreamPlan,
     StreamState,
     TreePlan,
+    code_of_held,
 )
 from netfold.host.innet.native import library
 from netfold.host.native.library import RUN_PACKETS, Origin, Run, dotted, number
-from netfold.host.operation.arrays import Array, address_of
+from netfold.host.operation.arrays import Array, address_of, held
 from netfold.host.operation.coding import PLAIN, Coding
 from netfold.host.operation.half_precision import dtype_name
 from netfold.host.operation.rail import Flat, Op
@@ -201,18 +202,19 @@ class Core:
         """
         source, out, reduction, coding = request.source, request.out, request.reduction, request.coding
         op = cast(Op, "sum" if reduction is None else reduction.op)
+        moved = "bytes" if reduction is None and request.collective != "barrier" else "float32"
+        what = held(source) if moved == "bytes" else ""
         asked = (
             request.collective, source.dtype.char, op, coding.lane_bits, coding.rounding, coding.saturate, divisor,
-            request.gathered is None,
+            request.gathered is None, what,
         )
         operation = self._operations.get(asked)
         if operation is None:
-            moved = "float32" if request.collective == "barrier" else "bytes"
             operation = self._operations[asked] = FoldOperation(
                 collective=COLLECTIVES.index(request.collective),
                 dtype=DTYPE_CODES[moved if reduction is None else dtype_name(source.dtype)],
-                reduction=REDUCTIONS.index(_named(op, coding, divisor)), lane_bits=coding.lane_bits,
-                stochastic=coding.rounding == "stochastic", divisor=divisor,
+                reduction=REDUCTIONS.index(_named(op, coding, divisor)) if moved != "bytes" else code_of_held(what),
+                lane_bits=coding.lane_bits, stochastic=coding.rounding == "stochastic", divisor=divisor,
             )
         operation.number, operation.count = request.number & 0xFFFFFFFF, source.size
         operation.rank, operation.root, operation.out_first = rank, request.root, request.out_first

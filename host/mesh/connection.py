@@ -40,12 +40,15 @@ class ControlMessage(Send):
 class Receive(Pending):
     """A posted receive for a message with this tag.  ``buffer`` is None where ``view`` is the caller's memory, else the
     memory allocated for a message that arrived before its receive was posted; ``target`` is that receive, where it was
-    posted before all of the message had come."""
+    posted before all of the message had come.  ``text``: the text field of its header."""
 
-    __slots__ = ("buffer", "tag", "target", "view")
+    __slots__ = ("buffer", "tag", "target", "text", "view")
 
-    def __init__(self, tag: int, view: memoryview, buffer: bytearray | None = None) -> None:
+    def __init__(
+        self, tag: int, view: memoryview, buffer: bytearray | None = None, text: bytes = bytes(TEXT_BYTES)
+    ) -> None:
         super().__init__()
+        self.text = text
         self.tag = tag
         self.view = view
         self.buffer = buffer

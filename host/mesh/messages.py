@@ -2,9 +2,10 @@
 """Messages between two ranks that are no part of a collective: posted at any time, in any number, and from any rank.
 
 ``TcpMesh`` serves operations, one after the other, which all ranks call alike; here every message stands for itself.
-Those of one rank to another with one tag arrive in the order sent; all else is independent.  A message without a posted
-receive stays with its sender once the buffers of the connection are full, unless a receive for another tag of the same
-sender is posted: then it is read into memory of its own, so that the messages behind it can pass.
+Those of one rank to another with one tag arrive in the order sent; all else is independent.  A message's header says what
+it holds, and so does its receive: the bytes of another dtype are not taken.  A message without a posted receive stays with
+its sender once the buffers of the connection are full, unless a receive for another tag of the same sender is posted: then
+it is read into memory of its own, so that the messages behind it can pass.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import os
 import select
 import socket
 
-from netfold.host.mesh.connection import HEADER, PeerConnection, Receive
-from netfold.host.mesh.mesh import Call, as_bytes
+from netfold.host.errors import RankMismatch
+from netfold.host.mesh.connection import HEADER, TEXT_BYTES, PeerConnection, Receive, text_of
+from netfold.host.mesh.mesh import Call, Pending, as_bytes
 from netfold.host.mesh.tcp import TcpMesh
-from netfold.host.operation.arrays import Flat
+from netfold.host.operation.arrays import Flat, held
 from netfold.wire.jobs import Plan
 
 MESSAGES = Call(0, "messages between two ranks")
@@ -29,8 +31,8 @@ class OpenReceive(Receive):
 
     __slots__ = ("source",)
 
-    def __init__(self, tag: int, view: memoryview) -> None:
-        super().__init__(tag, view)
+    def __init__(self, tag: int, view: memoryview, text: bytes) -> None:
+        super().__init__(tag, view, text=text)
         self.source: int | None = None
 
 
@@ -45,9 +47,17 @@ class MessageMesh(TcpMesh):
         self._poller.register(self._wake, select.POLLIN)
         self.begin(MESSAGES)
 
+    def send(self, peer: int, data: Flat, *, tag: int = 0) -> Pending:
+        self._named(data)
+        return super().send(peer, data, tag=tag)
+
+    def receive(self, peer: int, into: Flat, *, tag: int = 0) -> Pending:
+        self._named(into)
+        return super().receive(peer, into, tag=tag)
+
     def receive_any(self, into: Flat, *, tag: int = 0) -> OpenReceive:
         """Posts a receive for the next message with this tag, whoever sends it."""
-        pending = OpenReceive(tag, as_bytes(into, "receive into"))
+        pending = OpenReceive(tag, as_bytes(into, "receive into"), self._named(into))
         for link in [self._link(peer) for peer in self._links]:
             if not pending.done and pending.source is None:
                 link.receives.append(pending)
@@ -81,6 +91,24 @@ class MessageMesh(TcpMesh):
             self._wake = -1
 
     # ---- inside ------------------------------------------------------------------------------------------------------
+    def _named(self, data: Flat) -> bytes:
+        """The text of a message's header, which goes into that of the next one: what it holds, so that ranks compare
+        that as well."""
+        self._text = f"message of {held(data)}".encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
+        return self._text
+
+    def _check_call(self, link: PeerConnection, number: int, text: bytes) -> None:
+        """Nothing: each message stands for itself, and is compared with its receive."""
+
+    def _check_size(self, link: PeerConnection, wanted: Receive, nbytes: int, text: bytes) -> None:
+        if text != wanted.text:
+            raise self._fail(
+                RankMismatch,
+                f"rank {link.rank} sends a {text_of(text)}, {nbytes} bytes, where a {text_of(wanted.text)}, "
+                f"{len(wanted.view)} bytes, was expected (tag {wanted.tag}); send and receive tensors of one dtype",
+            )
+        super()._check_size(link, wanted, nbytes, text)
+
     def _handshake(self, fd: int) -> bool:
         if fd != self._wake:
             return super()._handshake(fd)

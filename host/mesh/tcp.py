@@ -59,7 +59,7 @@ class TcpMesh(FailoverMesh):
         if view.readonly:
             raise ValueError(f"rank {self.rank}: receive from rank {peer}: expected an array that can be written, "
                              "got a read-only one")
-        pending = Receive(tag, view)
+        pending = Receive(tag, view, text=self._text)
         link.receives.append(pending)
         if link.unexpected:
             self._match_unexpected(link)
@@ -85,23 +85,21 @@ class TcpMesh(FailoverMesh):
         if not link.receives:
             return
         first = link.receives[0]
-        if link.header == HEADER.pack(self._call.number, len(first.view), first.tag, self._text):  # as nearly always
+        if link.header == HEADER.pack(self._call.number, len(first.view), first.tag, first.text):  # as nearly always
             del link.receives[0]
             link.expect_payload(first)
             return
         number, nbytes, tag, text = HEADER.unpack(link.header)
         cut, nbytes = bool(nbytes & STRIPED), nbytes & ~STRIPED
         wanted = next((receive for receive in link.receives if receive.tag == tag), None)
-        if number != self._call.number or text != self._text:
-            theirs = Call(number, text_of(text))
-            raise self._fail(RankMismatch, f"rank {link.rank} is at {theirs}; expected {self._call}; {SAME_ORDER_HINT}")
+        self._check_call(link, number, text)
         if wanted is None:
             memory = bytearray(nbytes)
-            receive = Receive(tag, memoryview(memory), memory)
+            receive = Receive(tag, memoryview(memory), memory, text)
             if cut:  # later ones with its tag may be complete before it
                 link.unexpected.append(receive)
         else:
-            self._check_size(link, wanted, nbytes)
+            self._check_size(link, wanted, nbytes, text)
             link.receives.remove(wanted)
             receive = wanted
         if cut:
@@ -128,7 +126,7 @@ class TcpMesh(FailoverMesh):
             wanted = next((receive for receive in link.receives if receive.tag == early.tag), None)
             if wanted is not None:
                 assert early.buffer is not None
-                self._check_size(link, wanted, len(early.buffer))
+                self._check_size(link, wanted, len(early.buffer), early.text)
                 if early.done:
                     wanted.view[:] = early.buffer
                     wanted.finish()
@@ -137,7 +135,14 @@ class TcpMesh(FailoverMesh):
                 link.receives.remove(wanted)
                 link.unexpected.remove(early)
 
-    def _check_size(self, link: PeerConnection, wanted: Receive, nbytes: int) -> None:
+    def _check_call(self, link: PeerConnection, number: int, text: bytes) -> None:
+        """Raises RankMismatch for a message of another call than the one that is under way."""
+        if number != self._call.number or text != self._text:
+            theirs = Call(number, text_of(text))
+            raise self._fail(RankMismatch, f"rank {link.rank} is at {theirs}; expected {self._call}; {SAME_ORDER_HINT}")
+
+    def _check_size(self, link: PeerConnection, wanted: Receive, nbytes: int, text: bytes) -> None:
+        """Raises RankMismatch where a message is not the one that its receive was posted for."""
         if len(wanted.view) != nbytes:
             raise self._fail(
                 RankMismatch,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes as C
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,10 @@ Array = NDArray[Any]
 """A caller's array of any shape and layout."""
 Flat = NDArray[Any]
 """A one-dimensional, C-contiguous, aligned array in this machine's byte order."""
+
+
+HELD = "held"
+"""Key of a dtype's metadata: the elements that bytes hold."""
 
 
 def address_of(array: Array) -> int:
@@ -61,6 +66,27 @@ def check_writeable(array: Array, name: str) -> None:
         raise TypeError(f"{name} is a {type(array).__name__}: expected a numpy array")
     if not array.flags.writeable:
         raise ValueError(f"{name} is read-only")
+
+
+# ---- bytes that are moved, and say what they hold --------------------------------------------------------------------
+def held(array: Array) -> str:
+    """What an array holds, for ranks to compare: its dtype's name, or that of the elements whose bytes it has
+    (``as_held``)."""
+    metadata = array.dtype.metadata
+    return metadata[HELD] if metadata else array.dtype.name
+
+
+def as_held(data: Flat, element: str = "") -> Flat:
+    """The bytes of a flat array, which say by their dtype's metadata what elements they are.
+
+    element  a dtype's name; default: what the array itself holds
+    """
+    return data.view(_bytes_of(element or held(data)))
+
+
+@cache
+def _bytes_of(element: str) -> np.dtype[np.uint8]:
+    return np.dtype(np.uint8, metadata={HELD: element})
 
 
 # ---- rows: what ``size`` ranks have of an array's first axis ---------------------------------------------------------

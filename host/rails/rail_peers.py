@@ -20,7 +20,7 @@ from msgspec import structs
 
 from netfold.host.errors import RankMismatch
 from netfold.host.mesh.mesh import ranks
-from netfold.host.operation.arrays import Flat
+from netfold.host.operation.arrays import Flat, held
 from netfold.host.operation.coding import PLAIN, Coding, narrows
 from netfold.host.operation.rail import DTYPES, folds
 from netfold.host.operation.reduction import INT32_SUM, Reduction
@@ -188,7 +188,7 @@ class RailPeers(Peers):
         wanted  what it takes
         """
         sums = np.zeros(self.size + -(-data.nbytes // 4), np.int32)
-        said = zlib.crc32(what.encode()) >> 1
+        said = zlib.crc32(f"{what}, {held(data)}".encode()) >> 1
         sums[self.rank] = said
         moved = sums[self.size:].view(np.uint8)
         for piece in own:

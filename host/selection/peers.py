@@ -32,7 +32,7 @@ from netfold.host.collectives.flow import Strand, run
 from netfold.host.collectives.machines import Machines
 from netfold.host.collectives.tidalmesh import TIDALMESH
 from netfold.host.mesh.mesh import Call, Mesh, Pending, Subset
-from netfold.host.operation.arrays import Flat
+from netfold.host.operation.arrays import Flat, held
 from netfold.host.operation.coding import PLAIN, Coding, LaneBits
 from netfold.host.operation.rail import RailStats
 from netfold.host.operation.reduction import Reduction
@@ -180,14 +180,14 @@ class Peers:
         strand = ring.all_gather(self.mesh, data, pieces, order=self.order)
         self.note(f"{self.mesh.kind}, ring")
         self.mesh.expect("ring", ranks=self.order or ())
-        self._run(f"all_gather of {data.size} x {data.dtype}", strand, data.nbytes)
+        self._run(f"all_gather of {data.size} bytes of {held(data)}", strand, data.nbytes)
 
     def broadcast(self, data: Flat, root: int, *, algorithm: str | None = None) -> None:
         """Fills ``data`` with that of the root.
 
         algorithm  one of ``collectives.BROADCAST``; default: the cheapest.  Ranks take their places by ``order``
         """
-        what = f"broadcast from {root} of {data.size} x {data.dtype}"
+        what = f"broadcast from {root} of {data.size} bytes of {held(data)}"
         n, p = data.nbytes, self.size
         link = self._link(n, what) if algorithm is None else self.chooser.seen.link
         segment = max(4096, min(1 << 20, int(cost.chain_segment(n, p, link)))) if link.beta else SEGMENT
@@ -233,17 +233,17 @@ class Peers:
     def gather(self, data: Flat, pieces: Sequence[slice], root: int) -> None:
         """Fills the root's ``data`` with every rank's ``data[pieces[rank]]``."""
         self.mesh.expect("gather", root=root)
-        self._run(f"gather to {root}, {data.dtype}", gather.gather(self.mesh, data, pieces, root=root), 1)
+        self._run(f"gather to {root}, {held(data)}", gather.gather(self.mesh, data, pieces, root=root), 1)
 
     def scatter(self, data: Flat, pieces: Sequence[slice], root: int) -> None:
         """Fills each rank's ``data[pieces[rank]]`` from the root's ``data``."""
         self.mesh.expect("scatter", root=root)
-        self._run(f"scatter from {root}, {data.dtype}", scatter.scatter(self.mesh, data, pieces, root=root), 1)
+        self._run(f"scatter from {root}, {held(data)}", scatter.scatter(self.mesh, data, pieces, root=root), 1)
 
     def all_to_all(self, source: Flat, given: Sequence[slice], out: Flat, taken: Sequence[slice]) -> None:
         """Fills ``out[taken[r]]`` with rank r's ``source[given[this rank]]``."""
         self.mesh.expect("all_to_all")
-        self._run(f"all_to_all of {out.dtype}", all_to_all.all_to_all(self.mesh, source, given, out, taken), 1)
+        self._run(f"all_to_all of {held(out)}", all_to_all.all_to_all(self.mesh, source, given, out, taken), 1)
 
     def barrier(self) -> None:
         """Returns once every rank has called it."""

@@ -15,7 +15,7 @@ import torch
 
 from netfold.host.api.communicator import Communicator
 from netfold.host.operation.reduction import ReduceOp
-from netfold.host.torch.pieces import Call, as_bytes, as_tensor, check_count, check_like
+from netfold.host.torch.pieces import Call, as_bytes, as_bytes_of_all, as_tensor, check_count, check_like
 from netfold.host.torch.tensors import as_array
 
 
@@ -28,7 +28,7 @@ def broadcast(comm: Communicator, tensor: torch.Tensor, root: int) -> Call:
         if _in_place(mine):
             comm.broadcast(as_bytes(mine), root=root)
             return
-        data = as_bytes(mine).copy()
+        data = as_bytes(mine.clone())
         comm.broadcast(data, root=root)
         if comm.rank != root:
             mine.copy_(as_tensor(data, mine))
@@ -79,8 +79,8 @@ def scatter(comm: Communicator, output: torch.Tensor, inputs: Sequence[torch.Ten
         raise ValueError(f"{len(several)} inputs on rank {comm.rank}: expected some on the root alone, rank {root}")
 
     def call() -> None:
-        source = np.concatenate([as_bytes(tensor) for tensor in several]) if several else None
-        data = as_bytes(mine) if _in_place(mine) else np.empty(mine.numel() * mine.element_size(), np.uint8)
+        source = as_bytes_of_all(several) if several else None
+        data = as_bytes(mine) if _in_place(mine) else as_bytes(torch.empty_like(mine))
         comm.scatter(source, data, root=root)
         if not _in_place(mine):
             mine.copy_(as_tensor(data, mine))
@@ -98,7 +98,7 @@ def all_to_all(comm: Communicator, outputs: Sequence[torch.Tensor], inputs: Sequ
 
     def call() -> None:
         counts, out_counts = ([one.numel() * one.element_size() for one in several] for several in (given, taken))
-        source = np.concatenate([as_bytes(tensor) for tensor in given])
+        source = as_bytes_of_all(given)
         data = comm.all_to_all(source, counts=counts, out_counts=out_counts)
         for output, part in zip(taken, np.split(data, list(accumulate(out_counts))[:-1]), strict=True):
             output.copy_(as_tensor(part, output))

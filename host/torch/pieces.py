@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from netfold.host.api.communicator import Communicator
+from netfold.host.operation.arrays import as_held
 from netfold.host.operation.reduction import ReduceOp
-from netfold.host.torch.tensors import as_array
+from netfold.host.torch.tensors import as_array, dtype_name
 
 Call = Callable[[], object]
 
@@ -74,10 +75,14 @@ def reduce_scatter(
 
 # ---- shared with movement.py -----------------------------------------------------------------------------------------
 def as_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
-    """The memory of a contiguous tensor as bytes, or that of a contiguous copy."""
+    """The memory of a contiguous tensor as bytes, or that of a contiguous copy; they say what they hold."""
     plain = tensor.detach().resolve_conj().resolve_neg()
-    array: NDArray[np.uint8] = plain.reshape(-1).contiguous().view(torch.uint8).numpy()
-    return array
+    return as_held(plain.reshape(-1).contiguous().view(torch.uint8).numpy(), dtype_name(tensor.dtype))
+
+
+def as_bytes_of_all(tensors: Sequence[torch.Tensor]) -> NDArray[np.uint8]:
+    """The memory of tensors of one dtype, one after another."""
+    return as_held(np.concatenate([as_bytes(tensor) for tensor in tensors]), dtype_name(tensors[0].dtype))
 
 
 def as_tensor(array: NDArray[Any], like: torch.Tensor) -> torch.Tensor:

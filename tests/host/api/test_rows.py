@@ -5,6 +5,7 @@ that say what is wrong."""
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -235,3 +236,30 @@ def test_a_rank_that_calls_another_collective_ends_all_by_name() -> None:
         for error in on_every_rank(comms, call):
             assert isinstance(error, RankMismatch)
             assert "collective all_gather .. broadcast" in str(error)
+
+
+@pytest.mark.parametrize("rail", ["tcp", "innet"])
+@pytest.mark.parametrize("kind", ["broadcast", "all_gather", "gather", "scatter", "all_to_all"])
+def test_what_is_moved_has_one_dtype_on_all_ranks(rail: RailName, kind: str) -> None:
+    """As many bytes of another dtype are a RankMismatch with both names, over TCP and in the switches; nothing is
+    reinterpreted."""
+
+    def work(comm: Communicator) -> object:
+        mine = np.ones(8, np.float32 if comm.rank else np.int32)
+        calls: dict[str, Callable[[], object]] = {
+            "broadcast": lambda: comm.broadcast(mine),
+            "all_gather": lambda: comm.all_gather(mine),
+            "gather": lambda: comm.gather(mine),
+            "scatter": lambda: comm.scatter(None if comm.rank else np.concatenate([mine, mine]), mine),
+            "all_to_all": lambda: comm.all_to_all(mine),
+        }
+        return calls[kind]()
+
+    with loopback_job(2, rail=rail, timeout=10) as comms:
+        results = on_every_rank(comms, work)
+        told = [one for one in results if isinstance(one, RankMismatch)]
+        receivers = {"gather": [0], "scatter": [1]}.get(kind, [0, 1])
+        assert all(isinstance(results[rank], RankMismatch) for rank in receivers), results
+        for error in told:
+            assert "int32" in str(error), error
+            assert "float32" in str(error), error

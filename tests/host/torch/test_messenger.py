@@ -11,7 +11,7 @@ from support import needs
 pytest.importorskip("torch", reason=needs.reason("torch"))
 
 from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost, RankMismatch
-from netfold.host.operation.arrays import Flat
+from netfold.host.operation.arrays import Flat, as_held
 from netfold.host.torch.messenger import Messenger, TensorMessage
 from support.messengers import SOON, messengers
 
@@ -155,3 +155,21 @@ def test_what_a_completion_raises_reaches_the_waiter() -> None:
             refused.wait(SOON)
         after.wait(SOON)
         assert into[0] == 2.0
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("source", [0, None])
+def test_a_message_of_another_dtype_is_refused_by_its_receiver(source: int | None, early: bool) -> None:
+    """As many bytes of another dtype are not reinterpreted: from a named rank and from any, with the receive posted
+    before and after the message has come."""
+    with messengers(2) as (mine, other):
+        given, into = np.ones(4, np.float32), np.ones(4, np.int32)
+        if early:
+            mine.send(as_held(given), 1, 3, [])
+            send(mine, np.ones(1), 1, 4)
+            receive(other, np.zeros(1), 0, 4).wait(SOON)  # behind it, so that it has been read
+        received = other.receive(as_held(into), source, 3, [], lambda: None)
+        if not early:
+            mine.send(as_held(given), 1, 3, [])
+        failing(received, RankMismatch, "sends a message of float32, 16 bytes, where a message of int32, 16 bytes")
+        assert into.tolist() == [1] * 4
