@@ -2,10 +2,10 @@
 """Messages between two ranks that are no part of a collective: posted at any time, in any number, and from any rank.
 
 ``TcpMesh`` serves operations, one after the other, which all ranks call alike; here every message stands for itself.
-Those of one rank to another with one tag arrive in the order sent; all else is independent.  A message's header says what
-it holds, and so does its receive: the bytes of another dtype are not taken.  A message without a posted receive stays with
-its sender once the buffers of the connection are full, unless a receive for another tag of the same sender is posted: then
-it is read into memory of its own, so that the messages behind it can pass.
+Those of one rank to another with one tag arrive in the order sent; all else is independent.  The header of a message
+says what it holds, and so does its receive: the bytes of another dtype are not taken.  A message without a posted
+receive stays with its sender once the buffers of the connection are full, unless a receive for another tag of the same
+sender is posted: then it is read into memory of its own, so that the messages behind it can pass.
 """
 
 from __future__ import annotations

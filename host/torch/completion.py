@@ -25,6 +25,16 @@ Call = Callable[[], object]
 log = logging.getLogger("netfold")
 
 
+def on_our_thread(call: Call) -> Call:
+    """The same call, for a thread of ours, which has none of its caller's modes: it may fill tensors that were made in
+    ``torch.inference_mode``, as well as all others."""
+    def called() -> object:
+        with torch.inference_mode():
+            return call()
+
+    return called
+
+
 class Threads:
     """Runs each call at once, on a thread that has nothing to do, else on a new one; so no call waits for another.  The
     threads stay: as many as there ever were calls under way at the same time."""

@@ -24,7 +24,7 @@ from netfold.host.mesh.mesh import Pending
 from netfold.host.mesh.messages import MessageMesh, OpenReceive
 from netfold.host.mesh.sockets import listen
 from netfold.host.operation.arrays import Flat
-from netfold.host.torch.completion import Call, StartedOperation
+from netfold.host.torch.completion import Call, StartedOperation, on_our_thread
 from netfold.wire.jobs import Peer, Plan
 
 MOST_TAG = (1 << 32) - 1
@@ -46,7 +46,7 @@ class TensorMessage(StartedOperation):
         self._forked = forked
         self.tensors = tensors
         self.pending: Pending | None = None
-        self._finish = finish
+        self._finish = on_our_thread(finish)
         self._done = threading.Event()
         self._error: BaseException | None = None
         self._lock = threading.Lock()

@@ -21,7 +21,7 @@ from netfold.host.errors import Closed
 from netfold.host.operation.coding import LaneBits
 from netfold.host.operation.reduction import ReduceOp
 from netfold.host.torch.beside import Following, JoiningScatter
-from netfold.host.torch.completion import Call, StartedOperation
+from netfold.host.torch.completion import Call, StartedOperation, on_our_thread
 from netfold.host.torch.tensors import as_array
 
 Tensors = list[torch.Tensor]
@@ -103,7 +103,9 @@ class Reducer:
         following  of an all-gather: learns what is called next
         joins      of a reduce-scatter: what the all-gather before it learns
         """
-        return self._begin(tensors, lambda: [self.comm.later(call, what) for call in calls], following, joins)
+        return self._begin(
+            tensors, lambda: [self.comm.later(on_our_thread(call), what) for call in calls], following, joins
+        )
 
     def _begin(
         self, tensors: Sequence[torch.Tensor], begin: Callable[[], list[Work[Any]]],

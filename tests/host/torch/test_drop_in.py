@@ -60,3 +60,13 @@ def test_a_receive_that_cannot_be_filled_is_refused(found: list[dict[str, Any]])
     """``recv`` into an expanded tensor is a ValueError with its shape and strides; the message stays for the next."""
     assert found[0]["unwritable"]["refused"].startswith("ValueError: recv into a tensor of (4,) with strides (0,)")
     assert found[0]["unwritable"]["next"] == [7.0] * 4
+
+
+def test_every_call_does_the_same_in_every_mode(found: list[dict[str, Any]]) -> None:
+    """In inference mode, of inference tensors outside of it, without gradients, of parameters, and in autocast."""
+    for rank in found:
+        assert len(rank["modes"]) == 20
+        for call, by_mode in rank["modes"].items():
+            assert by_mode == dict.fromkeys(by_mode, by_mode["none"]), call
+            assert isinstance(by_mode["none"], list), (call, by_mode["none"])
+    assert found[0]["modes"]["all_gather"]["inference"] == [[1.0] * 6, [2.0] * 6]

@@ -11,6 +11,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from netfold.torch import NetfoldGroup
+from support.ranks.torch_calls import Make, calls
 
 MIXED = ("cpu:netfold,cuda:gloo", "cuda:gloo,cpu:netfold", "netfold,cuda:nccl", "cuda:nccl,cpu:netfold", "cuda:netfold")
 """What asks for a group of which only a part would be ours."""
@@ -93,7 +95,46 @@ def unwritable(rank: int, world: int) -> dict[str, Any]:
     return {"refused": refused, "next": into.tolist()}
 
 
-CASES: list[Callable[[int, int], dict[str, Any]]] = [names, forked, unwritable]
+def requiring(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, as a parameter is."""
+    return tensor.requires_grad_()
+
+
+def for_inference(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that was made in inference mode."""
+    with torch.inference_mode():
+        return tensor.clone()
+
+
+def usual(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that was made outside of inference mode."""
+    with torch.inference_mode(mode=False):
+        return tensor.clone()
+
+
+MODES: dict[str, tuple[Callable[[], AbstractContextManager[Any]], Make]] = {
+    "inference": (torch.inference_mode, lambda tensor: tensor),
+    "inference, of other tensors": (torch.inference_mode, usual),
+    "of inference tensors": (nullcontext, for_inference),
+    "no_grad": (torch.no_grad, requiring),
+    "requires grad": (nullcontext, requiring),
+    "autocast": (partial(torch.autocast, "cpu", torch.bfloat16), lambda tensor: tensor),
+}
+
+
+def modes(rank: int, world: int) -> dict[str, Any]:
+    """What each call brings in each mode; in no mode first."""
+    found: dict[str, Any] = {}
+    for mode, (context, make) in {"none": (nullcontext, usual), **MODES}.items():
+        with context():
+            for name, call in calls(rank, world, make).items():
+                said: list[Any] = []
+                error = refusal(lambda call=call, said=said: said.extend(one.tolist() for one in call()))  # type: ignore[misc]
+                found.setdefault(name, {})[mode] = error or said
+    return found
+
+
+CASES: list[Callable[[int, int], dict[str, Any]]] = [names, forked, unwritable, modes]
 
 
 def main(subnet: str, service: str, folder: str) -> None:
