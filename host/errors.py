@@ -9,9 +9,15 @@ on with the ranks that are left (``Communicator.shrink``).
 
 from __future__ import annotations
 
+from typing import Final
 
-class NetFoldError(Exception):
-    """Base of all exceptions that netfold.host raises on its own account."""
+TIMED_OUT: Final = "Timed out"
+"""The words that programs look for in a time-out's message, whichever library they use: torch's begin so."""
+
+
+class NetFoldError(RuntimeError):
+    """Base of all exceptions that netfold.host raises on its own account.  A RuntimeError, since programs on
+    torch.distributed catch those."""
 
 
 class JoinRefused(NetFoldError):
@@ -30,6 +36,9 @@ class CollectiveTimeout(NetFoldError, TimeoutError):
     `netfold stall JOB` the switch where packets wait); they have died, hang, or call another operation. Where they are
     only slow (a checkpoint, a data set): a longer `timeout=`.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message if message.startswith(TIMED_OUT) else f"{TIMED_OUT}: {message}")
 
 
 class RankMismatch(NetFoldError):
@@ -93,7 +102,7 @@ class JobEnded(NetFoldError):
     """
 
 
-class TransportError(NetFoldError, OSError):
+class TransportError(OSError, NetFoldError):  # in this order, for errno
     """The operating system refused a socket, an address or a packet.
 
     Remedy: the message names the address, socket or device and the system's reason: give the host's own address on the
