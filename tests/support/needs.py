@@ -160,6 +160,7 @@ NEEDS: Final[dict[str, Need]] = {
     "p4c": Need("build p4lang's p4c", ("p4c-bm2-ss",)),
     "thrift": Need("build behavioral-model with Thrift", ("p4c-bm2-ss", "simple_switch_grpc"), check=_thrift),
     "torch": Need("pip install torch", modules=("torch",)),
+    "expecttest": Need("pip install expecttest", modules=("torch", "expecttest")),
     "torchft": Need("pip install torchft parameterized", modules=("torch", "torchft", "parameterized")),
     "namespaces": Need("root, or a kernel that lets users make namespaces; apt install iproute2 ethtool util-linux",
                        ("unshare", "ip", "ethtool"), check=_namespaces),

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs torch's own tests of a backend, those of ``torch.testing._internal.distributed.distributed_test``.
+
+    torch_suite.py RESULTS gloo|tcp|folded [TEST ...]
+
+Each test has ranks of its own, forks of this process, which has imported all they need; in ``folded`` a fourth process
+is a switch and its job service.  RESULTS gets a JSON object: test -> [passed, skipped or failed; why; seconds; bytes
+that each rank has folded].
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+from typing import Any, Final
+
+RANKS: Final = 3
+SECONDS: Final = 40
+"""Longest time for a test: the slowest takes 2 s on a machine of two cores."""
+TEMPORARY: Final = tempfile.TemporaryDirectory(prefix="torch-suite-")
+os.environ |= {
+    # Torch decides at import what it skips: what gloo cannot do, since "netfold" claims to do all that gloo does.
+    "BACKEND": "gloo", "INIT_METHOD": "file://", "WORLD_SIZE": str(RANKS), "TEMP_DIR": TEMPORARY.name,
+    "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(SECONDS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
+    "OMP_NUM_THREADS": "1", "PYTORCH_PRINT_REPRO_ON_FAILURE": "0",
+}
+
+import torch._dynamo  # noqa: E402, F401  (DistributedDataParallel imports it, in each fork)
+import torch.distributed as dist  # noqa: E402
+from torch.testing._internal import common_distributed as common  # noqa: E402
+
+import netfold.torch  # noqa: E402
+from netfold.testing import subnet  # noqa: E402
+from support.torch import loopback_jobs  # noqa: E402
+
+
+def needs_gpus(*args: Any, **kwargs: Any) -> Any:
+    return unittest.skip("needs GPUs")
+
+
+# These start ranks, which then find that they have no GPUs.
+common.skip_if_no_gpu = needs_gpus()
+common.skip_if_lt_x_gpu = common.nccl_skip_if_lt_x_gpu = needs_gpus
+common.skip_if_small_worldsize = lambda test: test  # asks for 8 ranks, where a group of ranks 1 and 2 needs 3
+
+from torch.testing._internal.distributed import distributed_test as theirs  # noqa: E402
+
+FORK: Final = multiprocessing.get_context("fork")
+
+
+class LikeGloo(str):
+    """The name of a backend.  Torch's tests ask by name what a backend can do, and are told: as gloo."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return other == "gloo" or str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
+class Suite(theirs.TestDistBackend, theirs.DistributedTest._DistTestBase):
+    """Torch's tests on this module's way of making the default group."""
+
+    way = ""
+
+    def setUp(self) -> None:
+        super().setUp()
+        theirs.INIT_METHOD = f"file://{TEMPORARY.name}/{self._testMethodName}"
+        Suite.meeting, Suite.folded = FORK.Barrier(RANKS), FORK.Array("q", RANKS)
+        Suite.net, self.network = subnet(), None
+        os.environ |= {"NETFOLD_CONTROLLER": "store", "NETFOLD_ALGO": "ring"}
+        if self.way == "folded":
+            where, ready = f"unix:{TEMPORARY.name}/{self.net}", FORK.Event()
+            self.network = FORK.Process(target=network, args=(self.net, where, ready), daemon=True)
+            self.network.start()
+            assert ready.wait(SECONDS), "the switch has not started"
+            os.environ |= {"NETFOLD_CONTROLLER": where, "NETFOLD_ALGO": "innet"}
+        self._start_processes(FORK.Process)
+
+    def tearDown(self) -> None:
+        if self.network is not None:
+            self.network.kill()
+            self.network.join()
+        super().tearDown()
+
+    def _barrier(self, *args: Any, **kwargs: Any) -> None:
+        self.meeting.wait(SECONDS)  # torch's own looks into files every 0.1 s
+
+    @classmethod
+    def _run(cls, rank: int, *args: Any, **kwargs: Any) -> None:
+        os.environ["NETFOLD_ADDRESS"] = f"{cls.net}.{rank + 1}"
+        super()._run(rank, *args, **kwargs)
+
+    def run_test(self, name: str, pipe: Any) -> None:
+        """Called on a rank, in the default group."""
+        group = dist.group.WORLD
+        if self.way == "gloo":
+            return super().run_test(name, pipe)
+        assert isinstance(group, netfold.torch.NetfoldGroup), f"{name} is run on {group}"
+        try:
+            super().run_test(name, pipe)
+        finally:
+            Suite.folded[self.rank] = sum(tree.bytes_reduced for tree in group.communicator.stats().by_tree.values())
+
+
+class Results(unittest.TestResult):
+    """Keeps a row for each test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: dict[str, list[Any]] = {}
+
+    def startTest(self, test: unittest.TestCase) -> None:
+        self.rows[test._testMethodName] = ["passed", "", time.monotonic(), []]
+        super().startTest(test)
+
+    def addSkip(self, test: unittest.TestCase, reason: str) -> None:
+        self.rows[test._testMethodName][:2] = "skipped", reason
+
+    def addError(self, test: unittest.TestCase, error: Any) -> None:
+        self.rows[test._testMethodName][:2] = "failed", self._exc_info_to_string(error, test)
+
+    addFailure = addError
+
+    def stopTest(self, test: unittest.TestCase) -> None:
+        row = self.rows[test._testMethodName]
+        row[2:] = round(time.monotonic() - row[2], 2), list(getattr(test, "folded", []))
+        print(test._testMethodName, *row, flush=True)
+
+
+def network(net: str, where: str, ready: Any) -> None:
+    """The switch of one test, and its job service, until the process is killed."""
+    with loopback_jobs(f"{net}.200", [f"{net}.{rank + 1}" for rank in range(RANKS)], where):
+        ready.set()
+        time.sleep(10 * SECONDS)
+
+
+def main(results: str, way: str, *wanted: str) -> None:
+    """Runs the tests of these names, or all."""
+    Suite.way = way
+    if way != "gloo":
+        theirs.BACKEND = LikeGloo("netfold")
+    common.TIMEOUT_OVERRIDE.clear()
+    for name in unittest.TestLoader().getTestCaseNames(Suite):
+        if "all_to_all" in name and "cuda" not in name:  # which torch takes for MPI's alone
+            getattr(Suite, name).__unittest_skip__ = False
+    told = Results()
+    gc.freeze()  # a fork that collects garbage copies no page of what was imported
+    for name in wanted or unittest.TestLoader().getTestCaseNames(Suite):
+        Suite(name).run(told)
+    Path(results).write_text(json.dumps(told.rows, indent=1))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
