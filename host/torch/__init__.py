@@ -13,6 +13,7 @@ or keep another backend and reduce only the gradients with NetFold:
     tensors.py         tensors as numpy arrays of the same memory
     pieces.py          all-gather and reduce-scatter of tensors
     beside.py          reduce-scatters that join the all-gather before them, as in FSDP's backward pass
+    flat.py            copies of several tensors, in wider dtypes, or multiplied, which are reduced instead
     movement.py        broadcast, reduce, gather, scatter and all-to-all of tensors
     messenger.py       send and receive, beside the collectives
     completion.py      what was started, and torch's futures of it

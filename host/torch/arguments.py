@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 
 from netfold.host.operation.reduction import ReduceOp
-from netfold.host.torch.tensors import check_device, flattened
+from netfold.host.torch.tensors import Factor, check_device, flattened
 
 OPS: list[tuple[Any, ReduceOp]] = [
     (dist.ReduceOp.SUM, "sum"), (dist.ReduceOp.AVG, "average"), (dist.ReduceOp.MAX, "max"), (dist.ReduceOp.MIN, "min"),
-    (dist.ReduceOp.PRODUCT, "product"),
+    (dist.ReduceOp.PRODUCT, "product"), (dist.ReduceOp.PREMUL_SUM, "sum"),
 ]
 
 
@@ -43,6 +43,14 @@ def root_of(opts: Any, root: int | None) -> int:
 def known_operation(asked: Any) -> ReduceOp | None:
     """The reduction that torch asks for, by our name; None: it is none of the communicator's."""
     return next((name for known, name in OPS if asked == known), None)
+
+
+def factor_of(asked: Any) -> Factor:
+    """The factor of PREMUL_SUM, which FSDP's gradient divide factor is; None for other reductions."""
+    if asked != dist.ReduceOp.PREMUL_SUM:
+        return None
+    factor: Factor = asked.__getstate__()[1]  # torch 2.13 alone has it as an attribute
+    return factor
 
 
 def operation_name(op: Any) -> str:

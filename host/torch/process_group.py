@@ -22,13 +22,13 @@ import torch.distributed as dist
 
 from netfold.host.api.communicator import Communicator
 from netfold.host.errors import Closed
-from netfold.host.torch import movement, pieces
-from netfold.host.torch.arguments import known_operation, only_tensor, operation_name, pairs_of, root_of
+from netfold.host.torch import flat, movement, pieces
+from netfold.host.torch.arguments import factor_of, known_operation, only_tensor, operation_name, pairs_of, root_of
 from netfold.host.torch.beside import Following, JoiningScatter, joinable_gather, warn_where_nothing_joins
 from netfold.host.torch.forked import keep_in_children
 from netfold.host.torch.messenger import Messenger, open_messenger
 from netfold.host.torch.reducer import Reducer
-from netfold.host.torch.tensors import check_device, dtype_name, flattened, reduces
+from netfold.host.torch.tensors import check_device, check_gloo, dtype_name, flattened, reduced_as, reduces
 from netfold.host.torch.work import TorchWork
 
 GATHERS = (
@@ -116,13 +116,17 @@ class NetfoldGroup(dist.ProcessGroup):
         """Reduces to the root by the communicator what it can reduce, and all else by gloo."""
         del timeout
         mine, asked = only_tensor("reduce", tensors, opts), getattr(opts, "reduceOp", op)
-        known, to, dtype = known_operation(asked), root_of(opts, root), dtype_name(mine.dtype)
-        if known is None or not reduces(mine, known):
+        known, to, dtype, factor = known_operation(asked), root_of(opts, root), dtype_name(mine.dtype), factor_of(asked)
+        if known is None or not reduces(mine, known, factor):
+            check_gloo("reduce", mine, operation_name(asked))
             wanted = dist.ReduceOptions()
             wanted.rootRank, wanted.reduceOp = to, asked
             sparse = "sparse " if mine.layout != torch.strided else ""
             return self._delegate("reduce", [mine], wanted, why=f"{known or operation_name(asked)} of {sparse}{dtype}")
-        call = movement.reduce(self.communicator, mine, known, to)
+        call = (
+            movement.reduce(self.communicator, mine, known, to) if flat.plain(mine, factor)
+            else flat.reduce(self.communicator, mine, known, to, factor)
+        )
         return self._move("reduce", [mine], call, f"{known} of {dtype}")
 
     @_not_compiled
@@ -222,12 +226,17 @@ class NetfoldGroup(dist.ProcessGroup):
         several = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         check_device(kind, several)
         asked = getattr(opts, "reduceOp", opts)
-        op = known_operation(asked)
+        op, factor = known_operation(asked), factor_of(asked)
         dtypes = sorted({dtype_name(tensor.dtype) for tensor in several})
-        if op is not None and all(reduces(tensor, op) for tensor in several):
-            for dtype in dtypes:
-                self._say(f"{kind}, {op} of {dtype}", f"goes over {self.communicator.path(op, dtype)}")
-            return TorchWork(self._reducer.allreduce(several, op))
+        if op is not None and all(reduces(tensor, op, factor) for tensor in several):
+            for dtype in {reduced_as(tensor.dtype) for tensor in several}:
+                name = dtype_name(dtype)
+                self._say(f"{kind}, {op} of {name}", f"goes over {self.communicator.path(op, name)}")
+            if len(several) == 1 and flat.plain(several[0], factor):
+                return TorchWork(self._reducer.allreduce(several, op))
+            calls = flat.allreduce(self.communicator, several, op, factor)
+            return TorchWork(self._reducer.later(several, calls, kind))
+        check_gloo(kind, several, operation_name(asked))
         sparse = "sparse " if all(tensor.layout != torch.strided for tensor in several) else ""
         self._say(f"{kind}, {op or operation_name(asked)} of {sparse}{', '.join(dtypes)}")
         if timeout is not None:
@@ -294,6 +303,7 @@ class NetfoldGroup(dist.ProcessGroup):
             self._say(f"{kind} of sparse tensors")
             return getattr(self._inner, kind)(outputs, inputs, *(() if opts is None else (opts,)))
         calls = [pieces.all_gather(self.communicator, output, mine) for output, mine in pairs]
+        calls = flat.all_gather(self.communicator, pairs, calls)
         following, (output, mine) = None, pairs[0]
         if self.together and len(pairs) == 1 and isinstance(output, torch.Tensor):
             following = Following()
@@ -309,15 +319,17 @@ class NetfoldGroup(dist.ProcessGroup):
         a list of tensors, or one to split."""
         check_device(kind, [outputs, inputs])
         asked = getattr(opts, "reduceOp", opts)
-        op = known_operation(asked)
+        op, factor = known_operation(asked), factor_of(asked)
         dtypes = ", ".join(sorted({dtype_name(tensor.dtype) for tensor in flattened([inputs])}))
-        if op is None or not all(reduces(tensor, op) for tensor in flattened([outputs, inputs])):
+        if op is None or not all(reduces(tensor, op, factor) for tensor in flattened([outputs, inputs])):
+            check_gloo(kind, inputs, operation_name(asked))
             self._say(f"{kind}, {op or operation_name(asked)} of {dtypes}")
             return getattr(self._inner, kind)(outputs, inputs, opts)
         pairs = pairs_of(outputs, inputs)
-        calls = [pieces.reduce_scatter(self.communicator, mine, whole, op) for mine, whole in pairs]
+        alone = [pieces.reduce_scatter(self.communicator, mine, whole, op) for mine, whole in pairs]
+        calls = flat.reduce_scatter(self.communicator, [(whole, mine) for mine, whole in pairs], alone, op, factor)
         joins, (mine, whole) = None, pairs[0]
-        if self.together and len(pairs) == 1:
+        if self.together and calls == alone and len(pairs) == 1:
             joins = JoiningScatter(self.communicator, calls[0], mine.detach(), whole, op)
             calls = [joins]
         return self._later(kind, f"{kind}, {op} of {dtypes}", flattened([outputs]), calls, joins=joins)

@@ -17,11 +17,48 @@ OPERATIONS: dict[torch.dtype, tuple[ReduceOp, ...]] = {
     **dict.fromkeys(INTEGERS, ("sum", "max", "min", "product")),
 }
 """Dtype -> reductions of it that the communicator can do."""
+_FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
+WIDER: dict[torch.dtype, torch.dtype] = {
+    torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64,
+    **{getattr(torch, name): torch.float32 for name in _FLOAT8 if hasattr(torch, name)},
+}
+"""Dtype that the communicator does not reduce -> the one in which it is reduced, and rounded or wrapped once after."""
+GLOO = (*FLOATS, *INTEGERS, torch.int8, torch.bool)
+"""Dtypes that gloo reduces."""
+Factor = float | torch.Tensor | None
+"""Multiplies each rank's part before it is reduced."""
 
 
-def reduces(tensor: torch.Tensor, op: ReduceOp | None) -> bool:
-    """Whether the communicator can reduce this tensor by ``op``."""
-    return tensor.device.type == "cpu" and tensor.layout == torch.strided and op in OPERATIONS.get(tensor.dtype, ())
+def reduced_as(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which tensors of this one are reduced."""
+    return WIDER.get(dtype, dtype)
+
+
+def reduces(tensor: torch.Tensor, op: ReduceOp | None, factor: Factor = None) -> bool:
+    """Whether the communicator can reduce this tensor by ``op``, multiplied by the factor."""
+    known = op in OPERATIONS.get(reduced_as(tensor.dtype), ()) and (factor is None or tensor.is_floating_point())
+    return known and tensor.device.type == "cpu" and tensor.layout == torch.strided
+
+
+def check_gloo(what: str, tensors: Any, op: str) -> None:
+    """Raises ValueError where gloo cannot reduce these dense tensors either.
+
+    what  the call, such as "allreduce"
+    op    torch's name of the reduction
+    """
+    for tensor in flattened(tensors):
+        if tensor.layout != torch.strided:
+            continue
+        whole = not tensor.is_floating_point() and not tensor.is_complex()
+        if op in ("avg", "premul_sum"):
+            remedy = "take the sum, and divide" if op == "avg" else "multiply, and take the sum"
+        elif tensor.dtype not in GLOO:
+            remedy = "convert it to one that is reduced: " + ", ".join(map(dtype_name, GLOO))
+        elif op.startswith("b") and not whole:
+            remedy = "bitwise operations are for integers"
+        else:
+            continue
+        raise ValueError(f"{what}: no {op} of {dtype_name(tensor.dtype)}, here of {tuple(tensor.shape)}: {remedy}")
 
 
 def flattened(tensors: Any) -> list[torch.Tensor]:
@@ -49,14 +86,26 @@ def dtype_name(dtype: torch.dtype) -> str:
 def as_array(tensor: torch.Tensor) -> tuple[NDArray[Any], str | None]:
     """The tensor's memory as an array of its shape, and the name of its dtype where numpy has none for it, else None.
 
-    Raises ValueError for sparse tensors and for those that are not on the CPU.
+    Raises ValueError for sparse tensors, for those that are not on the CPU, for views whose elements torch negates or
+    conjugates as it reads them, and for dtypes that numpy does not have.
     """
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         raise ValueError(
             f"tensor of {tuple(tensor.shape)} is {tensor.layout} on {tensor.device}: expected a dense one on the CPU; "
             "move it there with .cpu(), or reduce it with another backend"
         )
+    if tensor.is_neg() or tensor.is_conj():
+        raise ValueError(
+            f"tensor of {tuple(tensor.shape)} is a negated or conjugated view, whose memory holds other numbers: "
+            "expected a plain one; give its resolve_neg().resolve_conj()"
+        )
     tensor = tensor.detach()
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view("uint16"), "bfloat16"
-    return tensor.numpy(), None
+    try:
+        return tensor.numpy(), None
+    except TypeError as error:
+        raise ValueError(
+            f"tensor of {tuple(tensor.shape)} is {dtype_name(tensor.dtype)}, which numpy does not have: convert it to "
+            "float32, say"
+        ) from error
