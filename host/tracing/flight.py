@@ -3,9 +3,9 @@
 
 It always runs: an operation costs about three microseconds.  ``Communicator.flight()`` returns what it holds.  Where
 $NETFOLD_FLIGHT names a folder, it writes JOB.rankN.json there when an operation fails, and when the process gets a
-signal ($NETFOLD_FLIGHT_SIGNAL, default SIGUSR2, which neither torch nor schedulers use), even if the main thread is
-stuck in native code: the wake-up descriptor of Python's signals is read by a thread of our own.  `netfold flight
-FOLDER` prints all ranks' files side by side.
+signal ($NETFOLD_FLIGHT_SIGNAL, default SIGUSR2), even if the main thread is stuck in native code: the wake-up
+descriptor of Python's signals is read by a thread of our own.  A handler that the program has for this signal, as
+submitit has one for SIGUSR2, runs as before.  `netfold flight FOLDER` prints all ranks' files side by side.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from types import FrameType
+from typing import Any, Final
 
 import msgspec
 
@@ -209,10 +210,16 @@ def _listen() -> None:
         return
     if not _listening.acquire(blocking=False):
         return
-    if signal.getsignal(number) is not signal.SIG_DFL:
+    theirs = signal.getsignal(number)
+    if theirs is None:  # installed by native code, which cannot be called from here
         _listening.release()
         log.warning("flight recorder: %s has a handler already and writes nothing; set %s", name, SIGNAL_VARIABLE)
         return
+    if callable(theirs):
+        log.warning(
+            "flight recorder: %s has a handler of the program's, which runs too when a record is asked for by this "
+            "signal; %s names another one", name, SIGNAL_VARIABLE,
+        )
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
     before = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
@@ -220,13 +227,25 @@ def _listen() -> None:
         signal.set_wakeup_fd(before)
         os.close(readable)
         os.close(writable)
-        signal.signal(number, lambda *_: _dump_all(name))
+        signal.signal(number, _both(lambda: _dump_all(name), theirs))
         return
     # a forked child's signals must not wake the thread of its parent, nor end the child
     os.register_at_fork(after_in_child=lambda: disconnect((readable, writable)))
     # Once more from the main thread: should an event loop take the descriptor from us later, this one still comes.
-    signal.signal(number, lambda *_: os.write(writable, bytes([number])) and None)
+    signal.signal(number, _both(lambda: os.write(writable, bytes([number])), theirs))
     threading.Thread(target=_wait, args=(readable, number), name="netfold-flight", daemon=True).start()
+
+
+def _both(ask: Callable[[], object], theirs: Any) -> Callable[[int, FrameType | None], None]:
+    """A handler that asks for the files, and then does what was done on the signal before."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of signals already
+            ask()
+        if callable(theirs):
+            theirs(number, frame)
+
+    return handle
 
 
 def _wait(readable: int, number: int) -> None:

@@ -156,6 +156,50 @@ def test_a_signal_writes_the_file_of_a_process_that_hangs(tmp_path: Path, before
     assert any("<string>" in line for lines in dump.threads.values() for line in lines)
 
 
+HANDLED = """
+import os, signal, time
+from netfold.host.tracing.flight import Flight
+
+def theirs(number, frame):
+    print("handled", number == signal.SIGUSR2 and frame is not None, flush=True)
+
+{first}
+{second}
+print("in", flush=True)
+while True:
+    time.sleep(60)
+"""
+OURS, THEIRS = 'recorder = Flight("handled", 0, 1)', "signal.signal(signal.SIGUSR2, {handler})"
+
+
+@pytest.mark.parametrize("handler", ["theirs", "signal.SIG_IGN"])
+@pytest.mark.parametrize("turn", [1, -1], ids=["program first", "recorder first"])
+def test_a_handler_of_the_program_runs_as_well(tmp_path: Path, turn: int, handler: str) -> None:
+    """Where the program handles the signal too, as submitit does, or ignores it, its handler runs and the file is
+    written."""
+    first, second = [THEIRS.format(handler=handler), OURS][::turn]
+    program = HANDLED.format(first=first, second=second)
+    environment = {**os.environ, flight.FOLDER_VARIABLE: str(tmp_path)}
+    environment.pop(flight.SIGNAL_VARIABLE, None)
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"in\n"
+            process.send_signal(signal.SIGUSR2)
+            if handler == "theirs":
+                assert process.stdout.readline() == b"handled True\n"
+            if (turn, handler) != (-1, "signal.SIG_IGN"):  # a signal that is ignored later reaches nobody
+                wait_for(lambda: any(tmp_path.glob("*.json")))
+            assert process.poll() is None
+        finally:
+            process.kill()
+        assert process.stderr is not None
+        warned = b"has a handler of the program's" in process.stderr.read()
+        assert warned == ((turn, handler) == (1, "theirs"))
+
+
 def test_a_signal_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A wrong setting is an error when the communicator is made, not when it is needed."""
     monkeypatch.setenv(flight.SIGNAL_VARIABLE, "SIGNOTHING")
