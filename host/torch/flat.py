@@ -142,17 +142,18 @@ def bunches(tensors: Tensors, times: int = 1, alone: Collection[int] = ()) -> li
     """
     found: list[list[int]] = []
     latest: dict[torch.dtype, tuple[list[int], int]] = {}
+    """The last copy of a dtype, and its bytes."""
     for place, tensor in enumerate(tensors):
         size = tensor.numel() * tensor.element_size() * times
         if size >= SMALL or place in alone:
             found.append([place])
             continue
-        bunch, bytes_before = latest.get(tensor.dtype, ([], MOST))
-        if bytes_before + size > MOST:
-            bunch, bytes_before = [], 0
+        bunch, before = latest.get(tensor.dtype, (None, 0))
+        if bunch is None or before + size > MOST:
+            bunch, before = [], 0
             found.append(bunch)
         bunch.append(place)
-        latest[tensor.dtype] = bunch, bytes_before + size
+        latest[tensor.dtype] = bunch, before + size
     return found
 
 

@@ -208,6 +208,7 @@ def test_copies_are_bounded() -> None:
     tensors = [torch.empty(1000), torch.empty(2, dtype=torch.int32), torch.empty(flat.SMALL), torch.empty(1000)]
     assert flat.bunches(tensors) == [[0, 3], [1], [2]]
     assert flat.bunches(tensors, alone=[0]) == [[0], [1], [2], [3]]
+    assert flat.bunches([torch.empty(0), torch.empty(0)]) == [[0, 1]]
     many = [torch.empty(flat.SMALL // 8)] * 100
     bunches = flat.bunches(many)
     assert [place for bunch in bunches for place in bunch] == list(range(100))
