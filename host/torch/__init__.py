@@ -28,7 +28,8 @@ or keep another backend and reduce only the gradients with NetFold:
     priority.py        an optimizer whose gradients travel first layers first, beside the next forward pass
     verbs.py           Horovod's broadcast_parameters and broadcast_optimizer_state
     distributed_optimizer.py  Horovod's DistributedOptimizer
-    launch.py          a script whose default process group is NetFold's, unchanged
+    launch.py          runs a script with NetFold's process groups, unchanged
+    renamed.py         groups of ours for programs that ask for gloo's by name
 """
 
 from __future__ import annotations

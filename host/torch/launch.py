@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a script whose default process group is NetFold's, without a change to it: ``python -m netfold.torch SCRIPT``.
+"""Runs a script with NetFold's process groups, without a change to it: ``python -m netfold.torch SCRIPT``.
 
-For frameworks that take the group that is there, as Accelerate and Lightning do; a script that makes its own group
-names the backend itself.
+Without options the default process group is there before the script begins, for frameworks that take one that is there,
+as Accelerate and Lightning do.  With ``--as gloo`` the script makes its groups itself, and those that it asks for as
+gloo's are NetFold's (``renamed``).
 """
 
 from __future__ import annotations
@@ -10,26 +11,49 @@ from __future__ import annotations
 import runpy
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch.distributed as dist
 
-USAGE = "usage: torchrun --nproc-per-node N -m netfold.torch SCRIPT [ARGUMENT ...]"
+from netfold.host.torch import renamed
+
+USAGE = "usage: torchrun --nproc-per-node N -m netfold.torch [--as gloo] {SCRIPT | -m MODULE} [ARGUMENT ...]"
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Makes the default process group of backend "netfold", configured by the environment, and runs a script as Python
-    would.
+    """Runs a script or module as Python would, in processes whose groups are configured by the environment.
 
-    arguments  the script's file and what it gets
+    arguments  options, the script's file or -m and the module's name, and what it gets
     Raises SystemExit for a missing script, what joining raises, and what the script raises.
     """
-    if not arguments or not Path(arguments[0]).is_file():
-        got = f"no file {arguments[0]!r}" if arguments else "no script"
-        raise SystemExit(f"{USAGE}\n{got}: expected a Python file")
-    dist.init_process_group("netfold")
-    script = Path(arguments[0])
-    sys.argv, sys.path[0] = [*arguments], str(script.resolve().parent)
-    runpy.run_path(str(script), run_name="__main__")
-    if dist.is_initialized():
+    left = list(arguments)
+    named = left[:1] == ["--as"] or left[:1] == [f"--as={renamed.THEIRS}"]
+    if named:
+        option = left.pop(0)
+        if option == "--as" and (not left or left.pop(0) != renamed.THEIRS):
+            raise SystemExit(f"{USAGE}\n--as {' '.join(arguments[1:2])}: expected gloo")
+    module = left[:1] == ["-m"]
+    kind, target = ("module", left[1:2]) if module else ("file", left[:1])
+    if not target or not (_is_module(target[0]) if module else Path(target[0]).is_file()):
+        got = f"no {kind} {target[0]!r}" if target else "no module" if module else "no script"
+        raise SystemExit(f"{USAGE}\n{got}: expected a Python {kind}")
+    if named:
+        renamed.rename()
+    else:
+        dist.init_process_group("netfold")
+    sys.argv = left[module:]
+    if module:
+        runpy.run_module(target[0], run_name="__main__", alter_sys=True)  # which puts its file into sys.argv[0]
+    else:
+        sys.path[0] = str(Path(target[0]).resolve().parent)
+        runpy.run_path(target[0], run_name="__main__")
+    if not named and dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False

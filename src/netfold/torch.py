@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``import netfold.torch`` makes "netfold" a backend of torch.distributed; see ``netfold.host.torch``.
 
-``python -m netfold.torch SCRIPT`` runs a script whose default process group is of that backend (``launch``).
+``python -m netfold.torch SCRIPT`` runs a script whose default process group is of that backend, and with ``--as gloo``
+before it one whose own groups are (``launch``).
 Raises ModuleNotFoundError, which names the extra, where PyTorch is not installed.
 """
 
