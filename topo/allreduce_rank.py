@@ -21,12 +21,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from netfold.host.operation.reduction import Reduction
+from netfold.host.operation.reduction import ReduceOp, Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.topo.rank_program import print_message
+from netfold.topo.reduction_data import count_wrong, data
 from netfold.wire.jobs import Peer, Plan, Secret
 
-Floats = NDArray[np.float32]
+Elements = NDArray[Any]
 
 
 class RankSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,6 +39,14 @@ class RankSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 0
     timeout: float = 30.0
     controller: bool = True
+    op: ReduceOp = "sum"
+    dtype: str = "float32"
+    """Name of the elements, as of `Reduction`."""
+
+    @property
+    def reduction(self) -> Reduction:
+        """What is timed."""
+        return Reduction(self.op, self.dtype)
 
 
 class PlainPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,7 +73,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cpu_seconds: float
     retransmissions: int
     wrong: int
-    """Elements beyond the error bound of `bound`, in the last operation."""
+    """Elements beyond the error bound of `count_wrong`, in the last operation."""
     path: str
     """What carried the operations, as the library explains it."""
     machine_busy: float
@@ -76,8 +85,8 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Allreducer(Protocol):
     """A library whose allreduce is timed."""
 
-    def allreduce(self, source: Floats, out: Floats, algorithm: str) -> None:
-        """Sum ``source`` over all ranks into ``out``."""
+    def allreduce(self, source: Elements, out: Elements, algorithm: str) -> None:
+        """Reduce ``source`` over all ranks into ``out``."""
 
     def barrier(self) -> None:
         """Return when all ranks have called it."""
@@ -106,9 +115,10 @@ class NetFold:
         self._comm = Communicator.join(
             job, rank, setup.world, address=os.environ["NETFOLD_ADDRESS"], rail=rail, timeout=setup.timeout, **settings
         )
+        self._op, self._dtype = setup.op, setup.dtype
 
-    def allreduce(self, source: Floats, out: Floats, algorithm: str) -> None:
-        self._comm.allreduce(source, out, algorithm=_own(algorithm))
+    def allreduce(self, source: Elements, out: Elements, algorithm: str) -> None:
+        self._comm.allreduce(source, out, self._op, dtype=self._dtype, algorithm=_own(algorithm))
 
     def barrier(self) -> None:
         self._comm.barrier()
@@ -140,10 +150,10 @@ class PlainTcp:
         others = msgspec.json.decode(sys.stdin.readline(), type=PlainPeers)
         plan = Plan("bridge", 1, rank, setup.world, others.peers, [], secret=others.secret)
         self._peers = Peers(TcpMesh(plan, listener, timeout=setup.timeout), algorithm="auto")
-        self._sum = Reduction("sum", "float32")
+        self._reduction = setup.reduction
 
-    def allreduce(self, source: Floats, out: Floats, algorithm: str) -> None:
-        self._peers.allreduce(AllreduceRequest(source, out, self._sum, algorithm=_own(algorithm) or "auto"))
+    def allreduce(self, source: Elements, out: Elements, algorithm: str) -> None:
+        self._peers.allreduce(AllreduceRequest(source, out, self._reduction, algorithm=_own(algorithm) or "auto"))
 
     def barrier(self) -> None:
         self._peers.barrier()
@@ -176,10 +186,11 @@ class Gloo:
         dist.init_process_group(
             "gloo", rank=int(os.environ["RANK"]), world_size=setup.world, timeout=timedelta(seconds=setup.timeout)
         )
+        self._op, self._dtype = getattr(dist.ReduceOp, setup.op.upper()), getattr(torch, setup.dtype)
 
-    def allreduce(self, source: Floats, out: Floats, algorithm: str) -> None:
+    def allreduce(self, source: Elements, out: Elements, algorithm: str) -> None:
         out[:] = source  # gloo works in place; the others read the one and write the other
-        self._dist.all_reduce(self._torch.from_numpy(out))
+        self._dist.all_reduce(self._torch.from_numpy(out.view(np.uint8)).view(self._dtype), self._op)
 
     def barrier(self) -> None:
         self._dist.barrier()
@@ -224,8 +235,8 @@ def _open(kind: str, setup: RankSetup) -> Allreducer:
 
 def measure(allreducer: Allreducer, command: TimingCommand, setup: RankSetup, rank: int) -> Timing:
     """Execute one command: warm up, then time the operations back to back."""
-    elements = command.nbytes // 4
-    source = data(setup.seed, rank, elements)
+    kind = setup.reduction
+    source = data(setup.seed, rank, command.nbytes // kind.dtype.itemsize, kind)
     out = np.empty_like(source)
     for _ in range(command.warmup):
         allreducer.allreduce(source, out, command.algorithm)
@@ -241,9 +252,10 @@ def measure(allreducer: Allreducer, command: TimingCommand, setup: RankSetup, ra
     machine_busy = 1 - (later_idle - idle) / max(1, later_total - total)
     again, folded = allreducer.retransmissions() - before, allreducer.folded() - folded
     allreducer.barrier()  # checking must not take a core from a rank that is still being timed
-    wrong = count_wrong(out, setup, elements, command.algorithm) if command.check else 0
+    bits = setup.lane_bits if command.algorithm in ("innet", "auto") else 32
+    wrong = count_wrong(out, setup.world, setup.seed, kind, bits) if command.check else 0
     return Timing(seconds, cpu, again, wrong, allreducer.explain(command.nbytes, command.algorithm), machine_busy,
-                  folded >= command.iterations * elements * 4 > 0)
+                  folded >= command.iterations * source.nbytes > 0)
 
 
 def idle_of_all() -> tuple[int, int]:
@@ -251,33 +263,6 @@ def idle_of_all() -> tuple[int, int]:
     with open("/proc/stat", encoding="ascii") as file:
         ticks = [int(word) for word in file.readline().split()[1:9]]  # guests are in user's already
     return ticks[3] + ticks[4], sum(ticks)
-
-
-def data(seed: int, rank: int, elements: int) -> Floats:
-    """The tensor of a rank: standard normal floats, drawn by the seed and the rank."""
-    return np.random.default_rng((seed, rank)).standard_normal(elements, np.float32)
-
-
-def count_wrong(out: Floats, setup: RankSetup, elements: int, algorithm: str) -> int:
-    """Count the elements that are further from the exact sum than `bound`."""
-    exact, largest = np.zeros(elements), 0.0
-    for rank in range(setup.world):
-        part = data(setup.seed, rank, elements)
-        exact += part
-        largest = max(largest, float(np.abs(part).max(initial=0.0)))
-    bits = setup.lane_bits if algorithm in ("innet", "auto") else 32
-    return int(np.sum(~(np.abs(out - exact) <= bound(setup.world, bits, largest))))
-
-
-def bound(world: int, lane_bits: int, largest: float) -> float:
-    """How far a sum of ``world`` ranks may be off.
-
-    Each rank rounds by up to one step of a lane that leaves room for the sum, and the sum itself has the precision of
-    float32 (docs/host.md).  ``largest`` is the greatest magnitude of any element.
-    """
-    room = max(0, (world - 1).bit_length())
-    step = 2.0 ** (room + 2 - lane_bits) * 2 * largest
-    return world * (step + largest * 2.0**-22)
 
 
 def _kind(algorithm: str, setup: RankSetup) -> str:
@@ -294,7 +279,6 @@ def _kind(algorithm: str, setup: RankSetup) -> str:
 def _own(algorithm: str) -> str | None:
     """The algorithm to ask NetFold for; None leaves the choice to it, or to the rail."""
     return {"auto": None, "verbs": None, "roce": "ring"}.get(algorithm, algorithm)
-
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ from netfold.host.collectives import ALLREDUCE
 from netfold.host.collectives.tidalmesh import TIDALMESH
 from netfold.host.innet.core import CREDITS_VARIABLE
 from netfold.host.job_secret import draw
+from netfold.host.operation.rail import folds
+from netfold.host.operation.reduction import ReduceOp, Reduction
 from netfold.topo import sandbox
 from netfold.topo.allreduce_rank import PlainPeers, RankSetup, Timing, TimingCommand
 from netfold.wire import roce
@@ -44,6 +46,18 @@ BRIDGE: Final = "@bridge"
 UNSHAPED: Final = "none"
 """The rate of links that are not shaped, as options name it."""
 ON_FABRIC: Final = ("fabric", "roce")
+TYPES: Final[Mapping[str, str]] = {
+    "float": "float32", "half": "float16", "bfloat16": "bfloat16", "double": "float64", "int32": "int32",
+    "int64": "int64", "uint8": "uint8",
+}
+"""nccl-tests' names of datatypes -> ours."""
+OPERATIONS: Final[Mapping[str, ReduceOp]] = {
+    "sum": "sum", "prod": "product", "min": "min", "max": "max", "avg": "average",
+}
+"""nccl-tests' names of operations -> ours."""
+FLOAT32_SUM: Final = Reduction("sum", "float32")
+FACTOR: Final = 4
+"""From one size to the next, where neither a factor nor an increment is given."""
 READY_SECONDS: Final = 120.0
 """Seconds for all ranks to join; the first compilation of the native library on a slow machine takes long."""
 
@@ -73,6 +87,7 @@ class AllreduceSpec:
     """Value of NETFOLD_CREDITS for the ranks on the fabric, such as "2x170K"; empty: they have the window alone."""
     topo: str = ""
     """Any other fabric than one of so many leaves and spines, as `netfold up --topo` has it; empty: those."""
+    reduction: Reduction = FLOAT32_SUM
 
     def fabric(self, groups: int) -> Fabric:
         """The fabric, with ``ranks`` hosts for each group of ranks.  Raises FabricError."""
@@ -91,6 +106,8 @@ class AllreduceRow(msgspec.Struct, frozen=True):
     """What carried it: softswitch, bmv2, or bridge."""
     ranks: int
     nbytes: int
+    dtype: str
+    op: str
     lane_bits: int
     """Width of the lanes where switches folded all of it, which the chooser may not do; else 32, a whole element's."""
     path_mtu: int
@@ -99,6 +116,8 @@ class AllreduceRow(msgspec.Struct, frozen=True):
     seconds_best: float
     seconds_worst: float
     algbw_bytes_per_s: float
+    busbw_bytes_per_s: float
+    """2 (N-1)/N of ``algbw_bytes_per_s``, as nccl-tests has it: what links carry for an algorithm between N hosts."""
     rate: str
     """Rate of the links in tc's units; empty: not shaped."""
     link_fraction: float
@@ -122,15 +141,21 @@ class AllreduceRow(msgspec.Struct, frozen=True):
 
 
 def spec(
-    *, begin: str, end: str, factor: int, iterations: int, warmup: int, rounds: int, check: bool, ranks: int, topo: str,
-    engine: Engine, rate: str, loss: float, lane_bits: int, path_mtu: int | None, algorithms: str,
-    seed: int, timeout: float,
+    *, begin: str, end: str, factor: int | None, iterations: int, warmup: int, rounds: int, check: bool, ranks: int,
+    topo: str, engine: Engine, rate: str, loss: float, lane_bits: int, path_mtu: int | None, algorithms: str, seed: int,
+    timeout: float, increment: str | None = None, datatype: str = "float", operation: str = "sum",
 ) -> AllreduceSpec:
     """Check the options of the command line.  Raises ValueError, which names the option."""
-    first, last = size(begin, "-b"), size(end, "-e")
-    if not 4 <= first <= last:
-        raise ValueError(f"-b {begin} -e {end}: expected at least 4 bytes, and the end not below the beginning")
-    for option, value, least in (("-f", factor, 2), ("-n", iterations, 1), ("-w", warmup, 0), ("--rounds", rounds, 1)):
+    reduction = _reduction(datatype, operation)
+    first, last, width = size(begin, "-b"), size(end, "-e"), max(4, reduction.dtype.itemsize)
+    if not width <= first <= last:
+        raise ValueError(f"-b {begin} -e {end}: expected at least {width} bytes, and the end not below the beginning")
+    step = 0 if increment is None else size(increment, "-i")
+    if increment is not None and step < width:
+        raise ValueError(f"-i {increment}: expected {width} bytes or more")
+    multiply = factor if factor is not None else 1 if step else FACTOR
+    for option, value, least in (("-f", multiply, 1 if step else 2), ("-n", iterations, 1), ("-w", warmup, 0),
+                                 ("--rounds", rounds, 1)):
         if value < least:
             raise ValueError(f"{option} {value}: expected {least} or more")
     leaves, comma, spines = topo.partition(",")
@@ -162,18 +187,32 @@ def spec(
                              f"and {BRIDGE} behind those of TCP")
     if not names:
         raise ValueError("--algorithms: expected at least one")
+    if lane_bits != 32 and (reduction.op not in ("sum", "average") or reduction.element == "int32"):
+        raise ValueError(f"--lane-bits {lane_bits}: expected 32 for -d {datatype} -o {operation}; narrow lanes are for "
+                         "sums and averages of floats")
     sizes = []
     while first <= last:
-        sizes.append(first // 4 * 4)
-        first *= factor
+        sizes.append(first // width * width)
+        first = first * multiply if multiply > 1 else first + step  # a factor goes before an increment, as there
     found = AllreduceSpec(tuple(sizes), iterations, warmup, rounds, check, ranks, int(leaves), int(spines), engine,
                           None if rate == UNSHAPED else rate, loss, lane_bits, path_mtu, names, seed, timeout,
-                          topo=other)
+                          topo=other, reduction=reduction)
     if other and (hosts := len(found.fabric(1).hosts)) != ranks:
         raise ValueError(f"--ranks {ranks}: expected as many as {topo} has hosts, {hosts}")
     if other and "roce" in names and {_group_of(name) for name in names} & {"fabric"}:
         raise ValueError(f"--algorithms: on {topo} a host has one UDP port 4791: expected roce, or others, not both")
     return found
+
+
+def _reduction(datatype: str, operation: str) -> Reduction:
+    """What nccl-tests' names stand for.  Raises ValueError."""
+    for option, name, known in (("-d", datatype, TYPES), ("-o", operation, OPERATIONS)):
+        if name not in known:
+            raise ValueError(f"{option} {name}: expected one of {', '.join(known)}")
+    try:
+        return Reduction(OPERATIONS[operation], TYPES[datatype])
+    except TypeError as error:
+        raise ValueError(f"-d {datatype} -o {operation}: {error}") from error
 
 
 def size(text: str, option: str) -> int:
@@ -197,11 +236,24 @@ def least_bytes(algorithm: str, ranks: int, nbytes: int, lane_bits: int) -> floa
 
 
 def measurable(spec: AllreduceSpec) -> AllreduceSpec:
-    """What can be measured of it here: where torch is not installed, no gloo, which is said on standard error."""
-    if "gloo" not in spec.algorithms or find_spec("torch") is not None:
-        return spec
-    print("netfold: torch is not installed (pip install torch): no figures of gloo", file=sys.stderr)
-    return dataclasses.replace(spec, algorithms=tuple(name for name in spec.algorithms if name != "gloo"))
+    """What can be measured of it here; standard error has a line for each algorithm that is left out.  Raises
+    ValueError where none is left."""
+    what = f"{spec.reduction.op} of {spec.reduction.element}"
+    left = []
+    for name in spec.algorithms:
+        if name == "gloo" and find_spec("torch") is None:
+            why = "torch is not installed (pip install torch): no figures of gloo"
+        elif name == "gloo" and spec.reduction.op == "average":
+            why = f"gloo has no {what}: no figures of it"
+        elif name in ("innet", TIDALMESH) and not folds(spec.reduction.op, spec.reduction.element):
+            why = f"switches do not fold a {what}: no figures of {name}"
+        else:
+            left.append(name)
+            continue
+        print(f"netfold: {why}", file=sys.stderr)
+    if not left:
+        raise ValueError(f"--algorithms {','.join(spec.algorithms)}: none of them can be measured here")
+    return dataclasses.replace(spec, algorithms=tuple(left))
 
 
 def run(spec: AllreduceSpec, json: Path | None, echo: Callable[[str], None] = print) -> list[AllreduceRow]:
@@ -266,11 +318,14 @@ def _measure(
     echo(
         f"# {spec.ranks} ranks; fabric {spec.topo or f'{spec.leaves} x {spec.spines}'}, {spec.engine}"
         + (f", losing {spec.loss:.1%} on each link" if spec.loss else "")
-        + f"; links {spec.rate or 'not shaped'}; float32 sum, {spec.lane_bits}-bit lanes, path MTU {spec.path_mtu}; "
+        + f"; links {spec.rate or 'not shaped'}; {spec.lane_bits}-bit lanes, path MTU {spec.path_mtu}; "
         f"medians of {spec.rounds} interleaved rounds of {spec.iterations}"
     )
-    echo(f"# {'bytes':>10}  {'algorithm':<24} {'ms':>9} {'best..worst':>17} {'algbw MB/s':>10} {'link':>5} "
-         f"{'cpu s/GB':>8} {'switches':>8} {'busy':>5} {'limit':<9} {'repeats':>7} {'wrong':>5}")
+    echo(f"# {'out-of-place':>88}")
+    echo(f"#{'size':>12}{'count':>14}{'type':>10}{'redop':>8}{'root':>8}{'time':>9}{'algbw':>8}{'busbw':>8}"
+         f"{'#wrong':>7}  {'algorithm':<24} {'best..worst':>19} {'link':>5} {'cpu s/GB':>8} {'switches':>8} "
+         f"{'busy':>5} {'limit':<9} {'repeats':>7}")
+    echo(f"#{'(B)':>12}{'(elements)':>14}{'':>26}{'(us)':>9}{'(GB/s)':>8}{'(GB/s)':>8}{'':>7}  {'':<24} {'(us)':>19}")
     rows: list[AllreduceRow] = []
     for nbytes in spec.sizes:
         turns: dict[str, list[tuple[list[Timing], float]]] = {name: [] for name in spec.algorithms}
@@ -293,6 +348,11 @@ def _measure(
                 echo(f"#   {row.path}")
         if json is not None:  # after each size, so that an interrupted run leaves results
             files.replace(json, msgspec.json.format(msgspec.json.encode(rows), indent=1))
+    wrong = sum(row.wrong for row in rows)
+    echo(f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}")
+    for name in spec.algorithms:
+        mean = statistics.mean(row.busbw_bytes_per_s for row in rows if row.algorithm == name) / 1e9
+        echo(f"# Avg bus bandwidth    : {mean:g} ({name})")
     return rows
 
 
@@ -300,7 +360,9 @@ def _row(spec: AllreduceSpec, name: str, nbytes: int, rounds: Sequence[tuple[Seq
     seconds = sorted(max(took.seconds for took in ranks) for ranks, _ in rounds)
     median = statistics.median(seconds)
     folded = all(took.folded for ranks, _ in rounds for took in ranks)  # what the chooser takes is its own affair
-    least = least_bytes("innet" if folded else name.removesuffix(BRIDGE), spec.ranks, nbytes, spec.lane_bits)
+    # the switches fold halves as float32
+    lanes = nbytes * 2 if folded and spec.reduction.dtype.itemsize == 2 else nbytes
+    least = least_bytes("innet" if folded else name.removesuffix(BRIDGE), spec.ranks, lanes, spec.lane_bits)
     on_fabric = _group_of(name) in ON_FABRIC
     link = least * 8 / median / bits_per_second(spec.rate) if spec.rate and not spec.topo else 0.0
     busy = statistics.median(ranks[0].machine_busy for ranks, _ in rounds)
@@ -309,12 +371,15 @@ def _row(spec: AllreduceSpec, name: str, nbytes: int, rounds: Sequence[tuple[Seq
         engine=spec.engine if on_fabric else "bridge",
         ranks=spec.ranks,
         nbytes=nbytes,
+        dtype=spec.reduction.element,
+        op=spec.reduction.op,
         lane_bits=spec.lane_bits if folded else 32,
         path_mtu=spec.path_mtu,
         seconds=median,
         seconds_best=seconds[0],
         seconds_worst=seconds[-1],
         algbw_bytes_per_s=nbytes / median,
+        busbw_bytes_per_s=nbytes / median * 2 * (spec.ranks - 1) / spec.ranks,
         rate=spec.rate or "",
         link_fraction=link,
         cpu_seconds=statistics.median(sum(took.cpu_seconds for took in ranks) for ranks, _ in rounds),
@@ -332,13 +397,16 @@ def _row(spec: AllreduceSpec, name: str, nbytes: int, rounds: Sequence[tuple[Seq
 def _line(row: AllreduceRow, rows: Sequence[AllreduceRow]) -> str:
     gloo = next((other for other in rows if other.nbytes == row.nbytes and other.algorithm == "gloo"), None)
     beside = f"  {gloo.seconds / row.seconds:.2f} x gloo" if gloo is not None and gloo is not row else ""
-    spread = f"{row.seconds_best * 1e3:.2f}..{row.seconds_worst * 1e3:.2f}"
-    gigabytes = row.nbytes / 1e9
+    spread = f"{row.seconds_best * 1e6:.1f}..{row.seconds_worst * 1e6:.1f}"
+    gigabytes, element = row.nbytes / 1e9, Reduction("sum", row.dtype).dtype.itemsize
+    dtype, op = (next(name for name, ours in known.items() if ours == has)
+                 for known, has in ((TYPES, row.dtype), (OPERATIONS, row.op)))
     return (
-        f"  {row.nbytes:>10}  {row.algorithm:<24} {row.seconds * 1e3:>9.2f} {spread:>17} "
-        f"{row.algbw_bytes_per_s / 1e6:>10.1f} {row.link_fraction:>5.0%} {row.cpu_seconds / gigabytes:>8.1f} "
+        f" {row.nbytes:>12}{row.nbytes // element:>14}{dtype:>10}{op:>8}{-1:>8}{row.seconds * 1e6:>9.1f}"
+        f"{row.algbw_bytes_per_s / 1e9:>8.3f}{row.busbw_bytes_per_s / 1e9:>8.3f}{row.wrong:>7}"
+        f"  {row.algorithm:<24} {spread:>19} {row.link_fraction:>5.0%} {row.cpu_seconds / gigabytes:>8.1f} "
         f"{row.switch_cpu_seconds / gigabytes:>8.1f} {row.machine_busy:>5.0%} {row.limited_by:<9} "
-        f"{row.retransmissions:>7} {row.wrong:>5}{beside}"
+        f"{row.retransmissions:>7}{beside}"
     )
 
 
@@ -350,7 +418,8 @@ def _group_of(name: str) -> str:
 
 
 def _command(spec: AllreduceSpec, algorithms: Sequence[str], *, controller: bool = True) -> list[str]:
-    setup = RankSetup(spec.ranks, list(algorithms), spec.lane_bits, spec.seed, spec.timeout, controller)
+    setup = RankSetup(spec.ranks, list(algorithms), spec.lane_bits, spec.seed, spec.timeout, controller,
+                      spec.reduction.op, spec.reduction.element)
     return [sys.executable, "-m", "netfold.topo.allreduce_rank", msgspec.json.encode(setup).decode()]
 
 

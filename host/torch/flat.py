@@ -35,12 +35,12 @@ class FlatCopy:
     factor  multiplies each element
     """
 
-    @torch.no_grad()
     def __init__(self, tensors: Tensors, factor: Factor = None) -> None:
         self._tensors = tensors
-        self.whole = torch.cat([elements(tensor).to(reduced_as(tensor.dtype)) for tensor in tensors])
-        if factor is not None:
-            self.whole.mul_(factor)
+        with torch.no_grad():
+            self.whole = torch.cat([elements(tensor).to(reduced_as(tensor.dtype)) for tensor in tensors])
+            if factor is not None:
+                self.whole.mul_(factor)
         self.array, self.dtype = as_array(self.whole)
 
     def spread(self) -> None:
@@ -162,11 +162,11 @@ def elements(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_conj().resolve_neg().reshape(-1)
 
 
-@torch.no_grad()
 def spread(tensors: Tensors, whole: torch.Tensor) -> None:
     """Fills tensors with the elements of a flat one, one tensor after another, as their dtypes round them."""
-    for tensor, part in zip(tensors, whole.split([tensor.numel() for tensor in tensors]), strict=True):
-        tensor.copy_(part.view(tensor.shape))
+    with torch.no_grad():
+        for tensor, part in zip(tensors, whole.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(part.view(tensor.shape))
 
 
 def even(whole: torch.Tensor | Tensors, part: torch.Tensor) -> bool:
@@ -177,5 +177,6 @@ def even(whole: torch.Tensor | Tensors, part: torch.Tensor) -> bool:
 def by_rank(whole: torch.Tensor | Tensors, ranks: int) -> Tensors:
     """Each rank's part: views of a contiguous tensor, or copies of another's elements, or the tensors of a list."""
     if isinstance(whole, torch.Tensor):
-        return whole.detach().reshape(ranks, -1).unbind()
+        rows: Tensors = whole.detach().reshape(ranks, -1).unbind()
+        return rows
     return whole

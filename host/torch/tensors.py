@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ WIDER: dict[torch.dtype, torch.dtype] = {
 """Dtype that the communicator does not reduce -> the one in which it is reduced, and rounded or wrapped once after."""
 GLOO = (*FLOATS, *INTEGERS, torch.int8, torch.bool)
 """Dtypes that gloo reduces."""
-Factor = float | torch.Tensor | None
+Factor: TypeAlias = float | torch.Tensor | None
 """Multiplies each rank's part before it is reduced."""
 
 

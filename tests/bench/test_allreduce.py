@@ -13,7 +13,11 @@ import numpy as np
 import pytest
 
 from netfold.bench.commands import allreduce
-from netfold.topo import allreduce_rank
+from netfold.host.operation.reduction import Reduction
+from netfold.host.operation.request import AllreduceRequest
+from netfold.host.selection.peers import Peers
+from netfold.testing import MemoryFabric, MemoryMesh
+from netfold.topo import allreduce_rank, reduction_data
 from netfold.topo.allreduce_rank import RankSetup
 from support import needs
 
@@ -32,10 +36,23 @@ def test_sizes_go_from_begin_to_end_by_the_factor() -> None:
     assert allreduce.spec(**{**DEFAULTS, "begin": "100", "end": "2k", "factor": 5}).sizes == (100, 500)
 
 
+@pytest.mark.parametrize(("given", "sizes"), [
+    ({"factor": None}, (1024, 4096)), ({"factor": None, "increment": "1536"}, (1024, 2560, 4096)),
+    ({"factor": 1, "increment": "3K"}, (1024, 4096)), ({"factor": 2, "increment": "3K"}, (1024, 2048, 4096)),
+    ({"factor": None, "increment": "1001", "datatype": "double"}, (1024, 2024, 3024, 4024)),
+])
+def test_sizes_go_up_by_an_increment_where_no_factor_is_given(given: dict[str, Any], sizes: tuple[int, ...]) -> None:
+    """-i means the same as nccl-tests': a factor above 1 goes before it; sizes are whole elements."""
+    assert allreduce.spec(**{**DEFAULTS, "begin": "1K", "end": "4K", **given}).sizes == sizes
+
+
 @pytest.mark.parametrize(("option", "value", "says"), [
     ("begin", "x", "-b x: expected bytes"),
     ("end", "4", "the end not below the beginning"),
     ("factor", 1, "-f 1: expected 2 or more"),
+    ("increment", "2", "-i 2: expected 4 bytes or more"),
+    ("datatype", "float32", "-d float32: expected one of float, half, bfloat16, double, int32, int64, uint8"),
+    ("operation", "average", "-o average: expected one of sum, prod, min, max, avg"),
     ("ranks", 5, "--ranks 5: expected 2 or more, the same number on each of 2 leaves"),
     ("topo", "2", "--topo 2: expected LEAVES,SPINES"),
     ("rate", "fast", "--rate: "),
@@ -49,6 +66,47 @@ def test_words_that_cannot_be_are_refused_by_name(option: str, value: object, sa
     """An option with a wrong value is refused, by its name, before anything is started."""
     with pytest.raises(ValueError, match=says):
         allreduce.spec(**{**DEFAULTS, option: value})
+
+
+@pytest.mark.parametrize(("datatype", "operation", "says"), [
+    ("int32", "avg", "-d int32 -o avg: .*an average of integers is no integer"),
+    ("float", "max", "--lane-bits 16: expected 32 for -d float -o max"),
+    ("int32", "sum", "--lane-bits 16: expected 32 for -d int32 -o sum"),
+])
+def test_reductions_that_cannot_be_are_refused_by_name(datatype: str, operation: str, says: str) -> None:
+    """What -d and -o do not allow together, or in narrow lanes, is refused before anything is started."""
+    with pytest.raises(ValueError, match=says):
+        allreduce.spec(**{**DEFAULTS, "datatype": datatype, "operation": operation, "lane_bits": 16})
+
+
+@pytest.mark.parametrize("element", ["float32", "float16", "bfloat16", "float64", "int32", "int64", "uint8"])
+@pytest.mark.parametrize("op", ["sum", "product", "min", "max", "average"])
+def test_reductions_of_all_types_are_checked(op: Any, element: str) -> None:
+    """The library's own reduction over messages is right by the check of each type, and a changed one is wrong."""
+    if op == "average" and "int" in element:
+        return
+    kind, world = Reduction(op, element), 5
+
+    def mine(mesh: MemoryMesh) -> np.ndarray[Any, Any]:
+        source = reduction_data.data(3, mesh.rank, 500, kind)
+        out = np.empty_like(source)
+        Peers(mesh, algorithm="ring").allreduce(AllreduceRequest(source, out, kind))
+        return out
+
+    for out in MemoryFabric(world).run(mine):
+        assert reduction_data.count_wrong(out, world, 3, kind) == 0
+        out[7] = out[8] = 0x4300 if element == "bfloat16" else 128  # the former's bits are 128
+        assert reduction_data.count_wrong(out, world, 3, kind) == 2
+
+
+def test_a_line_is_read_as_nccl_tests_own() -> None:
+    """A line begins with nccl-tests' columns: size, count, type, redop, root, time, algbw, busbw and #wrong."""
+    spec = allreduce.spec(**{**DEFAULTS, "datatype": "half", "operation": "avg", "algorithms": "innet"})
+    timing = allreduce_rank.Timing(2e-3, 0.0, 0, 3, "", 0.5, True)
+    row = allreduce._row(spec, "innet", 1 << 20, [([timing] * 4, 0.0)])
+    assert allreduce._line(row, [row]).split()[:10] == [
+        "1048576", "524288", "half", "avg", "-1", "2000.0", "0.524", "0.786", "12", "innet"]
+    assert row.link_fraction == pytest.approx(2 * (1 << 20) * 8 / 2e-3 / 1e9)  # lanes are as wide as float32
 
 
 def test_the_link_is_charged_what_an_algorithm_must_move() -> None:
@@ -82,13 +140,12 @@ def test_a_row_tells_the_lanes_of_what_switches_folded(name: str, folded: list[b
 @pytest.mark.parametrize("bits", [32, 16, 8])
 def test_wrong_sums_are_counted(bits: int) -> None:
     """Elements beyond the error bound of the lanes and NaN are wrong; sums within it are right."""
-    setup = RankSetup(3, ["innet"], lane_bits=bits, seed=5)
-    parts = [allreduce_rank.data(5, number, 1000) for number in range(3)]
+    parts = [reduction_data.data(5, number, 1000) for number in range(3)]
     out = np.sum(parts, axis=0, dtype=np.float32)
-    assert allreduce_rank.count_wrong(out, setup, 1000, "innet") == 0
-    out[10] += 2 * allreduce_rank.bound(3, bits, max(float(np.abs(part).max()) for part in parts))
+    assert reduction_data.count_wrong(out, 3, 5, lane_bits=bits) == 0
+    out[10] += 2 * reduction_data.bound(3, bits, max(float(np.abs(part).max()) for part in parts))
     out[20] = np.nan
-    assert allreduce_rank.count_wrong(out, setup, 1000, "innet") == 2
+    assert reduction_data.count_wrong(out, 3, 5, lane_bits=bits) == 2
 
 
 def test_what_folds_on_an_address_shares_its_port() -> None:
@@ -112,6 +169,18 @@ def test_without_torch_all_but_gloo_is_measured_and_that_is_said(
     without = allreduce.spec(**{**DEFAULTS, "algorithms": "innet,ring"})
     assert allreduce.measurable(without) == without
     assert not capsys.readouterr().err
+
+
+def test_what_cannot_carry_the_reduction_is_left_out_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """Algorithms that have no such reduction are left out, in words; where none is left, that is an error."""
+    doubles = allreduce.spec(**{**DEFAULTS, "algorithms": "innet,ring", "datatype": "double"})
+    assert allreduce.measurable(doubles).algorithms == ("ring",)
+    assert "switches do not fold a sum of float64: no figures of innet" in capsys.readouterr().err
+    averages = allreduce.spec(**{**DEFAULTS, "algorithms": "innet,gloo", "operation": "avg"})
+    assert allreduce.measurable(averages).algorithms == ("innet",)
+    assert "no figures" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="none of them can be measured here"):
+        allreduce.measurable(allreduce.spec(**{**DEFAULTS, "algorithms": "innet", "operation": "prod"}))
 
 
 @pytest.mark.netns

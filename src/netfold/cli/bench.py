@@ -31,11 +31,19 @@ def _failing(name: str) -> Iterator[None]:
 
 @app.command()
 def allreduce(
-    begin: Annotated[str, typer.Option("-b", "--begin", help="Smallest tensor: bytes, or with K, M, G.")] = "1M",
-    end: Annotated[str, typer.Option("-e", "--end", help="Largest tensor.")] = "16M",
-    factor: Annotated[int, typer.Option("-f", "--factor", help="From one size to the next.")] = 4,
+    begin: Annotated[str, typer.Option("-b", "--begin", "--minbytes", help="Smallest tensor: bytes, or with K, M, G."
+                                       )] = "1M",
+    end: Annotated[str, typer.Option("-e", "--end", "--maxbytes", help="Largest tensor.")] = "16M",
+    increment: Annotated[str | None, typer.Option("-i", "--stepbytes", help="Bytes from one size to the next, where no "
+                                                  "factor is given.")] = None,
+    factor: Annotated[int | None, typer.Option("-f", "--factor", "--stepfactor", help="From one size to the next; "
+                                               "default: 4.")] = None,
+    datatype: Annotated[str, typer.Option("-d", "--datatype", help="float, half, bfloat16, double, int32, int64, "
+                                          "uint8.")] = "float",
+    operation: Annotated[str, typer.Option("-o", "--op", help="sum, prod, min, max, avg.")] = "sum",
     iterations: Annotated[int, typer.Option("-n", "--iters", help="Timed operations in a round.")] = 3,
-    warmup: Annotated[int, typer.Option("-w", "--warmup", help="Operations before each round's timed ones.")] = 1,
+    warmup: Annotated[int, typer.Option("-w", "--warmup", "--warmup_iters", help="Operations before each round's timed "
+                                        "ones.")] = 1,
     rounds: Annotated[int, typer.Option(help="Times that every algorithm has its turn; the median counts.")] = 3,
     check: Annotated[int, typer.Option("-c", "--check", help="1: compare results with the exact sum; 0: do not.")] = 1,
     ranks: Annotated[int, typer.Option(help="Ranks, one on each host.")] = 4,
@@ -66,7 +74,8 @@ def allreduce(
 
     with _failing("allreduce"):
         spec = bench.spec(
-            begin=begin, end=end, factor=factor, iterations=iterations, warmup=warmup, rounds=rounds,
+            begin=begin, end=end, factor=factor, increment=increment, datatype=datatype, operation=operation,
+            iterations=iterations, warmup=warmup, rounds=rounds,
             check=bool(check), ranks=ranks, topo=topo, engine=engine_of(switch), rate=rate, loss=loss,
             lane_bits=lane_bits, path_mtu=path_mtu, algorithms=algorithms, seed=seed, timeout=timeout,
         )
