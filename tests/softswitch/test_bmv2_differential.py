@@ -67,6 +67,8 @@ def test_the_traffic_manager_does_what_bmv2s_does(tmp_path: Path) -> None:
         bmv2.replicate(GROUPS, SESSIONS)
         bmv2.inject(frames, sent)
         theirs = bmv2.outputs({port: len(left) for port, left in ours.items()})
+    # a frame that was truncated to nothing is a record in BMv2's files, and nothing on an interface
+    theirs = {port: [data for data in left if data] for port, left in theirs.items()}
 
     assert sum(map(len, ours.values())) > 100
     for port in range(PORTS):

@@ -110,7 +110,8 @@ NOT_RUN: Final[dict[str, tuple[str, ...]]] = {
         "netfold paths show|mode|planner|set", "netfold up --probe --misses", "netfold up FABRIC.toml",
         "netfold run --rails ... -- python train.py", "softswitch --no-p4 -i 1@eth1 ...",
         "softswitch run prog.p4 --thrift-port 9090 ...", "softswitch run prog.p4 ... --trace -", "netfold run --paths",
-        "netfold run --timeout", "netfold run --topo", "netfold up --topo", "netfold up --standby",
+        "netfold run --timeout", "netfold run --topo", "netfold run --fabric",
+        "netfold up --topo", "netfold up --standby",
         "softswitch --primary", "softswitch fork-server FD",
         "softswitch run --page", "softswitch run --trace"),
     "a benchmark of minutes, whose parts tests/bench runs": (
