@@ -378,7 +378,9 @@ class RoceMesh(ConnectedMesh):
         with self._locked():
             unfilled = sum(self._endpoint.unfilled(message.key) if message.key >= 0 else message.nbytes
                            for message in transfers.receives)
-        return f"rank {link.rank} ({link.address}) {transfers.describe_missing(unfilled)}"
+            corrupt = self._endpoint.corrupt()
+        changed = f"; {corrupt} packets came with a wrong ICRC, and were dropped" if corrupt else ""
+        return f"rank {link.rank} ({link.address}) {transfers.describe_missing(unfilled)}{changed}"
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def expect(self, algorithm: str, *, ranks: Sequence[int] = (), root: int = 0) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from netfold.host.errors import CollectiveTimeout
 from netfold.host.innet.abi import DATA
 from netfold.host.innet.core import Core, result_origin
 from netfold.host.innet.slot_switch import Nak, Packet
@@ -111,6 +113,16 @@ def test_a_spoiled_nak_makes_nothing_leave_again(rank: tuple[Core, list[bytes]])
     assert (core.corrupt(), core.send(1)) == (2, None)
     core.receive(nak, 2, result_origin(stream))
     assert core.send(2) is not None
+
+
+def test_where_every_result_changes_a_timeout_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody returns a sum, and nobody waits beyond the timeout."""
+    build = Packet.build
+    monkeypatch.setattr(Packet, "build", lambda *asked: build(*asked)[:-4] + bytes(4))
+    with loopback_job(2, timeout=0.5) as comms:
+        for error in on_every_rank(comms, lambda comm: comm.allreduce(np.arange(300, dtype=np.int32))):
+            assert isinstance(error, CollectiveTimeout)
+            assert re.search(r"\d+ results had a wrong ICRC", str(error))
 
 
 def test_over_sockets_sums_are_right_and_a_warning_names_the_host(

@@ -233,6 +233,25 @@ def test_a_rank_that_never_calls_is_named() -> None:
         assert "rank 2 gone, stopped, or never called" in str(results[rank])
 
 
+def test_packets_that_changed_are_named_by_a_warning_and_by_a_timeout(caplog: pytest.LogCaptureFixture) -> None:
+    """Five packets with a peer's address and queue pair and a wrong ICRC: nothing is taken of them, the log says where
+    to look, and so does what ends an operation that lacks a rank."""
+    with RoceRanks(2) as ranks, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
+        number = ranks.roce[0]._queue_pairs._number(1, 0)
+        packet = roce.BTH.pack(roce.Opcode.WRITE_ONLY, 0, roce.PKEY, number, 0) + bytes(100)
+        peer.bind((ranks.addresses[1], 0))
+        for _ in range(5):
+            peer.sendto(packet, (ranks.addresses[0], roce.UDP_PORT))
+        with caplog.at_level("WARNING", "netfold"):
+            for _ in range(2):
+                check_sums(ranks.run(allreduce("ring", [1000], 2)), [1000])
+        ranks.roce[0]._timeout = 0.5
+        waited = ranks.run(allreduce("ring", [1000], 2), only=[0])[0]
+    assert "rank 0: 5 packets so far were dropped, and came again, since their ICRC is wrong" in caplog.text
+    assert isinstance(waited, CollectiveTimeout)
+    assert "5 packets came with a wrong ICRC, and were dropped" in str(waited)
+
+
 @pytest.mark.parametrize("stay", [False, True])
 def test_a_stalled_path_does_not_count_as_progress(stay: bool) -> None:
     """Where the network loses everything, the timeout counts from the last packet that came, whatever queue pairs
