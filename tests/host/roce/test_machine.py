@@ -27,7 +27,7 @@ class Connection(RuleBasedStateMachine):
         connect(*self.ends, psn=psn)
         self.memory = [np.zeros(ROOM, np.uint8) for _ in range(2)]
         self.keys = [end.register(memory.ctypes.data, ROOM) for end, memory in zip(self.ends, self.memory, strict=True)]
-        self.origins = [Origin.of(address(side), PORT) for side in (0, 1)]
+        self.origins = [Origin.of(address(side), PORT + side) for side in (0, 1)]  # as `connect` has them
         self.wire: list[tuple[int, bytes]] = []
         """Packets on the wire as (receiver, packet)."""
         self.posted: list[list[np.ndarray[tuple[int], np.dtype[np.uint8]]]] = [[], []]
