@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from cbuild import files
+from netfold.bench.harness.overhearing import Overhearing
 from netfold.bench.harness.schedule import FAULTS, Fault, StepFailed, StepRunner, Victims, schedule
 from netfold.bench.harness.strangers import SmallDisk, Strangers
 from netfold.bench.ranks.soak import STARTED, SoakResult, SoakTask
@@ -56,6 +57,8 @@ LINKS: Final[tuple[Faults, ...]] = (
     Faults(), Faults(loss=0.01), Faults(loss=0.01, duplicate=0.03, reorder=0.03), Faults(loss=0.03, corrupt=0.01),
 )
 UNITS: Final = {"spoof": "spoofed packets", "flood": "packets of floods", "mesh": "connections to ranks",
+                "challenged": "strangers that a rank asked for a proof", "refused": "proofs that it refused",
+                "replayed": "handshakes of ranks said again",
                 "service": "requests to the controller", "drain": "drains on a full disk",
                 "flight": "flight files on a full disk", "controller": "controllers killed",
                 "standby": "take-overs of a standby"}
@@ -232,13 +235,13 @@ def _round(spec: SoakSpec, seed: int) -> SoakRound:
         try:
             network = Network(fabric, logs=disk.place / "logs")
             network.file = folder / "fabric.toml"
-            with network:
+            with network, Overhearing() as overheard:
                 if "standby" in spec.kinds:
                     network.start_standby()
                 *hosts, outside = fabric.hosts
                 ranks = network.launch(command, job="soak", hosts=[h for h in hosts for _ in range(each)], env=env)
                 strangers = Strangers(network, ranks, outside,
-                                      [str(fabric.viewer_token_file), str(fabric.tenants[0].token_file)])
+                                      [str(fabric.viewer_token_file), str(fabric.tenants[0].token_file)], overheard)
                 controllers, full = ControllerFaults(network), FullDisk(disk, network, ranks)
 
                 def end() -> None:

@@ -3,8 +3,8 @@
 
     python -m netfold.bench.harness.stranger TASK        a JSON `StrangerTask`; prints a JSON `StrangerResult`
 
-What it tries is drawn from a seed.  It knows what such a host could learn at best: addresses, ports, and the queue
-pairs and PSNs of packets that were on the wire a moment ago.
+What it tries is drawn from a seed.  It knows what such a host could learn at best: addresses, ports, the job's epoch,
+the queue pairs and PSNs of packets that were on the wire a moment ago, and what ranks have said to each other.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from typing import Final, Literal
 import grpc
 import msgspec
 
+from netfold.bench.harness.mesh_stranger import MeshStranger
+from netfold.bench.harness.overhearing import OverheardHandshake
 from netfold.rpc import channel, tokens
 from netfold.wire import jobs, operator, paths, roce
 
@@ -30,8 +32,6 @@ GROUP: Final = "224.0.0.2"
 """Where switches send link probes."""
 BURST: Final = 64
 """Tries between looks at the clock."""
-HELD: Final = 32
-"""Connections to ranks that are open at once."""
 CALL_SECONDS: Final = 0.2
 """How long an answer of the controller is waited for."""
 METHODS: Final = tuple(
@@ -71,6 +71,8 @@ class StrangerTask(msgspec.Struct, frozen=True):
     """spoof: what it imitates."""
     listeners: list[tuple[str, int]] = []
     """mesh: where ranks accept TCP connections."""
+    overheard: list[OverheardHandshake] = []
+    """mesh, service: what its ranks have said to each other."""
     controller: str = ""
     """service: address of the job service."""
     token_files: list[str] = []
@@ -83,16 +85,22 @@ class StrangerResult(msgspec.Struct, frozen=True):
     attack: Attack
     tried: int
     broken: list[str]
+    met: dict[str, int] = {}
+    """mesh: `mesh_stranger.MeshStranger.met`."""
 
 
 def run(task: StrangerTask) -> StrangerResult:
     """Try until the time is over, no faster than the rate."""
-    rng, broken = random.Random(task.seed), list[str]()
+    rng, broken, met = random.Random(task.seed), list[str](), dict[str, int]()
     tried, began = 0, time.monotonic()
     most = int(task.rate * task.seconds)
     with contextlib.ExitStack() as stack:
-        attempt = {"spoof": spoof, "flood": flood, "mesh": mesh, "service": service}[task.attack](
-            task, rng, stack, broken)
+        if task.attack == "mesh":
+            greets = MeshStranger(rng, task.listeners, task.overheard)
+            stack.callback(greets.close)
+            broken, met, attempt = greets.broken, greets.met, greets.attempt
+        else:
+            attempt = {"spoof": spoof, "flood": flood, "service": service}[task.attack](task, rng, stack, broken)
         while tried < most and time.monotonic() < began + task.seconds:
             for _ in range(min(BURST, most - tried)):
                 tried += 1
@@ -101,7 +109,7 @@ def run(task: StrangerTask) -> StrangerResult:
                 if time.monotonic() >= began + task.seconds:
                     break
             time.sleep(max(0.0, began + tried / task.rate - time.monotonic()))
-    return StrangerResult(task.attack, tried, broken)
+    return StrangerResult(task.attack, tried, broken, dict(met))
 
 
 # ---- packets -------------------------------------------------------------------------------------------------------
@@ -152,30 +160,7 @@ def flood(task: StrangerTask, rng: random.Random, stack: contextlib.ExitStack, _
     return attempt
 
 
-# ---- connections and requests --------------------------------------------------------------------------------------
-
-
-def mesh(task: StrangerTask, rng: random.Random, stack: contextlib.ExitStack, _: list[str]) -> Callable[[], None]:
-    """Connections to ranks that say nothing, noise, or the hello of a rank and a proof that is none."""
-    held: list[socket.socket] = []
-
-    def close() -> None:
-        for sock in held:
-            sock.close()
-
-    stack.callback(close)
-
-    def attempt() -> None:
-        sock = socket.create_connection(rng.choice(task.listeners), timeout=CALL_SECONDS)
-        held.append(sock)
-        if len(held) > HELD:
-            held.pop(rng.randrange(len(held))).close()
-        hello = struct.pack("!8sQIII32s", b"netfold2", rng.choice([0, 1, 2, rng.getrandbits(64)]), rng.randrange(9),
-                            rng.randrange(9), rng.randrange(9), rng.randbytes(32))
-        sock.sendall(rng.choice([b"", rng.randbytes(rng.randrange(1, 4096)), hello, hello + rng.randbytes(32),
-                                 hello[: rng.randrange(len(hello))]]))
-
-    return attempt
+# ---- requests ------------------------------------------------------------------------------------------------------
 
 
 def service(task: StrangerTask, rng: random.Random, stack: contextlib.ExitStack, broken: list[str]
@@ -203,7 +188,8 @@ def service(task: StrangerTask, rng: random.Random, stack: contextlib.ExitStack,
 
 def said(task: StrangerTask, rng: random.Random) -> bytes:
     """A request as a rank of the job would make it, but for the secret."""
-    rank = {"job": task.job, "rank": rng.randrange(8), "epoch": rng.randrange(1, 5),
+    epoch = rng.choice([*(one.epoch for one in task.overheard), rng.getrandbits(31)])
+    rank = {"job": task.job, "rank": rng.randrange(8), "epoch": epoch,
             "secret": {"value": rng.randbytes(32).hex()}}
     return msgspec.json.encode(rng.choice([
         rank, {**rank, "reason": "gone"}, {**rank, "missing": {}}, {**rank, "waits": {rng.randrange(1 << 24): 0}},

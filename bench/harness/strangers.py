@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from netfold.bench.harness.overhearing import Overhearing
 from netfold.bench.harness.stranger import Attack, SeenStream, StrangerResult, StrangerTask
 from netfold.fabric.graph import Engine
 from netfold.wire import roce
@@ -49,8 +50,11 @@ class StrangerFailed(RuntimeError):
 class Strangers:
     """Strangers on one host of a network, who attack the job of these ranks."""
 
-    def __init__(self, network: Network, ranks: Ranks, host: Host, token_files: list[str]) -> None:
+    def __init__(
+        self, network: Network, ranks: Ranks, host: Host, token_files: list[str], overheard: Overhearing
+    ) -> None:
         self._network, self._ranks, self._host, self._token_files = network, ranks, host, token_files
+        self._overheard = overheard
         self._running: dict[str, Ranks] = {}
         self.tried: dict[str, int] = {}
         """Packets, connections or requests of each attack that has ended."""
@@ -62,6 +66,7 @@ class Strangers:
             attack, seed, seconds, RATES[engine][attack], self._host.address, self._ranks.job,
             streams=self._streams() if attack == "spoof" else [],
             listeners=self._listeners() if attack == "mesh" else [],
+            overheard=self._overheard.found if attack in ("mesh", "service") else [],
             controller=self._network.jobs, token_files=self._token_files,
         )
         command = [sys.executable, "-m", "netfold.bench.harness.stranger", msgspec.json.encode(task).decode()]
@@ -72,6 +77,8 @@ class Strangers:
         ((line,),) = self._running.pop(attack).wait(WITHIN)
         result = msgspec.json.decode(line, type=StrangerResult)
         self.tried[attack] = self.tried.get(attack, 0) + result.tried
+        for what in ("challenged", "refused", "replayed") if attack == "mesh" else ():
+            self.tried[what] = self.tried.get(what, 0) + result.met.get(what, 0)
         if result.broken:
             raise StrangerFailed(f"{attack}: {len(result.broken)} of {result.tried}: {result.broken[0]}")
 

@@ -9,15 +9,20 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
 
 from netfold.topo.rank_program import check_data, run_rank
 
+if TYPE_CHECKING:
+    from netfold import Communicator
+
 STARTED: Final = "started"
 """The line that a rank prints when its first sum is done."""
+BETWEEN_HOSTS: Final = 4
+"""Sums for each exchange between hosts: strangers attack those connections, too."""
 
 
 class SoakTask(msgspec.Struct, frozen=True):
@@ -40,6 +45,13 @@ class SoakResult(msgspec.Struct, frozen=True):
     """Packets to its queue pairs that it dropped: not from where results come from, or not folded."""
 
 
+def _exchange(comm: Communicator, number: int) -> None:
+    """Every rank sends a word of its own to every other, by their connections to each other.  Raises WrongData."""
+    words = (np.arange(comm.size, dtype=np.int64) + comm.size * comm.rank) * number
+    expected = (comm.size * np.arange(comm.size, dtype=np.int64) + comm.rank) * number
+    check_data(comm.all_to_all(words), expected, rank=comm.rank, operation=f"exchange after sum {number}")
+
+
 def rank(work: SoakTask) -> None:
     """Print STARTED after the first sum, and the `SoakResult` at the end.
 
@@ -54,6 +66,7 @@ def rank(work: SoakTask) -> None:
         sizes = np.random.default_rng([work.seed, comm.size])
         number, longest, over = 0, 0.0, False
         comm.allreduce(np.zeros(1, np.int32))
+        _exchange(comm, 1)
         print(STARTED, flush=True)
         while not over:
             number += 1
@@ -68,6 +81,8 @@ def rank(work: SoakTask) -> None:
             operation = f"sum {number} of {np.dtype(dtype)}"
             check_data(array[:-1], np.sum(terms, axis=0), rank=comm.rank, operation=operation)
             over = array[-1] > 0
+            if number % BETWEEN_HOSTS == 0:
+                _exchange(comm, number)
         stats = comm.stats()
         took = SoakResult(number, longest, comm.plan.round, stats.retransmissions,
                           stats.packets_refused + stats.packets_unfolded)

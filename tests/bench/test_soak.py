@@ -108,6 +108,7 @@ def test_a_round_with_strangers_dead_controllers_and_a_full_disk(tmp_path: Path)
     assert min(took.operations for took in result.ranks) > 10
     assert {"spoof", "flood", "mesh", "service", "controller", "standby", "flight"} <= set(result.tried)
     assert min(result.tried[attack] for attack in ("spoof", "flood", "mesh", "service")) > 0
+    assert min(result.tried[met] for met in ("challenged", "refused", "replayed")) > 0, "it speaks to no rank's mesh"
     assert result.dropped["spoofed"] > 0
     assert result.dropped["punts refused"] > 0
     assert msgspec.json.decode((tmp_path / "soak.json").read_bytes(), type=list[soak.SoakRound]) == [result]
