@@ -84,6 +84,8 @@ class Work(Generic[T]):
         self._done = threading.Event()
         self._result: T | None = None
         self._error: BaseException | None = None
+        self.ended = 0.0
+        """When it was done, in monotonic seconds."""
         self._lock = threading.Lock()
         self._starts: Callable[[], None] = lambda: None
         self._callbacks: list[Callable[[Work[T]], object]] = []
@@ -97,7 +99,8 @@ class Work(Generic[T]):
         if self._left_behind():
             raise self._news.forked  # type: ignore[misc]
         if not self._done.wait(timeout):
-            raise CollectiveTimeout(f"{self._me}: not done within the {timeout:g} s of wait(); it goes on")
+            allowed = round(timeout or 0.0, 3)
+            raise CollectiveTimeout(f"{self._me}: not done within the {allowed:g} s of wait(); it goes on")
         if self._error is not None:
             self._news.tell(self._error)
             raise self._error
@@ -135,6 +138,7 @@ class Work(Generic[T]):
                 self._news.happened(error, self._told)
         finally:
             with self._lock:
+                self.ended = time.monotonic()
                 self._done.set()
                 callbacks, self._callbacks = self._callbacks, []
             for callback in callbacks:

@@ -21,6 +21,8 @@ or keep another backend and reduce only the gradients with NetFold:
     reducer.py         asynchronous collectives
     arguments.py       what torch passes to a process group's methods
     process_group.py   the backend
+    calls.py           what surrounds each call: the profiler's event, its number, its time-out
+    adapting.py        what torch is told of this backend, where it decides by itself
     forked.py          groups in forked children
     creation.py        its groups, as torch asks for them
     hook.py            the communication hook
@@ -36,7 +38,8 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from netfold.host.torch.creation import create, refuse_beside_others
+from netfold.host.torch.adapting import adapt
+from netfold.host.torch.creation import create
 from netfold.host.torch.distributed_optimizer import Compression, DistributedOptimizer
 from netfold.host.torch.hook import NetfoldState, netfold_hook
 from netfold.host.torch.join import STORE, Options, join
@@ -67,4 +70,4 @@ def register() -> None:
     """Registers "netfold" as a backend of torch.distributed for CPU tensors.  A second call does nothing."""
     if not hasattr(dist.Backend, BACKEND.upper()):
         dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])
-        refuse_beside_others(BACKEND)
+        adapt(BACKEND)

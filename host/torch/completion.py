@@ -12,6 +12,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
@@ -19,6 +20,8 @@ from typing import Any
 
 import torch
 from torch.futures import Future
+
+from netfold.host.errors import CollectiveTimeout, PeerLost, TransportError
 
 Call = Callable[[], object]
 
@@ -70,6 +73,8 @@ class Threads:
 
 _threads = Threads()
 os.register_at_fork(after_in_child=_threads.__init__)  # type: ignore[misc]
+run_apart = _threads.run
+"""Runs a call on a thread that nothing else waits for."""
 
 
 class StartedOperation(ABC):
@@ -79,13 +84,33 @@ class StartedOperation(ABC):
     """
 
     tensors: list[torch.Tensor]
+    begun: float
+    """When it was started, in monotonic seconds."""
+    deadline: float | None = None
+    """When its own time is over; None: its group's counts."""
 
-    @abstractmethod
     def wait(self, timeout: float | None = None) -> None:
         """Returns once it is done; raises its error.
 
-        timeout  seconds; default: the group's own.  Raises CollectiveTimeout; the operation itself goes on
+        timeout  seconds; default: its own, else the group's.  Raises CollectiveTimeout; the operation itself goes on
         """
+        if self.deadline is not None:
+            left = max(0.0, self.deadline - time.monotonic())
+            timeout = left if timeout is None else min(timeout, left)
+        self.await_end(timeout)
+
+    def limit(self, seconds: float) -> None:
+        """Lets it take so long, from its beginning on: ``wait`` and ``future`` then raise CollectiveTimeout."""
+        self.deadline = self.begun + seconds
+
+    @abstractmethod
+    def await_end(self, timeout: float | None) -> None:
+        """Implements ``wait``; None: as long as its group allows."""
+
+    @property
+    @abstractmethod
+    def ended(self) -> float:
+        """When it was done, in monotonic seconds."""
 
     @abstractmethod
     def done(self) -> bool:
@@ -99,23 +124,44 @@ class StartedOperation(ABC):
     @cached_property
     def future(self) -> Future[list[torch.Tensor]]:
         """A future whose value is the tensors, or which raises a RuntimeError with the text of what ``wait`` raises."""
-        begun: Future[Any] = Future()
         # Through then() an error becomes one of the C++ future, which DistributedDataParallel waits for, too.
-        future = begun.then(_value_or_raise)
+        return self._after(lambda error: self.tensors if error is None else error).then(_value_or_raise)
+
+    @cached_property
+    def future_result(self) -> Future[int]:
+        """A future whose value is one of torch's ``WorkResult``."""
+        return self._after(_result_of)
+
+    def _after(self, value: Callable[[BaseException | None], Any]) -> Future[Any]:
+        """A future whose value this makes of the error that it ends with, or of None."""
+        future: Future[Any] = Future()
 
         def complete() -> None:
             try:
                 self.wait()
             except BaseException as error:
-                begun.set_result(error)
+                future.set_result(value(error))
             else:
-                begun.set_result(self.tensors)
+                future.set_result(value(None))
 
-        if self.done():
+        if self.deadline is not None:
+            run_apart(complete)
+        elif self.done():
             complete()  # nobody can have given it a callback yet
         else:
-            self.when_done(lambda: _threads.run(complete))
+            self.when_done(lambda: run_apart(complete))
         return future
+
+
+SUCCESS, TIMEOUT, COMM_ERROR, UNKNOWN = 0, 1, 2, 100
+"""Torch's ``WorkResult``."""
+
+
+def _result_of(error: BaseException | None) -> int:
+    if error is None:
+        return SUCCESS
+    timed_out, lost = isinstance(error, CollectiveTimeout), isinstance(error, PeerLost | TransportError)
+    return TIMEOUT if timed_out else COMM_ERROR if lost else UNKNOWN
 
 
 def _value_or_raise(future: Future[Any]) -> list[torch.Tensor]:

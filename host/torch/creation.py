@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import re
 from dataclasses import replace
-from functools import wraps
+from functools import cache
 from typing import Any
 
 import torch.distributed as dist
 
 from netfold.host.torch.join import JOB_VARIABLE, STORE, Options, join
 from netfold.host.torch.process_group import NetfoldGroup
+
+log = logging.getLogger("netfold")
 
 
 def create(opts: Any, options: Options | None) -> NetfoldGroup:
@@ -23,6 +25,8 @@ def create(opts: Any, options: Options | None) -> NetfoldGroup:
     """
     if options is not None and not isinstance(options, Options):
         raise TypeError(f"pg_options is a {type(options).__name__}: expected netfold.torch.Options")
+    if dist.get_debug_level() == dist.DebugLevel.DETAIL:
+        warn_of_details()
     options = options or Options()
     if dist.is_initialized():
         options = _of_a_subgroup(options, opts.group_id)
@@ -52,21 +56,11 @@ def _of_a_subgroup(options: Options, group: str) -> Options:
     return replace(options, job=job, controller=controller)
 
 
-def refuse_beside_others(backend: str) -> None:
-    """Makes torch raise ValueError where a group is asked for that has this backend for anything but CPU tensors, or
-    another backend for other devices: a group is of one backend here, and torch would drop the others silently.
-
-    backend  its name; torch tells a backend nothing of the others, so the check is where it reads what was asked for
-    """
-    reads = dist.distributed_c10d.BackendConfig.__init__
-
-    @wraps(reads)
-    def read(self: Any, asked: Any) -> None:
-        if backend in re.split("[:,]", str(asked).lower()) and str(asked).lower() not in (backend, f"cpu:{backend}"):
-            raise ValueError(
-                f"backend={str(asked)!r}: a group of backend {backend!r} is for tensors on the CPU alone: expected "
-                f"{backend!r} or 'cpu:{backend}'; give tensors on other devices a group of their own, by new_group"
-            )
-        reads(self, asked)
-
-    dist.distributed_c10d.BackendConfig.__init__ = read
+@cache
+def warn_of_details() -> None:
+    """Warns, once, of what torch checks for its own backends in this debug mode, and not for this one."""
+    log.warning(
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL: torch does not put its checks around groups of backend 'netfold': no barrier "
+        "names late ranks before each collective, and shapes of as many elements are not compared. NetFold compares "
+        "each operation's number, kind, dtype and elements itself, and its time-outs name the ranks that are missing"
+    )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
@@ -51,16 +52,18 @@ class TensorMessage(StartedOperation):
         self._error: BaseException | None = None
         self._lock = threading.Lock()
         self._calls: list[Call] = []
+        self.begun = self._ended = time.monotonic()
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Returns once the tensor is sent or filled; raises the error that it ended with.
+    @property
+    def ended(self) -> float:
+        return self._ended
 
-        timeout  seconds; default: the group's own.  Raises CollectiveTimeout; the message itself stays posted
-        """
+    def await_end(self, timeout: float | None) -> None:
         if not self._done.is_set() and (forked := self._forked()) is not None:
             raise forked
         if not self._done.wait(timeout):
-            raise CollectiveTimeout(f"{self.what}: not done within the {timeout:g} s of wait(); it goes on")
+            allowed = round(timeout or 0.0, 3)
+            raise CollectiveTimeout(f"{self.what}: not done within the {allowed:g} s of wait(); it goes on")
         if self._error is not None:
             raise self._error
 
@@ -90,7 +93,7 @@ class TensorMessage(StartedOperation):
             except BaseException as failed:  # whoever waits is to hear it
                 error = failed
         with self._lock:
-            self._error = error
+            self._error, self._ended = error, time.monotonic()
             self._done.set()
             calls, self._calls = self._calls, []
         for call in calls:

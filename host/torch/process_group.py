@@ -25,6 +25,7 @@ from netfold.host.errors import Closed
 from netfold.host.torch import flat, movement, pieces
 from netfold.host.torch.arguments import factor_of, known_operation, only_tensor, operation_name, pairs_of, root_of
 from netfold.host.torch.beside import Following, JoiningScatter, joinable_gather, warn_where_nothing_joins
+from netfold.host.torch.calls import started
 from netfold.host.torch.forked import keep_in_children
 from netfold.host.torch.messenger import Messenger, open_messenger
 from netfold.host.torch.reducer import Reducer
@@ -48,10 +49,6 @@ HELD = ("communicator", "_reducer", "_messenger", "_inner", "_say")
 
 log = logging.getLogger("netfold")
 
-_not_compiled: Callable[..., Any] = torch._disable_dynamo
-"""Decorator for methods that torch calls from C++: inside torch.compile'd code Dynamo would trace into them, and
-fail."""
-
 
 class NetfoldGroup(dist.ProcessGroup):
     """A process group of backend "netfold".  Owns the communicator.
@@ -70,6 +67,8 @@ class NetfoldGroup(dist.ProcessGroup):
         if together:
             warn_where_nothing_joins(communicator)
         self._say = PathLog(communicator)
+        self.sequence_number = 0
+        """The number of collectives that were called."""
         self._messenger = open_messenger(store, communicator.plan, repr(communicator), timeout) if size > 1 else None
         # The epoch tells this group's addresses from those that an earlier one has left in the same store.
         prefix = f"gloo/{communicator.plan.epoch}"
@@ -84,7 +83,7 @@ class NetfoldGroup(dist.ProcessGroup):
         """The backend's name, "netfold"."""
         return "netfold"
 
-    @_not_compiled
+    @started("all_reduce")
     def allreduce(self, tensors: Any, opts: Any = dist.ReduceOp.SUM, timeout: timedelta | None = None) -> dist._Work:
         """Reduces by the communicator what it can reduce, and all else by gloo.
 
@@ -92,12 +91,12 @@ class NetfoldGroup(dist.ProcessGroup):
         """
         return self._reduce("allreduce", tensors, opts, timeout)
 
-    @_not_compiled
+    @started("all_reduce")
     def allreduce_coalesced(self, tensors: Any, opts: Any = dist.ReduceOp.SUM) -> dist._Work:
         """Reduces several tensors, each as ``allreduce`` does."""
         return self._reduce("allreduce_coalesced", tensors, opts, None)
 
-    @_not_compiled
+    @started("broadcast")
     def broadcast(
         self, tensors: Any, opts: Any = 0, timeout: timedelta | None = None, *, root: int | None = None
     ) -> dist._Work:
@@ -108,7 +107,7 @@ class NetfoldGroup(dist.ProcessGroup):
             return self._delegate("broadcast", tensors, opts, why="sparse")
         return self._move("broadcast", [mine], movement.broadcast(self.communicator, mine, sender))
 
-    @_not_compiled
+    @started("reduce")
     def reduce(
         self, tensors: Any, opts: Any = 0, op: Any = dist.ReduceOp.SUM, timeout: timedelta | None = None, *,
         root: int | None = None,
@@ -129,7 +128,7 @@ class NetfoldGroup(dist.ProcessGroup):
         )
         return self._move("reduce", [mine], call, f"{known} of {dtype}")
 
-    @_not_compiled
+    @started("gather", 1)
     def gather(
         self, outputs: Any, inputs: Any, opts: Any = 0, timeout: timedelta | None = None, *, root: int | None = None
     ) -> dist._Work:
@@ -143,7 +142,7 @@ class NetfoldGroup(dist.ProcessGroup):
         call = movement.gather(self.communicator, several, mine, root_of(opts, root))
         return self._move("gather", several or [mine], call)
 
-    @_not_compiled
+    @started("scatter", 1)
     def scatter(
         self, outputs: Any, inputs: Any, opts: Any = 0, timeout: timedelta | None = None, *, root: int | None = None
     ) -> dist._Work:
@@ -157,43 +156,43 @@ class NetfoldGroup(dist.ProcessGroup):
         call = movement.scatter(self.communicator, mine, several, root_of(opts, root))
         return self._move("scatter", [mine], call)
 
-    @_not_compiled
+    @started("all_to_all", 1)
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> dist._Work:
         """Sends each rank its tensor of the inputs, and fills the outputs with what each sends here."""
         del opts
         check_device("alltoall", [outputs, inputs])
         return self._move("alltoall", list(outputs), movement.all_to_all(self.communicator, outputs, inputs))
 
-    @_not_compiled
+    @started("all_gather", 1)
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist._Work:
         """Gathers several tensors: ``outputs[r][i]`` becomes rank r's ``inputs[i]``."""
         lists = [[whole[place] for whole in outputs] for place in range(len(inputs))]
         return self._gather("allgather_coalesced", lists, inputs, opts)
 
-    @_not_compiled
+    @started("barrier")
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
         """Done once every rank has called it, after all that was started before."""
         del opts, timeout
         return self._move("barrier", [], self.communicator.barrier)
 
-    @_not_compiled
+    @started("monitored_barrier")
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
         """gloo's: rank 0 names ranks that do not come."""
         self._delegate("monitored_barrier", *args, **kwargs)
 
     # ---- messages ----------------------------------------------------------------------------------------------------
-    @_not_compiled
+    @started("send", counted=False)
     def send(self, tensors: Any, peer: int, tag: int = 0) -> dist._Work:
         """Sends a tensor, whose bytes must stay until the work is done, to a rank that calls ``recv``."""
         mine = self._message("send", tensors)
         return TorchWork(self._messages().send(pieces.as_bytes(mine), peer, tag, [mine]))
 
-    @_not_compiled
+    @started("recv", counted=False)
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> dist._Work:
         """Fills a tensor with the peer's next ``send`` with this tag, which must have its size."""
         return self._receive("recv", tensors, peer, tag)
 
-    @_not_compiled
+    @started("recvAnySource", counted=False)
     def recv_anysource(self, tensors: Any, tag: int = 0) -> dist._Work:
         """Fills a tensor with the next ``send`` with this tag, whoever's it is; the work tells who sent it."""
         return self._receive("recv_anysource", tensors, None, tag)
@@ -210,6 +209,12 @@ class NetfoldGroup(dist.ProcessGroup):
         self._inner.shutdown()
         for name in HELD:  # an error in them has the frames of whoever it was raised to, and those this group
             del self.__dict__[name]
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.sequence_number
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Does nothing: every group counts from 0."""
 
     def __getattr__(self, name: str) -> Any:
         if name in HELD:
@@ -382,19 +387,19 @@ def _gloo(store: dist.Store, communicator: Communicator, timeout: timedelta) -> 
     return dist.ProcessGroupGloo(store, rank, size, options)
 
 
-def _method(name: str, how: Callable[..., Any]) -> Any:
+def _method(name: str, how: Callable[..., Any], event: str) -> Any:
     def call(self: NetfoldGroup, *args: Any, **kwargs: Any) -> Any:
         return how(self, name, *args, **kwargs)
 
     call.__name__, call.__doc__ = name, how.__doc__
-    return _not_compiled(call)
+    return started(event, 1)(call)
 
 
-for _how, _names in (
-    (NetfoldGroup._gather, GATHERS),
-    (NetfoldGroup._scatter, SCATTERS),
-    (NetfoldGroup._exchange, EXCHANGES),
+for _how, _names, _event in (
+    (NetfoldGroup._gather, GATHERS, "all_gather"),
+    (NetfoldGroup._scatter, SCATTERS, "reduce_scatter"),
+    (NetfoldGroup._exchange, EXCHANGES, "all_to_all"),
 ):
     for _name_of in _names:
         if hasattr(dist.ProcessGroup, _name_of):
-            setattr(NetfoldGroup, _name_of, _method(_name_of, _how))
+            setattr(NetfoldGroup, _name_of, _method(_name_of, _how, _event))

@@ -36,11 +36,14 @@ class PendingCollective(StartedOperation):
     awaited: Call = lambda: None
     """Called where the program waits for it."""
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Returns once the tensors hold the result; raises the communicator's own error.
+    def __post_init__(self) -> None:
+        self.begun = time.monotonic()
 
-        timeout  seconds; default: the communicator's.  Raises CollectiveTimeout; the operation itself goes on
-        """
+    @property
+    def ended(self) -> float:
+        return self.works[-1].ended if self.works else self.begun
+
+    def await_end(self, timeout: float | None) -> None:
         self.awaited()
         end = None if timeout is None else time.monotonic() + timeout
         for work in self.works:

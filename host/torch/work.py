@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -19,6 +21,8 @@ class TorchWork(dist._Work):
     def __init__(self, pending: StartedOperation) -> None:
         super().__init__()
         self._pending = pending
+        self._recorded: threading.Event | None = None
+        """Set once the profiler knows of its end."""
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Returns once the tensors hold the result; raises the communicator's error.
@@ -26,12 +30,25 @@ class TorchWork(dist._Work):
         timeout  0 (torch's default): the communicator's own.  Raises CollectiveTimeout when it is over; the operation
                  itself goes on
         """
-        self._pending.wait(timeout.total_seconds() or None)
+        try:
+            self._pending.wait(timeout.total_seconds() if timeout > timedelta(0) else None)
+        finally:
+            if self._recorded is not None and self._pending.done():
+                self._recorded.wait()
         return True
 
     def synchronize(self) -> None:
         """The same as ``wait``."""
         self.wait()
+
+    def limit(self, seconds: float) -> None:
+        """Lets it take so long, from now on: then whoever waits for it, by whatever means, gets CollectiveTimeout."""
+        self._pending.limit(seconds)
+
+    def recorded(self, end: Callable[[], None], ended: threading.Event) -> None:
+        """Calls ``end``, which sets ``ended``, once it is done; whoever waits for it waits for that, too."""
+        self._recorded = ended
+        self._pending.when_done(end)
 
     def is_completed(self) -> bool:
         """Whether ``wait`` would return or raise at once."""
@@ -54,6 +71,16 @@ class TorchWork(dist._Work):
         """The tensors, once they hold the result."""
         self.wait()
         return self._pending.tensors
+
+    def _get_duration(self) -> float:
+        """Milliseconds from the call to its end.  Raises ValueError while it is under way."""
+        if not self.is_completed():
+            raise ValueError("the duration of what is under way: expected it to be done; wait() first")
+        return 1e3 * (self._pending.ended - self._pending.begun)
+
+    def get_future_result(self) -> Future[int]:
+        """A future whose value is a ``WorkResult`` as a number: how it ended."""
+        return self._pending.future_result
 
     def get_future(self) -> Future[list[torch.Tensor]]:
         """A future whose value is the tensors."""

@@ -70,3 +70,52 @@ def test_every_call_does_the_same_in_every_mode(found: list[dict[str, Any]]) -> 
             assert by_mode == dict.fromkeys(by_mode, by_mode["none"]), call
             assert isinstance(by_mode["none"], list), (call, by_mode["none"])
     assert found[0]["modes"]["all_gather"]["inference"] == [[1.0] * 6, [2.0] * 6]
+
+
+def test_the_profiler_sees_every_call(found: list[dict[str, Any]]) -> None:
+    """Each is an event of its own, with the shapes of its inputs, from the call to its end on another thread."""
+    events = {
+        "all_reduce": ("all_reduce", [[6]]), "broadcast, strided": ("broadcast", [[6]]), "gather": ("gather", [[6]]),
+        "all_gather": ("all_gather", [[6]]), "all_gather_into_tensor": ("all_gather", [[6]]),
+        "reduce_scatter_tensor": ("reduce_scatter", [[12]]), "reduce_scatter": ("reduce_scatter", [[6], [6]]),
+        "all_to_all_single": ("all_to_all", [[12]]), "all_to_all": ("all_to_all", [[6], [6]]),
+        "barrier": ("barrier", []), "reduce": ("reduce", [[6]]),
+    }
+    for rank in found:
+        for call, (name, shapes) in events.items():
+            assert rank["seen"][call] == [[f"netfold:{name}", shapes, True]], call
+        assert all(rank["seen"].values()), rank["seen"]
+    assert [rank["seen"]["send"] for rank in found] == [
+        [["netfold:recv", [[6]], True]], [["netfold:send", [[6]], True]]
+    ]
+    assert found[0]["seen"]["scatter"] == [["netfold:scatter", [[6], [6]], True]]
+
+
+def test_a_call_takes_no_longer_than_it_allows_itself(found: list[dict[str, Any]]) -> None:
+    """By an argument, by options, by ``wait``, and for futures; and each call is counted, on all ranks alike."""
+    first, second = (rank["timed"] for rank in found)
+    for how in ("barrier", "barrier's options", "argument", "options", "wait", "broadcast"):
+        assert first[how].startswith("CollectiveTimeout: Timed out: "), (how, first[how])
+        assert "not done within the 0.0" in first[how]
+    assert "CollectiveTimeout: Timed out: " in first["future"]
+    assert first["result"] == 1  # WorkResult.TIMEOUT
+    assert "under way" in first["duration"]
+    for rank in (first, second):
+        assert rank["done"] == [0, True, True]  # WorkResult.SUCCESS
+        assert rank["counted"] == 9
+
+
+def test_torchs_own_hooks_train_as_with_gloo(found: list[dict[str, Any]]) -> None:
+    """None, the built-in ones in C++, and those in Python, of which PowerSGD waits for collectives in callbacks."""
+    for rank in found:
+        assert len(rank["hooked"]) == 5
+        for hook, ways in rank["hooked"].items():
+            assert ways["ours"] == pytest.approx(ways["gloo"], rel=1e-3 if "16" in hook else 1e-5), hook
+
+
+def test_the_debug_mode_that_is_not_followed_is_named_once(found: list[dict[str, Any]]) -> None:
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL puts no checks around our groups, which one warning says; they work as before."""
+    for rank in found:
+        assert rank["detailed"]["sum"] == [4.0, 4.0]
+        assert len(rank["detailed"]["said"]) == 1
+        assert "torch does not put its checks around groups of backend 'netfold'" in rank["detailed"]["said"][0]

@@ -6,21 +6,28 @@
 
 import gc
 import json
+import logging
 import os
 import sys
 import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 
 from netfold.torch import NetfoldGroup
+from support.ranks.rank_torch import Lines
 from support.ranks.torch_calls import Make, calls
 
 MIXED = ("cpu:netfold,cuda:gloo", "cuda:gloo,cpu:netfold", "netfold,cuda:nccl", "cuda:nccl,cpu:netfold", "cuda:netfold")
@@ -134,7 +141,105 @@ def modes(rank: int, world: int) -> dict[str, Any]:
     return found
 
 
-CASES: list[Callable[[int, int], dict[str, Any]]] = [names, forked, unwritable, modes]
+def seen(rank: int, world: int) -> dict[str, Any]:
+    """What the profiler sees of each call: its events' shapes, and whether they end on another thread."""
+    found: dict[str, Any] = {}
+    for name, call in calls(rank, world, usual).items():
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiler:
+            call()
+        found[name] = [
+            [event.name, event.input_shapes, event.is_async]
+            for event in profiler.events() if event.name.startswith("netfold:")
+        ]
+    return found
+
+
+def timed(rank: int, world: int) -> dict[str, Any]:
+    """Rank 0 calls and waits as long as each call allows; the other one calls once that is over."""
+    group, store = dist.group.WORLD, dist.distributed_c10d._get_default_store()
+    assert isinstance(group, NetfoldGroup)
+    short, x = timedelta(milliseconds=50), torch.ones(3)
+    options, barrier = dist.AllreduceOptions(), dist.BarrierOptions()
+    options.timeout = barrier.timeout = short
+    begun = group._get_sequence_number_for_group()
+    works: list[Any] = []
+
+    def started(work: Any) -> Any:
+        works.append(work)
+        return work
+
+    said: dict[str, Any] = {}
+    if rank == 0:
+        said = {
+            "barrier": refusal(lambda: started(group.barrier(timeout=short)).wait()),
+            "barrier's options": refusal(lambda: started(group.barrier(barrier)).wait()),
+            "argument": refusal(lambda: started(group.allreduce(x, dist.ReduceOp.SUM, short)).wait()),
+            "options": refusal(lambda: started(group.allreduce([x], options)).wait()),
+            "future": refusal(lambda: started(group.allreduce([x], options)).get_future().wait()),
+            "wait": refusal(lambda: started(group.allreduce([x])).wait(short)),
+            "broadcast": refusal(lambda: started(group.broadcast(x, 1, short)).wait()),
+            "result": started(group.allreduce([x], options)).get_future_result().wait(),
+            "duration": refusal(lambda: works[-1]._get_duration()),
+        }
+        store.set("timed out", "")
+    else:
+        store.wait(["timed out"])
+        for _ in range(2):
+            started(group.barrier())
+        for _ in range(4):
+            started(group.allreduce([x]))
+        started(group.broadcast(x, 1))
+        started(group.allreduce([x]))
+    last = started(group.barrier())
+    last.wait()
+    done = all(work.is_completed() for work in works)
+    said["done"] = [last.get_future_result().wait(), last._get_duration() > 0, done]
+    said["counted"] = group._get_sequence_number_for_group() - begun
+    return said
+
+
+def hooked(rank: int, world: int) -> dict[str, Any]:
+    """The sum of all parameters after steps with each of torch's own hooks, by gloo and by us."""
+    found: dict[str, Any] = {}
+    for way, group in (("gloo", dist.new_group(backend="gloo")), ("ours", dist.new_group())):
+        hooks: dict[str, Callable[[DistributedDataParallel], object]] = {
+            "none": lambda model: None,
+            "ALLREDUCE": lambda model: model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE),
+            "FP16_COMPRESS": lambda model: model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS),
+            "fp16": lambda model, group=group: model.register_comm_hook(group, fp16_compress_hook),  # type: ignore[misc]
+            "PowerSGD": lambda model, group=group: model.register_comm_hook(  # type: ignore[misc]
+                PowerSGDState(group, matrix_approximation_rank=1, start_powerSGD_iter=2), powerSGD_hook
+            ),
+        }
+        for name, register in hooks.items():
+            torch.manual_seed(0)
+            model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 4)), process_group=group)
+            register(model)
+            torch.manual_seed(rank)
+            for _ in range(4):
+                model(torch.randn(4, 16)).pow(2).mean().backward()
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter -= 0.05 * parameter.grad
+                        parameter.grad = None
+            found.setdefault(name, {})[way] = float(sum(one.abs().sum() for one in model.parameters()))
+    return found
+
+
+def detailed(rank: int, world: int) -> dict[str, Any]:
+    """What is logged of two groups that are made in torch's debug mode DETAIL, and whether they work."""
+    lines = Lines()
+    logging.getLogger("netfold").addHandler(lines)
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    total = torch.ones(2)
+    for _ in range(2):
+        dist.all_reduce(total, group=dist.new_group())
+    dist.set_debug_level(dist.DebugLevel.OFF)
+    logging.getLogger("netfold").removeHandler(lines)
+    return {"said": [line for line in lines.lines if "DETAIL" in line], "sum": total.tolist()}
+
+
+CASES: list[Callable[[int, int], dict[str, Any]]] = [names, forked, unwritable, modes, seen, timed, hooked, detailed]
 
 
 def main(subnet: str, service: str, folder: str) -> None:

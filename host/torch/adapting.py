@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where torch decides by itself what concerns a backend, it is told what holds for this one."""
+
+from __future__ import annotations
+
+import re
+from functools import wraps
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from netfold.host.torch.process_group import NetfoldGroup
+
+
+def adapt(backend: str) -> None:
+    """Replaces two functions of torch, which do for all other backends what they did.
+
+    backend  our name
+
+    Reading which backends a group is to have raises ValueError where ours is to carry anything but CPU tensors, or is
+    beside another: a group is of one backend here, and torch would drop the others silently; it tells a backend nothing
+    of them.  DistributedDataParallel's built-in FP16 hook is, for our groups, the one that torch has in Python, which
+    does the same: that in C++ takes nothing but the futures of backends in C++.
+    """
+    reads, registers = dist.distributed_c10d.BackendConfig.__init__, DistributedDataParallel._register_builtin_comm_hook
+
+    @wraps(reads)
+    def read(self: Any, asked: Any) -> None:
+        name = str(asked).lower()
+        if backend in re.split("[:,]", name) and name not in (backend, f"cpu:{backend}"):
+            raise ValueError(
+                f"backend={str(asked)!r}: a group of backend {backend!r} is for tensors on the CPU alone: expected "
+                f"{backend!r} or 'cpu:{backend}'; give tensors on other devices a group of their own, by new_group"
+            )
+        reads(self, asked)
+
+    @wraps(registers)
+    def register(self: Any, comm_hook_type: Any) -> None:
+        ours = isinstance(self.process_group, NetfoldGroup)
+        if ours and comm_hook_type == dist.BuiltinCommHookType.FP16_COMPRESS:
+            self.register_comm_hook(self.process_group, fp16_compress_hook)
+        else:
+            registers(self, comm_hook_type)
+
+    dist.distributed_c10d.BackendConfig.__init__ = read
+    DistributedDataParallel._register_builtin_comm_hook = register

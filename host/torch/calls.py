@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What torch's own backends do around each call, done around ours: an event in the profiler, a number, a time-out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from functools import wraps
+from typing import Any
+
+import torch
+from torch._C._profiler import _RecordFunctionFast as Record
+
+from netfold.host.torch.completion import run_apart
+from netfold.host.torch.tensors import flattened
+from netfold.host.torch.work import TorchWork
+
+Method = Callable[..., Any]
+
+
+def started(name: str, place: int = 0, *, counted: bool = True) -> Callable[[Method], Method]:
+    """Decorator for a method of a group that starts an operation.
+
+    name     of its event in torch.profiler, "netfold:NAME", in the words of torch's own backends
+    place    of the input tensors, whose shapes the event has, among the method's arguments
+    counted  every rank of the group makes the call: the group's sequence number counts it
+    Torch calls these from C++ as well: inside torch.compile'd code Dynamo would trace into them, and fail.
+    """
+
+    def decorate(how: Method) -> Method:
+        @wraps(how)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            self.sequence_number += counted
+            if torch.autograd._profiler_enabled():
+                inputs = flattened(args[place : place + 1]) or flattened(args[:1])
+                work = _recorded(f"netfold:{name}", inputs, lambda: how(self, *args, **kwargs))
+            else:
+                work = how(self, *args, **kwargs)
+            seconds = _timeout(args, kwargs)
+            if seconds is not None and isinstance(work, TorchWork):
+                work.limit(seconds)
+            return work
+
+        return torch._disable_dynamo(call)  # type: ignore[no-any-return]
+
+    return decorate
+
+
+def _recorded(name: str, inputs: list[torch.Tensor], how: Callable[[], Any]) -> Any:
+    """Makes a call, which the profiler sees from its beginning to the end of the work that it returns."""
+    record, caller = Record(name, inputs), threading.get_ident()
+    record.__enter__()
+    try:
+        work = how()
+    except BaseException:
+        record.__exit__(None, None, None)
+        raise
+    ended = threading.Event()
+
+    def end() -> None:
+        record.__exit__(None, None, None)
+        ended.set()
+
+    def over() -> None:
+        if threading.get_ident() == caller:
+            run_apart(end)  # an asynchronous event, as torch sees it, ends on another thread than it began
+        else:
+            end()
+
+    if isinstance(work, TorchWork):
+        work.recorded(over, ended)
+    elif work is None:
+        over()
+    else:
+        work.get_future().add_done_callback(lambda _: over())
+    return work
+
+
+def _timeout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
+    """The seconds that a call allows for itself, by an argument or in options; None where it says nothing."""
+    for one in (*args, *kwargs.values()):
+        if one is None or isinstance(one, list | torch.Tensor | int):
+            continue
+        asked = one if isinstance(one, timedelta) else getattr(one, "timeout", None)
+        if isinstance(asked, timedelta) and asked > timedelta(0):
+            return asked.total_seconds()
+    return None
