@@ -25,6 +25,9 @@ from netfold.host.errors import CollectiveTimeout, PeerLost, TransportError
 
 Call = Callable[[], object]
 
+SPARE = 4
+"""Threads that stay, with nothing to do, for the next futures: DistributedDataParallel completes few at a time."""
+
 log = logging.getLogger("netfold")
 
 
@@ -39,8 +42,7 @@ def on_our_thread(call: Call) -> Call:
 
 
 class Threads:
-    """Runs each call at once, on a thread that has nothing to do, else on a new one; so no call waits for another.  The
-    threads stay: as many as there ever were calls under way at the same time."""
+    """Runs each call at once, on a thread that has nothing to do, else on a new one; so no call waits for another."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -67,6 +69,8 @@ class Threads:
                 log.exception("a future could not be completed")
             call = None  # whose tensors this must not keep
             with self._lock:
+                if self._idle == SPARE:
+                    return
                 self._idle += 1
             call = self._calls.get()
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Process groups in a forked child, such as a DataLoader's worker: they are never freed there.
+"""Process groups in a forked child, such as a DataLoader's worker: they are refused there, and never freed.
 
-The threads of a group's gloo part exist in its own process alone; in the child C++ would join them, and crash.
+Their connections are the parent's.  The threads of a group's gloo part exist in its own process alone; in the child C++
+would join them, and crash.
 """
 
 from __future__ import annotations
@@ -9,21 +10,40 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
+from typing import Any, Protocol
 
-import torch.distributed as dist
 import torch.distributed.nn.functional  # noqa: F401  its functions keep the default group that is there when it loads
 
-_groups: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
+
+class OwnedGroup(Protocol):
+    """A process group of this process."""
+
+    def let_go(self, why: str) -> None:
+        """Has nothing any more; calls are refused for this reason."""
 
 
-def keep_in_children(group: dist.ProcessGroup) -> None:
-    """In children that are forked from now on, this group stays until they end, also where nobody needs it there."""
+_groups: weakref.WeakSet[Any] = weakref.WeakSet()
+_held: list[list[Any]] = []
+"""The groups of forks that are under way."""
+
+
+def leave_to_parent(group: OwnedGroup) -> None:
+    """In children that are forked from now on, calls of this group are refused, and what it has stays until they end.
+    """
     _groups.add(group)
 
 
-def _keep() -> None:
-    for group in list(_groups):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # not in a list: a child that exits would empty that
+def _hold() -> None:
+    """Before a fork: no group is freed until ``_leave``, not by a collection of garbage that begins in the child."""
+    _held.append(list(_groups))
 
 
-os.register_at_fork(after_in_child=_keep)
+def _leave() -> None:
+    for group in (group for groups in _held for group in groups):
+        for kept in (group, dict(vars(group))):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # not in a list: a child that exits would empty that
+        group.let_go("its process group belongs to the process that forked this one: make one here, or call it there")
+    _held.clear()
+
+
+os.register_at_fork(before=_hold, after_in_parent=lambda: _held.pop(), after_in_child=_leave)

@@ -26,7 +26,7 @@ from netfold.host.torch import flat, movement, pieces
 from netfold.host.torch.arguments import factor_of, known_operation, only_tensor, operation_name, pairs_of, root_of
 from netfold.host.torch.beside import Following, JoiningScatter, joinable_gather, warn_where_nothing_joins
 from netfold.host.torch.calls import started
-from netfold.host.torch.forked import keep_in_children
+from netfold.host.torch.forked import leave_to_parent
 from netfold.host.torch.messenger import Messenger, open_messenger
 from netfold.host.torch.reducer import Reducer
 from netfold.host.torch.tensors import check_device, check_gloo, dtype_name, flattened, reduced_as, reduces
@@ -77,7 +77,7 @@ class NetfoldGroup(dist.ProcessGroup):
         for group in (self, self._inner):
             group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
             group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        keep_in_children(self)
+        leave_to_parent(self)
 
     def getBackendName(self) -> str:
         """The backend's name, "netfold"."""
@@ -207,8 +207,16 @@ class NetfoldGroup(dist.ProcessGroup):
             self._messenger.close()
         self.communicator.close()
         self._inner.shutdown()
-        for name in HELD:  # an error in them has the frames of whoever it was raised to, and those this group
-            del self.__dict__[name]
+        self.let_go("its process group was destroyed")
+
+    def let_go(self, why: str) -> None:
+        """Has nothing any more; calls are refused for this reason.
+
+        An error in what it had keeps the frames of whoever it was raised to, and those keep this group.
+        """
+        self._gone = why
+        for name in HELD:
+            self.__dict__.pop(name, None)
 
     def _get_sequence_number_for_group(self) -> int:
         return self.sequence_number
@@ -218,7 +226,7 @@ class NetfoldGroup(dist.ProcessGroup):
 
     def __getattr__(self, name: str) -> Any:
         if name in HELD:
-            raise Closed(f"rank {self.rank()} of {self.size()}: its process group was destroyed")
+            raise Closed(f"rank {self.rank()} of {self.size()}: {self._gone}")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def abort(self) -> None:

@@ -47,11 +47,12 @@ def test_a_group_of_which_a_part_would_be_dropped_is_refused(found: list[dict[st
 
 
 def test_a_destroyed_group_is_gone_and_a_forked_child_frees_nothing(found: list[dict[str, Any]]) -> None:
-    """Nothing of ours keeps a destroyed group, whose calls are refused; a child that collects garbage does not crash.
-    """
+    """Nothing of ours keeps a destroyed group, whose calls are refused; a child that collects garbage does not crash,
+    and is refused its parent's groups."""
     for rank in found:
         assert rank["forked"]["gone"], "a destroyed group is still there"
         assert rank["forked"]["child's status"] == 0
+        assert rank["forked"]["child's uses"] == 0, "a child's call of its parent's group was not refused"
         assert "its process group was destroyed" in rank["forked"]["refused"]
         assert rank["forked"]["refused"].startswith("Closed: ")
 

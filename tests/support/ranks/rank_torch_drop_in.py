@@ -88,7 +88,14 @@ def forked(rank: int, world: int) -> dict[str, Any]:
         os._exit(0)
     _, status = os.waitpid(child, 0)
     gc.enable()
-    return {"gone": gone, "child's status": status, "refused": refused}
+    child = os.fork()
+    if child == 0:
+        errors = [refusal(partial(call, torch.ones(1))) for call in (dist.all_reduce, partial(dist.send, dst=1 - rank))]
+        dist.destroy_process_group()
+        os._exit(sum("belongs to the process that forked this one" not in error for error in errors))
+    _, uses = os.waitpid(child, 0)
+    dist.barrier()
+    return {"gone": gone, "child's status": status, "refused": refused, "child's uses": uses}
 
 
 def unwritable(rank: int, world: int) -> dict[str, Any]:
