@@ -48,7 +48,8 @@ def timed_out(
                      "switch; they were dropped")
     if core.foreign():
         lines.append(f"  {core.foreign()} packets came for queue pairs that this rank does not have")
-    lines.append("  expected: every rank within the timeout; look at `netfold stall`, or give a longer timeout=")
+    lines.append(f"  expected: every rank within the timeout of {seconds:g} s; look at `netfold stall`, or give a "
+                 "longer timeout=")
     return CollectiveTimeout("\n".join(lines))
 
 

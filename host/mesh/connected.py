@@ -109,7 +109,7 @@ class ConnectedMesh(PolledMesh):
         raise self._fail(
             CollectiveTimeout,
             f"nothing moved for {self._timeout:g} s: {guilty} gone, stopped, or never called; here {described}"
-            f"{self._connecting.refusals()}. Expected: every rank calls within the timeout",
+            f"{self._connecting.refusals()}. Expected: every rank calls within the timeout of {self._timeout:g} s",
         )
 
     def _send_report(self, who: int, whom: int, why: str, only: PeerConnection | None = None) -> None:

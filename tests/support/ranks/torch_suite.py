@@ -104,12 +104,9 @@ class Suite(theirs.TestDistBackend, theirs.DistributedTest._DistTestBase):
     def run_test(self, name: str, pipe: Any) -> None:
         """Called on a rank, in the default group."""
         group = dist.group.WORLD
-        if self.way == "gloo":
-            return super().run_test(name, pipe)
-        assert isinstance(group, netfold.torch.NetfoldGroup), f"{name} is run on {group}"
-        try:
-            super().run_test(name, pipe)
-        finally:
+        assert self.way == "gloo" or isinstance(group, netfold.torch.NetfoldGroup), f"{name} is run on {group}"
+        super().run_test(name, pipe)
+        if self.way == "folded":
             Suite.folded[self.rank] = sum(tree.bytes_reduced for tree in group.communicator.stats().by_tree.values())
 
 
