@@ -147,6 +147,8 @@ def main(results: str, way: str, *wanted: str) -> None:
     Suite.way = way
     if way != "gloo":
         theirs.BACKEND = LikeGloo("netfold")
+        theirs.PROFILING_SUPPORTED_BACKENDS.append("netfold")
+        theirs.SEND_RECV_PROFILING_SUPPORTED_BACKENDS.append("netfold")
     common.TIMEOUT_OVERRIDE.clear()
     for name in unittest.TestLoader().getTestCaseNames(Suite):
         if "all_to_all" in name and "cuda" not in name:  # which torch takes for MPI's alone
