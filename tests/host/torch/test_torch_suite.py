@@ -6,7 +6,10 @@ Left out are those that need GPUs or four ranks, and those that torch skips itse
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -50,11 +53,17 @@ def run(folder: Path, way: str, *names: str) -> Rows:
     """What became of these tests, or all: name -> result, why, seconds, bytes that each rank folded."""
     results, log = folder / "results.json", folder / "suite.log"
     with log.open("w") as said:
-        done = subprocess.run(
+        suite = subprocess.Popen(
             [sys.executable, str(PROGRAMS / "torch_suite.py"), str(results), way, *names], stdout=said, stderr=said,
-            env=support.environment(), timeout=SECONDS, check=False,
+            env=support.environment(), start_new_session=True,
         )
-    assert done.returncode == 0, log.read_text()[-3000:]
+        try:
+            status = suite.wait(SECONDS)
+        finally:  # with its ranks, where one of them hangs
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(suite.pid, signal.SIGKILL)
+            suite.wait()
+    assert status == 0, log.read_text()[-3000:]
     rows: Rows = json.loads(results.read_text())
     return rows
 
