@@ -71,7 +71,8 @@ def takes_connections(address: str) -> bool:
                 plain.connect(address.removeprefix("unix:"))
         else:
             host, _, port = address.rpartition(":")
-            socket.create_connection((host.removeprefix("[").removesuffix("]"), int(port)), CONNECT).close()
+            with socket.create_connection((host.removeprefix("[").removesuffix("]"), int(port)), CONNECT):
+                pass
         return True
     return False
 
