@@ -8,9 +8,10 @@
     watch.close()
 
 A connection takes a file descriptor, and a process that has no more can neither accept a client nor open a file.  gRPC
-ends connections that say nothing within HANDSHAKE_SECONDS, or make no call for IDLE_SECONDS, and refuses those beyond a
-number of all.  It knows no bound for one peer, so the watch sees to that: it looks now and then who has how many, and
-where half of all are taken, it ends the newest of the peers that have most.  So a flood from one peer drives out itself
+ends connections that do not finish their handshake within HANDSHAKE_SECONDS, and refuses those beyond a number of all.
+It could end those without a call, too, but tells that to clients' standard error.  It knows no bound for one peer, so
+the watch sees to that: it looks now and then who has how many, and where half of all are taken, it ends those of the
+peers that have most: first what has said nothing yet, then the newest.  So a flood from one peer drives out itself
 alone.  A peer is an address; for connections from this machine it is a user, since on loopback, and at a unix socket,
 all have the same address.
 """
@@ -34,8 +35,6 @@ log = logging.getLogger(__name__)
 
 HANDSHAKE_SECONDS: Final = 10.0
 """Seconds for TLS and the first frames of HTTP/2; gRPC's own limit is two minutes."""
-IDLE_SECONDS: Final = 60.0
-"""Seconds without a call, after which a connection is closed; clients open another one with their next call."""
 RESERVED: Final = 256
 """File descriptors that connections leave for all else: files, ports, sessions with switches."""
 LEAST: Final = 16
@@ -48,6 +47,10 @@ WARNING_SECONDS: Final = 10.0
 _FILES: Final = Path("/proc/self/fd")
 _TCP: Final = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
 _CREDENTIALS: Final = struct.Struct("3i")
+_RECEIVED: Final = struct.Struct("=128xQ")
+"""tcpi_bytes_received of struct tcp_info (linux/tcp.h)."""
+_PREFACE_BYTES: Final = 24 + 9
+"""The client's connection preface, RFC 9113, 3.4, with an empty SETTINGS frame."""
 
 
 def most(wanted: int) -> int:
@@ -66,7 +69,6 @@ def options(most: int) -> list[tuple[str, int]]:
     """Settings of a gRPC server that bound its connections in time and number."""
     return [
         ("grpc.server_handshake_timeout_ms", int(1e3 * HANDSHAKE_SECONDS)),
-        ("grpc.max_connection_idle_ms", int(1e3 * IDLE_SECONDS)),
         ("grpc.max_allowed_incoming_connections", most),
     ]
 
@@ -77,6 +79,8 @@ class _Connection(NamedTuple):
     inode: int
     """Tells whether the descriptor is another file's by now."""
     peer: str
+    spoke: bool
+    """Whether it has said what HTTP/2 begins with; of a unix socket that is not known, and taken for granted."""
 
 
 class ConnectionWatch:
@@ -123,13 +127,15 @@ class ConnectionWatch:
             return False
         share = next(share for share in range(self._room, -1, -1)
                      if sum(min(len(its), share) for its in found.values()) <= self._room)
+        for its in found.values():
+            its.sort(key=lambda one: not one.spoke)  # the oldest stays the first of both
         for connection in (one for its in found.values() for one in its[share:]):
             _end_connection(connection)
         self._ended += sum(len(its[share:]) for its in found.values())
         if self._clock() >= self._warn_from:
             peer, its = max(found.items(), key=lambda item: len(item[1]))
             log.warning("%s had %d of %d connections at %s: expected at most %d together, %d of each peer. Those with "
-                        "more lost their newest, %d since the last warning. Find out what opens them there", peer,
+                        "more lost some, %d since the last warning. Find out what opens them there", peer,
                         len(its), total, self._where, self._room, share, self._ended)
             self._warn_from, self._ended = self._clock() + WARNING_SECONDS, 0
         return True
@@ -152,7 +158,14 @@ def _connections(at: frozenset[int | str]) -> Iterator[_Connection]:
                 name = connection.getsockname()
                 here = name in at if isinstance(name, str) else len(name) > 1 and name[1] in at
                 if here and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    yield _Connection(number, status.st_ino, _peer(connection, users))
+                    yield _Connection(number, status.st_ino, _peer(connection, users), _spoke(connection))
+
+
+def _spoke(connection: socket.socket) -> bool:
+    if connection.family == socket.AF_UNIX:
+        return True
+    told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED.size)
+    return len(told) < _RECEIVED.size or _RECEIVED.unpack(told)[0] >= _PREFACE_BYTES
 
 
 def _end_connection(connection: _Connection) -> None:

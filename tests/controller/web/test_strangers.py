@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from netfold.controller.web import serve
 from support.controller import BOUND, run
 from support.jobs import rig
 
@@ -81,5 +82,20 @@ def test_a_connection_has_one_request(tmp_path: Path) -> None:
             answer = await asyncio.to_thread(twice)
             assert answer.count(b"HTTP/1.1 200") == 1
             assert b"\r\nConnection: close\r\n" in answer
+
+    run(story())
+
+
+def test_connections_that_trickle_keep_nobody_from_the_page(tmp_path: Path) -> None:
+    """More of them than there are places, each with a part of a request: who asks is answered at once."""
+
+    async def story() -> None:
+        async with rig(tmp_path, metrics=ANYWHERE) as r:
+            port = int(r.controller.page.rpartition(":")[2])
+            with contextlib.ExitStack() as stack:
+                for _ in range(3 * serve.MAX_CONNECTIONS):
+                    held = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=BOUND))
+                    held.sendall(b"G")
+                assert (await asyncio.to_thread(ask, port, REQUESTS["localhost"][0])).split()[1] == b"200"
 
     run(story())

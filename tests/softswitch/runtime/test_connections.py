@@ -94,6 +94,19 @@ def test_a_flood_from_one_peer_drives_out_itself_alone(
             client.close()
 
 
+def test_who_has_spoken_stays_before_who_says_nothing() -> None:
+    """Of one peer, too, however new: silent connections of the same user do not cost a controller its own."""
+    with tcp() as listener, watching(listener.listening.getsockname()[1], 20) as watch:
+        clients = [listener.connect() for _ in range(14)]
+        for spoken in (5, 13):
+            clients[spoken].sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))
+        clients[12].sendall(b"PRI * HTTP/2.0\r\n")
+        assert watch.look()
+        assert [number for number, client in enumerate(clients) if not lives(client)] == [9, 10, 11, 12]
+        for client in clients:
+            client.close()
+
+
 def test_what_a_server_can_carry_is_left_alone() -> None:
     """Up to half of all, whoever has them; connections elsewhere do not count."""
     with tcp() as listener, tcp() as other, watching(listener.listening.getsockname()[1], 20) as watch:
