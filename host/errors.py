@@ -50,10 +50,11 @@ class RankMismatch(NetFoldError):
 
 
 class PeerLost(NetFoldError, ConnectionError):
-    """A rank is gone: its connection broke, or the controller reported its death.
+    """A rank is gone: its connection broke, the controller reported its death, or it has left in order.
 
-    Remedy: read the lost rank's own error and log first: it is the cause. Then start the job anew, or go on with the
-    others by `shrink()`.
+    Remedy: of a rank that is lost, read its own error and log first: it is the cause. Of one that left, the message
+    says after which operation and why: let all ranks end after the same one. Then start the job anew, or go on with
+    the others by `shrink()`.
     """
 
 

@@ -12,6 +12,8 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 MAX_TEXT: Final = 4096
+MAX_LAST: Final = 200
+"""Most characters of what a rank that leaves says for the others: some words, and an error's first line."""
 
 Int32 = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 """A number that is looked up or checked further: a rank, an epoch, a port."""
@@ -31,6 +33,8 @@ Name = Annotated[str, Meta(max_length=255)]
 """The name of a job, switch, link or collective, or an address."""
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 """A reason, for people."""
+Last = Annotated[str, Meta(max_length=MAX_LAST)]
+"""What a rank that leaves says for the others."""
 MAX_STREAMS: Final = 4096
 """Most streams that a request speaks of."""
 MAX_RAILS: Final = 64

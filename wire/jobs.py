@@ -32,6 +32,7 @@ from netfold.wire.bounds import (
     Address,
     Count,
     Int32,
+    Last,
     Name,
     QueuePair,
     RemoteKey,
@@ -41,7 +42,7 @@ from netfold.wire.bounds import (
 from netfold.wire.roce import PATH_MTU
 
 SERVICE: Final = "netfold.Jobs"
-PROTOCOL: Final = 10
+PROTOCOL: Final = 11
 """Version of packets and messages, raised whenever one changes its meaning: sides with different versions refuse each
 other."""
 LANE_BITS: Final = (32, 16, 8)
@@ -248,6 +249,8 @@ class Leave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: Text = ""
     """Why it leaves before the end; empty where all is well."""
     secret: Secret = Secret()
+    last: Last = ""
+    """After which operation it leaves, and why, for the other ranks: they hear it by `RankLeft`."""
 
 
 class Reform(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -409,6 +412,17 @@ class RankLost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True
     why: str
 
 
+class RankLeft(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """A rank has left in order: no operation of all ranks can end from now on."""
+
+    rank: int
+    address: str
+    host: str
+    """Name of the rank's host in the fabric."""
+    last: str
+    """After which operation, and why, as the rank has said."""
+
+
 class EvictedEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="Evicted"):
     """The job goes on without this rank, or is about to: it was taken for dead."""
 
@@ -447,7 +461,7 @@ class Settled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     secret: Secret = Secret()
 
 
-Event = Watching | RankLost | EvictedEvent | JobEndedEvent | Halt | Settle | Tell
+Event = Watching | RankLost | RankLeft | EvictedEvent | JobEndedEvent | Halt | Settle | Tell
 
 
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,7 +12,7 @@ from netfold.fabric.graph import DEFAULT_TENANT, Tenant
 from netfold.fabric.slots import Stream
 from netfold.fabric.trees import Tree
 from netfold.rpc.limits import RateLimit
-from netfold.wire.jobs import Change, Event, Join, Plan, RankLost, RankReport, Secret
+from netfold.wire.jobs import Change, Event, Join, Plan, RankLeft, RankLost, RankReport, Secret
 from netfold.wire.roce import OPERATION_BITS
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ class Job:
     settle_sent: set[int] = field(default_factory=set)
     """Ranks that have been sent Settle."""
     left: set[int] = field(default_factory=set)
+    said: dict[int, RankLeft] = field(default_factory=dict)
+    """What the others are told of ranks that have left in order."""
     lost: dict[int, RankLost] = field(default_factory=dict)
     """Ranks whose connection broke before they left."""
     watchers: dict[int, asyncio.Queue[Event | None]] = field(default_factory=dict)
@@ -154,10 +156,11 @@ class Job:
         self.changed.set()
         self.changed = asyncio.Event()
 
-    def broadcast(self, event: Event | None) -> None:
-        """Send an event to every rank with a Watch stream; None ends the streams."""
-        for queue in self.watchers.values():
-            queue.put_nowait(event)
+    def broadcast(self, event: Event | None, *, but: int = -1) -> None:
+        """Send an event to every rank with a Watch stream, ``but`` one; None ends the streams."""
+        for rank, queue in self.watchers.items():
+            if rank != but:
+                queue.put_nowait(event)
 
     @property
     def part(self) -> str:

@@ -48,6 +48,7 @@ from netfold.wire.jobs import (
     Join,
     Leave,
     Plan,
+    RankLeft,
     RankLost,
     RankReport,
     Reform,
@@ -214,6 +215,12 @@ class Jobs:
         elif job.state == "active":
             job.state = "leaving"
         job.notify()
+        if not request.reason and not job.left_early:  # what failed, those know who are to blame
+            join = job.joins[request.rank]
+            host = self._fabric.host_at(join.address)
+            said = RankLeft(request.rank, join.address, host.name if host else "", request.last)
+            job.said[request.rank] = said
+            job.broadcast(said, but=request.rank)
         self._recovery.abort_if_ranks_gone(job)
         if request.rank in job.watchers:
             job.watchers[request.rank].put_nowait(None)
@@ -244,6 +251,8 @@ class Jobs:
             yield Watching()
             for lost in list(job.lost.values()):
                 yield lost
+            for said in list(job.said.values()):
+                yield said
             if job.round is not None and job.round.halt_sent and job.stands_still:
                 yield Halt(job.round.number, job.round.why)
             if leaving.registered(job, request.rank):

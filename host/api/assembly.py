@@ -70,12 +70,18 @@ class Parts:
     rails: MultiRail | None = None
     settings: JoinSettings | None = None
 
-    def close(self) -> None:
-        """Leaves the job and releases everything, once; safe to call twice."""
+    def close(self, reason: str = "") -> None:
+        """Leaves the job and releases everything, once; safe to call twice.
+
+        reason  why the program leaves, where it is not done, for the other ranks
+        """
         if not self.sequencer.close():
             return
         broken = self.sequencer.broken
-        self.membership.leave(self.dispatch.stats(), "" if broken is None else str(broken))
+        last = self.sequencer.last_words(reason)
+        self.membership.leave(self.dispatch.stats(), "" if broken is None else str(broken), last)
+        if broken is None:  # else the others have heard why, or hear it from the ranks that are to blame
+            self.dispatch.leave(last)
         self.dispatch.close()
         self.membership.close()
 
@@ -334,7 +340,7 @@ def _of_membership(
     with ExitStack() as undo:  # whoever is told that it failed may try again at once, at the same ports
         mesh = open_mesh(plan, listener, settings.timeout, rail, membership.client, timeline, settings.paths)
         undo.callback(mesh.close)
-        mesh.told_by(membership.lost_rank)
+        mesh.told_by(membership.lost_rank, membership.ranks_left)
         peers = Peers(
             mesh,
             algorithm=settings.algorithm,

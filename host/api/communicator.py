@@ -11,7 +11,11 @@ Where a rank is lost, those that are left ``shrink`` to a communicator of their 
 
 from __future__ import annotations
 
+import atexit
+import os
 import socket
+import sys
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -34,6 +38,8 @@ from netfold.wire.flight import OperationRecord
 from netfold.wire.jobs import Plan
 
 OnLoss = Literal["raise", "shrink"]
+_open: weakref.WeakSet[Communicator] = weakref.WeakSet()
+"""The communicators of this process, which leave when it ends."""
 
 
 class Communicator(Group):
@@ -47,6 +53,7 @@ class Communicator(Group):
         first = 1 if change is None else min(change.finished) + 1
         super().__init__(parts.dispatch, parts.sequencer, parts.coding, first)
         self._parts = parts
+        _open.add(self)
 
     @classmethod
     def join(
@@ -325,9 +332,13 @@ class Communicator(Group):
         self._parts.sequencer.fail(error)
         self._parts.dispatch.interrupt(error)
 
-    def close(self) -> None:
-        """Reports totals, leaves the job and releases everything.  Never raises because a controller is absent."""
-        self._parts.close()
+    def close(self, reason: str = "") -> None:
+        """Reports totals, leaves the job and releases everything.  Never raises because a controller is absent.
+
+        reason  why the program leaves although the others may go on: those that then wait for this rank hear it, and
+                after which operation it has left
+        """
+        self._parts.close(reason)
 
     def __enter__(self) -> Self:
         return self
@@ -335,7 +346,24 @@ class Communicator(Group):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close("" if error is None else f"{type(error).__name__}: {error}")
 
     def __repr__(self) -> str:
         return f"<Communicator job={self.plan.job!r} rank={self.rank} of {self.size} over {self.rail}>"
+
+
+def end_of_process() -> str:
+    """Why a process leaves that has not closed its communicator: at its end, by an exception or without one."""
+    error = getattr(sys, "last_value", None)
+    return "its process ended" + (f" by {type(error).__name__}: {error}" if error is not None else "")
+
+
+@atexit.register
+def _leave_at_exit() -> None:
+    """Leaves in order where nothing is under way; else the others take the end of the process for what it is."""
+    for comm in list(_open):
+        if comm._parts.sequencer.idle:
+            comm.close(end_of_process())
+
+
+os.register_at_fork(after_in_child=_open.clear)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from netfold.host import environment
 from netfold.host.api import objects
 from netfold.host.api.assembly import RailName
-from netfold.host.api.communicator import Communicator, OnLoss
+from netfold.host.api.communicator import Communicator, OnLoss, end_of_process
 from netfold.host.errors import NetFoldError
 from netfold.host.operation.coding import LaneBits
 from netfold.host.operation.reduction import ReduceOp
@@ -31,7 +31,7 @@ Max: Final = "max"
 Product: Final = "product"
 
 _world: Communicator | None = None
-os.register_at_fork(after_in_child=lambda: atexit.unregister(shutdown))  # only who has joined leaves
+os.register_at_fork(after_in_child=lambda: atexit.unregister(_leave_at_exit))  # only who has joined leaves
 
 
 def init(
@@ -66,7 +66,7 @@ def init(
     where = controller or os.environ.get(CONTROLLER_VARIABLE, "")
     if address is None and rail == "auto" and os.environ.get(RAILS_VARIABLE):
         address = ""  # several rails have planes with addresses
-    atexit.register(shutdown)  # a script that ends without calling shutdown() still leaves its job
+    atexit.register(_leave_at_exit)  # a script that ends without calling shutdown() still leaves its job
     _world = Communicator.join(
         job if job is not None else os.environ.get("NETFOLD_JOB", "default"),
         rank,
@@ -164,10 +164,18 @@ def barrier() -> None:
     communicator().barrier()
 
 
-def shutdown() -> None:
-    """Leaves the job; ``init`` may be called again.  Does nothing where there is none."""
+def shutdown(reason: str = "") -> None:
+    """Leaves the job; ``init`` may be called again.  Does nothing where there is none.
+
+    reason  why, where the program is not done (``Communicator.close``)
+    """
     global _world
     if _world is not None:
         world, _world = _world, None
-        atexit.unregister(shutdown)
-        world.close()
+        atexit.unregister(_leave_at_exit)
+        world.close(reason)
+
+
+def _leave_at_exit() -> None:
+    """Leaves the job as the process ends, once what is under way is done."""
+    shutdown(end_of_process())

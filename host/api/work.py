@@ -312,6 +312,20 @@ class OperationSequencer:
             self._lock.release()
         return True
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way."""
+        return not self._lock.locked() and (self._last is None or self._last.done())
+
+    def last_words(self, reason: str = "") -> str:
+        """After which operation of all ranks this one leaves, and why, for the others.
+
+        reason  the program's, where it is not done
+        """
+        done = [operation.number for operation in self.flight.operations() if operation.number and not operation.group]
+        said = f"after operation {done[-1]}" if done else "before its first operation"
+        return f"{said}: {reason}" if reason else said
+
     def _wait_for_others(self) -> bool:
         """Waits until no other thread is inside an operation, whose arrays and sockets are in use.  Returns whether the
         lock is held: not where this thread is inside one, which was cut off or has called this itself."""

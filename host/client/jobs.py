@@ -19,7 +19,7 @@ from netfold.host.errors import CollectiveTimeout, Evicted, JobEnded, JoinRefuse
 from netfold.rpc import channel as tls
 from netfold.rpc import tokens
 from netfold.rpc.certificates import TlsError
-from netfold.wire.bounds import MAX_TEXT
+from netfold.wire.bounds import MAX_LAST, MAX_TEXT
 from netfold.wire.jobs import (
     SERVICE,
     AskMissing,
@@ -213,12 +213,12 @@ class JobClient:
         """Sends how far this rank is, without waiting; a controller that is away does not hear it."""
         self._notify(self._report, msgspec.structs.replace(report, secret=self._secret))
 
-    def leave(self, report: RankReport, reason: str = "") -> None:
+    def leave(self, report: RankReport, reason: str = "", last: str = "") -> None:
         """Sends this rank's totals, leaves the job, and waits until no other rank can need this one.  A controller that
         is away is waited for TAKE_OVER_SECONDS; where none comes, that is logged, never raised."""
         report = msgspec.structs.replace(report, secret=self._secret)
         leave = Leave(job=report.job, rank=report.rank, epoch=report.epoch, reason=reason[:MAX_TEXT],
-                      secret=self._secret)
+                      secret=self._secret, last=last[:MAX_LAST])
         until = time.monotonic() + TAKE_OVER_SECONDS
         while True:
             times = self._registered(until)

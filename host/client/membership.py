@@ -67,17 +67,22 @@ class Membership:
         if client is not None and watcher is not None:
             watcher.on_tell(lambda: None if self._left else client.tell(progress().report(self._plan)))
 
-    def leave(self, stats: RailStats, reason: str = "") -> None:
+    def ranks_left(self) -> dict[int, str]:
+        """Ranks that have left in order, as the controller says, and after what."""
+        return {} if self._watcher is None else self._watcher.ranks_left()
+
+    def leave(self, stats: RailStats, reason: str = "", last: str = "") -> None:
         """Reports totals and leaves the job, before any rail is closed: until the controller answers, other ranks may
         need packets of this one.  Never raises because a controller is absent.
 
         reason  why the job has failed here, if it has
+        last    after what it leaves, for the other ranks
         """
         self._left = True
         if self._client is not None:
             if self._watcher is not None:
                 self._watcher.leaving()
-            self._client.leave(stats.report(self._plan), reason)
+            self._client.leave(stats.report(self._plan), reason, last)
 
     def close(self) -> None:
         """Closes the connection; the controller takes it for this rank's death if it has not left before."""

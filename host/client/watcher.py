@@ -23,7 +23,8 @@ from netfold.host import errors
 from netfold.host.client.controller_channel import AWAY
 from netfold.host.client.stream_listener import StreamListener
 from netfold.host.errors import NetFoldError, PeerLost
-from netfold.wire.jobs import Event, EvictedEvent, Halt, JobEndedEvent, RankLost, Settle, Tell, Watching
+from netfold.host.mesh.connection import printable
+from netfold.wire.jobs import Event, EvictedEvent, Halt, JobEndedEvent, RankLeft, RankLost, Settle, Tell, Watching
 
 log = logging.getLogger("netfold")
 
@@ -55,6 +56,8 @@ class Watcher:
         self._me = me
         self._job_error: NetFoldError | None = None
         self._lost_rank: tuple[int, str] | None = None
+        self._left: dict[int, str] = {}
+        self._left_error: NetFoldError | None = None
         self._leaving = self._closing = False
         self._lock = threading.Lock()
         self._halt = 0
@@ -74,12 +77,17 @@ class Watcher:
         return self._registrations
 
     def job_error(self) -> NetFoldError | None:
-        """The first event that ended the job for this rank, as an exception; None while all is well."""
-        return self._job_error
+        """The first event that ended the job for this rank, or after which no operation of all ranks can end, as an
+        exception; None while all is well."""
+        return self._job_error or self._left_error
 
     def lost_rank(self) -> tuple[int, str] | None:
         """The first rank of which the controller has said that it is lost, and how; None while it has of none."""
         return self._lost_rank
+
+    def ranks_left(self) -> dict[int, str]:
+        """Ranks that have left in order, and after what, as they have said."""
+        return self._left
 
     def on_halt(self, call: Callable[[int], None]) -> None:
         """Registers a function that is called, on the watcher's thread, with the number of each recovery round in which
@@ -179,6 +187,14 @@ class Watcher:
                 self._job_error = errors.Evicted(f"{self._me}: {event.why}")
                 self._registered.notify_all()
             log.warning("%s", self._job_error)
+        elif isinstance(event, RankLeft):
+            last = printable(event.last)
+            self._left = {**self._left, event.rank: last}
+            self._left_error = self._left_error or PeerLost(
+                f"rank {event.rank} at {event.address} ({event.host}) left {last}. Let all ranks end after the same "
+                "operation, or go on without it: shrink()"
+            )
+            log.info("%s: rank %d left %s", self._me, event.rank, last)
         if self._job_error is not None:
             return
         if isinstance(event, RankLost):

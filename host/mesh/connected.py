@@ -3,6 +3,7 @@
 
     failure report = header: FAILURE_REPORT | rank concerned | reporting rank | reason     passed on to all connected
     ranks
+    farewell       = header: FAREWELL | rank that leaves | reporting rank | when and why
 
 By failure reports (``failure_reports``) every rank can name a rank that died or never called.  The report of a lost
 rank ends the operation on every rank that it reaches; after a timeout each rank reports which ranks it waits for,
@@ -14,13 +15,14 @@ alone.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from abc import abstractmethod
 from collections.abc import Callable
 
 from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost, RailDown
-from netfold.host.mesh.connection import FAILURE_REPORT, HEADER, TEXT_BYTES, ControlMessage, PeerConnection
+from netfold.host.mesh.connection import FAILURE_REPORT, FAREWELL, HEADER, TEXT_BYTES, ControlMessage, PeerConnection
 from netfold.host.mesh.failure_reports import FailureReports
 from netfold.host.mesh.mesh import IDLE, Call, ranks
 from netfold.host.mesh.polled import PolledMesh
@@ -37,6 +39,8 @@ SAME_ORDER_HINT = "call the same operations in the same order on every rank, the
 """What to do about a RankMismatch, for its message."""
 PEER_LOST_HINT = "Look at that rank's own error; then join anew"
 """What to do about a PeerLost, for its message."""
+LEFT_HINT = "Let all ranks end after the same operation, or go on without it"
+"""The same where the rank has left in order."""
 
 
 class ConnectedMesh(PolledMesh):
@@ -89,7 +93,38 @@ class ConnectedMesh(PolledMesh):
     def _lost_error(self) -> NetFoldError:
         rank, why = next(iter(self._reports.lost_ranks.items()))
         missing = "; ".join(self._describe_missing(link) for link in self._peers_awaited())
-        return self._fail(PeerLost, f"rank {rank} {why}; {missing or 'no message was awaited'}. {PEER_LOST_HINT}")
+        hint = LEFT_HINT if why.startswith("left ") else PEER_LOST_HINT
+        return self._fail(PeerLost, f"rank {rank} {why}; {missing or 'no message was awaited'}. {hint}")
+
+    def _receive_farewell(self, link: PeerConnection, whom: int, why: str) -> None:
+        """Records that a rank has left, and passes it on.  A peer's own word comes after all that it has sent."""
+        if whom == link.rank:
+            link.say_left(f"left {why}")
+        if whom in self._links and self._reports.add_left(whom, why):
+            self._send_report(self.rank, whom, why, kind=FAREWELL)
+
+    def _why_gone(self, link: PeerConnection) -> str:
+        if link.left or link.rank not in self._reports.left:
+            return link.left or f"is lost: {link.lost}"
+        return f"left {self._reports.left[link.rank]}"
+
+    def _poll_once(self, seconds: float) -> bool:
+        for rank in self._reports.left:
+            self._drop_unconnected(rank, "it has left")
+        return super()._poll_once(seconds)
+
+    def _drop_unconnected(self, rank: int, why: str) -> None:
+        """A rank is gone: where it was never connected, nothing can come of it any more."""
+        link = self._links.get(rank)
+        if link is not None and not link.connected and not link.lost:
+            self._drop(link, why)
+
+    def _ask_controller(self) -> None:
+        for rank, why in self._ranks_left().items():
+            self._reports.add_left(rank, why)
+        if (lost := self._lost_rank()) is not None:
+            self._drop_unconnected(*lost)
+            self._report_lost_rank(*lost)
 
     def _time_out(self) -> None:
         """Handles a timeout, this rank's or a reported one: reports which ranks this one waits for, collects the
@@ -112,9 +147,11 @@ class ConnectedMesh(PolledMesh):
             f"{self._connecting.refusals()}. Expected: every rank calls within the timeout of {self._timeout:g} s",
         )
 
-    def _send_report(self, who: int, whom: int, why: str, only: PeerConnection | None = None) -> None:
+    def _send_report(
+        self, who: int, whom: int, why: str, only: PeerConnection | None = None, kind: int = FAILURE_REPORT
+    ) -> None:
         """Sends a failure report to all connected peers, after a message that is partly sent and before all others."""
-        report = HEADER.pack(FAILURE_REPORT, whom, who, why.encode()[:TEXT_BYTES])
+        report = HEADER.pack(kind, whom, who, why.encode()[:TEXT_BYTES])
         for link in [only] if only else list(self._links.values()):
             if link.out is None:
                 continue
@@ -126,6 +163,8 @@ class ConnectedMesh(PolledMesh):
         """Sends all failure reports to a peer that is connected only now."""
         for who, whom, why in list(self._reports.all()):  # sending reports may add more of them
             self._send_report(who, whom, why, only=link)
+        for whom, why in list(self._reports.left.items()):
+            self._send_report(self.rank, whom, why, only=link, kind=FAREWELL)
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def begin(self, call: Call) -> None:
@@ -163,6 +202,19 @@ class ConnectedMesh(PolledMesh):
         deadline = self._clock() + seconds
         while (left := deadline - self._clock()) > 0 and while_():
             self._poll(left)
+
+    def leave(self, why: str) -> None:
+        if self._error is not None or self._reports.announced:
+            return
+        self._reports.add_left(self.rank, why)  # for those that connect now
+        farewell = HEADER.pack(FAREWELL, self.rank, self.rank, why.encode()[:TEXT_BYTES])
+        with contextlib.suppress(NetFoldError):  # others may have left, or be lost
+            for link in self._links.values():
+                if link.out is not None:
+                    link.sends.append(ControlMessage(memoryview(farewell), owned=True))
+                    self._write(link)
+                    self._watch(link)
+            self._poll_while(REPORT_SECONDS, lambda: any(link.sends for link in self._links.values()))
 
     def close(self) -> None:
         self._error = self._error or Closed(f"job {self._plan.job!r}, rank {self.rank}: the mesh was closed")

@@ -22,17 +22,24 @@ HEADER = struct.Struct(f"!QQI{TEXT_BYTES}s")
 """Layout of a message header, 96 bytes: call number, payload bytes, tag, and the call's text."""
 FAILURE_REPORT = (1 << 64) - 1
 """Call number that marks a header as a failure report, which has no payload (``connected``)."""
-FAILURE_MARK = FAILURE_REPORT.to_bytes(8, "big")
-"""The beginning of such a header."""
+FAREWELL = FAILURE_REPORT - 1
+"""Call number that marks a header as the word of a rank that has left in order; it has no payload either."""
+REPORT_MARK = FAILURE_REPORT.to_bytes(8, "big")[:7]
+"""The beginning of both headers."""
 
 
 def text_of(field: bytes) -> str:
-    """A text field of a header, decoded and without its zero padding."""
-    return field.rstrip(b"\0").decode(errors="replace")
+    """A text field of a header, decoded, without its zero padding, and printable whatever a peer has sent."""
+    return printable(field.rstrip(b"\0").decode(errors="replace"))
+
+
+def printable(text: str) -> str:
+    """A text of another rank, for a log or a terminal: what is not printable becomes a question mark."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 class ControlMessage(Send):
-    """A failure report, which is sent before posted messages and which nobody waits for."""
+    """A failure report, or a farewell, which nobody waits for."""
 
     __slots__ = ()
 
@@ -72,6 +79,8 @@ class PeerConnection(Arriving, Sending):
     socket: socket.socket | None = None
     lost: str = ""
     """Why the connection is gone; empty while it is not."""
+    left: str = ""
+    """When and why the peer has left in order, as it says; empty while it has not said so."""
     receives: list[Receive] = field(default_factory=list)
     header: bytearray = field(default_factory=lambda: bytearray(HEADER.size))
     header_bytes: int = 0
@@ -119,6 +128,10 @@ class PeerConnection(Arriving, Sending):
     def lose(self, why: str) -> None:
         """Records why the connection is gone; the first reason is kept."""
         self.lost = self.lost or why
+
+    def say_left(self, why: str) -> None:
+        """The peer says that it leaves in order, after all that it has sent."""
+        self.left = self.left or why
 
     def detach(self) -> None:
         """Closes the sockets, for which no poller may be registered any more."""
@@ -177,7 +190,11 @@ class PeerConnection(Arriving, Sending):
                 if self.header_bytes == HEADER.size:
                     number, second, third, text = HEADER.unpack(self.header)
                     self.header_bytes = 0
-                    if number == FAILURE_REPORT:
+                    if number == FAREWELL and second == self.rank:
+                        self.say_left(f"left {text_of(text)}")
+                    elif number == FAREWELL:
+                        continue
+                    elif number == FAILURE_REPORT:
                         reports.append((third, second, text_of(text)))
                     else:
                         unread = second

@@ -2,6 +2,7 @@
 """What a rank has been told about failures of the others: which ranks are lost, and which rank waits in vain for which.
 
     loss   "rank 3 is lost: it closed the connection"      ends the operation of every rank that hears it
+    leave  "rank 3 left after operation 7"                 is the reason where somebody still waits for that rank
     wait   "rank 1 waits for rank 2"                       only all waits together, a wait-for graph, show who is at
            fault
 
@@ -23,6 +24,8 @@ class FailureReports:
         self._rank = rank
         self.lost_ranks: dict[int, str] = {}
         """Lost rank -> the first reason that was reported."""
+        self.left: dict[int, str] = {}
+        """Rank that has left in order -> when and why."""
         self.waits: dict[int, set[int]] = {}
         """Waiting rank -> the ranks that it says it waits for."""
 
@@ -36,6 +39,10 @@ class FailureReports:
         new = whom not in self.lost_ranks
         self.lost_ranks.setdefault(whom, why)
         return new
+
+    def add_left(self, whom: int, why: str) -> bool:
+        """Records that rank ``whom`` has left in order.  Returns whether that is new."""
+        return self.left.setdefault(whom, why) is why
 
     def add_wait(self, who: int, whom: int) -> bool:
         """Records that rank ``who`` waits for rank ``whom``.  Returns whether that is new."""

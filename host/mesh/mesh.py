@@ -122,10 +122,13 @@ class Mesh(ABC):
         seconds of the last progress; what it raises ends the operation.  None: stops that."""
         raise NotImplementedError(f"a mesh over {self.kind} cannot be watched")
 
-    def told_by(self, lost: Callable[[], tuple[int, str] | None]) -> None:
+    def told_by(
+        self, lost: Callable[[], tuple[int, str] | None], left: Callable[[], Mapping[int, str]] = dict
+    ) -> None:
         """From now on, what waits without progress for ``LOST_RANK_SECONDS`` ends where ``lost`` returns a rank that
-        the controller has lost, and why.  A mesh whose ranks cannot die one by one does nothing."""
-        del lost
+        the controller has lost, and why, and where it waits for one of the ranks that ``left`` returns, with when and
+        why each has left in order.  A mesh whose ranks cannot die one by one does nothing."""
+        del lost, left
 
     def interrupt(self, error: NetFoldError) -> None:
         """Called by another thread: what is waited for ends with this error, and so does all that follows."""
@@ -134,6 +137,14 @@ class Mesh(ABC):
     @abstractmethod
     def abort(self, error: BaseException) -> None:
         """Tells the peers that this rank gave up because of ``error``, as far as that is possible without waiting."""
+
+    def leave(self, why: str) -> None:
+        """Tells the peers that this rank leaves in order, before ``close``: those that still wait for it then hear when
+        and why.  Waits for nobody.
+
+        why  "after operation 3", say, of which ``connection.TEXT_BYTES`` bytes are sent
+        """
+        del why
 
     @abstractmethod
     def close(self) -> None:

@@ -74,6 +74,15 @@ class MessageMesh(TcpMesh):
         """
         self._advance()
 
+    def send_rest(self, seconds: float) -> int:
+        """Moves bytes until all that is posted is sent, or nothing has moved for so many seconds.  Returns the bytes
+        that are not sent then.  Raises as ``progress``."""
+        until = self._clock() + seconds
+        while (left := sum(map(self._unsent, self._links.values()))) and (now := self._clock()) < until:
+            if self._poll_once(until - now):
+                until = self._clock() + seconds
+        return left
+
     def wake(self) -> None:
         """Ends a ``progress`` or ``sleep`` of the mesh's thread, or its next one; any thread may call it."""
         os.eventfd_write(self._wake, 1)

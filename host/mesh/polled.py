@@ -15,11 +15,11 @@ import select
 import socket
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from netfold.host.errors import NetFoldError, RankMismatch, TransportError
 from netfold.host.mesh.connecting import Connecting, Proven, Unconnected
-from netfold.host.mesh.connection import FAILURE_MARK, HEADER, TEXT_BYTES, PeerConnection, Receive, text_of
+from netfold.host.mesh.connection import FAREWELL, HEADER, REPORT_MARK, TEXT_BYTES, PeerConnection, Receive, text_of
 from netfold.host.mesh.handshake import Outcome, StreamTurn
 from netfold.host.mesh.mesh import IDLE, LOST_RANK_SECONDS, WATCHED_SLICE_SECONDS, Call, Mesh, Pending, no_such_peer
 from netfold.host.mesh.poller import Poller, Registered
@@ -78,6 +78,7 @@ class PolledMesh(Mesh):
         """Payload bytes posted for sending so far."""
         self._watcher: Callable[[float], None] | None = None
         self._lost_rank: Callable[[], tuple[int, str] | None] = lambda: None
+        self._ranks_left: Callable[[], Mapping[int, str]] = dict
         self._slice = timeout
         """Seconds of one wait for bytes at most, where nobody watches."""
         self._moved = self._looked = clock()
@@ -86,9 +87,11 @@ class PolledMesh(Mesh):
         """See ``Mesh``; every ``WATCHED_SLICE_SECONDS``."""
         self._watcher = watch
 
-    def told_by(self, lost: Callable[[], tuple[int, str] | None]) -> None:
+    def told_by(
+        self, lost: Callable[[], tuple[int, str] | None], left: Callable[[], Mapping[int, str]] = dict
+    ) -> None:
         """See ``Mesh``."""
-        self._lost_rank, self._slice = lost, LOST_RANK_SECONDS
+        self._lost_rank, self._ranks_left, self._slice = lost, left, LOST_RANK_SECONDS
 
     def interrupt(self, error: NetFoldError) -> None:
         """See ``Mesh``; at once where a connection stands, else when one comes or the timeout is over."""
@@ -122,8 +125,8 @@ class PolledMesh(Mesh):
             now = self._clock()
             if now >= deadline:
                 self._time_out()
-            if now >= deadline - self._timeout + LOST_RANK_SECONDS and (lost := self._lost_rank()) is not None:
-                self._report_lost_rank(*lost)
+            if now >= deadline - self._timeout + LOST_RANK_SECONDS:
+                self._ask_controller()
         self._moved = self._clock()
         if self._watcher is not None and self._moved >= self._looked + WATCHED_SLICE_SECONDS:
             self._looked = self._moved
@@ -135,7 +138,7 @@ class PolledMesh(Mesh):
             raise self._error
         for link in self._gone:
             if self._busy(link) and not self._still_arriving(link):
-                self._report_lost_rank(link.rank, f"is lost: {link.lost}")
+                self._report_lost_rank(link.rank, self._why_gone(link))
         return self._poll(seconds)
 
     def _poll(self, seconds: float) -> bool:
@@ -216,10 +219,13 @@ class PolledMesh(Mesh):
 
     def _header(self, link: PeerConnection) -> None:
         """Handles a complete header: that of a failure report or of a message."""
-        if link.header.startswith(FAILURE_MARK):
-            _, whom, who, why = HEADER.unpack(link.header)
+        if link.header.startswith(REPORT_MARK):
+            number, whom, who, why = HEADER.unpack(link.header)
             link.expect_header()
-            self._receive_report(who, whom, text_of(why))
+            if number == FAREWELL:
+                self._receive_farewell(link, whom, text_of(why))
+            else:
+                self._receive_report(who, whom, text_of(why))
         else:
             self._message(link)
 
@@ -362,6 +368,18 @@ class PolledMesh(Mesh):
     @abstractmethod
     def _receive_report(self, who: int, whom: int, why: str) -> None:
         """Handles a failure report: the rank that reports, the rank concerned, and the reason."""
+
+    @abstractmethod
+    def _receive_farewell(self, link: PeerConnection, whom: int, why: str) -> None:
+        """Handles that a rank has left in order, as the peer says: the peer itself, or another one."""
+
+    @abstractmethod
+    def _ask_controller(self) -> None:
+        """Handles what the controller has said of ranks that are lost or have left.  Raises PeerLost."""
+
+    @abstractmethod
+    def _why_gone(self, link: PeerConnection) -> str:
+        """What has become of a peer whose connection is gone, or never came."""
 
     @abstractmethod
     def _report_lost_rank(self, whom: int, why: str) -> None:

@@ -282,6 +282,10 @@ class Dispatch:
         if self.hosts.size > 1:
             self.hosts.mesh.interrupt(error)
 
+    def leave(self, why: str) -> None:
+        """Tells the other ranks that this one leaves in order (``Mesh.leave``)."""
+        self.hosts.mesh.leave(why)
+
     def close(self) -> None:
         """Closes the rails."""
         if self._fold is not None:

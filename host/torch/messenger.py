@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from netfold.host.errors import Closed, CollectiveTimeout
 from netfold.host.forked import closed_in_child, ends_in_child
+from netfold.host.mesh.connection import Receive
 from netfold.host.mesh.mesh import Pending
 from netfold.host.mesh.messages import MessageMesh, OpenReceive
 from netfold.host.mesh.sockets import listen
@@ -29,6 +30,8 @@ from netfold.host.torch.completion import Call, StartedOperation, on_our_thread
 from netfold.wire.jobs import Peer, Plan
 
 MOST_TAG = (1 << 32) - 1
+FLUSH_SECONDS = 5.0
+"""Seconds without progress after which a group that is destroyed sends no more: its receiver may never receive."""
 
 
 class TensorMessage(StartedOperation):
@@ -111,6 +114,11 @@ class Messenger:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         """Why nothing can be posted any more."""
+        self._closing = False
+        """Whether nothing more is posted, and what is posted is being sent."""
+        self._flush_seconds = FLUSH_SECONDS
+        self._unsent = ""
+        """What was not sent when it was closed, in words."""
         self._forked: Closed | None = None
         self._process = os.getpid()
         ends_in_child(self)
@@ -142,15 +150,25 @@ class Messenger:
             raise ValueError(f"{message.what}: a tensor without elements is not sent, so nobody can be its source")
         return self._post(message, lambda: self._mesh.receive_any(into, tag=tag))
 
-    def close(self) -> None:
-        """Ends the thread and the connections.  What has not been done by then fails with Closed."""
+    def close(self, flush: float = FLUSH_SECONDS) -> None:
+        """Sends what was posted, and ends the thread and the connections.  Receives that are not done fail with Closed.
+
+        flush  seconds without progress after which what is left is not sent; it fails with Closed, and this raises
+               CollectiveTimeout with its number, once all is closed
+        """
         with self._lock:
-            self._error = self._error or Closed(f"{self._me}: its process group was destroyed")
+            self._closing, self._flush_seconds = True, flush
             thread, self._thread = self._thread, None
         if thread is not None:
             self._mesh.wake()
             thread.join()
+        self._mesh.leave("when its process group was destroyed")
         self._mesh.close()
+        with self._lock:
+            self._error = self._error or self._destroyed()
+            unsent, self._unsent = self._unsent, ""
+        if unsent:
+            raise CollectiveTimeout(f"{self._me}: its process group was destroyed, and {unsent}")
 
     # ---- inside ------------------------------------------------------------------------------------------------------
     def _check(self, peer: int | None, tag: int) -> None:
@@ -165,8 +183,8 @@ class Messenger:
 
     def _post(self, message: TensorMessage, begin: Callable[[], Pending]) -> TensorMessage:
         with self._lock:
-            if self._error is not None:
-                raise self._error
+            if self._error is not None or self._closing:
+                raise self._error or self._destroyed()
             self._new.append((message, begin))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="netfold-messages", daemon=True)
@@ -190,6 +208,9 @@ class Messenger:
                     one_done.end()
                 if done:
                     continue  # what was posted meanwhile comes before a wait
+                if self._closing:
+                    self._send_rest(posted)
+                    raise self._destroyed()
                 if posted:
                     self._mesh.progress()
                 else:
@@ -205,6 +226,21 @@ class Messenger:
             finally:
                 for one_left in [*posted, *waiting]:
                     one_left.end(error)
+
+    def _send_rest(self, posted: list[TensorMessage]) -> None:
+        """Sends what is posted, as long as that makes progress.  Raises what ends the mesh."""
+        left = self._mesh.send_rest(self._flush_seconds)
+        for one in [one for one in posted if one.pending is not None and one.pending.done]:
+            posted.remove(one)
+            one.end()
+        unsent = [one for one in posted if not isinstance(one.pending, Receive)]
+        if unsent:
+            self._unsent = (f"{len(unsent)} messages, {left} bytes, were not sent, since nothing moved for "
+                            f"{self._flush_seconds:g} s: their receivers did not receive them")
+
+    def _destroyed(self) -> Closed:
+        unsent = f", and {self._unsent}" if self._unsent else ""
+        return Closed(f"{self._me}: its process group was destroyed{unsent}")
 
     def _next(self) -> tuple[TensorMessage, Callable[[], Pending]] | None:
         """What is to be posted next.  Raises Closed once the messenger was closed."""

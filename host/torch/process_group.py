@@ -199,15 +199,18 @@ class NetfoldGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Waits for what is under way, leaves the job, and lets go of all that it has; ``destroy_process_group`` calls
-        it.  Messages that nobody has waited for end with an error.  A second call does nothing."""
+        it.  Messages that were posted are sent.  Raises CollectiveTimeout where they cannot be, once all is closed;
+        receives that nobody has waited for end with an error.  A second call does nothing."""
         if "communicator" not in self.__dict__:
             return
         self._reducer.close()
-        if self._messenger is not None:
-            self._messenger.close()
-        self.communicator.close()
-        self._inner.shutdown()
-        self.let_go("its process group was destroyed")
+        try:
+            if self._messenger is not None:
+                self._messenger.close()
+        finally:
+            self.communicator.close()
+            self._inner.shutdown()
+            self.let_go("its process group was destroyed")
 
     def let_go(self, why: str) -> None:
         """Has nothing any more; calls are refused for this reason.
@@ -232,6 +235,8 @@ class NetfoldGroup(dist.ProcessGroup):
     def abort(self) -> None:
         """Ends what is under way with an error, and leaves the job."""
         self.communicator.abort("its process group was aborted")
+        if self._messenger is not None:
+            self._messenger.close(flush=0.0)
         self.shutdown()
 
     # ---- inside ------------------------------------------------------------------------------------------------------

@@ -181,7 +181,7 @@ EXITS = """
 import os, sys
 from netfold.host.api import verbs
 class Joined:
-    def close(self): print("left", os.getpid(), flush=True)
+    def close(self, reason): print("left", os.getpid(), flush=True)
 verbs.Communicator.join = lambda *given, **how: Joined()
 verbs.init(job="j", rank=0, world=1, address="127.0.0.1", controller="unix:/nowhere")
 print("joined", os.getpid(), flush=True)

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from netfold.controller import client
-from netfold.wire.jobs import SERVICE, JobEndedEvent, RankLost, Watch
+from netfold.wire.jobs import SERVICE, Done, JobEndedEvent, Leave, RankLeft, RankLost, Watch
 from support.controller import run, until
 from support.jobs import Code, rig
 
@@ -62,18 +62,42 @@ def test_the_slots_of_a_job_whose_ranks_are_all_gone_are_freed(tmp_path: Path) -
 
 
 def test_a_rank_that_leaves_is_not_taken_for_dead(tmp_path: Path) -> None:
-    """Its Watch ends well, and nobody is told of a loss, however it ends afterwards."""
+    """Its Watch ends well; the others are told that it has left, and after what, but of no loss, however it ends
+    afterwards; who watches later learns it as well."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(3)
+            first, second = [await r.watch(plan) for plan in plans[:2]]
+            plan = plans[0]
+            await r.call("Leave", Leave("j", 0, plan.epoch, secret=plan.rank_secret, last="after operation 3"), Done)
+            assert await first.next() is None
+            told = RankLeft(0, r.fabric.hosts[0].address, "h1", "after operation 3")
+            assert await second.next() == told
+            third = await r.watch(plans[2])
+            assert await third.next() == told
+            await r.leave(plans[1])
+            assert await second.next() is None
+            await r.leave(plans[2])
+            (job,) = r.controller.jobs.all()
+            assert (job.state, job.lost, job.reason) == ("finished", {}, "")
+
+    run(story())
+
+
+def test_a_rank_that_gives_up_is_not_blamed_for_it(tmp_path: Path) -> None:
+    """What failed is another rank's fault: the others find out whose, and hear nothing of the one that was first."""
 
     async def story() -> None:
         async with rig(tmp_path) as r:
             plans = await r.together(2)
-            first, second = [await r.watch(plan) for plan in plans]
-            await r.leave(plans[0])
-            assert await first.next() is None
+            watcher = await r.watch(plans[1])
+            plan = plans[0]
+            leave = Leave("j", 0, plan.epoch, "CollectiveTimeout", plan.rank_secret, "after operation 3")
+            await r.call("Leave", leave, Done)
+            assert not r.controller.jobs.all()[0].said
             await r.leave(plans[1])
-            assert await second.next() is None
-            (job,) = r.controller.jobs.all()
-            assert (job.state, job.lost, job.reason) == ("finished", {}, "")
+            assert await watcher.next() is None
 
     run(story())
 

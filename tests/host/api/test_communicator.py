@@ -22,7 +22,7 @@ import netfold
 from netfold.host import environment
 from netfold.host.api.communicator import Communicator
 from netfold.host.client.plans import check_plan
-from netfold.host.errors import Busy, Closed, CollectiveTimeout, JoinRefused, NetFoldError, PlanError
+from netfold.host.errors import Busy, Closed, CollectiveTimeout, JoinRefused, NetFoldError, PeerLost, PlanError
 from netfold.host.innet.fold import FoldRail
 from netfold.host.job_secret import draw
 from netfold.testing import LoopbackSwitch, loopback_job, on_every_rank, subnet
@@ -395,3 +395,49 @@ def test_what_was_routed_here_is_no_result() -> None:
             error = call.exception(60)
             assert isinstance(error, CollectiveTimeout)
             assert "came from the rank before as it sent them: a switch has no entries of this job" in str(error)
+
+
+@pytest.mark.parametrize("rail", ["tcp", "roce"])
+@pytest.mark.parametrize(
+    ("leave", "says"),
+    [
+        (lambda comm: comm.close(), "rank 1 left after operation 2;"),
+        (lambda comm: comm.close("all is learnt"), "rank 1 left after operation 2: all is learnt;"),
+        (lambda comm: comm.__exit__(KeyError, KeyError("x"), None), "rank 1 left after operation 2: KeyError: 'x';"),
+        (lambda comm: comm.__exit__(None, None, None), "rank 1 left after operation 2;"),
+    ],
+)
+def test_a_rank_that_leaves_says_when_and_why(rail: Any, leave: Callable[[Communicator], None], says: str) -> None:
+    """Without a controller, too: by close, with a reason or without, and at the end of a with block, with an error or
+    without."""
+    with loopback_job(2, rail=rail) as comms:
+        for _ in range(2):
+            on_every_rank(comms, lambda comm: comm.allreduce(np.ones(4, np.float32)))
+        leave(comms[1])
+        with pytest.raises(PeerLost) as told:
+            comms[0].allreduce(np.ones(4, np.float32))
+        assert says in str(told.value)
+        assert "its own error" not in str(told.value)
+
+
+EXITS = """
+import sys
+import numpy as np
+from netfold.testing import loopback_job, on_every_rank
+job = loopback_job(2, rail="tcp")
+comms = job.__enter__()
+on_every_rank(comms, lambda comm: comm.allreduce(np.ones(4, np.float32)))
+closed = type(comms[0]).close
+type(comms[0]).close = lambda comm, reason="": print(comm.rank, reason) or closed(comm, reason)
+if len(sys.argv) > 1:
+    raise ValueError(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("error", [[], ["wrong"]])
+def test_who_does_not_close_leaves_at_the_end_of_the_process(error: list[str]) -> None:
+    """An exit handler closes what is open, and says by which exception the process ended."""
+    program = [sys.executable, "-c", EXITS, *error]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    said = "its process ended" + (" by ValueError: wrong" if error else "")
+    assert sorted(done.stdout.splitlines()) == [f"0 {said}", f"1 {said}"], done.stderr

@@ -44,6 +44,7 @@ TIMEOUT = 120.0
 """Timeout of collectives in seconds, far longer than it takes to notice a death."""
 BOUND = 60.0
 """Bound in seconds of everything else."""
+NOTHING = np.ones(1, np.float32)
 
 
 def loopback(folder: Path, **settings: Any) -> Fabric:
@@ -170,6 +171,49 @@ def test_leaving_is_no_death(serving: Serving, caplog: pytest.LogCaptureFixture)
     assert (job.state, job.lost, job.reason) == ("finished", {}, "")
     assert caplog.records == []
     assert set(serving.controller._allocator.used().values()) == {0}
+
+
+@pytest.mark.parametrize("rail", ["innet", "tcp"])
+def test_a_rank_that_leaves_in_order_is_not_taken_for_dead(
+    serving: Serving, caplog: pytest.LogCaptureFixture, rail: str
+) -> None:
+    """The others hear when and why it has left, printable, long before the time-out; until somebody waits for it
+    nothing is logged as a warning."""
+    caplog.set_level(logging.WARNING, logger="netfold")
+    with ThreadPoolExecutor(3) as pool:
+        comms = list(pool.map(lambda rank: join(serving.fabric, rank, 3, rail=rail), range(3)))
+        try:
+            comms[1].close("ValueError: \x1b[31mbad" + 300 * "!")
+            assert not caplog.records
+            for call in (lambda comm: comm.allreduce(np.ones(9, np.float32)), lambda comm: comm.allreduce(NOTHING)):
+                for blocked in [pool.submit(call, comm) for comm in (comms[0], comms[2])]:
+                    with pytest.raises(PeerLost) as told:
+                        blocked.result(TIMEOUT / 2)
+                    said = str(told.value)
+                    assert "rank 1 " in said
+                    assert "left before its first operation: ValueError: ?[31mbad!" in said
+                    assert "lost" not in said
+                    assert "its own error" not in said
+                    assert len(said) < 700
+        finally:
+            for comm in comms:
+                comm.close()
+
+
+def test_what_is_under_way_among_others_goes_on_when_a_rank_leaves(serving: Serving) -> None:
+    """Ranks that do not need it anymore notice nothing: a group, and two that talk to each other."""
+    with ThreadPoolExecutor(3) as pool:
+        comms = list(pool.map(lambda rank: join(serving.fabric, rank, 3, rail="tcp"), range(3)))
+        groups = [comms[rank].group([0, 2]) for rank in (0, 2)]
+        late = pool.submit(groups[0].allreduce, np.ones(4, np.float32))
+        comms[1].close()
+        while not comms[0]._parts.membership.ranks_left():
+            threading.Event().wait(0.01)
+        with pytest.raises(TimeoutError):
+            late.result(0.5)  # longer than a loss takes to be noticed
+        assert list(groups[1].allreduce(np.ones(4, np.float32))) == list(late.result(BOUND)) == [2.0] * 4
+        for comm in comms:
+            comm.close()
 
 
 def test_ranks_of_the_tcp_rail_take_no_slots(serving: Serving) -> None:

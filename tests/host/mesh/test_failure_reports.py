@@ -35,6 +35,13 @@ def test_a_rank_has_announced_losses_and_its_own_waits_but_not_those_of_others()
     assert (waiting.announced, missing.announced, knowing.announced) == (False, True, True)
 
 
+def test_a_rank_that_has_left_announces_nothing() -> None:
+    """That somebody left in order is known once, and is no reason to give up."""
+    reports = FailureReports(0)
+    assert [reports.add_left(2, "after operation 3"), reports.add_left(2, "later")] == [True, False]
+    assert (reports.left, reports.announced, list(reports.all())) == ({2: "after operation 3"}, False, [])
+
+
 def test_the_wait_for_graph_leads_to_the_rank_that_reported_nothing() -> None:
     """Rank 0 waits for 1, rank 1 for 2, and 2 reports nothing: 2 is at fault."""
     reports = FailureReports(0)

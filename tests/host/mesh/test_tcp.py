@@ -418,3 +418,81 @@ def test_short_messages_are_not_paced_by_bbr(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv(congestion_control.VARIABLE, "bbr")
     congestion_control.CongestionControl(sock).of(4)
     assert had[b"now"] == b"bbr"
+
+
+# ---- ranks that leave -----------------------------------------------------------------------------------------------
+def test_a_rank_that_leaves_in_order_says_so() -> None:
+    """What it has sent arrives, though it is received later; who then waits for it hears after what it left, and ranks
+    that were never connected to it hear it from others."""
+    got = np.zeros(300_000)
+    with TcpRanks(4) as tcp:
+        values(tcp.run(lambda mesh: allreduce(mesh, np.ones(8, np.float32), "ring")))  # neighbours are connected
+
+        def sends(mesh: Mesh) -> None:
+            with mesh.operation(Call(2, "message")):
+                mesh.send(0, np.arange(300_000.0))
+            mesh.leave("after operation 2")
+            mesh.close()
+
+        def receives(mesh: Mesh) -> None:
+            with mesh.operation(Call(2, "message")):
+                mesh.wait([mesh.receive(1, got)])
+
+        values(tcp.run(lambda mesh: [receives, sends, lambda _: None, lambda _: None][mesh.rank](mesh)))
+        np.testing.assert_array_equal(got, np.arange(300_000.0))
+        results = tcp.run(lambda mesh: allreduce(mesh, np.ones(8, np.float32), "ring", 3), only=[0, 2, 3])
+        for rank in (0, 2, 3):
+            assert isinstance(results[rank], PeerLost)
+            assert "rank 1 left after operation 2; " in str(results[rank])
+            assert "its own error" not in str(results[rank])
+
+
+def test_who_is_not_connected_hears_of_it_from_others() -> None:
+    """Rank 0 waits for a rank that would have to connect to it, and has left: it does not wait for the time-out."""
+    with TcpRanks(3, timeout=60.0) as tcp:
+
+        def meet(mesh: Mesh) -> None:  # 0 with 1, and 1 with 2
+            into = np.zeros(1)
+            for one, other in ((0, 1), (1, 2)):
+                if mesh.rank in (one, other):
+                    with mesh.operation(Call(one + 1, "meeting")):
+                        if mesh.rank == one:
+                            mesh.send(other, np.ones(1))
+                        else:
+                            mesh.wait([mesh.receive(one, into)])
+
+        values(tcp.run(meet))
+        tcp.meshes[2].leave("after operation 2")
+        tcp.meshes[2].close()
+
+        def wait(mesh: Mesh) -> None:
+            with mesh.operation(Call(3, "wait")):
+                mesh.wait([mesh.receive(2, np.zeros(1))])
+
+        for told in tcp.run(wait, only=[0, 1])[:2]:
+            assert isinstance(told, PeerLost)
+            assert "rank 2 left after operation 2" in str(told)
+
+
+def test_what_a_rank_says_as_it_leaves_is_printable_and_short() -> None:
+    """Terminals' control characters become question marks, and a header has room for so many bytes."""
+    with TcpRanks(2) as tcp:
+        values(tcp.run(lambda mesh: allreduce(mesh, np.ones(2, np.float32))))
+        tcp.meshes[1].leave("after operation 1: \x1b[2J\n" + 1000 * "x")
+        tcp.meshes[1].close()
+        (told, _) = tcp.run(lambda mesh: allreduce(mesh, np.ones(2, np.float32), number=2), only=[0])
+        assert isinstance(told, PeerLost)
+        assert "rank 1 left after operation 1: ?[2J?xxx" in str(told)
+        assert 40 * "x" in str(told)
+        assert 80 * "x" not in str(told)
+
+
+def test_a_rank_that_fails_has_not_left_in_order() -> None:
+    """Whatever it would say after an error, the others are told of the error."""
+    with TcpRanks(2) as tcp:
+        values(tcp.run(lambda mesh: allreduce(mesh, np.ones(2, np.float32))))
+        tcp.meshes[1].abort(ValueError("wrong"))
+        tcp.meshes[1].leave("after operation 1")
+        tcp.meshes[1].close()
+        (told, _) = tcp.run(lambda mesh: allreduce(mesh, np.ones(2, np.float32), number=2), only=[0])
+        assert "rank 1 gave up: ValueError" in str(told)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -119,6 +121,33 @@ def test_what_nobody_waited_for_ends_with_its_group() -> None:
         forgotten = receive(mine, np.zeros(1), 1)
         mine.close()
         failing(forgotten, Closed, "destroyed")
+
+
+def test_what_was_posted_is_sent_before_its_group_ends() -> None:
+    """A rank that posts more than all buffers hold, and destroys its group, loses nothing: its receiver gets all of it,
+    and then hears that the rank has left."""
+    values = np.arange(4 << 20, dtype=np.float64)
+    with messengers(2) as (mine, other), ThreadPoolExecutor(1) as pool:
+        posted = [send(other, values, 0), send(other, values, 0, tag=1)]
+        closing = pool.submit(other.close)
+        into = [np.zeros_like(values) for _ in posted]
+        for tag, one in enumerate(into):
+            receive(mine, one, 1, tag=tag).wait(SOON)
+            np.testing.assert_array_equal(one, values)
+        closing.result(SOON)
+        for message in posted:
+            message.wait(SOON)
+        failing(receive(mine, np.zeros(1), 1), PeerLost, "rank 1 left when its process group was destroyed")
+
+
+def test_what_cannot_be_sent_is_counted() -> None:
+    """A receiver that never receives does not hold a group up for ever: the error has messages and bytes."""
+    values = np.zeros(8 << 20)
+    with messengers(2) as (_, other):
+        posted = send(other, values, 0)
+        with pytest.raises(CollectiveTimeout, match=r"1 messages, \d{6,} bytes, were not sent, since nothing moved"):
+            other.close(flush=0.2)
+        failing(posted, Closed, "1 messages")
 
 
 def test_impossible_peers_and_tags_are_refused() -> None:
