@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from netfold.host.operation.half_precision import dtype_name
+
 Array = NDArray[Any]
 """A caller's array of any shape and layout."""
 Flat = NDArray[Any]
@@ -73,7 +75,7 @@ def held(array: Array) -> str:
     """What an array holds, for ranks to compare: its dtype's name, or that of the elements whose bytes it has
     (``as_held``)."""
     metadata = array.dtype.metadata
-    return metadata[HELD] if metadata else array.dtype.name
+    return metadata[HELD] if metadata else dtype_name(array.dtype)
 
 
 def as_held(data: Flat, element: str = "") -> Flat:

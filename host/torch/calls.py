@@ -31,12 +31,12 @@ def started(name: str, place: int = 0, *, counted: bool = True) -> Callable[[Met
     def decorate(how: Method) -> Method:
         @wraps(how)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            self.sequence_number += counted
             if torch.autograd._profiler_enabled():
                 inputs = flattened(args[place : place + 1]) or flattened(args[:1])
                 work = _recorded(f"netfold:{name}", inputs, lambda: how(self, *args, **kwargs))
             else:
                 work = how(self, *args, **kwargs)
+            self.sequence_number += counted
             seconds = _timeout(args, kwargs)
             if seconds is not None and isinstance(work, TorchWork):
                 work.limit(seconds)

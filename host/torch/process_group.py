@@ -101,7 +101,7 @@ class NetfoldGroup(dist.ProcessGroup):
         self, tensors: Any, opts: Any = 0, timeout: timedelta | None = None, *, root: int | None = None
     ) -> dist._Work:
         """Fills every rank's tensor with the root's: one tensor and the root's rank, or a list and BroadcastOptions."""
-        del timeout  # the group's own counts, as for every operation
+        del timeout  # ``started`` has read it, here and below
         mine, sender = only_tensor("broadcast", tensors, opts), root_of(opts, root)
         if mine.layout != torch.strided:
             return self._delegate("broadcast", tensors, opts, why="sparse")
@@ -113,13 +113,13 @@ class NetfoldGroup(dist.ProcessGroup):
         root: int | None = None,
     ) -> dist._Work:
         """Reduces to the root by the communicator what it can reduce, and all else by gloo."""
-        del timeout
         mine, asked = only_tensor("reduce", tensors, opts), getattr(opts, "reduceOp", op)
         known, to, dtype, factor = known_operation(asked), root_of(opts, root), dtype_name(mine.dtype), factor_of(asked)
         if known is None or not reduces(mine, known, factor):
             check_gloo("reduce", mine, operation_name(asked))
             wanted = dist.ReduceOptions()
             wanted.rootRank, wanted.reduceOp = to, asked
+            wanted.timeout = timeout or getattr(opts, "timeout", wanted.timeout)
             sparse = "sparse " if mine.layout != torch.strided else ""
             return self._delegate("reduce", [mine], wanted, why=f"{known or operation_name(asked)} of {sparse}{dtype}")
         call = (
@@ -233,10 +233,11 @@ class NetfoldGroup(dist.ProcessGroup):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def abort(self) -> None:
-        """Ends what is under way with an error, and leaves the job."""
-        self.communicator.abort("its process group was aborted")
-        if self._messenger is not None:
-            self._messenger.close(flush=0.0)
+        """Ends what is under way with an error, and leaves the job; nothing where it has left it."""
+        if "communicator" in self.__dict__:
+            self.communicator.abort("its process group was aborted")
+            if self._messenger is not None:
+                self._messenger.close(flush=0.0)
         self.shutdown()
 
     # ---- inside ------------------------------------------------------------------------------------------------------
@@ -279,7 +280,7 @@ class NetfoldGroup(dist.ProcessGroup):
         **kwargs: Any,
     ) -> Any:
         """Sends each rank its rows of the input, and puts the rows from each into the output."""
-        del args, kwargs  # options: a timeout, which is the group's own
+        del args, kwargs  # options: a timeout, which ``started`` has read
         check_device(kind, [output, tensor])
         call = movement.all_to_all_rows(self.communicator, output, tensor, list(out_rows or ()), list(rows or ()))
         return self._move(kind, [output], call)

@@ -120,7 +120,10 @@ class ProcessGroupNetfold(ProcessGroupWrapper):
         """Why the group has to be configured anew; None: it has not."""
         if self._aborted is not None or not isinstance(self._pg, NetfoldGroup):
             return self._aborted
-        problem = self._pg.communicator.problem
+        try:
+            problem = self._pg.communicator.problem
+        except Closed as closed:
+            problem = closed
         return None if problem is None else RuntimeError(f"aborted: {problem}")
 
     # ---- inside ------------------------------------------------------------------------------------------------------
