@@ -16,8 +16,8 @@ from netfold.bench.growth.fabric import FabricRow
 from netfold.bench.scripts import rows
 from softswitch.compiler.driver import compile_source
 
-ROW = FabricRow("innet", "softswitch", 8, 1 << 20, 32, 1024, 0.01, 0.01, 0.02, 1e8, "1gbit", 0.93, 0.002, 0.004, 0.5, 0,
-                0, "", "", "link", "a machine", "innet")
+ROW = FabricRow("innet", "softswitch", 8, 1 << 20, "float32", "sum", 32, 1024, 0.01, 0.01, 0.02, 1e8, 1.75e8, "1gbit",
+                0.93, 0.002, 0.004, 0.5, 0, 0, "", "", "link", "a machine", "innet")
 
 
 def command(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
