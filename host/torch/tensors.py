@@ -41,16 +41,20 @@ def reduces(tensor: torch.Tensor, op: ReduceOp | None, factor: Factor = None) ->
 
 
 def check_gloo(what: str, tensors: Any, op: str) -> None:
-    """Raises ValueError where gloo cannot reduce these dense tensors either.
+    """Raises ValueError where gloo cannot reduce these tensors either.
 
     what  the call, such as "allreduce"
     op    torch's name of the reduction
     """
     for tensor in flattened(tensors):
-        if tensor.layout != torch.strided:
-            continue
         whole = not tensor.is_floating_point() and not tensor.is_complex()
-        if op in ("avg", "premul_sum"):
+        if tensor.layout != torch.strided:
+            if op == "sum":
+                continue
+            remedy = "of sparse tensors there are sums alone"
+        elif tensor.is_complex():
+            remedy = "give torch.view_as_real of it"
+        elif op in ("avg", "premul_sum"):
             remedy = "take the sum, and divide" if op == "avg" else "multiply, and take the sum"
         elif tensor.dtype not in GLOO:
             remedy = "convert it to one that is reduced: " + ", ".join(map(dtype_name, GLOO))

@@ -120,7 +120,7 @@ def test_sums_of_narrow_integers_wrap_as_torchs_own(groups: Groups) -> None:
     [(dtype, "AVG", "take the sum, and divide") for dtype in (torch.int16, torch.int32, torch.int64, torch.uint8)]
     + [(torch.bool, "AVG", "take the sum, and divide"), (torch.uint64, "SUM", "convert it"),
        (torch.float32, "BAND", "bitwise operations are for integers"), (torch.int16, "BOR", "convert it"),
-       (torch.int32, "PREMUL_SUM", "multiply, and take")],
+       (torch.int32, "PREMUL_SUM", "multiply, and take"), (torch.complex64, "SUM", "view_as_real")],
     ids=str,
 )
 def test_what_nobody_reduces_is_refused_by_name(groups: Groups, dtype: torch.dtype, op: str, remedy: str) -> None:
@@ -140,6 +140,14 @@ def test_what_nobody_reduces_is_refused_by_name(groups: Groups, dtype: torch.dty
         with pytest.raises(ValueError, match=f"^{kind}: no {op.lower()} of {name}, .*{remedy}") as told:
             call()
         assert "gloo" not in str(told.value).lower()
+
+
+def test_sparse_tensors_are_refused_what_is_no_sum(groups: Groups) -> None:
+    """Averages, factors and maxima of sparse tensors are refused by name, not in gloo's words."""
+    sparse = torch.sparse_coo_tensor(torch.tensor([[0]]), torch.ones(1), (3,), check_invariants=True)
+    for asked, name in ((OPS.AVG, "avg"), (OPS.MAX, "max"), (dist._make_nccl_premul_sum(2.0), "premul_sum")):
+        with pytest.raises(ValueError, match=f"^allreduce: no {name} of float32, .*of sparse tensors there are"):
+            groups[0].allreduce([sparse], options(dist.AllreduceOptions, asked))
 
 
 def test_negated_views_are_reduced_as_torch_reads_them(groups: Groups) -> None:
