@@ -19,6 +19,25 @@ _NEW = os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _THERE = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY
 
 
+MOST = 16 << 20
+"""Bytes of a file that is parsed, where no other bound is given: a fabric of 16,384 hosts has 6 MB."""
+
+
+def read(path: Path | str, most: int = MOST) -> bytes:
+    """The content of a file that somebody else may have written, of so many bytes at most: neither a file without end
+    nor one of gigabytes fills the memory.  Raises OSError, which names the number where it has more."""
+    with open(path, "rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"expected at most {most:,} bytes, got more", str(path))
+    return content
+
+
+def read_text(path: Path | str, most: int = MOST, *, errors: str = "strict") -> str:
+    """The same as text of UTF-8, whose lines end as Python's do.  Raises OSError, UnicodeDecodeError."""
+    return read(path, most).decode(errors=errors).replace("\r\n", "\n").replace("\r", "\n")
+
+
 def replace(path: Path | str, data: bytes | str, *, mode: int | None = None) -> None:
     """Replace a file's content: whoever opens it finds the old one or the new one, also after a crash.  It keeps its
     permissions; what is no regular file (a pipe, /dev/stdout) is written to.

@@ -10,8 +10,8 @@ from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple, TypedDict, Unpack
 
+from netfold.fabric import validity
 from netfold.fabric.graph import MAX_PORT, Engine, Fabric, FabricError, Host, Link, Role, Switch
-from netfold.fabric.validity import validate
 
 PATH_MTUS: Final[dict[Engine, int]] = {"softswitch": 4096, "bmv2": 1024}
 """Path MTU of a generated fabric, whose links carry either, by engine: what costs the processor least a byte."""
@@ -102,6 +102,9 @@ def assemble(
     def grpc(node: str, number: int) -> str:
         return f"unix:{rundir / node}.sock" if rundir else f"127.0.0.1:{base_port + number}"
 
+    for kind, number in (("switch", len(switches)), ("host", sum(len(site.hosts) for site in switches)),
+                         ("link", len(cables))):
+        validity.count(kind, number)
     degrees = Counter({site.name: len(site.hosts) for site in switches})
     degrees.update(end for cable in cables for end in (cable.a, cable.b))
     for site in switches:
@@ -129,7 +132,7 @@ def assemble(
                        cable.rate or rate, **inside) for cable in cabled[site.name]]
     fabric = Fabric(name, engine, grpc("controller", 0), PATH_MTUS[engine] if path_mtu is None else path_mtu, seed=seed,
                     switches=tuple(made), hosts=tuple(hosts), links=tuple(links))
-    validate(fabric)
+    validity.validate(fabric)
     return fabric
 
 

@@ -47,7 +47,7 @@ _FILES: Final = (*_TOKEN_FILES, "certificate", "key", "client_ca", *_SWITCH_FILE
 def load(path: Path) -> Fabric:
     """Read and check a fabric file.  Raises FabricError."""
     try:
-        text = path.read_text()
+        text = files.read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise FabricError(f"cannot read the fabric file {path}: {error}") from error
     fabric = loads(text, str(path))

@@ -30,12 +30,14 @@ from typing import TYPE_CHECKING, Any, Final, Unpack, get_args
 
 import msgspec
 
+from cbuild import files
 from netfold.fabric import file as fabric_file
 from netfold.fabric.assemble import PATH_MTUS, Edge, FabricOptions, Site, assemble
 from netfold.fabric.graph import FAULTS, Fabric, FabricError, Link, Role
 
 if TYPE_CHECKING:
     import networkx as nx
+from netfold.fabric.validity import count as count_of
 from netfold.fabric.validity import validate
 
 LONGEST_NAME: Final = 8
@@ -49,7 +51,7 @@ def load(path: Path, **options: Unpack[FabricOptions]) -> Fabric:
     if path.suffix not in READERS:
         raise FabricError(f"file {path}: expected a name that ends in .toml, {', '.join(READERS)}")
     try:
-        graph = READERS[path.suffix](path.read_text())
+        graph = READERS[path.suffix](files.read_text(path))
     except OSError as error:
         raise FabricError(f"file {path}: cannot read it: {error.strerror}") from error
     except Exception as error:  # parsers of networkx raise whatever they meet
@@ -70,6 +72,9 @@ def of_graph(graph: nx.Graph[Any], name: str, **options: Unpack[FabricOptions]) 
     import networkx as nx
 
     kinds = {node: _kind(node, data) for node, data in graph.nodes(data=True)}
+    for kind in ("switch", "host"):
+        count_of(kind, list(kinds.values()).count(kind))
+    count_of("link", graph.number_of_edges())
     stated = any("kind" in data for _, data in graph.nodes(data=True))
     simple = nx.MultiGraph(graph) if not graph.is_directed() else nx.MultiGraph(nx.Graph(graph))
     switches = [node for node, kind in kinds.items() if kind == "switch"]

@@ -18,12 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from cbuild import files
 from netfold.fabric.graph import FabricError
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}(@[A-Za-z0-9][A-Za-z0-9._-]{0,62})?", re.ASCII)
 """Names of machines, USER@NAME too: no sign that a shell or an option parser takes for anything else."""
 MOST: Final = 256
 """Machines of a fabric at most."""
+MOST_BYTES: Final = 1 << 20
+"""Bytes of such a list at most, comments too."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class ListedMachine:
 def load(path: Path) -> list[ListedMachine]:
     """Read a list of machines.  Raises FabricError."""
     try:
-        text = path.read_text()
+        text = files.read_text(path, MOST_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise FabricError(f"cannot read the list of machines {path}: {error}") from error
     return loads(text, str(path))

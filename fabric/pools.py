@@ -137,10 +137,14 @@ class Ranges:
 
     def allocate(self, length: int, multiple: int = 1) -> int:
         """Allocate a range whose first cell is a multiple of a number, and return that.  Raises Exhausted."""
-        after = (-(-(base + taken) // multiple) * multiple for base, taken in self.ranges.items())
-        for base in sorted({0, *after}):
-            if base + length <= self.size and self.take(base, length):
-                return base
+        base = 0
+        for taken in sorted(self.ranges):
+            if base + length <= taken:
+                break
+            base = -(-(taken + self.ranges[taken]) // multiple) * multiple
+        if base + length <= self.size:
+            self.ranges[base] = length
+            return base
         raise Exhausted(f"no {length} {self.what} in a row, {self.size - self.used} of {self.size} are free in all")
 
     def take(self, base: int, length: int) -> bool:

@@ -25,7 +25,7 @@ class SavedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def load(path: Path) -> SavedState:
     """Read the state file; the default state if there is no file yet.  Raises FabricError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=SavedState)
+        return msgspec.json.decode(files.read(path), type=SavedState)
     except FileNotFoundError:
         return SavedState()
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -26,7 +25,7 @@ def read(path: str, key: str, kind: type[T]) -> T | None:
     if not os.path.exists(path):
         return None
     try:
-        figures = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, msgspec.Raw]).get(key)
+        figures = msgspec.json.decode(files.read(path), type=dict[str, msgspec.Raw]).get(key)
         return None if figures is None else msgspec.json.decode(figures, type=kind)
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         log.warning("%s: no figures of links (%s); measuring, and writing it anew", path, error)
@@ -37,7 +36,7 @@ def write(path: str, key: str, figures: object) -> None:
     """Writes the figures under ``key``, beside those under other keys."""
     others: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):  # none yet, or none that anyone could use
-        others = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Any])
+        others = msgspec.json.decode(files.read(path), type=dict[str, Any])
     try:
         files.replace(path, msgspec.json.format(msgspec.json.encode({**others, key: figures}), indent=1) + b"\n")
     except OSError as error:

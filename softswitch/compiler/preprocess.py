@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cbuild import files
 from softswitch.compiler.diagnostics import CompileError, Diagnostic, P4Error, Pos
 from softswitch.compiler.macros import Macros, tokens
 from softswitch.compiler.preprocess_if import Condition
@@ -177,7 +178,7 @@ class _Preprocessor:
                     return
                 self.included.add(path)
                 try:
-                    text = path.read_text()
+                    text = files.read_text(path)
                 except (OSError, UnicodeDecodeError) as error:
                     raise P4Error(pos, f"cannot read {path}: {error}") from None
                 # The library's files have short names: the result must not depend on where softswitch is installed.
@@ -243,6 +244,6 @@ def read(path: Path) -> str:
     What is no UTF-8, such as a comment in another encoding, is read as U+FFFD.
     """
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return files.read_text(path, errors="replace")
     except OSError as error:
         raise CompileError([Diagnostic(Pos(str(path), 0, 1), f"cannot read it: {error.strerror}")]) from None

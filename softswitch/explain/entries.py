@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cbuild import files
 from softswitch.compiler.driver import Program
 from softswitch.engine.local import LocalEngine
 from softswitch.explain import runtime_json
@@ -27,7 +28,7 @@ def load(engine: LocalEngine, program: Program, path: Path) -> tuple[list[tuple[
     many of them failed. Raises EntriesError.
     """
     try:
-        text = path.read_text()
+        text = files.read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise EntriesError(f"--entries {path}: {getattr(error, 'strerror', None) or error}") from None
     names = {action.preamble.id: [param.name for param in action.params] for action in program.p4info.actions}

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cbuild import files
 from softswitch.engine.entities import DoAction, Entry
 from softswitch.engine.errors import EngineError, InvalidArgument
 from softswitch.engine.local import LocalEngine
@@ -78,7 +79,7 @@ def run(
     """
     from softswitch.compiler.driver import compile_file
 
-    statements = parse(test.read_text(), str(test))
+    statements = parse(files.read_text(test), str(test))
     compiled = compile_file(program, include=include, defines=defines or {})
     params = {action.preamble.id: [p.name for p in action.params] for action in compiled.p4info.actions}
     with LocalEngine.open(compiled, seed=seed) as engine:

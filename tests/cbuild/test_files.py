@@ -133,3 +133,14 @@ def test_standard_output_is_written_to_by_its_name() -> None:
     program = "from cbuild import files; files.replace('/dev/stdout', 'a'); files.create('/dev/stdout').write(b'b')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "ab"
+
+
+def test_no_more_is_read_than_was_said(tmp_path: Path) -> None:
+    """A file that is larger, or has no end, is an error with the number; lines end as Python's do."""
+    path = tmp_path / "file"
+    path.write_bytes(b"one\r\ntwo\rthree\n")
+    assert files.read_text(path, 15) == "one\ntwo\nthree\n"
+    with pytest.raises(OSError, match="expected at most 14 bytes, got more"):
+        files.read(path, 14)
+    with pytest.raises(OSError, match="expected at most 1,024 bytes, got more"):
+        files.read("/dev/zero", 1024)

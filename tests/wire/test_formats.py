@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from netfold.fabric import validity
 from netfold.wire import jobs, roce
 from support import needs
 from support.program import p4_defines
@@ -30,6 +31,7 @@ def test_p4_sizes_equal_the_python_ones() -> None:
     """p4src/sizes.p4 and wire/roce.py name the same numbers."""
     p4 = p4_defines()
     assert p4["PATH_MTU"] == roce.PATH_MTU
+    assert (p4["ROUTES"], p4["LEAVES"]) == (validity.ROUTES, validity.LEAVES)
     assert p4["ROCE_PORT"] == roce.UDP_PORT
     assert (p4["TCP_PATH_PORT"], p4["TCP_SAME_PATH"]) == (roce.TCP_PATH_PORT, roce.TCP_SAME_PATH)
     for opcode in roce.Opcode:

@@ -15,6 +15,7 @@ from thrift.protocol.TMultiplexedProtocol import TMultiplexedProtocol
 from thrift.transport import TSocket
 from thrift.transport.TTransport import TBufferedTransport, TTransportException
 
+from cbuild import files
 from softswitch.thrift.structs import TYPES
 from softswitch.tools.cli.program import Names
 from softswitch.tools.cli.replication import ReplicationCommands
@@ -61,7 +62,7 @@ def read_config(standard: Any, path: str | None, out: TextIO | None = None) -> s
     if path:
         if standard is not None:
             check_config(standard, path, out)
-        return Path(path).read_text()
+        return files.read_text(path)
     print("Obtaining JSON from switch...", file=out)
     try:
         text: str = standard.bm_get_config()

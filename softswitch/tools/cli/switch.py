@@ -27,7 +27,7 @@ class SwitchCommands(Shell):
             raise CommandError("Not a valid filename")
         print("Loading new Json config")
         try:
-            text = Path(args[0]).read_text()
+            text = files.read_text(args[0])
             names = Names(text)
         except (OSError, ValueError):
             raise CommandError("Not a valid JSON file") from None

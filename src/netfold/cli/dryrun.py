@@ -3,16 +3,27 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 from netfold.controller.paths.steering import Steering
 from netfold.controller.switch import fold_tables, tables
 from netfold.controller.switch.entities import state
 from netfold.controller.switch.reconcile import diff, show
-from netfold.fabric import pools, slots, trees
-from netfold.fabric.graph import Fabric
+from netfold.fabric import pools, slots, trees, validity
+from netfold.fabric.graph import Fabric, FabricError
 from netfold.fabric.machines import fold_groups, machines
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+
+MOST_ENTRIES: Final = 1 << 19
+"""Routes and children of trees in all switches together that a plan is made of: half a minute, and 1 GB."""
+MOST_HOPS: Final = 2_000_000
+"""Hops of all paths between all pairs of leaves, which switches pin: a quarter of a minute, and a mesh of 12 x 12."""
 
 
 def plan(
@@ -24,17 +35,44 @@ def plan(
     per_host  ranks on each host
     entries   list every table entry
     seed      for the numbers that the allocator draws
-    Raises NoTree and Exhausted.
+    Raises NoTree, Exhausted, and FabricError where the fabric is too large.
     """
-    graph = fabric.graph()
+    gc.disable()  # millions of entries and no cycle: collections took two thirds of the time
+    try:
+        return _plan(fabric, hosts, per_host, entries, seed)
+    finally:
+        gc.enable()
+
+
+def _check_size(fabric: Fabric, steering: Steering, graph: nx.MultiGraph[str]) -> None:
+    """Raise FabricError where a plan would take longer than anybody waits."""
+    validity.fits(fabric)
+    routes = len(fabric.switches) * len(fabric.hosts)
+    if routes > MOST_ENTRIES:
+        raise FabricError(f"{fabric.name}: {len(fabric.switches):,} switches with routes to {len(fabric.hosts):,} "
+                          f"hosts are {routes:,} entries, expected at most {MOST_ENTRIES:,}: plan a part of it")
+    paths = steering.left(graph)
+    hops = len(paths.leaves) * sum(len(way.path) for leaf in paths.leaves[1:]
+                                   for way in paths.ways(paths.leaves[0], leaf))
+    if hops > MOST_HOPS:
+        raise FabricError(f"{fabric.name}: the paths between {len(paths.leaves):,} leaves have about {hops:,} hops, "
+                          f"expected at most {MOST_HOPS:,}: plan a part of it")
+
+
+def _plan(fabric: Fabric, hosts: Sequence[str], per_host: int, entries: bool, seed: int) -> str:
+    graph, steering = fabric.graph(), Steering(fabric)
+    _check_size(fabric, steering, graph)
     ranks = [name for name in hosts for _ in range(per_host)]
     groups = fold_groups(machines(ranks), ranks)
     planned = trees.plan(graph, hosts)
+    if (children := 2 * len(planned) * len(ranks)) > MOST_ENTRIES:
+        raise FabricError(f"{len(planned):,} trees with {len(ranks):,} ranks each, there and back, are {children:,} "
+                          f"entries, expected at most {MOST_ENTRIES:,}: plan fewer ranks, --ranks")
     sizes = slots.sizes_of(fabric.engine, fabric.path_mtu)
     allocator = slots.Allocator([switch.name for switch in fabric.switches], sizes, random.Random(seed))
     streams = allocator.admit(allocator.open(), planned, groups)
     by_rank = [fabric.host(name) for name in ranks]
-    base = tables.merge([Steering(fabric).base(graph), tables.fixed_entries(fabric)])
+    base = tables.merge([steering.base(graph), tables.fixed_entries(fabric)])
     job = tables.merge(fold_tables.fold_entries(fabric, by_rank, stream) for stream in streams)
 
     text = ""

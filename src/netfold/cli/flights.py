@@ -4,10 +4,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
+from cbuild import files
 from netfold.wire.flight import Dump
+
+MOST_BYTES: Final = 64 << 20
+"""Bytes of a rank's file at most, which keeps a bounded number of operations (host/tracing/flight.py)."""
 
 
 def read(folder: Path) -> list[Dump]:
@@ -15,7 +20,7 @@ def read(folder: Path) -> list[Dump]:
     dumps = []
     for path in sorted(folder.glob("*.json")):
         try:
-            dumps.append(msgspec.json.decode(path.read_bytes(), type=Dump))
+            dumps.append(msgspec.json.decode(files.read(path, MOST_BYTES), type=Dump))
         except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
             raise ValueError(f"{path}: no file of a flight recorder: {error}") from error
     return sorted(dumps, key=lambda dump: (dump.job, dump.rank))

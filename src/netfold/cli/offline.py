@@ -102,11 +102,12 @@ def plan(
                      "mesh, torus, file:PATH)")
     fabric = load(file) if file is not None else DEFAULTS.fabric(topo or "")
     names = ranks.split(",") if ranks else [host.name for host in fabric.hosts]
-    unknown = [name for name in names if name not in {host.name for host in fabric.hosts}]
+    known = {host.name for host in fabric.hosts}
+    unknown = [name for name in names if name not in known]
     if unknown or len(set(names)) != len(names):
         fail(CANNOT, f"plan --ranks: expected different hosts of {fabric.name}, got {', '.join(unknown or names)}")
     try:
-        print(dryrun.plan(fabric, names, per_host=per_host, entries=entries), end="")
+        print(checked(lambda: dryrun.plan(fabric, names, per_host=per_host, entries=entries)), end="")
     except (trees.NoTree, Exhausted) as error:
         fail(FAILED, f"plan: {error}")
 

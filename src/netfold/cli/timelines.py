@@ -5,11 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
+from cbuild import files
 from netfold.wire.bounds import Count, Int32
+
+MOST_BYTES: Final = 256 << 20
+"""Bytes of a rank's timeline at most, which keeps a bounded number of events (host/tracing/timeline.py)."""
 
 
 class _Event(msgspec.Struct, omit_defaults=True):
@@ -73,7 +77,7 @@ def merge(paths: Sequence[Path]) -> dict[str, Any]:
 
 def _read(path: Path) -> _Timeline:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Timeline)
+        return msgspec.json.decode(files.read(path, MOST_BYTES), type=_Timeline)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:

@@ -79,6 +79,7 @@ def up(
         fail(CANNOT, "up: --switch, --rate, --seed, --path-mtu, --loss and other faults go with --topo; with a file, "
                      f"{file} says these things")
     fabric = _changed(load(file), settings)
+    checked(lambda: validity.fits(fabric))
     if dry_run:
         from netfold.cli.diff import show
         from netfold.controller.operations.differences import dry_run as compare
