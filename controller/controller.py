@@ -71,9 +71,9 @@ CONNECT_TIMEOUT: Final = 10.0
 """Seconds for one attempt to connect to a switch."""
 CONFIRM_TIMEOUT: Final = 2.0
 """Seconds that switches have to say whether another client has taken them."""
-JOBS_FIRST: Final = 2
+JOBS_FIRST: Final = 3
 """Turns of the event loop by which the entries of running jobs, which stand still, are written before routes are
-planned: one begins their rounds, one their writes."""
+planned: one begins their rounds, two their writes."""
 
 
 class Controller:
@@ -323,7 +323,7 @@ class Controller:
         """Hear from every switch that is up, before anything else is done, if another client has taken it."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CONFIRM_TIMEOUT):
-                await asyncio.gather(*(target.client.hear() for target in self._targets.values() if target.is_up),
+                await asyncio.gather(*(target.hear() for target in self._targets.values() if target.is_up),
                                      return_exceptions=True)
 
     def session(self, switch: str) -> int:

@@ -74,6 +74,12 @@ class FaultInjector:
         """Stop the native process of a softswitch, as if it hung; its P4Runtime server lives on."""
         self._signal_native(switch, signal.SIGSTOP)
 
+    def signal_server(self, switch: str, number: signal.Signals) -> None:
+        """Stop or continue the P4Runtime server of a softswitch; its native process lives on."""
+        child = self._switches[switch].child
+        assert child is not None, f"{switch} does not run"
+        os.kill(child.pid, number)
+
     def start(self, switch: str) -> None:
         """Start a switch again, with neither program nor entries."""
         self._switches[switch].start([])

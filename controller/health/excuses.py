@@ -55,7 +55,7 @@ class Excuses:
         for end in self._before.keys() - missing.keys():
             del self._before[end]
         asked = [end for end, last_one in missing.items()
-                 if self._targets[end.node].is_up and (last_one or end not in self._before)]
+                 if self._targets[end.node].is_heard and (last_one or end not in self._before)]
         for end, dropped in zip(asked, await asyncio.gather(*map(self._dropped, asked)), strict=True):
             if count := dropped.since(self._before.setdefault(end, dropped)):
                 self._links.excuse(end)

@@ -170,6 +170,12 @@ class Links:
         return {self._directions[direction][1]: missed >= self._allowed_misses[direction[0]] - 1
                 for direction, missed in self._missed.items() if missed and direction[0] not in down}
 
+    def about_to_be_lost(self) -> set[int]:
+        """Links that are up, and down with the next probe that is missing."""
+        down = self.down()
+        return {number for (number, _), missed in self._missed.items()
+                if number not in down and missed >= self._allowed_misses[number] - 1 > 0}
+
     def excuse(self, receiver: End) -> None:
         """Set the number of lost probes to 0 that should have arrived at this end of a link."""
         for direction, (_, end) in self._directions.items():
@@ -240,9 +246,9 @@ class Links:
 
     def _arp_frame(self, sender: End, host: Host) -> bytes:
         """An ARP probe (RFC 5227): its sender address is 0, so that the host does not cache it."""
-        mine, nobody = _mac(self._fabric.switch(sender.node).mac), bytes(6)
+        mine, nobody = mac_bytes(self._fabric.switch(sender.node).mac), bytes(6)
         arp = _ARP.pack(1, _ETHERTYPE_IPV4, 6, 4, 1, mine, bytes(4), nobody, IPv4Address(host.address).packed)
-        return (_mac(host.mac) + mine + struct.pack("!H", _ETHERTYPE_ARP) + arp).ljust(_LEAST_FRAME, b"\0")
+        return (mac_bytes(host.mac) + mine + struct.pack("!H", _ETHERTYPE_ARP) + arp).ljust(_LEAST_FRAME, b"\0")
 
     def _frame(self, sender: End, number: int, direction: int, nbytes: int) -> bytes:
         """A probe with a payload of ``nbytes``."""
@@ -255,9 +261,9 @@ class Links:
         )
         length = roce.UDP_BYTES + len(payload) + roce.ICRC_BYTES
         ip = struct.pack("!BBHHHBBH4s4s", 0x45, 0, roce.IPV4_BYTES + length, 0, 0x4000, _TTL, _UDP, 0, source, routers)
-        ip = ip[:10] + _checksum(ip) + ip[12:]
+        ip = with_checksum(ip)
         udp = struct.pack("!HHHH", _SOURCE_PORT, roce.UDP_PORT, length, 0)  # no checksum: RoCEv2 has its ICRC
-        ethernet = _ROUTERS_MAC + _mac(switch.mac) + struct.pack("!H", _ETHERTYPE_IPV4)
+        ethernet = _ROUTERS_MAC + mac_bytes(switch.mac) + struct.pack("!H", _ETHERTYPE_IPV4)
         return ethernet + ip + udp + payload + roce.icrc(ip + udp + payload)
 
 
@@ -267,13 +273,14 @@ def _allowed_misses(loss: float, misses: int) -> int:
     return max(misses, math.ceil(math.log(CHANCE) / math.log(loss)))
 
 
-def _mac(text: str) -> bytes:
+def mac_bytes(text: str) -> bytes:
+    """A MAC address as it stands in a frame."""
     return bytes.fromhex(text.replace(":", ""))
 
 
-def _checksum(data: bytes) -> bytes:
-    """The Internet checksum (RFC 1071), as it stands in the packet."""
-    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+def with_checksum(header: bytes) -> bytes:
+    """An IPv4 header with its checksum (RFC 1071) in the place of zeros."""
+    total = sum(struct.unpack(f"!{len(header) // 2}H", header))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
-    return struct.pack("!H", ~total & 0xFFFF)
+    return header[:10] + struct.pack("!H", ~total & 0xFFFF) + header[12:]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 from netfold.controller.health.damping import FlapDamping
 from netfold.controller.health.excuses import Excuses
 from netfold.controller.health.links import Direction, Links, Probe
+from netfold.controller.health.silent_control import SilentControl
 from netfold.controller.health.silent_links import SilentLinks
 from netfold.controller.switch.switch import SwitchError
 from netfold.controller.switch.target import Client, Target
@@ -47,6 +48,8 @@ POLL: Final = 0.001
 """Seconds between two looks at what has arrived."""
 ANSWER_HOLDS: Final = 0.015
 """Seconds after its answer for which a link is not probed again because further ranks suspect it."""
+SEND_TIMEOUT: Final = 0.1
+"""Seconds that a switch has to take one round's probes: one that stands still takes none when its window is full."""
 DISCOVER_TIMEOUT: Final = 2.0
 """Seconds that a probe has to arrive somewhere when cables are discovered."""
 REPEAT_INTERVAL: Final = 0.25
@@ -72,6 +75,7 @@ class Liveness:
         self._links = Links(fabric)
         self._excuses = Excuses(targets, self._links)
         self._silent = SilentLinks(targets, self._links, drained)
+        self._control = SilentControl(fabric, targets, self._links, changed)
         self._damping = FlapDamping(fabric.steady)
         self._recheck: asyncio.TimerHandle | None = None
         self._miswired: set[str] = set()
@@ -79,6 +83,8 @@ class Liveness:
         """The reasons as last logged, by the number of a link that is down."""
         self._switches_down: set[str] = set()
         self._note = note
+        self._stuck: set[str] = set()
+        """Switches that did not take the last probes."""
         self._suspects: set[int] = set()
         self._suspect_task: asyncio.Task[None] | None = None
         self._answered: dict[int, float] = {}
@@ -86,14 +92,14 @@ class Liveness:
 
     # ---- what is up ------------------------------------------------------------------------------------------------
 
-    def graph(self, *, steady: bool = False) -> nx.MultiGraph[str]:
+    def graph(self, *, steady: bool = False, writable: bool = False) -> nx.MultiGraph[str]:
         """The fabric's graph without switches and links that are down; with ``steady``, also without those that flap
-        damping suppresses."""
+        damping suppresses, and with ``writable`` without switches that can be told nothing."""
         graph = self._fabric.graph()
         without = self._damping.unsteady() if steady else set()
         lost = without | self.links_down().keys()
         graph.remove_edges_from([edge for edge in graph.edges(keys=True) if edge[2] in lost])
-        down = {target.name for target in self._targets.values() if not target.is_up}
+        down = {target.name for target in self._targets.values() if not (target.is_heard if writable else target.is_up)}
         graph.remove_nodes_from([node for node in graph if node in down or node in without])
         return graph
 
@@ -101,6 +107,7 @@ class Liveness:
         """Why links are down, by their number in the fabric's order."""
         # probes of suspect links that were sent a moment ago count as lost already: only _probe_suspects may judge them
         down = {number: self._links.why_down(number) for number in self._links.down() - self._suspects}
+        down |= dict.fromkeys(self._control.dead, "its P4Runtime server is silent, and nothing comes through")
         dark = {End(name, port) for name, target in self._targets.items() for port in target.ports_down}
         for number, link in enumerate(self._fabric.links):
             for end in dark.intersection(link.ends):
@@ -160,6 +167,8 @@ class Liveness:
                     await self.check()
                 elif down := self._links.down() - self._suspects:
                     await self._probe(down)
+                elif self._control.silent:
+                    await self._control.consider()
             except Exception:  # otherwise no failure would be noticed from now on
                 log.exception("probing links failed")
 
@@ -224,6 +233,8 @@ class Liveness:
         twice the time counts: for a machine that is busy with much else."""
         clock = asyncio.get_running_loop().time
         try:
+            if self._control.judged & self._suspects:
+                await self._control.consider(self._suspects)
             self._listen()
             before, answered, late, began = self._links.arrived(), False, False, clock()
             while self._suspects:
@@ -236,6 +247,9 @@ class Liveness:
                     self._compare()
                 await asyncio.gather(self._excuses.consider(), self._silent.look(self._suspects))
                 lost = self._suspects & self._links.down()
+                if lost:
+                    await self._control.consider(lost)
+                    lost -= self._control.judged
                 if lost and not answered:
                     log.warning("no suspect link answers: none is judged by that")
                     self._links.reset(lost | self._suspects)
@@ -262,7 +276,7 @@ class Liveness:
         clock = asyncio.get_running_loop().time
         # nothing can be sent over the others, and the switch that is down is known to be
         self._suspects = {number for number in self._suspects
-                          if all(self._targets[end.node].is_up for end in self._links.ends(number, 0))}
+                          if all(self._targets[end.node].is_heard for end in self._links.ends(number, 0))}
         began, arrived = clock(), self._links.arrived()
         witnesses = self._silent.witnesses(self._suspects)
         await self._send(self._suspects, counted=counted, short=counted, wake=counted, witnesses=witnesses)
@@ -283,12 +297,14 @@ class Liveness:
     async def _probe(self, only: Collection[int] | None) -> None:
         self._listen()
         await self._excuses.consider()
+        stuck, self._stuck = self._stuck, set()
+        await self._control.consider(self._links.about_to_be_lost(), stuck)
         await self._send(only)
         self._compare()
 
     def _listen(self) -> None:
         for name, target in self._targets.items():
-            if not target.is_up:
+            if not target.is_heard:
                 continue
             packets = target.client.packets
             while not packets.empty():
@@ -304,7 +320,7 @@ class Liveness:
     ) -> None:
         """Send probes, and others over ``witnesses`` that do not count; with ``short`` also short ones where they were
         lost, and with ``wake`` questions to the hosts at switches whose links are in doubt."""
-        up = {target.name: target.client for target in self._targets.values() if target.is_up}
+        up = {target.name: target.client for target in self._targets.values() if target.is_heard}
         doubtful = self._links.down() | self._suspects if wake else frozenset()
         now = time.monotonic()
         by_switch: defaultdict[str, list[Probe]] = defaultdict(list)
@@ -317,12 +333,16 @@ class Liveness:
         await asyncio.gather(*(self._send_from(up[name], probes) for name, probes in by_switch.items()))
 
     async def _send_from(self, client: Client, probes: Collection[Probe]) -> None:
-        """Send probes out of ports of one switch."""
-        for probe in probes:
-            try:
-                await client.packet_out(probe.port, probe.frame)
-            except SwitchError as error:
-                log.warning("%s", error)
+        """Send probes out of ports of one switch, as far as it takes them at once."""
+        try:
+            async with asyncio.timeout(SEND_TIMEOUT):
+                for probe in probes:
+                    try:
+                        await client.packet_out(probe.port, probe.frame)
+                    except SwitchError as error:
+                        log.warning("%s", error)
+        except TimeoutError:
+            self._stuck.add(probe.switch)
 
     def _compare(self) -> None:
         now = self.links_down()

@@ -97,7 +97,7 @@ class SilentLinks:
     def _can_answer(self, number: int) -> bool:
         """Whether a probe over this link can arrive: both switches are up, and neither port is known to be down."""
         ends = ((self._targets[end.node], end.port) for end in self._links.ends(number, 0))
-        return all(target.is_up and port not in target.ports_down for target, port in ends)
+        return all(target.is_heard and port not in target.ports_down for target, port in ends)
 
     def is_over(
         self, suspects: Collection[int], witnesses: Collection[int], before: Mapping[Direction, int]

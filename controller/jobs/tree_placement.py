@@ -113,7 +113,7 @@ class TreePlacement:
         """The job's trees over what is up now.  With ``steady``, only over what flap damping does not suppress and what
         is not drained, and None if that has no trees; without, NoTree is raised if there are none."""
         groups = fold_groups(machines(job.hosts), job.hosts)
-        graph = self._liveness.graph(steady=steady)
+        graph = self._liveness.graph(steady=steady, writable=True)
         graph = self._drains.without(graph) if steady else self._drains.left(graph)
         try:
             planned = trees.plan(graph, [job.hosts[rank] for rank in groups[0]])

@@ -55,8 +55,9 @@ _NOTHING: Final = Count(0, 0)
 def of_switch(switch: Switch, target: Target, used: int, counters: SwitchCounters, *, drained: bool) -> SwitchStatus:
     """The status of one switch; ``used``: its allocated slots."""
     return SwitchStatus(
-        switch.name, switch.role, switch.grpc, target.is_up, target.problem, target.entries, target.pushes, used,
-        pools.SLOTS, counters.cells.get(tables.CORRUPT, {}).get(0, _NOTHING).packets, _outcomes(counters), drained,
+        switch.name, switch.role, switch.grpc, target.is_up, target.problem or target.silence, target.entries,
+        target.pushes, used, pools.SLOTS, counters.cells.get(tables.CORRUPT, {}).get(0, _NOTHING).packets,
+        _outcomes(counters), drained,
         switch.device_id, _punts(target, counters), _total(counters, tables.SPOOFED),
         _total(counters, tables.UNASSIGNED), _total(counters, tables.UNFOLDED), _total(counters, tables.GAPS),
         counters.read.get(tables.OUTCOMES, 0.0),

@@ -49,7 +49,7 @@ class Routing:
         """Give the switches that are up what follows from the graph now, where that is not what they were given."""
         inputs = self._steering.inputs(graph)
         lacking = {name: target for name, target in self._targets.items()
-                   if target.is_up and self._given.get(name) != inputs}
+                   if target.is_heard and self._given.get(name) != inputs}
         if not lacking and inputs == self._planned:
             return
         found = self._steering.base(graph)

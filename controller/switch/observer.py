@@ -16,8 +16,8 @@ from typing import Any, Final
 import grpc
 from finsy.proto import p4r, p4r_grpc, rpc_code
 
+from netfold.controller.switch import channel
 from netfold.controller.switch.arbitration import EOF, lowest_id, message_of, number_of
-from netfold.controller.switch.switch import CHANNEL_OPTIONS
 
 log = logging.getLogger("netfold.controller")
 
@@ -59,11 +59,8 @@ class Observer:
 
     async def _listen(self) -> None:
         """Arbitrate, and follow what the switch says until its stream ends.  Raises AioRpcError."""
-        options = list(CHANNEL_OPTIONS)
-        channel = (grpc.aio.insecure_channel(self._address, options=options) if self._credentials is None
-                   else grpc.aio.secure_channel(self._address, self._credentials, options=options))
-        async with channel:
-            stub: Any = p4r_grpc.P4RuntimeStub(channel)
+        async with channel.opened(self._address, self._credentials) as opened:
+            stub: Any = p4r_grpc.P4RuntimeStub(opened)
             stream = stub.StreamChannel(wait_for_ready=True)
             mine = p4r.MasterArbitrationUpdate(device_id=self._device_id, election_id=message_of(lowest_id()))
             await stream.write(p4r.StreamMessageRequest(arbitration=mine))

@@ -26,7 +26,7 @@ from finsy.p4client import P4RpcStatus
 from finsy.proto import p4r, p4r_grpc, rpc_code
 from google.protobuf.struct_pb2 import Struct
 
-from netfold.controller.switch import arbitration, probe, reach
+from netfold.controller.switch import arbitration, channel, probe, reach
 from netfold.controller.switch.arbitration import EOF
 from netfold.controller.switch.codec import Codec, CodecError
 from netfold.controller.switch.entities import Entity, State, state
@@ -49,21 +49,6 @@ PROBE_TIMEOUT: Final = 0.5
 PROBE_TRIES: Final = 4
 PACKETS: Final = 1024
 """Packet-ins that wait for a reader; further ones are dropped and counted."""
-
-# gRPC's own waits between connection attempts start at 1 s and grow to minutes; jobs stand still for a leaf that starts
-CHANNEL_OPTIONS: Final = (
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # no session inherits another's back-off
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 200),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    # A gRPC server that was not told otherwise, such as BMv2's and ours, ends a connection on which it is pinged more
-    # often than every five minutes (gRFC A8), be there ever so little else to say.
-    ("grpc.keepalive_time_ms", 310_000),
-    ("grpc.keepalive_timeout_ms", 5000),  # and TCP_USER_TIMEOUT, which finds a machine that died while probes are sent
-)
 
 _VERBS: Final = {"insert": p4r.Update.INSERT, "modify": p4r.Update.MODIFY, "delete": p4r.Update.DELETE}
 
@@ -140,9 +125,7 @@ class Session:
         self._election_number = election_id
         self._election = arbitration.message_of(election_id)
         self._speaks_tls = credentials is not None
-        options = list(CHANNEL_OPTIONS)
-        self._channel = (grpc.aio.insecure_channel(address, options=options) if credentials is None
-                         else grpc.aio.secure_channel(address, credentials, options=options))
+        self._channel = channel.opened(address, credentials)
         self._stub: Any = p4r_grpc.P4RuntimeStub(self._channel)
         self._stream: Any = None
         self._reader: asyncio.Task[str] | None = None
@@ -296,12 +279,18 @@ class Session:
 
     async def _packet_out(self, payload: bytes, fields: dict[str, int], what: str) -> None:
         packet = self._codec.packet_out(payload, fields)
+        # shielded, since gRPC ends the stream where a write is cancelled, which waits while a server takes nothing
+        writing = asyncio.ensure_future(self._send(p4r.StreamMessageRequest(packet=packet)))
+        writing.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             with self._errors(what):
-                async with self._sending:  # gRPC takes one message at a time
-                    await self._stream.write(p4r.StreamMessageRequest(packet=packet))
+                await asyncio.shield(writing)
         except asyncio.InvalidStateError as error:
             raise SwitchError(f"{self.name} ({self.address}): {what}: the stream is down") from error
+
+    async def _send(self, message: p4r.StreamMessageRequest) -> None:
+        async with self._sending:  # gRPC takes one message at a time
+            await self._stream.write(message)
 
     # ---- slots ---------------------------------------------------------------------------------------------------
 
@@ -410,7 +399,8 @@ class Session:
     async def hear(self) -> None:
         """Wait until all that the switch has said so far is here, which is at the latest when it answers.  Raises
         SwitchError."""
-        await self._read([])
+        with self._errors("Capabilities"):
+            await self._stub.Capabilities(p4r.CapabilitiesRequest(), timeout=RPC_TIMEOUT)
 
     async def read_counter(self, name: str) -> dict[int, Count]:
         """The non-zero cells of an indirect counter, by index; none if the program lacks it.  Raises

@@ -82,6 +82,9 @@ class Target:
         self.name = name
         self.problem: str = "not connected yet"
         """Why the switch is not up; empty if it is."""
+        self.silence: str = ""
+        """Why nothing is asked of the switch or written to it, though its session has not ended; empty as a rule."""
+        self._silenced = asyncio.Event()
         self.sessions = 0
         """Number of sessions so far: with a new one, the switch may have lost its registers."""
         self.pushes = 0
@@ -113,11 +116,38 @@ class Target:
         return self._client is not None and not self.problem
 
     @property
+    def is_heard(self) -> bool:
+        """Whether the switch is up and not silent, so that it can be asked and written to."""
+        return self.is_up and not self.silence
+
+    @property
     def client(self) -> Client:
-        """The current session.  Raises SwitchError if there is none."""
+        """The current session.  Raises SwitchError if there is none, or the switch is silent."""
         if self._client is None:
             raise SwitchError(f"{self.name} is down: {self.problem}")
+        if self.silence:
+            raise SwitchError(f"{self.name}: {self.silence}")
         return self._client
+
+    async def hear(self) -> None:
+        """Wait for a sign of life of the current session.  Raises SwitchError."""
+        if self._client is None:
+            raise SwitchError(f"{self.name} is down: {self.problem}")
+        await self._client.hear()
+
+    def fall_silent(self, why: str) -> None:
+        """From now on nothing is asked of the switch or written to it.  What is being written ends with an error when
+        this is called a second time: the switch may only be slow."""
+        if self.silence:
+            self._silenced.set()
+        self.silence = why
+
+    async def resume(self) -> None:
+        """The switch answers again: write what it lacks."""
+        self.silence = ""
+        self._silenced.clear()
+        async with self._busy:
+            await self._reconcile()
 
     @property
     def ports_down(self) -> set[int]:
@@ -175,7 +205,7 @@ class Target:
                 await self._apply(client)
             except BaseException as error:
                 del self._parts[part]
-                if isinstance(error, SwitchError):
+                if isinstance(error, SwitchError) and not self.silence:
                     await self._retry(client)
                 raise
 
@@ -228,14 +258,30 @@ class Target:
     async def _reconcile(self) -> None:
         """Bring the switch to its desired state if it is connected."""
         client = self._client  # which ends, and is None, where the session does while this waits
-        if client is not None:
+        if client is not None and not self.silence:
             try:
                 await self._apply(client)
             except SwitchError as error:
                 log.warning("%s", error)
-                await self._retry(client)
+                if not self.silence:
+                    await self._retry(client)
 
     async def _apply(self, client: Client) -> None:
+        """Write the difference, unless the switch falls silent meanwhile.  Raises SwitchError."""
+        write = asyncio.ensure_future(self._write(client))
+        silenced = asyncio.ensure_future(self._silenced.wait())
+        try:
+            await asyncio.wait({write, silenced}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            silenced.cancel()
+            if not write.done():
+                write.cancel()
+                await asyncio.gather(write, return_exceptions=True)
+        if write.cancelled():
+            raise SwitchError(f"{self.name}: {self.silence}")
+        write.result()
+
+    async def _write(self, client: Client) -> None:
         """Write the difference; after a failed or cancelled write, read the actual state first.  Raises SwitchError."""
         if self._actual_unknown:
             self._actual = await client.read_state(tables.MANAGED)
@@ -321,7 +367,8 @@ class Target:
                 log.exception("%s: the controller failed", self.name)
                 return
             finally:
-                self._client = None
+                self._client, self.silence = None, ""
+                self._silenced.clear()
                 if client is not None:
                     await client.close()
             await self._sleep(wait or RETRY[min(attempt, len(RETRY) - 1)])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from pathlib import Path
 
@@ -82,9 +83,17 @@ def test_a_switch_whose_native_process_dies_is_repaired(tmp_path: Path) -> None:
 
 @in_sandbox(timeout=200)
 def test_a_switch_whose_native_process_hangs_is_repaired(tmp_path: Path) -> None:
-    """The native process of a spine is stopped, so that its ports stay up and it folds nothing: the ranks go on around
-    it, its server ends it, and the controller repairs the switch."""
-    with Network(fabric_of("softswitch"), logs=tmp_path / "logs") as network, Steady(network, seed=10) as steady:
+    """The P4Runtime server of a leaf is stopped first, and its data plane folds on: no rank halts. Then the native
+    process of a spine is, so that its ports stay up and it folds nothing: the ranks go on around it, its server ends
+    it, and the controller repairs the switch."""
+    fabric = fabric_of("softswitch", probe=0.05)
+    with Network(fabric, logs=tmp_path / "logs") as network, Steady(network, seed=10) as steady:
+        for number, silent in ((signal.SIGSTOP, True), (signal.SIGCONT, False)):
+            FaultInjector(network).signal_server("leaf1", number)
+            status = steady.until("leaf1 is silent, or answers", lambda status, silent=silent: silent == any(
+                switch.name == "leaf1" and "P4Runtime server" in switch.problem for switch in status.switches))
+            steady.go_on()
+            assert status.jobs[0].round is None
         stopped = time.monotonic()
         FaultInjector(network).stop_native("spine1")
         steady.repaired("spine1")

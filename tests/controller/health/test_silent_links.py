@@ -34,7 +34,7 @@ class Fabric22:
         self.dumb: set[str] = set()
         """Switches that do not tell their counters."""
         self.targets: Any = {
-            name: SimpleNamespace(client=SimpleNamespace(read_cell=self._reader(name)), is_up=True, ports_down=set())
+            name: SimpleNamespace(client=SimpleNamespace(read_cell=self._reader(name)), is_heard=True, ports_down=set())
             for name in self.up
         }
         self.now = 0.0
@@ -106,7 +106,7 @@ def test_a_switch_that_is_down_makes_no_silent_link_slower_to_find(dark: bool) -
     if dark:
         net.targets["leaf1"].ports_down.add(net.links.ends(gone, 0)[net.links.ends(gone, 0)[0].node != "leaf1"].port)
     else:
-        net.targets["spine2"].is_up = False
+        net.targets["spine2"].is_heard = False
         net.up.remove("spine2")
     lost = {(cut, 0), (cut, 1), (gone, 0), (gone, 1)}
     looks = [net.tick({cut}, lost) for _ in range(net.fabric.misses)]

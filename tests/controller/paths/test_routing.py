@@ -25,7 +25,7 @@ class Switch:
     """A target that remembers what it was given, and how often."""
 
     def __init__(self) -> None:
-        self.is_up, self.held, self.writes = True, {}, 0  # type: ignore[var-annotated]
+        self.is_heard, self.held, self.writes = True, {}, 0  # type: ignore[var-annotated]
 
     def preset(self, part: str, entities: Iterable[Entity]) -> None:
         assert part == PART
@@ -59,7 +59,7 @@ class World:
     def graph(self) -> Any:
         graph = FABRIC.graph()
         graph.remove_edges_from([edge for edge in graph.edges(keys=True) if edge[2] in self.down])
-        graph.remove_nodes_from([name for name, switch in self.switches.items() if not switch.is_up])
+        graph.remove_nodes_from([name for name, switch in self.switches.items() if not switch.is_heard])
         return graph
 
     def change(self, what: str, number: int) -> None:
@@ -71,7 +71,7 @@ class World:
             case "link":
                 self.down ^= {link}
             case "switch":
-                switch.is_up = not switch.is_up
+                switch.is_heard = not switch.is_heard
             case "drain":
                 self.drains.mark("spine1", "spine1" not in self.drains)
             case "mode":
@@ -104,7 +104,7 @@ def test_every_switch_that_is_up_holds_what_a_new_plan_would_give_it(changes: li
             await world.routing.update(world.graph())
             wanted = world.base(world.graph())
             for name, switch in world.switches.items():
-                if switch.is_up:
+                if switch.is_heard:
                     assert switch.held == state(wanted.get(name, ())), (name, what)
             before = world.plans, [switch.writes for switch in world.switches.values()]
             await world.routing.update(world.graph())

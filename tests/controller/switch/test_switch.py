@@ -11,7 +11,7 @@ from finsy.proto import p4r, rpc_code
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.controller.switch import switch
+from netfold.controller.switch import channel
 from netfold.controller.switch.codec import Codec, CodecError
 from netfold.controller.switch.entities import Entry, Multicast
 from netfold.controller.switch.pipeline import Pipeline
@@ -376,4 +376,4 @@ def test_a_switch_that_starts_late_is_waited_for(tmp_path: Path) -> None:
 def test_a_quiet_session_is_not_pinged_to_death() -> None:
     """gRPC servers take more pings than one in five minutes for abuse, unless told otherwise, and end the connection:
     a fabric of one leaf, which has no links to probe, lost its switch every two minutes."""
-    assert dict(switch.CHANNEL_OPTIONS)["grpc.keepalive_time_ms"] > 300_000
+    assert dict(channel.OPTIONS)["grpc.keepalive_time_ms"] > 300_000

@@ -50,6 +50,41 @@ def test_a_failed_install_is_taken_back(tmp_path: Path) -> None:
     run(story())
 
 
+def test_a_silent_switch_is_told_nothing_and_gets_what_it_lacks_when_it_answers() -> None:
+    """What is being written ends with an error once the silence lasts, later parts are refused at once, and what is
+    removed goes when it answers again; its session goes on, so that no job takes its slots for lost."""
+
+    async def story() -> None:
+        switch = MemorySwitch("s")
+        target = Target("s", switch.connect, sleep=no_wait)
+        target.preset("fabric", [route(1)])
+        target.start()
+        await target.wait_up(BOUND)
+        await target.install("old", [route(2, 2)])
+        switch.gate, switch.applies_before_gate = asyncio.Event(), True
+        writing = asyncio.create_task(target.install("new", [route(3, 3)]))
+        await until(lambda: len(switch.state) == 3)
+        target.fall_silent("it does not answer")
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not writing.done()  # it may only be slow
+        target.fall_silent("it does not answer")
+        with pytest.raises(SwitchError, match="s: it does not answer"):
+            await writing
+        with pytest.raises(SwitchError, match="s: it does not answer"):
+            await target.install("newer", [route(4, 4)])
+        await target.uninstall("old")
+        await target.replace("fabric", [route(5)])
+        assert (target.is_up, target.is_heard, target.sessions) == (True, False, 1)
+        switch.gate = None
+        await target.resume()
+        assert list(switch.state.values()) == [route(5)]
+        assert (target.is_heard, target.sessions) == (True, 1)
+        await target.stop()
+
+    run(story())
+
+
 def test_foreign_entries_are_removed_on_connecting() -> None:
     """What the switch holds and nobody wants goes; what is wanted otherwise is modified."""
 

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Switches whose P4Runtime server is silent, and whether their data planes live.
+
+A link's probes are sent and taken in by the servers at its ends (links.py): where one of them is silent, none arrives,
+though the data plane may go on folding.  Such a switch's neighbours ask its data plane itself:
+
+    neighbour --packet-out--> the silent switch, which routes it to a host elsewhere --> any neighbour, which counts it
+
+The packets are for hosts, as datagrams with a wrong checksum, which their kernels drop.  A link passes where enough
+of what was sent over it came out of the switch, and some of that at the link itself.  While a switch is silent, this
+alone judges its links; nothing is written to it, and no new tree is planned over it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import struct
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from ipaddress import IPv4Address
+from typing import Final
+
+from netfold.controller.health.links import Links, mac_bytes, with_checksum
+from netfold.controller.switch import tables
+from netfold.controller.switch.switch import SwitchError
+from netfold.controller.switch.target import Target
+from netfold.fabric.graph import End, Fabric
+
+log = logging.getLogger("netfold.controller")
+
+ANSWER: Final = 0.2
+"""Seconds for a server's answer: one that is busy needs some 10 ms; one that needs more loses nothing by it."""
+PACKETS: Final = 8
+"""Packets over a link for each link of its far switch, which spreads them over all of these."""
+LEAST_SHARE: Final = 0.25
+"""Share of the packets that must come out of the switch, of those that it spreads over links which are up: links may
+lose some, on purpose."""
+MISSES: Final = 4
+"""Looks in a row at which nothing came through a link that takes it down: a busy machine is late."""
+PASSAGE: Final = 0.1
+"""Seconds for them to pass: a queue may be full."""
+LONGEST: Final = 1.0
+"""Seconds for all of that: a neighbour may hang, too."""
+LOOK: Final = 0.01
+"""Seconds between two looks at the counters."""
+_SOURCE_PORT: Final = 0xC100
+"""The first of their UDP source ports, by which a switch spreads them."""
+_DISCARD: Final = 9
+"""The UDP port of the discard service (RFC 863)."""
+_LEAST_FRAME: Final = 60
+
+
+class SilentControl:
+    """Which switches are silent, and which of their links let nothing through.
+
+    targets  the switches by name
+    links    the links' probes
+    changed  called when a switch falls silent, answers again, or a link of such a switch goes down or comes up
+    sleep    waits so many seconds
+    """
+
+    def __init__(
+        self, fabric: Fabric, targets: Mapping[str, Target], links: Links, changed: Callable[[], None],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._fabric = fabric
+        self._targets = targets
+        self._links = links
+        self._changed = changed
+        self._sleep = sleep
+        self._busy = asyncio.Lock()
+        self._of: defaultdict[str, list[tuple[int, End]]] = defaultdict(list)
+        """Each switch's links to others: number, and the other one's end."""
+        for number in sorted(links.probed):
+            a, b = links.ends(number, 0)
+            self._of[a.node].append((number, b))
+            self._of[b.node].append((number, a))
+        self._missing: dict[int, int] = {}
+        """How often in a row each link of a silent switch has let nothing through."""
+        self.dead: set[int] = set()
+        """Links of silent switches that let nothing through, by number."""
+
+    @property
+    def silent(self) -> set[str]:
+        """The names of the switches that are silent."""
+        return {name for name, target in self._targets.items() if target.is_up and target.silence}
+
+    @property
+    def judged(self) -> set[int]:
+        """Links of silent switches, which probes do not judge, by number."""
+        return {number for name in self.silent for number, _ in self._of[name]}
+
+    async def consider(self, doubtful: Collection[int] = (), stuck: Collection[str] = ()) -> None:
+        """Ask the servers that are silent, those at the ends of ``doubtful`` links, and those that take nothing more,
+        and judge the links of those that do not answer.  One look is enough for links whose probes or results are
+        missing, MISSES are for the others."""
+        async with self._busy:
+            before, dead = self.silent, set(self.dead)
+            asked = before | set(stuck) | {end.node for number in doubtful for end in self._links.ends(number, 0)}
+            await asyncio.gather(*(self._ask(name) for name in sorted(asked)))
+            judged = self.judged
+            self._links.reset(judged)
+            passing = await self._passing(judged)
+            self._missing = {number: self._missing.get(number, 0) + 1 for number in judged - passing}
+            self.dead = {number for number, misses in self._missing.items()
+                         if number in doubtful or number in self.dead or misses >= MISSES}
+            if (before, dead) != (self.silent, self.dead):
+                self._changed()
+
+    async def _ask(self, name: str) -> None:
+        """Ask one server for a sign of life."""
+        target = self._targets[name]
+        if not target.is_up:
+            return
+        try:
+            async with asyncio.timeout(ANSWER):
+                await target.hear()
+        except (SwitchError, TimeoutError):
+            if target.is_up:
+                first = not target.silence
+                target.fall_silent(f"its P4Runtime server has not answered within {ANSWER:g} s; its jobs go on while "
+                                   "its links let packets through")
+                if first:
+                    log.warning("%s: %s", name, target.silence)
+            return
+        if target.silence:
+            log.warning("%s answers again", name)
+            await target.resume()
+
+    async def _passing(self, judged: Collection[int]) -> set[int]:
+        """Those of the links of silent switches that let packets through.  One between two silent switches counts as
+        passing where other links of both do: nobody hears it."""
+        heard = sorted(number for number in judged if self._near_and_far(number) is not None)
+        if not await self._passes(heard, some=True):
+            return set()  # which is known sooner than of each
+        passing = {number for number in heard if await self._passes([number])}
+        for number in set(judged) - set(heard):
+            ends = self._links.ends(number, 0)
+            if all(passing & {other for other, _ in self._of[end.node]} for end in ends):
+                passing |= {number}
+        return passing
+
+    def _near_and_far(self, number: int) -> tuple[End, End] | None:
+        """A link's end at a switch that is heard, and the one at a silent switch."""
+        a, b = self._links.ends(number, 0)
+        near, far = (b, a) if self._targets[a.node].silence else (a, b)
+        return (near, far) if self._is_heard(near) else None
+
+    async def _passes(self, numbers: Collection[int], *, some: bool = False) -> bool:
+        """Send packets over links to silent switches.  Returns whether enough of them came out again, some by each of
+        the links themselves; with ``some``, whether any did."""
+        over = [ends for number in numbers if (ends := self._near_and_far(number)) is not None]
+        ways = {number: end for _, far in over for number, end in self._of[far.node] if self._is_heard(end)}
+        least = 0.0
+        try:
+            async with asyncio.timeout(LONGEST):
+                before = await self._came_in(ways)
+                for near, far in over:
+                    links = [number for number, _ in self._of[far.node]]
+                    least += LEAST_SHARE * PACKETS * sum(number in ways for number in links)
+                    for frame in itertools.islice(self._frames(near, far), PACKETS * len(links)):
+                        await self._targets[near.node].client.packet_out(near.port, frame)
+                for _ in range(round(PASSAGE / LOOK)):
+                    await self._sleep(LOOK)
+                    now = await self._came_in(ways)
+                    came = {number: now[number] - before[number] for number in ways}
+                    if any(came.values()) if some else sum(came.values()) >= least and all(came[n] for n in numbers):
+                        return True
+        except (SwitchError, TimeoutError) as error:
+            log.debug("whether links of silent switches let packets through is not known: %s", error)
+        return False
+
+    def _is_heard(self, end: End) -> bool:
+        target = self._targets[end.node]
+        return target.is_heard and end.port not in target.ports_down
+
+    async def _came_in(self, ways: Mapping[int, End]) -> dict[int, int]:
+        """Packets that have come in so far at these ends, by the number of each one's link.  Raises SwitchError."""
+        counts = await asyncio.gather(*(self._targets[end.node].client.read_cell(tables.PORT_IN, end.port)
+                                        for end in ways.values()))
+        return dict(zip(ways, counts, strict=True))
+
+    def _frames(self, near: End, far: End) -> Iterator[bytes]:
+        """Datagrams for hosts that are not at the silent switch, without an end: every second one for a host at the
+        near one, if it has any, since only its own link leads there."""
+        at = self._fabric.leaf_of()
+        others = [host for host in self._fabric.hosts if at[host.name] != far.node]
+        near_ones = [host for host in others if at[host.name] == near.node] or others
+        if not others:
+            return
+        source, to = self._fabric.switch(near.node), self._fabric.switch(far.node)
+        for turn, host in enumerate(itertools.chain.from_iterable(
+                zip(itertools.cycle(near_ones), itertools.cycle(others), strict=False))):
+            ip = with_checksum(struct.pack(
+                "!BBHHHBBH4s4s", 0x45, 0, 28, 0, 0x4000, 64, 17, 0, IPv4Address(source.address).packed,
+                IPv4Address(host.address).packed))
+            udp = struct.pack("!HHHH", _SOURCE_PORT + turn % 256, _DISCARD, 8, 1)
+            ethernet = mac_bytes(to.mac) + mac_bytes(source.mac) + struct.pack("!H", 0x0800)
+            yield (ethernet + ip + udp).ljust(_LEAST_FRAME, b"\0")
