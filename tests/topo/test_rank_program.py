@@ -37,6 +37,7 @@ class OwnData:
     def barrier(self): pass
     def allreduce(self, source, out=None, algorithm=None):
         if out is not None: out[...] = source
+    def all_to_all(self, words): return self.size * words  # what rank 0 of bench/ranks/soak.py is to get
 
 netfold.init = lambda **settings: OwnData()
 module, task = sys.argv[1:]
