@@ -103,6 +103,11 @@ class Liveness:
         graph.remove_nodes_from([node for node in graph if node in down or node in without])
         return graph
 
+    def beside(self, why: Exception) -> str:
+        """Why there are no trees, with the switches that are silent, over which none are planned."""
+        silent = [f"{name}: {self._targets[name].silence}" for name in sorted(self._control.silent)]
+        return "; ".join([str(why), *silent])
+
     def links_down(self) -> dict[int, str]:
         """Why links are down, by their number in the fabric's order."""
         # probes of suspect links that were sent a moment ago count as lost already: only _probe_suspects may judge them

@@ -148,11 +148,11 @@ class Planning:
 
     def _unfold(self, job: Job, why: Exception) -> None:
         """Let a job begin without trees, whose switches hold nothing of it."""
-        job.reason, job.trees, job.streams, job.announced, job.slots = str(why), [], [], [], 0
+        job.reason, job.trees, job.streams, job.announced, job.slots = self._liveness.beside(why), [], [], [], 0
         self._allocator.release(job.epoch)
         job.slots_epoch = 0  # it holds none, and this one will be another job's
         wanted = job.world > 1 and all(join.fold for join in job.joins.values())
-        log.log(logging.WARNING if wanted else logging.INFO, "%s: not folded: %s", job, why)
+        log.log(logging.WARNING if wanted else logging.INFO, "%s: not folded: %s", job, job.reason)
 
     def _activate(self, job: Job) -> None:
         if job.state in ("planning", "connecting"):

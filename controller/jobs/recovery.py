@@ -259,8 +259,8 @@ class Recovery:
                     await self._placement.move(job, here)
                     moved, here.problem = True, ""
                 except (trees.NoTree, Exhausted, SwitchError) as error:
-                    moved, here.problem = False, str(error)
-                    log.warning("%s: no trees yet: %s", job, error)
+                    moved, here.problem = False, self._liveness.beside(error)
+                    log.warning("%s: no trees yet: %s", job, here.problem)
             wait = None
             if len(here.resumes) == job.world:
                 if here.yields:
