@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from netfold.host.operation.conversion import in_float32, round_to
 from netfold.host.operation.reduction import ReduceOp, Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.topo.rank_program import print_message
@@ -153,7 +154,11 @@ class PlainTcp:
         self._reduction = setup.reduction
 
     def allreduce(self, source: Elements, out: Elements, algorithm: str) -> None:
-        self._peers.allreduce(AllreduceRequest(source, out, self._reduction, algorithm=_own(algorithm) or "auto"))
+        request = AllreduceRequest(source, out, self._reduction, algorithm=_own(algorithm) or "auto")
+        carried = in_float32(request) if self._reduction.half else request
+        self._peers.allreduce(carried)
+        if carried is not request:
+            round_to(request, carried.out)
 
     def barrier(self) -> None:
         self._peers.barrier()

@@ -60,12 +60,11 @@ def bound(world: int, lane_bits: int, largest: float, element: str = "float32") 
     """How far a sum of ``world`` ranks may be off.
 
     Each rank rounds by up to one step of a lane that leaves room for the sum, and the sum itself has the precision of
-    its elements (docs/host.md); between hosts, halves are rounded after each addition.  ``largest`` is the greatest
-    magnitude of any element.
+    its elements (docs/host.md).  ``largest`` is the greatest magnitude of any element.
     """
     room = max(0, (world - 1).bit_length())
     step = 0.0 if element == "float64" else 2.0 ** (room + 2 - lane_bits) * 2 * largest
-    return world * (step + largest * ROUNDING[element] * (world if element in HALVES else 1))
+    return world * (step + largest * ROUNDING[element])
 
 
 def _numbers(array: NDArray[Any], element: str) -> NDArray[Any]:
