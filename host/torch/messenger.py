@@ -22,7 +22,7 @@ import torch.distributed as dist
 from netfold.host.errors import Closed, CollectiveTimeout
 from netfold.host.forked import closed_in_child, ends_in_child
 from netfold.host.mesh.connection import Receive
-from netfold.host.mesh.mesh import Pending
+from netfold.host.mesh.mesh import Mesh, Pending
 from netfold.host.mesh.messages import MessageMesh, OpenReceive
 from netfold.host.mesh.sockets import listen
 from netfold.host.operation.arrays import Flat
@@ -250,10 +250,13 @@ class Messenger:
             return self._new.popleft() if self._new else None
 
 
-def open_messenger(store: dist.Store, plan: Plan, me: str, timeout: timedelta) -> Messenger:
+def open_messenger(
+    store: dist.Store, plan: Plan, me: str, timeout: timedelta, inform: Callable[[Mesh], None] = lambda mesh: None
+) -> Messenger:
     """The messenger of a group whose ranks tell each other through torch's store where they listen.
 
-    plan  the group's own, whose addresses, epoch and secret the messages have too
+    plan    the group's own, whose addresses, epoch and secret the messages have too
+    inform  lets a mesh hear whom the controller has lost
     Raises RuntimeError where a rank does not come within the timeout.
     """
     address = next(peer.address for peer in plan.peers if peer.rank == plan.rank)
@@ -267,7 +270,9 @@ def open_messenger(store: dist.Store, plan: Plan, me: str, timeout: timedelta) -
             for peer, key in zip(plan.peers, keys, strict=True)
         ]
         own = Plan(f"{plan.job}, messages", plan.epoch, plan.rank, plan.world, peers, [], secret=plan.secret)
-        return Messenger(MessageMesh(own, listener, timeout=timeout.total_seconds()), me)
+        mesh = MessageMesh(own, listener, timeout=timeout.total_seconds())
+        inform(mesh)
+        return Messenger(mesh, me)
     except BaseException:
         listener.close()
         raise

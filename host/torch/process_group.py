@@ -69,7 +69,9 @@ class NetfoldGroup(dist.ProcessGroup):
         self._say = PathLog(communicator)
         self.sequence_number = 0
         """The number of collectives that were called."""
-        self._messenger = open_messenger(store, communicator.plan, repr(communicator), timeout) if size > 1 else None
+        self._messenger = open_messenger(
+            store, communicator.plan, repr(communicator), timeout, communicator.inform
+        ) if size > 1 else None
         # The epoch tells this group's addresses from those that an earlier one has left in the same store.
         prefix = f"gloo/{communicator.plan.epoch}"
         gloo = _gloo(dist.PrefixStore(prefix, store), communicator, timeout)
