@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from netfold.host.errors import NetFoldError, RailDown
+from netfold.host.errors import NetFoldError, PeerLost, RailDown
 from netfold.host.rails.missing_ranks import MissingRankDetector
 from netfold.host.rails.rail_set import STALL_SECONDS, RailSet
 from netfold.host.rails.rank_state import MAX_LOOK_GAP, AgreementOutcome, Question, QuestionKind, RankState
@@ -144,3 +144,23 @@ def test_the_arbiter_grants_all_rails_but_the_last() -> None:
     assert may(0), "it is down already"
     state.set_live([0, 1, 2])
     assert may(1), "rail 0 is back, and counts"
+
+
+def test_what_no_rail_carries_with_all_ranks_ends_when_all_controllers_have_lost_one() -> None:
+    """An operation of some ranks, or between two, waits on a rail's mesh, where nobody is asked for: the controllers'
+    word ends it all the same, once nothing has moved for a while."""
+    told: list[NetFoldError] = []
+    channels = FakeChannels(2)
+    detector = MissingRankDetector(
+        channels.states[0], channels, [1], timeout=TIMEOUT, job_error=lambda: told[0] if told else None
+    )
+    rails = RailSet(
+        [Fake(Plane(2), 0)], ["rail0"], channels.states[0], detector, None, stall=STALL_SECONDS, clock=lambda: 100.0
+    )
+    watch = rails[0].watch
+    assert watch is not None
+    watch(90.0)
+    told.append(PeerLost("lost rank 1"))
+    watch(99.9)
+    with pytest.raises(PeerLost, match="lost rank 1"):
+        watch(99.0)

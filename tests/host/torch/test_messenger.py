@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -202,3 +203,24 @@ def test_a_message_of_another_dtype_is_refused_by_its_receiver(source: int | Non
             mine.send(as_held(given), 1, 3, [])
         failing(received, RankMismatch, "sends a message of float32, 16 bytes, where a message of int32, 16 bytes")
         assert into.tolist() == [1] * 4
+
+
+def test_a_forked_child_posts_nothing_and_waits_for_nothing() -> None:
+    """What its parent has posted ends with Closed there, at once, and in the parent it goes on."""
+    with messengers(2) as (mine, other):
+        into = np.zeros(1)
+        posted = receive(mine, into, 1)
+        child = os.fork()
+        if child == 0:
+            heard = 0
+            for call in (posted.wait, lambda: send(mine, np.ones(1), 1), lambda: receive(mine, np.zeros(1), 1)):
+                try:
+                    call()
+                except Closed as error:
+                    heard += f"forked from process {os.getppid()}" in str(error)
+            mine.close()
+            os._exit(heard if posted.done() else 0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        send(other, np.ones(1), 0).wait(SOON)
+        posted.wait(SOON)
+        assert into[0] == 1
