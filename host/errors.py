@@ -38,7 +38,8 @@ class CollectiveTimeout(NetFoldError, TimeoutError):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(message if message.startswith(TIMED_OUT) else f"{TIMED_OUT}: {message}")
+        words = message.replace(f"{TIMED_OUT}: ", "")  # of an error that this one quotes
+        super().__init__(f"{TIMED_OUT}: {words}")
 
 
 class RankMismatch(NetFoldError):
