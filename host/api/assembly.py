@@ -82,6 +82,8 @@ class Parts:
         self.membership.leave(self.dispatch.stats(), "" if broken is None else str(broken), last)
         if broken is None:  # else the others have heard why, or hear it from the ranks that are to blame
             self.dispatch.leave(last)
+            if self.rails is not None:
+                self.rails.leave(last)
         self.dispatch.close()
         self.membership.close()
 

@@ -251,6 +251,11 @@ class MultiRail:
             lanes += f" ({', '.join(self.whole)}: of 32)"
         return f"{nbytes} bytes{lanes}: {split.text}; known: {self._costs.known(self.live)}{''.join(down)}"
 
+    def leave(self, why: str) -> None:
+        """Lets the controller of each rail's plane tell the other ranks why this one leaves, once it is closed."""
+        for index in self._rails.live:
+            self._rails[index].leave(why)
+
     def close(self) -> None:
         if self._closed:
             return

@@ -56,6 +56,8 @@ class OpenRail:
         self.name = str(spec)
         self._closing = threading.Lock()
         self._closed = False
+        self._last = ""
+        """After what this rank leaves, for the others."""
         self._membership: Membership | None = None
         self._carried: Callable[[], dict[str, int]] = dict
         if spec.kind == "verbs":
@@ -214,6 +216,9 @@ class OpenRail:
     def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
         return self._rail.describe(nbytes, lane_bits)
 
+    def leave(self, why: str) -> None:
+        self._last = why
+
     def close(self) -> None:
         with self._closing:
             if self._closed:
@@ -224,7 +229,7 @@ class OpenRail:
         self._between.close()
         self.others.close()
         if self._membership is not None:
-            self._membership.leave(replace(stats, by_rail=self._carried()))
+            self._membership.leave(replace(stats, by_rail=self._carried()), last=self._last)
             self._membership.close()
 
     def __str__(self) -> str:

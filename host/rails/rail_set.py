@@ -59,6 +59,10 @@ class WatchedRail(Rail, Protocol):
         number  of the operation, the same on all ranks
         """
 
+    def leave(self, why: str) -> None:
+        """This rank leaves in order, after this: the controller of the rail's plane tells the others once it is closed.
+        """
+
     def watched_by(self, watch: Callable[[float], None] | None) -> None:
         """From now on ``watch`` is called on the rail's own thread, at least every 10 ms while an allreduce waits, with
         the monotonic seconds of its last progress; what it raises ends the allreduce at once, and the rail for good.

@@ -18,7 +18,7 @@ import support
 from netfold.host.job_secret import draw
 from netfold.rpc import rpc
 from netfold.testing import LoopbackSwitch
-from netfold.wire.jobs import SERVICE, Done, Event, Join, Leave, Peer, Plan, RankReport, Watch, Watching
+from netfold.wire.jobs import SERVICE, Done, Event, Join, Leave, Peer, Plan, RankLeft, RankReport, Watch, Watching
 
 SLOTS = 64
 FORKED: Final = """
@@ -73,7 +73,8 @@ class LoopbackJobs:
         self._world = world
         self._secret = draw()
         self._complete = asyncio.Event()
-        self.left: dict[int, asyncio.Event] = {rank: asyncio.Event() for rank in range(world)}
+        self._events: dict[int, asyncio.Queue[Event | None]] = {rank: asyncio.Queue() for rank in range(world)}
+        """What each rank's stream has to say next; None ends it."""
         self.reports: dict[int, RankReport] = {}
 
     def methods(self) -> dict[str, rpc.Method]:
@@ -100,12 +101,17 @@ class LoopbackJobs:
         return Done()
 
     async def leave(self, request: Leave) -> Done:
-        self.left[request.rank].set()
+        for rank, events in self._events.items():
+            if rank == request.rank:
+                events.put_nowait(None)
+            elif not request.reason:
+                events.put_nowait(RankLeft(request.rank, self.joins[request.rank].address, "", request.last))
         return Done()
 
     async def watch(self, request: Watch) -> AsyncGenerator[Event, None]:
         yield Watching()
-        await self.left[request.rank].wait()
+        while (event := await self._events[request.rank].get()) is not None:
+            yield event
 
 
 @contextmanager

@@ -120,7 +120,7 @@ def test_a_rank_that_is_behind_is_not_to_blame() -> None:
     ]
     detector = MissingRankDetector(states[0], FakeChannels(3), [1, 2], timeout=1.0)
     answers = {rank: states[rank].answer(question) for rank in (1, 2)}
-    with pytest.raises(CollectiveTimeout, match=r"^Timed out: nothing moved for 1 s: rank 2 answers, and has not called"):
+    with pytest.raises(CollectiveTimeout, match=r"^Timed out: nothing moved for 1 s: rank 2 answers, and has not"):
         detector.check(answers, [1, 2], 1.5)
     detector.check({1: answers[1]}, [1], 1.5)
     with pytest.raises(CollectiveTimeout, match="rank 1 is behind"):

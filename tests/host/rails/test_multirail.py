@@ -18,6 +18,8 @@ from netfold.host.operation.request import AllreduceRequest
 from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.rank_state import AgreementOutcome, Question, QuestionKind
 from netfold.host.rails.shares import Figure
+from netfold.testing import on_every_rank
+from support.loopback_rails import loopback_planes
 from support.ports import wait_for
 from support.rails import Death, Plane, Ranks, on_ranks
 
@@ -264,6 +266,20 @@ def test_a_rank_that_is_gone_is_named() -> None:
             ranks.rails[rank].allreduce(AllreduceRequest(ones, total, INT32_SUM, 1))
 
     on_ranks(3, call)
+
+
+def test_a_rank_that_leaves_in_order_is_not_lost() -> None:
+    """The others hear after which operation it has left, from the controllers of all planes."""
+    with loopback_planes(["innet", "innet"], 2) as planes:
+        comms = planes.join(timeout=30.0)
+        try:
+            on_every_rank(comms, lambda comm: comm.allreduce(np.ones(9, np.int32)))
+            comms[1].close()
+            with pytest.raises(PeerLost, match=r"rank 1 at .* left after operation 1\b"):
+                comms[0].allreduce(np.ones(9, np.int32))
+        finally:
+            for comm in comms:
+                comm.close()
 
 
 def test_cold_and_hot_starts_both_end_with_known_rates() -> None:
