@@ -215,7 +215,7 @@ class Jobs:
         elif job.state == "active":
             job.state = "leaving"
         job.notify()
-        if not request.reason and not job.left_early:  # what failed, those know who are to blame
+        if request.last and not request.reason:  # what failed, those know who are to blame
             join = job.joins[request.rank]
             host = self._fabric.host_at(join.address)
             said = RankLeft(request.rank, join.address, host.name if host else "", request.last)

@@ -79,13 +79,16 @@ class Parts:
             return
         broken = self.sequencer.broken
         last = self.sequencer.last_words(reason)
-        self.membership.leave(self.dispatch.stats(), "" if broken is None else str(broken), last)
-        if broken is None:  # else the others have heard why, or hear it from the ranks that are to blame
-            self.dispatch.leave(last)
-            if self.rails is not None:
-                self.rails.leave(last)
-        self.dispatch.close()
-        self.membership.close()
+        try:
+            why = "" if broken is None else str(broken).encode(errors="replace").decode()
+            self.membership.leave(self.dispatch.stats(), why, last)
+            if broken is None:  # else the others have heard why, or hear it from the ranks that are to blame
+                self.dispatch.leave(last)
+                if self.rails is not None:
+                    self.rails.leave(last)
+        finally:
+            self.dispatch.close()
+            self.membership.close()
 
 
 @dataclass(frozen=True)

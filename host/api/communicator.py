@@ -12,6 +12,7 @@ Where a rank is lost, those that are left ``shrink`` to a communicator of their 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import socket
 import sys
@@ -37,6 +38,8 @@ from netfold.host.rails.planes import RailSpec
 from netfold.host.selection.choice import Collective
 from netfold.wire.flight import OperationRecord
 from netfold.wire.jobs import Plan
+
+log = logging.getLogger("netfold")
 
 OnLoss = Literal["raise", "shrink"]
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
@@ -369,7 +372,10 @@ def _leave_at_exit() -> None:
     """Leaves in order where nothing is under way; else the others take the end of the process for what it is."""
     for comm in list(_open):
         if comm._parts.sequencer.idle:
-            comm.close(end_of_process())
+            try:
+                comm.close(end_of_process())
+            except Exception:  # the others are to be closed, too
+                log.exception("%r could not be closed", comm)
 
 
 os.register_at_fork(after_in_child=_open.clear)

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 
 from netfold.host.errors import Aborted, Busy, Closed, CollectiveTimeout, NetFoldError, RanksChanged
 from netfold.host.forked import closed_in_child, ends_in_child
+from netfold.host.mesh.connection import printable
 from netfold.host.tracing.flight import Flight
 from netfold.host.tracing.timeline import QUEUED
 
@@ -324,7 +325,7 @@ class OperationSequencer:
         """
         done = [operation.number for operation in self.flight.operations() if operation.number and not operation.group]
         said = f"after operation {done[-1]}" if done else "before its first operation"
-        return f"{said}: {reason}" if reason else said
+        return f"{said}: {printable(reason)}" if reason else said
 
     def _wait_for_others(self) -> bool:
         """Waits until no other thread is inside an operation, whose arrays and sockets are in use.  Returns whether the

@@ -36,16 +36,15 @@ def problem(peers: Sequence[Peer], machines: Sequence[str] = ()) -> str:
             return f"rank {peer.rank}, at {peer.address!r:.80} and {peer.tcp!r:.80}: {error}; {_remedy(peer.rank)}"
         if (other := taken.setdefault(peer.tcp, peer.rank)) != peer.rank:
             return f"ranks {other} and {peer.rank} both listen at {peer.tcp}: {_remedy(peer.rank)}"
-    for kind, inside in (
-        (_ONE_MACHINE, [rank for rank, address in places.items() if address.is_loopback]),
-        (_ONE_LINK, [rank for rank, address in places.items() if address.is_link_local]),
-    ):
+    known = bool(machines) and UNKNOWN not in machines
+    kinds = {_ONE_LINK: [rank for rank, address in places.items() if address.is_link_local]}
+    if not known:  # else a loopback address is right where all ranks are on its machine
+        kinds[_ONE_MACHINE] = [rank for rank, address in places.items() if address.is_loopback]
+    for kind, inside in kinds.items():
         outside = [rank for rank in places if rank not in inside]
         if inside and outside:
             return _mixed(inside[0], kind, outside[0], places)
-    if machines and UNKNOWN not in machines:
-        return _across(places, dict(zip(places, machines, strict=True)))
-    return ""
+    return _across(places, dict(zip(places, machines, strict=True))) if known else ""
 
 
 def _across(places: Mapping[int, IPv4Address], machines: Mapping[int, str]) -> str:

@@ -49,6 +49,8 @@ class ControllerChannel:
         for address in addresses:
             tls.check(address, token=bool(metadata))
         self._addresses = list(addresses)
+        self._numbers = [number for address in addresses for number in _in_numbers(address)]
+        """The same, without names: a forked child cannot ask for those."""
         self._metadata = metadata
         self._place = 0
         self._lock = threading.Lock()
@@ -65,7 +67,7 @@ class ControllerChannel:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.channel))
         ControllerChannel._works &= self._closed
         self._lock, self._closed = threading.Lock(), True
-        disconnect(_connections_to(self._addresses))
+        disconnect(_connections_to(self._numbers))
 
     @property
     def addresses(self) -> list[str]:
@@ -85,6 +87,7 @@ class ControllerChannel:
                 continue
             with self._lock:
                 self._addresses.append(address)
+                self._numbers += _in_numbers(address)
         self._watch_for_hangs()
 
     def _watch_for_hangs(self) -> None:
@@ -154,9 +157,20 @@ class ControllerChannel:
                         CLOSE_SECONDS)
 
 
+def _in_numbers(address: str) -> list[str]:
+    """The address, or where it has a host's name those that the name stands for now."""
+    host, _, port = address.rpartition(":")
+    if address.startswith("unix:"):
+        return [address]
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+    except OSError:  # gRPC's own error names it
+        return []
+    return [f"{one[4][0]}:{port}" for one in found]
+
+
 def _connections_to(addresses: Sequence[str]) -> Iterator[int]:
-    """Descriptors of this process that are connected to one of these addresses; of a host that is given by its name,
-    those to its port."""
+    """Descriptors of this process that are connected to one of these addresses, which have no names of hosts."""
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
@@ -168,9 +182,8 @@ def _connections_to(addresses: Sequence[str]) -> Iterator[int]:
                 if address.startswith("unix:"):
                     same = isinstance(peer, str) and peer == address.removeprefix("unix:").replace("//", "", 1)
                 else:
-                    same = isinstance(peer, tuple) and str(peer[1]) == port and (
-                        not host[-1:].isdigit() or peer[0].removeprefix("::ffff:") == host.strip("[]")
-                    )
+                    same = (isinstance(peer, tuple) and str(peer[1]) == port
+                            and peer[0].removeprefix("::ffff:") == host.strip("[]"))
                 if same:
                     yield int(name)
 

@@ -7,6 +7,7 @@ A rank leaves it only where another controller serves already: a standby that ha
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -15,6 +16,8 @@ from typing import Final
 import grpc
 
 from netfold.rpc import channel as tls
+
+log = logging.getLogger("netfold")
 
 INTERVAL: Final = 2.0
 """Seconds between two looks at the other addresses, where nobody listens as a rule: they refuse at once."""
@@ -59,7 +62,10 @@ class HangWatch:
 
     def _run(self) -> None:
         while not self._closed.wait(INTERVAL):
-            self.look()
+            try:
+                self.look()
+            except Exception:  # a certificate that is just exchanged: the next look may succeed
+                log.warning("cannot look whether the controller hangs", exc_info=True)
 
 
 def takes_connections(address: str) -> bool:

@@ -35,9 +35,9 @@ class Membership:
         """The connection to the controller, or None."""
         return self._client
 
-    def job_error(self) -> NetFoldError | None:
-        """What has ended the job according to the controller, or None."""
-        return None if self._watcher is None else self._watcher.job_error()
+    def job_error(self, left: bool = True) -> NetFoldError | None:
+        """What has ended the job according to the controller, or None; ``left`` as of ``Watcher.job_error``."""
+        return None if self._watcher is None else self._watcher.job_error(left)
 
     def lost_rank(self) -> tuple[int, str] | None:
         """A rank that the controller has lost, and how, or None."""

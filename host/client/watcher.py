@@ -76,10 +76,13 @@ class Watcher:
         """How often a controller has said that it watches this rank."""
         return self._registrations
 
-    def job_error(self) -> NetFoldError | None:
+    def job_error(self, left: bool = True) -> NetFoldError | None:
         """The first event that ended the job for this rank, or after which no operation of all ranks can end, as an
-        exception; None while all is well."""
-        return self._job_error or self._left_error
+        exception; None while all is well.
+
+        left  whether a rank that has left in order counts, as for operations of all ranks
+        """
+        return self._job_error or (self._left_error if left else None)
 
     def lost_rank(self) -> tuple[int, str] | None:
         """The first rank of which the controller has said that it is lost, and how; None while it has of none."""

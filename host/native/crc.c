@@ -63,17 +63,17 @@ bool nf_icrc_holds(const uint8_t *packet, size_t n, const nf_route *route, uint1
 }
 
 bool nf_icrc_holds_for_some(const uint8_t *packet, size_t n, const nf_route *route, uint16_t *id, uint16_t ids) {
-    if (nf_icrc_holds(packet, n, route, *id)) return true;
     masked_headers m = mask(packet, n, route, 0);
     /* all behind the IPv4 header, once for all IDs */
     size_t rest = sizeof m.udp + n - NF_ICRC_BYTES;
     uint32_t crc = ss_crc32(0, m.udp, sizeof m.udp + sizeof m.bth), factor = ss_crc32_factor((uint32_t)rest);
     crc = ss_crc32(crc, packet + NF_BTH_BYTES, n - NF_BTH_BYTES - NF_ICRC_BYTES);
-    for (uint16_t i = 0; i < ids; i++) {
-        nf_put16(m.ip + 4, i);
+    for (uint32_t i = 0; i <= ids; i++) {
+        uint16_t tried = i ? (uint16_t)(i - 1) : *id;
+        nf_put16(m.ip + 4, tried);
         uint32_t before = ss_crc32(0, m.ones, sizeof m.ones + sizeof m.ip);
         if (ss_crc32_join(before, factor, crc) != on_wire(packet + n - NF_ICRC_BYTES)) continue;
-        *id = i;
+        *id = tried;
         return true;
     }
     return false;

@@ -75,7 +75,7 @@ def held(array: Array) -> str:
     """What an array holds, for ranks to compare: its dtype's name, or that of the elements whose bytes it has
     (``as_held``)."""
     metadata = array.dtype.metadata
-    return metadata[HELD] if metadata else dtype_name(array.dtype)
+    return metadata[HELD] if metadata and HELD in metadata else dtype_name(array.dtype)
 
 
 def as_held(data: Flat, element: str = "") -> Flat:

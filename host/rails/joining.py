@@ -89,8 +89,8 @@ def join_rails(
         if file and rank == 0:
             saved_figures.write(f"{file}.rails", key, figures)
 
-    def job_error() -> NetFoldError | None:
-        told = [error for rail in rails if (error := rail.job_error()) is not None]
+    def job_error(left: bool) -> NetFoldError | None:
+        told = [error for rail in rails if (error := rail.job_error(left)) is not None]
         return told[0] if len(told) == len(rails) else None  # a rank is gone where all planes say so
 
     try:

@@ -40,12 +40,12 @@ class MissingRankDetector:
 
     others     their numbers
     timeout    seconds without progress after which ranks that are silent or absent count as missing
-    job_error  returns what has ended the job on all planes, or None
+    job_error  returns what has ended the job on all planes, or None; given whether ranks that have left in order end it
     """
 
     def __init__(
         self, state: RankState, channel: OutOfBandChannel, others: Sequence[int], *, timeout: float,
-        job_error: Callable[[], NetFoldError | None] = lambda: None,
+        job_error: Callable[[bool], NetFoldError | None] = lambda left: None,
     ) -> None:
         self._state, self._channel, self._job_error = state, channel, job_error
         self.others = others
@@ -99,10 +99,13 @@ class MissingRankDetector:
             why = f"nothing moved for {self.timeout:g} s: {'; '.join(missing)}"
             raise self._give_up(CollectiveTimeout(why), why)
 
-    def check_job(self, quiet: float) -> None:
+    def check_job(self, quiet: float, *, left: bool = True) -> None:
         """Raises what has ended the job on all planes, where nothing has moved for ``quiet`` seconds, which are many
-        enough."""
-        if quiet > GONE_SECONDS and (error := self._job_error()) is not None:
+        enough.
+
+        left  whether a rank that has left in order ends it: it may be none of a group's
+        """
+        if quiet > GONE_SECONDS and (error := self._job_error(left)) is not None:
             raise self._give_up(type(error)(str(error)), str(error))
 
     def _give_up(self, error: NetFoldError, why: str) -> NetFoldError:

@@ -133,9 +133,12 @@ class OpenRail:
             plan, address, port_of(address), timeout=patience, control=control, timeline=timeline, lane_bits=bits
         )
 
-    def job_error(self) -> NetFoldError | None:
-        """What has ended the rail's job, according to the plane's controller, or None."""
-        return None if self._membership is None else self._membership.job_error()
+    def job_error(self, left: bool) -> NetFoldError | None:
+        """What has ended the rail's job, according to the plane's controller, or None.
+
+        left  whether a rank that has left in order ends it, as for operations of all ranks
+        """
+        return None if self._membership is None else self._membership.job_error(left)
 
     def watched_by(self, watch: Callable[[float], None] | None) -> None:
         """Sets the function that watches the rail (``rail_set.WatchedRail``)."""

@@ -52,12 +52,12 @@ class OutOfBand:
 
     state      answers for this rank
     channel    asks the others
-    job_error  returns what has ended the job on all planes, or None
+    job_error  returns what has ended the job on all planes, or None; given whether ranks that have left in order end it
     """
 
     state: RankState
     channel: OutOfBandChannel
-    job_error: Callable[[], NetFoldError | None] = lambda: None
+    job_error: Callable[[bool], NetFoldError | None] = lambda left: None
 
 
 @dataclass(frozen=True)

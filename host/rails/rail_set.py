@@ -242,7 +242,7 @@ class RailSet:
         if why is not None:
             raise why if isinstance(why, NetFoldError) else NetFoldError(f"interrupted ({why!r})")
         if not self._state.carries(index):  # what is under way on its mesh is of some ranks alone, or between two
-            self._detector.check_job(self._clock() - moved)
+            self._detector.check_job(self._clock() - moved, left=False)
             return
         position, name = self.position, self.names[index]
         if self._state.fenced(position):

@@ -217,6 +217,7 @@ def test_a_child_keeps_no_connection_to_the_controller_and_joins_nothing_through
         where = f"{host}:{port}"
         assert list(controller_channel._connections_to([where])) == [kept.fileno()]
         assert list(controller_channel._connections_to([f"{host}:{port + 1}", f"unix:/{where}"])) == []
+        assert f"127.0.0.1:{port}" in controller_channel._in_numbers(f"localhost:{port}")
         client = JobClient(where)
         try:
             assert in_child(lambda: os.readlink(f"/proc/self/fd/{kept.fileno()}")) == "returned /dev/null"

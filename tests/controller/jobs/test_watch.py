@@ -61,6 +61,23 @@ def test_the_slots_of_a_job_whose_ranks_are_all_gone_are_freed(tmp_path: Path) -
     run(story())
 
 
+def test_ranks_that_are_inside_an_operation_hear_of_one_that_leaves(tmp_path: Path) -> None:
+    """They cannot settle, since it never called theirs: without the word they would wait for their time-out."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(3)
+            watchers = [await r.watch(plan) for plan in plans]
+            for watcher in watchers[1:]:
+                watcher.settles = False
+            plan, last = plans[0], "after operation 3: its process ended by ValueError"
+            await r.call("Leave", Leave("j", 0, plan.epoch, secret=plan.rank_secret, last=last), Done)
+            for watcher in watchers[1:]:
+                assert await watcher.next() == RankLeft(0, r.fabric.hosts[0].address, "h1", last)
+
+    run(story())
+
+
 def test_a_rank_that_leaves_is_not_taken_for_dead(tmp_path: Path) -> None:
     """Its Watch ends well; the others are told that it has left, and after what, but of no loss, however it ends
     afterwards; who watches later learns it as well."""

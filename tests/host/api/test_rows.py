@@ -238,6 +238,14 @@ def test_a_rank_that_calls_another_collective_ends_all_by_name() -> None:
             assert "collective all_gather .. broadcast" in str(error)
 
 
+def test_a_dtype_with_notes_of_another_library_is_moved() -> None:
+    """Metadata that is not ours says nothing of the elements."""
+    noted = np.dtype(np.float32, metadata={"h5py": "enum"})
+    with loopback_job(2, rail="tcp") as comms:
+        for got in on_every_rank(comms, lambda comm: comm.broadcast(np.full(3, comm.rank, noted))):
+            np.testing.assert_array_equal(got, np.zeros(3, np.float32))
+
+
 @pytest.mark.parametrize("rail", ["tcp", "innet"])
 @pytest.mark.parametrize("kind", ["broadcast", "all_gather", "gather", "scatter", "all_to_all"])
 def test_what_is_moved_has_one_dtype_on_all_ranks(rail: RailName, kind: str) -> None:

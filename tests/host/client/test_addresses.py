@@ -68,6 +68,7 @@ def test_the_address_of_the_fabric_counts_beside_that_of_the_listener() -> None:
     (["172.17.0.2:4000", "172.17.0.3:1", "172.17.0.2:4001"], ["a", "b", "c"],
      "ranks 0 and 2 have one address, 172.17.0.2, on different machines: set NETFOLD_ADDRESS of rank 0 and rank 2"),
     (["127.0.0.1:1", "127.0.0.1:2"], ["a", "a"], ""),
+    (["127.0.0.1:1", "172.17.0.2:2"], ["a", "a"], ""),
     (["127.0.0.1:1", "127.0.0.1:2"], ["a", "?"], ""),
     (["10.0.0.1:1", "10.0.0.1:2", "10.0.0.2:1"], ["a", "a", "b"], ""),
 ])

@@ -148,11 +148,13 @@ def test_the_arbiter_grants_all_rails_but_the_last() -> None:
 
 def test_what_no_rail_carries_with_all_ranks_ends_when_all_controllers_have_lost_one() -> None:
     """An operation of some ranks, or between two, waits on a rail's mesh, where nobody is asked for: the controllers'
-    word ends it all the same, once nothing has moved for a while."""
+    word ends it all the same, once nothing has moved for a while.  One that has left in order may be none of them."""
     told: list[NetFoldError] = []
+    left = PeerLost("rank 1 left")
     channels = FakeChannels(2)
     detector = MissingRankDetector(
-        channels.states[0], channels, [1], timeout=TIMEOUT, job_error=lambda: told[0] if told else None
+        channels.states[0], channels, [1], timeout=TIMEOUT,
+        job_error=lambda ranks_left: told[0] if told else left if ranks_left else None,
     )
     rails = RailSet(
         [Fake(Plane(2), 0)], ["rail0"], channels.states[0], detector, None, stall=STALL_SECONDS, clock=lambda: 100.0
