@@ -48,7 +48,7 @@ _FILES: Final = Path("/proc/self/fd")
 _TCP: Final = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
 _CREDENTIALS: Final = struct.Struct("3i")
 _RECEIVED: Final = struct.Struct("=128xQ")
-"""tcpi_bytes_received of struct tcp_info (linux/tcp.h)."""
+"""Offset of tcpi_bytes_received in the kernel's struct tcp_info."""
 _PREFACE_BYTES: Final = 24 + 9
 """The client's connection preface, RFC 9113, 3.4, with an empty SETTINGS frame."""
 

@@ -108,6 +108,7 @@ NOT_RUN: Final[dict[str, tuple[str, ...]]] = {
     "not whole: the page shows which command, and leaves the rest to the reader": (
         "netfold bench NAME", "netfold bench train ...", "netfold run ...", "netfold fault ...",
         "netfold paths show|mode|planner|set", "netfold up --probe --misses", "netfold up FABRIC.toml",
+        "netfold up FILE",
         "netfold run --rails ... -- python train.py", "softswitch --no-p4 -i 1@eth1 ...",
         "softswitch run prog.p4 --thrift-port 9090 ...", "softswitch run prog.p4 ... --trace -", "netfold run --paths",
         "netfold run --timeout", "netfold run --topo", "netfold run --fabric",

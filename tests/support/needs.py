@@ -159,6 +159,7 @@ NEEDS: Final[dict[str, Need]] = {
     "bmv2": Need("build p4lang's p4c and behavioral-model with PI", ("p4c-bm2-ss", "simple_switch_grpc")),
     "p4c": Need("build p4lang's p4c", ("p4c-bm2-ss",)),
     "thrift": Need("build behavioral-model with Thrift", ("p4c-bm2-ss", "simple_switch_grpc"), check=_thrift),
+    "simple_switch": Need("build behavioral-model's simple_switch", ("simple_switch",)),
     "torch": Need("pip install torch", modules=("torch",)),
     "expecttest": Need("pip install expecttest", modules=("torch", "expecttest")),
     "torchft": Need("pip install torchft parameterized", modules=("torch", "torchft", "parameterized")),

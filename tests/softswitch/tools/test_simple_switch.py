@@ -98,7 +98,7 @@ def test_every_refused_or_ignored_option_says_so(tmp_path: Path, capsys: pytest.
         assert (f"option '--{option.name}' has no effect here" in capsys.readouterr().err) == (option.name in IGNORED)
 
 
-@pytest.mark.needs("bmv2")
+@pytest.mark.needs("bmv2", "simple_switch")
 @pytest.mark.parametrize(("name", "target"), [("simple_switch", TARGET), ("simple_switch_grpc", TARGET_GRPC)])
 def test_the_options_are_those_that_bmv2_lists(name: str, target: tuple[Option, ...]) -> None:
     """Each that --help names, short ones too; ours beyond those are of builds of BMv2 with more in them."""

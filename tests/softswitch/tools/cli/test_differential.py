@@ -88,7 +88,7 @@ def test_our_command_line_says_what_is_wrong(ours: int) -> None:
         assert words in said
 
 
-@pytest.mark.needs("bmv2")
+@pytest.mark.needs("bmv2", "simple_switch")
 def test_four_pairs_of_command_line_and_switch_say_the_same(bmv2: int, ours: int, tmp_path: Path) -> None:
     """BMv2's command line and ours, to BMv2 and to ours: one text, to the byte."""
     theirs = shutil.which("simple_switch_CLI")
@@ -101,7 +101,7 @@ def test_four_pairs_of_command_line_and_switch_say_the_same(bmv2: int, ours: int
         assert say(OURS, again.port) == said
 
 
-@pytest.mark.needs("bmv2")
+@pytest.mark.needs("bmv2", "simple_switch")
 def test_our_command_line_controls_bmv2(bmv2: int, ours: int) -> None:
     """Ours says the same to either switch."""
     assert say(OURS, bmv2) == say(OURS, ours)
