@@ -3,11 +3,15 @@
 
     failure report = header: FAILURE_REPORT | rank concerned | reporting rank | reason     passed on to all connected
     ranks
-    farewell       = header: FAREWELL | rank that leaves | reporting rank | when and why
+    farewell       = header: FAREWELL | rank that leaves | the same    | when and why      to its connected peers alone
 
 By failure reports (``failure_reports``) every rank can name a rank that died or never called.  The report of a lost
 rank ends the operation on every rank that it reaches; after a timeout each rank reports which ranks it waits for,
 collects the reports of the others, and follows the wait-for graph to the ranks that reported nothing.
+
+A farewell is not passed on: where it lay unread at a peer that closes, the kernel would reset that connection, and drop
+what the peer has not received of operations that had completed.  A rank that is not connected to the one that leaves
+hears of it from the controller.
 
 Messages travel over the same connections in ``tcp.TcpMesh``; ``roce.mesh.RoceMesh`` uses them for failure reports
 alone.
@@ -96,22 +100,10 @@ class ConnectedMesh(PolledMesh):
         hint = LEFT_HINT if why.startswith("left ") else PEER_LOST_HINT
         return self._fail(PeerLost, f"rank {rank} {why}; {missing or 'no message was awaited'}. {hint}")
 
-    def _receive_farewell(self, link: PeerConnection, whom: int, why: str) -> None:
-        """Records that a rank has left, and passes it on.  A peer's own word comes after all that it has sent."""
-        if whom == link.rank:
-            link.say_left(f"left {why}")
-        if whom in self._links and self._reports.add_left(whom, why):
-            self._send_report(self.rank, whom, why, kind=FAREWELL)
-
     def _why_gone(self, link: PeerConnection) -> str:
         if link.left or link.rank not in self._reports.left:
             return link.left or f"is lost: {link.lost}"
         return f"left {self._reports.left[link.rank]}"
-
-    def _poll_once(self, seconds: float) -> bool:
-        for rank in self._reports.left:
-            self._drop_unconnected(rank, "it has left")
-        return super()._poll_once(seconds)
 
     def _drop_unconnected(self, rank: int, why: str) -> None:
         """A rank is gone: where it was never connected, nothing can come of it any more."""
@@ -122,6 +114,7 @@ class ConnectedMesh(PolledMesh):
     def _ask_controller(self) -> None:
         for rank, why in self._ranks_left().items():
             self._reports.add_left(rank, why)
+            self._drop_unconnected(rank, "it has left")
         if (lost := self._lost_rank()) is not None:
             self._drop_unconnected(*lost)
             self._report_lost_rank(*lost)
@@ -163,8 +156,8 @@ class ConnectedMesh(PolledMesh):
         """Sends all failure reports to a peer that is connected only now."""
         for who, whom, why in list(self._reports.all()):  # sending reports may add more of them
             self._send_report(who, whom, why, only=link)
-        for whom, why in list(self._reports.left.items()):
-            self._send_report(self.rank, whom, why, only=link, kind=FAREWELL)
+        if self.rank in self._reports.left:
+            self._send_report(self.rank, self.rank, self._reports.left[self.rank], only=link, kind=FAREWELL)
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def begin(self, call: Call) -> None:
@@ -183,7 +176,8 @@ class ConnectedMesh(PolledMesh):
         self._error = self._error or self._fail(NetFoldError, f"gave up ({type(error).__name__}: {error}); join anew")
         self._call = IDLE
         # Peers with posted messages that have not connected yet would otherwise blame this rank for being gone.
-        late = [link for link in self._links.values() if link.receives or link.sends]
+        late = [link for link in self._links.values()
+                if (link.receives or link.sends) and link.rank not in self._reports.lost_ranks]
         for link in self._links.values():
             if not announced and not link.connected and not link.lost and (link.receives or link.sends):
                 self._connect(link)  # without a connection it could not hear our report
@@ -201,20 +195,21 @@ class ConnectedMesh(PolledMesh):
     def _poll_while(self, seconds: float, while_: Callable[[], bool]) -> None:
         deadline = self._clock() + seconds
         while (left := deadline - self._clock()) > 0 and while_():
-            self._poll(left)
+            with contextlib.suppress(NetFoldError):  # a peer may be lost, and others still be waiting for this rank
+                self._poll(left)
 
     def leave(self, why: str) -> None:
         if self._error is not None or self._reports.announced:
             return
         self._reports.add_left(self.rank, why)  # for those that connect now
         farewell = HEADER.pack(FAREWELL, self.rank, self.rank, why.encode()[:TEXT_BYTES])
-        with contextlib.suppress(NetFoldError):  # others may have left, or be lost
-            for link in self._links.values():
-                if link.out is not None:
-                    link.sends.append(ControlMessage(memoryview(farewell), owned=True))
+        for link in self._links.values():
+            if link.out is not None:
+                link.sends.append(ControlMessage(memoryview(farewell), owned=True))
+                with contextlib.suppress(NetFoldError):  # this peer may be lost; the others are to hear it all the same
                     self._write(link)
-                    self._watch(link)
-            self._poll_while(REPORT_SECONDS, lambda: any(link.sends for link in self._links.values()))
+                self._watch(link)
+        self._poll_while(REPORT_SECONDS, lambda: any(link.sends for link in self._links.values()))
 
     def close(self) -> None:
         self._error = self._error or Closed(f"job {self._plan.job!r}, rank {self.rank}: the mesh was closed")

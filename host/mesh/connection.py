@@ -23,7 +23,7 @@ HEADER = struct.Struct(f"!QQI{TEXT_BYTES}s")
 FAILURE_REPORT = (1 << 64) - 1
 """Call number that marks a header as a failure report, which has no payload (``connected``)."""
 FAREWELL = FAILURE_REPORT - 1
-"""Call number that marks a header as the word of a rank that has left in order; it has no payload either."""
+"""Call number that marks a header as the word of a peer that it leaves in order; it has no payload either."""
 REPORT_MARK = FAILURE_REPORT.to_bytes(8, "big")[:7]
 """The beginning of both headers."""
 
@@ -190,10 +190,8 @@ class PeerConnection(Arriving, Sending):
                 if self.header_bytes == HEADER.size:
                     number, second, third, text = HEADER.unpack(self.header)
                     self.header_bytes = 0
-                    if number == FAREWELL and second == self.rank:
+                    if number == FAREWELL:
                         self.say_left(f"left {text_of(text)}")
-                    elif number == FAREWELL:
-                        continue
                     elif number == FAILURE_REPORT:
                         reports.append((third, second, text_of(text)))
                     else:

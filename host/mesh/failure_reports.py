@@ -6,7 +6,7 @@
     wait   "rank 1 waits for rank 2"                       only all waits together, a wait-for graph, show who is at
            fault
 
-A rank passes each report on once, when it is new to it, and repeats all of them to ranks that connect later
+A rank passes each loss and wait on once, when it is new to it, and repeats all of them to ranks that connect later
 (``connected``).
 """
 
@@ -40,9 +40,9 @@ class FailureReports:
         self.lost_ranks.setdefault(whom, why)
         return new
 
-    def add_left(self, whom: int, why: str) -> bool:
-        """Records that rank ``whom`` has left in order.  Returns whether that is new."""
-        return self.left.setdefault(whom, why) is why
+    def add_left(self, whom: int, why: str) -> None:
+        """Records that rank ``whom``, this one or one of which the controller says so, has left in order."""
+        self.left.setdefault(whom, why)
 
     def add_wait(self, who: int, whom: int) -> bool:
         """Records that rank ``who`` waits for rank ``whom``.  Returns whether that is new."""

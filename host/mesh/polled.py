@@ -223,7 +223,7 @@ class PolledMesh(Mesh):
             number, whom, who, why = HEADER.unpack(link.header)
             link.expect_header()
             if number == FAREWELL:
-                self._receive_farewell(link, whom, text_of(why))
+                link.say_left(f"left {text_of(why)}")
             else:
                 self._receive_report(who, whom, text_of(why))
         else:
@@ -368,10 +368,6 @@ class PolledMesh(Mesh):
     @abstractmethod
     def _receive_report(self, who: int, whom: int, why: str) -> None:
         """Handles a failure report: the rank that reports, the rank concerned, and the reason."""
-
-    @abstractmethod
-    def _receive_farewell(self, link: PeerConnection, whom: int, why: str) -> None:
-        """Handles that a rank has left in order, as the peer says: the peer itself, or another one."""
 
     @abstractmethod
     def _ask_controller(self) -> None:

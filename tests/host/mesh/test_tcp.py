@@ -422,8 +422,8 @@ def test_short_messages_are_not_paced_by_bbr(monkeypatch: pytest.MonkeyPatch) ->
 
 # ---- ranks that leave -----------------------------------------------------------------------------------------------
 def test_a_rank_that_leaves_in_order_says_so() -> None:
-    """What it has sent arrives, though it is received later; who then waits for it hears after what it left, and ranks
-    that were never connected to it hear it from others."""
+    """What it has sent arrives, though it is received later; who then waits for it hears after what it left, and tells
+    ranks that were never connected to it."""
     got = np.zeros(300_000)
     with TcpRanks(4) as tcp:
         values(tcp.run(lambda mesh: allreduce(mesh, np.ones(8, np.float32), "ring")))  # neighbours are connected
@@ -447,8 +447,9 @@ def test_a_rank_that_leaves_in_order_says_so() -> None:
             assert "its own error" not in str(results[rank])
 
 
-def test_who_is_not_connected_hears_of_it_from_others() -> None:
-    """Rank 0 waits for a rank that would have to connect to it, and has left: it does not wait for the time-out."""
+def test_who_is_not_connected_hears_of_it_from_a_rank_that_waits() -> None:
+    """Rank 0 waits for a rank that would have to connect to it, and has left: rank 1, which that one has told, waits
+    for it as well and reports it, so that nobody waits for the time-out."""
     with TcpRanks(3, timeout=60.0) as tcp:
 
         def meet(mesh: Mesh) -> None:  # 0 with 1, and 1 with 2
@@ -472,6 +473,43 @@ def test_who_is_not_connected_hears_of_it_from_others() -> None:
         for told in tcp.run(wait, only=[0, 1])[:2]:
             assert isinstance(told, PeerLost)
             assert "rank 2 left after operation 2" in str(told)
+
+
+def test_a_rank_that_leaves_costs_no_data_between_two_others() -> None:
+    """Rank 1 knows that rank 2 has left, and has not received all that rank 0 has sent it: rank 0 may leave."""
+    given, got = np.arange(1 << 18, dtype=np.float64), np.zeros(1 << 18)
+    with TcpRanks(3) as tcp:
+        values(tcp.run(lambda mesh: allreduce(mesh, np.ones(8, np.float32), "ring")))
+        sender, receiver, leaver = tcp.meshes
+        for sock in receiver._links[0].sockets():
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)  # the rest stays with its sender's kernel
+        for mesh in (sender, receiver):
+            mesh.begin(Call(2, "message"))
+        sender.wait([sender.send(1, given)])
+        receives = receiver.receive(0, got)
+        for mesh in (leaver, sender):
+            mesh.leave("after operation 2")
+            mesh.close()
+            while not receiver._links[2].left:
+                receiver._read(receiver._links[2])
+        receiver.wait([receives])
+        np.testing.assert_array_equal(got, given)
+
+
+def test_a_peer_that_is_lost_keeps_no_farewell_from_the_others() -> None:
+    """Rank 1 gives up and resets its connection just before rank 0 leaves: rank 2 hears that rank 0 has left in
+    order."""
+    with TcpRanks(3) as tcp:
+        values(tcp.run(lambda mesh: allreduce(mesh, np.ones(8, np.float32), "ring")))
+        leaver, lost, other = tcp.meshes
+        leaver.begin(Call(2, "message"))
+        leaver.wait([leaver.send(1, np.ones(8))])  # never read, so that the kernel resets the connection
+        lost.abort(ValueError("wrong"))
+        leaver.leave("after operation 2")
+        for _ in range(100):
+            if not other._links[0].left:
+                other._poll(0.05)
+        assert other._links[0].left == "left after operation 2"
 
 
 def test_what_a_rank_says_as_it_leaves_is_printable_and_short() -> None:
