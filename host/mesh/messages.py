@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+from collections.abc import Callable
 
 from netfold.host.errors import RankMismatch
 from netfold.host.mesh.connection import HEADER, TEXT_BYTES, PeerConnection, Receive, text_of
@@ -74,13 +75,17 @@ class MessageMesh(TcpMesh):
         """
         self._advance()
 
-    def send_rest(self, seconds: float) -> int:
-        """Moves bytes until all that is posted is sent, or nothing has moved for so many seconds.  Returns the bytes
-        that are not sent then.  Raises as ``progress``."""
-        until = self._clock() + seconds
-        while (left := sum(map(self._unsent, self._links.values()))) and (now := self._clock()) < until:
-            if self._poll_once(until - now):
-                until = self._clock() + seconds
+    def send_rest(self, seconds: Callable[[], float]) -> int:
+        """Moves bytes until all that is posted is sent, or nothing has moved for so many seconds, which are asked for
+        anew whenever something has moved, and after ``wake``.  Returns the bytes that are not sent then.  Raises as
+        ``progress``."""
+        since = self._clock()
+        while left := sum(map(self._unsent, self._links.values())):
+            rest = since + seconds() - self._clock()
+            if rest <= 0:
+                break
+            if self._poll_once(rest):
+                since = self._clock()
         return left
 
     def wake(self) -> None:

@@ -9,6 +9,8 @@ is started at the first message.
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import threading
 import time
@@ -28,6 +30,8 @@ from netfold.host.mesh.sockets import listen
 from netfold.host.operation.arrays import Flat
 from netfold.host.torch.completion import Call, StartedOperation, on_our_thread
 from netfold.wire.jobs import Peer, Plan
+
+log = logging.getLogger("netfold")
 
 MOST_TAG = (1 << 32) - 1
 FLUSH_SECONDS = 5.0
@@ -116,7 +120,7 @@ class Messenger:
         """Why nothing can be posted any more."""
         self._closing = False
         """Whether nothing more is posted, and what is posted is being sent."""
-        self._flush_seconds = FLUSH_SECONDS
+        self._flush_seconds = math.inf
         self._unsent = ""
         """What was not sent when it was closed, in words."""
         self._forked: Closed | None = None
@@ -152,23 +156,26 @@ class Messenger:
 
     def close(self, flush: float = FLUSH_SECONDS) -> None:
         """Sends what was posted, and ends the thread and the connections.  Receives that are not done fail with Closed.
+        Any thread may call it, also beside another call.
 
-        flush  seconds without progress after which what is left is not sent; it fails with Closed, and this raises
-               CollectiveTimeout with its number, once all is closed
+        flush  seconds without progress after which what is left is not sent: it fails with Closed, and its number is
+               logged; the least of all calls counts
         """
         with self._lock:
-            self._closing, self._flush_seconds = True, flush
-            thread, self._thread = self._thread, None
+            self._closing, self._flush_seconds = True, min(flush, self._flush_seconds)
+            thread = self._thread
+            if thread is not None:
+                self._mesh.wake()
         if thread is not None:
-            self._mesh.wake()
             thread.join()
-        self._mesh.leave("when its process group was destroyed")
-        self._mesh.close()
         with self._lock:
+            self._thread = None
+            self._mesh.leave("when its process group was destroyed")
+            self._mesh.close()
             self._error = self._error or self._destroyed()
             unsent, self._unsent = self._unsent, ""
         if unsent:
-            raise CollectiveTimeout(f"{self._me}: its process group was destroyed, and {unsent}")
+            log.error("%s: its process group was destroyed, and %s", self._me, unsent)
 
     # ---- inside ------------------------------------------------------------------------------------------------------
     def _check(self, peer: int | None, tag: int) -> None:
@@ -229,7 +236,7 @@ class Messenger:
 
     def _send_rest(self, posted: list[TensorMessage]) -> None:
         """Sends what is posted, as long as that makes progress.  Raises what ends the mesh."""
-        left = self._mesh.send_rest(self._flush_seconds)
+        left = self._mesh.send_rest(lambda: self._flush_seconds)
         for one in [one for one in posted if one.pending is not None and one.pending.done]:
             posted.remove(one)
             one.end()

@@ -11,8 +11,10 @@ past the Python methods finds it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -67,6 +69,8 @@ class NetfoldGroup(dist.ProcessGroup):
         if together:
             warn_where_nothing_joins(communicator)
         self._say = PathLog(communicator)
+        self._ending = threading.RLock()
+        """Held by the thread that shuts the group down."""
         self.sequence_number = 0
         """The number of collectives that were called."""
         self._messenger = open_messenger(
@@ -201,18 +205,20 @@ class NetfoldGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Waits for what is under way, leaves the job, and lets go of all that it has; ``destroy_process_group`` calls
-        it.  Messages that were posted are sent.  Raises CollectiveTimeout where they cannot be, once all is closed;
-        receives that nobody has waited for end with an error.  A second call does nothing."""
-        if "communicator" not in self.__dict__:
+        it.  Messages that were posted are sent; those that cannot be end with an error, and their number is logged.
+        Receives that nobody has waited for end with an error.  A second call waits for the first, and does nothing."""
+        if "communicator" not in self.__dict__:  # as in a forked child, where another thread may have held the lock
             return
-        self._reducer.close()
-        try:
-            if self._messenger is not None:
-                self._messenger.close()
-        finally:
-            self.communicator.close()
-            self._inner.shutdown()
-            self.let_go("its process group was destroyed")
+        with self._ending:
+            if "communicator" not in self.__dict__:
+                return
+            with contextlib.ExitStack() as ends:  # the last one first, and each whatever another raises
+                ends.callback(self.let_go, "its process group was destroyed")
+                ends.callback(self._inner.shutdown)
+                ends.callback(self.communicator.close)
+                if self._messenger is not None:
+                    ends.callback(self._messenger.close)
+                ends.callback(self._reducer.close)
 
     def let_go(self, why: str) -> None:
         """Has nothing any more; calls are refused for this reason.
@@ -235,12 +241,18 @@ class NetfoldGroup(dist.ProcessGroup):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def abort(self) -> None:
-        """Ends what is under way with an error, and leaves the job; nothing where it has left it."""
-        if "communicator" in self.__dict__:
-            self.communicator.abort("its process group was aborted")
-            if self._messenger is not None:
-                self._messenger.close(flush=0.0)
-        self.shutdown()
+        """Ends what is under way with an error, a ``shutdown`` of another thread too, and leaves the job; nothing where
+        it has left it."""
+        communicator, messenger = (self.__dict__.get(name) for name in ("communicator", "_messenger"))
+        try:
+            if communicator is not None:
+                communicator.abort("its process group was aborted")
+        finally:
+            try:
+                if messenger is not None:
+                    messenger.close(flush=0.0)
+            finally:
+                self.shutdown()
 
     # ---- inside ------------------------------------------------------------------------------------------------------
     def _reduce(self, kind: str, tensors: Any, opts: Any, timeout: timedelta | None) -> dist._Work:

@@ -27,6 +27,7 @@ from netfold.host.errors import Closed, CollectiveTimeout, JoinRefused, PlanErro
 from netfold.host.job_secret import derive  # noqa: E402
 from netfold.host.torch.creation import create  # noqa: E402
 from netfold.host.torch.join import plan_by_store  # noqa: E402
+from netfold.host.torch.process_group import NetfoldGroup  # noqa: E402
 from netfold.host.torch.reducer import Reducer  # noqa: E402
 from netfold.host.torch.tensors import as_array, reduces  # noqa: E402
 from netfold.host.torch.work import TorchWork  # noqa: E402
@@ -358,3 +359,51 @@ def test_everyone_may_share_one_communicator() -> None:
 
     with loopback_job(2, rail="tcp") as comms:
         assert on_every_rank(comms, work) == [[2.0, 2.0]] * 2
+
+
+def test_an_abort_ends_a_shutdown_that_another_thread_has_begun(caplog: pytest.LogCaptureFixture) -> None:
+    """A shutdown that sends what nobody receives does not hold up an abort, nor raise, and all parts are closed."""
+    store = dist.HashStore()
+    with loopback_job(2, rail="tcp") as comms:
+        one, other = on_every_rank(comms, lambda comm: NetfoldGroup(store, comm, timedelta(seconds=20)))
+        messenger, inner = one._messenger, one._inner
+        ended: list[str] = []
+        one._inner = type("Inner", (), {"shutdown": lambda _: ended.append("inner")})()
+        unsent = one.send([torch.zeros(8 << 20)], 1, 0)
+        closing = threading.Thread(target=one.shutdown)
+        closing.start()
+        while not messenger._closing:
+            assert closing.is_alive()
+        one.abort()
+        closing.join(20)
+        assert not closing.is_alive()
+        assert ended == ["inner"]
+        with pytest.raises(Closed, match="1 messages"):
+            unsent.wait()
+        with pytest.raises(Closed, match="destroyed"):
+            _ = one.communicator
+        other.shutdown()
+        inner.shutdown()
+    assert "1 messages" in caplog.text
+
+
+def test_what_one_part_raises_at_the_end_keeps_no_other_part_open() -> None:
+    """Whatever the messenger or the communicator raises, the rest is closed, and the group has left."""
+    store = dist.HashStore()
+    with loopback_job(2, rail="tcp") as comms:
+        for group in on_every_rank(comms, lambda comm: NetfoldGroup(store, comm, timedelta(seconds=20))):
+            messenger, inner, ended = group._messenger, group._inner, []
+
+            def fail() -> None:
+                raise KeyError("cannot close")
+
+            messenger_like = type("Messenger", (), {"close": lambda _: fail()})()
+            inner_like = type("Inner", (), {"shutdown": lambda _, ended=ended: ended.append("inner")})()
+            group._messenger, group._inner = messenger_like, inner_like
+            with pytest.raises(KeyError, match="cannot close"):
+                group.shutdown()
+            assert ended == ["inner"]
+            with pytest.raises(Closed, match="destroyed"):
+                _ = group.communicator
+            messenger.close()
+            inner.shutdown()
