@@ -75,18 +75,13 @@ class MessageMesh(TcpMesh):
         """
         self._advance()
 
-    def send_rest(self, seconds: Callable[[], float]) -> int:
+    def send_rest(self, seconds: Callable[[], float]) -> None:
         """Moves bytes until all that is posted is sent, or nothing has moved for so many seconds, which are asked for
-        anew whenever something has moved, and after ``wake``.  Returns the bytes that are not sent then.  Raises as
-        ``progress``."""
+        anew whenever something has moved, and after ``wake``.  Raises as ``progress``."""
         since = self._clock()
-        while left := sum(map(self._unsent, self._links.values())):
-            rest = since + seconds() - self._clock()
-            if rest <= 0:
-                break
+        while any(map(self._unsent, self._links.values())) and (rest := since + seconds() - self._clock()) > 0:
             if self._poll_once(rest):
                 since = self._clock()
-        return left
 
     def wake(self) -> None:
         """Ends a ``progress`` or ``sleep`` of the mesh's thread, or its next one; any thread may call it."""

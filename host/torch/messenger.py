@@ -23,7 +23,6 @@ import torch.distributed as dist
 
 from netfold.host.errors import Closed, CollectiveTimeout
 from netfold.host.forked import closed_in_child, ends_in_child
-from netfold.host.mesh.connection import Receive
 from netfold.host.mesh.mesh import Mesh, Pending
 from netfold.host.mesh.messages import MessageMesh, OpenReceive
 from netfold.host.mesh.sockets import listen
@@ -44,13 +43,15 @@ class TensorMessage(StartedOperation):
     tensors  what it sends or fills
     finish   called once the bytes have arrived, before anybody is told
     forked   returns the error of messages that go on in the parent of this forked child alone; None elsewhere
+    nbytes   of a send; 0 of a receive
     """
 
     def __init__(
         self, what: str, tensors: list[torch.Tensor], finish: Callable[[], object] = lambda: None,
-        forked: Callable[[], Closed | None] = lambda: None,
+        forked: Callable[[], Closed | None] = lambda: None, nbytes: int = 0,
     ) -> None:
         self.what = what
+        self.nbytes = nbytes
         self._forked = forked
         self.tensors = tensors
         self.pending: Pending | None = None
@@ -137,7 +138,7 @@ class Messenger:
         """Posts a message to another rank.  Raises ValueError, and the error that ended an earlier message."""
         self._check(peer, tag)
         what = self._what(f"message of {data.nbytes} bytes to rank {peer}", tag)
-        message = TensorMessage(what, tensors, forked=lambda: self._forked)
+        message = TensorMessage(what, tensors, forked=lambda: self._forked, nbytes=data.nbytes)
         return self._post(message, lambda: self._mesh.send(peer, data, tag=tag))
 
     def receive(
@@ -203,6 +204,7 @@ class Messenger:
         posted: list[TensorMessage] = []
         try:
             while True:
+                closing = self._closing  # before what is posted is taken: nothing is posted after it
                 while (one := self._next()) is not None:
                     posted.append(one[0])
                     try:
@@ -215,7 +217,7 @@ class Messenger:
                     one_done.end()
                 if done:
                     continue  # what was posted meanwhile comes before a wait
-                if self._closing:
+                if closing:
                     self._send_rest(posted)
                     raise self._destroyed()
                 if posted:
@@ -225,25 +227,24 @@ class Messenger:
         except BaseException as error:
             with self._lock:
                 self._error = self._error or error
-                waiting = [message for message, _ in self._new]
+                left = [*posted, *(message for message, _ in self._new)]
                 self._new.clear()
+            self._unsent = self._unsent or _count(left, f"they ended with {type(error).__name__}")
             try:
                 if not isinstance(error, Closed):
                     self._mesh.abort(error)
             finally:
-                for one_left in [*posted, *waiting]:
+                for one_left in left:
                     one_left.end(error)
 
     def _send_rest(self, posted: list[TensorMessage]) -> None:
         """Sends what is posted, as long as that makes progress.  Raises what ends the mesh."""
-        left = self._mesh.send_rest(lambda: self._flush_seconds)
+        self._mesh.send_rest(lambda: self._flush_seconds)
         for one in [one for one in posted if one.pending is not None and one.pending.done]:
             posted.remove(one)
             one.end()
-        unsent = [one for one in posted if not isinstance(one.pending, Receive)]
-        if unsent:
-            self._unsent = (f"{len(unsent)} messages, {left} bytes, were not sent, since nothing moved for "
-                            f"{self._flush_seconds:g} s: their receivers did not receive them")
+        why = f"nothing moved for {self._flush_seconds:g} s: their receivers did not receive them"
+        self._unsent = _count(posted, why)
 
     def _destroyed(self) -> Closed:
         unsent = f", and {self._unsent}" if self._unsent else ""
@@ -255,6 +256,12 @@ class Messenger:
             if self._error is not None:
                 raise self._error
             return self._new.popleft() if self._new else None
+
+
+def _count(left: list[TensorMessage], why: str) -> str:
+    """How many of these messages are sends that are not done, in words; empty where none is."""
+    unsent = [one.nbytes for one in left if one.nbytes and not (one.pending is not None and one.pending.done)]
+    return f"{len(unsent)} messages, {sum(unsent)} bytes, were not sent, since {why}" if unsent else ""
 
 
 def open_messenger(

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -153,6 +155,47 @@ def test_what_cannot_be_sent_is_counted(caplog: pytest.LogCaptureFixture) -> Non
     (record,) = caplog.records
     assert record.levelname == "ERROR"
     assert re.search(r"rank 1: .* 1 messages, \d{6,} bytes, were not sent, since nothing moved", record.getMessage())
+
+
+def test_what_an_error_has_kept_from_being_sent_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """A rank that leaves, whose message is awaited, ends what was to be sent to another one: the log says so, too."""
+    with messengers(3) as (mine, _, leaver):
+        begun = send(leaver, np.ones(1), 0)
+        receive(mine, np.zeros(1), 2).wait(SOON)
+        begun.wait(SOON)
+        awaited, unsent = receive(mine, np.zeros(1), 2), send(mine, np.zeros(8 << 20), 1)
+        leaver.close()
+        for message in (awaited, unsent):
+            failing(message, PeerLost, "rank 2 left")
+        mine.close()
+    (record,) = caplog.records
+    assert f"1 messages, {64 << 20} bytes, were not sent, since they ended with PeerLost" in record.getMessage()
+
+
+def test_what_is_posted_just_before_the_end_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that is posted after the thread has looked for new ones, and before it sees that it is to end."""
+    with messengers(2) as (mine, other):
+        begun = send(mine, np.ones(1), 1)
+        receive(other, np.zeros(1), 0).wait(SOON)
+        begun.wait(SOON)
+        looked, closed, next_one = threading.Event(), threading.Event(), mine._next
+
+        def slow() -> Any:
+            one = next_one()
+            if one is None and not looked.is_set():
+                looked.set()
+                closed.wait(SOON)
+            return one
+
+        monkeypatch.setattr(mine, "_next", slow)
+        mine._mesh.wake()
+        assert looked.wait(SOON)
+        last, into = send(mine, np.array([7.0]), 1), np.zeros(1)
+        monkeypatch.setattr(mine._mesh, "wake", closed.set)  # close() has said that it is to end
+        mine.close()
+        receive(other, into, 0).wait(SOON)
+        last.wait(SOON)
+        assert into[0] == 7
 
 
 def test_a_close_beside_another_one_ends_both(caplog: pytest.LogCaptureFixture) -> None:

@@ -388,22 +388,20 @@ def test_an_abort_ends_a_shutdown_that_another_thread_has_begun(caplog: pytest.L
 
 
 def test_what_one_part_raises_at_the_end_keeps_no_other_part_open() -> None:
-    """Whatever the messenger or the communicator raises, the rest is closed, and the group has left."""
+    """Whatever the collectives or the messages end with, the rest is closed, and the group has left."""
     store = dist.HashStore()
     with loopback_job(2, rail="tcp") as comms:
         for group in on_every_rank(comms, lambda comm: NetfoldGroup(store, comm, timedelta(seconds=20))):
-            messenger, inner, ended = group._messenger, group._inner, []
+            messenger = group._messenger
 
-            def fail() -> None:
-                raise KeyError("cannot close")
+            class Wrong:
+                def close(self) -> None:
+                    raise KeyError("cannot close")
 
-            messenger_like = type("Messenger", (), {"close": lambda _: fail()})()
-            inner_like = type("Inner", (), {"shutdown": lambda _, ended=ended: ended.append("inner")})()
-            group._messenger, group._inner = messenger_like, inner_like
+            group._reducer = Wrong()
             with pytest.raises(KeyError, match="cannot close"):
                 group.shutdown()
-            assert ended == ["inner"]
+            with pytest.raises(Closed, match="destroyed"):
+                messenger.send(np.ones(8, np.uint8), 1 - group.rank(), 0, [])
             with pytest.raises(Closed, match="destroyed"):
                 _ = group.communicator
-            messenger.close()
-            inner.shutdown()
