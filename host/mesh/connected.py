@@ -199,7 +199,7 @@ class ConnectedMesh(PolledMesh):
                 self._poll(left)
 
     def leave(self, why: str) -> None:
-        if self._error is not None or self._reports.announced:
+        if self._error is not None or self._reports.announced or self.rank in self._reports.left:
             return
         self._reports.add_left(self.rank, why)  # for those that connect now
         farewell = HEADER.pack(FAREWELL, self.rank, self.rank, why.encode()[:TEXT_BYTES])

@@ -10,18 +10,30 @@ sender is posted: then it is read into memory of its own, so that the messages b
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import select
 import socket
+import struct
+import termios
+import time
 from collections.abc import Callable
 
 from netfold.host.errors import RankMismatch
+from netfold.host.mesh.arriving import TcpSocket
 from netfold.host.mesh.connection import HEADER, TEXT_BYTES, PeerConnection, Receive, text_of
 from netfold.host.mesh.mesh import Call, Pending, as_bytes
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.operation.arrays import Flat, held
 from netfold.wire.jobs import Plan
 
+DRAIN_SLICE_SECONDS = 0.01
+"""Seconds between two looks at what the peers' kernels have taken, of which nothing tells."""
+DISCARDED_BYTES = 1 << 20
+"""Bytes discarded of one connection before the others get their turn."""
+TCP_CLOSE = 7
+"""The state of a connection that is no more, in the kernel's numbers."""
 MESSAGES = Call(0, "messages between two ranks")
 """The call that all messages belong to."""
 
@@ -82,6 +94,31 @@ class MessageMesh(TcpMesh):
         while any(map(self._unsent, self._links.values())) and (rest := since + seconds() - self._clock()) > 0:
             if self._poll_once(rest):
                 since = self._clock()
+
+    def drain(self, seconds: Callable[[], float]) -> int:
+        """Says to every peer that nothing more comes, and waits until its kernel has taken all that was sent, or none
+        has taken any for so many seconds, which are asked for anew at each look.  Returns the bytes that are not taken
+        then, of peers to which every message was sent.
+
+        What comes meanwhile is discarded: a connection that is closed with something unread is reset, and the kernel
+        drops what it has not delivered.
+        """
+        socks = {sock: not self._unsent(link) for link in self._links.values() for sock in link.sockets()}
+        for sock in socks:
+            with contextlib.suppress(OSError):  # it is reset already
+                sock.shutdown(socket.SHUT_WR)
+        since, before = self._clock(), -1
+        while True:
+            for sock in socks:
+                with contextlib.suppress(OSError):  # nothing has come, or it is reset
+                    sock.recv(DISCARDED_BYTES)
+            left = sum(_queued(sock) for sock, counts in socks.items() if counts)
+            now = self._clock()
+            if left != before:
+                since, before = now, left
+            if not left or now >= since + seconds():
+                return left
+            time.sleep(DRAIN_SLICE_SECONDS)
 
     def wake(self) -> None:
         """Ends a ``progress`` or ``sleep`` of the mesh's thread, or its next one; any thread may call it."""
@@ -149,3 +186,10 @@ class MessageMesh(TcpMesh):
         named = any(not isinstance(receive, OpenReceive) or receive.source is not None for receive in posted)
         return named or bool(link.bytes_unsent) or (bool(posted) and all(one.lost for one in self._links.values()))
 
+
+def _queued(sock: TcpSocket) -> int:
+    """Bytes that were written and that the peer's kernel has not acknowledged (tcp(7), SIOCOUTQ); 0 where it has closed
+    or reset the connection, and takes no more."""
+    if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_CLOSE:
+        return 0
+    return int(struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0])

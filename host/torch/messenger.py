@@ -37,6 +37,10 @@ FLUSH_SECONDS = 5.0
 """Seconds without progress after which a group that is destroyed sends no more: its receiver may never receive."""
 
 
+LEFT = "when its process group was destroyed"
+"""When a rank has left, for those that still wait for its messages."""
+
+
 class TensorMessage(StartedOperation):
     """A send or receive that has been posted.
 
@@ -171,7 +175,7 @@ class Messenger:
             thread.join()
         with self._lock:
             self._thread = None
-            self._mesh.leave("when its process group was destroyed")
+            self._mesh.leave(LEFT)
             self._mesh.close()
             self._error = self._error or self._destroyed()
             unsent, self._unsent = self._unsent, ""
@@ -244,7 +248,10 @@ class Messenger:
             posted.remove(one)
             one.end()
         why = f"nothing moved for {self._flush_seconds:g} s: their receivers did not receive them"
-        self._unsent = _count(posted, why)
+        self._mesh.leave(LEFT)
+        queued = self._mesh.drain(lambda: self._flush_seconds)
+        rest = f"{queued} bytes of messages that were sent had not arrived, since {why}" if queued else ""
+        self._unsent = " and ".join(filter(None, (_count(posted, why), rest)))
 
     def _destroyed(self) -> Closed:
         unsent = f", and {self._unsent}" if self._unsent else ""

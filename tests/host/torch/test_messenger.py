@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -196,6 +197,39 @@ def test_what_is_posted_just_before_the_end_is_sent(monkeypatch: pytest.MonkeyPa
         receive(other, into, 0).wait(SOON)
         last.wait(SOON)
         assert into[0] == 7
+
+
+@pytest.mark.parametrize("unread", [1, 1 << 19])
+def test_what_nobody_has_read_costs_no_message_the_other_way(unread: int) -> None:
+    """A rank that has not received what its peer has sent it ends: the peer gets all of a message that was sent before,
+    though it looks for it only afterwards."""
+    with messengers(2) as (mine, other), ThreadPoolExecutor(1) as pool:
+        begun = send(mine, np.ones(1), 1), send(other, np.ones(1), 0)
+        for one, peer in ((mine, 1), (other, 0)):
+            receive(one, np.zeros(1), peer).wait(SOON)
+        for message in begun:
+            message.wait(SOON)
+        send(other, np.ones(unread), 0, tag=5)
+        values, into = np.arange(1 << 18, dtype=np.float64), np.zeros(1 << 18)
+        send(mine, values, 1).wait(SOON)
+        closing = pool.submit(mine.close)
+        receive(other, into, 0).wait(SOON)
+        closing.result(SOON)
+        np.testing.assert_array_equal(into, values)
+
+
+def test_what_the_kernel_could_not_deliver_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """What was sent and lies in this host's kernel, because its receiver never reads: the log has the bytes."""
+    with messengers(2) as (mine, other):
+        begun = send(mine, np.ones(1), 1)
+        receive(other, np.zeros(1), 0).wait(SOON)
+        begun.wait(SOON)
+        for sock in other._mesh._links[0].sockets():
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        send(mine, np.zeros(1 << 18), 1).wait(SOON)
+        mine.close(flush=0.2)
+    (record,) = caplog.records
+    assert re.search(r"destroyed, and \d{6,} bytes of messages that were sent had not arrived", record.getMessage())
 
 
 def test_a_close_beside_another_one_ends_both(caplog: pytest.LogCaptureFixture) -> None:
