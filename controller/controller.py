@@ -187,6 +187,7 @@ class Controller:
             target.start()
         await self._wait_for_switches()
         self._server = await serving.serve(self.fabric, self._handlers(), tls=tls, token=self._callers.exist)
+        self._callers.tell_admitted = self._server.watch.admit
         self._tasks.append(asyncio.create_task(self._watch_changes(), name="changes"))
         self._tasks.append(asyncio.create_task(self._update_routes(), name="routes"))
         self._tasks.append(asyncio.create_task(self.liveness.run(), name="link probes"))

@@ -24,8 +24,8 @@ Answer = TypeVar("Answer")
 Context = grpc.aio.ServicerContext[bytes, bytes]
 Method = tuple[type[Any], Callable[[Any], Awaitable[msgspec.Struct]]]
 """The request's type, and the coroutine function that answers it."""
-Admit = Callable[[str, str], None]
-"""Checks a call's method and the caller's token."""
+Admit = Callable[[str, str, str], None]
+"""Checks a call's method and the caller's token; the third is the other end of its connection, as gRPC has it."""
 Stream = tuple[type[Any], Callable[[Any], AsyncGenerator[msgspec.Struct, None]]]
 """The request's type, and the generator of its answers, which is closed if the caller goes away."""
 
@@ -59,7 +59,7 @@ def service(
     methods: Mapping[str, Method],
     streams: Mapping[str, Stream] | None = None,
     *,
-    admit: Admit = lambda method, token: None,
+    admit: Admit = lambda method, token, peer: None,
 ) -> grpc.GenericRpcHandler[bytes, bytes]:
     """A gRPC service.  Requests that do not decode end with INVALID_ARGUMENT, a Refusal with its code.
 
@@ -96,13 +96,13 @@ async def _errors_as_status(name: str, context: Context) -> AsyncIterator[None]:
 
 
 def _unary(
-    name: str, request: type[Any], answer: Callable[[Any], Awaitable[msgspec.Struct]], admit: Callable[[str], None]
+    name: str, request: type[Any], answer: Callable[[Any], Awaitable[msgspec.Struct]], admit: Callable[[str, str], None]
 ) -> Callable[[bytes, Context], Awaitable[bytes]]:
     decoder = msgspec.json.Decoder(request)
 
     async def handle(data: bytes, context: Context) -> bytes:
         async with _errors_as_status(name, context):
-            admit(tokens.of_call(context.invocation_metadata()))
+            admit(tokens.of_call(context.invocation_metadata()), context.peer())
             return msgspec.json.encode(await answer(decoder.decode(data)))
         raise AssertionError("abort does not return")
 
@@ -113,13 +113,13 @@ def _stream(
     name: str,
     request: type[Any],
     answers: Callable[[Any], AsyncGenerator[msgspec.Struct, None]],
-    admit: Callable[[str], None],
+    admit: Callable[[str, str], None],
 ) -> Callable[[bytes, Context], Awaitable[None]]:
     decoder = msgspec.json.Decoder(request)
 
     async def handle(data: bytes, context: Context) -> None:
         async with _errors_as_status(name, context):
-            admit(tokens.of_call(context.invocation_metadata()))
+            admit(tokens.of_call(context.invocation_metadata()), context.peer())
             async with contextlib.aclosing(answers(decoder.decode(data))) as events:
                 async for event in events:
                     await context.write(msgspec.json.encode(event))

@@ -69,6 +69,8 @@ class Callers:
         self._warnings = RateLimit(WARNING_RATE, 1)
         self._refused = 0
         """Callers that were refused since the last warning."""
+        self.tell_admitted: Callable[[str], object] = str
+        """Hears of the other end of each gRPC connection whose caller may join jobs, as gRPC has it."""
 
     def load(self) -> None:
         """Read all files.  Raises FabricError for one that cannot be read, that others may read, or whose token another
@@ -112,16 +114,19 @@ class Callers:
 
     def admit(
         self, scopes: Collection[Scope], of: Mapping[str, Collection[Scope]] = {}, *, limited: bool = False
-    ) -> Callable[[str, str], None]:
-        """A function of a method and a token, which raises Refusal for a caller without one of these scopes.
+    ) -> Callable[[str, str, str], None]:
+        """A function of a method, a token and the other end of the connection (rpc.Admit), which raises Refusal for a
+        caller without one of these scopes.
 
         of       scopes of methods that have others, by method
         limited  whether callers other than the operator may make READ_RATE requests a second only
         """
 
-        def admitted(method: str, token: str) -> None:
+        def admitted(method: str, token: str, peer: str = "") -> None:
             got = "one that this controller does not know" if token else "none"
             self.check(method, self.caller(token), of.get(method, scopes), got=got, limited=limited)
+            if CALLER.get().scope in JOB:
+                self.tell_admitted(peer)
 
         return admitted
 

@@ -10,15 +10,18 @@
 A connection takes a file descriptor, and a process that has no more can neither accept a client nor open a file.  gRPC
 ends connections that do not finish their handshake within HANDSHAKE_SECONDS, and refuses those beyond a number of all.
 It could end those without a call, too, but tells that to clients' standard error.  It knows no bound for one peer, so
-the watch sees to that: it looks now and then who has how many, and where half of all are taken, it ends those of the
-peers that have most: first what has said nothing yet, then the newest.  So a flood from one peer drives out itself
-alone.  A peer is an address; for connections from this machine it is a user, since on loopback, and at a unix socket,
-all have the same address.
+the watch sees to that: it looks now and then who has how many, and where more than half of all are taken, it ends
+what is too much: first what has said nothing yet, then the newest of the peers that have most, and those of admitted
+callers (`ConnectionWatch.admit`) only where these alone are too many.  The first connection of each peer stays, and so
+does what no other peer has more of.  A peer is an address, of IPv6 a network of 64 bits, since one machine may have all
+of its addresses; for connections from this machine it is a user, since on loopback, and at a unix socket, all have the
+same address.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
 import os
 import resource
@@ -30,6 +33,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
+from urllib.parse import unquote
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +77,10 @@ def options(most: int) -> list[tuple[str, int]]:
     ]
 
 
+_End = tuple[str, int]
+"""Address and port of one end of a connection."""
+
+
 class _Connection(NamedTuple):
     number: int
     """Its descriptor."""
@@ -81,6 +89,8 @@ class _Connection(NamedTuple):
     peer: str
     spoke: bool
     """Whether it has said what HTTP/2 begins with; of a unix socket that is not known, and taken for granted."""
+    end: _End | None = None
+    """The address and port of the other end; None at a unix socket."""
 
 
 class ConnectionWatch:
@@ -101,11 +111,22 @@ class ConnectionWatch:
         self._warn_from = clock()
         self._ended = 0
         """Connections since the last warning."""
+        self._admitted: set[_End] = set()
         threading.Thread(target=self._run, name="connections", daemon=True).start()
 
     def close(self) -> None:
         """End the thread."""
         self._closed.set()
+
+    def admit(self, peer: str) -> None:
+        """Let strangers lose their connections before this one, whose caller has proved who it is.
+
+        peer  of a call, as gRPC's context has it; at a unix socket it says nothing, and nothing follows
+        """
+        kind, _, rest = unquote(peer).partition(":")
+        address, _, port = rest.rpartition(":")
+        if kind in {"ipv4", "ipv6"} and port.isdigit():
+            self._admitted.add(_end((address.strip("[]"), int(port))))
 
     def _run(self) -> None:
         too_many = False
@@ -117,32 +138,61 @@ class ConnectionWatch:
 
     def look(self) -> bool:
         """End what is too much now, and return whether there was any.  Raises OSError."""
-        if len(os.listdir(_FILES)) <= self._room:
+        admitted = set(self._admitted)
+        if len(os.listdir(_FILES)) <= self._room and len(admitted) <= 2 * self._room:
             return False  # nor are there more connections
-        found: dict[str, list[_Connection]] = {}
-        for connection in _connections(self._at):
-            found.setdefault(connection.peer, []).append(connection)
-        total = sum(map(len, found.values()))
-        if total <= self._room:
+        every = list(_connections(self._at))
+        self._admitted -= admitted - {one.end for one in every}
+        if len(every) <= self._room:
             return False
-        share = next(share for share in range(self._room, -1, -1)
-                     if sum(min(len(its), share) for its in found.values()) <= self._room)
-        for its in found.values():
-            its.sort(key=lambda one: not one.spoke)  # the oldest stays the first of both
-        for connection in (one for its in found.values() for one in its[share:]):
+        known = [one for one in every if one.end in admitted]
+        strangers = [one for one in every if one.end not in admitted]
+        ended = _silent(_by_peer(strangers))[: len(every) - self._room]
+        silent = {one.number for one in ended}
+        spoken = _by_peer(one for one in strangers if one.number not in silent)
+        ended += _above(spoken, self._room - len(known))
+        # machines of a job may have a network of IPv6 in common, which one stranger may have for himself
+        ended += _above(_by_peer(one._replace(peer=one.end[0]) if one.end else one for one in known), self._room)
+        for connection in ended:
             _end_connection(connection)
-        self._ended += sum(len(its[share:]) for its in found.values())
+        self._ended += len(ended)
         if self._clock() >= self._warn_from:
-            peer, its = max(found.items(), key=lambda item: len(item[1]))
-            log.warning("%s had %d of %d connections at %s: expected at most %d together, %d of each peer. Those with "
-                        "more lost some, %d since the last warning. Find out what opens them there", peer,
-                        len(its), total, self._where, self._room, share, self._ended)
+            peer, its = max(_by_peer(every).items(), key=lambda item: len(item[1]))
+            log.warning("%s had %d of %d connections at %s: expected at most %d together. The peers with most lost "
+                        "some, %d in all since the last warning. Find out what opens them there", peer, len(its),
+                        len(every), self._where, self._room, self._ended)
             self._warn_from, self._ended = self._clock() + WARNING_SECONDS, 0
-        return True
+        return bool(ended)
 
     @property
     def _where(self) -> str:
         return ", ".join(f"port {at}" if isinstance(at, int) else at for at in sorted(self._at, key=str))
+
+
+def _by_peer(connections: Iterable[_Connection]) -> dict[str, list[_Connection]]:
+    """The connections of each peer: those that have spoken before those that have not, the oldest of both first."""
+    found: dict[str, list[_Connection]] = {}
+    for connection in connections:
+        found.setdefault(connection.peer, []).append(connection)
+    for its in found.values():
+        its.sort(key=lambda one: not one.spoke)
+    return found
+
+
+def _silent(found: Mapping[str, list[_Connection]]) -> list[_Connection]:
+    """Those that have said nothing, but for the first of each peer; first the newest of the peers that have most."""
+    silent = [(number, one) for its in found.values()
+              for number, one in enumerate(one for one in its[1:] if not one.spoke)]
+    return [one for _, one in sorted(silent, key=lambda item: item[0], reverse=True)]
+
+
+def _above(found: Mapping[str, list[_Connection]], room: int) -> list[_Connection]:
+    """The newest of the peers that have most, as far as all together have more than ``room``.  Of each peer stays one,
+    and as many as the others have with which it shares the room: up to one for each peer are too many then."""
+    share = 1
+    while sum(min(len(its), share) for its in found.values()) < min(room, sum(map(len, found.values()))):
+        share += 1
+    return [one for its in found.values() for one in its[share:]]
 
 
 def _connections(at: frozenset[int | str]) -> Iterator[_Connection]:
@@ -158,7 +208,8 @@ def _connections(at: frozenset[int | str]) -> Iterator[_Connection]:
                 name = connection.getsockname()
                 here = name in at if isinstance(name, str) else len(name) > 1 and name[1] in at
                 if here and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    yield _Connection(number, status.st_ino, _peer(connection, users), _spoke(connection))
+                    there = None if connection.family == socket.AF_UNIX else _end(connection.getpeername())
+                    yield _Connection(number, status.st_ino, _peer(connection, users), _spoke(connection), there)
 
 
 def _spoke(connection: socket.socket) -> bool:
@@ -174,17 +225,17 @@ def _end_connection(connection: _Connection) -> None:
             one.shutdown(socket.SHUT_RDWR)
 
 
-_End = tuple[str, int]
-"""Address and port of one end of a connection."""
-
-
 def _peer(connection: socket.socket, users: Mapping[tuple[_End, _End], int]) -> str:
     """Who is at the other end: its user, where it is on this machine, else its address."""
     if connection.family == socket.AF_UNIX:
         user = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
         return f"user {user}"
     theirs, ours = _end(connection.getpeername()), _end(connection.getsockname())
-    return f"user {users[theirs, ours]}" if (theirs, ours) in users else theirs[0]
+    if (theirs, ours) in users:
+        return f"user {users[theirs, ours]}"
+    if ":" not in theirs[0]:
+        return theirs[0]
+    return str(ipaddress.IPv6Network((theirs[0].partition("%")[0], 64), strict=False))
 
 
 def _end(name: tuple[str, int]) -> _End:

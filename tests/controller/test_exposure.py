@@ -200,7 +200,10 @@ def test_a_connection_that_does_not_begin_is_ended(
 def test_many_connections_of_one_user_keep_no_other_from_the_job_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Silent ones take all that the controller accepts: it ends some of them for others, and says whose they are."""
+    """Silent ones take all that the controller accepts: it ends some of them for others, and says whose they are; the
+    connection of an admitted call is told to it."""
+    admitted: list[str] = []
+    monkeypatch.setattr(connections.ConnectionWatch, "admit", lambda watch, peer: admitted.append(peer))
     monkeypatch.setattr(serving, "MAX_CONNECTIONS", 16)
     monkeypatch.setattr(connections, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(connections, "_local_users", lambda: strangers)
@@ -217,5 +220,6 @@ def test_many_connections_of_one_user_keep_no_other_from_the_job_service(
                 await status(msgspec.json.encode(AskStatus()), timeout=BOUND, wait_for_ready=True)
 
     run(story())
+    assert admitted[0].startswith("ipv4:127.0.0.1:")
     assert "user 65534 had" in caplog.text
     assert f"connections at port {port}: expected at most 8 together" in caplog.text

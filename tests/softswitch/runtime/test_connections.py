@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -89,7 +89,7 @@ def test_a_flood_from_one_peer_drives_out_itself_alone(
         assert [source for source, client in clients if not lives(client)] == ["127.0.0.9"] * 6
         assert [lives(client) for source, client in clients if source == "127.0.0.9"] == [True] * 6 + [False] * 6
         assert "127.0.0.9 had 12 of 16 connections at port" in caplog.text
-        assert "expected at most 10 together, 6 of each peer" in caplog.text
+        assert "expected at most 10 together. The peers with most lost some, 6 in all" in caplog.text
         for _, client in clients:
             client.close()
 
@@ -118,6 +118,68 @@ def test_what_a_server_can_carry_is_left_alone() -> None:
         assert [lives(client) for client in clients] == [True] * 20 + [False]
         for client in clients:
             client.close()
+
+
+def ends(monkeypatch: pytest.MonkeyPatch, peers: Sequence[str], most: int, admitted: Container[str] = ()) -> list[str]:
+    """Whose connections end where these peers have one each time they are named, all of which have spoken."""
+    every = [connections._Connection(number, number, peer, True, (peer, number)) for number, peer in enumerate(peers)]
+    ended: list[str] = []
+    monkeypatch.setattr(connections, "_connections", lambda at: iter(every))
+    monkeypatch.setattr(connections, "_end_connection", lambda connection: ended.append(connection.peer))
+    monkeypatch.setattr(os, "listdir", lambda place: range(len(every)))
+    with watching(1, most) as watch:
+        for number, peer in enumerate(peers):
+            if peer in admitted:
+                watch.admit(f"ipv4:{peer}:{number}")
+        assert watch.look() is bool(ended)
+    return ended
+
+
+JOB = [f"10.0.{number // 256}.{number % 256}" for number in range(256)]
+STRANGERS = [f"10.9.{number // 256}.{number % 256}" for number in range(4000)]
+
+
+@pytest.mark.parametrize(("peers", "most", "end"), [
+    (16 * JOB + ["viewer"], 8192, 0),
+    (2 * STRANGERS[:2048] + ["viewer"], 8192, 0),
+    (["controller", *JOB], 512, 0),
+    (16 * JOB + 100 * ["viewer"], 8192, 84),
+    (8 * JOB + 4000 * ["viewer"], 8192, 1952),
+])
+def test_only_what_is_too_much_ends(monkeypatch: pytest.MonkeyPatch, peers: list[str], most: int, end: int) -> None:
+    """One connection too many costs nobody else any: each keeps its first one, and as many as the others have."""
+    assert ends(monkeypatch, peers, most) == ["viewer"] * end
+
+
+def test_admitted_callers_keep_theirs_whoever_floods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strangers of thousands of addresses cost a job of many ranks none; a caller that is admitted cannot take all."""
+    assert ends(monkeypatch, [*16 * JOB, *STRANGERS], 8192, JOB) == []
+    ended = ends(monkeypatch, [*15 * JOB, *STRANGERS[:2000], *STRANGERS[:2000]], 8192, JOB)
+    assert len(ended) == 2000
+    assert not set(ended) & set(JOB)
+    assert ends(monkeypatch, [*16 * JOB, *4000 * ["10.8.0.1"]], 8192, [*JOB, "10.8.0.1"]) == 3984 * ["10.8.0.1"]
+
+
+def test_a_call_names_the_connection_that_stays() -> None:
+    """By what gRPC calls its other end, of IPv4 and of IPv6; the connection's own are told from it."""
+    for family, address, form in ((socket.AF_INET, "127.0.0.1", "ipv4:{}:{}"),
+                                  (socket.AF_INET6, "::1", "ipv6:%5B{}%5D:{}")):
+        with tcp(family, address) as listener, watching(listener.listening.getsockname()[1], 8) as watch:
+            clients = [listener.connect(address) for _ in range(6)]
+            watch.admit(form.format(*clients[5].getsockname()[:2]))
+            watch.admit("unix:")
+            assert watch.look()
+            assert [lives(client) for client in clients] == [True, True, True, False, False, True]
+            for client in clients:
+                client.close()
+
+
+def test_a_network_of_ipv6_is_one_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One machine may have all its addresses."""
+    monkeypatch.setattr(connections, "_local_users", dict)
+    with tcp(socket.AF_INET6, "::1") as listener, listener.connect("::1"):
+        (one,) = connections._connections(frozenset([listener.listening.getsockname()[1]]))
+        assert one.peer == "::/64"
 
 
 @pytest.mark.parametrize(("family", "address"), [
