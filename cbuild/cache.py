@@ -54,7 +54,10 @@ class Cache:
         base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
         # without HOME, a user without an entry in the passwd file has no ~
         home = [] if base.startswith("~") else [Path(base).absolute() / self.name]
-        return [*home, *dict.fromkeys((Path(tempfile.gettempdir(), ours), VAR_TMP / ours))]
+        temporary: list[Path] = []
+        with contextlib.suppress(FileNotFoundError):  # nothing can be written to any: root's disk is full or read-only
+            temporary = [Path(tempfile.gettempdir(), ours)]
+        return [*home, *dict.fromkeys((*temporary, VAR_TMP / ours))]
 
     def find(self, name: str | re.Pattern[str]) -> Path | None:
         """A file of the cache that nobody else can change, or None.  Since nobody can exchange its folder either, the
@@ -104,7 +107,7 @@ class Cache:
             own = _own.make(self.name)
         except OSError as error:
             raise PermissionError(errno.EPERM, f"no folder for what is built, {'; '.join(reasons)}; not in "
-                                  f"{tempfile.gettempdir()}: {error.strerror}: {ANOTHER}") from error
+                                  f"{error.filename or 'a temporary one'}: {error.strerror}: {ANOTHER}") from error
         _say(f"what is built is kept in {os.readlink(own)} for this process alone, and built again by the next one, "
              f"{'; '.join(reasons)}: {ANOTHER}")
         return own

@@ -77,6 +77,22 @@ def test_without_a_safe_folder_a_process_has_one_of_its_own(places: Path, caplog
         Cache().folder(lasting=True)
 
 
+def test_without_a_temporary_folder_the_others_serve(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root's disk is full or read-only, and no temporary folder takes a file: home serves, and where that cannot be
+    written to either, the error says what to set."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc"])
+    assert Cache().find("x") is None
+    assert Cache().unsafe() is None
+    assert answer(cc.build(ANSWER, kind="shared")) == 42
+    for name in ("home", "var"):
+        (places / name).chmod(0o777)
+    with pytest.raises(PermissionError, match=r"No usable temporary directory.*set XDG_CACHE_HOME"):
+        Cache().folder()
+    with pytest.raises(cc.BuildError, match="set XDG_CACHE_HOME"):
+        cc.build(["int other;"], kind="object")
+
+
 def test_a_process_removes_its_own_folder(places: Path) -> None:
     """It ends with the process, and with none of the processes that it has forked."""
     for name in ("home", "tmp", "var"):
