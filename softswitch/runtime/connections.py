@@ -233,9 +233,13 @@ def _peer(connection: socket.socket, users: Mapping[tuple[_End, _End], int]) -> 
     theirs, ours = _end(connection.getpeername()), _end(connection.getsockname())
     if (theirs, ours) in users:
         return f"user {users[theirs, ours]}"
-    if ":" not in theirs[0]:
-        return theirs[0]
-    return str(ipaddress.IPv6Network((theirs[0].partition("%")[0], 64), strict=False))
+    return network(theirs[0])
+
+
+def network(address: str) -> str:
+    """An IPv4 address as it is, of IPv6 the network of 64 bits, of which one machine may have all addresses."""
+    address = address.removeprefix("::ffff:").partition("%")[0]
+    return str(ipaddress.IPv6Network((address, 64), strict=False)) if ":" in address else address
 
 
 def _end(name: tuple[str, int]) -> _End:

@@ -4,8 +4,9 @@
 A thread serves each connection, and each connection has one request.  It has `within` seconds from its acceptance to
 the end of its answer, however it spends them: a byte now and then, a handshake that stops half-way, an answer that it
 does not read.  Each kind of clients has `places`: those who have not said who they are, and those of each name that
-`BoundedServer.know` is told.  Where all places of a kind are taken, one more takes that of the oldest one.  So who
-holds connections open keeps nobody out, and strangers take nothing from those who are known.
+`BoundedServer.know` is told.  Where all places of a kind are taken, one more takes that of the oldest one from the
+address that has most.  So who holds connections open keeps nobody out, strangers take nothing from those who are known,
+and one address floods out itself alone.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from socketserver import TCPServer
 from typing import Any, Final
+
+from softswitch.runtime.connections import network
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +39,9 @@ MAX_REQUEST: Final = 32 << 10
 class ConnectionPlace:
     """The place of one connection at the server."""
 
-    def __init__(self, connection: socket.socket, since: float) -> None:
+    def __init__(self, connection: socket.socket, since: float, address: str) -> None:
         self.since = since
+        self.address = network(address)
         self.kind = ""
         """Which places it has one of; empty: those of clients that have not said who they are."""
         self._connection = connection.dup()  # with TLS, the handler reads from another object than the server knows
@@ -109,7 +114,7 @@ class BoundedServer(HTTPServer):
         """Give a new connection a place and a thread."""
         place = None
         try:
-            place = ConnectionPlace(request, self._clock())
+            place = ConnectionPlace(request, self._clock(), str(client_address[0]))
             self.know(place, "")
             threading.Thread(target=self._serve, args=(request, client_address, place), name="web", daemon=True).start()
         except (OSError, RuntimeError) as error:  # no descriptor or no thread is free
@@ -117,14 +122,16 @@ class BoundedServer(HTTPServer):
             self._leave(request, place)
 
     def know(self, place: ConnectionPlace, kind: str) -> None:
-        """Give a client a place among those of its kind, of which the oldest one may have to go."""
+        """Give a client a place among those of its kind, of which one may have to go: the oldest of the address that
+        has most, with this one."""
         with self._lock:
             if place.ended:
                 return
             self._places.pop(place, None)
             alike = [one for one in self._places if one.kind == kind]
             if len(alike) >= self._most:
-                self._end(alike[0])
+                had = Counter(one.address for one in (*alike, place))
+                self._end(max(alike, key=lambda one: had[one.address]))  # the first of them is the oldest
             place.kind = kind
             self._places[place] = None
 

@@ -51,9 +51,9 @@ class Server(BoundedServer):
         self.waits, self.interrupted = threading.Event(), threading.Event()
         super().__init__(("127.0.0.1", 0), Handler, places=4, within=WITHIN, clock=lambda: self.now, **settings)
 
-    def connect(self, data: bytes = b"") -> socket.socket:
-        """A connection that has sent something."""
-        connection = socket.create_connection(self.server_address[:2], timeout=BOUND)
+    def connect(self, data: bytes = b"", source: str = "127.0.0.1") -> socket.socket:
+        """A connection that has sent something, from this address."""
+        connection = socket.create_connection(self.server_address[:2], timeout=BOUND, source_address=(source, 0))
         connection.sendall(data)
         return connection
 
@@ -92,6 +92,18 @@ def test_who_stands_still_makes_room_for_who_comes() -> None:
         held[-2].sendall(b" localhost\r\n\r\n")
         assert held[-2].recv(12)[9:] == b"200"
         for connection in held[1:]:
+            connection.close()
+
+
+def test_one_address_takes_no_place_of_others() -> None:
+    """However many connections it opens, whether it is known or not: its own oldest one makes room for the next."""
+    with serving() as server:
+        operator = server.connect(b"GET / HTTP/1.1\r\n", "127.0.0.2")
+        flood = [server.connect(source="127.0.0.9") for _ in range(9)]
+        assert all(ended(one) for one in flood[:6])
+        operator.sendall(b"Host: localhost\r\n\r\n")
+        assert operator.recv(12)[9:] == b"200"
+        for connection in (operator, *flood[6:]):
             connection.close()
 
 
