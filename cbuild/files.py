@@ -112,9 +112,16 @@ def _place(path: Path | str) -> Iterator[tuple[int, str, os.stat_result | None]]
 
 def _special(folder: int, name: str, found: os.stat_result) -> int:
     """Open what is no regular file: a pipe, a terminal, a link to a descriptor (/dev/stdout)."""
-    if stat.S_ISFIFO(found.st_mode) and os.fstat(folder).st_mode & stat.S_ISVTX and not folders.trusted(found):
-        raise PermissionError(errno.EPERM, "it is another user's pipe, who would read what is written")
-    return os.open(name, _THERE, dir_fd=folder)
+    if os.fstat(folder).st_mode & stat.S_ISVTX and not folders.trusted(found):
+        what = "pipe" if stat.S_ISFIFO(found.st_mode) else "special file"
+        raise PermissionError(errno.EPERM, f"it is another user's {what}, who would read what is written")
+    if stat.S_ISLNK(found.st_mode) and found.st_dev == folders.proc():
+        return os.open(name, _THERE, dir_fd=folder)
+    handle = os.open(name, _THERE | os.O_NOFOLLOW, dir_fd=folder)
+    if os.path.samestat(os.fstat(handle), found):
+        return handle
+    os.close(handle)
+    raise PermissionError(errno.EPERM, "it was exchanged while it was opened")
 
 
 @contextlib.contextmanager

@@ -69,7 +69,7 @@ def _walk(
                 raise
             try:
                 status = os.fstat(child)
-                if stat.S_ISLNK(status.st_mode) and not (last and status.st_dev == _proc()):
+                if stat.S_ISLNK(status.st_mode) and not (last and status.st_dev == proc()):
                     links += 1
                     if links > MOST_LINKS:
                         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
@@ -157,7 +157,7 @@ def _group_is_ours(group: int) -> bool:
 
 
 @functools.cache
-def _proc() -> int:
+def proc() -> int:
     """The device of /proc, whose links to descriptors lead to what has no path."""
     return os.stat("/proc/self").st_dev
 

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -126,6 +128,46 @@ def test_another_users_pipe_in_a_shared_folder_is_refused(shared: Path) -> None:
     for write in WRITERS:
         with pytest.raises(OSError, match="another user's pipe"):
             write(shared / "pipe")
+
+
+@pytest.mark.needs("root")
+def test_another_users_socket_in_a_shared_folder_is_refused(shared: Path) -> None:
+    """Whatever is no regular file may be exchanged for a link before it is opened."""
+    with socket.socket(socket.AF_UNIX) as theirs:
+        theirs.bind(str(shared / "socket"))
+    os.chown(shared / "socket", NOBODY, NOBODY)
+    for write in WRITERS:
+        with pytest.raises(OSError, match="another user's special file"):
+            write(shared / "socket")
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+@pytest.mark.parametrize("write", WRITERS)
+def test_what_is_exchanged_before_it_is_opened_is_not_written_to(
+    write: Callable[[Path], None], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe that becomes a link to another file, or another pipe, after it was looked at."""
+    precious, place = tmp_path / "precious", tmp_path / "place"
+    precious.write_text("old")
+    os.mkfifo(place)
+    os.mkfifo(tmp_path / "other")
+    reader = os.open(tmp_path / "other", os.O_RDONLY | os.O_NONBLOCK)
+    special = files._special
+
+    def exchanging(*args: Any) -> int:
+        if kind == "link":
+            place.unlink()
+            place.symlink_to(precious)
+        else:
+            (tmp_path / "other").rename(place)
+        return special(*args)
+
+    monkeypatch.setattr(files, "_special", exchanging)
+    with pytest.raises(OSError, match=r"exchanged|symbolic links"):
+        write(place)
+    assert precious.read_text() == "old"
+    assert os.read(reader, 9) == b""
+    os.close(reader)
 
 
 def test_standard_output_is_written_to_by_its_name() -> None:
