@@ -10,6 +10,7 @@
 #include <stdio_ext.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 #include <time.h>
 #include <unistd.h>
@@ -22,6 +23,21 @@ struct ss_pcap {
     char path[4096];
 };
 
+/* A file of our own in the place of what was there: where others may write, that may be a link of theirs. A pipe of
+ * ours, or of root's, stays: somebody reads there. */
+static int open_file(const char *path) {
+    struct stat found;
+    if (lstat(path, &found) || S_ISREG(found.st_mode) || S_ISLNK(found.st_mode)) {
+        unlink(path);
+        return open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    }
+    if (found.st_uid && found.st_uid != geteuid()) {
+        errno = EPERM;
+        return -1;
+    }
+    return open(path, O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
+}
+
 ss_pcap *ss_pcap_open(const char *dir, const char *interface, const char *way) {
     ss_pcap *p = calloc(1, sizeof *p);
     if (!p) return NULL;
@@ -30,9 +46,7 @@ ss_pcap *ss_pcap_open(const char *dir, const char *interface, const char *way) {
         errno = ENAMETOOLONG;
         return NULL;
     }
-    /* a file of our own in the place of what was there: where others may write, that may be a link of theirs */
-    unlink(p->path);
-    int fd = open(p->path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    int fd = open_file(p->path);
     p->file = fd < 0 ? NULL : fdopen(fd, "wb");
     if (!p->file) {
         int why = errno;

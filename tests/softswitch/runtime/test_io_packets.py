@@ -208,6 +208,20 @@ def test_a_capture_is_a_new_file_in_the_place_of_a_link(tmp_path: Path) -> None:
 
 
 @in_own_network
+def test_a_capture_is_written_to_a_pipe_that_is_there(tmp_path: Path) -> None:
+    """Somebody reads there, as Wireshark does."""
+    make_hosts()
+    os.mkfifo(tmp_path / "s2_out.pcap")
+    reader = os.open(tmp_path / "s2_out.pcap", os.O_RDONLY | os.O_NONBLOCK)
+    with switch(pcap=tmp_path) as process:
+        Tap("h1").send(bytes.fromhex("00000002000200000001000188b5") + bytes(100))
+        wait_for(lambda: process.ports()[1].sent == 1)
+    (tmp_path / "read").write_bytes(os.read(reader, 1 << 16))
+    os.close(reader)
+    assert len(read_pcap(tmp_path / "read")) == 1
+
+
+@in_own_network
 def test_shaped_links_queue_and_drop_the_newest() -> None:
     """At a slow link frames wait in the port's queue; what does not fit is counted, and what leaves keeps its order."""
     make_hosts()
