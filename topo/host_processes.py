@@ -20,7 +20,7 @@ from typing import Final, Self
 import msgspec
 
 from cbuild import files, folders
-from netfold.topo import sandbox
+from netfold.topo import rundir, sandbox
 
 NAMESPACES: Final = ("net", "mnt")
 """What a host has of its own."""
@@ -95,18 +95,23 @@ def forget(pid: int) -> None:
         (folder() / f"{pid}.json").unlink(missing_ok=True)
 
 
+def places() -> list[Path]:
+    """The folders in which `recorded` looks: a fabric outside of a sandbox may be another shell's of this user."""
+    return [folder()] if sandbox.inside() else [place / "hosts" for place in rundir.socket_folders()]
+
+
 def recorded() -> Iterator[HostRecord]:
     """All records, also of hosts that have ended without a word.  Raises OSError where others may write records."""
-    place = folder()
-    if not place.exists():
-        return
-    opened = folders.opened(place)
-    try:
-        for name in sorted(os.listdir(opened)):
-            with contextlib.suppress(OSError, msgspec.MsgspecError):
-                yield msgspec.json.decode(_content(opened, name), type=HostRecord)
-    finally:
-        os.close(opened)
+    for place in places():
+        if not place.exists():
+            continue
+        opened = folders.opened(place)
+        try:
+            for name in sorted(os.listdir(opened)):
+                with contextlib.suppress(OSError, msgspec.MsgspecError):
+                    yield msgspec.json.decode(_content(opened, name), type=HostRecord)
+        finally:
+            os.close(opened)
 
 
 def began(pid: int) -> int:

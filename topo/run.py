@@ -201,7 +201,9 @@ def mininet_hosts(names: Collection[str]) -> dict[str, HostProcess]:
                     found[record.name].append(HostProcess(record))
         if missing := [name for name, hosts in found.items() if not hosts]:
             raise CannotRun(
-                f"no Mininet host here is called {', '.join(missing)}: bring the fabric up first (`netfold up --topo`) "
+                f"no Mininet host here is called {', '.join(missing)}, with a record in "
+                f"{' or '.join(map(str, host_processes.places())) or 'a folder of this user alone'}: "
+                "bring the fabric up first (`netfold up --topo`) "
                 "and run this at its prompt (`sh netfold run ...`), or as root beside `mn --custom topo/leafspine.py`; "
                 "or let --topo make a fabric"
             )

@@ -27,6 +27,8 @@ PLACES: Final = (Path("/tmp"), Path("/dev/shm"))
 unix socket."""
 RUN: Final = Path("/run")
 """Where the folder of fabrics is that Mininet's own command starts, which only root may."""
+FOLDER: Final = "netfold"
+"""Its name there."""
 
 
 @contextlib.contextmanager
@@ -68,14 +70,23 @@ def socket_folder() -> Path:
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or RUN)
     if folders.refusal(base, ours=True) is not None:
         base = RUN
-    folder = base / "netfold"
+    folder = base / FOLDER
     why = folders.refusal(folder, make=0o700, ours=True)
     if why is None and (folder.is_symlink() or folder.stat().st_mode & 0o077):
         why = "others may enter it"
     if why is not None:
         raise PermissionError(errno.EPERM, f"expected a folder of mode 0700 of this user, which nobody else can "
-                              f"exchange: {why}. Remove it, or name another, rundir=...", str(folder))
+                              f"exchange: {why}. Remove it, or set XDG_RUNTIME_DIR to another folder of this user's",
+                              str(folder))
     return folder
+
+
+def socket_folders() -> list[Path]:
+    """Where `socket_folder` may be in any shell of this user's: a login sets XDG_RUNTIME_DIR, and sudo does not.  They
+    need not be there."""
+    named = os.environ.get("XDG_RUNTIME_DIR")
+    bases = [*([Path(named)] if named else []), RUN / "user" / str(os.geteuid()), RUN]
+    return [base / FOLDER for base in dict.fromkeys(bases) if folders.refusal(base, ours=True) is None]
 
 
 def _made(places: Sequence[Path]) -> Path:

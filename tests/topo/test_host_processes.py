@@ -37,6 +37,7 @@ def process(*before: str, called: str = "bash") -> Iterator[int]:
 def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of records, in a folder of the test."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(rundir, "RUN", tmp_path / "run")
     return tmp_path / "netfold" / "hosts"
 
 
@@ -100,6 +101,27 @@ def test_records_that_others_could_write_are_not_believed(records: Path) -> None
         records.chmod(0o777)
         with pytest.raises(run.CannotRun, match="anyone may exchange what is in"):
             run.mininet_hosts({"h1"})
+
+
+@pytest.mark.parametrize(("of_mn", "of_run"), [("run/user/{}", ""), ("", "run/user/{}"), ("login", "login")])
+def test_hosts_of_another_shell_of_this_user_are_found(
+    of_mn: str, of_run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A login has a folder of its own, and sudo another one; where a host is in none, the error names them."""
+    monkeypatch.setattr(rundir, "RUN", tmp_path / "run")
+    (tmp_path / "run" / "user" / str(os.geteuid())).mkdir(parents=True)
+    (tmp_path / "login").mkdir()
+
+    def shell(place: str) -> None:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / place.format(os.geteuid())) if place else "")
+
+    with process() as pid:
+        shell(of_mn)
+        host_processes.record("h1", pid)
+        shell(of_run)
+        run.mininet_hosts({"h1"})["h1"].close()
+        with pytest.raises(run.CannotRun, match=f"called h2, with a record in .*{tmp_path}/run/netfold/hosts: bring"):
+            run.mininet_hosts({"h2"})
 
 
 @pytest.mark.needs("root")
