@@ -21,6 +21,7 @@ same address.
 from __future__ import annotations
 
 import contextlib
+import functools
 import ipaddress
 import logging
 import os
@@ -58,15 +59,24 @@ _PREFACE_BYTES: Final = 24 + 9
 
 
 def most(wanted: int) -> int:
-    """Connections that a server may have at the same time: so many, or what the limit of open files leaves.  Raises the
-    soft limit to the hard one where it would leave less."""
+    """Connections that a server may have at the same time: so many, or what the limit of open files leaves, which is
+    logged.  Raises the soft limit to the hard one where it would leave less."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + RESERVED
     if hard != resource.RLIM_INFINITY:
         needed = min(needed, hard)
     if soft != resource.RLIM_INFINITY and soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-    return max(min(wanted, needed - RESERVED), LEAST)
+    left = max(min(wanted, needed - RESERVED), LEAST)
+    if left < wanted:
+        _warn_of_few(wanted, left, hard)
+    return left
+
+
+@functools.cache
+def _warn_of_few(wanted: int, left: int, hard: int) -> None:
+    log.warning("expected room for %d connections, got room for %d: the hard limit of open files is %d. Raise it to %d "
+                "(ulimit -Hn)", wanted, left, hard, wanted + RESERVED)
 
 
 def options(most: int) -> list[tuple[str, int]]:
@@ -96,7 +106,7 @@ class _Connection(NamedTuple):
 class ConnectionWatch:
     """Keeps half of the connections of one server free for those who come, in a thread.
 
-    at     ports that the server listens at, and paths of its unix sockets
+    at     ports that the server listens at, and paths of its unix sockets, as they follow "unix:" in gRPC's addresses
     most   connections that the server takes
     clock  monotonic seconds
     """
@@ -104,7 +114,7 @@ class ConnectionWatch:
     def __init__(
         self, at: Iterable[int | str], *, most: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._at = frozenset(at)
+        self._at = frozenset(one if isinstance(one, int) else one.removeprefix("//") for one in at)
         self._room = most // 2
         self._clock = clock
         self._closed = threading.Event()
@@ -134,7 +144,10 @@ class ConnectionWatch:
             try:
                 too_many = self.look()
             except OSError as error:
-                log.warning("connections at %s cannot be counted: %s", self._where, error)
+                too_many = False
+                if self._clock() >= self._warn_from:
+                    log.warning("connections at %s cannot be counted: %s", self._where, error)
+                    self._warn_from = self._clock() + WARNING_SECONDS
 
     def look(self) -> bool:
         """End what is too much now, and return whether there was any.  Raises OSError."""

@@ -183,7 +183,8 @@ def test_a_network_of_ipv6_is_one_peer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("family", "address"), [
-    (socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"), (socket.AF_INET6, "::"), (socket.AF_UNIX, "")])
+    (socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"), (socket.AF_INET6, "::"), (socket.AF_UNIX, ""),
+    (socket.AF_UNIX, "//")])
 def test_peers_of_this_machine_are_users(
     family: int, address: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -194,6 +195,7 @@ def test_peers_of_this_machine_are_users(
             listening = stack.enter_context(socket.socket(family))
             listening.bind(str(at))
             listener = Listener(listening)
+            at = f"{address}{at}"
         else:
             listener = stack.enter_context(tcp(family, address))
             at = int(listener.listening.getsockname()[1])
@@ -223,3 +225,4 @@ def test_the_soft_limit_of_open_files_is_raised_as_far_as_needed(
                f"print(connections.most({wanted}), *resource.getrlimit(resource.RLIMIT_NOFILE))")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=BOUND)
     assert done.stdout.split() == [str(most), str(raised), str(hard)]
+    assert (f"expected room for {wanted} connections, got room for {most}" in done.stderr) == (most < wanted)
