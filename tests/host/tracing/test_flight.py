@@ -162,7 +162,7 @@ from netfold.host.tracing.flight import Flight
 
 def theirs(number, frame):
     # the signal may come within the print below, and a buffer cannot be entered twice
-    os.write(1, b"handled %r\n" % (number == signal.SIGUSR2 and frame is not None))
+    os.write(1, b"handled %r\\n" % (number == signal.SIGUSR2 and frame is not None))
 
 {first}
 {second}
