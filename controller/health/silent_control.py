@@ -102,7 +102,7 @@ class SilentControl:
             await asyncio.gather(*(self._ask(name) for name in sorted(asked)))
             judged = self.judged
             self._links.reset(judged)
-            passing = await self._passing(judged)
+            passing = await self._passing(judged) if judged else set()
             self._missing = {number: self._missing.get(number, 0) + 1 for number in judged - passing}
             self.dead = {number for number, misses in self._missing.items()
                          if number in doubtful or number in self.dead or misses >= MISSES}
@@ -133,7 +133,7 @@ class SilentControl:
         """Those of the links of silent switches that let packets through.  One between two silent switches counts as
         passing where other links of both do: nobody hears it."""
         heard = sorted(number for number in judged if self._near_and_far(number) is not None)
-        if not await self._passes(heard, some=True):
+        if not heard or not await self._passes(heard, some=True):
             return set()  # which is known sooner than of each
         passing = {number for number in heard if await self._passes([number])}
         for number in set(judged) - set(heard):

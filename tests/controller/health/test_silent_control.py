@@ -68,6 +68,8 @@ class Planes:
         self.cut: set[tuple[str, str]] = set()
         """Links that let nothing through from the first one to the second."""
         self.changes = 0
+        self.waits = 0
+        """How often the controller has waited for packets."""
         links = Links(self.fabric)
         self.control = SilentControl(self.fabric, cast(dict[str, Target], self.servers), links, self._changed,
                                      self._sleep)
@@ -77,6 +79,7 @@ class Planes:
         self.changes += 1
 
     async def _sleep(self, _: float) -> None:
+        self.waits += 1
         await asyncio.sleep(0)
 
     def link(self, a: str, b: str) -> int:
@@ -180,4 +183,12 @@ def test_a_switch_that_answers_is_judged_by_its_probes(planes: Planes) -> None:
     """Nothing is sent over its links, whatever they let through."""
     planes.dead.add("leaf1")
     assert considered(planes) == set()
-    assert (planes.came_in.total(), planes.changes) == (0, 0)
+    assert (planes.came_in.total(), planes.changes, planes.waits) == (0, 0, 0)
+
+
+def test_no_time_is_spent_where_no_neighbour_of_a_silent_switch_is_heard(planes: Planes) -> None:
+    """Nothing can be sent to it."""
+    for server in planes.servers.values():
+        server.mute = True
+    considered(planes)
+    assert planes.waits == 0
