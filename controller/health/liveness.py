@@ -231,6 +231,7 @@ class Liveness:
         if self._suspect_task is not None:
             self._suspect_task.cancel()
             await asyncio.gather(self._suspect_task, return_exceptions=True)
+        await self._control.close()
 
     async def _probe_suspects(self) -> None:
         """Probe suspect links until each has answered or is down.  If none answers, this process itself may be late:

@@ -77,6 +77,8 @@ class SilentControl:
             a, b = links.ends(number, 0)
             self._of[a.node].append((number, b))
             self._of[b.node].append((number, a))
+        self._resuming: dict[str, asyncio.Task[None]] = {}
+        """What is being written to switches that answer again, by name."""
         self._missing: dict[int, int] = {}
         """How often in a row each link of a silent switch has let nothing through."""
         self.dead: set[int] = set()
@@ -127,7 +129,22 @@ class SilentControl:
             return
         if target.silence:
             log.warning("%s answers again", name)
-            await target.resume()
+            await self._resume(name)
+
+    async def _resume(self, name: str) -> None:
+        """Write what a switch lacks.  One that takes long goes on by itself: it must not hold up the others' links."""
+        if (before := self._resuming.get(name)) is not None:
+            before.cancel()  # this one reads what it has written
+        task = self._resuming[name] = asyncio.create_task(self._targets[name].resume(), name=f"resuming {name}")
+        await asyncio.wait({task}, timeout=ANSWER)
+        if task.done() and not task.cancelled():
+            task.result()
+
+    async def close(self) -> None:
+        """Cancel what is under way."""
+        for task in self._resuming.values():
+            task.cancel()
+        await asyncio.gather(*self._resuming.values(), return_exceptions=True)
 
     async def _passing(self, judged: Collection[int]) -> set[int]:
         """Those of the links of silent switches that let packets through.  One between two silent switches counts as

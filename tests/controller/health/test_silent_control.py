@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from netfold.controller.health import silent_control
 from netfold.controller.health.links import Links
 from netfold.controller.health.silent_control import MISSES, SilentControl
 from netfold.controller.switch.switch import SwitchError
@@ -31,6 +32,8 @@ class Server:
         self.is_up, self.silence, self.mute = True, "", False
         self.ports_down: set[int] = set()
         self.resumed = 0
+        self.takes_nothing = False
+        """Whether it answers, but does not end a write."""
 
     @property
     def is_heard(self) -> bool:
@@ -46,6 +49,8 @@ class Server:
     async def resume(self) -> None:
         self.silence = ""
         self.resumed += 1
+        if self.takes_nothing:
+            await asyncio.Event().wait()
 
     async def packet_out(self, port: int, frame: bytes) -> None:
         assert not self.mute, "a switch that does not answer is asked for nothing"
@@ -192,3 +197,27 @@ def test_no_time_is_spent_where_no_neighbour_of_a_silent_switch_is_heard(planes:
         server.mute = True
     considered(planes)
     assert planes.waits == 0
+
+
+def test_a_switch_that_answers_and_takes_nothing_holds_up_no_look(
+    planes: Planes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it lacks is written beside; when it falls silent and answers again, this begins anew."""
+    monkeypatch.setattr(silent_control, "ANSWER", 0.01)
+    bad = planes.servers["leaf1"]
+    bad.takes_nothing = True
+
+    async def story() -> None:
+        async with asyncio.timeout(20):  # rather than to hang
+            for _ in range(2):
+                bad.mute = True
+                await planes.control.consider(planes.all)
+                bad.mute = False
+                await planes.control.consider(planes.all)
+            planes.servers["spine1"].mute = True
+            await planes.control.consider(planes.all)
+            assert (planes.control.silent, bad.resumed) == ({"spine1"}, 2)
+            await planes.control.close()
+            assert not [task for task in asyncio.all_tasks() if task.get_name() == "resuming leaf1"]
+
+    run(story())
