@@ -8,9 +8,10 @@ Two signs, at the address where it serves jobs:
     all the while   a question with a nonce is answered by HMAC under the fabric key, from the event loop.  It proves
                     that the loop turns, and that this is the fabric's controller: nobody else's answer counts
 
-A controller that has proven itself once hangs when no connection has been greeted for SILENCE seconds, or no question
-answered for HELD, though its address takes connections.  An address that takes none has no process behind it, if the
-machine says so; where nothing is heard of the machine, nothing is known.
+A controller that has proven itself once hangs when for SILENCE seconds no connection has been greeted and no question
+answered, or no question for HELD, though its address takes connections.  An address that takes none has no process
+behind it, if the machine says so; where nothing is heard of the machine, nothing is known.  After a standstill of this
+process itself, nobody counts as hung until both have had time to come.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -25,10 +27,13 @@ from typing import Final, Literal
 
 import grpc
 
+from netfold.controller.jobs.standstill import Standstill
 from netfold.controller.switch import reach
 from netfold.rpc import channel, rpc
 from netfold.rpc.certificates import TlsError
 from netfold.wire.operator import SERVICE, AskBeat, Beat
+
+log = logging.getLogger("netfold.controller")
 
 INTERVAL: Final = 1.0
 """Seconds between two connections, and between two questions."""
@@ -38,6 +43,8 @@ SILENCE: Final = 5.0
 """Seconds without a greeting after which the process hangs: on a busy machine a greeting may take one or two."""
 HELD: Final = 120.0
 """Seconds without an answer after which the event loop hangs: planning for 480 switches holds it for up to 60."""
+ANSWER: Final = HELD / 4
+"""Seconds for one answer: a question that is lost on its way must not use up all of HELD."""
 
 Health = Literal["unknown", "alive", "hung", "gone"]
 Greeting = Literal["greeted", "silent", "refused", "unreachable"]
@@ -75,11 +82,12 @@ class Heartbeat:
         self._sleep = sleep
         self._last: Greeting = "unreachable"
         self._greeted = self._proven = clock()
-        self._was_proven = False
+        self._was_proven = self._warned = False
+        self._standstill = Standstill(clock, sleep)
 
     def begin(self) -> None:
         """Forget what was known: another controller may serve there from now on."""
-        self._was_proven = False
+        self._was_proven = self._warned = False
 
     @property
     def health(self) -> Health:
@@ -89,13 +97,15 @@ class Heartbeat:
             return "unknown"
         if self._last == "refused":
             return "gone"
-        return "hung" if now > self._greeted + SILENCE or now > self._proven + HELD else "alive"
+        hangs = now > max(self._greeted, self._proven) + SILENCE or now > self._proven + HELD
+        return "hung" if hangs and not self._standstill.was_recent else "alive"
 
     async def run(self) -> None:
         """Connect and ask again and again."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._greetings(), name="greetings of the controller")
             tasks.create_task(self._answers(), name="proofs of the controller")
+            tasks.create_task(self._standstill.run(), name="ticks of the standby")
 
     async def _greetings(self) -> None:
         while True:
@@ -118,17 +128,33 @@ class Heartbeat:
     async def _question(self) -> bool:
         nonce = secrets.token_hex(16)
         try:
-            beat = await rpc.call(self._address, f"{SERVICE}/Beat", AskBeat(nonce), Beat, HELD, token=self._token)
-        except rpc.Unreachable:
+            beat = await rpc.call(self._address, f"{SERVICE}/Beat", AskBeat(nonce), Beat, ANSWER, token=self._token)
+        except rpc.Unreachable as error:
+            # one that does not answer may be starting, or gone
+            if isinstance(error, rpc.CallRefused) or not isinstance(error.__cause__, grpc.RpcError):
+                self._warn(str(error))
             return False
-        return hmac.compare_digest(beat.proof.encode(), proof(self._key, nonce).encode())
+        if hmac.compare_digest(beat.proof.encode(), proof(self._key, nonce).encode()):
+            return True
+        self._warn(f"{self._address} answers with another fabric key")
+        return False
+
+    def _warn(self, why: str) -> None:
+        """Say once that it will not be noticed if the controller hangs."""
+        if not self._warned:
+            log.warning("whether the first controller hangs is not known, since it cannot prove itself: %s", why)
+        self._warned = True
 
 
 async def greeting(address: str) -> Greeting:
     """How an address takes a new connection: something greets, takes it and is silent, the machine refuses it, or
     nothing is heard."""
-    with contextlib.suppress(TimeoutError, TlsError, grpc.RpcError):
-        async with asyncio.timeout(GREETING), channel.aio_channel(address) as opened:
+    try:
+        opened = channel.aio_channel(address)
+    except TlsError:  # of this process, which says nothing of the other one
+        return "unreachable"
+    with contextlib.suppress(TimeoutError, grpc.RpcError):
+        async with asyncio.timeout(GREETING), opened:
             await opened.channel_ready()
             return "greeted"
     return await reach.takes(address)

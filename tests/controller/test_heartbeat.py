@@ -12,6 +12,11 @@ import pytest
 
 from netfold.controller import heartbeat
 from netfold.controller.heartbeat import HELD, SILENCE, Greeting, Health, Heartbeat, greeting, proof
+from netfold.controller.jobs.standstill import RECENT
+from netfold.controller.switch import reach
+from netfold.rpc import rpc
+from netfold.rpc.certificates import TlsError
+from netfold.wire.operator import Beat
 from support.controller import run
 
 
@@ -35,22 +40,31 @@ class Watched:
         await self._turns[-1]
 
     async def after(self, seconds: float) -> Health:
-        """What is known when both loops have turned after so many seconds."""
+        """What is known when all loops have turned, at least once a second, for so many seconds."""
+        end = self.now + seconds
+        while self.now < end:
+            await self.turn(min(1.0, end - self.now))
+        return self.heart.health
+
+    async def turn(self, seconds: float) -> None:
+        """Let all loops turn once after so many seconds."""
         self.now += seconds
         turns, self._turns = self._turns, []
         for turn in turns:
             turn.set_result(None)
-        while len(self._turns) < 2:
+        await self.wait()
+
+    async def wait(self) -> None:
+        """Wait until all loops sleep: greetings, questions, and ticks."""
+        while len(self._turns) < 3:
             await asyncio.sleep(0)
-        return self.heart.health
 
 
 async def seen(*steps: tuple[Greeting, bool, float, Health]) -> None:
     """Follow a controller that greets and answers, or not, for so many seconds; each step ends with what is known."""
     watched = Watched()
     task = asyncio.create_task(watched.heart.run())
-    while len(watched._turns) < 2:
-        await asyncio.sleep(0)
+    await watched.wait()
     for watched.greets, watched.answers, seconds, health in steps:
         assert await watched.after(seconds) == health, (watched.greets, watched.answers, seconds)
     task.cancel()
@@ -67,6 +81,70 @@ def test_a_controller_that_plans_for_a_minute_is_alive() -> None:
     """It greets and does not answer; after two minutes its loop counts as hung."""
     run(seen(("greeted", True, 1, "alive"), ("greeted", False, 60, "alive"), ("greeted", False, HELD - 61, "alive"),
              ("greeted", False, 62, "hung")))
+
+
+def test_a_controller_that_answers_does_not_hang_though_greetings_are_late() -> None:
+    """A flood of connections may delay them, each answer comes over one of its own."""
+    run(seen(("greeted", True, 1, "alive"), ("silent", True, 60, "alive"), ("silent", False, SILENCE + 1, "hung")))
+
+
+def test_a_standstill_of_the_standby_itself_is_no_sign_of_a_hang() -> None:
+    """Answers that come before the first greeting afterwards, and greetings that are late, are waited for."""
+
+    async def story() -> None:
+        watched = Watched()
+        task = asyncio.create_task(watched.heart.run())
+        await watched.wait()
+        watched.greets, watched.answers = "silent", False
+        watched.now += 60
+        assert watched.heart.health == "alive"  # before any loop has turned
+        await watched.turn(0)
+        assert await watched.after(1) == "alive"
+        assert await watched.after(RECENT) == "hung"
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    run(story())
+
+
+def test_a_controller_that_cannot_prove_itself_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that refuses the question, or has another key; not one that does not answer."""
+    failures: list[Exception] = [rpc.Unreachable("none"), rpc.CallRefused("no token"), rpc.CallRefused("no token")]
+    failures[0].__cause__ = grpc.RpcError()
+    limits: list[float] = []
+
+    async def call(*args: object, token: str) -> Beat:
+        limits.append(args[4])  # type: ignore[arg-type]  # seconds
+        if failures:
+            raise failures.pop(0)
+        return Beat("proof")
+
+    monkeypatch.setattr(rpc, "call", call)
+    heart = Heartbeat("unix:/none", b"k" * 32, "", lambda: None)
+    assert [run(heart._question()) for _ in range(4)] == [False] * 4
+    assert [record.args for record in caplog.records] == [("no token",)]
+    heart.begin()
+    assert not run(heart._question())
+    assert "another fabric key" in caplog.text
+    assert max(limits) <= HELD / 4, "one lost question is no hang"
+
+
+def test_a_fault_of_the_standbys_own_tls_says_nothing_of_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its address may take connections."""
+
+    def faulty(address: str) -> grpc.aio.Channel:
+        raise TlsError(address)
+
+    monkeypatch.setattr(heartbeat.channel, "aio_channel", faulty)
+
+    async def story() -> None:
+        server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+        async with server:
+            assert await greeting(f"127.0.0.1:{server.sockets[0].getsockname()[1]}") == "unreachable"
+
+    run(story())
 
 
 def test_an_address_that_refuses_has_nobody_and_one_that_is_cut_off_says_nothing() -> None:
@@ -113,5 +191,18 @@ def test_addresses_greet_refuse_or_are_silent(tmp_path: Path, monkeypatch: pytes
         assert await greeting(f"unix:{tmp_path}/still.sock") == "refused"
         assert await greeting(f"unix:{tmp_path}/s.sock") == "greeted"
         await server.stop(None)
+
+    run(story())
+
+
+def test_an_address_whose_queue_of_connections_is_full_is_silent(tmp_path: Path) -> None:
+    """A process that stands still takes none of them."""
+
+    async def story() -> None:
+        with socket.socket(socket.AF_UNIX) as still, socket.socket(socket.AF_UNIX) as first:
+            still.bind(f"{tmp_path}/still.sock")
+            still.listen(0)
+            first.connect(f"{tmp_path}/still.sock")
+            assert await reach.takes(f"unix:{tmp_path}/still.sock") == "silent"
 
     run(story())
