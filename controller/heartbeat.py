@@ -61,6 +61,7 @@ class Heartbeat:
     key        the fabric's key
     token      an operator's, where callers need one
     on_change  called when `health` may have changed
+    claimed    returns whether most switches have election ids of this fabric, which its controllers alone can make
     greet      connects once; default: `greeting` of the address
     ask        asks once, and returns whether the answer is right; default: by gRPC
     clock      monotonic seconds
@@ -69,6 +70,7 @@ class Heartbeat:
 
     def __init__(
         self, address: str, key: bytes, token: str, on_change: Callable[[], None], *,
+        claimed: Callable[[], bool] = lambda: False,
         greet: Callable[[], Awaitable[Greeting]] | None = None, ask: Callable[[], Awaitable[bool]] | None = None,
         clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -76,6 +78,7 @@ class Heartbeat:
         self._key = key
         self._token = token
         self._on_change = on_change
+        self._claimed = claimed
         self._greet = greet or self._connect
         self._ask = ask or self._question
         self._clock = clock
@@ -88,13 +91,18 @@ class Heartbeat:
     def begin(self) -> None:
         """Forget what was known: another controller may serve there from now on."""
         self._was_proven = self._warned = False
+        self._greeted = self._proven = self._clock()
 
     @property
     def health(self) -> Health:
-        """What is known of the controller now; "unknown" until it has proven itself."""
+        """What is known of the controller now; "unknown" until it has proven itself, but for one that hung before it
+        could: its address takes connections, greets none, and the switches have the fabric's election ids."""
         now = self._clock()
-        if not self._was_proven or self._last == "unreachable":
+        if self._last == "unreachable":
             return "unknown"
+        if not self._was_proven:
+            silent = self._last == "silent" and now > self._greeted + SILENCE
+            return "hung" if silent and self._claimed() and not self._standstill.was_recent else "unknown"
         if self._last == "refused":
             return "gone"
         hangs = now > max(self._greeted, self._proven) + SILENCE or now > self._proven + HELD

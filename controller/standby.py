@@ -56,7 +56,7 @@ class Standby:
     def __init__(
         self, fabric: Fabric, *, insecure: bool = False,
         observe: Callable[[Switch, Callable[[], None]], Observer] | None = None,
-        beats: Callable[[str, bytes, str, Callable[[], None]], Heartbeat] | None = None,
+        beats: Callable[..., Heartbeat] | None = None,
     ) -> None:
         if fabric.standby is None:
             raise FabricError('fabric.standby: expected the address at which the standby serves jobs, such as '
@@ -73,7 +73,8 @@ class Standby:
         make = observe or self._observer
         self._observers = [make(switch, self._changed.set) for switch in fabric.switches]
         key = fabric_key.load(self.fabric)  # now, rather than when it is needed
-        self._heartbeat = (beats or Heartbeat)(fabric.jobs, key, callers.operator_token, self._changed.set)
+        self._heartbeat = (beats or Heartbeat)(fabric.jobs, key, callers.operator_token, self._changed.set,
+                                               claimed=self._is_claimed)
         self._elections = {switch.name: Elections(key, switch.device_id) for switch in fabric.switches}
 
     async def run(self, ready: Callable[[str], None]) -> None:
@@ -130,6 +131,10 @@ class Standby:
     def _is_ours(self, observer: Observer) -> bool:
         """Whether the primary of a switch has an election id of this fabric."""
         return bool(observer.primary) and self._elections[observer.name].is_ours(observer.primary or 0)
+
+    def _is_claimed(self) -> bool:
+        """Whether more than half of all switches have a primary with an election id of this fabric."""
+        return 2 * sum(map(self._is_ours, self._observers)) > len(self._observers)
 
     def _is_dead(self) -> bool:
         """Whether more than half of all switches can be reached, and the first controller has died or hangs, or has

@@ -23,11 +23,11 @@ from support.controller import run
 class Watched:
     """A heartbeat whose controller greets and answers as a test says, one turn of both loops at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, claimed: bool = False) -> None:
         self.now, self.greets, self.answers = 100.0, "greeted", True
         self._turns: list[asyncio.Future[None]] = []
-        self.heart = Heartbeat("unix:/none", b"k" * 32, "", lambda: None, greet=self._greet, ask=self._ask,
-                               clock=lambda: self.now, sleep=self._sleep)
+        self.heart = Heartbeat("unix:/none", b"k" * 32, "", lambda: None, claimed=lambda: claimed, greet=self._greet,
+                               ask=self._ask, clock=lambda: self.now, sleep=self._sleep)
 
     async def _greet(self) -> Greeting:
         return self.greets  # type: ignore[return-value]  # one of the words
@@ -60,9 +60,9 @@ class Watched:
             await asyncio.sleep(0)
 
 
-async def seen(*steps: tuple[Greeting, bool, float, Health]) -> None:
+async def seen(*steps: tuple[Greeting, bool, float, Health], claimed: bool = False) -> None:
     """Follow a controller that greets and answers, or not, for so many seconds; each step ends with what is known."""
-    watched = Watched()
+    watched = Watched(claimed=claimed)
     task = asyncio.create_task(watched.heart.run())
     await watched.wait()
     for watched.greets, watched.answers, seconds, health in steps:
@@ -75,6 +75,13 @@ def test_a_process_that_stands_still_hangs_after_some_seconds() -> None:
     """It greets nobody, though its address takes connections; when it greets again, it is alive."""
     run(seen(("greeted", True, 1, "alive"), ("silent", False, SILENCE - 1, "alive"), ("silent", False, 2, "hung"),
              ("greeted", True, 1, "alive")))
+
+
+def test_a_controller_that_hung_before_the_standby_began_is_known_by_its_election_ids() -> None:
+    """It never proves itself.  Without ids of this fabric on the switches, a silent address says nothing."""
+    run(seen(("silent", False, SILENCE - 1, "unknown"), ("silent", False, 2, "hung"), claimed=True))
+    run(seen(("greeted", False, 60, "unknown"), claimed=True))
+    run(seen(("silent", False, 60, "unknown")))
 
 
 def test_a_controller_that_plans_for_a_minute_is_alive() -> None:
