@@ -351,6 +351,7 @@ class Controller:
                 election_id=candidacy.number,
                 credentials=self._credentials(switch),
                 others=candidacy.others,
+                trusts=candidacy.trusts,
                 claim=candidacy.claim,
                 timeout=min(CONNECT_TIMEOUT, self._start_timeout),
             )

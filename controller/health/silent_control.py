@@ -17,6 +17,7 @@ import asyncio
 import itertools
 import logging
 import struct
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from ipaddress import IPv4Address
@@ -31,7 +32,11 @@ from netfold.fabric.graph import End, Fabric
 log = logging.getLogger("netfold.controller")
 
 ANSWER: Final = 0.2
-"""Seconds for a server's answer: one that is busy needs some 10 ms; one that needs more loses nothing by it."""
+"""Seconds for a server's answer: one that is busy needs some 10 ms."""
+QUESTIONS: Final = 2
+"""Questions in a row without an answer that make a server silent: jobs that are just planned lose their trees by it."""
+LATE: Final = 0.05
+"""Seconds that a question may last beyond ANSWER: this process was late itself if it is more, and judges nobody."""
 PACKETS: Final = 8
 """Packets over a link for each link of its far switch, which spreads them over all of these."""
 LEAST_SHARE: Final = 0.25
@@ -42,7 +47,8 @@ MISSES: Final = 4
 PASSAGE: Final = 0.1
 """Seconds for them to pass: a queue may be full."""
 LONGEST: Final = 1.0
-"""Seconds for all of that: a neighbour may hang, too."""
+"""Seconds for all of that, and for all links of one look, of which the next one goes on with the rest: a neighbour may
+hang, too."""
 LOOK: Final = 0.01
 """Seconds between two looks at the counters."""
 _SOURCE_PORT: Final = 0xC100
@@ -59,17 +65,19 @@ class SilentControl:
     links    the links' probes
     changed  called when a switch falls silent, answers again, or a link of such a switch goes down or comes up
     sleep    waits so many seconds
+    clock    monotonic seconds
     """
 
     def __init__(
         self, fabric: Fabric, targets: Mapping[str, Target], links: Links, changed: Callable[[], None],
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep, clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fabric = fabric
         self._targets = targets
         self._links = links
         self._changed = changed
         self._sleep = sleep
+        self._clock = clock
         self._busy = asyncio.Lock()
         self._of: defaultdict[str, list[tuple[int, End]]] = defaultdict(list)
         """Each switch's links to others: number, and the other one's end."""
@@ -79,6 +87,8 @@ class SilentControl:
             self._of[b.node].append((number, a))
         self._resuming: dict[str, asyncio.Task[None]] = {}
         """What is being written to switches that answer again, by name."""
+        self._judged_at: dict[int, float] = {}
+        """When each link of a silent switch was judged last."""
         self._missing: dict[int, int] = {}
         """How often in a row each link of a silent switch has let nothing through."""
         self.dead: set[int] = set()
@@ -104,10 +114,11 @@ class SilentControl:
             await asyncio.gather(*(self._ask(name) for name in sorted(asked)))
             judged = self.judged
             self._links.reset(judged)
-            passing = await self._passing(judged) if judged else set()
-            self._missing = {number: self._missing.get(number, 0) + 1 for number in judged - passing}
+            passing, later = await self._passing(judged, doubtful) if judged else (set(), set())
+            self._missing = {number: self._missing.get(number, 0) + (number not in later)
+                             for number in judged - passing}
             self.dead = {number for number, misses in self._missing.items()
-                         if number in doubtful or number in self.dead or misses >= MISSES}
+                         if number in self.dead or (number not in later and (number in doubtful or misses >= MISSES))}
             if (before, dead) != (self.silent, self.dead):
                 self._changed()
 
@@ -116,17 +127,23 @@ class SilentControl:
         target = self._targets[name]
         if not target.is_up:
             return
-        try:
-            async with asyncio.timeout(ANSWER):
-                await target.hear()
-        except (SwitchError, TimeoutError):
-            if target.is_up:
+        for left in reversed(range(1 if target.silence else QUESTIONS)):
+            began = self._clock()
+            try:
+                async with asyncio.timeout(ANSWER):
+                    await target.hear()
+                break
+            except (SwitchError, TimeoutError):
+                if self._clock() > began + ANSWER + LATE or not target.is_up:
+                    return
+                if left:
+                    continue
                 first = not target.silence
-                target.fall_silent(f"its P4Runtime server has not answered within {ANSWER:g} s; its jobs go on while "
-                                   "its links let packets through")
+                target.fall_silent(f"its P4Runtime server has not answered in {QUESTIONS} times {ANSWER:g} s; its jobs "
+                                   "go on while its links let packets through")
                 if first:
                     log.warning("%s: %s", name, target.silence)
-            return
+                return
         if target.silence:
             log.warning("%s answers again", name)
             await self._resume(name)
@@ -146,18 +163,31 @@ class SilentControl:
             task.cancel()
         await asyncio.gather(*self._resuming.values(), return_exceptions=True)
 
-    async def _passing(self, judged: Collection[int]) -> set[int]:
-        """Those of the links of silent switches that let packets through.  One between two silent switches counts as
-        passing where other links of both do: nobody hears it."""
-        heard = sorted(number for number in judged if self._near_and_far(number) is not None)
-        if not heard or not await self._passes(heard, some=True):
-            return set()  # which is known sooner than of each
-        passing = {number for number in heard if await self._passes([number])}
-        for number in set(judged) - set(heard):
+    async def _passing(self, judged: Collection[int], doubtful: Collection[int]) -> tuple[set[int], set[int]]:
+        """Those of the links of silent switches that let packets through, and those that another look must judge, since
+        LONGEST was over.  One between two silent switches counts as passing where other links of both do: nobody hears
+        it."""
+        heard = {number for number in judged if self._near_and_far(number) is not None}
+        if not heard or not await self._passes(sorted(heard), some=True):
+            return set(), set()  # which is known sooner than of each
+        # doubtful ones first, and of each kind those that the last looks had no time for
+        order = sorted(heard, key=lambda number: (number not in doubtful, self._judged_at.get(number, 0.0), number))
+        passing, later, began = set(), set[int](), self._clock()
+        for number in order:
+            if self._clock() > began + LONGEST:
+                later.add(number)
+                continue
+            self._judged_at[number] = self._clock()
+            if await self._passes([number]):
+                passing.add(number)
+        for number in set(judged) - heard:
             ends = self._links.ends(number, 0)
-            if all(passing & {other for other, _ in self._of[end.node]} for end in ends):
-                passing |= {number}
-        return passing
+            others = [{other for other, _ in self._of[end.node]} for end in ends]
+            if all(passing & of_end for of_end in others):
+                passing.add(number)
+            elif all((passing | later) & of_end for of_end in others):
+                later.add(number)
+        return passing, later
 
     def _near_and_far(self, number: int) -> tuple[End, End] | None:
         """A link's end at a switch that is heard, and the one at a silent switch."""
@@ -177,7 +207,9 @@ class SilentControl:
                 for near, far in over:
                     links = [number for number, _ in self._of[far.node]]
                     least += LEAST_SHARE * PACKETS * sum(number in ways for number in links)
-                    for frame in itertools.islice(self._frames(near, far), PACKETS * len(links)):
+                    # one link's worth in all where any packet will do
+                    share = sum(end.node == far.node for _, end in over) if some else 1
+                    for frame in itertools.islice(self._frames(near, far), -(-PACKETS * len(links) // share)):
                         await self._targets[near.node].client.packet_out(near.port, frame)
                 for _ in range(round(PASSAGE / LOOK)):
                     await self._sleep(LOOK)

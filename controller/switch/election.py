@@ -116,6 +116,11 @@ class Candidacy:
         self._mine.append(self._elections.above(max(highest, self._seen)))
         return self.number
 
+    def trusts(self, other: int) -> bool:
+        """Whether another client's id is of another controller of this fabric.  One of this controller's own, which
+        somebody else has, is a stranger's."""
+        return other not in self._mine and self._elections.is_ours(other)
+
     def yields_to(self, other: int) -> bool:
         """Whether another client's id proves that it is a later controller of this fabric."""
         return other not in self._mine and any(self._elections.succeeds(other, mine) for mine in self._mine)

@@ -34,8 +34,6 @@ async def takes(address: str) -> Literal["silent", "refused", "unreachable"]:
                 _, writer = await asyncio.open_connection(host.removeprefix("[").removesuffix("]"), int(port))
     except (ConnectionRefusedError, FileNotFoundError):
         return "refused"
-    except BlockingIOError:  # its queue of connections is full (unix(7), EAGAIN)
-        return "silent"
     except OSError:  # TimeoutError is one
         return "unreachable"
     writer.close()

@@ -104,13 +104,16 @@ class Session:
     election_id  to arbitrate with; 0: the switch is asked for the highest one so far, and `claim` makes one above it
     others       election ids of strangers that were primary since the program was pushed last; sessions add to it.
                  After one the program is pushed anew, which alone clears everything: default actions, registers, meters
+    trusts       whether an id is of another controller of this fabric, which leaves the program as it is
     """
 
     def __init__(
         self, name: str, address: str, device_id: int, pipeline: Pipeline, election_id: int,
         credentials: grpc.ChannelCredentials | None = None, others: set[int] | None = None,
+        trusts: Callable[[int], bool] = lambda other: False,
     ) -> None:
         self._others = set() if others is None else others
+        self._trusts = trusts
         self.name = name
         self.address = address
         self.packets: asyncio.Queue[PacketIn] = asyncio.Queue(PACKETS)
@@ -137,11 +140,11 @@ class Session:
     async def open(
         cls, name: str, address: str, *, device_id: int, pipeline: Pipeline, election_id: int, timeout: float,
         credentials: grpc.ChannelCredentials | None = None, others: set[int] | None = None,
-        claim: Callable[[int], int] = lambda highest: highest + 1,
+        claim: Callable[[int], int] = lambda highest: highest + 1, trusts: Callable[[int], bool] = lambda other: False,
     ) -> Session:
         """Connect, with TLS where there are credentials, and become primary within ``timeout`` seconds.  Raises
         SwitchError."""
-        session = cls(name, address, device_id, pipeline, election_id, credentials, others)
+        session = cls(name, address, device_id, pipeline, election_id, credentials, others, trusts)
         try:
             async with asyncio.timeout(timeout):
                 await reach.until_listening(address)
@@ -217,7 +220,8 @@ class Session:
     def _require_primary(self, update: p4r.MasterArbitrationUpdate) -> None:
         if update.status.code != rpc_code.OK:
             other = arbitration.number_of(update.election_id)
-            self._others.add(other)
+            if not self._trusts(other):
+                self._others.add(other)
             present = update.status.code != rpc_code.NOT_FOUND
             raise NotPrimary(
                 f"{self.name} ({self.address}): another client {'is' if present else 'was'} primary, with election id "

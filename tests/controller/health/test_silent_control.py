@@ -13,7 +13,7 @@ import pytest
 
 from netfold.controller.health import silent_control
 from netfold.controller.health.links import Links
-from netfold.controller.health.silent_control import MISSES, SilentControl
+from netfold.controller.health.silent_control import MISSES, PACKETS, SilentControl
 from netfold.controller.switch.switch import SwitchError
 from netfold.controller.switch.target import Target
 from netfold.fabric.generate import leafspine
@@ -32,6 +32,8 @@ class Server:
         self.is_up, self.silence, self.mute = True, "", False
         self.ports_down: set[int] = set()
         self.resumed = 0
+        self.misses, self.late = 0, 0.0
+        """Questions that it does not answer, and seconds by which this process is late then."""
         self.takes_nothing = False
         """Whether it answers, but does not end a write."""
 
@@ -40,7 +42,9 @@ class Server:
         return not self.silence
 
     async def hear(self) -> None:
-        if self.mute:
+        self._planes.now += self.late
+        if self.mute or self.misses:
+            self.misses = max(0, self.misses - 1)
             raise SwitchError("no answer")
 
     def fall_silent(self, why: str) -> None:
@@ -54,6 +58,7 @@ class Server:
 
     async def packet_out(self, port: int, frame: bytes) -> None:
         assert not self.mute, "a switch that does not answer is asked for nothing"
+        self._planes.sent += 1
         self._planes.send(End(self.name, port), frame)
 
     async def read_cell(self, _: str, port: int) -> int:
@@ -73,18 +78,20 @@ class Planes:
         self.cut: set[tuple[str, str]] = set()
         """Links that let nothing through from the first one to the second."""
         self.changes = 0
+        self.now, self.sent = 100.0, 0
         self.waits = 0
         """How often the controller has waited for packets."""
         links = Links(self.fabric)
         self.control = SilentControl(self.fabric, cast(dict[str, Target], self.servers), links, self._changed,
-                                     self._sleep)
+                                     self._sleep, lambda: self.now)
         self.all = links.probed
 
     def _changed(self) -> None:
         self.changes += 1
 
-    async def _sleep(self, _: float) -> None:
+    async def _sleep(self, seconds: float) -> None:
         self.waits += 1
+        self.now += seconds
         await asyncio.sleep(0)
 
     def link(self, a: str, b: str) -> int:
@@ -221,3 +228,51 @@ def test_a_switch_that_answers_and_takes_nothing_holds_up_no_look(
             assert not [task for task in asyncio.all_tasks() if task.get_name() == "resuming leaf1"]
 
     run(story())
+
+
+def test_one_missed_answer_makes_no_switch_silent(planes: Planes) -> None:
+    """A job that is just planned would lose its trees by it; two in a row do."""
+    planes.servers["leaf1"].misses = 1
+    considered(planes)
+    assert planes.control.silent == set()
+    planes.servers["leaf1"].misses = 2
+    considered(planes)
+    assert planes.control.silent == {"leaf1"}
+
+
+def test_a_process_that_was_late_itself_takes_no_switch_for_silent(planes: Planes) -> None:
+    """Answers may have come meanwhile."""
+    bad = planes.servers["leaf1"]
+    bad.mute, bad.late = True, 1.0
+    considered(planes)
+    assert planes.control.silent == set()
+    bad.late = 0.0
+    considered(planes)
+    assert planes.control.silent == {"leaf1"}
+
+
+def test_links_that_a_look_has_no_time_for_are_judged_by_the_next_ones(
+    planes: Planes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One look takes a bounded time, whatever the number of links, and none counts as dead unjudged."""
+    monkeypatch.setattr(silent_control, "LONGEST", 0.05)
+    monkeypatch.setattr(silent_control, "LATE", 1.0)
+    planes.servers["spine1"].mute = True
+    links = {planes.link("leaf1", "spine1"), planes.link("leaf2", "spine1")}
+    planes.cut = {("leaf1", "spine1"), ("leaf2", "spine1")}
+    original = planes.control._passes
+
+    async def passes(numbers: Any, *, some: bool = False) -> bool:
+        return some or await original(numbers)
+
+    monkeypatch.setattr(planes.control, "_passes", passes)
+    assert len(considered(planes)) == 1
+    assert considered(planes) == links
+
+
+def test_a_switch_that_lets_nothing_through_costs_one_set_of_packets(planes: Planes) -> None:
+    """Its links share them; of each link, as many would be far more at a switch with many."""
+    planes.servers["spine1"].mute = True
+    planes.dead.add("spine1")
+    considered(planes)
+    assert planes.sent == PACKETS * 2

@@ -115,3 +115,12 @@ def test_after_a_stranger_the_program_counts_as_changed() -> None:
     trusted.claim(LATER.above(0))
     other.claim(THEIRS.above(0))
     assert (len(trusted.others), len(other.others)) == (0, 1)
+
+
+def test_another_controller_of_the_fabric_is_trusted_and_a_stranger_is_not() -> None:
+    """Nor is one that repeats an id of this controller."""
+    candidacy = Candidacy(OURS)
+    mine = candidacy.claim(0)
+    assert candidacy.trusts(LATER.above(0))
+    assert not candidacy.trusts(THEIRS.above(0))
+    assert not candidacy.trusts(mine)

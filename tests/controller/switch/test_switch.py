@@ -220,6 +220,25 @@ def test_after_another_client_the_program_is_pushed_anew(tmp_path: Path) -> None
     run(story())
 
 
+def test_after_another_controller_of_the_fabric_the_program_stays(tmp_path: Path) -> None:
+    """The slots of its running jobs are in it."""
+
+    async def story() -> None:
+        server = ScriptedServer()
+        server.cookie = PIPELINE.cookie
+        others: set[int] = set()
+        async with session(tmp_path, server, others=others, trusts=lambda other: other == 70) as s:
+            update = p4r.MasterArbitrationUpdate()
+            update.election_id.low = 70
+            update.status.code = rpc_code.ALREADY_EXISTS
+            await server.to_send.put(p4r.StreamMessageResponse(arbitration=update))
+            assert "election id 70" in await s.ended()
+        async with session(tmp_path, server, others=others) as s:
+            assert not await s.ensure_pipeline()
+
+    run(story())
+
+
 def test_a_session_looks_for_the_highest_election_id_before_it_takes_one(tmp_path: Path) -> None:
     """On the same stream, so that nobody's primary changes before; what the switch says of the look alone does not
     count."""
