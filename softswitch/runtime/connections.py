@@ -171,9 +171,9 @@ class ConnectionWatch:
         self._ended += len(ended)
         if self._clock() >= self._warn_from:
             peer, its = max(_by_peer(every).items(), key=lambda item: len(item[1]))
-            log.warning("%s had %d of %d connections at %s: expected at most %d together. The peers with most lost "
-                        "some, %d in all since the last warning. Find out what opens them there", peer, len(its),
-                        len(every), self._where, self._room, self._ended)
+            log.warning("%s had %d of %d connections at %s: expected at most %d together. %d were ended since "
+                        "the last warning. Find out what opens them there", peer, len(its), len(every), self._where,
+                        self._room, self._ended)
             self._warn_from, self._ended = self._clock() + WARNING_SECONDS, 0
         return bool(ended)
 
