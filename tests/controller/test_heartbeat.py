@@ -63,6 +63,7 @@ class Watched:
 async def seen(*steps: tuple[Greeting, bool, float, Health], claimed: bool = False) -> None:
     """Follow a controller that greets and answers, or not, for so many seconds; each step ends with what is known."""
     watched = Watched(claimed=claimed)
+    watched.greets, watched.answers = steps[0][:2]
     task = asyncio.create_task(watched.heart.run())
     await watched.wait()
     for watched.greets, watched.answers, seconds, health in steps:
