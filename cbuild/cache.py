@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where what is compiled or downloaded is kept, so that no other user can put anything else there.
+"""Folders for compiled and downloaded files, in which no other user can put anything.
 
     cache = Cache("softswitch")
     known = cache.find("fold-1a2b.so")       # in any of its folders, also in one of root's that an image brought
@@ -47,7 +47,7 @@ class Cache:
     only: Path | None = None
 
     def places(self) -> list[Path]:
-        """Where its folders may be, the best first; they need not be there, or usable."""
+        """Candidates for its folders, the best first; they need not exist, or be usable."""
         if self.only is not None:
             return [self.only]
         ours = f"{self.name}-{os.geteuid()}"

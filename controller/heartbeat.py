@@ -51,7 +51,7 @@ Greeting = Literal["greeted", "silent", "refused", "unreachable"]
 
 
 def proof(key: bytes, nonce: str) -> str:
-    """What a controller with the fabric's key answers to a nonce."""
+    """The answer to a nonce of a controller with the fabric's key."""
     return hmac.digest(key, b"beat\0" + nonce.encode(), "sha256").hex()
 
 
@@ -95,8 +95,11 @@ class Heartbeat:
 
     @property
     def health(self) -> Health:
-        """What is known of the controller now; "unknown" until it has proven itself, but for one that hung before it
-        could: its address takes connections, greets none, and the switches have the fabric's election ids."""
+        """The state of the controller as far as it is known; "unknown" until it has proven itself.
+
+        A controller that hung before it could is known by this: its address takes connections and greets none, and the
+        switches have the fabric's election ids.
+        """
         now = self._clock()
         if self._last == "unreachable":
             return "unknown"

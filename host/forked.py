@@ -24,7 +24,7 @@ from netfold.host.errors import Closed
 
 
 class Owner(Protocol):
-    """What must not go on in a forked child."""
+    """An object that must not go on in a forked child."""
 
     def after_fork(self) -> None:
         """Called in the child, on the thread that has forked, which is the only one.  Sends nothing and frees nothing;

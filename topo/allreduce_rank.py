@@ -46,7 +46,7 @@ class RankSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def reduction(self) -> Reduction:
-        """What is timed."""
+        """The operation that is timed."""
         return Reduction(self.op, self.dtype)
 
 

@@ -23,7 +23,7 @@ from cbuild import files, folders
 from netfold.topo import rundir, sandbox
 
 NAMESPACES: Final = ("net", "mnt")
-"""What a host has of its own."""
+"""The namespaces that a host has of its own."""
 MOST_RECORD: Final = 4096
 """Bytes of a record at most: a name and two numbers."""
 

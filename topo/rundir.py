@@ -23,10 +23,10 @@ from cbuild import folders
 PREFIX: Final = "netfold-"
 LOCK: Final = ".lock"
 PLACES: Final = (Path("/tmp"), Path("/dev/shm"))
-"""Where folders are made, the first in which nobody else can exchange them; $TMPDIR may be too long for the path of a
-unix socket."""
+"""Places for folders; the first is taken in which nobody else can exchange them.  $TMPDIR may be too long for the path
+of a unix socket."""
 RUN: Final = Path("/run")
-"""Where the folder of fabrics is that Mininet's own command starts, which only root may."""
+"""The place of the folder of fabrics that Mininet's own command starts, which only root may."""
 FOLDER: Final = "netfold"
 """Its name there."""
 

@@ -34,7 +34,7 @@ Name = Annotated[str, Meta(max_length=255)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 """A reason, for people."""
 Last = Annotated[str, Meta(max_length=MAX_LAST)]
-"""What a rank that leaves says for the others."""
+"""The text of a rank that leaves, for the others."""
 MAX_STREAMS: Final = 4096
 """Most streams that a request speaks of."""
 MAX_RAILS: Final = 64

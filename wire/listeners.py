@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where ranks listen: ADDRESS:PORT, as others can connect to it."""
+"""Addresses at which ranks listen: ADDRESS:PORT, as others can connect to it."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def spec(
 
 
 def _reduction(datatype: str, operation: str) -> Reduction:
-    """What nccl-tests' names stand for.  Raises ValueError."""
+    """The reduction that nccl-tests' names stand for.  Raises ValueError."""
     for option, name, known in (("-d", datatype, TYPES), ("-o", operation, OPERATIONS)):
         if name not in known:
             raise ValueError(f"{option} {name}: expected one of {', '.join(known)}")
@@ -236,8 +236,8 @@ def least_bytes(algorithm: str, ranks: int, nbytes: int, lane_bits: int) -> floa
 
 
 def measurable(spec: AllreduceSpec) -> AllreduceSpec:
-    """What can be measured of it here; standard error has a line for each algorithm that is left out.  Raises
-    ValueError where none is left."""
+    """The part of the request that can be measured here.  Standard error names each algorithm that is left out.
+    Raises ValueError where none is left."""
     what = f"{spec.reduction.op} of {spec.reduction.element}"
     left = []
     for name in spec.algorithms:

@@ -33,7 +33,7 @@ MOST_NOISE: Final = 4096
 """Bytes of noise."""
 
 Answer = Callable[[bytes], bytes]
-"""What is said to a challenge."""
+"""Makes the answer to a challenge."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ class MeshStranger:
         self.met: Counter[str] = Counter()
         """Tries by their kinds, and of "challenged" and "refused" how many came so far."""
         self.broken: list[str] = []
-        """What a rank must never have said."""
+        """Verdicts that no rank may give."""
 
     def close(self) -> None:
         """Close all connections."""

@@ -30,7 +30,7 @@ _SMALL_TCP: Final = (  # IPv4, TCP, and from a proof's bytes to those of a hello
 
 
 class OverheardHandshake(msgspec.Struct, frozen=True):
-    """What an initiator has said to a rank that listens there."""
+    """An initiator's messages to a rank that listens there."""
 
     listener: tuple[str, int]
     hello: bytes
@@ -63,7 +63,7 @@ class Overhearing:
 
     @property
     def found(self) -> list[OverheardHandshake]:
-        """What was overheard until now."""
+        """The messages that were overheard until now."""
         return list(self._found.values())
 
     def __enter__(self) -> Self:

@@ -86,7 +86,7 @@ class SilentControl:
             self._of[a.node].append((number, b))
             self._of[b.node].append((number, a))
         self._resuming: dict[str, asyncio.Task[None]] = {}
-        """What is being written to switches that answer again, by name."""
+        """Writes under way to switches that answer again, by name of the switch."""
         self._judged_at: dict[int, float] = {}
         """When each link of a silent switch was judged last."""
         self._missing: dict[int, int] = {}

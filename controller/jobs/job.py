@@ -73,7 +73,7 @@ class Job:
     """Ranks that have been sent Settle."""
     left: set[int] = field(default_factory=set)
     said: dict[int, RankLeft] = field(default_factory=dict)
-    """What the others are told of ranks that have left in order."""
+    """Events that tell the others of ranks that have left in order."""
     lost: dict[int, RankLost] = field(default_factory=dict)
     """Ranks whose connection broke before they left."""
     watchers: dict[int, asyncio.Queue[Event | None]] = field(default_factory=dict)

@@ -88,7 +88,7 @@ class Answers:
         """The status; a new one is read unless the last is younger than MAX_AGE."""
         self._faults = Shared(lambda: asyncio.to_thread(sources.faults.active), fresh=MAX_AGE, clock=clock)
         self._made: dict[str, tuple[Status, asyncio.Task[bytes]]] = {}
-        """What was last made of which status, by path."""
+        """The latest answer and the status that it was made of, by path."""
         self._finder = view.LinkFinder(sources.fabric)
 
     async def _read(self) -> Status:
@@ -97,7 +97,7 @@ class Answers:
         return status
 
     async def _of_status(self, path: str, make: Callable[[Status], bytes]) -> bytes:
-        """What is made of the status for a path: in a thread, once for each status."""
+        """The answer for a path, made of the status in a thread, once for each status."""
         status = await self.status()
         if path not in self._made or self._made[path][0] is not status:
             self._made[path] = status, asyncio.create_task(asyncio.to_thread(make, status))

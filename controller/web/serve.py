@@ -151,7 +151,7 @@ class Web:
             return refused(refusal)
 
     def caller(self, authorization: str, path: str) -> Caller:
-        """Who asks for a path, by the token or key in an Authorization header: as a Basic password with any user, or as
+        """The caller of a path, by the token or key in an Authorization header: a Basic password with any user, or
         Bearer.  Raises Refusal for whoever may not, or asks too often."""
         kind, _, said = authorization.partition(" ")
         password = said.strip().encode()

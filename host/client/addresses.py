@@ -48,7 +48,7 @@ def problem(peers: Sequence[Peer], machines: Sequence[str] = ()) -> str:
 
 
 def _across(places: Mapping[int, IPv4Address], machines: Mapping[int, str]) -> str:
-    """What is wrong with addresses that mean different machines to different ranks."""
+    """The fault of addresses that mean different machines to different ranks; empty: there is none."""
     for rank, address in places.items():
         for other in places:
             if machines[other] == machines[rank] or other < rank:

@@ -36,7 +36,8 @@ class Membership:
         return self._client
 
     def job_error(self, left: bool = True) -> NetFoldError | None:
-        """What has ended the job according to the controller, or None; ``left`` as of ``Watcher.job_error``."""
+        """The error that has ended the job according to the controller, or None; ``left``: see ``Watcher.job_error``.
+        """
         return None if self._watcher is None else self._watcher.job_error(left)
 
     def lost_rank(self) -> tuple[int, str] | None:

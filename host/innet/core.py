@@ -101,7 +101,7 @@ class Core:
         self._kept, self._message = max(kept, 2 if message else 1), message
         self.trees = tuple(trees)
         self.address = address
-        """Where results come to, as text."""
+        """The address at which results arrive, as text."""
         self._max_window = max_window
         plans = self._plans(trees)
         why = C.c_char_p()

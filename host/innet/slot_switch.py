@@ -20,7 +20,7 @@ NO_LANES: Final = np.empty(0, np.uint32)
 
 
 class ResultRoute(NamedTuple):
-    """Where what a switch makes comes from and goes to: IPv4 addresses as text, and the source's UDP port."""
+    """Source and destination of a switch's packets: IPv4 addresses as text, and the source's UDP port."""
 
     source: str
     source_port: int

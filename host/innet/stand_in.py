@@ -42,7 +42,7 @@ PURPOSE: Final = "stand-in"
 RUN = struct.Struct("!IHH")
 """Header of a run."""
 ROUTE = struct.Struct("!I4sH4s")
-"""Of a stream's results: queue pair of operation 0, source address and UDP port, destination address."""
+"""The route of a stream's results: queue pair of operation 0, source address and UDP port, destination address."""
 MAX_RUN: Final = 1 << 20
 """Bytes of the longest run."""
 RECEIVE: Final = 1 << 18
@@ -98,8 +98,8 @@ class _Member:
         self.arrived = RunBuffer()
         self.waiting = bytearray()
         self.routes: list[tuple[int, ResultRoute]] = []
-        """Of its streams' results, and their queue pairs.  It tells them before it contributes anything, and nothing
-        is whole before it has."""
+        """The routes of its streams' results, and their queue pairs.  It tells them before it contributes anything, and
+        nothing is whole before it has."""
 
     def flush(self) -> None:
         """Sends what the kernel takes.  Raises OSError."""

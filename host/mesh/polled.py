@@ -375,7 +375,7 @@ class PolledMesh(Mesh):
 
     @abstractmethod
     def _why_gone(self, link: PeerConnection) -> str:
-        """What has become of a peer whose connection is gone, or never came."""
+        """Says how a peer was lost whose connection is gone, or never came."""
 
     @abstractmethod
     def _report_lost_rank(self, whom: int, why: str) -> None:

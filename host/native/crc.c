@@ -35,7 +35,7 @@ static masked_headers mask(const uint8_t *bth, size_t n, const nf_route *route, 
     return m;
 }
 
-/* As it stands on the wire where that is read as it is: roce.h refuses big-endian machines. */
+/* The ICRC in the byte order of the wire; roce.h refuses big-endian machines. */
 static uint32_t on_wire(const uint8_t *icrc) {
     uint32_t crc;
     memcpy(&crc, icrc, NF_ICRC_BYTES);

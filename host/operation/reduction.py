@@ -23,7 +23,7 @@ REDUCE_OPS: Final = get_args(ReduceOp)
 NATIVE = {name: np.dtype(name) for name in ("float32", "float64", "float16", "int32", "int64", "uint8")}
 NAMES = (*NATIVE, BFLOAT16)
 CARRIED: Final = tuple(name for name in NAMES if name not in HALVES)
-"""What is reduced as it is; the others are as float32."""
+"""Dtypes that are reduced as they are; the others are reduced as float32."""
 
 _FUNCTIONS = {"sum": np.add, "average": np.add, "max": np.maximum, "min": np.minimum, "product": np.multiply}
 

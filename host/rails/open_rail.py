@@ -134,7 +134,7 @@ class OpenRail:
         )
 
     def job_error(self, left: bool) -> NetFoldError | None:
-        """What has ended the rail's job, according to the plane's controller, or None.
+        """The error that has ended the rail's job, according to the plane's controller, or None.
 
         left  whether a rank that has left in order ends it, as for operations of all ranks
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where torch decides by itself what concerns a backend, it is told what holds for this one."""
+"""Adapts decisions that torch makes by a backend's name to this backend."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class Messenger:
         """Whether nothing more is posted, and what is posted is being sent."""
         self._flush_seconds = math.inf
         self._unsent = ""
-        """What was not sent when it was closed, in words."""
+        """A text that counts the messages and bytes that were not sent before the close."""
         self._forked: Closed | None = None
         self._process = os.getpid()
         ends_in_child(self)

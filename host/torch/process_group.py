@@ -47,7 +47,7 @@ EXCHANGES = ("alltoall_base", "all_to_all_single")
 2.13; those that the installed torch has are used."""
 
 HELD = ("communicator", "_reducer", "_messenger", "_inner", "_say")
-"""What a group has until it is shut down."""
+"""Attributes of a group until it is shut down."""
 
 log = logging.getLogger("netfold")
 

@@ -141,7 +141,7 @@ def options() -> list[tuple[str, int]]:
 
 
 def watch(addresses: Sequence[str], ports: Sequence[int]) -> ConnectionWatch:
-    """What bounds the connections of each peer, at addresses that were bound to these ports."""
+    """Bounds the connections of each peer, at addresses that were bound to these ports."""
     at = [address.removeprefix("unix:") if address.startswith("unix:") else port
           for address, port in zip(addresses, ports, strict=True)]
     return ConnectionWatch(at, most=connections.most(MAX_CONNECTIONS))

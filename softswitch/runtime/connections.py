@@ -193,7 +193,8 @@ def _by_peer(connections: Iterable[_Connection]) -> dict[str, list[_Connection]]
 
 
 def _silent(found: Mapping[str, list[_Connection]]) -> list[_Connection]:
-    """Those that have said nothing, but for the first of each peer; first the newest of the peers that have most."""
+    """Connections that have said nothing, but for the first of each peer: the newest of the peers that have most come
+    first."""
     silent = [(number, one) for its in found.values()
               for number, one in enumerate(one for one in its[1:] if not one.spoke)]
     return [one for _, one in sorted(silent, key=lambda item: item[0], reverse=True)]
@@ -239,7 +240,7 @@ def _end_connection(connection: _Connection) -> None:
 
 
 def _peer(connection: socket.socket, users: Mapping[tuple[_End, _End], int]) -> str:
-    """Who is at the other end: its user, where it is on this machine, else its address."""
+    """The peer at the other end: its user, where it is on this machine, else its address."""
     if connection.family == socket.AF_UNIX:
         user = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
         return f"user {user}"
@@ -260,7 +261,7 @@ def _end(name: tuple[str, int]) -> _End:
 
 
 def _local_users() -> dict[tuple[_End, _End], int]:
-    """Whose each TCP connection is that begins in this network namespace, by its ends."""
+    """The user of each TCP connection that begins in this network namespace, by its ends."""
     found = {}
     for file in _TCP:
         with contextlib.suppress(FileNotFoundError):  # no IPv6

@@ -94,7 +94,7 @@ class BoundedServer(HTTPServer):
         self._clock = clock
         self._lock = threading.Lock()
         self._places: dict[ConnectionPlace, None] = {}
-        """Of each kind, the oldest first."""
+        """The connections of each kind, the oldest first."""
         super().__init__(address, handler, bind_and_activate=listener is None)
         if listener is not None:
             self.socket.close()
