@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from netfold.host.operation.conversion import in_float32, round_to
+from netfold.host.operation.half_precision import BFLOAT16
 from netfold.host.operation.reduction import ReduceOp, Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.topo.rank_program import print_message
@@ -116,7 +117,8 @@ class NetFold:
         self._comm = Communicator.join(
             job, rank, setup.world, address=os.environ["NETFOLD_ADDRESS"], rail=rail, timeout=setup.timeout, **settings
         )
-        self._op, self._dtype = setup.op, setup.dtype
+        # as programs call it: numpy has no bfloat16, and a dtype that is named is looked at again in each call
+        self._op, self._dtype = setup.op, BFLOAT16 if setup.dtype == BFLOAT16 else None
 
     def allreduce(self, source: Elements, out: Elements, algorithm: str) -> None:
         self._comm.allreduce(source, out, self._op, dtype=self._dtype, algorithm=_own(algorithm))
