@@ -220,6 +220,8 @@ class Session:
     def _require_primary(self, update: p4r.MasterArbitrationUpdate) -> None:
         if update.status.code != rpc_code.OK:
             other = arbitration.number_of(update.election_id)
+            if update.status.code == rpc_code.ALREADY_EXISTS and 0 < other < self._election_number:
+                return  # said before the switch knew our id, which is higher: BMv2 tells of observers so
             if not self._trusts(other):
                 self._others.add(other)
             present = update.status.code != rpc_code.NOT_FOUND
