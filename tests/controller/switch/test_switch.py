@@ -220,6 +220,21 @@ def test_after_another_client_the_program_is_pushed_anew(tmp_path: Path) -> None
     run(story())
 
 
+def test_a_primary_below_our_election_id_is_old_news(tmp_path: Path) -> None:
+    """BMv2 names an observer after our claim; the session goes on, and ends with the next client above it."""
+
+    async def story() -> None:
+        server = ScriptedServer()
+        async with session(tmp_path, server) as s:
+            for other in (3, 70):
+                update = p4r.MasterArbitrationUpdate()
+                update.election_id.low, update.status.code = other, rpc_code.ALREADY_EXISTS
+                await server.to_send.put(p4r.StreamMessageResponse(arbitration=update))
+            assert "election id 70" in await s.ended()
+
+    run(story())
+
+
 def test_after_another_controller_of_the_fabric_the_program_stays(tmp_path: Path) -> None:
     """The slots of its running jobs are in it."""
 
