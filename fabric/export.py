@@ -26,6 +26,13 @@ FILE: Final = "/etc/netfold/fabric.toml"
 GATEWAY: Final = "169.254.1.1"
 """What hosts take for their gateway, whose MAC address is their leaf's."""
 CONTROLLER: Final = "controller"
+_MACHINE: Final = {CONTROLLER: "the controller's container has it", "host": "it means the machine itself",
+                   "mgmt-net": "it means the management network", "macvlan": "it means an interface of the machine"}
+RESERVED: Final[dict[str, dict[str, str]]] = {
+    "containerlab": _MACHINE,
+    "netlab": _MACHINE | dict.fromkeys(("all", "ungrouped", "localhost"), "it means all hosts or the machine to Ansible"),
+}
+"""For each form of export: the names that no node may have, and why."""
 IMAGE: Final = "netfold:latest"
 """The image of all containers: one in which NetFold is installed, with iproute2 and Mininet; yours to build."""
 
@@ -38,7 +45,7 @@ def with_shared_sockets(fabric: Fabric) -> Fabric:
 
 def containerlab(fabric: Fabric, image: str = IMAGE) -> str:
     """The fabric as a topology file of containerlab, in YAML.  Raises FabricError."""
-    _check(fabric)
+    _check(fabric, "containerlab")
     nodes = {name: _without_none({"kind": "linux", "image": image, "cmd": commands.get("cmd"),
                                   "exec": commands.get("exec"), "binds": commands["binds"], "env": commands.get("env"),
                                   "sysctls": {"net.ipv6.conf.all.disable_ipv6": 1}})
@@ -52,7 +59,7 @@ def containerlab(fabric: Fabric, image: str = IMAGE) -> str:
 
 def netlab(fabric: Fabric, image: str = IMAGE) -> str:
     """The fabric as a topology file of netlab, with containerlab as its provider, in YAML.  Raises FabricError."""
-    _check(fabric)
+    _check(fabric, "netlab")
     nodes: dict[str, Any] = {}
     for name, commands in _containers(fabric).items():
         binds = dict(bind.split(":")[:2] for bind in commands["binds"])
@@ -87,14 +94,15 @@ def write(fabric: Fabric, form: str, folder: Path, image: str = IMAGE) -> list[P
     return [folder / name, folder / "fabric.toml"]
 
 
-def _check(fabric: Fabric) -> None:
+def _check(fabric: Fabric, form: str) -> None:
     if fabric.engine != "softswitch":
         raise FabricError(f"exports have switches of the engine softswitch, got {fabric.engine}")
     if any(link.rate for link in fabric.links):
         raise FabricError("exports have links without a rate: expected none in the fabric; `containerlab tools netem "
                           "set` limits them in a lab that runs")
-    if any(node.name == CONTROLLER for node in fabric.nodes):
-        raise FabricError(f"a node is called {CONTROLLER}, which the controller's container is: expected another name")
+    for node in fabric.nodes:
+        if what := RESERVED[form].get(node.name):
+            raise FabricError(f"{node.name}: a node of {form} cannot have this name, {what}: expected another one")
 
 
 def _containers(fabric: Fabric) -> dict[str, dict[str, Any]]:

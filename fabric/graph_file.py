@@ -21,10 +21,12 @@ What the file says of a link goes before what the command says of all links.
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Mapping
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Unpack, get_args
 
@@ -51,7 +53,7 @@ def load(path: Path, **options: Unpack[FabricOptions]) -> Fabric:
     if path.suffix not in READERS:
         raise FabricError(f"file {path}: expected a name that ends in .toml, {', '.join(READERS)}")
     try:
-        graph = READERS[path.suffix](files.read_text(path))
+        graph = READERS[path.suffix](files.read(path))
     except OSError as error:
         raise FabricError(f"file {path}: cannot read it: {error.strerror}") from error
     except Exception as error:  # parsers of networkx raise whatever they meet
@@ -66,8 +68,9 @@ def load(path: Path, **options: Unpack[FabricOptions]) -> Fabric:
 def of_graph(graph: nx.Graph[Any], name: str, **options: Unpack[FabricOptions]) -> Fabric:
     """The fabric of a graph whose nodes and edges carry the attributes above.
 
-    Nodes keep their names where those fit interfaces; else switches are s1, s2, ... and hosts h1, h2, ....  Of a
-    directed graph, links there and back are one.  Raises FabricError.
+    Nodes keep their names where those fit interfaces.  Otherwise their labels are shortened to names ("New York" is
+    NewYork), and switches and hosts without a label are s1, s2, ... and h1, h2, ....  Of a directed graph, links there
+    and back are one.  Raises FabricError.
     """
     import networkx as nx
 
@@ -80,7 +83,7 @@ def of_graph(graph: nx.Graph[Any], name: str, **options: Unpack[FabricOptions]) 
     switches = [node for node, kind in kinds.items() if kind == "switch"]
     if not switches:
         raise FabricError("expected at least one switch, got none")
-    names = _names(kinds)
+    names = _names(kinds, {node: str(data.get("label", node)) for node, data in graph.nodes(data=True)})
     below: dict[Any, list[tuple[str | None, Mapping[str, Any]]]] = {
         node: [(None, {})] * _hosts(node, graph.nodes[node], 0 if "host" in kinds.values() or stated else 1)
         for node in switches
@@ -139,12 +142,12 @@ def _of_fabric_file(found: Fabric, *, rate: str | None = None, **options: Any) -
     return fabric
 
 
-def _edges(text: str) -> nx.MultiGraph[str]:
+def _edges(content: bytes) -> nx.MultiGraph[str]:
     """A graph of lines NAME NAME [RATE]; what follows a # is a comment."""
     import networkx as nx
 
     graph: nx.MultiGraph[str] = nx.MultiGraph()
-    for at, line in enumerate(text.splitlines(), 1):
+    for at, line in enumerate(content.decode().splitlines(), 1):
         words = line.partition("#")[0].split()
         if len(words) not in (0, 2, 3):
             raise ValueError(f"line {at}: expected NAME NAME, or NAME NAME RATE, got {line!r}")
@@ -153,40 +156,61 @@ def _edges(text: str) -> nx.MultiGraph[str]:
     return graph
 
 
-def _graphml(text: str) -> nx.Graph[Any]:
+def _graphml(content: bytes) -> nx.Graph[Any]:
+    """A graph of GraphML, in the encoding that its XML declaration names."""
     import networkx as nx
 
-    return nx.parse_graphml(text)
+    return nx.read_graphml(io.BytesIO(content))
 
 
-def _gml(text: str) -> nx.Graph[Any]:
+def _gml(content: bytes) -> nx.Graph[Any]:
+    """A graph of GML (Himsolt, 1996).  Its ids are the nodes and its labels are for display, so that labels may be
+    equal or missing.  Two nodes may have several links, also where the file does not say ``multigraph 1``."""
     import networkx as nx
 
-    return nx.parse_gml(text)
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        text = content.decode("latin-1")  # what the format's description asks for
+    text = re.sub(r"^(\s*)multigraph\s+[01]\s*$", "", text, flags=re.MULTILINE)
+    return nx.parse_gml(re.sub(r"\bgraph\s*\[", "graph [\n  multigraph 1", text, count=1), label="id")
 
 
-def _node_link(text: str) -> nx.Graph[Any]:
+def _node_link(content: bytes) -> nx.Graph[Any]:
     import networkx as nx
 
-    found = json.loads(text)
+    found = json.loads(content)
     return nx.node_link_graph(found, edges="links" if "links" in found else "edges")
 
 
-READERS: Final[dict[str, Callable[[str], Any]]] = {
+READERS: Final[dict[str, Callable[[bytes], Any]]] = {
     ".graphml": _graphml, ".gml": _gml, ".json": _node_link, ".edges": _edges,
 }
 """What reads a graph, by the end of its file's name."""
 
 
-def _names(kinds: Mapping[Any, str]) -> dict[Any, str]:
-    """Names of all nodes: their own, if all of them can be, and none is that of a host that is to be made."""
-    own = {node: str(node) for node in kinds}
-    fits = all(re.fullmatch(rf"[A-Za-z][\w.-]{{0,{LONGEST_NAME - 1}}}", name, re.ASCII) for name in own.values())
-    taken = any(re.fullmatch(r"h\d+", own[node]) for node, kind in kinds.items() if kind == "switch")
-    if fits and not taken and len(set(own.values())) == len(own):
-        return own
+def _names(kinds: Mapping[Any, str], labels: Mapping[Any, str]) -> dict[Any, str]:
+    """The names of all nodes: their own or their labels, if all of these fit, and none is that of a host that is to be
+    made.  Otherwise each gets one from its label, as far as that has letters."""
+    for own in ({node: str(node) for node in kinds}, labels):
+        fits = all(re.fullmatch(rf"[A-Za-z][\w.-]{{0,{LONGEST_NAME - 1}}}", name, re.ASCII) for name in own.values())
+        taken = any(re.fullmatch(r"h\d+", own[node]) for node, kind in kinds.items() if kind == "switch")
+        if fits and not taken and len(set(own.values())) == len(own):
+            return dict(own)
+    names: dict[Any, str] = {}
+    used: set[str] = set()
     numbers = {"switch": count(1), "host": count(1)}
-    return {node: f"{'s' if kind == 'switch' else 'h'}{next(numbers[kind])}" for node, kind in kinds.items()}
+    for node, kind in kinds.items():
+        plain = unicodedata.normalize("NFKD", labels[node])
+        base = re.sub(r"[^A-Za-z0-9]|^[^A-Za-z]+", "", re.sub(r"[^\x00-\x7f]", "", plain))[:LONGEST_NAME]
+        if not re.fullmatch(r"[A-Za-z]{2}.*", base):  # one letter and digits may be another node's s1 or h1
+            base = ""
+        other = {"switch": "s", "host": "h"}[kind]
+        tries = chain([base], (f"{base[: LONGEST_NAME - len(str(n))]}{n}" for n in count(2))) if base else (
+            f"{other}{n}" for n in numbers[kind])
+        names[node] = next(name for name in tries if name not in used)
+        used.add(names[node])
+    return names
 
 
 def _kind(node: Any, data: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from netfold.fabric.graph import (
@@ -187,22 +187,29 @@ def _links(fabric: Fabric) -> None:
     for name in sorted((hosts | switches) - linked):
         if name in hosts or len(fabric.switches) > 1:
             raise FabricError(f"{name} has no [[link]]")
-    if reachable(fabric.links) != nodes and len(nodes) > 1:
-        raise FabricError("link: the fabric falls apart into pieces that no link connects")
+    if len(apart := pieces(fabric.links, nodes)) > 1:
+        named = " | ".join(f"{', '.join(sorted(piece)[:4])}{'' if len(piece) < 5 else f' and {len(piece) - 4} more'}"
+                           for piece in sorted(apart, key=len, reverse=True)[:4])
+        more = "" if len(apart) < 5 else f" | and {len(apart) - 4} more pieces"
+        raise FabricError(f"link: the fabric falls apart into {len(apart)} pieces that no link connects: {named}{more}")
 
 
-def reachable(links: Sequence[Link]) -> set[str]:
-    """The nodes that links connect with the first link's.  Every command reads a fabric, and few of them plan with
-    networkx, whose import alone takes longer than all else that they do."""
+def pieces(links: Sequence[Link], nodes: Collection[str]) -> list[set[str]]:
+    """The nodes in sets that links connect.  Every command reads a fabric, and few of them plan with networkx, whose
+    import alone takes longer than all else that they do."""
     beside: dict[str, set[str]] = defaultdict(set)
     for one, other in (link.ends for link in links):
         beside[one.node].add(other.node)
         beside[other.node].add(one.node)
-    found: set[str] = set()
-    front = {links[0].ends[0].node} if links else set()
-    while front:
-        found |= front
-        front = {node for at in front for node in beside[at]} - found
+    left, found = set(nodes), []
+    while left:
+        piece: set[str] = set()
+        front = {left.pop()}
+        while front:
+            piece |= front
+            front = {node for at in front for node in beside[at]} - piece
+        left -= piece
+        found.append(piece)
     return found
 
 

@@ -88,3 +88,19 @@ def test_netlab_makes_a_lab_of_it(tmp_path: Path) -> None:
         assert f"ip link set dev eth1 address {host.mac} up" in made
     script = next(line for line in made.splitlines() if "leaf1.sock" in line).split("cmd: ", 1)[1]
     subprocess.run(["sh", "-n", "-c", shlex.split(script.strip("'"))[2]], check=True, timeout=10)
+
+
+@pytest.mark.parametrize(("name", "forms"), [
+    ("host", ("containerlab", "netlab")), ("mgmt-net", ("containerlab", "netlab")), ("all", ("netlab",)),
+])
+def test_a_node_with_a_reserved_name_is_refused(tmp_path: Path, name: str, forms: tuple[str, ...]) -> None:
+    """Such a name means another thing to the tool; the other tool takes it."""
+    text = (tmp_path / "g.edges")
+    text.write_text(f"{name} other\n")
+    fabric = parse(f"file:{text}")
+    for form, make in (("containerlab", export.containerlab), ("netlab", export.netlab)):
+        if form in forms:
+            with pytest.raises(FabricError, match=f"^{name}: a node of {form} cannot have this name"):
+                make(fabric)
+        else:
+            assert f"\n    {name}:" in make(fabric) or f"\n  {name}:" in make(fabric)

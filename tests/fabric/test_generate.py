@@ -107,6 +107,41 @@ def test_a_graph_is_the_same_in_every_form(tmp_path: Path) -> None:
     assert fabrics[0].leaf_of() == {"h1": "a", "h2": "b", "h3": "c"}
 
 
+GML = """Creator "Topology Zoo Toolset"
+graph [
+  label "Lab"
+  node [ id 0 label "Gooding" ]
+  node [ id 1 label "Gooding" ]
+  node [ id 2 label "" hyperedge 1 ]
+  node [ id 3 label "Zürich" ]
+  edge [ source 0 target 1 LinkLabel "OC-3" ]
+  edge [ source 0 target 1 ]
+  edge [ source 1 target 2 LinkSpeedRaw 1000000000.0 ]
+  edge [ source 2 target 3 ]
+]
+"""
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_gml_may_repeat_labels_and_links(tmp_path: Path, encoding: str) -> None:
+    """The ids are the nodes, the labels become names, and two edges between two nodes are two links."""
+    (tmp_path / "g.gml").write_bytes(GML.encode(encoding))
+    fabric = parse(f"file:{tmp_path}/g.gml", rate="10mbit")
+    assert [switch.name for switch in fabric.switches] == ["Gooding", "Gooding2", "s1", "Zurich"]
+    assert between(fabric) == {("Gooding", "Gooding2"): ["10mbit", "10mbit"], ("Gooding2", "s1"): ["1000000000bit"],
+                               ("s1", "Zurich"): ["10mbit"]}
+
+
+def test_graphml_is_read_in_the_encoding_that_it_declares(tmp_path: Path) -> None:
+    """An XML declaration may name ISO-8859-1."""
+    graph = nx.Graph()
+    graph.add_edge("Zürich", "Köln")
+    nx.write_graphml(graph, tmp_path / "g.graphml", encoding="iso-8859-1")
+    assert b"iso-8859-1" in (tmp_path / "g.graphml").read_bytes()
+    fabric = parse(f"file:{tmp_path}/g.graphml")
+    assert [switch.name for switch in fabric.switches] == ["Zurich", "Koln"]
+
+
 def test_attributes_of_a_graph_say_hosts_roles_places_and_links() -> None:
     """A node that says it is a host keeps its name and link; names that no interface can have are replaced."""
     graph = nx.MultiGraph()
@@ -123,8 +158,8 @@ def test_attributes_of_a_graph_say_hosts_roles_places_and_links() -> None:
     assert between(fabric) == {("left", "right"): ["2500000000bit", "1000000000bit"]}
     gpu = next(link for link in fabric.links if "gpu" in link.b)
     assert (gpu.rate, gpu.corrupt, gpu.loss) == ("10mbit", 0.5, 0.125)
-    zoo = of_graph(nx.path_graph(["New York", "São Paulo"]), "zoo")
-    assert [switch.name for switch in zoo.switches] == ["s1", "s2"]
+    zoo = of_graph(nx.path_graph(["New York", "São Paulo", "New Yorkshire", "?", 7]), "zoo")
+    assert [switch.name for switch in zoo.switches] == ["NewYork", "SaoPaulo", "NewYorks", "s1", "s2"]
     assert fabric_file.loads(fabric_file.dumps(fabric)) == fabric
 
 
@@ -136,7 +171,7 @@ def test_attributes_of_a_graph_say_hosts_roles_places_and_links() -> None:
     (lambda g: g.add_edge("a", "b", rate=0), "link a - b: rate: expected bit/s of at least 1, got 0"),
     (lambda g: g.add_edge("a", "b", rate="1 Gb/s"), "rate: expected a rate such as 100mbit"),
     (lambda g: g.add_edge("a", "b", loss="much"), "link a - b: loss: expected a share of 0..1, got 'much'"),
-    (lambda g: g.add_node("alone"), "the fabric falls apart into pieces"),
+    (lambda g: g.add_node("alone"), "falls apart into 2 pieces that no link connects: a, b, h1, h2 | alone, h3"),
     (lambda g: g.add_node("h", kind="host"), "host h: expected one link, to a switch, got 0"),
     (lambda g: g.add_edges_from([("a", "c"), ("c", "a")]) or g.add_node("c", kind="host") or g.add_edge("c", "b"),
      "host c: expected one link, to a switch, got 2: a, b"),
