@@ -30,7 +30,7 @@ _MACHINE: Final = {CONTROLLER: "the controller's container has it", "host": "it 
                    "mgmt-net": "it means the management network", "macvlan": "it means an interface of the machine"}
 RESERVED: Final[dict[str, dict[str, str]]] = {
     "containerlab": _MACHINE,
-    "netlab": _MACHINE | dict.fromkeys(("all", "ungrouped", "localhost"), "it means all hosts or the machine to Ansible"),
+    "netlab": _MACHINE | dict.fromkeys(("all", "ungrouped", "localhost"), "Ansible has it for hosts of its own"),
 }
 """For each form of export: the names that no node may have, and why."""
 IMAGE: Final = "netfold:latest"
