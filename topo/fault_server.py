@@ -117,4 +117,5 @@ class FaultServer(ABC):
             return faults.Names(self.names())
         fabrics = [fabric.fabric for fabric in self._fabrics]
         return faults.ActiveFaults(" ".join(fabric.name for fabric in fabrics), self._board.active(),
-                                   all(fabric.faulty for fabric in fabrics))
+                                   all(fabric.faulty for fabric in fabrics),
+                                   [faults.PlaneOf(str(plane.file), plane.jobs) for plane in self._fabrics])

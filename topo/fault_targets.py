@@ -29,6 +29,10 @@ class FaultyFabric(Protocol):
         """What runs."""
 
     @property
+    def file(self) -> Path:
+        """Its fabric file on this machine."""
+
+    @property
     def is_up(self) -> bool:
         """Whether all of it has started."""
 

@@ -102,6 +102,15 @@ class Undone(Struct, frozen=True, tag=True):
     texts: list[str]
 
 
+class PlaneOf(Struct, frozen=True):
+    """A plane of a fabric that runs."""
+
+    file: Text
+    """Path of its fabric file."""
+    controller: Text
+    """Address at which its controller answers on this machine."""
+
+
 class ActiveFaults(Struct, frozen=True, tag=True):
     """The answer to Active."""
 
@@ -109,6 +118,8 @@ class ActiveFaults(Struct, frozen=True, tag=True):
     faults: list[ActiveFault]
     compiled_in: bool
     """Whether the switches' program can hit shares of packets (SHARES)."""
+    planes: list[PlaneOf] = []
+    """What commands need to find its controllers: one for each plane."""
 
 
 class TapLink(Struct, frozen=True):

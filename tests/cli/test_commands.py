@@ -21,6 +21,7 @@ from netfold.fabric.file import load, save
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine
 from netfold.plain_console import Terminal
+from netfold.topo import rundir
 from netfold.wire.jobs import RankReport
 from netfold.wire.operator import (
     FabricEvent,
@@ -107,6 +108,7 @@ def test_errors_are_one_paragraph(
 ) -> None:
     """No traceback; standard error says what is wrong; the status tells apart what failed and what cannot be."""
     monkeypatch.delenv("NETFOLD_CONTROLLER", raising=False)
+    monkeypatch.setattr(rundir, "in_use", list)  # another test's fabric may run
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == code, result.output

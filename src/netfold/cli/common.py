@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands share: errors, and which fabric and controller a command is for.
+"""What the commands share: errors, and fabric files.
 
 An error is one paragraph on standard error and an exit status: FAILED if something failed, CANNOT if the arguments are
 invalid.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -19,7 +18,6 @@ import typer
 
 from netfold.fabric import file as fabric_file
 from netfold.fabric.graph import Engine, Fabric, FabricError
-from netfold.rpc.channel import CONTROLLER_VARIABLE
 from netfold.terminal import LogFormatter, clean
 
 FAILED: Final = 1
@@ -72,41 +70,6 @@ def engine_of(name: str) -> Engine:
         case "softswitch" | "bmv2":
             return name
     fail(CANNOT, f"--switch: expected softswitch or bmv2, got {name!r}")
-
-
-def address_of(file: Path | None, controller: str | None) -> str:
-    """gRPC address of the controller: the one given, or those of the fabric file with commas, or NETFOLD_CONTROLLER."""
-    if controller:
-        return controller
-    if file is not None:
-        fabric = load(file)
-        return ",".join([fabric.jobs, *([fabric.standby] if fabric.standby else [])])
-    if address := os.environ.get(CONTROLLER_VARIABLE):
-        return address
-    fail(CANNOT, "which controller? Give its FABRIC.toml (slots, paths: --fabric FABRIC.toml), --controller ADDRESS, "
-                 f"or set {CONTROLLER_VARIABLE}")
-
-
-def token_of(file: Path | None) -> str:
-    """The token for that controller: that of the environment, else the one with the widest scope whose file, of those
-    that the fabric file names, this user may read; empty if there is none."""
-    from netfold.rpc import tokens
-
-    try:
-        if (said := tokens.given()) or file is None:
-            return said
-        fabric, problems = load(file), []
-        for name in ("operator_token_file", "viewer_token_file", "job_token_file"):
-            if (path := getattr(fabric, name)) is not None:
-                try:
-                    return tokens.read(Path(path), f"fabric.{name}")
-                except tokens.TokenError as error:
-                    problems.append(str(error))
-    except tokens.TokenError as error:
-        fail(CANNOT, str(error))
-    if problems:
-        fail(CANNOT, "\n".join([*problems, f"Name a token file of yours in {tokens.TOKEN_FILE_VARIABLE}"]))
-    return ""
 
 
 def log_to_stderr(verbose: bool) -> None:

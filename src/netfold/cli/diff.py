@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from netfold import terminal
-from netfold.cli.options import Address, FabricFile, Json
+from netfold.cli.options import Address, Json, RunningFabric
 
 if TYPE_CHECKING:
     from netfold.controller.operations.differences import Differences
 
 
-def diff(file: FabricFile = None, controller: Address = None, json: Json = False) -> None:
+def diff(file: RunningFabric = None, controller: Address = None, json: Json = False) -> None:
     """Read every switch back and show the writes that it lacks of what it should hold; nothing is written.
 
     Exit status 1 where there are any, or a switch cannot be read. What a controller would write that does not run yet:
@@ -23,7 +23,7 @@ def diff(file: FabricFile = None, controller: Address = None, json: Json = False
     show(_ask(file, controller, apply=False), json=json)
 
 
-def apply(file: FabricFile = None, controller: Address = None, json: Json = False) -> None:
+def apply(file: RunningFabric = None, controller: Address = None, json: Json = False) -> None:
     """Read every switch back and bring it to what it should hold; shows what was written."""
     from netfold.cli.common import FAILED
 
@@ -42,16 +42,17 @@ def show(found: Differences, *, json: bool = False) -> None:
         raise typer.Exit(FAILED)
 
 
-def _ask(file: FabricFile, controller: Address, *, apply: bool) -> Differences:
-    from netfold.cli.common import address_of, awaited, token_of
+def _ask(file: RunningFabric, controller: Address, *, apply: bool) -> Differences:
+    from netfold.cli.common import awaited
+    from netfold.cli.controllers import controller_of
     from netfold.controller import client
     from netfold.controller.operations.differences import AskDiff, Differences
     from netfold.rpc import rpc
     from netfold.wire import operator
 
+    asked = controller_of(file, controller)
     found: Differences = awaited(rpc.call(
-        address_of(file, controller), f"{operator.SERVICE}/Diff", AskDiff(apply), Differences,
-        client.SLOTS_TIMEOUT, token=token_of(file),
+        asked.address, f"{operator.SERVICE}/Diff", AskDiff(apply), Differences, client.SLOTS_TIMEOUT, token=asked.token,
     ))
     return found
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from netfold import terminal
-from netfold.cli.options import Address, FabricFile
+from netfold.cli.options import Address, RunningFabric
 
 Name = Annotated[str, typer.Argument(metavar="SWITCH|SWITCH:PORT", help="A switch, or either end of a link between "
                                                                        "switches.")]
@@ -16,7 +16,7 @@ Name = Annotated[str, typer.Argument(metavar="SWITCH|SWITCH:PORT", help="A switc
 
 def drain(
     name: Name,
-    file: FabricFile = None,
+    file: RunningFabric = None,
     controller: Address = None,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait until no job is on it.")] = 30.0,
 ) -> None:
@@ -27,17 +27,18 @@ def drain(
     _set(name, file, controller, drained=True, wait=timeout)
 
 
-def undrain(name: Name, file: FabricFile = None, controller: Address = None) -> None:
+def undrain(name: Name, file: RunningFabric = None, controller: Address = None) -> None:
     """Use a drained switch or link again; running jobs move back where that is better for them."""
     _set(name, file, controller, drained=False, wait=0.0)
 
 
-def _set(name: str, file: FabricFile, controller: Address, *, drained: bool, wait: float) -> None:
-    from netfold.cli.common import FAILED, address_of, awaited, fail, token_of
+def _set(name: str, file: RunningFabric, controller: Address, *, drained: bool, wait: float) -> None:
+    from netfold.cli.common import FAILED, awaited, fail
+    from netfold.cli.controllers import controller_of
     from netfold.controller import client
     from netfold.wire import operator
 
-    address, token = address_of(file, controller), token_of(file)
+    address, token = controller_of(file, controller)
     done: operator.Drained = awaited(client.drain(address, name, drained, wait=wait, token=token))
     print(terminal.clean(f"{done.name} is {'drained' if drained else 'in use again'}; drained in all: "
                          f"{', '.join(done.names) or 'nothing'}"))

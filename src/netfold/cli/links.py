@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from netfold import terminal
-from netfold.cli.options import Address, FabricFile, Json
+from netfold.cli.options import Address, Json, RunningFabric
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,20 +17,22 @@ if TYPE_CHECKING:
     from netfold.controller.health.wiring import Cables
 
 
-def links(file: FabricFile = None, controller: Address = None, json: Json = False) -> None:
+def links(file: RunningFabric = None, controller: Address = None, json: Json = False) -> None:
     """Probe every cable between switches and compare where it leads with the fabric's file.
 
     Exit status 1 where one is in another port than the file says.
     """
 
-    from netfold.cli.common import FAILED, address_of, awaited, token_of
+    from netfold.cli.common import FAILED, awaited
+    from netfold.cli.controllers import controller_of
     from netfold.controller import client
     from netfold.controller.health.wiring import AskWiring, Cables
     from netfold.rpc import rpc
     from netfold.wire import operator
 
-    found: Cables = awaited(rpc.call(address_of(file, controller), f"{operator.SERVICE}/Wiring",
-                                     AskWiring(), Cables, client.TIMEOUT, token=token_of(file)))
+    asked = controller_of(file, controller)
+    found: Cables = awaited(rpc.call(asked.address, f"{operator.SERVICE}/Wiring", AskWiring(), Cables, client.TIMEOUT,
+                                     token=asked.token))
     if json:
         print(terminal.json_line(found))
     else:

@@ -24,6 +24,38 @@ NAMELESS = "starting"
 
 def socket_of(which: str | None) -> Path:
     """The socket of a running fabric's fault service; without exactly one the command ends with what there is."""
+    if (found := _socket_of(which)) is not None:
+        return found
+    called = "" if which is None else f" called {which}"
+    fail(CANNOT, f"no fabric of this user{called} runs here: expected one "
+                 "that `netfold up --topo`, `netfold run --topo` or `netfold demo` has started, in another terminal")
+
+
+def planes_of(which: str | None) -> list[faults.PlaneOf]:
+    """The planes of a running fabric; none where no fabric runs, or it is not up yet.  Where several run, and none is
+    named, the command ends with what there is."""
+    path = _socket_of(which)
+    said = None if path is None else _active(path)
+    return [] if said is None else said.planes
+
+
+def file_of(said: Path) -> Path:
+    """The file that a user means who has named a fabric: the file itself, or that of the fabric of this name, or in
+    this folder, that runs here.  Without exactly one the command ends with what there is."""
+    if said.suffix or said.is_file():
+        return said
+    planes = planes_of(str(said))
+    if len(planes) == 1:
+        return Path(planes[0].file)
+    if planes:
+        fail(CANNOT, f"{said} has {len(planes)} planes: give the file of one, {' or '.join(p.file for p in planes)}")
+    fail(CANNOT, f"there is no file {said}, and no fabric of this user called {said} runs here: expected the name of a "
+                 "file, or of a fabric that `netfold up --topo`, `netfold run --topo` or `netfold demo` has started")
+
+
+def _socket_of(which: str | None) -> Path | None:
+    """The socket of the running fabric that is named, or of the only one; None where there is none.  Where there are
+    several, the command ends with what there is."""
     from netfold.topo import rundir
 
     if which is None and (said := os.environ.get(faults.FAULTS_VARIABLE)):
@@ -32,14 +64,10 @@ def socket_of(which: str | None) -> Path:
     if which is not None:
         here = [path for path in found if which in (str(path.parent), path.parent.name)]
         found = here or [path for path in found if which == _name(path)]
-    if len(found) == 1:
-        return found[0]
-    there = ", ".join(f"{_name(path)} ({path.parent})" for path in found)
-    if found:
-        fail(CANNOT, f"{len(found)} fabrics run here: {there}: say which one with --fabric FOLDER")
-    called = "" if which is None else f" called {which}"
-    fail(CANNOT, f"no fabric of this user{called} runs here: expected one "
-                 "that `netfold up --topo`, `netfold run --topo` or `netfold demo` has started, in another terminal")
+    if len(found) > 1:
+        there = ", ".join(f"{_name(path)} ({path.parent})" for path in found)
+        fail(CANNOT, f"{len(found)} fabrics run here: {there}: say which one, by its name or folder")
+    return found[0] if found else None
 
 
 def ask(path: Path, request: Any, timeout: float = 15.0) -> tuple[Any, list[int]]:
@@ -65,12 +93,19 @@ def seconds(text: str, option: str) -> float:
 
 
 def _name(path: Path) -> str:
-    """Name of the fabric at a socket; "starting" where it does not say, which is no matter of a command for another."""
+    """Name of the fabric at a socket; "starting" where it does not say."""
+    said = _active(path)
+    return NAMELESS if said is None else said.fabric
+
+
+def _active(path: Path) -> faults.ActiveFaults | None:
+    """What the fabric at a socket says of itself; None where it says nothing, which is no matter of a command for
+    another one."""
     from netfold.rpc import local
     from netfold.rpc.rpc import CallRefused, Unreachable
 
     try:
         said: Any = local.call(path, faults.Active(), faults.Answer, NAME_SECONDS)[0]
     except (Unreachable, CallRefused):
-        return NAMELESS
-    return NAMELESS if isinstance(said, faults.Refused) else str(said.fabric)
+        return None
+    return said if isinstance(said, faults.ActiveFaults) else None

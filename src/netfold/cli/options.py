@@ -12,6 +12,8 @@ from netfold.rpc.channel import CONTROLLER_VARIABLE
 
 TOPO_FORM: Final = "leafspine,LEAVES,SPINES,HOSTS|threetier,...|mesh,...|torus,...|file:PATH"
 FabricFile = Annotated[Path | None, typer.Argument(metavar="FABRIC.toml", help="The fabric's description.")]
+RunningFabric = Annotated[Path | None, typer.Argument(metavar="FABRIC.toml|NAME", help="The fabric's file, or the name "
+                                                      "of one that runs here; default: the one that runs.")]
 Topo = Annotated[str | None, typer.Option("--topo", metavar=TOPO_FORM,
                                           help="Generate the fabric instead of reading it: leafspine,LEAVES,SPINES,"
                                                "HOSTS, threetier,PODS,LEAVES,AGGS,SPINES,HOSTS, mesh,ROWS,COLUMNS, "
@@ -20,7 +22,8 @@ Topo = Annotated[str | None, typer.Option("--topo", metavar=TOPO_FORM,
 SwitchKind = Annotated[str, typer.Option("--switch", help="softswitch, or bmv2 (simple_switch_grpc and p4c on PATH).")]
 PathMtu = Annotated[int | None, typer.Option(help="Payload bytes of a data packet: 1024, or 4096 over jumbo frames; "
                                               "default: 4096, of BMv2 1024.")]
-FabricOption = Annotated[Path | None, typer.Option("--fabric", metavar="FABRIC.toml", help="Names the controller.")]
+FabricOption = Annotated[Path | None, typer.Option("--fabric", metavar="FABRIC.toml|NAME", help="The fabric's file, or "
+                                                   "the name of one that runs here; default: the one that runs.")]
 Address = Annotated[str | None, typer.Option(help=f"The controller's gRPC address; default: ${CONTROLLER_VARIABLE}.")]
 Json = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from netfold import terminal
-from netfold.cli.common import CANNOT, address_of, awaited, fail, token_of
+from netfold.cli.common import CANNOT, awaited, fail
+from netfold.cli.controllers import controller_of
 from netfold.cli.options import Address, FabricOption, Json
 
 if TYPE_CHECKING:
@@ -104,9 +105,10 @@ def _ask(
     from netfold.controller.paths import path_service
     from netfold.rpc import rpc
 
+    asked = controller_of(fabric, controller)
     answer: path_service.Table = awaited(rpc.call(
-        address_of(fabric, controller), f"{path_service.OPERATOR}/{method}", request, path_service.Table,
-        path_service.TIMEOUT, token=token_of(fabric),
+        asked.address, f"{path_service.OPERATOR}/{method}", request, path_service.Table, path_service.TIMEOUT,
+        token=asked.token,
     ))
     if json:
         print(terminal.json_line(answer))

@@ -13,7 +13,7 @@ from typing import Annotated, Final
 
 import typer
 
-from netfold.cli.options import Address, FabricFile
+from netfold.cli.options import Address, RunningFabric
 
 PYTHON_VARIABLE: Final = "P4RUNTIME_SHELL_PYTHON"
 """The Python of an environment with p4runtime-shell."""
@@ -31,7 +31,7 @@ class NoShell(Exception):
 
 def shell(
     switch: Annotated[str, typer.Argument(help="The switch's name.")],
-    file: FabricFile = None,
+    file: RunningFabric = None,
     controller: Address = None,
 ) -> None:
     """Open p4runtime-shell on a switch: its tables, entries and counters, beside the controller.
@@ -101,14 +101,17 @@ def python() -> Path:
 
 def _target(name: str, file: Path | None, controller: str | None) -> tuple[str, int]:
     """P4Runtime address and device id of a switch: from the fabric file, or from the running controller."""
-    from netfold.cli.common import CANNOT, address_of, awaited, fail, load, token_of
+    from netfold.cli.common import CANNOT, awaited, fail, load
+    from netfold.cli.controllers import controller_of
+    from netfold.cli.local_fabric import file_of
     from netfold.controller import client
     from netfold.wire import operator
 
     if file is not None:
-        found = {s.name: (s.grpc, s.device_id) for s in load(file).switches}
+        found = {s.name: (s.grpc, s.device_id) for s in load(file_of(file)).switches}
     else:
-        status: operator.Status = awaited(client.status(address_of(file, controller), token=token_of(file)))
+        asked = controller_of(None, controller)
+        status: operator.Status = awaited(client.status(asked.address, token=asked.token))
         found = {s.name: (s.grpc, s.device_id) for s in status.switches}
     if name not in found:
         fail(CANNOT, f"shell: the fabric has no switch {name!r}; it has {', '.join(found)}")

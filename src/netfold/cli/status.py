@@ -8,19 +8,21 @@ from typing import Annotated
 import typer
 
 from netfold import terminal
-from netfold.cli.common import FAILED, address_of, awaited, fail, token_of
-from netfold.cli.options import Address, FabricFile, FabricOption, Json
+from netfold.cli.common import FAILED, awaited, fail
+from netfold.cli.controllers import controller_of
+from netfold.cli.options import Address, FabricOption, Json, RunningFabric
 
 
 def status(
-    file: FabricFile = None,
+    file: RunningFabric = None,
     controller: Address = None,
     json: Json = False,
 ) -> None:
     """Show what a running controller sees: switches, links with their traffic, jobs with their trees."""
     from netfold.controller import client
 
-    answer = awaited(client.status(address_of(file, controller), token=token_of(file)))
+    asked = controller_of(file, controller)
+    answer = awaited(client.status(asked.address, token=asked.token))
     if json:
         print(terminal.json_line(answer))
     else:
@@ -43,7 +45,8 @@ def slots(
     """
     from netfold.controller import client
 
-    answer = awaited(client.slots(address_of(fabric, controller), switch, job, token=token_of(fabric)))
+    asked = controller_of(fabric, controller)
+    answer = awaited(client.slots(asked.address, switch, job, token=asked.token))
     if json:
         print(terminal.json_line(answer))
     else:
@@ -54,24 +57,26 @@ def slots(
 
 def stall(
     job: Annotated[str, typer.Argument(help="The job's name.")],
-    file: FabricFile = None,
+    file: RunningFabric = None,
     controller: Address = None,
     json: Json = False,
 ) -> None:
     """Show which ranks a job waits for, with the switch, the slot and its bitmap."""
     from netfold.controller import client
 
-    answer = awaited(client.stall(address_of(file, controller), job, token=token_of(file)))
+    asked = controller_of(file, controller)
+    answer = awaited(client.stall(asked.address, job, token=asked.token))
     print(terminal.json_line(answer) if json else terminal.clean("\n".join(map(str, answer))))
 
 
 def drop(
     job: Annotated[str, typer.Argument(help="The job's name.")],
-    file: FabricFile = None,
+    file: RunningFabric = None,
     controller: Address = None,
 ) -> None:
     """End a job whose ranks are dead, and free its slots."""
     from netfold.controller import client
 
-    if not awaited(client.drop(address_of(file, controller), job, token=token_of(file))):
+    asked = controller_of(file, controller)
+    if not awaited(client.drop(asked.address, job, token=asked.token)):
         fail(FAILED, f"drop: there is no job {job}; `netfold status` lists them")

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from netfold.cli.common import address_of, awaited, token_of
-from netfold.cli.options import Address, FabricFile
+from netfold.cli.common import awaited
+from netfold.cli.controllers import controller_of
+from netfold.cli.options import Address, RunningFabric
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -27,7 +28,7 @@ EVENTS: Final = 8
 
 
 def top(
-    file: FabricFile = None,
+    file: RunningFabric = None,
     controller: Address = None,
     interval: Annotated[float, typer.Option("-d", "--interval", min=0.1, help="Seconds between two looks.")] = 1.0,
     rounds: Annotated[int | None, typer.Option("-n", "--rounds", min=1, help="Looks; default: until Ctrl-C.")] = None,
@@ -43,7 +44,7 @@ def top(
     from netfold import terminal
     from netfold.controller.operations.rates import Rates
 
-    address, token, rates = address_of(file, controller), token_of(file), Rates()
+    (address, token), rates = controller_of(file, controller), Rates()
     looks: range | itertools.count[int] = itertools.count() if rounds is None else range(rounds)
     before, console = awaited(_look(address, token, 0)), terminal.console()
     events: list[FabricEvent] = []
