@@ -25,7 +25,7 @@ from ipaddress import IPv4Address
 from typing import Final, NamedTuple
 
 from netfold.controller.switch import tables
-from netfold.fabric.graph import End, Fabric, Host
+from netfold.fabric.graph import CPU_PORT, End, Fabric, Host
 from netfold.wire import roce
 
 CHANCE: Final = 1e-9
@@ -88,6 +88,8 @@ class Links:
         self._arrived = dict.fromkeys(self._directions, 0)
         self.seen: dict[End, End] = {}
         """The end at which probes from an end have arrived, whatever the fabric file says."""
+        self._heard: set[str] = set()
+        """Switches that have sent a probe back."""
         self._short = dict.fromkeys(self._directions, 0)
         """Short probes that have arrived while full ones are lost, by link and direction."""
         self._sequence = 0
@@ -109,6 +111,10 @@ class Links:
                 sender, receiver = self._directions[number, direction]
                 return (f"short probes from {sender} arrive at {receiver}, those of {full} bytes are lost: path_mtu = "
                         f"{path_mtu} needs an MTU of {full} or more at both ends: {roce.mtu_remedy(path_mtu)}")
+        never = sorted({self._directions[number, way][1].node for way in (0, 1)} - self._heard)
+        if never:
+            return (f"its probes are lost; no probe over any link has ever come back from {' and '.join(never)}: look "
+                    f"whether it runs with --cpu-port {CPU_PORT}")
         return "its probes are lost"
 
     def lost(self, numbers: Collection[int]) -> set[Direction]:
@@ -230,6 +236,7 @@ class Links:
         if magic != _MAGIC or (number, direction) not in self._directions:
             return ""
         sender, receiver = self._directions[number, direction]
+        self._heard.add(switch)
         self.seen[sender] = End(switch, port)
         if receiver != End(switch, port):
             return (f"cables: what leaves {sender} arrives at {switch}:{port}, the fabric's file says {receiver}; "

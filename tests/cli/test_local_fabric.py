@@ -62,7 +62,7 @@ def test_what_runs_is_told_where_the_choice_is_not_clear(
 def test_a_command_finds_the_controller_of_the_fabric_that_runs(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a word where one runs, by its name where several do; --controller, a file and the environment go first."""
+    """Without a word where one runs, by its name where several do; what the user names goes first."""
     monkeypatch.delenv("NETFOLD_CONTROLLER", raising=False)
     save(leafspine(2, 2, 4), folders["lab"] / "fabric.toml")
     here = f"unix:{folders['lab']}/controller.sock"

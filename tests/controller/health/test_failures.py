@@ -140,6 +140,7 @@ def test_a_link_that_is_cut_after_a_loss_is_not_blamed_on_its_mtu() -> None:
     """A short probe that arrived between losses says nothing of a link over which nothing arrives any more."""
     fabric = leafspine(2, 1, 2, path_mtu=1024)
     found, cut = Links(fabric), frozenset([End("spine1", 1)])
+    deliver(found, fabric)
     deliver(found, fabric, without=cut)
     short = next(probe for probe in found.round([s.name for s in fabric.switches])
                  if probe.switch == "leaf1" and len(probe.frame) < 1024)
@@ -170,6 +171,19 @@ def test_the_reason_of_an_earlier_failure_does_not_survive_the_links_return(back
     assert number not in found.down()
     found.take_down([number])
     assert found.why_down(number) == "its probes are lost"
+
+
+def test_switches_that_have_never_sent_a_probe_back_are_named_with_the_option_that_they_lack() -> None:
+    """A switch without a CPU port hands no probe to the controller, over whichever link it comes."""
+    found, deaf = Links(FABRIC), frozenset(end for link in FABRIC.links for end in link.ends if end.node == "leaf1")
+    for _ in range(FABRIC.misses):
+        deliver(found, FABRIC, without=deaf)
+    assert found.why_down(link_between(FABRIC, "leaf1", "spine1")) == (
+        "its probes are lost; no probe over any link has ever come back from leaf1: look whether it runs with "
+        "--cpu-port 510")
+    deliver(found, FABRIC)
+    found.take_down([link_between(FABRIC, "leaf1", "spine1")])
+    assert found.why_down(link_between(FABRIC, "leaf1", "spine1")) == "its probes are lost"
 
 
 def test_where_the_path_mtu_is_the_least_no_smaller_one_is_offered() -> None:
