@@ -139,7 +139,7 @@ class Inspection:
         for job in self._holding(name):
             switches = sorted({fold.switch for tree in job.trees for fold in tree.folds})
             states = {switch: await self._read(switch, stall.slots_of(job.streams, switch)) for switch in switches}
-            reports.append(stall.report(job.name, job.streams, job.hosts, states))
+            reports.append(stall.report(job.name, job.epoch, job.streams, job.hosts, states))
         return reports
 
     async def missing(self, request: wire.AskMissing) -> wire.MissingContributions:
@@ -154,7 +154,7 @@ class Inspection:
                 wanted.setdefault(switch, []).append(base + (psn & (stream.slots - 1)))
         states = await asyncio.gather(*(self._probe(switch, some) for switch, some in wanted.items()))
         held = dict(zip(wanted, states, strict=True))
-        found = stall.report(job.name, [stream for stream, _ in waits], job.hosts, held)
+        found = stall.report(job.name, job.epoch, [stream for stream, _ in waits], job.hosts, held)
         return wire.MissingContributions(found.missing, [culprit.why for culprit in found.culprits[: stalls.LINES]])
 
     def _holding(self, name: str | None) -> list[Job]:

@@ -38,8 +38,12 @@ def open_slots(streams: Sequence[Stream], hosts: Sequence[str], states: States) 
     ]
 
 
-def report(job: str, streams: Sequence[Stream], hosts: Sequence[str], states: States) -> Stall:
-    """Report why a job is stalled.  ``states`` must have all switches of the streams' trees."""
+def report(job: str, epoch: int, streams: Sequence[Stream], hosts: Sequence[str], states: States) -> Stall:
+    """Report why a job is stalled.
+
+    epoch   by which its ranks and `netfold status` know the job; that of its slots differs once trees have moved
+    states  must have all switches of the streams' trees
+    """
     culprits: list[Culprit] = []
     count = 0
     for stream in streams:
@@ -55,7 +59,7 @@ def report(job: str, streams: Sequence[Stream], hosts: Sequence[str], states: St
                 root = next(fold for psn, fold in waiting if psn == oldest)
             culprits += _blame(stream, root, hosts, oldest, states)
     ranks = sorted({rank for culprit in culprits for rank in culprit.ranks})
-    return Stall(job, streams[0].epoch if streams else 0, ranks, count, culprits)
+    return Stall(job, epoch, ranks, count, culprits)
 
 
 def _blame(stream: Stream, fold: Fold, hosts: Sequence[str], psn: int, states: States) -> Iterator[Culprit]:

@@ -93,7 +93,7 @@ def test_a_stall_names_ranks_of_the_job_not_of_their_group() -> None:
     groups = fold_groups(machines(hosts), hosts)
     streams = allocator.admit(allocator.open(), trees.plan(fabric.graph(), names), groups)
     second = next(stream for stream in streams if stream.ranks == (1, 3, 5))
-    report = stall.report("j", streams, hosts, fold(second, second.psn, {0, 2}))
+    report = stall.report("j", 7, streams, hosts, fold(second, second.psn, {0, 2}))
     assert report.missing == [3]
     assert "rank 3 (h2)" in str(report)
 

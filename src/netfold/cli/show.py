@@ -97,8 +97,9 @@ def _job(console: Console, job: JobStatus) -> None:
     if job.stays:
         console.print(f"  {job.stays}", style="yellow")
     if job.reports:
+        sent = sum(r.packets_sent for r in job.reports)  # ranks count them when they leave
         console.print(f"  {sum(r.bytes_reduced for r in job.reports) / 1e6:.1f} MB reduced over all ranks, "
-                      f"{sum(r.packets_sent for r in job.reports)} packets sent, "
+                      f"{f'{sent} packets sent, ' if sent else ''}"
                       f"{sum(r.retransmissions for r in job.reports)} sent again")
 
 

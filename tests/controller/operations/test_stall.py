@@ -191,7 +191,8 @@ def test_a_stall_report_names_exactly_the_missing_ranks(
     stream = streams[0]
     states = fold(stream, stream.psn, sent)
 
-    report = stall.report("j", streams, names, states)
+    report = stall.report("j", 7, streams, names, states)
+    assert report.epoch == 7 != streams[0].epoch  # as the ranks and the status know the job
 
     assert report.missing == (sorted(set(range(count)) - sent) if sent else [])
     assert (report.open == 0) == (not sent or len(sent) == count)
@@ -212,7 +213,7 @@ def test_the_oldest_slot_says_whom_a_stream_waits_for() -> None:
     stream = allocator.admit(allocator.open(), trees.plan(fabric.graph(), names), [range(3)])[0]
     old, young = 2**24 - 1, 1
     held = fold(stream, old, {0, 1})["leaf1"] | fold(stream, 0, {0, 2})["leaf1"] | fold(stream, young, {0})["leaf1"]
-    report = stall.report("j", [stream], names, {"leaf1": held})
+    report = stall.report("j", 7, [stream], names, {"leaf1": held})
     assert (report.missing, report.open) == ([2], 3)
     assert (report.culprits[0].slot.psn, report.culprits[0].slot.missing) == (old, ["rank 2 (h3)"])
     assert [slot.psn for slot in stall.open_slots([stream], names, {"leaf1": held})] == [old, 0, young]
@@ -227,16 +228,16 @@ def test_a_sum_lost_between_switches_is_not_blamed_on_a_rank() -> None:
     states = fold(stream, 5, {0, 1, 2})
     leaf2 = states["leaf2"]
     leaf2.update({slot: SlotState(s.epoch, s.psn, False, False, 0b11) for slot, s in leaf2.items()})
-    up = stall.report("j", [stream], names, states)
+    up = stall.report("j", 7, [stream], names, states)
     assert up.missing == []
     assert "leaf2 has its sum, which is lost on the way to spine1" in str(up)
     done = fold(stream, 5, {0, 1, 2, 3})
     done["leaf1"] = {slot: SlotState(s.epoch, s.psn, False, False, s.bitmap) for slot, s in done["leaf1"].items()}
-    down = stall.report("j", [stream], names, done)
+    down = stall.report("j", 7, [stream], names, done)
     assert (down.missing, down.open) == ([], 1)
     assert "lost between leaf1 and spine1" in str(down)
     later = fold(stream, 5 + stream.slots, {0, 1, 2, 3})
-    gone_on = stall.report("j", [stream], names, {**done, "spine1": later["spine1"]})
+    gone_on = stall.report("j", 7, [stream], names, {**done, "spine1": later["spine1"]})
     assert gone_on.missing == [], "the root's slot has gone on, so there was a result"
     assert "lost between leaf1 and spine1" in str(gone_on)
 
