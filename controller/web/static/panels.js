@@ -31,9 +31,9 @@ export function drawHeadline(parent, figures, live) {
   const facts = [
     ["Switches up", `${live.switches.filter((one) => one.up).length} of ${live.switches.length}`],
     ["Jobs", count(running(live).length)],
-    ["Folded", perSecond(sum(live.switches.map((one) => one.folded_per_s)))],
+    ["Packets folded", perSecond(sum(live.switches.map((one) => one.folded_per_s)))],
     ["Reduced", byteRate(sum(running(live).map((job) => job.bytes_per_s)))],
-    ["Repeats", perSecond(sum(live.switches.map((one) => one.repeats_per_s)))],
+    ["Repeats at switches", perSecond(sum(live.switches.map((one) => one.repeats_per_s)))],
   ];
   keyed(figures, facts, ([name]) => name, ([name]) => el("div", {}, el("dt", {}, name), el("dd")),
     (node, [, value]) => say(node.lastElementChild, value));
@@ -59,7 +59,7 @@ export function drawJobs(parent, store, palette) {
     put(title.firstElementChild, { "aria-pressed": store.selected?.kind === "job" && store.selected.name === job.name ? "true" : "false" });
     const lost = job.lost.length ? `, lost ${job.lost.join(", ")}` : "";
     say(state, `${job.state} · ${job.joined} of ${several(job.world, "rank")}${job.left ? `, ${job.left} left` : ""}${lost} · epoch ${job.epoch}`);
-    say(numbers, `${several(job.operations, "operation")} · ${bytes(job.bytes)} reduced · ${byteRate(job.bytes_per_s)} · ${several(job.retransmissions, "repeat")}`);
+    say(numbers, `${several(job.operations, "operation")} · ${bytes(job.bytes)} reduced · ${byteRate(job.bytes_per_s)} · ${several(job.retransmissions, "packet")} sent again`);
     put(shares, { "aria-label": `Shares of rails: ${job.rails.map((rail) => `${rail.name} ${percent(rail.share)}`).join(", ") || "not known"}`,
       hidden: job.rails.length === 0 });
     keyed(shares, job.rails, (rail) => rail.name, () => el("span"), (node, rail) => {
@@ -96,7 +96,7 @@ export function drawSwitches(parent, store) {
   const live = store.live;
   let table = parent.querySelector("table");
   if (!table) {
-    const heads = ["Switch", "State", "Slots", "Folded", "Repeats", "Entries"];
+    const heads = ["Switch", "State", "Slots", "Packets folded", "Repeats", "Entries"];
     table = el("table", {}, el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", { scope: "col" }, head)))), el("tbody"));
     parent.replaceChildren(table);
   }
@@ -142,7 +142,7 @@ export function details(store) {
     return now && { title: selected.name, rows: [
       ["State", now.up ? now.drained ? "drained" : "up" : `down: ${now.problem}`],
       ["Slots", `${count(now.slots_used)} of ${count(now.slots)}`],
-      ["Folded", perSecond(now.folded_per_s)], ["Repeats", perSecond(now.repeats_per_s)], ["Entries", count(now.entries)],
+      ["Packets folded", perSecond(now.folded_per_s)], ["Repeats", perSecond(now.repeats_per_s)], ["Entries", count(now.entries)],
     ] };
   }
   const job = live.jobs.find((one) => one.name === selected.name);

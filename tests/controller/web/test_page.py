@@ -143,7 +143,7 @@ def test_a_browser_shows_what_is_down_and_who_was_planned_anew() -> None:
     said = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", document))
     assert "Down: spine2" in said
     assert "Planned anew 1 time, last: spine2 does not answer; ranks stood still for 42 ms" in said
-    assert "120 operations · 5 MB reduced · 2 MB/s · 7 repeats" in said
+    assert "120 operations · 5 MB reduced · 2 MB/s · 7 packets sent again" in said
     assert "innet 75 %" in said
     assert re.search(r'<g[^>]*class="switch down"[^>]*data-node="spine2"', document)
     assert len(re.findall(r'<path[^>]*class="link down"', document)) == 2
