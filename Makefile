@@ -8,13 +8,13 @@ STAMP  := $(VENV)/.installed
 NEEDED := mnexec:mininet ip:iproute2 tc:iproute2 ethtool:ethtool ping:iputils-ping
 
 .DEFAULT_GOAL := help
-.PHONY: help setup packages machines viewers demo test fuzz bench site lint clean
+.PHONY: help setup packages machines viewers demo test fuzz bench site wheels lint clean
 
 help:  ## Show this list
 	@sed -nE 's/^([a-z]+):[^#]*## */\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
 	    printf '  make %-8s %s\n' "$$name" "$$what"; done
 
-setup: $(STAMP)  ## Make .venv with NetFold in it; only Mininet and its tools, by apt, need root
+setup: $(STAMP)  ## Make .venv with NetFold and softswitch in it; only Mininet and its tools, by apt, need root
 
 # Outside of Debian, or without root and sudo, say what to install and go on: all but Mininet works without root.
 packages:
@@ -41,12 +41,13 @@ viewers:  ## Install Chromium and tshark, with which tests look at the page and 
 	@command -v chromium >/dev/null || $(MAKE) --no-print-directory packages NEEDED=chromium:chromium
 	@command -v tshark >/dev/null || $(MAKE) --no-print-directory packages NEEDED=tshark:tshark
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml softswitch/pyproject.toml cbuild/pyproject.toml
 	@$(MAKE) --no-print-directory packages
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "NetFold needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V). Try make setup PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[compiler,demo,test,lint]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ./cbuild -e ./softswitch \
+	    -e '.[compiler,demo,test,lint]'
 	@touch $@
 
 demo: $(STAMP)  ## Train a model through a fabric of P4 switches; ARGS="--loss 0.01", "--switch bmv2", ...
@@ -65,10 +66,14 @@ site: $(STAMP)  ## Write docs/ as a site with search to build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "In build/site; to read and search it: $(BIN)/python -m http.server --directory build/site --bind 127.0.0.1 8000"
 
+wheels: $(STAMP)  ## Write the wheels of NetFold, softswitch and cbuild to build/wheels
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheels ./cbuild ./softswitch .
+
 lint: $(STAMP)  ## Check style (ruff; clang-format for C) and types (mypy, strict)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	git ls-files '*.c' '*.h' | xargs $(BIN)/clang-format --dry-run -Werror
 
 clean:  ## Remove .venv and everything that was built
-	rm -rf build packaging/*/build $(VENV) src/*.egg-info packaging/*/src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build */build $(VENV) src/*.egg-info */src/*.egg-info .mypy_cache .ruff_cache \
+	    .pytest_cache .hypothesis softswitch/.pytest_cache softswitch/.hypothesis

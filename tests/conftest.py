@@ -1,50 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the whole suite: hypothesis, what a test needs of the machine, and what a failed test tells of the
-processes that it started; and what tests of several files share with the machine."""
+"""What NetFold's tests share with the machine, beside what every suite of this repository does
+(switch_support/suite.py)."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import tempfile
-import time
-from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
-from hypothesis import HealthCheck, settings
 
-from support import TESTS, fuzz, needs
+from support import needs  # noqa: F401  (the option --without takes what is in its table)
 from support.processes import switches  # noqa: F401  (a fixture of several rooms)
 from support.template import Template
 from support.topo import TEMPLATES
 
-# Nothing about time: the suite shares two cores with native compilers, and machines stand still.  The same examples in
-# each run: a change is not judged by an input that was drawn for the first time.  Whoever looks for such inputs types
-# `--hypothesis-profile=explore`; a failing one prints how to repeat it, and becomes an @example.
-settings.register_profile("explore", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("netfold", settings.get_profile("explore"), derandomize=True)
-settings.load_profile("netfold")
-
-LOG_BYTES: Final = 4000
-"""Bytes that are shown of the end of each log."""
-LOGS: Final = 16
-"""Most logs that are shown, the latest written first: as many as one fabric has."""
-HIDDEN: Final = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
-"""The folder behind which `--without` hides programs and modules."""
 STATE: Final = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 """The folder in which controllers keep their state."""
-
-
-@pytest.fixture
-def fuzzing(request: pytest.FixtureRequest) -> fuzz.Fuzz:
-    """How long a fuzzer goes on: some seconds from a fixed seed, or as the command line says."""
-    seconds, seed = request.config.getoption("--fuzz-seconds"), request.config.getoption("--fuzz-seed")
-    if seconds:
-        request.node.add_marker(pytest.mark.timeout(seconds + 300))
-    return fuzz.Fuzz(seconds, seed if seed is not None else time.time_ns() if seconds else fuzz.SEED)
 
 
 @pytest.fixture
@@ -57,137 +31,27 @@ def shared_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
-# ---- what a test needs -----------------------------------------------------------------------------------------------
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--without torch --without bmv2`: as on a machine that lacks them."""
-    parser.addoption("--without", action="append", default=[], metavar="NAME", choices=list(needs.NEEDS),
-                     help="hide this from the tests and the processes that they start: torch, bmv2, ...")
-    parser.addoption("--fuzz-seconds", type=float, default=0.0, metavar="SECONDS",
-                     help="let each fuzzer go on for so long, from a new seed, or that of --fuzz-seed")
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """`--rxe-machines 4`, and the options of every suite."""
+    pluginmanager.import_plugin("switch_support.suite")
     parser.addoption("--rxe-machines", type=int, default=2, metavar="NUMBER",
                      help="boot so many virtual machines for the test of ordinary RDMA stacks, 2 or more")
-    parser.addoption("--fuzz-seed", type=int, default=None, metavar="NUMBER", help="repeat what a fuzzer has found")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hide what is to be hidden, before any test is imported."""
-    for name, need in needs.NEEDS.items():
-        config.addinivalue_line("markers", f"{name}: needs {name} ({need.how})")
-    # a controller keeps the fabric's key there: not in the home of whoever runs the tests
+    """A controller keeps the fabric's key in the state's folder: not in the home of whoever runs the tests."""
     state = config.stash[STATE] = tempfile.TemporaryDirectory(prefix="netfold-state-")
     os.environ["XDG_STATE_HOME"] = state.name
-    for name in config.getoption("--without"):
-        folder = config.stash.setdefault(HIDDEN, tempfile.TemporaryDirectory(prefix="netfold-without-"))
-        place = Path(folder.name) / name
-        place.mkdir()
-        needs.hide(name, place)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the template, and remove the folders of the run: the controllers' state, and what hid what `--without`
-    names."""
+    """End the template, and remove the folder of the controllers' state."""
     while TEMPLATES:
         TEMPLATES.pop().close()
     config.stash[STATE].cleanup()
-    if HIDDEN in config.stash:
-        config.stash[HIDDEN].cleanup()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What a test needs can be selected by its name, as in `-m bmv2`.
-
-    Files with tests in namespaces come last: by then, where workers share the tests (`make test`), all that would
-    compute beside them is done.
-    """
-    late = {item.path for item in items if item.get_closest_marker("netns")}
-    items.sort(key=lambda item: item.path in late)
-    for item in items:
-        for name in needed(item):
-            item.add_marker(name)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """All that tests import is imported, and none of them has run: what tests in sandboxes are forked from."""
     if any(item.get_closest_marker("netns") for item in session.items) and not session.config.option.collectonly:
         TEMPLATES.append(Template(session))
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Where several workers share the tests, one that is marked `alone` has the machine without other workers' tests in
-    namespaces; all others in namespaces may run side by side.  The wait is nobody's time: it is over before the test's
-    timeout and durations begin."""
-    if not hasattr(item.config, "workerinput") or item.get_closest_marker("netns") is None:
-        return (yield)
-    alone = item.get_closest_marker("alone") is not None
-    with (TESTS / "conftest.py").open("rb") as queue, (TESTS / "support" / "topo.py").open("rb") as machine:
-        # who waits for the machine holds the queue, so that nobody who comes later passes by
-        fcntl.flock(queue, fcntl.LOCK_EX)
-        fcntl.flock(machine, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        fcntl.flock(queue, fcntl.LOCK_UN)
-        return (yield)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test that needs what is missing, before its fixtures start anything."""
-    needs.require(*needed(item))
-
-
-def needed(item: pytest.Item) -> list[str]:
-    """The names in its markers `needs`."""
-    return [name for mark in item.iter_markers("needs") for name in mark.args]
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """What was skipped, by what is missing."""
-    tests, files, others = Counter[str](), Counter[str](), Counter[str]()
-    seen = {report.nodeid: report for report in terminalreporter.stats.get("skipped", [])}  # every worker collects
-    for report in seen.values():
-        name = needs.of_reason(_reason(report))
-        if name is None:
-            others[_reason(report)] += 1
-        else:
-            (files if isinstance(report, pytest.CollectReport) else tests)[name] += 1
-    if not (tests or files or others):
-        return
-    terminalreporter.section("skipped, by what is missing")
-    for name in needs.NEEDS:
-        if name in tests or name in files:
-            counts = ((tests[name], "tests"), (files[name], "whole files"))
-            many = " and ".join(f"{count} {what}" for count, what in counts if count)
-            terminalreporter.write_line(f"{many} without {name}: {needs.missing(name)}; {needs.NEEDS[name].how}")
-    for reason, count in others.items():
-        terminalreporter.write_line(f"{count} for another reason: {reason}")
-
-
-def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
-    where = report.longrepr
-    return (where[2] if isinstance(where, tuple) else str(where)).removeprefix("Skipped: ")
-
-
-# ---- what a failed test tells ----------------------------------------------------------------------------------------
-
-
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """A failed test shows the ends of the logs in its temporary folder: of controllers, switches and ranks."""
-    outcome: Any = yield
-    report: pytest.TestReport = outcome.get_result()
-    folder = getattr(item, "funcargs", {}).get("tmp_path")
-    if report.failed and folder is not None:
-        report.sections += [(f"end of {path.relative_to(folder)}", _end(path)) for path in _logs(folder)]
-
-
-def _logs(folder: Path) -> list[Path]:
-    found = [path for path in folder.rglob("*.log") if path.is_file() and path.stat().st_size]
-    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)[:LOGS]
-
-
-def _end(path: Path) -> str:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - LOG_BYTES))
-        return file.read().decode(errors="replace")

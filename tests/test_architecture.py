@@ -14,7 +14,8 @@ import networkx as nx
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ROOT / "src"
+SOURCES = (ROOT / "src", ROOT / "softswitch" / "src", ROOT / "cbuild" / "src")
+"""Where each of the three projects has its package."""
 TESTS = ROOT / "tests"
 
 ROOMS = {
@@ -45,15 +46,16 @@ INSIDE = {
 
 
 def modules() -> Iterator[tuple[str, bool, Path]]:
-    """Every module below src/ by its import name, whether it is a package, and its file."""
-    for folder, folders, files in os.walk(SOURCES, followlinks=True):
-        folders[:] = [name for name in folders if name != "__pycache__" and not name.endswith(".egg-info")]
-        for file in files:
-            if file.endswith(".py"):
-                path = Path(folder, file)
-                parts = path.relative_to(SOURCES).with_suffix("").parts
-                package = parts[-1] == "__init__"
-                yield ".".join(parts[:-1] if package else parts), package, path
+    """Every module of the projects by its import name, whether it is a package, and its file."""
+    for source in SOURCES:
+        for folder, folders, files in os.walk(source, followlinks=True):
+            folders[:] = [name for name in folders if name != "__pycache__" and not name.endswith(".egg-info")]
+            for file in files:
+                if file.endswith(".py"):
+                    path = Path(folder, file)
+                    parts = path.relative_to(source).with_suffix("").parts
+                    package = parts[-1] == "__init__"
+                    yield ".".join(parts[:-1] if package else parts), package, path
 
 
 @cache
@@ -127,7 +129,7 @@ def test_folders_of_a_room_import_only_those_below_them(name: str) -> None:
 
 
 def test_every_room_is_in_the_table() -> None:
-    """A new folder under src/ states what it may import."""
+    """A new folder of a project states what it may import."""
     rooms = {room(name) for name, package, _ in modules() if package} - {""}
     assert rooms - {"p4src"} == set(ROOMS)
 
@@ -137,7 +139,18 @@ def test_a_test_file_says_by_its_place_whose_it_is() -> None:
     packages = {name.removeprefix("netfold.").replace(".", "/") for name, package, _ in modules() if package}
     folders = {str(path.parent.relative_to(TESTS)) for path in TESTS.rglob("test_*.py")} - {"."}
     assert len(folders) > 30
-    assert folders - packages == {"e2e", "foreign", "p4", "packaging"}
+    assert folders - packages == {"e2e", "p4", "packaging"}
+    switch = ROOT / "softswitch" / "tests"
+    folders = {str(Path("softswitch", path.parent.relative_to(switch))) for path in switch.rglob("test_*.py")}
+    assert len(folders) > 10
+    assert folders - packages == {"softswitch/foreign"}
+
+
+def test_the_switch_and_its_tests_know_nothing_of_netfold() -> None:
+    """The project softswitch is whole without the others but what it compiles with."""
+    files = list((ROOT / "softswitch").rglob("*.py"))
+    assert len(files) > 250
+    assert not [str(path) for path in files for used in imports(path) if used.split(".")[0] in ("netfold", "support")]
 
 
 def test_no_module_of_the_product_imports_scapy() -> None:

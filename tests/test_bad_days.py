@@ -25,7 +25,8 @@ def test_every_bad_day_has_a_test(day: str, test: str) -> None:
     """The file has that function, and a case of that name where one is named."""
     found = re.fullmatch(r"([\w/]+\.py)::(test_\w+)(?:\[(\w+)\])?", test)
     assert found, f"{day}: expected FILE.py::test_NAME, got {test!r}"
-    tree = ast.parse((TESTS / found[1]).read_text())
+    place = TESTS.parent if found[1].startswith("softswitch/") else TESTS
+    tree = ast.parse((place / found[1]).read_text())
     names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     assert found[2] in names
     assert found[3] is None or found[3] in names

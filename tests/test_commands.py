@@ -13,8 +13,9 @@ import pytest
 
 from netfold.host.tracing import flight, timeline
 from netfold.testing import loopback_job, on_every_rank
+from support import SWITCH
 from support.commands import FABRIC, NOT_RUN, OFFLINE
-from support.pages import PAGES, ROOT, commands, invoked, resolve
+from support.pages import PAGES, commands, invoked, resolve
 
 ENTRIES = {"table_entries": [{"table": "I.routes", "match": {"hdr.ipv4.dst": ["10.0.2.0", 24]},
                               "action_name": "I.forward", "action_params": {"to": "02:00:00:00:00:99", "port": 3}}]}
@@ -33,11 +34,11 @@ def test_every_command_line_is_run_or_listed() -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the files that command lines name."""
     made = tmp_path_factory.mktemp("commands")
-    examples = ROOT / "softswitch" / "examples"
+    examples = SWITCH / "examples"
     shutil.copytree(examples, made / "examples")
     shutil.copy(examples / "firewall.p4", made / "prog.p4")
     shutil.copy(examples / "firewall.stf", made / "test.stf")
-    shutil.copy(ROOT / "tests/softswitch/explain/l3.p4", made / "l3.p4")
+    shutil.copy(SWITCH / "tests/explain/l3.p4", made / "l3.p4")
     (made / "s1-runtime.json").write_text(json.dumps(ENTRIES))
     (made / "hosts.txt").write_text("m1 address=10.9.0.1\nm2 address=10.9.0.2\n")
     with pytest.MonkeyPatch.context() as patch:

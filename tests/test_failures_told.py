@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from conftest import LOG_BYTES
 from support import environment
 from support.topo import LAST_WORDS
+from switch_support.suite import LOG_BYTES
 
 pytestmark = [pytest.mark.netns, pytest.mark.needs("namespaces", "mininet")]
 HANGS = f"""

@@ -28,17 +28,26 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_is_in_the_site_and_can_be_searched(site: Path) -> None:
-    """Each page of docs/ has become one of the site, whose title the search index holds."""
+    """Each page of docs/ and of the switch's has become one of the site, whose title the search index holds."""
     index = json.loads((site / "search" / "search_index.json").read_text())
     found = {entry["location"].partition("#")[0] for entry in index["docs"]}
-    for page in (ROOT / "docs").glob("*.md"):
-        assert (site / f"{page.stem}.html").is_file()
-        assert f"{page.stem}.html" in found
+    pages = [page.name for page in (ROOT / "docs").glob("*.md")]
+    pages += [f"softswitch/docs/{page.name}" for page in (ROOT / "softswitch" / "docs").glob("*.md")]
+    for page in pages:
+        name = page.removesuffix(".md") + ".html"
+        assert (site / name).is_file()
+        assert name in found
+
+
+def test_links_between_the_projects_pages_lead_to_pages_of_the_site(site: Path) -> None:
+    """As they do in the repository, where the pages lie in other folders."""
+    assert 'href="softswitch/docs/tools.html' in (site / "security.html").read_text()
+    assert not re.findall(r'href="[^"]*softswitch/docs/\w+\.md', "".join(p.read_text() for p in site.rglob("*.html")))
 
 
 def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
     """No page refers to a script, a style sheet, an image or a font of another server, so that it works without one."""
-    for page in site.glob("*.html"):
+    for page in site.rglob("*.html"):
         text = page.read_text()
         loaded = re.findall(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=[\"']?(?:https?:)?//[^\"' >]+", text)
         loaded += re.findall(r"<link\b[^>]*rel=[\"']?stylesheet[^>]*href=[\"']?(?:https?:)?//[^\"' >]+", text)

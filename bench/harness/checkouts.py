@@ -23,8 +23,10 @@ def environment(folder: Path) -> dict[str, str]:
     """The environment variables with which a checkout's own modules are imported; those of old checkouts, which have no
     folder that can be put on the path, are found by their .venv alone."""
     source = folder / "src" if (folder / "src").is_dir() else folder
-    path = str(source) if (source / "netfold" / "bench").is_dir() else ""
-    return {**os.environ, "PYTHONPATH": path}
+    if not (source / "netfold" / "bench").is_dir():
+        return {**os.environ, "PYTHONPATH": ""}
+    projects = (folder / "cbuild" / "src", folder / "softswitch" / "src")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(str(path) for path in (source, *projects) if path.is_dir())}
 
 
 def script(folder: Path, places: Sequence[str]) -> Path:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import os
 import statistics
 import struct
 import subprocess
@@ -23,7 +22,9 @@ import sys
 from pathlib import Path
 
 import cbuild
+import netfold
 from cbuild import cc, files
+from netfold.bench.harness import checkouts
 from netfold.wire import roce
 from softswitch.compiler.driver import compile_file
 from softswitch.engine import entities, linking, local
@@ -60,8 +61,7 @@ def frame(child: int, path_mtu: int) -> bytes:
 
 def measure(path_mtu: int, rounds: int) -> None:
     """Prints nanoseconds a packet, a line a round, each after a line was read."""
-    here = Path(cbuild.__file__).resolve().parents[1]
-    program = compile_file(here / "p4src" / "netfold.p4", defines={"PATH_MTU": str(path_mtu)})
+    program = compile_file(Path(netfold.__file__).parent / "p4src" / "netfold.p4", defines={"PATH_MTU": str(path_mtu)})
     driver = ctypes.CDLL(str(cc.build(
         [Path(__file__).with_suffix(".c")], kind="shared", name="fold_packets", include=[Path(cbuild.__file__).parent],
         flags=["-O2"], optional_flags=["-march=native"],
@@ -107,11 +107,10 @@ def measure(path_mtu: int, rounds: int) -> None:
 
 def start(checkout: Path, path_mtu: int, rounds: int) -> subprocess.Popen[str]:
     """This script, measuring another checkout's program and switch."""
-    own = checkout / ".venv" / "bin" / "python"
     return subprocess.Popen(
-        [own if own.exists() else sys.executable, Path(__file__).resolve(), "--measure", str(path_mtu), "--rounds",
+        [checkouts.python(checkout), Path(__file__).resolve(), "--measure", str(path_mtu), "--rounds",
          str(rounds)],
-        env={**os.environ, "PYTHONPATH": str(checkout / "src")}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env=checkouts.environment(checkout), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         text=True,
     )
 

@@ -30,10 +30,10 @@ from netfold.fabric.graph import Fabric, FabricError
 from netfold.rpc.certificates import Certificates, is_local
 from netfold.wire.operator import SERVICE, AskStatus
 from softswitch.runtime import connections
-from support.addresses import free_port
-from support.certificates import Authority
 from support.controller import BOUND, MemorySwitch, run
 from support.jobs import rig
+from switch_support.addresses import free_port
+from switch_support.certificates import Authority
 
 EVERYWHERE = "0.0.0.0"
 

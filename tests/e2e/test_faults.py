@@ -18,10 +18,10 @@ from netfold.topo import sandbox
 from netfold.wire import faults
 from netfold.wire.operator import Status
 from support import needs
-from support.bmv2 import slow_queue
-from support.ports import wait_for
 from support.steady import PATIENCE, Steady
 from support.topo import ENGINES, in_sandbox, program
+from switch_support.bmv2 import slow_queue
+from switch_support.ports import wait_for
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 

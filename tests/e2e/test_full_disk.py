@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from cbuild import cc, files
-from support.namespace import in_own_network, sh
+from switch_support.namespace import in_own_network, sh
 
 BOUND = 60.0
 FULL = "No space left on device"
@@ -239,7 +239,7 @@ def log_of_a_switch(place: Path) -> None:
     import grpc
     from finsy.proto import p4r
 
-    from support.client import Client
+    from switch_support.client import Client
 
     fill(place)
     address = f"unix:{place.parent}/s"
@@ -265,7 +265,7 @@ def log_of_a_switch(place: Path) -> None:
 
 def captures(place: Path) -> None:
     """A capture ends with its last whole packet, its end is logged, and packets are forwarded as before."""
-    from support import ports
+    from switch_support import ports
 
     ports.make_hosts()
     frames = [bytes.fromhex("00000002000200000001000188b5") + bytes([number]) * 1000 for number in range(20)]

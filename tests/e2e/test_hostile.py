@@ -18,9 +18,9 @@ from netfold.topo import sandbox
 from netfold.wire import roce
 from support import needs
 from support.capture import Capture
-from support.client import Client
 from support.steady import PATIENCE, Steady
 from support.topo import ENGINES, in_sandbox, program
+from switch_support.client import Client
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 

@@ -14,8 +14,8 @@ from netfold.fabric.graph import Engine
 from netfold.rpc.certificates import Certificates
 from netfold.topo import sandbox
 from support import needs
-from support.certificates import Authority
 from support.topo import ENGINES, in_sandbox, program
+from switch_support.certificates import Authority
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 

@@ -10,7 +10,7 @@ import pytest
 from netfold.fabric.file import dumps, loads
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import FabricError
-from support import fuzz
+from switch_support import fuzz
 
 _FILES = [fuzz.pieces(dumps(leafspine(2, 1, 2, loss=0.5, rate="1gbit"))), fuzz.pieces(dumps(leafspine(3, 2, 5)))]
 _WORDS = ["1e30", "-1", "9" * 30, "9" * 5000, "nan", "inf", "true", "[]", "{}", "[[", "]]", '""', '"\\u0000"',

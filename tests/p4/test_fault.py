@@ -16,7 +16,7 @@ from softswitch.compiler.driver import compile_file
 from softswitch.engine.engine import Engine
 from softswitch.engine.entities import CloneSession, DoAction, Entry
 from softswitch.engine.local import LocalEngine
-from support.bmv2 import Bmv2, by_port
+from switch_support.bmv2 import Bmv2, by_port
 
 PROGRAM = Path(__file__).resolve().parents[2] / "p4src" / "netfold.p4"
 FAULTY = {"FAULTS": "1"}

@@ -22,12 +22,12 @@ from netfold.testing import Packet
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream
 from softswitch.engine.local import LocalEngine
-from support.bmv2 import Bmv2, by_port
-from support.checksum import checksum
 from support.folding import P4Fabric, reduce
 from support.program import PROGRAM, library, mac, native
 from support.slot_model import MICROSECOND, SECOND, TerribleNetwork
 from support.wires import as_sent
+from switch_support.bmv2 import Bmv2, by_port
+from switch_support.checksum import checksum
 
 APART = ([0, 2], [1, 3])
 """Two jobs, each with a host under each leaf: h1 and h3 are the attacked, h2 and h4 the attackers."""

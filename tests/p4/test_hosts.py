@@ -20,9 +20,9 @@ from netfold.host.innet.core import Credits
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.wire import roce
 from support import needs
-from support.checksum import checksum
 from support.folding import P4Fabric, reduce
 from support.slot_model import MICROSECOND, SECOND, TerribleNetwork
+from switch_support.checksum import checksum
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from netfold.fabric.generate import leafspine
 from netfold.wire import roce
 from netfold.wire.paths import tcp_ports
 from softswitch.engine.local import LocalEngine
-from support.bmv2 import Bmv2, by_port
-from support.checksum import checksum
 from support.program import PROGRAM, library, mac, native
 from support.slot_model import ip_packet
+from switch_support.bmv2 import Bmv2, by_port
+from switch_support.checksum import checksum
 
 FABRIC = leafspine(3, 4, 6, path_mtu=1024)
 LEAF = "leaf1"

@@ -21,11 +21,11 @@ from netfold.fabric.graph import CPU_PORT, End
 from netfold.host.native.library import Origin
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream
-from support.checksum import checksum
 from support.nic_packets import SEQUENCE, Packet, Rc, Reth
 from support.scene import FULL, TOTAL, Out, Scene, compare_with_bmv2, lanes
 from support.slot_model import SECOND, TerribleNetwork
 from support.wires import Wires
+from switch_support.checksum import checksum
 
 ADDRESS = 7 << 32 | 0x4000
 """Of an operation's presence: its number and an offset."""

@@ -34,12 +34,12 @@ from softswitch.compiler.driver import compile_file
 from softswitch.engine import entities, linking
 from softswitch.engine.local import LocalEngine
 from support import fold_model
-from support.bmv2 import Bmv2, by_port
 from support.modelled import ModelledFabric, Schedule
 from support.nic_packets import Packet, Rc, opcode_of
 from support.program import PROGRAM, native
 from support.rc_fabric import Exact, Sender, allreduce
 from support.slot_model import MICROSECOND, SECOND, TerribleNetwork
+from switch_support.bmv2 import Bmv2, by_port
 
 FLYING = 60
 """Packets in flight that the network keeps at most."""

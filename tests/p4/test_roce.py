@@ -18,10 +18,10 @@ from netfold.host.native.library import Origin
 from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Connection, Endpoint
 from netfold.host.roce.sockets import CONNECTION_BIT
 from netfold.wire import roce
-from support.checksum import checksum
 from support.slot_model import MICROSECOND, SECOND, TerribleNetwork
 from support.tshark import dissect
 from support.wires import Wires
+from switch_support.checksum import checksum
 
 PORT = 50_000
 Lanes = NDArray[np.int32]

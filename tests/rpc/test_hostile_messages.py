@@ -22,9 +22,9 @@ from netfold.rpc import rpc
 from netfold.wire.jobs import Leave, RankReport, Resume, Watch
 from netfold.wire.operator import SetDrain
 from netfold.wire.paths import Follow
-from support import fuzz
 from support.controller import BOUND, run
 from support.jobs import rig
+from switch_support import fuzz
 
 BROKEN = {
     "nothing": b"",

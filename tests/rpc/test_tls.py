@@ -21,9 +21,9 @@ from netfold.host.errors import JoinRefused
 from netfold.rpc import channel as tls
 from netfold.rpc.rpc import Unreachable
 from netfold.wire.jobs import SERVICE, Join, Plan
-from support.addresses import free_port
-from support.certificates import Authority
 from support.controller import BOUND, MemorySwitch, run
+from switch_support.addresses import free_port
+from switch_support.certificates import Authority
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:

@@ -9,10 +9,13 @@ from typing import Final
 
 TESTS: Final = Path(__file__).resolve().parent.parent
 ROOT: Final = TESTS.parent
+SWITCH: Final = ROOT / "softswitch"
+"""The folder of the project softswitch."""
 RANKS: Final = TESTS / "support" / "ranks"
 """Programs that tests start as processes."""
 
 
 def environment() -> dict[str, str]:
-    """The environment of a process that imports ``support``."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))}
+    """The environment of a process that imports ``support`` and ``switch_support``."""
+    path = [str(TESTS), str(SWITCH / "tests"), os.environ.get("PYTHONPATH")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}

@@ -169,7 +169,7 @@ NOT_RUN: Final[dict[str, tuple[str, ...]]] = {
         "netfold up --topo leafspine,2,2,8 --machines hosts.txt", "netfold fault stop controller", "netfold pcap all"),
     "virtual machines, whose boot takes a minute: tests/e2e/test_rxe.py": ("netfold demo --hosts rxe",),
     "needs p4c: tests/controller/switch compiles where it is there": ("netfold compile --switch bmv2 -o DIR",),
-    "a switch in the foreground, on interfaces: tests/softswitch/cli, trace and tools start it": (
+    "a switch in the foreground, on interfaces: softswitch/tests/cli, trace and tools start it": (
         "softswitch --no-p4 -i 1@eth1 --grpc-server-addr 0.0.0.0:9559 --grpc-server-ssl",
         "softswitch --no-p4 -i 1@eth1 -i 2@eth2 --grpc-server-addr 127.0.0.1:9559 --cpu-port 510",
         "softswitch prog.p4 -i 1@eth1 -i 2@eth2",
@@ -178,7 +178,7 @@ NOT_RUN: Final[dict[str, tuple[str, ...]]] = {
         "softswitch run prog.p4 -i 1@eth1 --page 127.0.0.1:8080",
         "softswitch run prog.p4 -i 1@eth1 -i 2@eth2 --trace -",
         "softswitch run prog.p4 -i 1@eth1 -i 2@eth2 --trace packets.trace"),
-    "reads what a running switch has recorded: tests/softswitch/trace/test_trace.py": (
+    "reads what a running switch has recorded: softswitch/tests/trace/test_trace.py": (
         "softswitch trace packets.trace", "softswitch trace packets.trace --format bmv2 --packet 3"),
 }
 """Why not -> the lines."""

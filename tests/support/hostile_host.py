@@ -28,9 +28,9 @@ from netfold.host.operation.request import RowsCollective, RowsRequest
 from netfold.host.roce.native import Endpoint
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream, RankTree
-from support import fuzz, sanitized
 from support.roce import address, connect
 from support.slot_model import as_result
+from switch_support import fuzz, sanitized
 
 ROOM = 1 << 16
 SUM_QP, MAX_QP, OWN_SUM_QP, OWN_MAX_QP = 0x123450, 0x654320, 0x80, 0x90

@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import Final, Literal, NamedTuple
 
 from netfold.wire import roce
-from support.checksum import checksum
+from switch_support.checksum import checksum
 
 ETHERTYPE: Final = struct.pack("!H", 0x0800)
 DEFAULT_PKEY: Final = 0xFFFF

@@ -16,8 +16,9 @@ from netfold.cli.app import app as netfold
 from softswitch.cli.app import app as softswitch
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "packaging/softswitch/README.md",
-         *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "papers").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "softswitch/README.md", ROOT / "cbuild/README.md",
+         *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "softswitch/docs").glob("*.md")),
+         *sorted((ROOT / "papers").rglob("*.md"))]
 APPS = {"netfold": netfold, "softswitch": softswitch}
 TOOLS: dict[str, Any] = {name: typer.main.get_command(app) for name, app in APPS.items()}
 

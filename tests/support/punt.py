@@ -23,8 +23,8 @@ from netfold.controller.switch.reconcile import diff
 from netfold.controller.switch.switch import Session
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric
-from support.checksum import checksum
 from support.fold import command
+from switch_support.checksum import checksum
 
 HOST, UPLINK, OTHER = 1, 2, 3
 """The leaf's ports: a host's, and those of two spines."""

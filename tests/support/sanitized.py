@@ -1,47 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs with a runtime under ASan and UBSan, fed with hostile frames and requests (native/hostile.c)."""
+"""A host's engines under ASan and UBSan, fed with hostile packets (hostile_host.py)."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from functools import cache
-from pathlib import Path
 
-from cbuild import cc
-from softswitch.engine.linking import CORE, RUNTIME
-from support import needs
-from support.fuzz import Fuzz
-from support.probe import PROBE
-
-HOSTILE = PROBE.with_name("hostile.c")
-FLAGS = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
-SEED = "20261121"
-
-
-@cache
-def runtime() -> tuple[Path, cc.Compiler]:
-    """The runtime with hostile.c, built once; a test without a compiler that has sanitizers is skipped."""
-    needs.require("sanitizers")
-    compiler = cc.Compiler(("gcc",), "sanitized")
-    return cc.build([HOSTILE, *(RUNTIME / file for file in CORE)], kind="shared", name="hostile-runtime",
-                    include=[RUNTIME], flags=FLAGS, compiler=compiler), compiler
-
-
-def build(program: str | Path) -> Path:
-    """An executable: a program with the sanitized runtime and hostile.c."""
-    library, compiler = runtime()
-    return cc.build([program], kind="exe", name="hostile", include=[RUNTIME], flags=FLAGS, libs=[str(library)],
-                    compiler=compiler)
-
-
-def run(program: Path, *args: str, seed: str = SEED) -> None:
-    """Run the program on its hostile input; fails where a sanitizer reports an error."""
-    done = subprocess.run([program, seed, *args], capture_output=True, text=True, timeout=100)
-
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    assert "frames" in done.stdout
+from support import TESTS, needs
+from switch_support.fuzz import Fuzz
 
 
 def host_engine(engine: str, fuzzing: Fuzz, inputs: int) -> str:
@@ -54,7 +21,7 @@ def host_engine(engine: str, fuzzing: Fuzz, inputs: int) -> str:
     # Python itself loses memory at its end; and its own allocator would hide where one packet ends.
     environment = {**os.environ, "LD_PRELOAD": preload, "PYTHONMALLOC": "malloc", "ASAN_OPTIONS": "detect_leaks=0",
                    "UBSAN_OPTIONS": "print_stacktrace=1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    command = [sys.executable, str(PROBE.parents[1] / "hostile_host.py"), engine, str(fuzzing.seed), str(inputs),
+    command = [sys.executable, str(TESTS / "support" / "hostile_host.py"), engine, str(fuzzing.seed), str(inputs),
                str(fuzzing.seconds)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=fuzzing.seconds + 250, env=environment)
 

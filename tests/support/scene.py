@@ -19,10 +19,10 @@ from netfold.fabric.graph import CPU_PORT
 from netfold.wire import roce
 from softswitch.compiler.driver import compile_file
 from softswitch.engine import entities, linking, local
-from support.bmv2 import Bmv2, by_port
 from support.nic_packets import ACK, SEQUENCE, Packet, Rc, icrc_holds
 from support.program import PROGRAM, library, native
 from support.wires import write
+from switch_support.bmv2 import Bmv2, by_port
 
 FULL = roce.PATH_MTU
 REGION = {0: 1 << 40, 1: 1 << 41}

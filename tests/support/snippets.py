@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PAGES: Final = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "packaging/softswitch/README.md",
-                *sorted((ROOT / "docs").glob("*.md"))]
+PAGES: Final = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "softswitch/README.md",
+                *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "softswitch/docs").glob("*.md"))]
 RANKS: Final = 4
 """Ranks that run the examples of kind "ranks", which name ranks up to 3; those of kind "torch" have 2."""
 

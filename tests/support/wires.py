@@ -14,9 +14,9 @@ from netfold.controller.switch.entities import Clone, Entity, Entry, Multicast
 from netfold.fabric.graph import CPU_PORT, End, Fabric
 from netfold.host.native.library import Origin
 from softswitch.engine import entities, local
-from support.checksum import checksum
 from support.program import library, mac, native
 from support.slot_model import TerribleNetwork, ip_packet
+from switch_support.checksum import checksum
 
 
 def write(switch: local.LocalEngine, entity: Entity) -> None:

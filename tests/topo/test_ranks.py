@@ -15,7 +15,7 @@ import pytest
 from netfold.topo import ranks as ranks_module
 from netfold.topo.failures import EXIT_WRONG_DATA, RankFailed, WrongData
 from netfold.topo.ranks import Ranks, state_of
-from support.ports import wait_for
+from switch_support.ports import wait_for
 
 
 def processes(*commands: str, tmp_path: Path) -> Ranks:

@@ -19,7 +19,7 @@ from netfold.cli.common import CANNOT
 from netfold.fabric.file import save
 from netfold.fabric.generate import leafspine
 from support import needs
-from support.ports import wait_for
+from switch_support.ports import wait_for
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import cbuild
 from netfold.topo.failures import FabricFailed
 from netfold.topo.lifecycle import Lifecycle
 from netfold.topo.rxe import attach, image, packages
@@ -37,7 +38,7 @@ PROCESSOR: Final = "Nehalem,+rdrand"
 for a second.  A processor with enhanced `rep movsb` (ERMS), as "max" is, makes kernel and libc copy byte by byte here,
 five times slower; AVX is slower than SSE."""
 AGENT: Final = (
-    "import sys; sys.path.insert(0, {path!r}); from netfold.topo.rxe.agent import main; main(*sys.argv[1:])"
+    "import sys; sys.path[:0] = {paths!r}; from netfold.topo.rxe.agent import main; main(*sys.argv[1:])"
 )
 
 
@@ -81,7 +82,7 @@ class System:
             raise packages.PackagesMissing(f"virtual machines cannot be run here: {lacks}")
         kernel, userland = packages.kernel(), packages.userland()
         paths = json.dumps([str(path) for path in sockets])
-        agent = [sys.executable, "-I", "-S", "-c", AGENT.format(path=_import_path()), paths]
+        agent = [sys.executable, "-I", "-S", "-c", AGENT.format(paths=_import_paths()), paths]
         initial = folder / "guest.cpio"
         initial.write_bytes(image.build(kernel, userland / "usr/bin/busybox", share.absolute(), agent))
         return cls(kernel.image, initial, userland, share.absolute())
@@ -206,6 +207,6 @@ class Machine(Lifecycle):
         self.socket.unlink(missing_ok=True)
 
 
-def _import_path() -> str:
-    """The folder by which `netfold` is imported here."""
-    return str(Path(__file__).absolute().parents[3])
+def _import_paths() -> list[str]:
+    """The folders by which `netfold` and what it compiles with are imported here."""
+    return [str(Path(__file__).absolute().parents[3]), str(Path(cbuild.__file__).absolute().parents[1])]

@@ -84,7 +84,8 @@ def checks() -> list[Check]:
     """All checks, the required ones first."""
     return [
         Check("Python", "everything", "install Python 3.11 or newer; make setup PYTHON=python3.12", _python, True),
-        Check("netfold", "everything", "make setup, or pip install . in a clone", _packages(extras.BASE), True),
+        Check("netfold", "everything", "make setup, or pip install ./cbuild . in a clone", _packages(extras.BASE),
+              True),
         *(_extra(extra, required=extra in (extras.CONTROL, extras.DEMO)) for extra in extras.EXTRAS),
         Check("C compiler", "softswitch and the hosts' fast path",
               f"apt install gcc libc6-dev, or {extras.COMPILER.remedy}; SOFTSWITCH_CC names another one", _compiler,

@@ -22,7 +22,7 @@ from netfold.fabric.graph import Fabric
 from netfold.fabric.grids import torus
 from netfold.wire import faults as wire
 from netfold.wire.operator import FabricEvent
-from support import browser
+from switch_support import browser
 
 HOSTILE = '<img src="x" onerror="document.title=1"><script>document.title=2</script>'
 FABRIC = leafspine(2, 2, 4, rate="1gbit")

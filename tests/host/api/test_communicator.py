@@ -29,7 +29,7 @@ from netfold.testing import LoopbackSwitch, loopback_job, on_every_rank, subnet
 from netfold.wire import jobs, roce
 from netfold.wire.jobs import Done, Join, Leave, Peer, Plan, RankReport, RankStream, RankTree
 from support.host import impatient
-from support.ports import wait_for
+from switch_support.ports import wait_for
 
 
 class JobServer:

@@ -20,8 +20,8 @@ from netfold.host.rails.rank_state import AgreementOutcome, Question, QuestionKi
 from netfold.host.rails.shares import Figure
 from netfold.testing import on_every_rank
 from support.loopback_rails import loopback_planes
-from support.ports import wait_for
 from support.rails import Death, Plane, Ranks, on_ranks
+from switch_support.ports import wait_for
 
 pytestmark = pytest.mark.timeout(120)
 LONG = 1_500_000

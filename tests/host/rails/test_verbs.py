@@ -15,8 +15,8 @@ from netfold.host.rails.planes import Plane, RailSpec
 from netfold.host.rails.shares import Figure
 from netfold.testing import on_every_rank
 from support.loopback_rails import LoopbackPlanes, loopback_planes, loopback_rails
-from support.ports import wait_for
 from support.verbs_jobs import VerbsJobs, fake_devices
+from switch_support.ports import wait_for
 
 pytestmark = [pytest.mark.needs("verbs"), pytest.mark.timeout(120)]
 WORLD = 3

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from support import fuzz
 from support.sanitized import host_engine
+from switch_support import fuzz
 
 
 @pytest.mark.fuzz

@@ -27,7 +27,7 @@ from netfold.host.tracing.timeline import timeline_from_environment
 from netfold.testing import loopback_job, on_every_rank
 from netfold.wire.flight import Dump, OperationRecord
 from support.host import impatient
-from support.ports import wait_for
+from switch_support.ports import wait_for
 
 
 def test_every_operation_is_recorded_with_its_path() -> None:

@@ -23,7 +23,7 @@ ROOMS: Final = {"host": "netfold.host", "controller": "netfold.controller", "fab
                 "topo": "netfold.topo", "rpc": "netfold.rpc", "wire": "netfold.wire", "sim": "netfold.sim",
                 "plots": "netfold.plots", "bench": "netfold.bench", "demo": "netfold.demo",
                 "src/netfold/cli": "netfold.cli", "src/netfold/testing": "netfold.testing",
-                "softswitch": "softswitch", "cbuild": "cbuild"}
+                "softswitch/src/softswitch": "softswitch", "cbuild/src/cbuild": "cbuild"}
 """Folders of what users run -> the package that they are imported as."""
 PARTS: Final = {
     "On a rank": ("netfold.host.",),
@@ -186,11 +186,17 @@ def _folded(line: str) -> str:
 
 def _linked(text: str) -> str:
     """Text in which names of pages are links."""
-    return re.sub(r"docs/(\w+)\.md", r"[\1](\1.md)", text)
+    return re.sub(r"docs/(\w+)\.md", _link, text)
+
+
+def _link(page: re.Match[str]) -> str:
+    """A page of NetFold's, or of the switch's, whose errors name it as seen from their project."""
+    name = page[1]
+    return f"[{name}]({'' if (ROOT / 'docs' / f'{name}.md').exists() else '../softswitch/docs/'}{name}.md)"
 
 
 def _cell(text: str) -> str:
-    return _linked(text).replace(str(Path.home()), "~").replace("|", "\\|").replace("\n", " ")
+    return _linked(text).replace(f"{ROOT}/", "./").replace(str(Path.home()), "~").replace("|", "\\|").replace("\n", " ")
 
 
 def entries() -> list[Declared]:

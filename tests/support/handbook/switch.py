@@ -28,9 +28,9 @@ from softswitch.tools import install
 from softswitch.trace import recording
 from softswitch.trace.page.serving import PageError, parse_address
 from softswitch.trace.program import TraceError
-from support.client import DELETE, INSERT, MODIFY, details, primary
-from support.entries import EXACT, FIXED, SELECT, entry, exact, forward, ternary
 from support.handbook.scenes import SCENES, scene
+from switch_support.client import DELETE, INSERT, MODIFY, details, primary
+from switch_support.entries import EXACT, FIXED, SELECT, entry, exact, forward, ternary
 
 COUNTER, PROFILE = 0x12000001, 0x11000001
 """The probe's counter, of 8 cells, and its action profile."""

@@ -19,7 +19,7 @@ import pytest
 from netfold.topo.rxe import attach
 from netfold.topo.rxe.frames import MOST_WAITING, Kind, Splitter
 from netfold.topo.rxe.line import DOOR_CONNECTIONS, Line
-from support.ports import wait_for
+from switch_support.ports import wait_for
 
 SECONDS = 60
 AGENT = "import sys; from netfold.topo.rxe.agent import Agent; Agent(int(sys.argv[1]), sys.argv[2:]).serve()"

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pushing pipelines: what VERIFY refuses, what COMMIT replaces, what RECONCILE keeps; real programs from source."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import finsy
+import grpc
+import pytest
+from finsy.proto import p4r
+from google.protobuf import text_format
+
+from cbuild import cc
+from softswitch.compiler import confined
+from softswitch.compiler.driver import Program, compile_source
+from softswitch.p4runtime.program import Compiler
+from softswitch.p4runtime.server import Server
+from switch_support.client import INSERT, MODIFY, TIMEOUT, Client, Stream, code_of, serving
+from switch_support.p4 import basic
+
+Set = p4r.SetForwardingPipelineConfigRequest
+
+
+def config(program: Program, cookie: int = 0) -> p4r.ForwardingPipelineConfig:
+    made = p4r.ForwardingPipelineConfig(p4info=program.p4info, p4_device_config=program.preprocessed.encode())
+    if cookie:
+        made.cookie.cookie = cookie
+    return made
+
+
+@pytest.fixture(scope="module")
+def plain() -> Program:
+    return compile_source(basic(), "basic.p4")
+
+
+@pytest.fixture
+def bench(plain: Program) -> Iterator[tuple[Server, Client, Stream]]:
+    with serving(builder=Compiler()) as (server, address), Client(address) as client:
+        stream = client.become_primary()
+        client.push(config(plain, cookie=7))
+        yield server, client, stream
+
+
+def _ids(program: Program) -> dict[str, int]:
+    info = program.p4info
+    named: list[Any] = [*info.tables, *info.actions, *info.counters, *info.registers]
+    return {thing.preamble.name.split(".")[-1]: thing.preamble.id for thing in named}
+
+
+def row(program: Program, mac: int, port: int) -> p4r.Entity:
+    ids = _ids(program)
+    entry = p4r.TableEntry(table_id=ids["dmac"])
+    match = entry.match.add(field_id=1)
+    if program.p4info.tables[0].match_fields[0].match_type == 2:
+        match.exact.value = bytes([mac])
+    entry.action.action.action_id = ids["forward"]
+    entry.action.action.params.add(param_id=1, value=bytes([port]))
+    return p4r.Entity(table_entry=entry)
+
+
+def state(client: Client) -> list[p4r.Entity]:
+    """All that a controller can put into the switch."""
+    pre = p4r.PacketReplicationEngineEntry(multicast_group_entry=p4r.MulticastGroupEntry())
+    return client.read(
+        p4r.Entity(table_entry=p4r.TableEntry()),
+        p4r.Entity(counter_entry=p4r.CounterEntry()),
+        p4r.Entity(register_entry=p4r.RegisterEntry()),
+        p4r.Entity(packet_replication_engine_entry=pre),
+    )
+
+
+def fill(client: Client, program: Program) -> None:
+    ids = _ids(program)
+    group = p4r.Entity()
+    group.packet_replication_engine_entry.multicast_group_entry.multicast_group_id = 5
+    group.packet_replication_engine_entry.multicast_group_entry.replicas.add(egress_port=1, instance=2)
+    counter = p4r.CounterEntry(counter_id=ids["ports"], index=p4r.Index(index=3))
+    counter.data.packet_count = 9
+    register = p4r.RegisterEntry(register_id=ids["seen"], index=p4r.Index(index=2))
+    register.data.bitstring = b"\x2a"
+    client.write(
+        (INSERT, row(program, 1, 2)),
+        (INSERT, row(program, 3, 4)),
+        (INSERT, group),
+        (MODIFY, p4r.Entity(counter_entry=counter)),
+        (MODIFY, p4r.Entity(register_entry=register)),
+    )
+
+
+def refused(client: Client, wrong: p4r.ForwardingPipelineConfig, action: Set.Action.ValueType) -> grpc.RpcError:
+    with pytest.raises(grpc.RpcError) as caught:
+        client.push(wrong, action)
+    return caught.value
+
+
+BAD = {
+    "not P4": (b"this is no P4", "pushed.p4:1:1"),
+    "a type error": (
+        basic().replace("s.egress_spec = port;", "s.egress_spec = h.ethernet.dst;").encode(),
+        "egress_spec",
+    ),
+    "empty": (b"", "empty"),
+    "not text": (b"\xff\xfe{}", "UTF-8"),
+}
+
+
+@pytest.mark.parametrize("action", [Set.VERIFY, Set.VERIFY_AND_SAVE, Set.VERIFY_AND_COMMIT, Set.RECONCILE_AND_COMMIT])
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_program_is_refused_and_the_running_one_goes_on(
+    bench: tuple[Server, Client, Stream], plain: Program, name: str, action: Set.Action.ValueType
+) -> None:
+    """INVALID_ARGUMENT with the compiler's message; entries, counts and process stay."""
+    server, client, _ = bench
+    fill(client, plain)
+    before, pid = state(client), server.pid
+    text, said = BAD[name]
+    wrong = p4r.ForwardingPipelineConfig(p4info=plain.p4info, p4_device_config=text)
+    error = refused(client, wrong, action)
+    assert code_of(error) is grpc.StatusCode.INVALID_ARGUMENT
+    assert said in str(error.details())
+    assert (state(client), server.pid) == (before, pid)
+
+
+def test_p4info_of_another_program_is_refused(bench: tuple[Server, Client, Stream], plain: Program) -> None:
+    """BMv2 takes it silently; we name the first differences."""
+    _, client, _ = bench
+    other = compile_source(basic(key="ternary"), "other.p4")
+    mixed = p4r.ForwardingPipelineConfig(p4info=other.p4info, p4_device_config=plain.preprocessed.encode())
+    error = refused(client, mixed, Set.VERIFY)
+    assert code_of(error) is grpc.StatusCode.INVALID_ARGUMENT
+    assert "I.dmac" in str(error.details())
+    assert code_of(refused(client, p4r.ForwardingPipelineConfig(), Set.VERIFY)) is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_commit_starts_afresh_and_get_gives_back_what_was_pushed(
+    bench: tuple[Server, Client, Stream], plain: Program
+) -> None:
+    """VERIFY_AND_COMMIT wipes; the cookie, p4info and program read back as asked."""
+    _, client, _ = bench
+    empty = state(client)
+    fill(client, plain)
+    assert state(client) != empty
+    client.push(config(plain, cookie=8))
+    assert state(client) == empty
+    get = p4r.GetForwardingPipelineConfigRequest
+    for kind, wanted in {
+        get.ALL: config(plain, cookie=8),
+        get.COOKIE_ONLY: p4r.ForwardingPipelineConfig(cookie=config(plain, cookie=8).cookie),
+        get.P4INFO_AND_COOKIE: p4r.ForwardingPipelineConfig(
+            p4info=plain.p4info, cookie=config(plain, cookie=8).cookie
+        ),
+    }.items():
+        request = get(device_id=1, response_type=kind)
+        assert client.stub.GetForwardingPipelineConfig(request, timeout=TIMEOUT).config == wanted
+
+
+def test_a_saved_pipeline_waits_for_its_commit(bench: tuple[Server, Client, Stream], plain: Program) -> None:
+    """VERIFY_AND_SAVE changes nothing yet; COMMIT does; a second COMMIT has nothing to do."""
+    _, client, _ = bench
+    other = compile_source(basic(key="ternary"), "other.p4")
+    fill(client, plain)
+    before = state(client)
+    client.push(config(other), Set.VERIFY)
+    client.push(config(other), Set.VERIFY_AND_SAVE)
+    assert state(client) == before
+    client.push(p4r.ForwardingPipelineConfig(), Set.COMMIT)
+    assert state(client) != before
+    assert code_of(refused(client, p4r.ForwardingPipelineConfig(), Set.COMMIT)) is grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_reconcile_keeps_state_for_the_same_and_for_a_changed_program(
+    bench: tuple[Server, Client, Stream], plain: Program
+) -> None:
+    """The same program simply goes on; one with the same objects gets entries, counts, registers and groups."""
+    server, client, _ = bench
+    fill(client, plain)
+    before, pid = state(client), server.pid
+    client.push(config(plain), Set.RECONCILE_AND_COMMIT)
+    assert (state(client), server.pid) == (before, pid)
+    changed = compile_source(basic(egress="h.ethernet.src = 1;"), "basic.p4")
+    client.push(config(changed), Set.RECONCILE_AND_COMMIT)
+    assert state(client) == before
+    assert server.pid != pid
+
+
+def test_reconcile_is_refused_where_state_has_no_place(bench: tuple[Server, Client, Stream], plain: Program) -> None:
+    """Exact entries cannot become ternary ones; everything stays as it was."""
+    server, client, _ = bench
+    fill(client, plain)
+    before, pid = state(client), server.pid
+    other = compile_source(basic(key="ternary"), "other.p4")
+    assert code_of(refused(client, config(other), Set.RECONCILE_AND_COMMIT)) is grpc.StatusCode.FAILED_PRECONDITION
+    assert (state(client), server.pid) == (before, pid)
+
+
+def test_finsy_drives_a_switch_from_source(plain: Program, tmp_path: Path) -> None:
+    """A real controller: pipeline, entries, groups, counters, packet-out, packet-in with its metadata."""
+    (tmp_path / "basic.p4").write_text(plain.preprocessed)
+    (tmp_path / "basic.p4info.txtpb").write_text(text_format.MessageToString(plain.p4info))
+    options = finsy.SwitchOptions(p4info=tmp_path / "basic.p4info.txtpb", p4blob=tmp_path / "basic.p4", device_id=1)
+
+    async def control(address: str) -> None:
+        switch: Any  # finsy's annotations do not survive a strict checker
+        async with finsy.Switch("sw1", address, options) as switch:
+            assert switch.is_primary
+
+            def wanted() -> finsy.P4TableEntry:
+                return finsy.P4TableEntry("dmac", match=finsy.Match(dst=5), action=finsy.Action("forward", port=2))
+
+            await switch.write([+wanted(), +finsy.P4MulticastGroupEntry(3, replicas=[1, (2, 7)])])
+            (found,) = [entry async for entry in switch.read(finsy.P4TableEntry("dmac"))]
+            assert found.match == {"dst": 5}
+            with pytest.raises(finsy.P4ClientError) as caught:
+                await switch.write([+wanted()])
+            assert caught.value.details[0].canonical_code == finsy.GRPCStatusCode.ALREADY_EXISTS
+            (group,) = [entry async for entry in switch.read(finsy.P4MulticastGroupEntry())]
+            assert group.multicast_group_id == 3
+            coming = asyncio.create_task(anext(switch.read_packets()))
+            await asyncio.sleep(0)  # it listens from its first step on
+            await switch.write([finsy.P4PacketOut(b"\5" * 20, egress_port=510, pad=9)])
+            packet = await asyncio.wait_for(coming, TIMEOUT)
+            assert packet.payload == b"\5" * 20
+            assert (packet["ingress_port"], packet["reason"]) == (510, 9)
+            counts = [entry async for entry in switch.read(finsy.P4CounterEntry("ports"))]
+            assert len(counts) == 16
+
+    with serving(builder=Compiler()) as (_, address):
+        asyncio.run(asyncio.wait_for(control(address), 2 * TIMEOUT))
+
+
+@pytest.mark.parametrize(("text", "code", "says"), [
+    ("#include \"/etc/hostname\"\n", grpc.StatusCode.INVALID_ARGUMENT, "may include core.p4 and v1model.p4 alone"),
+    ("header h_t { bit<2147483648> x; }", grpc.StatusCode.INVALID_ARGUMENT, "at most 65536 bits"),
+    (" " * (5 << 20) + "x", grpc.StatusCode.RESOURCE_EXHAUSTED, "may have 4194304"),
+])
+def test_a_hostile_program_leaves_the_running_one_as_it_is(
+    bench: tuple[Server, Client, Stream], plain: Program, text: str, code: grpc.StatusCode, says: str
+) -> None:
+    """The error says why, shows nothing of the machine's files, and the process is the one from before."""
+    server, client, _ = bench
+    client.write((INSERT, row(plain, 5, 2)))
+    pid = server.pid
+    with pytest.raises(grpc.RpcError) as refused:
+        client.push(p4r.ForwardingPipelineConfig(p4info=plain.p4info, p4_device_config=text.encode()))
+
+    assert code_of(refused.value) is code
+    assert says in str(refused.value)
+    assert Path("/etc/hostname").read_text().strip() not in str(refused.value)
+    assert server.pid == pid
+    assert client.read(p4r.Entity(table_entry=p4r.TableEntry()))
+
+
+def test_a_program_is_built_again_for_another_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines that share a home share the cache, and -march=native makes code that others cannot run."""
+    compiler = Compiler()
+    here = compiler._key(b"program")
+    monkeypatch.setattr(cc, "cpu", lambda: "another")
+    assert compiler._key(b"program") != here
+
+
+def test_of_switches_that_start_together_one_compiles_a_program(
+    plain: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others wait for it, and take what it has made from the cache."""
+    compile_program, lock = confined.compile_program, cc.lock
+    compiled, asked = [], threading.Semaphore(0)
+
+    def counted(config: bytes, *, trace: bool) -> confined.CompiledProgram:
+        compiled.append(config)
+        for _ in range(2):  # both switches are there
+            assert asked.acquire(timeout=TIMEOUT), "the other switch has not asked for the lock"
+        return compile_program(config, trace=trace)
+
+    def told(path: Path, timeout: float = cc.LOCK_TIMEOUT) -> contextlib.AbstractContextManager[None]:
+        if path.name.startswith("program-"):
+            asked.release()
+        return lock(path, timeout)
+
+    monkeypatch.setattr(confined, "compile_program", counted)
+    monkeypatch.setattr(cc, "lock", told)
+    with ThreadPoolExecutor(2) as switches:
+        builds = [switches.submit(Compiler(cache_dir=tmp_path), plain.preprocessed.encode()) for _ in range(2)]
+        first, second = (build.result(4 * TIMEOUT) for build in builds)
+    assert compiled == [plain.preprocessed.encode()]
+    assert (first.executable, first.p4info) == (second.executable, second.p4info)
+
+
+def test_a_cache_that_cannot_be_locked_does_not_keep_a_program_from_running(
+    plain: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each switch compiles for itself then."""
+    lock = cc.lock
+
+    def refused(path: Path, timeout: float = cc.LOCK_TIMEOUT) -> contextlib.AbstractContextManager[None]:
+        if path.name.startswith("program-"):
+            raise PermissionError(13, "not ours", str(path))
+        return lock(path, timeout)
+
+    monkeypatch.setattr(cc, "lock", refused)
+    assert Compiler(cache_dir=tmp_path)(plain.preprocessed.encode()).executable.is_file()

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of the switch share: references, stand-ins, P4Runtime clients, hosts on veth pairs.  NetFold's tests use
+it, too; nothing here knows NetFold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+TESTS: Final = Path(__file__).resolve().parent.parent
+ROOT: Final = TESTS.parent
+"""The folder of the project softswitch."""
+NATIVE: Final = TESTS / "switch_support" / "native"
+"""Programs in P4 and C for tests."""
