@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks of mkdocs: the site has the pages of the project softswitch, too, under softswitch/docs/ as in the repository."""
+"""Hooks of mkdocs: the site has the pages of the project softswitch, too, under softswitch/docs/ as here."""
 
 from __future__ import annotations
 

@@ -1,110 +1,132 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is built from the repository holds everything, works in a fresh environment, and needs what it declares."""
+"""What is built from the three projects of the repository holds everything once, works in fresh environments, alone and
+together, and needs what it declares."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import tarfile
 import textwrap
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 from netfold.cli import extras
-from support import RANKS, ROOT, needs
-from support.installed import Environment, build, checked, clone, contents, metadata_of, requirements
+from support import RANKS, ROOT, SWITCH, needs
+from support.installed import PROJECTS, Built, Environment, build, checked, contents, metadata_of, requirements
 
 pytest.importorskip("pip", reason=needs.reason("pip"))
 
-ALONE = "packaging/softswitch"
+PACKAGES = {"netfold": "src/netfold", "netfold-softswitch": "softswitch/src/softswitch",
+            "netfold-cbuild": "cbuild/src/cbuild"}
+"""Distribution -> the folder of its package."""
+TYPES = (".py", ".c", ".h", ".p4", ".typed", ".html", ".css", ".js", ".svg", ".sh", ".lua", ".stf")
 
 
-def sources(*folders: str) -> Iterator[str]:
-    """The files below these folders of src/ that an installation needs, as paths in a wheel."""
-    src = ROOT / "src"
-    for folder in folders:
-        for home, _, files in os.walk(src / folder, followlinks=True):
-            for file in files:
-                if file.endswith((".py", ".c", ".h", ".p4", ".typed", ".html", ".css", ".js", ".svg", ".sh", ".lua",
-                                  ".stf")):
-                    yield str((Path(home) / file).relative_to(src))
+def sources(name: str) -> Iterator[str]:
+    """The files of a distribution's package that an installation needs, as paths in its wheel."""
+    package = ROOT / PACKAGES[name]
+    for home, _, files in os.walk(package, followlinks=True):
+        for file in files:
+            if file.endswith(TYPES):
+                yield str((Path(home) / file).relative_to(package.parent))
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where everything of this file lies."""
+    """Where the environments of this file lie."""
     return tmp_path_factory.mktemp("packaging")
 
 
-@pytest.fixture(scope="module")
-def tree(home: Path) -> Path:
-    """A clone of the repository, in a folder named netfold."""
-    return clone(home / "netfold")
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """A clone of the repository, in a folder named netfold, and the three wheels: once for all workers."""
+    base = tmp_path_factory.getbasetemp()
+    return Built((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "built")
 
 
 @pytest.fixture(scope="module")
-def wheel(tree: Path, home: Path) -> Path:
-    """The wheel of the library, built from what the sdist holds."""
-    with tarfile.open(build("sdist", tree, home / "sdist")) as archive:
-        archive.extractall(home / "unpacked", filter="data")
-    (unpacked,) = (home / "unpacked").iterdir()
-    return build("wheel", unpacked, home / "wheel")
-
-
-@pytest.fixture(scope="module")
-def switch_wheel(tree: Path, home: Path) -> Path:
-    """The wheel of the switch alone, built from what its sdist holds."""
-    with tarfile.open(build("sdist", tree / ALONE, home / "switch-sdist")) as archive:
-        archive.extractall(home / "switch-unpacked", filter="data")
-    (unpacked,) = (home / "switch-unpacked").iterdir()
-    return build("wheel", unpacked, home / "switch-wheel")
-
-
-@pytest.fixture(scope="module")
-def alone(switch_wheel: Path, home: Path) -> Environment:
+def alone(built: Built, home: Path) -> Environment:
     """A stranger's environment: the switch, and neither NetFold nor numpy."""
-    return Environment(home / "alone", switch_wheel)
+    return Environment(home / "alone", built.wheels("netfold-softswitch", "netfold-cbuild"))
 
 
 @pytest.fixture(scope="module")
-def base(wheel: Path, home: Path) -> Environment:
-    """A training host: the library without extras."""
-    return Environment(home / "base", wheel)
+def base(built: Built, home: Path) -> Environment:
+    """A training host: the library without extras, and without the switch."""
+    return Environment(home / "base", built.wheels("netfold", "netfold-cbuild"))
 
 
 @pytest.fixture(scope="module")
-def control(wheel: Path, home: Path) -> Environment:
-    """A host that controls a fabric: the library with the command."""
-    return Environment(home / "control", wheel, "control")
+def control(built: Built, home: Path) -> Environment:
+    """A host that controls a fabric: the library with the command, and the switch."""
+    return Environment(home / "control", built.wheels(*PROJECTS), "control")
 
 
-def test_the_wheel_holds_every_source_once(wheel: Path, tree: Path, home: Path) -> None:
-    """Python, and what is compiled on first use; the same files whether built from the clone or from the sdist."""
-    expected = set(sources("netfold", "softswitch", "cbuild"))
-    assert {Path(name).suffix for name in expected} >= {".py", ".c", ".h", ".p4", ".typed"}
-    assert contents(wheel) == expected
-    assert contents(build("wheel", tree, home / "direct")) == expected
+@pytest.mark.parametrize("name", PROJECTS)
+def test_a_wheel_holds_every_source(built: Built, name: str) -> None:
+    """Python, and what is compiled on first use."""
+    expected = set(sources(name))
+    assert {Path(file).suffix for file in expected} >= {".py", ".h", ".typed"}
+    assert contents(built.wheel(name)) == expected
 
 
-def test_the_switch_alone_holds_nothing_of_the_library(switch_wheel: Path) -> None:
-    """Its wheel has its own folder, and the one that compiles C."""
-    assert contents(switch_wheel) == set(sources("softswitch", "cbuild"))
+@pytest.mark.parametrize("name", PROJECTS)
+def test_a_source_distribution_holds_what_a_wheel_is_built_from(built: Built, name: str, tmp_path: Path) -> None:
+    """Every source, the project's file, its readme and its licence."""
+    with tarfile.open(build("sdist", built.clone / PROJECTS[name], tmp_path)) as archive:
+        held = {file.partition("/")[2] for file in archive.getnames()}
+    assert held >= {"pyproject.toml", "README.md", "LICENSE"} | {f"src/{file}" for file in sources(name)}
+
+
+def test_no_file_is_in_two_wheels(built: Built) -> None:
+    """So that each can be installed and removed without the others."""
+    for one, other in combinations(PROJECTS, 2):
+        assert not contents(built.wheel(one)) & contents(built.wheel(other))
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_a_wheel_declares_what_an_index_shows(built: Built, name: str) -> None:
+    """Name, licence, with its text, and readme; nothing points at where it was built."""
+    declared = metadata_of(built.wheel(name))
+    assert declared["Name"] == name
+    assert declared["License-Expression"] == "Apache-2.0"
+    assert declared.get_all("License-File") == ["LICENSE"]
+    assert "# " in str(declared)
+    assert str(ROOT) not in str(declared)
 
 
 @pytest.mark.parametrize("rail", ["tcp", "innet"])
 def test_a_training_host_sums(base: Environment, rail: str) -> None:
     """The base installation needs nothing of the control plane, between the hosts and through a switch (in Python)."""
+    base.run("python", "-c", "import softswitch", status=1)
     assert base.run("python", str(RANKS / "sums_installed.py"), rail).strip() == "exact"
 
 
-@pytest.mark.parametrize("command", ["netfold", "softswitch"])
-def test_a_command_without_its_extra_says_what_to_type(base: Environment, command: str) -> None:
-    """The error is one line, and the exit status that of a command that cannot start."""
-    said = base.run(command, "--help", status=2)
-    assert re.fullmatch(rf"{command}: not installed: .*typer; type: pip install finsy .*typer\n", said)
+def test_the_command_without_its_extra_says_what_to_type(base: Environment, built: Built) -> None:
+    """The error is one line, and the exit status that of a command that cannot start; the switch, which no index has,
+    is named by the wheel that lies beside NetFold's."""
+    said = base.run("netfold", "--help", status=2)
+    found = re.fullmatch(r"netfold: not installed: finsy, .*typer; type: (pip install finsy .*)\n", said)
+    assert found, said
+    assert shlex.split(found[1])[-1] == str(built.wheel("netfold-softswitch"))
+
+
+def test_the_switch_can_be_removed_and_is_missed_by_name(built: Built, home: Path) -> None:
+    """The library stays whole, the command says what is missing, and what it says brings the switch back."""
+    leaving = Environment(home / "leaving", built.wheels(*PROJECTS), "control")
+    leaving.pip("uninstall", "--yes", "netfold-softswitch")
+    assert leaving.run("python", str(RANKS / "sums_installed.py"), "tcp").strip() == "exact"
+    said = leaving.run("netfold", "--help", status=2)
+    found = re.fullmatch(r"netfold: not installed: netfold-softswitch; type: pip (install .*)\n", said)
+    assert found, said
+    leaving.pip("--no-cache-dir", *shlex.split(found[1]), "--no-index")
+    assert "Usage: netfold" in leaving.run("netfold", "--help")
 
 
 def test_the_torch_backend_without_torch_says_what_to_type(base: Environment) -> None:
@@ -113,7 +135,7 @@ def test_the_torch_backend_without_torch_says_what_to_type(base: Environment) ->
     assert "ModuleNotFoundError: netfold.torch needs PyTorch: pip install torch" in said
 
 
-def test_doctor_tells_the_extras_that_are_missing(control: Environment, base: Environment) -> None:
+def test_doctor_tells_the_extras_that_are_missing(control: Environment) -> None:
     """The command's own extra is there, the demo's is not, and what to type for it comes whole."""
     said = control.run("netfold", "doctor", status=1)
     assert re.search(r"ok +netfold\[control\]", said)
@@ -137,7 +159,7 @@ def test_the_switch_alone_does_what_its_readme_says(alone: Environment, tmp_path
     """The examples come out of it, a packet test passes, and a program compiles, where nothing else is installed."""
     alone.run("python", "-c", "import netfold", status=1)
     alone.run("python", "-c", "import numpy", status=1)
-    told = (ROOT / ALONE / "README.md").read_text()
+    told = (SWITCH / "README.md").read_text()
     said = alone.run("softswitch", "examples", "examples", cwd=tmp_path)
     assert f"    $ softswitch examples\n{textwrap.indent(said, '    ')}\n" in told
     said = alone.run("softswitch", "stf", "examples/firewall.p4", "examples/firewall.stf", cwd=tmp_path)
@@ -148,14 +170,13 @@ def test_the_switch_alone_does_what_its_readme_says(alone: Environment, tmp_path
     assert "nothing was copied" in said
 
 
-def test_the_switch_alone_declares_what_an_index_shows(switch_wheel: Path) -> None:
-    """Name, license and readme; the extras are those that messages name; nothing points at where it was built."""
-    declared = metadata_of(switch_wheel)
-    assert declared["Name"] == "softswitch"
-    assert declared["License-Expression"] == "Apache-2.0"
-    assert set(declared.get_all("Provides-Extra")) == {"compiler", "tools"}
+def test_the_switch_has_the_extras_that_its_messages_name(built: Built) -> None:
+    """And it needs nothing of NetFold but what both compile with."""
+    declared = metadata_of(built.wheel("netfold-softswitch"))
+    assert set(declared.get_all("Provides-Extra")) == {"compiler", "test", "tools"}
     assert len(declared.get_all("Classifier")) > 10
-    assert str(ROOT) not in str(declared)
+    needed = {requirement.name for requirement in requirements(built.wheel("netfold-softswitch"))}
+    assert {name for name in needed if name.startswith("netfold")} == {"netfold-cbuild", "netfold-softswitch"}
 
 
 @pytest.mark.netns
@@ -166,7 +187,7 @@ def test_the_switch_alone_declares_what_an_index_shows(switch_wheel: Path) -> No
 ])
 def test_the_examples_of_the_switch_run(alone: Environment, example: str, expected: list[str]) -> None:
     """Hosts in namespaces reach each other through the switch under the example's controller."""
-    script = ROOT / "softswitch" / "examples" / "run.sh"
+    script = SWITCH / "examples" / "run.sh"
     said = alone.run("python", "-c", "import os, subprocess, sys\n"
                      "sys.exit(subprocess.run(['sh', *sys.argv[1:]], env={**os.environ, 'PYTHON': sys.executable,\n"
                      "    'PATH': os.path.dirname(sys.executable) + os.pathsep + os.environ['PATH']}).returncode)",
@@ -175,24 +196,31 @@ def test_the_examples_of_the_switch_run(alone: Environment, example: str, expect
         assert text in said
 
 
-def test_a_clone_beside_a_script_does_not_hide_an_editable_installation(tree: Path, wheel: Path, home: Path) -> None:
-    """The clone's folder is named netfold like the package, and lies in the script's folder and the current one."""
-    editable = Environment(home / "editable", build("editable", tree, home / "editable-wheel"))
-    script = tree.parent / "script.py"
-    script.write_text("import netfold; netfold.init; print(netfold.__file__)\n")
-    for arguments in ([str(script)], ["-c", script.read_text()]):
-        assert editable.run("python", *arguments, cwd=tree.parent).strip() == str(tree / "src/netfold/__init__.py")
+def test_a_clone_beside_a_script_does_not_hide_an_editable_installation(built: Built, home: Path) -> None:
+    """The clone's folder is named netfold like the package, and has folders that are named like the other two; it, or
+    what is in it, lies in the script's folder and the current one."""
+    wheels = [build("editable", built.clone / project, home / "editable-wheels") for project in PROJECTS.values()]
+    editable = Environment(home / "editable", wheels)
+    names = ("netfold", "softswitch", "cbuild")
+    code = "; ".join(f"import {name}; print({name}.__file__)" for name in names)
+    expected = [str(built.clone / place / "__init__.py") for place in PACKAGES.values()]
+    for folder in (built.clone.parent, built.clone):
+        script = folder / "script.py"
+        script.write_text(code)
+        for arguments in ([str(script)], ["-c", code]):
+            assert editable.run("python", *arguments, cwd=folder).split() == expected
+        script.unlink()
 
 
-def test_extras_that_commands_name_are_those_that_are_declared(wheel: Path) -> None:
+def test_extras_that_commands_name_are_those_that_are_declared(built: Built) -> None:
     """The table behind the messages and `netfold doctor` says what the wheel says."""
     declared: dict[str, set[str]] = {}
-    for requirement in requirements(wheel):
+    for requirement in requirements(built.wheel("netfold")):
         extra = re.search(r"extra == ['\"](\w+)", str(requirement.marker))
         if requirement.name != "netfold":
             declared.setdefault(extra[1] if extra else "", set()).add(requirement.name)
     told = {"": set(extras.BASE.values())} | {extra.name: set(extra.packages.values()) for extra in extras.EXTRAS}
-    assert {name: declared[name] for name in declared.keys() - {"test", "site", "lint"}} == told
+    assert {name: declared[name] for name in declared.keys() - {"all", "test", "site", "lint"}} == told
 
 
 @pytest.mark.needs("ruff")
@@ -201,4 +229,6 @@ def test_every_file_is_linted_once() -> None:
     listed = checked([sys.executable, "-m", "ruff", "check", "--show-files", "."], cwd=ROOT).split()
     seen = [Path(file).resolve() for file in listed]
     assert len(seen) == len(set(seen))
-    assert set(seen) >= {(ROOT / "src" / name).resolve() for name in sources("netfold") if name.endswith(".py")}
+    for name, package in PACKAGES.items():
+        top = (ROOT / package).parent
+        assert set(seen) >= {(top / file).resolve() for file in sources(name) if file.endswith(".py")}

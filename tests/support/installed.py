@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import venv
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Final, Literal
@@ -20,6 +21,8 @@ from support import ROOT
 
 BUILT: Final = shutil.ignore_patterns(".git", ".venv", "build", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
 """What a clone of the repository does not have."""
+PROJECTS: Final = {"netfold": ".", "netfold-softswitch": "softswitch", "netfold-cbuild": "cbuild"}
+"""Distribution -> the folder of its project."""
 SECONDS: Final = 180.0
 """Within which any command here ends; a build takes about two."""
 
@@ -53,24 +56,56 @@ def requirements(wheel: Path) -> list[Requirement]:
     return [Requirement(text) for text in _metadata(wheel).requires or []]
 
 
-class Environment:
-    """A virtual environment that holds a wheel and exactly what the wheel declares that it needs, with these extras.
+class Built:
+    """A clone, and the wheels of its projects in one folder: made by the first who asks, kept in ``folder`` for all
+    workers of a run."""
 
-    The packages that it needs are links to those of the environment that runs the test.
+    def __init__(self, folder: Path) -> None:
+        self.clone = folder / "netfold"
+        self.folder = folder / "wheels"
+        folder.mkdir(exist_ok=True)
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / "built").exists():
+                clone(self.clone)
+                for project in PROJECTS.values():
+                    build("wheel", self.clone / project, self.folder)
+                (folder / "built").touch()
+
+    def wheel(self, name: str) -> Path:
+        """The wheel of a distribution."""
+        (found,) = self.folder.glob(f"{name.replace('-', '_')}-[0-9]*.whl")
+        return found
+
+    def wheels(self, *names: str) -> list[Path]:
+        """The wheels of distributions."""
+        return [self.wheel(name) for name in names]
+
+
+class Environment:
+    """A virtual environment that holds wheels and exactly what they declare that they need, the first one with these
+    extras.
+
+    The packages that they need are links to those of the environment that runs the test.
     """
 
-    def __init__(self, home: Path, wheel: Path, *extras: str) -> None:
+    def __init__(self, home: Path, wheels: Sequence[Path], *extras: str) -> None:
         venv.create(home, symlinks=True)
         self.bin = home / "bin"
         self.python = str(self.bin / "python")
         (self._packages,) = home.glob("lib/python3*/site-packages")
-        built = _metadata(wheel)
-        for needed in _needed(built, extras):
-            self._link(metadata.distribution(needed))
-        wanted = f"{built.name}[{','.join(extras)}] @ {wheel.as_uri()}"
+        given = {built.name: built for built in map(_metadata, wheels)}
+        first = _metadata(wheels[0])
+        needed = _needed(first, extras, given).union(*(_needed(other, (), given) for other in given.values()))
+        for name in needed - given.keys():
+            self._link(metadata.distribution(name))
+        wanted = [f"{first.name}[{','.join(extras)}] @ {wheels[0].as_uri()}", *map(str, wheels[1:])]
         # pip refuses where anything that is declared is missing
-        checked([sys.executable, "-m", "pip", "--python", self.python, "install", "--no-index", "--quiet", wanted],
-                cwd=home)
+        self.pip("install", "--no-index", *wanted)
+
+    def pip(self, *arguments: str) -> str:
+        """What pip says, which works on this environment from outside."""
+        return checked([sys.executable, "-m", "pip", "--python", self.python, "--quiet", *arguments], cwd=self.bin)
 
     def run(self, command: str, *arguments: str, status: int = 0, cwd: Path | None = None) -> str:
         """What a command of this environment prints on both streams, where it ends with this exit status."""
@@ -88,16 +123,20 @@ def _metadata(wheel: Path) -> metadata.Distribution:
     return metadata.PathDistribution(zipfile.Path(wheel, f"{name}-{version}.dist-info/"))
 
 
-def _needed(distribution: metadata.Distribution, extras: Iterable[str] = ()) -> set[str]:
-    """The names of all distributions that one needs with these extras, directly or through others."""
+def _needed(
+    distribution: metadata.Distribution, extras: Iterable[str], given: Mapping[str, metadata.Distribution]
+) -> set[str]:
+    """The names of all distributions that one needs with these extras, directly or through others; what is given
+    counts as it is, and not as it is installed here."""
     found: set[str] = set()
     for requirement in map(Requirement, distribution.requires or []):
         if requirement.marker and not any(requirement.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
             continue
         if requirement.name == distribution.name:
-            found |= _needed(distribution, requirement.extras)
+            found |= _needed(distribution, requirement.extras, given)
         else:
-            found |= {requirement.name} | _needed(metadata.distribution(requirement.name), requirement.extras)
+            other = given.get(requirement.name) or metadata.distribution(requirement.name)
+            found |= {requirement.name} | _needed(other, requirement.extras, given)
     return found
 
 
