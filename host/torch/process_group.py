@@ -355,7 +355,7 @@ class NetfoldGroup(dist.ProcessGroup):
         op, factor = known_operation(asked), factor_of(asked)
         dtypes = ", ".join(sorted({dtype_name(tensor.dtype) for tensor in flattened([inputs])}))
         if op is None or not all(reduces(tensor, op, factor) for tensor in flattened([outputs, inputs])):
-            check_gloo(kind, inputs, operation_name(asked))
+            check_gloo(kind, [outputs, inputs], operation_name(asked))
             self._say(f"{kind}, {op or operation_name(asked)} of {dtypes}")
             return getattr(self._inner, kind)(outputs, inputs, opts)
         pairs = pairs_of(outputs, inputs)

@@ -41,7 +41,7 @@ def reduces(tensor: torch.Tensor, op: ReduceOp | None, factor: Factor = None) ->
 
 
 def check_gloo(what: str, tensors: Any, op: str) -> None:
-    """Raises ValueError where gloo cannot reduce these tensors either.
+    """Raises ValueError where gloo cannot reduce these tensors either, or would reduce other memory than theirs.
 
     what  the call, such as "allreduce"
     op    torch's name of the reduction
@@ -60,6 +60,8 @@ def check_gloo(what: str, tensors: Any, op: str) -> None:
             remedy = "convert it to one that is reduced: " + ", ".join(map(dtype_name, GLOO))
         elif op.startswith("b") and not whole:
             remedy = "bitwise operations are for integers"
+        elif not tensor.is_contiguous():
+            remedy = f"its strides are {tensor.stride()}, of which this takes no notice: give its contiguous()"
         else:
             continue
         raise ValueError(f"{what}: no {op} of {dtype_name(tensor.dtype)}, here of {tuple(tensor.shape)}: {remedy}")

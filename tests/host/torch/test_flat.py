@@ -142,6 +142,27 @@ def test_what_nobody_reduces_is_refused_by_name(groups: Groups, dtype: torch.dty
         assert "gloo" not in str(told.value).lower()
 
 
+@pytest.mark.parametrize("op", ["SUM", "BOR"])
+def test_what_gloo_reduces_is_refused_where_it_would_reduce_other_memory(groups: Groups, op: str) -> None:
+    """gloo reads and writes as many elements as there are, one after another, whatever the strides: silently wrong."""
+    group, every = groups[0], torch.arange(8, dtype=torch.int8)
+    mine, plain, asked = every[::2], torch.zeros(4, dtype=torch.int8), getattr(OPS, op)
+    calls = {
+        "allreduce": lambda: group.allreduce([mine], options(dist.AllreduceOptions, asked)),
+        "allreduce_coalesced": lambda: group.allreduce_coalesced(
+            [plain, mine], options(dist.AllreduceCoalescedOptions, asked)),
+        "reduce": lambda: group.reduce([mine], options(dist.ReduceOptions, asked)),
+        "reduce_scatter": lambda: group.reduce_scatter(
+            [mine], [[plain] * RANKS], options(dist.ReduceScatterOptions, asked)),
+        "_reduce_scatter_base": lambda: group._reduce_scatter_base(
+            plain, torch.zeros(16, dtype=torch.int8)[::2], options(dist.ReduceScatterOptions, asked)),
+    }
+    for kind, call in calls.items():
+        with pytest.raises(ValueError, match=rf"^{kind}: no {op.lower()} of int8, .*strides are \(2,\).*contiguous\(\)"):
+            call()
+    assert every.tolist() == list(range(8))
+
+
 def test_sparse_tensors_are_refused_what_is_no_sum(groups: Groups) -> None:
     """Averages, factors and maxima of sparse tensors are refused by name, not in gloo's words."""
     sparse = torch.sparse_coo_tensor(torch.tensor([[0]]), torch.ones(1), (3,), check_invariants=True)
