@@ -175,17 +175,15 @@ def paths_for(paths: str | None) -> dict[str, str]:
 def hosts_of_ranks(fabric: Fabric, ranks: int | None) -> list[Host]:
     """The host of each rank: the first ``ranks`` hosts of a fabric, or all of them.
 
-    Where there are more ranks than hosts, each host gets the same number of consecutive ranks.  Raises CannotRun where
-    they do not divide.
+    Where there are more ranks than hosts, each host gets consecutive ranks, the first hosts one more where they do not
+    divide.  Raises CannotRun for a number that is none.
     """
     hosts = len(fabric.hosts)
     count = hosts if ranks is None else ranks
-    if count < 1 or (count > hosts and count % hosts):
-        raise CannotRun(
-            f"run -np {ranks}: expected 1 to {hosts}, the hosts of {fabric.name}, or a multiple of {hosts}: what folds "
-            "needs equally many ranks on every host"
-        )
-    return [host for host in fabric.hosts[:count] for _ in range(max(1, count // hosts))]
+    if count < 1:
+        raise CannotRun(f"run -np {ranks}: expected 1 or more; {fabric.name} has {hosts} hosts")
+    least, rest = divmod(count, hosts)
+    return [host for place, host in enumerate(fabric.hosts) for _ in range(least + (place < rest))]
 
 
 def mininet_hosts(names: Collection[str]) -> dict[str, HostProcess]:

@@ -42,7 +42,7 @@ from netfold.wire.bounds import (
 from netfold.wire.roce import PATH_MTU
 
 SERVICE: Final = "netfold.Jobs"
-PROTOCOL: Final = 11
+PROTOCOL: Final = 12
 """Version of packets and messages, raised whenever one changes its meaning: sides with different versions refuse each
 other."""
 LANE_BITS: Final = (32, 16, 8)
@@ -175,9 +175,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     own, those are all ranks."""
     reason: str = ""
     machines: list[list[int]] = []
-    """Ranks by machine, that is by fabric address; empty: each rank has its own machine.  Where a machine has n ranks
-    and there are trees, all machines have n, and connection numbers and source ports of a machine's l-th rank are l
-    modulo n.
+    """Ranks by machine, that is by fabric address; empty: each rank has its own machine.  Where there are trees, and
+    the machine with the fewest ranks has n, the first n ranks of each machine fold, and connection numbers and source
+    ports of a machine's l-th rank are l modulo n.
     """
     rate: float = 0.0
     """Bytes per second of the slowest of the ranks' links; 0: the fabric file does not say."""
@@ -218,6 +218,14 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     presence: bool = True
     """Whether contributions with lanes and contributions without may meet in a slot (docs/protocol.md, "Packets without
     lanes"): not where NICs take part, nor on BMv2, where no packet can grow."""
+    inside: bool = False
+    """Whether this rank has no trees because its machine has more ranks than the machine with the fewest: the first
+    ranks of its machine fold what it adds in their shared memory (``machines``)."""
+
+    @property
+    def folds(self) -> bool:
+        """Whether switches fold for this job."""
+        return bool(self.trees) or self.inside
 
 
 class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

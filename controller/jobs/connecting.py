@@ -22,6 +22,7 @@ from typing import Final
 from netfold.controller.jobs.admission import refuse
 from netfold.controller.jobs.job import Job
 from netfold.fabric.slots import RcEnd, Stream
+from netfold.fabric.trees import NoTree
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.jobs import Connect, Connected, NeighbourPairs, OwnPairs, Secret
 
@@ -108,6 +109,14 @@ def check_ranks(job: Job) -> None:
         refuse(Code.FAILED_PRECONDITION, f"{job}: rank {rank} alone is of kind \"rc\": expected at least two, since a "
                                          "NIC sends to another NIC. Give it windowed end points (rail=\"innet\"), or "
                                          "other ranks a NIC as well (rail=\"verbs\")")
+
+
+def check_machines(job: Job, machines: Sequence[Sequence[int]]) -> None:
+    """Check that each rank of a job with RC ranks has a machine of its own.  Raises NoTree."""
+    shared = next((ranks for ranks in machines if len(ranks) > 1), None)
+    if job.rc_ranks and shared is not None:
+        raise NoTree(f"ranks {', '.join(map(str, shared))} share {job.hosts[shared[0]]}: expected a machine for each "
+                     f"rank of a job with RDMA NICs (ranks {', '.join(map(str, job.rc_ranks))})")
 
 
 async def connect(job: Job, request: Connect, others: Iterable[Job]) -> Connected:

@@ -121,6 +121,7 @@ class Planning:
             if opted_out := [rank for rank, join in sorted(job.joins.items()) if not join.fold]:
                 raise trees.NoTree(_opted_out(opted_out, job.world))
             groups = fold_groups(shared, job.hosts)
+            connecting.check_machines(job, shared)
             graph = self._drains.left(self._liveness.graph(writable=True))
             carried = trees.tree_loads(graph, self._registry.folding_beside(job))
             job.trees = job.first_trees = await self._on_thread(

@@ -61,7 +61,8 @@ def before_connecting(
              fabric_key.rank_secret(key, job.tenant.name, job.name, job.epoch, rank), job.ticket, addresses,
              fold_address=fabric.fold_address(hosts[rank]) if job.joins[rank].kind == "rc" else "",
              verb="send" if message else "write", message=message, change=job.change,
-             presence=fabric.engine == "softswitch" and not job.rc_ranks)
+             presence=fabric.engine == "softswitch" and not job.rc_ranks,
+             inside=bool(streams) and not any(rank in stream.ranks for stream in streams))
         for rank in range(job.world)
     ]
 

@@ -386,7 +386,9 @@ class Recovery:
         if not here.yields:
             job.reason += f", and no trees in their place after {waited:.1f} s: {here.problem}"
         folds_until = max(resume.begun for resume in here.resumes.values())
-        stand_ins = {rank: here.resumes[stream.ranks[0]].stand_in for stream in streams for rank in stream.ranks}
+        # a rank that folds inside its machine alone gets one too, and learns by it that the switches fold no longer
+        stand_ins = dict.fromkeys(range(job.world), here.resumes[streams[0].ranks[0]].stand_in)
+        stand_ins |= {rank: here.resumes[stream.ranks[0]].stand_in for stream in streams for rank in stream.ranks}
         here.leftovers.append((job.part, job.slots_epoch))
         job.trees, job.streams, job.fell_back = [], [], True
 

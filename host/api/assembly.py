@@ -333,7 +333,7 @@ def _of_membership(
     coding = _coding(plan, settings)
     me = f"job {plan.job!r}, rank {plan.rank} of {plan.world}"
     shared = any(len(ranks) > 1 for ranks in plan.machines)
-    if rail in FOLDING and plan.world > 1 and not plan.trees:
+    if rail in FOLDING and plan.world > 1 and not plan.folds:
         raise PlanError(
             f"{me}: rail={rail!r} asked for, but the plan has no tree: "
             f"{plan.reason or 'the controller gave no reason'}; use rail='auto' to fall back to TCP"
@@ -359,7 +359,7 @@ def _of_membership(
         )
         switches: FoldingRail | None = None
         if plan.world > 1 and rail in ("auto", *FOLDING) and not helpers:
-            if plan.trees:
+            if plan.folds:
                 switches = _open_fold(
                     membership, peers, settings, timeline, shared=shared, lane_bits=coding.lane_bits
                 )

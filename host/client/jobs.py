@@ -205,7 +205,7 @@ class JobClient:
             lambda: self._notify(self._settled, settled),
             # an RC rank gets its first ticket once it has connected; until then the next controller refuses it
             (lambda: self._connection.go_on(channel)) if first.ticket.value or first.fold_address else None,
-            folds=bool(first.trees),
+            folds=first.folds,
         )
         return self._watcher
 

@@ -57,8 +57,13 @@ def check_plan(plan: Plan) -> None:
     if sorted(rank for ranks in machines for rank in ranks) != list(range(plan.world)):
         raise refuse(f"machines are {machines}: expected each of 0..{plan.world - 1} once")
     here = next(ranks for ranks in machines if plan.rank in ranks)
-    if plan.trees and any(len(ranks) != len(here) for ranks in machines):
-        raise refuse(f"machines are {machines}: expected equally many ranks on each, since there are trees")
+    place, folding = here.index(plan.rank), min(map(len, machines))
+    if plan.trees and (plan.inside or place >= folding):
+        raise refuse(f"it has trees, and is rank {place} of its machine's {len(here)}, inside={plan.inside}: expected "
+                     f"trees of the first {folding} of each machine alone")
+    if plan.inside and place < folding:
+        raise refuse(f"it folds inside its machine alone, and is rank {place} of its {len(here)}: expected trees, "
+                     f"since each machine has {folding} ranks or more")
     if plan.ring and sorted(plan.ring) != list(range(plan.world)):
         raise refuse(f"the ring visits {plan.ring}: expected each of 0..{plan.world - 1} once")
     if plan.places and (len(set(map(len, plan.places))) > 1 or sorted(
@@ -90,10 +95,10 @@ def check_plan(plan: Plan) -> None:
             if not 0 < stream.predecessor_port <= 0xFFFF:
                 raise refuse(f"{name}: source port {stream.predecessor_port} of results: expected 1 .. 65535")
             connection = stream.qp // roce.QUEUE_PAIRS
-            if {connection % len(here), stream.source_port % len(here)} != {here.index(plan.rank)}:
+            if {connection % folding, stream.source_port % folding} != {place}:
                 raise refuse(
                     f"{name}: connection {connection}, source port {stream.source_port}: expected both to leave "
-                    f"{here.index(plan.rank)} divided by {len(here)}, this rank's place on its machine"
+                    f"{place} divided by {folding}, this rank's place on its machine"
                 )
             if stream.qp in seen:
                 raise refuse(f"{name}: queue pair {stream.qp} is also that of {seen[stream.qp]}")
@@ -107,6 +112,8 @@ def path_reason(plan: Plan, rail: str, helpers: Sequence[int]) -> str:
         return f"asked for by rail={rail!r}"
     if helpers:
         return f"ranks {list(helpers)} help"
+    if plan.inside:
+        return "the controller planned trees for this job, over which the ranks before this one on its machine fold"
     if plan.trees:
         return f"the controller planned {len(plan.trees)} tree(s) for this job: {', '.join(t.name for t in plan.trees)}"
     return f"nothing folds for this job: {plan.reason or 'the controller gave no reason'}"

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from netfold.host.collectives import ring
 from netfold.host.collectives.flow import Strand, split_evenly
-from netfold.host.collectives.shared_memory import SharedRows
+from netfold.host.collectives.inner_step import InnerStep
 from netfold.host.mesh.mesh import Mesh, Subset
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import Reduction
@@ -34,36 +34,37 @@ def allreduce(
     *,
     groups: Sequence[Sequence[int]],
     across: Across = ring.allreduce,
-    rows: SharedRows | None = None,
+    rows: InnerStep | None = None,
     tag: int = 0,
 ) -> Strand:
     """Reduces ``data`` over all ranks, in place.
 
     groups  disjoint groups that together hold every rank
     across  the algorithm between groups
-    rows    shared memory of this rank's group; default: messages.  The same choice on all ranks of a group
+    rows    what this rank's group reduces and gathers by; default: messages.  The same choice on all ranks of a group
     """
     _check(mesh, groups)
     mine = next(group for group in groups if mesh.rank in group)
-    local = Subset(mesh, mine)
-    if rows is not None:
-        parts = min(map(len, groups))
-        if any(len(group) != parts for group in groups):
-            raise ValueError(f"groups of {[len(group) for group in groups]} ranks: shared memory expects equal groups")
-        peers = Subset(mesh, [group[local.rank] for group in groups])
-        for window in rows.windows(data.size, data.itemsize):
-            view = data[window]
-            yield from rows.reduce_scatter(view, reduction)
-            yield from across(peers, view[split_evenly(view.size, parts)[local.rank]], reduction)
-            yield from rows.all_gather(view)
-        return
-    parts = min(map(len, groups))
-    pieces = split_evenly(data.size, parts) + [slice(data.size, data.size)] * (len(mine) - parts)
-    yield from ring.reduce_scatter(local, data, pieces, reduction, tag=tag)
-    if local.rank < parts:
-        peers = Subset(mesh, [group[local.rank] for group in groups])
-        yield from across(peers, data[pieces[local.rank]], reduction)
-    yield from ring.all_gather(local, data, pieces, tag=tag)
+    local, parts = Subset(mesh, mine), min(map(len, groups))
+    peers = Subset(mesh, [group[local.rank] for group in groups]) if local.rank < parts else None
+    for window in [slice(0, data.size)] if rows is None else rows.windows(data.size, data.itemsize):
+        view = data[window]
+        pieces = first_pieces(view.size, parts, local.size)
+        if rows is None:
+            yield from ring.reduce_scatter(local, view, pieces, reduction, tag=tag)
+        else:
+            yield from rows.reduce_scatter(view, reduction, pieces)
+        if peers is not None:
+            yield from across(peers, view[pieces[local.rank]], reduction)
+        if rows is None:
+            yield from ring.all_gather(local, view, pieces, tag=tag)
+        else:
+            yield from rows.all_gather(view, pieces)
+
+
+def first_pieces(count: int, parts: int, ranks: int) -> list[slice]:
+    """``count`` elements as a piece for each of the first ``parts`` ranks of a group; the others' are empty."""
+    return split_evenly(count, parts) + [slice(count, count)] * (ranks - parts)
 
 
 def _check(mesh: Mesh, groups: Sequence[Sequence[int]]) -> None:

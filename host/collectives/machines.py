@@ -58,17 +58,20 @@ class Machines:
         return self.groups
 
     def shape(self) -> tuple[int, int] | None:
-        """(machines, ranks of each); None where machines have different numbers of ranks, or are not known."""
-        counts = {len(group) for group in self.groups}
-        return (len(self.groups), counts.pop()) if len(counts) == 1 else None
+        """(machines, ranks of the one with the most); None where machines are not known."""
+        return (len(self.groups), max(map(len, self.groups))) if self.groups else None
+
+    def parts(self) -> int:
+        """How many pieces a hierarchical allreduce cuts a window into: the ranks of the machine with the fewest."""
+        return min(map(len, self.groups))
 
     def local(self) -> Subset:
         """The ranks of this rank's machine."""
         return Subset(self._mesh, next(group for group in self.groups if self._mesh.rank in group))
 
     def rows(self) -> SharedRows | None:
-        """Shared memory, made at the first call, where machines are known and have equally many ranks, more than one;
-        else None."""
+        """Shared memory, made at the first call, where machines are known, and one has more than one rank; else
+        None."""
         shape = self.shape()
         if self._rows is None and shape is not None and shape[1] > 1:
             self._rows = SharedRows(self.local())

@@ -19,13 +19,13 @@ import mmap
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from netfold.host.collectives.barrier import barrier
 from netfold.host.collectives.broadcast import binomial
-from netfold.host.collectives.flow import Strand, run, split_evenly
+from netfold.host.collectives.flow import Strand, run
 from netfold.host.errors import TransportError
 from netfold.host.job_secret import derive
 from netfold.host.mesh.mesh import Mesh
@@ -93,10 +93,9 @@ class SharedRows:
         for at in range(0, count, most):
             yield slice(at, min(at + most, count))
 
-    def reduce_scatter(self, data: Flat, reduction: Reduction) -> Strand:
-        """Reduces a window: afterwards this rank's piece of ``split_evenly(data.size, ranks)`` in ``data`` holds the
-        result."""
-        local, mine = self._local, split_evenly(data.size, self._local.size)[self._local.rank]
+    def reduce_scatter(self, data: Flat, reduction: Reduction, pieces: Sequence[slice]) -> Strand:
+        """See ``InnerStep``."""
+        local, mine = self._local, pieces[self._local.rank]
         rows = [self._view(rank, data) for rank in range(local.size)]
         np.copyto(rows[local.rank], data)
         yield from barrier(local)
@@ -106,12 +105,14 @@ class SharedRows:
             reduction(own, row[mine], out=own)
         yield from barrier(local)  # no rank may write into its row while others still read it
 
-    def all_gather(self, data: Flat) -> Strand:
-        """Fills a window with each rank's piece of ``split_evenly(data.size, ranks)``."""
-        local, pieces = self._local, split_evenly(data.size, self._local.size)
-        np.copyto(self._view(0, data)[pieces[local.rank]], data[pieces[local.rank]])
+    def all_gather(self, data: Flat, pieces: Sequence[slice]) -> Strand:
+        """See ``InnerStep``."""
+        local, shared = self._local, self._view(0, data)
+        np.copyto(shared[pieces[local.rank]], data[pieces[local.rank]])
         yield from barrier(local)
-        np.copyto(data, self._view(0, data))
+        for rank, piece in enumerate(pieces):
+            if rank != local.rank:
+                np.copyto(data[piece], shared[piece])
         yield from barrier(local)
 
     def close(self) -> None:

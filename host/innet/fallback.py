@@ -82,10 +82,7 @@ class Fallback:
             self.decline()
         self._link = StandInLink(core, sock, streams)
         self._until = plan.folds_until
-        self.why = (
-            f"no trees are left ({plan.reason}): operations after {plan.folds_until} go over TCP between the hosts; "
-            "join anew to fold again"
-        )
+        self.why = fell_back(plan)
         log.warning("%s: %s; rank %d stands in for the switches until then", self._who, self.why, ranks[0])
 
     def takes(self, number: int) -> bool:
@@ -110,6 +107,14 @@ class Fallback:
         if self._stand_in is not None:
             self._stand_in.close()
             self._stand_in = None
+
+
+def fell_back(plan: Plan) -> str:
+    """Why the switches fold no longer, and since when, by a plan that names who stands in for them."""
+    return (
+        f"no trees are left ({plan.reason}): operations after {plan.folds_until} go over TCP between the hosts; "
+        "join anew to fold again"
+    )
 
 
 def fold_ranks(plan: Plan) -> list[int]:

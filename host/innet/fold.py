@@ -16,6 +16,7 @@ from netfold.host.client.fold_control import NO_CONTROLLER, FoldControl
 from netfold.host.errors import NetFoldError
 from netfold.host.innet.abi import DATA, FoldOperation
 from netfold.host.innet.core import CREDITS_VARIABLE, Core, Credits, parameters_of
+from netfold.host.innet.fallback import fold_ranks
 from netfold.host.innet.fold_loop import TRIAL, FoldLoop
 from netfold.host.innet.fold_totals import FoldTotals
 from netfold.host.innet.opening import open_over_sockets
@@ -44,7 +45,6 @@ class FoldRail(FoldLoop):
     control  talks to the controller: where it says that the job has ended, an operation ends after PATIENCE
     timeline  records what the native loop does, where one was asked for
     shared   other sockets are open on the same address and port (``reuseport``)
-    members  number of ranks that fold together; default: all of the plan
     falls_back  where no trees are left, what is under way ends over TCP (``fallback``), instead of with TreesLost
     lane_bits   of the job: in one with RC queue pairs sums have lanes of this width alone
     """
@@ -61,7 +61,6 @@ class FoldRail(FoldLoop):
         control: FoldControl = NO_CONTROLLER,
         timeline: Timeline | None = None,
         shared: bool = False,
-        members: int | None = None,
         falls_back: bool = False,
         lane_bits: LaneBits = 32,
     ) -> None:
@@ -70,7 +69,8 @@ class FoldRail(FoldLoop):
         self._plan = plan
         said = os.environ.get(CREDITS_VARIABLE, "")
         self._credits = Credits.parse(said, plan.path_mtu) if said else None
-        self.members = members or plan.world
+        ranks = fold_ranks(plan)
+        self.members, self._place = len(ranks), ranks.index(plan.rank)
         core, link = self._open(address, shared)
         try:
             super().__init__(
@@ -221,8 +221,9 @@ class FoldRail(FoldLoop):
         return "ranks with RDMA NICs fold allreduces alone" if self._plan.verb == "send" else ""
 
     def collect(self, request: RowsRequest) -> None:
-        """Carries a collective of rows.  Raises what ``allreduce`` raises."""
-        reduction, rank = request.reduction, self._plan.rank
+        """Carries a collective of rows: those of the ranks that fold together, in their order.  Raises what
+        ``allreduce`` raises."""
+        reduction = request.reduction
         divisor = float(self._plan.world) if reduction is not None and reduction.op == "average" else 1.0
         with self._turn:
             if self._lost is not None:
@@ -231,7 +232,7 @@ class FoldRail(FoldLoop):
             try:
                 for part in request.parts(MAX_ELEMENTS):
                     now = time.monotonic_ns()
-                    self._core.start_rows(part, rank, now, divisor=divisor)
+                    self._core.start_rows(part, self._place, now, divisor=divisor)
                     self._last = part
                     self._drive(part, now, now)
                     self._totals.count_rows(time.monotonic_ns() - now, operations)

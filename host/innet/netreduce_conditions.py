@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """NetReduce's sufficient conditions: when folding over machines with several ranks is faster than the alternatives.
 
-P ranks, n on each of H = P/n machines; B_intra inside a machine, B_inter its link; M bytes; latencies a.
+P ranks, n on each of H = P/n machines; B_intra inside a machine, B_inter its link; M bytes; latencies a.  Where
+machines have unlike numbers of ranks, n is the most: their slowest machine takes the longest inside.
 
     parallel NetReduce   2(n-1)/n M/B_intra +           M/B_inter + 2(n-1) a_intra +            a_inter
     flat ring                                 2(P-1)/P  M/B_inter +                    2(P-1)   a_inter
@@ -18,10 +19,10 @@ import math
 def ratio(ranks: int, members: int) -> float:
     """The B_intra/B_inter above which parallel NetReduce beats a flat ring by bandwidth; infinite where it never does.
 
-    ranks  P, in all;  members  n, of each machine
+    ranks  P, in all;  members  n, of each machine, or of the one with the most
     """
-    if ranks < 1 or members < 1 or ranks % members:
-        raise ValueError(f"ranks={ranks}, members={members}: expected whole machines")
+    if not 1 <= members <= ranks:
+        raise ValueError(f"ranks={ranks}, members={members}: expected 1 or more, and no more on a machine than in all")
     if ranks <= 2:
         return math.inf  # two ranks: a ring sends M too
     return 2 * ranks * (members - 1) / (members * (ranks - 2))

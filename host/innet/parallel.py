@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rail "innet" where machines have several ranks: NetReduce's parallel scheme (its section on many GPUs a machine).
 
-n ranks of a machine, M bytes, processed in windows of shared memory:
+n ranks of a machine, M bytes, processed in windows (``machine_windows``); n is the least of all machines:
 
-    reduce-scatter in the machine   each rank ends with the sum of its n-th of the window
-    fold                            each rank folds that with the ranks of the same index on the other machines
+    reduce-scatter in the machine   each of its first n ranks ends with the sum of its n-th of the window
+    fold                            each of them folds that with the ranks of the same index on the other machines
     all-gather in the machine       each rank copies all n pieces
 
 The machine's link carries M bytes each way, not n M.  While the switches fold one window, the ranks gather the one
-before and reduce the one after: folding has a thread of its own, in native code.
+before and reduce the one after: folding has a thread of its own, in native code.  What the ranks of a machine do among
+themselves stands behind ``InnerStep``; here it is shared memory.  Ranks beyond the n-th have no trees (``Bystander``).
 
 Where shared memory is fast enough beside the machine's link (``netreduce_conditions``), this is known to be the
 fastest; otherwise the links are measured (``selection.chooser``).
@@ -21,31 +22,33 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import cast
-
-from msgspec import structs
 
 from netfold.host.client.fold_control import NO_CONTROLLER, FoldControl
 from netfold.host.collectives.barrier import barrier
-from netfold.host.collectives.flow import run, split_evenly
+from netfold.host.collectives.flow import length, run
+from netfold.host.collectives.inner_step import InnerStep
 from netfold.host.collectives.shared_memory import SharedRows
 from netfold.host.errors import NetFoldError, PeerLost
 from netfold.host.innet import native
+from netfold.host.innet.bystander import Bystander
 from netfold.host.innet.fold import FoldRail
 from netfold.host.innet.fold_loop import TRIAL
+from netfold.host.innet.machine_windows import MachinePlace, Step, allreduce_steps, rows_steps
 from netfold.host.innet.netreduce_conditions import beats_ring, ratio
 from netfold.host.mesh.mesh import Subset
 from netfold.host.native.reuseport import by_remainder, steer
 from netfold.host.native.sockets import check_free
-from netfold.host.operation.arrays import Array
+from netfold.host.operation.arrays import Array, held
 from netfold.host.operation.coding import Coding, LaneBits
+from netfold.host.operation.conversion import elements_at_ends
 from netfold.host.operation.rail import Flat, RailStats, folds
 from netfold.host.operation.reduction import Reduction
-from netfold.host.operation.request import AllreduceRequest, RowsRequest
+from netfold.host.operation.request import AllreduceRequest, Request, RowsRequest
 from netfold.host.selection.measure import measure_inside
 from netfold.host.selection.peers import Peers
 from netfold.host.tracing.timeline import Timeline
@@ -53,7 +56,7 @@ from netfold.wire.jobs import Plan
 
 
 class ParallelFold:
-    """Allreduce by shared memory and the trees of a plan.  All ranks of a machine make it together.
+    """Collectives by shared memory and the trees of a plan.  All ranks of a machine make it together.
 
     peers    all ranks of the job: those of a machine wait for each other over its mesh
     address  of this machine on the fabric
@@ -81,31 +84,43 @@ class ParallelFold:
         self._rate = plan.rate
         self._gave_up = threading.Event()
         self.members = len(plan.machines)
-        machine = next(ranks for ranks in plan.machines if plan.rank in ranks)
+        self._place = MachinePlace(plan.machines, plan.rank)
+        self._turn = threading.Lock()
+        """Held by an operation until all its windows are folded."""
         native.library()  # built before the others wait for us
         with ExitStack() as undo:  # whoever is told that it failed may try again at once, at the same UDP port
             with peers.operation("the ranks of each machine bind their sockets") as mesh:
-                self._local = Subset(mesh, machine)
-                self._rows = SharedRows(self._local)
-                undo.callback(self._rows.close)
-                for place in range(self._local.size):
-                    if place == self._local.rank:
-                        self._fold = self._bind(plan, address, timeout)
-                        undo.callback(self._fold.close)
-                        if place == 0:
-                            steer(self._fold.receiver, by_remainder(self._local.size))
-                    run(self._local, barrier(self._local))
-                self._shared_memory = measure_inside(mesh, self._local, self._rows)
+                self._local = Subset(mesh, self._place.ranks)
+                self._inner: InnerStep = SharedRows(self._local)
+                undo.callback(self._inner.close)
+                self._fold = self._open(plan, address, timeout, undo)
+                self._shared_memory = measure_inside(mesh, self._local, self._inner, parts=self._place.folding)
             undo.pop_all()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="netfold-fold")
         self._operations = 0
         self._bytes = 0
         self._seconds = 0.0
 
+    def _open(self, plan: Plan, address: str, timeout: float, undo: ExitStack) -> FoldRail | Bystander:
+        """Opens what this rank folds with, or, where others of its machine fold, what it knows of them."""
+        if plan.inside:
+            aside = Bystander(
+                plan, address, timeout=timeout, control=self._control, falls_back=self._falls_back
+            )
+            undo.callback(aside.close)
+        for place in range(self._place.folding):
+            if place == self._place.local:
+                fold = self._bind(plan, address, timeout)
+                undo.callback(fold.close)
+                if place == 0:
+                    steer(fold.receiver, by_remainder(self._place.folding))
+            run(self._local, barrier(self._local))
+        return aside if plan.inside else fold
+
     def _bind(self, plan: Plan, address: str, timeout: float) -> FoldRail:
         """Binds this rank's sockets, one rank after another, since the kernel numbers a machine's sockets in that
         order."""
-        if self._local.rank == 0:
+        if self._place.local == 0:
             check_free(address)  # sockets of another job would join our group, and mix up its numbers
         return FoldRail(
             plan,
@@ -114,19 +129,26 @@ class ParallelFold:
             control=replace(self._control, job_error=self._job_error),
             shared=True,
             timeline=self._timeline,
-            members=len(plan.machines),
             falls_back=self._falls_back,
         )
 
     def takes(self, reduction: Reduction, coding: Coding) -> bool:
-        """Whether the switches can make this reduction; shared memory wraps around, so that sums cannot saturate."""
-        return folds(reduction.op, reduction.element) and not coding.saturate
+        """As of a ``FoldRail`` of windowed ranks."""
+        return folds(reduction.op, reduction.element)
 
-    carries_rows = "several ranks share a machine, and fold their parts of allreduces alone"
+    carries_rows = ""
+    """Empty: it carries them."""
 
     def collect(self, request: RowsRequest) -> None:
-        """Never called (``carries_rows``)."""
-        raise NotImplementedError(self.carries_rows)
+        """Carries a collective of rows, or a barrier.  Raises what ``allreduce`` raises."""
+        reduced = "" if request.reduction is None else f", {request.reduction.op}{_in_lanes(request.coding)}"
+        rows = [length(row) for row in (*request.rows, *request.gathered_rows)]
+        what = "" if request.collective == "barrier" else (
+            f" of {request.source.size} x {held(request.source)}{reduced}, rows {zlib.crc32(repr(rows).encode()):08x}"
+        )
+        steps = rows_steps(request, self._place, self._inner, lambda: barrier(self._local))
+        nbytes = request.source.nbytes + (0 if request.gathered is None else request.gathered.nbytes)
+        self._carry(f"{request.collective}{what}, folded by machines", steps, nbytes)
 
     @property
     def fallback(self) -> str:
@@ -136,54 +158,63 @@ class ParallelFold:
         return self._fold.begin(number)
 
     def repeated(self, request: AllreduceRequest) -> None:
-        """None: what is reduced within machines takes many more steps than these."""
+        """None: what is reduced inside machines takes many more steps than these."""
 
     def repeat(self, like: object, source: Array, out: Array, number: int, name: str) -> None:
         """None: to be called as ``allreduce``."""
 
     def allreduce(self, request: AllreduceRequest) -> int:
         """Carries a request (``Rail``).  Raises what ``FoldRail`` raises, and PeerLost."""
-        out = request.out
-        what = f"{request.reduction.op} of {out.size} x {out.dtype}, folded on {self._local.size} ranks a machine"
+        out, coding = request.out, request.coding
+        what = f"{request.reduction.op} of {out.size} x {out.dtype}{_in_lanes(coding)}"
+        self._carry(f"{what}, folded by machines", allreduce_steps(request, self._place, self._inner), out.nbytes)
+        return elements_at_ends(out) if coding.saturate else 0
+
+    def _carry(self, what: str, steps: Iterator[Step], nbytes: int) -> None:
+        """Makes an operation of these steps; ``what`` it is is the same on all ranks."""
         begin = time.monotonic()
-        if not request.in_place:
-            out[...] = request.source
         try:
             with self._peers.operation(what):
-                self._reduce(structs.replace(request, source=out))
+                self._run(steps)
         except PeerLost as error:
             # A rank that gave up names the one that it lost only to its own machine; the controller names it to all.
             ended = self._control.job_error()
             raise error if ended is None else type(ended)(f"{error}; {ended}") from error
         self._operations += 1
-        self._bytes += out.nbytes
+        self._bytes += nbytes
         self._seconds += time.monotonic() - begin
-        return 0
 
-    def _reduce(self, request: AllreduceRequest) -> None:
-        """Reduces arrays in place."""
-        out, reduction = request.out, request.reduction
-        # an empty array still checks that all ranks agree
-        windows = [request.part(cut) for cut in self._rows.windows(out.size, out.itemsize)] or [request]
-        inside = Reduction("sum", reduction.element) if reduction.op == "average" else reduction
-        folding: Future[int] | None = None
+    def _run(self, steps: Iterator[Step]) -> None:
+        """Makes these steps, of which there is one at least; one window is folded while its neighbours are inside."""
+        folding: Future[None] | None = None
+        last: Step | None = None
         try:
-            for index, window in enumerate(windows):
-                run(self._local, self._rows.reduce_scatter(window.out, inside))
+            with self._turn:
+                for step in steps:
+                    run(self._local, step.before())
+                    if folding is not None:
+                        folding.result()
+                    folding = None if step.fold is None else self._thread.submit(self._folded, step.fold)
+                    if last is not None:
+                        run(self._local, last.after())
+                    last = step
                 if folding is not None:
                     folding.result()
-                mine = split_evenly(window.out.size, self._local.size)[self._local.rank]
-                folding = self._thread.submit(self._fold.allreduce, window.part(mine))
-                if index:
-                    run(self._local, self._rows.all_gather(windows[index - 1].out))
-            folding = cast("Future[int]", folding)
-            folding.result()
-            run(self._local, self._rows.all_gather(windows[-1].out))
+                assert last is not None
+                run(self._local, last.after())
         except BaseException:
             self._gave_up.set()  # nobody may touch the sockets or the array behind the back of whoever hears of this
             if folding is not None:
                 folding.exception()
             raise
+
+    def _folded(self, request: Request) -> None:
+        """Folds this rank's piece of a window, on the thread that folds."""
+        assert isinstance(self._fold, FoldRail)
+        if isinstance(request, RowsRequest):
+            self._fold.collect(request)
+        else:
+            self._fold.allreduce(request)
 
     @property
     def shared_memory_rate(self) -> float:
@@ -192,11 +223,13 @@ class ParallelFold:
     @property
     def suffices(self) -> bool:
         """Whether NetReduce's condition holds, so that links need not be measured."""
-        return bool(self._rate) and beats_ring(self._peers.size, self._local.size, self.shared_memory_rate, self._rate)
+        return bool(self._rate) and beats_ring(
+            self._peers.size, self._place.largest, self.shared_memory_rate, self._rate
+        )
 
     def trial(self, data: Flat, number: int) -> None:
         with self._fold.uncounted():
-            self._reduce(AllreduceRequest(data, data, TRIAL, number))
+            self._run(allreduce_steps(AllreduceRequest(data, data, TRIAL, number), self._place, self._inner))
 
     def _job_error(self) -> NetFoldError | None:
         """What ends a fold early: the controller's event, or that this rank gave up meanwhile."""
@@ -214,12 +247,16 @@ class ParallelFold:
         return replace(folded, operations=self._operations, bytes_reduced=self._bytes, seconds=self._seconds)
 
     def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
-        ranks = self._local.size
-        folds = (
-            f"{nbytes} bytes are reduced by the {ranks} ranks of each machine in shared memory, and each of them folds "
-            f"its part: {self._fold.describe(-(-nbytes // ranks), lane_bits)}"
+        place = self._place
+        piece = -(-nbytes // place.folding)
+        each = "each of them folds its part" if place.folding == place.largest else (
+            f"the first {'rank' if place.folding == 1 else place.folding} of each folds its part"
         )
-        inside, needed = self.shared_memory_rate, ratio(self._peers.size, ranks)
+        folds = (
+            f"{nbytes} bytes are reduced by {place} in shared memory, and {each}: "
+            f"{self._fold.describe(piece, lane_bits)}"
+        )
+        inside, needed = self.shared_memory_rate, ratio(self._peers.size, place.largest)
         if not self._rate:
             return f"{folds}; {inside / 1e9:.3g} GB/s in a machine"
         have = f"{inside / self._rate:.3g} times its link's {self._rate / 1e9:.3g}"
@@ -230,8 +267,14 @@ class ParallelFold:
         self._fold.halt(number)
 
     def settle(self, done: Callable[[], None]) -> None:
-        """Calls ``done`` once every operation is finished (``FoldRail.settle``)."""
-        self._fold.settle(done)
+        """Calls ``done`` once every operation is finished, all its windows (``FoldingRail.settle``)."""
+
+        def wait() -> None:
+            with self._turn:
+                pass
+            done()
+
+        threading.Thread(target=wait, name="netfold-settle", daemon=True).start()
 
     def interrupt(self, error: NetFoldError) -> None:
         """See ``FoldRail``."""
@@ -240,4 +283,10 @@ class ParallelFold:
     def close(self) -> None:
         self._thread.shutdown()
         self._fold.close()
-        self._rows.close()
+        self._inner.close()
+
+
+def _in_lanes(coding: Coding) -> str:
+    """What lanes are asked for beyond the usual, for ranks to compare."""
+    narrow = "" if coding.lane_bits == 32 else f", in lanes of {coding.lane_bits} bits"
+    return narrow + (", saturating" if coding.saturate else "")

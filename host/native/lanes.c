@@ -39,8 +39,18 @@ void nf_from_order(const uint8_t *restrict bytes, size_t n, bool negate, float *
     }
 }
 
+static bool at_limit(int32_t x) { return x == INT32_MAX || x == INT32_MIN; }
+
+void nf_saturating_sum(const int32_t *a, const int32_t *b, size_t n, int32_t *out) {
+    for (size_t i = 0; i < n; i++) {
+        int64_t sum = (int64_t)a[i] + b[i];
+        int32_t stopped = sum > INT32_MAX ? INT32_MAX : sum < INT32_MIN ? INT32_MIN : (int32_t)sum;
+        out[i] = at_limit(a[i]) ? a[i] : at_limit(b[i]) ? b[i] : stopped;
+    }
+}
+
 uint64_t nf_count_at_limits(const int32_t *x, size_t n) {
     uint64_t ends = 0;
-    for (size_t i = 0; i < n; i++) ends += x[i] == INT32_MAX || x[i] == INT32_MIN;
+    for (size_t i = 0; i < n; i++) ends += at_limit(x[i]);
     return ends;
 }

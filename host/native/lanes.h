@@ -22,6 +22,10 @@ void nf_from_lanes(const uint8_t *wire, size_t n, bool complement, int32_t *x);
 void nf_to_order(const float *x, size_t n, bool negate, uint8_t *wire);
 void nf_from_order(const uint8_t *wire, size_t n, bool negate, float *x);
 
+/* out = a + b by the rule of SAT32 in p4src/lanes.p4: what has reached an end of the range stays there, a's before b's.
+ * `out` may be a or b. */
+void nf_saturating_sum(const int32_t *a, const int32_t *b, size_t n, int32_t *out);
+
 /* How many of n values are -2^31 or 2^31 - 1: there a saturating sum may have been cut off. */
 uint64_t nf_count_at_limits(const int32_t *x, size_t n);
 #endif

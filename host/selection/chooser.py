@@ -169,7 +169,8 @@ class Chooser:
         measured = measure(mesh)
         names: tuple[str, ...] = (*CHOSEN, TIDALMESH) if self._grid is not None else CHOSEN
         if (rows := self._machines.rows()) is not None:
-            measured = replace(measured, inside=measure_inside(mesh, self._machines.local(), rows))
+            inside = measure_inside(mesh, self._machines.local(), rows, parts=self._machines.parts())
+            measured = replace(measured, inside=inside)
             names = (*names, HIERARCHICAL)
         reduction = Reduction("sum", "float32")
 

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from netfold.host.collectives import recursive_doubling
 from netfold.host.collectives.barrier import barrier
 from netfold.host.collectives.flow import run
-from netfold.host.collectives.shared_memory import SharedRows
+from netfold.host.collectives.hierarchical import first_pieces
+from netfold.host.collectives.inner_step import InnerStep
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import Reduction
@@ -106,19 +107,23 @@ def measure(mesh: Mesh, *, clock: Callable[[], float] = time.perf_counter) -> Me
 
 
 def measure_inside(
-    mesh: Mesh, local: Mesh, rows: SharedRows, *, clock: Callable[[], float] = time.perf_counter
+    mesh: Mesh, local: Mesh, rows: InnerStep, *, parts: int, clock: Callable[[], float] = time.perf_counter
 ) -> LinkCost:
-    """The cost of shared memory as a link of the model: 2 (m-1) alpha + 2 (m-1)/m n beta is what reduce-scatter and
-    all-gather of n bytes take, barriers, copies and adding included.  All ranks of ``mesh`` call it together, inside an
-    operation."""
+    """The cost of the inner step as a link of the model: 2 (m-1) alpha + 2 (m-1)/m n beta is what reduce-scatter and
+    all-gather of n bytes take, barriers, copies and adding included, on the machine where they take the longest.  All
+    ranks of ``mesh`` call it together, inside an operation.
+
+    parts  pieces of a window, which the first ranks of each machine reduce
+    """
     reduction = Reduction("sum", "float32")
 
     def both(nbytes: int) -> float:
         data = np.zeros(nbytes // 4, np.float32)
+        pieces = first_pieces(data.size, parts, local.size)
         run(local, barrier(local))
         begin = clock()
-        run(local, rows.reduce_scatter(data, reduction))
-        run(local, rows.all_gather(data))
+        run(local, rows.reduce_scatter(data, reduction, pieces))
+        run(local, rows.all_gather(data, pieces))
         return clock() - begin
 
     large = min(LARGE_BYTES, rows.row)
@@ -126,7 +131,9 @@ def measure_inside(
     short = median(both(8) for _ in range(ROUNDS))
     long = median(both(large) for _ in range(3))
     steps = 2 * (local.size - 1)
-    figures = np.array([short / steps, max(long - short, long / 2) / large * local.size / steps])
+    figures = np.zeros(2)  # of a rank that is alone on its machine
+    if steps:
+        figures[:] = short / steps, max(long - short, long / 2) / large * local.size / steps
     run(mesh, recursive_doubling.allreduce(mesh, figures, Reduction("max", "float64")))
     alpha, beta = figures.tolist()
     return LinkCost(alpha, beta)

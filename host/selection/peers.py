@@ -362,8 +362,7 @@ class Peers:
         return ALLREDUCE[name](self.mesh, data, reduction)
 
     def _hierarchical(self, data: Flat, reduction: Reduction) -> Strand:
-        """Hierarchical allreduce, over shared memory where all machines have equally many ranks, else over TCP within
-        the machine."""
+        """Hierarchical allreduce, over shared memory within a machine."""
         groups = self.machines.find()
         yield from hierarchical.allreduce(self.mesh, data, reduction, groups=groups, rows=self.machines.rows())
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several ranks on each host of a real fabric: exact sums, the bytes on each link, and the death of one of them."""
+"""Several ranks on each host of a real fabric: exact sums, the bytes on each link, and the death of one of them,
+without which the others go on."""
 
 from __future__ import annotations
 
@@ -65,3 +66,33 @@ def test_the_death_of_one_rank_of_a_machine_is_named_everywhere(tmp_path: Path) 
     assert output[3] == []
     for rank in range(3):
         assert re.search(r"PeerLost.*rank 3", output[rank][-1]), output
+
+
+@in_sandbox(timeout=250)
+def test_machines_of_unlike_numbers_of_ranks_fold_all_that_one_rank_a_machine_does(tmp_path: Path) -> None:
+    """On one fabric: rows with two ranks on each of four hosts, and with 2, 2, 1 and 2; then of eight ranks one goes,
+    and the seven fold: the switches count the contributions of four hosts for all that they sum."""
+    fabric = leafspine(2, 2, 4, rate=RATES["softswitch"], rundir=sandbox.rundir())
+    with Network(fabric, logs=tmp_path / "logs") as network:
+        for counts in ((2, 2, 2, 2), (2, 2, 1, 2)):
+            hosts = [host for host, count in zip(fabric.hosts, counts, strict=True) for _ in range(count)]
+            output = network.launch([*program("rank_rows.py"), "7"], job="rows", hosts=hosts).wait(within=100)
+            results = [json.loads(lines[-1]) for lines in output]
+            assert [result["paths"] for result in results] == [["innet"]] * len(hosts)
+        before = news(network)
+        hosts = [host for host in fabric.hosts for _ in range(2)]
+        command = [*program("rank_shrinks.py"), "7", str(ELEMENTS["softswitch"]), "5"]
+        output = network.launch(command, job="shrinks", hosts=hosts).wait(within=100)
+        packets = 4 * ELEMENTS["softswitch"] // fabric.path_mtu
+        assert news(network) - before >= 4 * packets
+    assert output[5] == []
+    left = [json.loads(lines[-1]) for rank, lines in enumerate(output) if rank != 5]
+    assert {(one["size"], one["rail"], *one["paths"]) for one in left} == {(7, "innet", "innet")}, left
+    assert all("1 to 2 ranks of each machine" in one["explain"] for one in left)
+    sent = [one["folded"] >= 4 * ELEMENTS["softswitch"] for one in left]
+    assert sent == [True, False, True, False, True, True, False], left
+
+
+def news(network: Network) -> int:
+    """Contributions and results that the switches' slots have lacked so far."""
+    return sum(switch.folded.first for switch in network.status().switches)

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
+from netfold.controller.jobs import recovery
 from netfold.controller.operations import stall
 from netfold.controller.switch import fold_tables
 from netfold.fabric import slots, trees
@@ -18,9 +20,11 @@ from netfold.fabric.generate import leafspine
 from netfold.fabric.machines import fold_groups, machines
 from netfold.fabric.slots import Allocator, Sizes
 from netfold.fabric.trees import NoTree
-from netfold.wire.jobs import Plan, RankStream
-from support.controller import run
+from netfold.host.client.plans import check_plan
+from netfold.wire.jobs import Peer, Plan, RankStream
+from support.controller import run, until
 from support.jobs import Rig, rig
+from support.recovery import lose, resume
 from support.slots import fold
 
 
@@ -36,17 +40,20 @@ def test_each_rank_folds_with_one_rank_of_every_machine(hosts: list[str]) -> Non
         assert [ranks.index(rank) for ranks, rank in zip(shared, group, strict=True)] == [place] * 4
 
 
-@pytest.mark.parametrize(
-    ("hosts", "why"),
-    [
-        (["h1", "h1"], "every rank is on h1"),
-        (["h1", "h2", "h2"], "expected equally many ranks on every machine, got h1 1, h2 2"),
-    ],
-)
-def test_what_cannot_be_folded_says_why(hosts: list[str], why: str) -> None:
-    """One machine alone, or machines of unlike numbers of ranks."""
-    with pytest.raises(NoTree, match=why):
-        fold_groups(machines(hosts), hosts)
+def test_ranks_of_one_machine_alone_are_not_folded() -> None:
+    """The reason names the machine."""
+    with pytest.raises(NoTree, match="every rank is on h1"):
+        fold_groups(machines(["h1", "h1"]), ["h1", "h1"])
+
+
+@given(st.lists(st.sampled_from("abcd"), min_size=2, max_size=12).filter(lambda hosts: len(set(hosts)) > 1))
+def test_machines_of_unlike_numbers_of_ranks_have_as_many_groups_as_the_least(hosts: list[str]) -> None:
+    """Each group has one rank of each machine, the first ranks of each are in one, and no rank is in two."""
+    shared = machines(hosts)
+    groups = fold_groups(shared, hosts)
+    assert len(groups) == min(map(len, shared))
+    for place, group in enumerate(groups):
+        assert group == [ranks[place] for ranks in shared]
 
 
 @given(st.integers(1, 5), st.integers(2, 4), st.integers(0, 2**32))
@@ -131,13 +138,53 @@ def test_ranks_of_one_address_get_trees_of_their_own(tmp_path: Path) -> None:
     run(story())
 
 
-def test_machines_of_unlike_numbers_of_ranks_go_without_trees(tmp_path: Path) -> None:
-    """The plan says why, and still which ranks share a machine."""
+def test_ranks_beyond_the_least_number_of_a_machine_get_no_trees_and_take_part_in_rounds(tmp_path: Path) -> None:
+    """Where h1 has three ranks, h2 one and h3 two, the first of each folds; the others' plans say that they fold inside
+    their machine, and trees are planned anew once all have stopped, these too."""
 
     async def story() -> None:
         async with rig(tmp_path) as r:
-            plans = await joined(r, [0, 0, 1])
-            assert all(not plan.trees and "h1 2, h2 1" in plan.reason for plan in plans)
-            assert plans[0].machines == [[0, 1], [2]]
+            plans = await joined(r, [0, 1, 0, 2, 0, 2])
+            assert [bool(plan.trees) for plan in plans] == [True, True, False, True, False, False]
+            assert [plan.inside for plan in plans] == [False, False, True, False, True, True]
+            peers = [Peer(peer.rank, peer.address, f"{peer.address}:{7000 + peer.rank}") for peer in plans[0].peers]
+            for plan in plans:
+                check_plan(structs.replace(plan, peers=peers))
+            watcher = await r.watch(plans[2])
+            lose(r, "spine1")
+            await watcher.next()
+            stopped = [asyncio.create_task(r.call("Resume", resume(plan))) for plan in plans if not plan.inside]
+            (job,) = r.controller.jobs.all()
+            await until(lambda: job.round is not None and len(job.round.resumes) == 3)
+            assert not any(task.done() for task in stopped)
+            after = await asyncio.gather(*stopped, *(r.call("Resume", resume(plan)) for plan in plans if plan.inside))
+            assert [plan.inside for plan in after] == [False] * 3 + [True] * 3
+            assert all(plan.round == 1 and not plan.stand_in for plan in after)
+            for plan in after:
+                await r.leave(plan)
+            await until(lambda: set(r.controller._allocator.used().values()) == {0})
+
+    run(story())
+
+
+def test_ranks_inside_a_machine_hear_that_their_job_went_over_to_tcp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their plans name who stands in, and the last operation that folds, as those of the ranks that fold do."""
+    monkeypatch.setattr(recovery, "FALLBACK_WAIT", 0.01)
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await joined(r, [0, 2, 0])
+            watcher = await r.watch(plans[0])
+            for switch in r.switches.values():
+                switch.refuse = lambda update: update.verb == "insert"
+            lose(r, "spine1")
+            await watcher.next()
+            after = await asyncio.gather(*(
+                r.call("Resume", resume(plan, begun=plan.rank, stand_in=f"10.0.0.1:{7000 + plan.rank}"))
+                for plan in plans
+            ))
+            assert {(plan.stand_in, plan.folds_until) for plan in after} == {("10.0.0.1:7000", 2)}
 
     run(story())

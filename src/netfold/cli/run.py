@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def run(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="The program and its arguments.")],
     ranks: Annotated[int | None, typer.Option("-np", "--ranks", help="How many; default: one on every "
-                                       "host; a multiple of the hosts puts several on each.")] = None,
+                                       "host; more than there are hosts puts several on each.")] = None,
     topo: Annotated[str | None, typer.Option("--topo", metavar=TOPO_FORM,
                                              help="Bring this fabric up for the run, as `netfold up --topo` takes it; "
                                                   "dual or triple before it for planes.")] = None,

@@ -135,7 +135,7 @@ class LoopbackSwitch:
 def loopback_job(
     world: int,
     *,
-    members: int = 1,
+    members: int | Sequence[Sequence[int]] = 1,
     rate: float = 0.0,
     rail: RailName = "innet",
     timeout: float = 20.0,
@@ -147,7 +147,8 @@ def loopback_job(
     """Yields the communicators of all ranks of a job, by rank; they and their switches are closed at the end.
 
     world    number of ranks
-    members  ranks that share an address; one switch folds for each place
+    members  how many ranks share an address, or which, machine by machine; one switch folds for each place that all
+             machines have
     rate     of their links in bytes a second, as the plan has it; 0: not known
     rail     what carries sums: "innet" the reference switch, "tcp" a mesh, "roce" queue pairs, "auto" what is fastest
     timeout  seconds after which an operation fails that makes no progress
@@ -156,24 +157,33 @@ def loopback_job(
     ttl      of the switches' results
     """
     net = subnet()
-    addresses = [f"{net}.{rank // members + 1}" for rank in range(world)]
-    machines = [list(range(first, first + members)) for first in range(0, world, members)]
+    if isinstance(members, int):
+        members = [range(first, first + members) for first in range(0, world, members)]
+    machines = [list(ranks) for ranks in members]
+    if sorted(rank for ranks in machines for rank in ranks) != list(range(world)) or not all(machines):
+        raise ValueError(f"world={world}, members={machines}: expected each rank on one machine")
+    hosts, places = [f"{net}.{at + 1}" for at in range(len(machines))], min(map(len, machines))
+    machine_of = {rank: at for at, ranks in enumerate(machines) for rank in ranks}
+    addresses = [hosts[machine_of[rank]] for rank in range(world)]
     listeners = [listen(address) for address in addresses]
     peers = [Peer(r, addresses[r], "{}:{}".format(*listeners[r].getsockname())) for r in range(world)]
     secret = Secret(secrets.token_hex(32))
     with ExitStack() as stack:
         switches = []
-        for place in range(members if rail in ("innet", "auto") else 0):
+        for place in range(places if rail in ("innet", "auto") else 0):
             switch = LoopbackSwitch(
-                f"{net}.{200 + place}", addresses[::members], slots=slots, loss=loss, seed=seed + place,
-                place=(place, members), ttl=ttl,
+                f"{net}.{200 + place}", hosts, slots=slots, loss=loss, seed=seed + place, place=(place, places),
+                ttl=ttl,
             )
             stack.callback(switch.close)
             switches.append(switch)
 
         def make(rank: int) -> Communicator:
-            trees = switches[rank % members].trees(rank // members, slots=slots) if switches else []
-            plan = Plan("loop", 1, rank, world, peers, trees, "a test", machines, rate, secret=secret)
+            machine = machine_of[rank]
+            place = machines[machine].index(rank)
+            trees = switches[place].trees(machine, slots=slots) if place < len(switches) else []
+            inside = bool(switches) and not trees
+            plan = Plan("loop", 1, rank, world, peers, trees, "a test", machines, rate, secret=secret, inside=inside)
             return Communicator.of_plan(
                 plan, address=addresses[rank], rail=rail, timeout=timeout, listener=listeners[rank]
             )

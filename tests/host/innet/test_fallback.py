@@ -57,8 +57,8 @@ class Controller:
         assert self._stopped is not None
         self._stopped.wait(SECONDS)
         plan = self.plans[rank]
-        group = next([ranks[machine.index(rank)] for ranks in plan.machines] for machine in plan.machines
-                      if rank in machine)
+        place = next(machine.index(rank) for machine in plan.machines if rank in machine)
+        group = [ranks[0 if plan.inside else place] for ranks in plan.machines]
         if not all(self._at.values()):
             raise TreesLost(f"rank {rank}: {WHY}")
         trees = [self._rewound(tree, number, group) for number, tree in enumerate(plan.trees)]
@@ -107,13 +107,14 @@ def sums(comm: Communicator, number: int, elements: int = 200_000, *, algorithm:
     return bool((data == np.arange(elements, dtype=np.int32) * (world * (world + 1) // 2) + number * world).all())
 
 
-@pytest.mark.parametrize(("world", "members"), [(3, 1), (4, 2)])
+@pytest.mark.parametrize("machines", [[[0], [1], [2]], [[0, 1], [2, 3]], [[0, 1], [2], [3, 4]]])
 def test_the_operation_under_way_ends_over_tcp_and_all_later_ones_go_there(
-    controller: Controller, world: int, members: int
+    controller: Controller, machines: list[list[int]]
 ) -> None:
     """Some ranks are in the operation, one has yet to call it; all sums are right, and the communicator says that it
     goes over TCP, since when and why."""
-    with loopback_job(world, members=members, rail="auto", slots=64) as comms:
+    world = sum(map(len, machines))
+    with loopback_job(world, members=machines, rail="auto", slots=64) as comms:
         assert on_every_rank(comms, lambda comm: sums(comm, 1)) == [True] * world
         assert all("fold in the network" in comm.explain(800_000, algorithm="innet") for comm in comms)
         under_way = threading.Event()
@@ -124,7 +125,7 @@ def test_the_operation_under_way_ends_over_tcp_and_all_later_ones_go_there(
             return [sums(comm, number) for number in range(2, 6)]
 
         def lose() -> None:
-            rails = [controller.rails[rank] for rank in range(world - members)]
+            rails = [controller.rails[rank] for rank in range(machines[-1][0])]
             while not all(getattr(rail, "_fold", rail)._begun >= 2 for rail in rails):
                 threading.Event().wait(0.01)  # between looks
             controller.lose_trees()

@@ -224,7 +224,7 @@ def test_a_machine_whose_ranks_did_not_come_about_may_try_again_at_once(
     """Where opening fails after the sockets were bound, they are closed by the time that the error is told, whoever
     keeps it: the next communicators get the same UDP port of the same addresses."""
 
-    def lost(*_: Any) -> Any:
+    def lost(*_: Any, **__: Any) -> Any:
         raise TransportError(errno.EIO, "one rank fails")
 
     net = subnet()
@@ -274,8 +274,8 @@ def test_folding_gives_way_where_shared_memory_is_slower_than_the_link(
 ) -> None:
     """Where NetReduce's condition holds nothing is measured; where not, the cheapest algorithm by measurement is
     taken."""
-    monkeypatch.setattr(parallel, "measure_inside", lambda *_: LinkCost(1e-6, 1 / inside))
-    monkeypatch.setattr(chooser, "measure_inside", lambda *_: LinkCost(1e-6, 1 / inside))
+    monkeypatch.setattr(parallel, "measure_inside", lambda *_, **__: LinkCost(1e-6, 1 / inside))
+    monkeypatch.setattr(chooser, "measure_inside", lambda *_, **__: LinkCost(1e-6, 1 / inside))
     monkeypatch.setattr(chooser, "measure", lambda mesh: Measured(LinkCost(1e-6, 1e-9), 1.0))
     with loopback_job(4, members=2, rail="auto", rate=rate) as comms:
         ints = arrays(4, 100_000, "int32")
@@ -290,7 +290,7 @@ def test_folding_gives_way_where_shared_memory_is_slower_than_the_link(
 
 def test_folding_that_was_asked_for_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """rail="innet" folds however slow shared memory is."""
-    monkeypatch.setattr(parallel, "measure_inside", lambda *_: LinkCost(1e-3, 1e-6))
+    monkeypatch.setattr(parallel, "measure_inside", lambda *_, **__: LinkCost(1e-3, 1e-6))
     with loopback_job(4, members=2, rate=1e9) as comms:
         on_every_rank(comms, lambda c: c.allreduce(np.ones(1000, np.int32)))
         assert comms[0].stats().packets_sent > 0

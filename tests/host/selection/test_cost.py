@@ -342,7 +342,7 @@ def test_scattered_sums_fold_where_the_rings_steps_cost_more_than_its_bytes_save
         (lambda: cost.byteps_shares(0, 1), "1 or more workers"),
         (lambda: cost.ring(1, 0, LINK), "1 or more ranks"),
         (lambda: cost.parameter_server(1, 2, LINK, servers=0), "servers=0"),
-        (lambda: netreduce_conditions.beats_ring(9, 2, 1, 1), "whole machines"),
+        (lambda: netreduce_conditions.beats_ring(2, 3, 1, 1), "no more on a machine than in all"),
         (lambda: netreduce_conditions.beats_ring(8, 2, 0, 1), "rates above 0"),
         (lambda: Setting(2, LINK, 0.5), "contention=0.5"),
         (lambda: choose(1, Setting(2, LINK), only=lambda name: False), "none of"),

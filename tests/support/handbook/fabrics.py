@@ -70,8 +70,8 @@ def a_sum_is_wrong() -> None:
 
 
 @scene(run.CannotRun)
-def ranks_do_not_divide_by_hosts() -> None:
-    run.hosts_of_ranks(leafspine(2, 2, 8), 12)
+def a_run_without_ranks() -> None:
+    run.hosts_of_ranks(leafspine(2, 2, 8), 0)
 
 
 @scene(sandbox.SandboxError)

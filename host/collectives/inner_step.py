@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the ranks of one machine do among themselves before and after they fold; ``SharedRows`` is one way.
+
+    reduce_scatter    each rank ends with the machine's reduction of its own piece of a window
+    all_gather        each rank ends with all pieces
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from netfold.host.collectives.flow import Strand
+from netfold.host.operation.arrays import Flat
+from netfold.host.operation.reduction import Reduction
+
+
+class InnerStep(Protocol):
+    """The inner step of the ranks of one machine, which call it alike, inside operations of their mesh.
+
+    Pieces are one slice of a window for each rank, by local rank; they do not overlap, and may be empty.
+    """
+
+    row: int
+    """Bytes of the longest window."""
+
+    def windows(self, count: int, itemsize: int) -> Iterator[slice]:
+        """``count`` elements in windows of at most ``row`` bytes."""
+
+    def reduce_scatter(self, data: Flat, reduction: Reduction, pieces: Sequence[slice]) -> Strand:
+        """Reduces a window: afterwards this rank's piece of ``data`` holds the result, the same whoever has it."""
+
+    def all_gather(self, data: Flat, pieces: Sequence[slice]) -> Strand:
+        """Fills the pieces of a window with what each rank has in its own; the rest of ``data`` is not touched."""
+
+    def close(self) -> None:
+        """Releases its memory."""
