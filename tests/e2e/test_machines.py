@@ -13,7 +13,7 @@ import pytest
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine
 from netfold.topo import sandbox
-from support import needs
+from support import combinations, needs
 from support.topo import ENGINES, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
@@ -69,9 +69,10 @@ def test_the_death_of_one_rank_of_a_machine_is_named_everywhere(tmp_path: Path) 
 
 
 @in_sandbox(timeout=250)
-def test_machines_of_unlike_numbers_of_ranks_fold_all_that_one_rank_a_machine_does(tmp_path: Path) -> None:
-    """On one fabric: rows with two ranks on each of four hosts, and with 2, 2, 1 and 2; then of eight ranks one goes,
-    and the seven fold: the switches count the contributions of four hosts for all that they sum."""
+def test_machines_of_any_numbers_of_ranks_fold_rows_and_go_on_without_and_with_a_rank(tmp_path: Path) -> None:
+    """On one fabric: rows with two ranks on each of four hosts, and with 2, 2, 1 and 2; then a rank goes and another
+    one comes, on machines of one rank, of two and of unlike numbers: those that are there fold, as the switches
+    count."""
     fabric = leafspine(2, 2, 4, rate=RATES["softswitch"], rundir=sandbox.rundir())
     with Network(fabric, logs=tmp_path / "logs") as network:
         for counts in ((2, 2, 2, 2), (2, 2, 1, 2)):
@@ -79,18 +80,30 @@ def test_machines_of_unlike_numbers_of_ranks_fold_all_that_one_rank_a_machine_do
             output = network.launch([*program("rank_rows.py"), "7"], job="rows", hosts=hosts).wait(within=100)
             results = [json.loads(lines[-1]) for lines in output]
             assert [result["paths"] for result in results] == [["innet"]] * len(hosts)
-        before = news(network)
-        hosts = [host for host in fabric.hosts for _ in range(2)]
-        command = [*program("rank_shrinks.py"), "7", str(ELEMENTS["softswitch"]), "5"]
-        output = network.launch(command, job="shrinks", hosts=hosts).wait(within=100)
-        packets = 4 * ELEMENTS["softswitch"] // fabric.path_mtu
-        assert news(network) - before >= 4 * packets
-    assert output[5] == []
-    left = [json.loads(lines[-1]) for rank, lines in enumerate(output) if rank != 5]
-    assert {(one["size"], one["rail"], *one["paths"]) for one in left} == {(7, "innet", "innet")}, left
-    assert all("1 to 2 ranks of each machine" in one["explain"] for one in left)
-    sent = [one["folded"] >= 4 * ELEMENTS["softswitch"] for one in left]
-    assert sent == [True, False, True, False, True, True, False], left
+        for name, life in combinations.LIVES.items():
+            ranks_go_and_come(network, name, life)
+
+
+def ranks_go_and_come(network: Network, name: str, life: combinations.Life) -> None:
+    """Fails where a cell of the page (support/combinations.py) is another one."""
+    counts, victim, elements = life.machines, life.victim, ELEMENTS["softswitch"]
+    fabric, world, before = network.fabric, sum(life.machines), news(network)
+    hosts = [host for host, count in zip(fabric.hosts, counts, strict=False) for _ in range(count)]
+    seen, job = [*program("rank_life.py"), "7", str(elements)], f"life{world}"
+    old = network.launch([*seen, str(victim)], job=job, hosts=hosts)
+    new = network.launch([*seen, "-1"], job=job, hosts=[hosts[victim]])
+    output = [lines for lines in old.wait(within=100) if lines] + new.wait(within=100)
+    packets = len(counts) * 4 * elements // fabric.path_mtu
+    assert news(network) - before >= 2 * packets, name
+    for row, size, lines in ((combinations.GOES, world - 1, 0), (combinations.COMES, world, -1)):
+        left = [json.loads(one[lines]) for one in output if len(one) > 1 or size == world]
+        assert [one["size"] for one in left] == [size] * size, name
+        assert {(one["rail"], *one["paths"]) for one in left} == {("innet", "innet")}, name
+        assert life.cells[row] == combinations.FOLDS
+        senders = sum(one["folded"] >= 4 * elements // max(counts) for one in left)
+        there = [count - (size < world and place == life.at) for place, count in enumerate(counts)]
+        there = [count for count in there if count]
+        assert senders == min(there) * len(there), (name, left)
 
 
 def news(network: Network) -> int:

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/combinations.md: what folds with what, as calls show it."""
+
+from __future__ import annotations
+
+import pytest
+
+from netfold.host.api.group import Group
+from support import combinations, needs
+
+
+@pytest.mark.parametrize("name", combinations.COLUMNS)
+def test_the_page_says_what_carries_each_call(name: str) -> None:
+    """Each cell of a column is called by all ranks, with checked results, and stands on the page."""
+    if name == "verbs":
+        needs.require("verbs")
+    written = {row: cells[name] for row, cells in on_the_page().items()}
+    assert {row: written[row] for row in combinations.FEATURES} == combinations.column(name), (
+        "docs/combinations.md is old: .venv/bin/python tests/support/combinations.py"
+    )
+
+
+def test_the_page_has_nothing_else() -> None:
+    """Its words, rows and columns are the generator's; other tests hold the rows of lost and new ranks true."""
+    table = on_the_page()
+    columns = {name: {row: table[row][name] for row in combinations.FEATURES} for name in combinations.COLUMNS}
+    assert combinations.PAGE.read_text() == combinations.page(columns)
+
+
+def test_groups_and_several_rails_do_not_change_their_ranks() -> None:
+    """Groups cannot be asked to; several rails refuse it by name."""
+    assert not any(hasattr(Group, name) for name in ("shrink", "grow"))
+    with combinations.rails() as ranks:
+        for change in (ranks.comms[0].shrink, ranks.comms[0].grow):
+            with pytest.raises(ValueError, match="it has several rails"):
+                change()
+
+
+def on_the_page() -> dict[str, dict[str, str]]:
+    """The page's cells, by row and column."""
+    lines = [line for line in combinations.PAGE.read_text().splitlines() if line.startswith("|")]
+    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {cells[0]: dict(zip(head[1:], cells[1:], strict=True)) for cells in rows}
