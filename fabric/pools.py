@@ -81,10 +81,9 @@ class RandomPool:
         self._used: set[int] = set()
         self._resting: dict[int, None] = {}  # in the order of their release
 
-    def allocate(self, what: str, divisor: int = 1, remainder: int = 0) -> int:
-        """An unused number with this remainder when divided by ``divisor``; where all others are in use, the one that
-        was released first.  Raises Exhausted."""
-        numbers = range(self.low + (remainder - self.low) % divisor, self.high + 1, divisor)
+    def allocate(self, what: str) -> int:
+        """An unused number; where all others are in use, the one that was released first.  Raises Exhausted."""
+        numbers = range(self.low, self.high + 1)
         for _ in range(DRAWS):
             number = self._rng.choice(numbers)
             if number not in self._used and number not in self._resting:
@@ -110,7 +109,7 @@ class RandomPool:
         for number in chain(numbers[begin:], numbers[:begin]):
             if number not in self._used and number not in self._resting:
                 yield number
-        yield from (number for number in self._resting if number in numbers)
+        yield from self._resting
 
     def release(self, number: int) -> None:
         """Takes a number back."""

@@ -8,8 +8,8 @@ has not enough left, the job is refused with the figures, and runs its ring with
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Literal
@@ -33,11 +33,10 @@ FLOWS: Final = 16384
 """Flows of one switch, each the state of one sender of one stream: FLOWS of p4src/sizes.p4."""
 MIN_CONNECTION: Final = 1
 """A connection is a run of queue pairs, one for each operation; queue pairs 0 and 1 are reserved by InfiniBand."""
-MAX_CONNECTION: Final = 2 ** (23 - roce.OPERATION_BITS) - 1
-"""Queue pairs with the highest bit are connections between ranks (host/roce/sockets.py): switches must not fold
-them."""
-EPHEMERAL: Final = 0xC000
-"""Lowest UDP source port that is drawn: RoCEv2 (annex A17.9.3) recommends the ephemeral ports."""
+MAX_CONNECTION: Final = 2 ** (24 - roce.OPERATION_BITS) - 1
+SOURCE_PORTS: Final = range(0xC000, roce.PATH_PORT)
+"""UDP source ports that are drawn: of the ephemeral ones, which RoCEv2 (annex A17.9.3) recommends, those that name no
+paths, which queue pairs between ranks are bound to."""
 
 
 Kind = Literal["data", "agreement"]
@@ -106,9 +105,9 @@ class Stream:
     """One range of slots on one tree of one job, and the numbers by which its packets are known.
 
     ``ranks`` are the job's ranks that fold here, in ring order; the tree's ``Child.rank`` is an index into them, and
-    ``connections`` and ``source_ports`` have the same order.  ``bases`` (first slots) and ``groups`` (multicast groups)
-    are by switch; ``up`` and ``down`` are the connections between a switch and its parent, by the lower switch's name.
-    A queue pair is a connection's number with the operation in its OPERATION_BITS lowest bits.
+    ``connections``, ``source_ports`` and ``udp_ports`` have the same order.  ``bases`` (first slots) and ``groups``
+    (multicast groups) are by switch; ``up`` and ``down`` are the connections between a switch and its parent, by the
+    lower switch's name.  A queue pair is a connection's number with the operation in its OPERATION_BITS lowest bits.
 
     Windowed ranks send to the next of all ranks: the connection of an RC rank is where the windowed rank before it
     sends to, and its source port that of the results which the windowed rank after it gets.  RC ranks send to the next
@@ -123,6 +122,9 @@ class Stream:
     psn: int
     connections: tuple[int, ...]
     source_ports: tuple[int, ...]
+    """UDP source ports of the ranks' contributions: no two jobs, nor two ranks, have the same one of a host."""
+    udp_ports: tuple[int, ...]
+    """UDP ports at which the ranks receive (``Join.udp_port``)."""
     bases: Mapping[str, int]
     groups: Mapping[str, int]
     up: Mapping[str, int]
@@ -169,6 +171,8 @@ class Holding:
     """Multicast groups."""
     connections: frozenset[int]
     flows: frozenset[int] = frozenset()
+    source_ports: frozenset[tuple[str, int]] = frozenset()
+    """Hosts, each with the UDP source port of a rank there."""
 
 
 def holdings(streams: Iterable[Stream]) -> dict[str, Holding]:
@@ -179,13 +183,21 @@ def holdings(streams: Iterable[Stream]) -> dict[str, Holding]:
         for switch, base in stream.bases.items():
             found.setdefault(switch, []).append(Holding(
                 frozenset([(base, stream.slots)]), frozenset([stream.groups[switch]]), numbers,
-                frozenset(stream.flows_on(switch)),
+                frozenset(stream.flows_on(switch)), frozenset(_bound(stream, stream.tree.fold(switch))),
             ))
     return {
         switch: Holding(*(frozenset().union(*parts) for parts in
-                          zip(*((h.ranges, h.groups, h.connections, h.flows) for h in held), strict=True)))
+                          zip(*((h.ranges, h.groups, h.connections, h.flows, h.source_ports) for h in held),
+                              strict=True)))
         for switch, held in found.items()
     }
+
+
+def _bound(stream: Stream, fold: Fold) -> Iterator[tuple[str, int]]:
+    """The ranks right below a switch: the host and the source port of each."""
+    for child in fold.children:
+        if child.rank is not None:
+            yield child.node, stream.source_ports[child.rank]
 
 
 def _senders(fold: Fold) -> int:
@@ -213,6 +225,12 @@ class Allocator:
         self._epochs = RandomPool(1, EPOCHS, rng)
         """Drawn, since slots are never cleared: who could count until an epoch's turn comes would have the next job
         wait for ever in slots that still hold later packets of that epoch."""
+        self._source_ports = defaultdict[str, RandomPool](
+            lambda: RandomPool(SOURCE_PORTS[0], SOURCE_PORTS[-1], rng)
+        )
+        """The UDP source ports of each host: a rank binds its own, which the kernel gives once."""
+        self._bound: dict[tuple[str, int], set[int]] = {}
+        """By host and source port: the epochs that have it, two of them while a job's trees are planned anew."""
         self._returns: dict[int, list[Callable[[], object]]] = {}
         self._reserved: dict[int, set[tuple[str, int]]] = {}
         """Numbers that were reserved for an epoch, each with the name of its cycle."""
@@ -229,27 +247,32 @@ class Allocator:
 
     def admit(
         self, epoch: int, trees: Sequence[Tree], groups: Sequence[Sequence[int]], *, like: Sequence[Stream] = (),
-        room: int | None = None, rc: Collection[int] = (), lane_bits: int = 32,
+        room: int | None = None, rc: Collection[int] = (), lane_bits: int = 32, udp_ports: Sequence[int] = (),
     ) -> list[Stream]:
         """Allocate a job's streams: for each group of ranks that fold together, tree by tree, data then agreement.
 
-        groups  the job's fold groups (``machines.fold_groups``); connections and source ports of group l have the
-                remainder l when divided by the number of groups, by which a machine tells its ranks' packets apart
-        like    streams that these replace: they have the same sizes and source ports, which the ranks have bound, and
+        groups  the job's fold groups (``machines.fold_groups``)
+        like    streams that these replace: they have the same sizes and UDP ports, which the ranks have bound, and
                 the same RC ranks
         room    most slots of any one switch; None: the quota of a job alone counts
         rc      the job's RC ranks; there is one group of ranks then
         lane_bits  the width of the job's lanes
+        udp_ports  UDP ports at which the job's ranks receive; default: roce.UDP_PORT for all
         Raises Exhausted, and OverQuota where it is not for want of free slots; the caller must then `release` what was
         allocated.
         """
         if like:
-            placed = [(tree, place) for place in range(len(groups)) for tree in trees for _ in range(2)]
-            return [
-                replace(self._stream(epoch, tree, old.kind, old.slots, old.ranks, (len(groups), place)),
-                        source_ports=old.source_ports, rc_ranks=old.rc_ranks, operation=old.operation)
-                for (tree, place), old in zip(placed, like, strict=True)
+            placed = [tree for _ in groups for tree in trees for _ in range(2)]
+            again = [
+                replace(self._stream(epoch, tree, old.kind, old.slots, old.ranks, old.source_ports, old.udp_ports),
+                        rc_ranks=old.rc_ranks, operation=old.operation)
+                for tree, old in zip(placed, like, strict=True)
             ]
+            for stream in again:
+                for fold in stream.tree.folds:
+                    for host, port in _bound(stream, fold):
+                        self._bind(epoch, host, port)
+            return again
         through = Counter(fold.switch for tree in trees for fold in tree.folds)
         most = max(through.values(), default=0) * len(groups)
         sizes = self.sizes if room is None else replace(self.sizes, quota=min(self.sizes.quota, room))
@@ -259,16 +282,19 @@ class Allocator:
             raise OverQuota(f"{most} trees through one switch need {need} slots at the least, a job may have "
                           f"{sizes.quota} of a switch")
         kinds: tuple[tuple[Kind, int], ...] = (("data", sizes.data), ("agreement", sizes.agreement))
-        streams = [
-            replace(self._stream(epoch, tree, kind, length, tuple(group), (len(groups), place)),
-                    rc_ranks=tuple(at for at, rank in enumerate(group) if rank in rc),
-                    operation=operation_of(kind, lane_bits))
-            for place, group in enumerate(groups)
-            for tree in trees
-            for kind, length in kinds
-        ]
-        # Both streams of a tree have the same source ports: their packets can leave as one super-packet.
-        return [replace(stream, source_ports=streams[at // 2 * 2].source_ports) for at, stream in enumerate(streams)]
+        streams: list[Stream] = []
+        for group, tree in ((tuple(group), tree) for group in groups for tree in trees):
+            # Both streams of a tree have the same source ports: their packets can leave as one super-packet.
+            hosts = {child.rank: child.node for fold in tree.folds for child in fold.children}
+            sources = tuple(self._source_port(epoch, hosts[place]) for place in range(len(group)))
+            ports = tuple(udp_ports[rank] if udp_ports else roce.UDP_PORT for rank in group)
+            streams += [
+                replace(self._stream(epoch, tree, kind, length, group, sources, ports),
+                        rc_ranks=tuple(at for at, rank in enumerate(group) if rank in rc),
+                        operation=operation_of(kind, lane_bits))
+                for kind, length in kinds
+            ]
+        return streams
 
     def reserve(self, epoch: int, found: Mapping[str, Holding]) -> bool:
         """Allocate what switches hold of an epoch, by switch, until `release`: numbers that an earlier controller has
@@ -281,6 +307,9 @@ class Allocator:
         for switch, holding in found.items():
             wanted += [(f"groups of {switch}", self._groups[switch], group) for group in holding.groups]
             wanted += [("connections", self._connections, connection) for connection in holding.connections]
+            for host, port in holding.source_ports:
+                self._source_ports[host].take(port)
+                self._bind(epoch, host, port)
             slots, flows = self._slots[switch], self._flows[switch]
             for cells, base, length in [*((slots, *found) for found in sorted(holding.ranges)),
                                         *((flows, *found) for found in runs(holding.flows))]:
@@ -303,7 +332,8 @@ class Allocator:
             give_back()
 
     def _stream(
-        self, epoch: int, tree: Tree, kind: Kind, length: int, ranks: tuple[int, ...], place: tuple[int, int]
+        self, epoch: int, tree: Tree, kind: Kind, length: int, ranks: tuple[int, ...], source_ports: tuple[int, ...],
+        udp_ports: tuple[int, ...],
     ) -> Stream:
         bases, flows, groups = {}, {}, {}
         for fold in tree.folds:
@@ -314,8 +344,9 @@ class Allocator:
         return Stream(
             tree, ranks, kind, epoch, length,
             psn=self._rng.randint(0, roce.PSN_MASK),
-            connections=tuple(self._connection(epoch, *place) for _ in ranks),
-            source_ports=tuple(self._source_port(*place) for _ in ranks),
+            connections=tuple(self._connection(epoch) for _ in ranks),
+            source_ports=source_ports,
+            udp_ports=udp_ports,
             bases=bases,
             groups=groups,
             up={switch: self._connection(epoch) for switch in lower},
@@ -331,13 +362,29 @@ class Allocator:
         self._returns[epoch].append(partial(cells[switch].ranges.pop, base))
         return base
 
-    def _connection(self, epoch: int, divisor: int = 1, remainder: int = 0) -> int:
-        number = self._connections.allocate("connections", divisor, remainder)
+    def _connection(self, epoch: int) -> int:
+        number = self._connections.allocate("connections")
         self._returns[epoch].append(partial(self._connections.release, number))
         return number
 
-    def _source_port(self, divisor: int, remainder: int) -> int:
-        return self._rng.randrange(-(-EPHEMERAL // divisor), 0x10000 // divisor) * divisor + remainder
+    def _source_port(self, epoch: int, host: str) -> int:
+        port = self._source_ports[host].allocate(f"UDP source ports of {host}")
+        self._bind(epoch, host, port)
+        return port
+
+    def _bind(self, epoch: int, host: str, port: int) -> None:
+        """An epoch has a host's source port, until it is released."""
+        epochs = self._bound.setdefault((host, port), set())
+        if epoch not in epochs:
+            epochs.add(epoch)
+            self._returns[epoch].append(partial(self._unbind, epoch, host, port))
+
+    def _unbind(self, epoch: int, host: str, port: int) -> None:
+        epochs = self._bound[host, port]
+        epochs.remove(epoch)
+        if not epochs:
+            del self._bound[host, port]
+            self._source_ports[host].release(port)
 
     def _allocate(self, epoch: int, cycle: Cycle, what: str) -> int:
         number = cycle.allocate(what)

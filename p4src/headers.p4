@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plain RoCEv2: Ethernet / IPv4 / UDP 4791 / BTH / [AETH] / [RETH] / [immediate] / payload / ICRC.  No header of our own on any link.
+// Plain RoCEv2: Ethernet / IPv4 / UDP / BTH / [AETH] / [RETH] / [immediate] / payload / ICRC.  No header of our own on any link.
 #ifndef HEADERS_P4
 #define HEADERS_P4
 #include "sizes.p4"

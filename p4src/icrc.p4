@@ -6,14 +6,14 @@
 #include "headers.p4"
 
 // p4c copies each thing that is hashed; the controller takes the copies of fields out again (bmv2_fields.py).
-#define ICRC_HEADERS(src, dst, sport, connection)                                               \
+#define ICRC_HEADERS(src, dst, sport, dport, connection)                                        \
     64w0xffffffffffffffff, hdr.ipv4.version, hdr.ipv4.ihl, 8w0xff, hdr.ipv4.total_len,          \
     hdr.ipv4.id, hdr.ipv4.flags, hdr.ipv4.frag_offset, 8w0xff, hdr.ipv4.protocol,               \
-    16w0xffff, src, dst, sport, hdr.udp.dport, hdr.udp.length, 16w0xffff,                       \
+    16w0xffff, src, dst, sport, dport, hdr.udp.length, 16w0xffff,                               \
     hdr.bth.opcode, hdr.bth.flags, hdr.bth.pkey, 8w0xff, connection,                            \
     hdr.bth.operation, hdr.bth.ack_req, hdr.bth.psn
-#define ICRC_BEFORE_PAYLOAD ICRC_HEADERS(hdr.ipv4.src, hdr.ipv4.dst, hdr.udp.sport, hdr.bth.connection)
-#define ICRC_ADDRESSLESS    ICRC_HEADERS(32w0, 32w0, 16w0, (connection_t)0)
+#define ICRC_BEFORE_PAYLOAD ICRC_HEADERS(hdr.ipv4.src, hdr.ipv4.dst, hdr.udp.sport, hdr.udp.dport, hdr.bth.connection)
+#define ICRC_ADDRESSLESS    ICRC_HEADERS(32w0, 32w0, 16w0, 16w0, (connection_t)0)
 #define CRC32_VALUES    64w0x100000000      // hash() counts them: 2^32
 #define ICRC_RETH       hdr.reth.address, hdr.reth.rkey, hdr.reth.length
 #define WORD(i)         hdr.lanes[i].w

@@ -45,8 +45,9 @@ parser Parse(packet_in pkt, out headers_t hdr, inout meta_t meta, inout standard
     state udp {
         pkt.extract(hdr.udp);
         transition select(hdr.udp.dport) {
-            ROCE_PORT: bth;
-            default:   accept;
+            ROCE_PORT:                      bth;
+            ROCE_PORTS &&& ROCE_PORTS_MASK: bth;
+            default:                        accept;
         }
     }
     state tcp {

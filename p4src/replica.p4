@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A folded packet gets the addresses and the queue pair of whom it is for: rank r+1 sees a packet of rank r, as if the
+// A folded packet gets the addresses, UDP ports and queue pair of whom it is for: rank r+1 sees a packet of rank r, as if the
 // switch were not there; a switch sees one of its neighbour.  The ICRC is made anew, or put right where it has been made for
 // all receivers (result.p4).  Whom the acknowledgement is enough for gets no lanes.  A NIC's repeat that goes onward to its successor keeps its addresses.
 #ifndef REPLICA_P4
@@ -12,9 +12,10 @@
 
 // Whose address, queue pair and checksums does a folded packet leave with?
 control Replica(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
-    // icrc  what these addresses and this queue pair change of the ICRC of a full packet without a RETH; of one with it
+    // dport the receiver's UDP port: a rank's own, one of several on its host
+    // icrc  what these addresses, ports and queue pair change of the ICRC of a full packet without a RETH; of one with it
     // flow  of what leaves to this receiver
-    action rewrite(mac_t src_mac, mac_t dst_mac, ipv4_addr_t src, ipv4_addr_t dst, bit<16> sport,
+    action rewrite(mac_t src_mac, mac_t dst_mac, ipv4_addr_t src, ipv4_addr_t dst, bit<16> sport, bit<16> dport,
                    bit<QUEUE_PAIR_BITS> queue_pair, bit<32> icrc, bit<32> icrc_reth, flow_t flow) {
         meta.tree.flow = flow;
         meta.windowed = 1;
@@ -23,6 +24,7 @@ control Replica(inout headers_t hdr, inout meta_t meta, inout standard_metadata_
         hdr.ipv4.src = src;
         hdr.ipv4.dst = dst;
         hdr.udp.sport = sport;
+        hdr.udp.dport = dport;
         hdr.bth.connection = queue_pair[(QUEUE_PAIR_BITS - 1):OPERATION_BITS];      // the operation stays
         if (meta.made == 0) {
             hdr.ipv4.ttl = RESULT_TTL;
@@ -54,6 +56,7 @@ control Replica(inout headers_t hdr, inout meta_t meta, inout standard_metadata_
         hdr.ipv4.ttl = RESULT_TTL;
         hdr.ipv4.id = hdr.bth.psn[15:0];
         hdr.udp.sport = sport;
+        hdr.udp.dport = ROCE_PORT;
         hdr.udp.checksum = 0;
         hdr.bth.pkey = PKEY_DEFAULT;
         hdr.bth.fecn_becn = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A result, of all or of those below this switch: what is the same for all its receivers is made here, once, before it is
 // replicated.  An ICRC is a CRC, linear but for constants, so that of a packet to one receiver and that of the same packet
-// with zeros for addresses and queue pair differ by a number that its entry of `replica` has, whatever the packet carries.
+// with zeros for addresses, UDP ports and queue pair differ by a number that its entry of `replica` has, whatever the packet carries.
 #ifndef RESULT_P4
 #define RESULT_P4
 #include "headers.p4"
@@ -11,7 +11,7 @@
 #include "verdict.p4"
 
 // What have all receivers of this packet in common?  Makes a full packet of a windowed sender that goes on as it is, with
-// the slot's lanes, into what its receivers get, but for their addresses and queue pairs.
+// the slot's lanes, into what its receivers get, but for their addresses, UDP ports and queue pairs.
 control Result(inout headers_t hdr, inout meta_t meta) {
     action make() {
         meta.made = 1;

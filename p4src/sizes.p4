@@ -81,7 +81,11 @@
 // TCP ports from here up name paths.  Two ports that differ in this bit name the same one.
 #define TCP_PATH_PORT   0xf800
 #define TCP_SAME_PATH   0x0400
+// UDP destination ports of RoCEv2: its own, which a host's first rank has and NICs and switches use, and a range for all
+// further ranks of a host, 18432..19455, below the ports that kernels choose by themselves.
 #define ROCE_PORT       4791
+#define ROCE_PORTS      0x4800
+#define ROCE_PORTS_MASK 0xfc00
 #define ECN_CE          3
 // The partition key of our own end points' packets and of those between switches: a full member of partition 1.  NICs use
 // the default partition's, 0xffff.

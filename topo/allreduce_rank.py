@@ -278,7 +278,7 @@ def _kind(algorithm: str, setup: RankSetup) -> str:
         return "gloo"
     if not setup.controller:
         return "plain"
-    if algorithm in ("innet", "auto"):  # an address has one UDP port 4791, and both fold
+    if algorithm in ("innet", "auto"):  # both fold, over the same trees
         return "auto"
     return algorithm if algorithm in ("roce", "verbs") else "tcp"
 

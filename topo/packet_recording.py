@@ -132,9 +132,9 @@ def _capture(ways: PacketWays, links: Sequence[TapLink], sockets: Sequence[socke
 
 
 def _is_roce(data: bytes) -> bool:
-    """Whether a frame behind its virtio-net header is for RoCEv2's UDP port; IP options are looked at later."""
+    """Whether a frame behind its virtio-net header is for a UDP port of RoCEv2; IP options are looked at later."""
     return (len(data) > _PORT + 2 and data[_TYPE : _TYPE + 2] == b"\x08\x00" and data[_PROTOCOL] == socket.IPPROTO_UDP
-            and int.from_bytes(data[_PORT : _PORT + 2], "big") == roce.UDP_PORT)
+            and roce.is_udp_port(int.from_bytes(data[_PORT : _PORT + 2], "big")))
 
 
 def _take(ways: PacketWays, fresh: list[tuple[str, Received]]) -> None:

@@ -130,7 +130,7 @@ def fold_packet(frame: bytes) -> FoldPacket | None:
     """What a frame says of itself; None: it is no whole RoCEv2 packet of a fold.  Its ICRC is not looked at."""
     if (len(frame) < _HEADERS + roce.BTH_BYTES + roce.ICRC_BYTES or frame[12:14] != b"\x08\x00" or frame[14] != 0x45
             or frame[23] != _UDP or int.from_bytes(frame[20:22], "big") & 0x3FFF
-            or int.from_bytes(frame[36:38], "big") != roce.UDP_PORT):
+            or not roce.is_udp_port(int.from_bytes(frame[36:38], "big"))):
         return None
     length, datagram = int.from_bytes(frame[16:18], "big"), int.from_bytes(frame[38:40], "big")
     if (length != roce.IPV4_BYTES + datagram or roce.ETHERNET_BYTES + length > len(frame)

@@ -39,7 +39,7 @@ from netfold.wire.bounds import (
     Seconds,
     Text,
 )
-from netfold.wire.roce import PATH_MTU
+from netfold.wire.roce import PATH_MTU, UDP_PORT
 
 SERVICE: Final = "netfold.Jobs"
 PROTOCOL: Final = 12
@@ -93,6 +93,9 @@ class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     joining: bool = False
     """Whether this rank joins a job that runs: it waits until all its ranks call `Reform` to grow.  ``rank`` and
     ``world`` are 0 and 1 then, and the plan says what they are."""
+    udp_port: Int32 = UDP_PORT
+    """UDP port of ``address`` at which results, or the packets of queue pairs, arrive: roce.UDP_PORT, or one of
+    roce.UDP_PORTS, which this rank has bound.  An RC rank's is roce.UDP_PORT."""
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -138,6 +141,8 @@ class RankStream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """IPv4 address of rank - 1, which results have as their source; of an RC rank: that of the RC rank before."""
     predecessor_port: int
     """UDP source port of results: that of rank - 1's contributions."""
+    peer_port: int = UDP_PORT
+    """UDP port of ``peer``: that of rank + 1."""
 
 
 class RankTree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -154,11 +159,13 @@ class RankTree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A rank as the others reach it: its fabric address, and ADDRESS:PORT of its TCP listener."""
+    """A rank as the others reach it: its fabric address, ADDRESS:PORT of its TCP listener, and the UDP port at which it
+    receives RoCEv2."""
 
     rank: int
     address: str
     tcp: str
+    udp_port: int = UDP_PORT
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -176,9 +183,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str = ""
     machines: list[list[int]] = []
     """Ranks by machine, that is by fabric address; empty: each rank has its own machine.  Where there are trees, and
-    the machine with the fewest ranks has n, the first n ranks of each machine fold, and connection numbers and source
-    ports of a machine's l-th rank are l modulo n.
-    """
+    the machine with the fewest ranks has n, the first n ranks of each machine fold."""
     rate: float = 0.0
     """Bytes per second of the slowest of the ranks' links; 0: the fabric file does not say."""
     ring: list[int] = []

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """RoCEv2 as NetFold uses it: sizes, opcodes, and a plain reference implementation of the ICRC.
 
-A packet is Ethernet / IPv4 / UDP 4791 / BTH / [RETH on FIRST and ONLY] / [payload] / ICRC.  The same numbers stand in
+A packet is Ethernet / IPv4 / UDP / BTH / [RETH on FIRST and ONLY] / [payload] / ICRC.  The same numbers stand in
 p4src/sizes.p4 and host/native/roce.h; tests/wire/test_formats.py holds the three against each other.
 """
 
@@ -14,6 +14,12 @@ from enum import IntEnum
 from typing import Final
 
 UDP_PORT: Final = 4791
+"""RoCEv2's UDP destination port, which the first rank on a host's address has; NICs, switches and probes use no other.
+"""
+UDP_PORTS: Final = range(0x4800, 0x4C00)
+"""UDP destination ports of a host's other ranks, of which each has one of its own.  They lie below the ports that
+kernels choose by themselves (from 32768 up), and switches parse what goes there as RoCEv2: ROCE_PORTS of
+p4src/sizes.p4."""
 PATH_PORT: Final = 0xF000
 """UDP source ports from here up name paths (controller/paths/steering.py); the kernel chooses others by itself.
 This one names none: its packets are sprayed, each at random over the equally short paths."""
@@ -177,32 +183,41 @@ def icrc(ip_packet: bytes) -> bytes:
     return struct.pack("<I", zlib.crc32(b"\xff" * 8 + masked))
 
 
-def sealed(payload: bytes, source: str, source_port: int, destination: str, identification: int) -> bytes:
+def is_udp_port(port: int) -> bool:
+    """Whether RoCEv2 may arrive at this UDP port: ``UDP_PORT``, or one of ``UDP_PORTS``."""
+    return port == UDP_PORT or port in UDP_PORTS
+
+
+def sealed(
+    payload: bytes, source: str, source_port: int, destination: str, identification: int, port: int = UDP_PORT
+) -> bytes:
     """The UDP payload, BTH to ICRC, with the ICRC that is right behind the IPv4 header that a switch or kernel writes:
     no options, DF.
 
     payload         whose last four bytes are any
     source          IPv4 address, as text; so is ``destination``
     identification  the IPv4 ID: of what a switch makes, the low 16 bits of the PSN
+    port            UDP destination port
     """
     length = UDP_BYTES + len(payload)
     ip = struct.pack("!BBHHHBBH", 0x45, 0, IPV4_BYTES + length, identification, 0x4000, 0, 17, 0)
-    udp = struct.pack("!HHHH", source_port, UDP_PORT, length, 0)
+    udp = struct.pack("!HHHH", source_port, port, length, 0)
     body = payload[:-ICRC_BYTES]
     return body + icrc(ip + socket.inet_aton(source) + socket.inet_aton(destination) + udp + body)
 
 
-def icrc_change(src: int, dst: int, source_port: int, queue_pair: int, rest: int) -> int:
-    """What addresses, UDP source port and destination queue pair change of a packet's ICRC: the number to be added to
+def icrc_change(src: int, dst: int, source_port: int, port: int, queue_pair: int, rest: int) -> int:
+    """What addresses, UDP ports and destination queue pair change of a packet's ICRC: the number to be added to
     it (exclusive or) where they are zero.  A CRC is linear, so that it is the same whatever else the packet has.
 
-    rest  bytes behind the BTH up to the ICRC
+    source_port, port  UDP source and destination port
+    rest               bytes behind the BTH up to the ICRC
     Returns the ICRC's four bytes as a big-endian number, as P4 sees them.
     """
     zero = bytes(8 + IPV4_BYTES + UDP_BYTES + BTH_BYTES + rest)
     changed = bytearray(zero)
     struct.pack_into("!II", changed, 8 + 12, src, dst)
-    struct.pack_into("!H", changed, 8 + IPV4_BYTES, source_port)
+    struct.pack_into("!HH", changed, 8 + IPV4_BYTES, source_port, port)
     struct.pack_into("!I", changed, 8 + IPV4_BYTES + UDP_BYTES + 4, queue_pair)
     return int.from_bytes(struct.pack("<I", zlib.crc32(changed) ^ zlib.crc32(zero)), "big")
 

@@ -89,12 +89,12 @@ class AllreduceSpec:
     """Any other fabric than one of so many leaves and spines, as `netfold up --topo` has it; empty: those."""
     reduction: Reduction = FLOAT32_SUM
 
-    def fabric(self, groups: int) -> Fabric:
-        """The fabric, with ``ranks`` hosts for each group of ranks.  Raises FabricError."""
+    def fabric(self) -> Fabric:
+        """The fabric, with a host for each rank.  Raises FabricError."""
         if self.topo:
             return parse(self.topo, rate=self.rate, loss=self.loss, seed=self.seed, engine=self.engine,
                          path_mtu=self.path_mtu)
-        return leafspine(self.leaves, self.spines, self.ranks * groups, rate=self.rate, loss=self.loss, seed=self.seed,
+        return leafspine(self.leaves, self.spines, self.ranks, rate=self.rate, loss=self.loss, seed=self.seed,
                          engine=self.engine, path_mtu=self.path_mtu)
 
 
@@ -197,10 +197,8 @@ def spec(
     found = AllreduceSpec(tuple(sizes), iterations, warmup, rounds, check, ranks, int(leaves), int(spines), engine,
                           None if rate == UNSHAPED else rate, loss, lane_bits, path_mtu, names, seed, timeout,
                           topo=other, reduction=reduction)
-    if other and (hosts := len(found.fabric(1).hosts)) != ranks:
+    if other and (hosts := len(found.fabric().hosts)) != ranks:
         raise ValueError(f"--ranks {ranks}: expected as many as {topo} has hosts, {hosts}")
-    if other and "roce" in names and {_group_of(name) for name in names} & {"fabric"}:
-        raise ValueError(f"--algorithms: on {topo} a host has one UDP port 4791: expected roce, or others, not both")
     return found
 
 
@@ -286,15 +284,12 @@ def _start_workers(spec: AllreduceSpec) -> Iterator[tuple[dict[str, Workers], li
     with contextlib.ExitStack() as stack:
         here = [group_name for group_name in ON_FABRIC if group_name in names]
         if here:
-            # each group has its own hosts, as many on each leaf, since an address has one UDP port 4791
-            under = spec.ranks // spec.leaves
-            fabric = with_sockets_in(spec.fabric(len(here)), sandbox.rundir())
+            fabric = with_sockets_in(spec.fabric(), sandbox.rundir())
             network = stack.enter_context(Network(fabric, logs=logs))
             switches = [switch.child.pid for switch in network.switches if switch.child is not None]
-            for number, ours in enumerate(here):
-                hosts = [host for at, host in enumerate(fabric.hosts) if at // under % len(here) == number]
-                enters = [in_namespaces(network.mininet.get(host.name).pid) for host in hosts]
-                envs = [{**environment(fabric, hosts, rank, job="bench"), CREDITS_VARIABLE: spec.credits}
+            for ours in here:
+                enters = [in_namespaces(network.mininet.get(host.name).pid) for host in fabric.hosts]
+                envs = [{**environment(fabric, fabric.hosts, rank, job="bench"), CREDITS_VARIABLE: spec.credits}
                         for rank in range(spec.ranks)]
                 workers[ours] = stack.enter_context(Workers(ours, _command(spec, names[ours]), enters, envs, logs))
         if names.keys() - set(ON_FABRIC):

@@ -47,13 +47,15 @@ BROKEN: Final = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 
 
 class SeenStream(msgspec.Struct, frozen=True):
-    """A stream of packets that was on the wire: addresses, UDP source port, queue pair and its latest PSN."""
+    """A stream of packets that was on the wire: addresses, UDP ports, queue pair and its latest PSN."""
 
     source: str
     destination: str
     port: int
     qp: int
     psn: int
+    to: int = roce.UDP_PORT
+    """UDP destination port; ``port`` is the source port."""
 
 
 class StrangerTask(msgspec.Struct, frozen=True):
@@ -134,13 +136,13 @@ def spoof(task: StrangerTask, rng: random.Random, stack: contextlib.ExitStack, _
         body += rng.randbytes(rng.choice(roce.PATH_MTUS))
         if rng.random() < 0.2:
             plain.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, ttl)
-            plain.sendto(body + bytes(roce.ICRC_BYTES), (stream.destination, roce.UDP_PORT))
+            plain.sendto(body + bytes(roce.ICRC_BYTES), (stream.destination, stream.to))
             return
         udp_bytes = roce.UDP_BYTES + len(body) + roce.ICRC_BYTES
         port = rng.choice([stream.port, stream.port, rng.randrange(1, 1 << 16)])
         packet = struct.pack("!BBHHHBBH4s4s", 0x45, 0, roce.IPV4_BYTES + udp_bytes, 0, 0x4000, ttl, socket.IPPROTO_UDP,
                              0, socket.inet_aton(source), socket.inet_aton(stream.destination))
-        packet += struct.pack("!HHHH", port, roce.UDP_PORT, udp_bytes, 0) + body
+        packet += struct.pack("!HHHH", port, stream.to, udp_bytes, 0) + body
         raw.sendto(packet + roce.icrc(packet), (stream.destination, 0))
 
     return attempt

@@ -120,11 +120,11 @@ def streams_on_the_wire(seconds: float) -> list[SeenStream]:
             if frame[23] != socket.IPPROTO_UDP or frame[30] >= 224:
                 continue
             port, to = struct.unpack_from("!HH", frame, 34)
-            if to != roce.UDP_PORT:
+            if not roce.is_udp_port(to):
                 continue
             qp, psn = struct.unpack_from("!II", frame, 46)
             stream = SeenStream(socket.inet_ntoa(frame[26:30]), socket.inet_ntoa(frame[30:34]), port, qp & 0xFFFFFF,
-                                psn & roce.PSN_MASK)
+                                psn & roce.PSN_MASK, to)
             found[stream.source, stream.destination, port, stream.qp] = stream
     return list(found.values())
 

@@ -79,7 +79,7 @@ def measure(path_mtu: int, rounds: int) -> None:
     for child in range(CHILDREN):
         key = [child + 1, 0x0A000101, 0x0A000102, 50000, CONNECTION * roce.QUEUE_PAIRS]
         insert("connection", key, "contribution", [GROUP, child, full, 1, PSNS, PSNS - 1, child, 1, 1, 0])
-        peer = (3, 4, 5, 6 * roce.QUEUE_PAIRS)
+        peer = (3, 4, 5, roce.UDP_PORT, 6 * roce.QUEUE_PAIRS)
         changes = [roce.icrc_change(*peer, more + path_mtu) for more in (0, roce.RETH_BYTES)]
         insert("replica", [GROUP, child], "rewrite", [1, 2, *peer, *changes, child])
     lib = switch._local._lib

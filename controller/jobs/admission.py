@@ -12,7 +12,7 @@ from netfold.fabric.graph import Fabric, Tenant
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire import listeners
 from netfold.wire.jobs import LANE_BITS, PROTOCOL, Join
-from netfold.wire.roce import PATH_MTUS
+from netfold.wire.roce import PATH_MTUS, UDP_PORT, UDP_PORTS, is_udp_port
 
 MAX_WORLD: Final = 1023
 """Most ranks of a job: the encoding of Inf and NaN cannot count more."""
@@ -40,6 +40,10 @@ def check(r: Join, fabric: Fabric, drains: Drains) -> None:
     if not 0 < r.timeout <= MAX_TIMEOUT:
         refuse(Code.INVALID_ARGUMENT, f"{who}: timeout: expected up to {MAX_TIMEOUT:g} s, got {r.timeout}")
     check_tcp(r.tcp, who)
+    if r.udp_port != UDP_PORT and (r.kind == "rc" or not is_udp_port(r.udp_port)):
+        others = "" if r.kind == "rc" else f", or {UDP_PORTS[0]}..{UDP_PORTS[-1]}"
+        refuse(Code.INVALID_ARGUMENT, f"{who}: udp_port: expected {UDP_PORT}{others}, where switches look for RoCEv2, "
+                                      f"got {r.udp_port}")
     host = fabric.host_at(r.address)
     if host is None:
         known = ", ".join(host.address for host in fabric.hosts[:8])

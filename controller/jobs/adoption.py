@@ -55,7 +55,7 @@ class Adoption:
         """Keep the numbers that a switch holds for unknown jobs from being handed out."""
         self.has_found |= bool(found)
         for epoch, entities in found.items():
-            if not self._allocator.reserve(epoch, {switch: fold_tables.holding(entities.values())}):
+            if not self._allocator.reserve(epoch, {switch: fold_tables.holding(self._fabric, entities.values())}):
                 log.warning("%s: an earlier controller has left epoch %d there, with numbers that another job has",
                             switch, epoch)
 

@@ -120,6 +120,11 @@ class Job:
         return sorted(rank for rank, join in self.joins.items() if join.kind == "rc")
 
     @property
+    def udp_ports(self) -> list[int]:
+        """The UDP ports at which its ranks receive, by rank, once all have joined."""
+        return [self.joins[rank].udp_port for rank in range(self.world)]
+
+    @property
     def is_connecting(self) -> bool:
         """Whether the job waits, after its first plan, until its RC ranks have told the queue pairs of their NICs."""
         return self.ready is not None and not self.ready.done()

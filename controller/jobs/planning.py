@@ -221,7 +221,7 @@ class Planning:
             room = quotas.room(job.tenant, job.trees, others)
             try:
                 return self._allocator.admit(job.epoch, job.trees, groups, room=room, rc=job.rc_ranks,
-                                             lane_bits=job.joins[0].lane_bits)
+                                             lane_bits=job.joins[0].lane_bits, udp_ports=job.udp_ports)
             except slots.OverQuota as error:
                 if room is None:
                     raise

@@ -49,7 +49,7 @@ def before_connecting(
     """
     hosts, shared = hosts_of(fabric, job), machines(job.hosts)
     rate = slowest(fabric.graph(), job.hosts)
-    peers = [Peer(rank, join.address, join.tcp) for rank, join in sorted(job.joins.items())]
+    peers = [Peer(rank, join.address, join.tcp, join.udp_port) for rank, join in sorted(job.joins.items())]
     addresses = [fabric.jobs, *([fabric.standby] if fabric.standby else [])]
     places = mesh_of(fabric.graph(), job.hosts)
     order = ring_along(places) if places else ring_order(
@@ -85,7 +85,7 @@ def _trees(fabric: Fabric, streams: Sequence[slots.Stream], hosts: Sequence[Host
         to, own = (stream.connections[place] << OPERATION_BITS for place in (after, here))
         return RankStream(
             hosts[stream.ranks[after]].address, to, own, stream.source_ports[here], stream.psn, stream.slots,
-            hosts[stream.ranks[before]].address, stream.source_ports[before],
+            hosts[stream.ranks[before]].address, stream.source_ports[before], stream.udp_ports[after],
         )
 
     mine = [stream for stream in streams if rank in stream.ranks]

@@ -63,7 +63,7 @@ def fold_entries(fabric: Fabric, ranks: Sequence[Host], stream: Stream) -> BySwi
                              stream.down[fold.switch])
             entities.append(Entry(CONNECTION, down, RESULT, _tree(stream, fold, len(fold.children))))
             entities.append(Entry(REPLICA, _replica_key(stream, fold, PARENT), REWRITE, (*_rewrite(
-                fabric, here.mac, parent.mac, here.address, parent.address, stream.source_ports[0],
+                fabric, here.mac, parent.mac, here.address, parent.address, stream.source_ports[0], roce.UDP_PORT,
                 stream.up[fold.switch]), _flow(stream, fold, len(fold.children)))))
         result[fold.switch] = entities
     return result
@@ -93,9 +93,10 @@ def by_epoch(state: Iterable[Entity]) -> dict[int, list[Entity]]:
     return dict(found)
 
 
-def holding(entities: Iterable[Entity]) -> Holding:
+def holding(fabric: Fabric, entities: Iterable[Entity]) -> Holding:
     """The numbers that a job's entities on one switch stand for.  The queue pairs of NICs are not ours to hand out."""
-    ranges, groups, connections, flows = set(), set(), set(), set()
+    hosts = {ip_number(host.address): host.name for host in fabric.hosts}
+    ranges, groups, connections, flows, source_ports = set(), set(), set(), set(), set()
     for entity in entities:
         if isinstance(entity, Multicast):
             groups.add(entity.group)
@@ -108,7 +109,10 @@ def holding(entities: Iterable[Entity]) -> Holding:
                 ranges.add((values["base"], values["mask"] + 1))
                 groups.add(values["group"])
                 flows.add(values["flow"])
-    return Holding(frozenset(ranges), frozenset(groups), frozenset(connections), frozenset(flows))
+                if entity.action == CONTRIBUTION and values["src"] in hosts:
+                    source_ports.add((hosts[values["src"]], values["sport"]))
+    return Holding(frozenset(ranges), frozenset(groups), frozenset(connections), frozenset(flows),
+                   frozenset(source_ports))
 
 
 # ---- connection -----------------------------------------------------------------------------------------------------
@@ -206,31 +210,31 @@ def _to_child(
     if child.rank is None:
         below = fabric.switch(child.node)
         return _rewrite(fabric, here.mac, below.mac, here.address, below.address, stream.source_ports[0],
-                        stream.down[child.node])
+                        roce.UDP_PORT, stream.down[child.node])
     host, predecessor = ranks[child.rank], (child.rank - 1) % len(ranks)
     return _rewrite(fabric, here.mac, host.mac, ranks[predecessor].address, host.address,
-                    stream.source_ports[predecessor], stream.connections[child.rank])
+                    stream.source_ports[predecessor], stream.udp_ports[child.rank], stream.connections[child.rank])
 
 
 def _rewrite(
-    fabric: Fabric, src_mac: str, dst_mac: str, src: str, dst: str, sport: int, to: int
+    fabric: Fabric, src_mac: str, dst_mac: str, src: str, dst: str, sport: int, dport: int, to: int
 ) -> tuple[tuple[str, int], ...]:
     """Parameters of `rewrite` towards a connection, with what they change of a full packet's ICRC."""
     queue_pair = to << roce.OPERATION_BITS
-    plain, reth = (roce.icrc_change(ip_number(src), ip_number(dst), sport, queue_pair, more + fabric.path_mtu)
+    plain, reth = (roce.icrc_change(ip_number(src), ip_number(dst), sport, dport, queue_pair, more + fabric.path_mtu)
                    for more in (0, roce.RETH_BYTES))
-    return (*_addresses(src_mac, dst_mac, src, dst, sport, queue_pair), ("icrc", plain), ("icrc_reth", reth))
+    return (*_addresses(src_mac, dst_mac, src, dst, sport), ("dport", dport), ("queue_pair", queue_pair),
+            ("icrc", plain), ("icrc_reth", reth))
 
 
 def _rewrite_rc(
     src_mac: str, dst_mac: str, src: str, dst: str, sport: int, queue_pair: int, region: int, rkey: int
 ) -> tuple[tuple[str, int], ...]:
     """Parameters of `rewrite_rc` towards a NIC's queue pair."""
-    return (*_addresses(src_mac, dst_mac, src, dst, sport, queue_pair), ("region", region), ("rkey", rkey))
+    return (*_addresses(src_mac, dst_mac, src, dst, sport), ("queue_pair", queue_pair), ("region", region),
+            ("rkey", rkey))
 
 
-def _addresses(
-    src_mac: str, dst_mac: str, src: str, dst: str, sport: int, queue_pair: int
-) -> tuple[tuple[str, int], ...]:
+def _addresses(src_mac: str, dst_mac: str, src: str, dst: str, sport: int) -> tuple[tuple[str, int], ...]:
     return (("src_mac", mac_number(src_mac)), ("dst_mac", mac_number(dst_mac)), ("src", ip_number(src)),
-            ("dst", ip_number(dst)), ("sport", sport), ("queue_pair", queue_pair))
+            ("dst", ip_number(dst)), ("sport", sport))

@@ -25,6 +25,7 @@ from netfold.host.errors import JoinRefused, PlanError
 from netfold.host.innet.fold import FoldRail
 from netfold.host.innet.parallel import ParallelFold
 from netfold.host.mesh.sockets import listen
+from netfold.host.native.sockets import bind_port, copy_of
 from netfold.host.operation.coding import (
     REPRODUCIBLE_VARIABLE,
     Coding,
@@ -46,11 +47,14 @@ from netfold.host.tracing.flight import Flight
 from netfold.host.tracing.timeline import Timeline, timeline_from_environment
 from netfold.rpc.channel import CONTROLLER_VARIABLE
 from netfold.wire.jobs import Join, Plan
+from netfold.wire.roce import UDP_PORT
 
 RailName = Literal["auto", "innet", "verbs", "tcp", "roce"]
 
 FOLDING: Final = (INNET, "verbs")
 """Rails that stand for folding whatever can be folded: by windowed end points, or by an RDMA NIC's queue pairs."""
+UDP_RAILS: Final = ("auto", INNET, "roce")
+"""Rails of which a rank receives RoCEv2 at a UDP port of its own; a NIC's are at RoCEv2's."""
 
 log = logging.getLogger("netfold")
 
@@ -61,6 +65,7 @@ class Parts:
 
     rails     the several rails of ``join(rails=)``, else None
     settings  the user's; None where ``rails`` has them
+    receiver  holds the rank's UDP port for all incarnations of the job; None where no rail of it needs one
     """
 
     membership: Membership
@@ -69,6 +74,7 @@ class Parts:
     coding: Coding
     rails: MultiRail | None = None
     settings: JoinSettings | None = None
+    receiver: socket.socket | None = None
 
     def close(self, reason: str = "") -> None:
         """Leaves the job and releases everything, once; safe to call twice.
@@ -89,6 +95,8 @@ class Parts:
         finally:
             self.dispatch.close()
             self.membership.close()
+            if self.receiver is not None:
+                self.receiver.close()
 
 
 @dataclass(frozen=True)
@@ -196,8 +204,10 @@ def join(
 
         check_host(settings.address)
     listener = listen(settings.address)
-    client = membership = None
+    client = membership = receiver = None
     try:
+        if rail in UDP_RAILS and not settings.helpers:
+            receiver = bind_port(settings.address)
         client = JobClient(where, token=token)
         plan = client.join(
             Join(
@@ -212,6 +222,7 @@ def join(
                 lane_bits=settings.lane_bits or lane_bits_from_environment(),
                 kind="rc" if rail == "verbs" and (world > 1 or joining) else "windowed",
                 joining=joining,
+                udp_port=UDP_PORT if receiver is None else receiver.getsockname()[1],
             )
         )
         if not joining and (plan.job, plan.rank, plan.world) != (job, rank, world):
@@ -221,9 +232,11 @@ def join(
             )
         check_plan(plan)
         membership = Membership(plan, client)
-        return _of_membership(membership, settings, listener)
+        return _of_membership(membership, settings, listener, receiver)
     except BaseException:
         listener.close()
+        if receiver is not None:
+            receiver.close()
         if membership is not None:
             membership.close()
         elif client is not None:
@@ -272,7 +285,7 @@ def of_plan(plan: Plan, settings: JoinSettings, listener: socket.socket | None) 
     TransportError."""
     try:
         check_plan(plan)
-        return _of_membership(Membership(plan), settings, listener)
+        return _of_membership(Membership(plan), settings, listener, None)
     except BaseException:
         if listener is not None:
             listener.close()
@@ -304,9 +317,9 @@ def reform(parts: Parts, finished: int, *, grows: bool, timeout: float | None) -
             return parts
         check_plan(now)
         remembered = parts.dispatch.hosts.chooser.measured
-        parts.dispatch.close()  # the next rail takes its place at UDP port 4791
+        parts.dispatch.close()  # the next rail takes its place at the rank's UDP port
         membership = Membership(now, client.follow(now))
-        after = _of_membership(membership, settings, listener, parts.sequencer, remembered)
+        after = _of_membership(membership, settings, listener, parts.receiver, parts.sequencer, remembered)
     except BaseException as error:
         listener.close()
         if membership is not None:  # the others must not wait for it
@@ -319,11 +332,12 @@ def reform(parts: Parts, finished: int, *, grows: bool, timeout: float | None) -
 
 
 def _of_membership(
-    membership: Membership, settings: JoinSettings, listener: socket.socket | None,
+    membership: Membership, settings: JoinSettings, listener: socket.socket | None, receiver: socket.socket | None,
     sequencer: OperationSequencer | None = None, remembered: Measured | None = None,
 ) -> Parts:
     """Opens one mesh between the hosts, and the rail that folds where the plan has trees and the settings want it.
 
+    receiver    holds this rank's UDP port; None: a rail that needs one binds it, by the plan
     sequencer   of the ranks before, where they have changed
     remembered  what they have measured
     """
@@ -343,7 +357,13 @@ def _of_membership(
     timeline = timeline_from_environment(plan.job, plan.rank, plan.world)
     flight = Flight(plan.job, plan.rank, plan.world, timeline=timeline)
     with ExitStack() as undo:  # whoever is told that it failed may try again at once, at the same ports
-        mesh = open_mesh(plan, listener, settings.timeout, rail, membership.client, timeline, settings.paths)
+        own = None if receiver is None else copy_of(receiver)
+        if own is not None:
+            undo.callback(own.close)
+        mesh = open_mesh(
+            plan, listener, settings.timeout, rail, membership.client, timeline, settings.paths,
+            receiver=own if rail == "roce" else None,
+        )
         undo.callback(mesh.close)
         mesh.told_by(membership.lost_rank, membership.ranks_left)
         peers = Peers(
@@ -361,7 +381,7 @@ def _of_membership(
         if plan.world > 1 and rail in ("auto", *FOLDING) and not helpers:
             if plan.folds:
                 switches = _open_fold(
-                    membership, peers, settings, timeline, shared=shared, lane_bits=coding.lane_bits
+                    membership, peers, settings, own, timeline, shared=shared, lane_bits=coding.lane_bits
                 )
                 undo.callback(switches.close)
                 membership.steer(switches)
@@ -383,14 +403,14 @@ def _of_membership(
             sequencer.begin_anew(me, flight)
         membership.on_tell(dispatch.progress)
         undo.pop_all()
-    return _checked(Parts(membership, dispatch, sequencer, coding, settings=said))
+    return _checked(Parts(membership, dispatch, sequencer, coding, settings=said, receiver=receiver))
 
 
 def _open_fold(
-    membership: Membership, peers: Peers, settings: JoinSettings, timeline: Timeline | None, *, shared: bool,
-    lane_bits: LaneBits,
+    membership: Membership, peers: Peers, settings: JoinSettings, receiver: socket.socket | None,
+    timeline: Timeline | None, *, shared: bool, lane_bits: LaneBits,
 ) -> FoldingRail:
-    """Opens the rail over the plan's trees; ``shared``: some machines have several ranks;
+    """Opens the rail over the plan's trees, which takes the receiver; ``shared``: some machines have several ranks;
     ``lane_bits``: of the job."""
     plan, timeout, control = membership.plan, settings.timeout, membership.fold_control(settings.timeout)
     auto = settings.rail == "auto"
@@ -404,11 +424,12 @@ def _open_fold(
         )
     if shared:
         return ParallelFold(
-            plan, peers, settings.address, timeout=timeout, control=control, timeline=timeline, falls_back=auto
+            plan, peers, settings.address, receiver, timeout=timeout, control=control, timeline=timeline,
+            falls_back=auto,
         )
     return FoldRail(
-        plan, settings.address, timeout=timeout, control=control, timeline=timeline, falls_back=auto,
-        lane_bits=lane_bits,
+        plan, settings.address, receiver=receiver, timeout=timeout, control=control, timeline=timeline,
+        falls_back=auto, lane_bits=lane_bits,
     )
 
 

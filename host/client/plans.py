@@ -69,6 +69,10 @@ def check_plan(plan: Plan) -> None:
     if plan.places and (len(set(map(len, plan.places))) > 1 or sorted(
             rank for row in plan.places for rank in row) != list(range(plan.world))):
         raise refuse(f"places are {plan.places}: expected rows of one length, with each of 0..{plan.world - 1} once")
+    udp_ports = f"{roce.UDP_PORT} or {roce.UDP_PORTS[0]}..{roce.UDP_PORTS[-1]}"
+    for peer in plan.peers:
+        if not roce.is_udp_port(peer.udp_port):
+            raise refuse(f"UDP port {peer.udp_port} of rank {peer.rank}: expected {udp_ports}")
     seen: dict[int, str] = {}
     for tree in plan.trees:
         if not 0 < tree.weight < float("inf"):
@@ -90,16 +94,12 @@ def check_plan(plan: Plan) -> None:
             for qp in (stream.qp, stream.peer_qp):
                 if not 0 < qp <= 0xFFFFFF or qp % roce.QUEUE_PAIRS:
                     raise refuse(f"{name}: queue pair {qp}: expected a multiple of {roce.QUEUE_PAIRS} below 2^24")
-            if not 0 < stream.source_port <= 0xFFFF or stream.source_port == roce.UDP_PORT:
-                raise refuse(f"{name}: source port {stream.source_port}: expected 1 .. 65535, not {roce.UDP_PORT}")
+            if not 0 < stream.source_port <= 0xFFFF or roce.is_udp_port(stream.source_port):
+                raise refuse(f"{name}: source port {stream.source_port}: expected 1 .. 65535, not {udp_ports}")
             if not 0 < stream.predecessor_port <= 0xFFFF:
                 raise refuse(f"{name}: source port {stream.predecessor_port} of results: expected 1 .. 65535")
-            connection = stream.qp // roce.QUEUE_PAIRS
-            if {connection % folding, stream.source_port % folding} != {place}:
-                raise refuse(
-                    f"{name}: connection {connection}, source port {stream.source_port}: expected both to leave "
-                    f"{place} divided by {folding}, this rank's place on its machine"
-                )
+            if not roce.is_udp_port(stream.peer_port):
+                raise refuse(f"{name}: UDP port {stream.peer_port} of the next rank: expected {udp_ports}")
             if stream.qp in seen:
                 raise refuse(f"{name}: queue pair {stream.qp} is also that of {seen[stream.qp]}")
             seen[stream.qp] = name

@@ -38,8 +38,8 @@ class StreamPlan(C.Structure):
     """``nf_stream_plan``: the addresses, queue pairs and window of one stream."""
 
     _fields_ = [(name, C.c_uint32) for name in (
-        "peer", "peer_qp", "qp", "source_port", "psn", "window", "slots", "predecessor", "predecessor_port",
-        "message",
+        "peer", "peer_port", "peer_qp", "qp", "source_port", "psn", "window", "slots", "predecessor",
+        "predecessor_port", "message",
     )]
 
 
@@ -137,9 +137,12 @@ class StreamState(C.Structure):
 
 
 class StreamRoute(C.Structure):
-    """``nf_route``: source and destination address and UDP source port of a run."""
+    """``nf_route``: source and destination address and UDP ports of a run."""
 
-    _fields_ = [("source", C.c_uint32), ("destination", C.c_uint32), ("source_port", C.c_uint16)]
+    _fields_ = [
+        ("source", C.c_uint32), ("destination", C.c_uint32), ("source_port", C.c_uint16),
+        ("destination_port", C.c_uint16),
+    ]
 
 
 class IoVec(C.Structure):

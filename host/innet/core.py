@@ -74,6 +74,7 @@ def result_origin(stream: RankStream) -> Origin:
 class Core:
     """One rank's fold over a plan's trees, without sockets: times are nanoseconds that the caller passes.
 
+    port     UDP port at which results arrive
     message  contributions are SENDs, in messages of so many packets, or of a quarter of a stream's slots where that is
              less, as in all jobs with RC queue pairs; 0: WRITEs
     presence  the switches take presence and lanes in one slot (``Plan.presence``)
@@ -87,6 +88,7 @@ class Core:
         world: int,
         trees: Sequence[RankTree],
         *,
+        port: int = roce.UDP_PORT,
         path_mtu: int = roce.PATH_MTU,
         max_run: int = RUN_PACKETS,
         max_window: int = 1 << 19,
@@ -102,11 +104,12 @@ class Core:
         self.trees = tuple(trees)
         self.address = address
         """The address at which results arrive, as text."""
+        self.port = port
         self._max_window = max_window
         plans = self._plans(trees)
         why = C.c_char_p()
         self.handle = self._lib.nf_fold_open(
-            number(address), world, path_mtu, len(trees), plans, max_run, C.byref(why)
+            number(address), port, world, path_mtu, len(trees), plans, max_run, C.byref(why)
         )
         if not self.handle:
             raise ValueError(f"fold engine: {(why.value or b'').decode()} (world {world}, {len(trees)} trees)")
@@ -131,8 +134,9 @@ class Core:
         def stream(plan: RankStream) -> StreamPlan:
             window = min(plan.slots // 2, 1 << (self._max_window.bit_length() - 1))
             return StreamPlan(
-                number(plan.peer), plan.peer_qp, plan.qp, plan.source_port, plan.psn, window, self._kept * plan.slots,
-                number(plan.predecessor), plan.predecessor_port, min(self._message, plan.slots // 4),
+                number(plan.peer), plan.peer_port, plan.peer_qp, plan.qp, plan.source_port, plan.psn, window,
+                self._kept * plan.slots, number(plan.predecessor), plan.predecessor_port,
+                min(self._message, plan.slots // 4),
             )
 
         return (TreePlan * len(trees))(
@@ -244,7 +248,9 @@ class Core:
             return None
         run = self._run
         route = run.route
-        return Run(run.joined(), run.segment, route.source_port, dotted(route.destination))
+        return Run(
+            run.joined(), run.segment, route.source_port, dotted(route.destination), route.destination_port
+        )
 
     def receive(self, data: bytes, now: int, origin: Origin, *, segment: int = 0, marked: bool = False) -> None:
         """Takes received UDP payloads, split every ``segment`` bytes (0: one packet); what came from anywhere but the

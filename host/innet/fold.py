@@ -40,11 +40,12 @@ MAX_ELEMENTS = 1 << 28
 class FoldRail(FoldLoop):
     """Collectives over the trees of a plan.
 
-    address  this rank's address on the fabric: results arrive at its UDP port 4791
+    address  this rank's address on the fabric, at which results arrive
+    receiver bound to it and to the rank's UDP port (``native.sockets.bind_port``); taken over.  Default: bound here, by
+             the plan
     timeout  seconds without any new result after which an operation gives up
     control  talks to the controller: where it says that the job has ended, an operation ends after PATIENCE
     timeline  records what the native loop does, where one was asked for
-    shared   other sockets are open on the same address and port (``reuseport``)
     falls_back  where no trees are left, what is under way ends over TCP (``fallback``), instead of with TreesLost
     lane_bits   of the job: in one with RC queue pairs sums have lanes of this width alone
     """
@@ -60,18 +61,17 @@ class FoldRail(FoldLoop):
         timeout: float,
         control: FoldControl = NO_CONTROLLER,
         timeline: Timeline | None = None,
-        shared: bool = False,
+        receiver: socket.socket | None = None,
         falls_back: bool = False,
         lane_bits: LaneBits = 32,
     ) -> None:
         self._lane_bits = lane_bits
-        self._receiver: socket.socket | None = None
         self._plan = plan
         said = os.environ.get(CREDITS_VARIABLE, "")
         self._credits = Credits.parse(said, plan.path_mtu) if said else None
         ranks = fold_ranks(plan)
         self.members, self._place = len(ranks), ranks.index(plan.rank)
-        core, link = self._open(address, shared)
+        core, link = self._open(address, receiver)
         try:
             super().__init__(
                 plan, address, core, link, timeout=timeout, control=control, timeline=timeline, falls_back=falls_back
@@ -88,18 +88,9 @@ class FoldRail(FoldLoop):
         self._first_slice = min(SHORTEST_PAUSE, int(timeout * 1e9))
         """Nanoseconds for which a repeated operation runs before stalls, timeout and others are looked at."""
 
-    def _open(self, address: str, shared: bool) -> tuple[Core, PacketLink]:
+    def _open(self, address: str, receiver: socket.socket | None) -> tuple[Core, PacketLink]:
         """The core over the plan's trees, and what carries its packets.  Raises TransportError, ValueError."""
-        core, link, self._receiver = open_over_sockets(
-            self._plan, address, members=self.members, credits=self._credits, shared=shared
-        )
-        return core, link
-
-    @property
-    def receiver(self) -> socket.socket:
-        """The socket at which results arrive."""
-        assert self._receiver is not None
-        return self._receiver
+        return open_over_sockets(self._plan, address, receiver, members=self.members, credits=self._credits)
 
     def takes(self, reduction: Reduction, coding: Coding) -> bool:
         """Whether the switches can make this reduction, with narrow lanes and saturating sums of int32 included.

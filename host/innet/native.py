@@ -60,7 +60,7 @@ def functions() -> dict[str, tuple[Any, ...]]:
         "nf_narrow_all": (None, C.POINTER(Narrowing), pointer, pointer, u64, pointer, pointer),
         "nf_widen_all": (None, C.POINTER(Narrowing), pointer, u64, pointer, C.c_float, pointer),
         "nf_saturating_sum": (None, pointer, pointer, C.c_size_t, pointer),
-        "nf_fold_open": (pointer, u32, u32, u32, u32, C.POINTER(TreePlan), u32, C.POINTER(C.c_char_p)),
+        "nf_fold_open": (pointer, u32, C.c_uint16, u32, u32, u32, C.POINTER(TreePlan), u32, C.POINTER(C.c_char_p)),
         "nf_fold_close": (None, pointer),
         "nf_fold_messages": (C.c_bool, pointer, u32, u32),
         "nf_fold_no_presence": (None, pointer),

@@ -20,6 +20,7 @@ once.
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 import zlib
@@ -34,15 +35,12 @@ from netfold.host.collectives.flow import length, run
 from netfold.host.collectives.inner_step import InnerStep
 from netfold.host.collectives.shared_memory import SharedRows
 from netfold.host.errors import NetFoldError, PeerLost
-from netfold.host.innet import native
 from netfold.host.innet.bystander import Bystander
 from netfold.host.innet.fold import FoldRail
 from netfold.host.innet.fold_loop import TRIAL
 from netfold.host.innet.machine_windows import MachinePlace, Step, allreduce_steps, rows_steps
 from netfold.host.innet.netreduce_conditions import beats_ring, ratio
 from netfold.host.mesh.mesh import Subset
-from netfold.host.native.reuseport import by_remainder, steer
-from netfold.host.native.sockets import check_free
 from netfold.host.operation.arrays import Array, held
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.conversion import elements_at_ends
@@ -60,6 +58,7 @@ class ParallelFold:
 
     peers    all ranks of the job: those of a machine wait for each other over its mesh
     address  of this machine on the fabric
+    receiver as for ``FoldRail``
     timeout, control, timeline, falls_back  as for ``FoldRail``
     """
 
@@ -71,6 +70,7 @@ class ParallelFold:
         plan: Plan,
         peers: Peers,
         address: str,
+        receiver: socket.socket | None = None,
         *,
         timeout: float,
         control: FoldControl = NO_CONTROLLER,
@@ -87,13 +87,13 @@ class ParallelFold:
         self._place = MachinePlace(plan.machines, plan.rank)
         self._turn = threading.Lock()
         """Held by an operation until all its windows are folded."""
-        native.library()  # built before the others wait for us
         with ExitStack() as undo:  # whoever is told that it failed may try again at once, at the same UDP port
-            with peers.operation("the ranks of each machine bind their sockets") as mesh:
+            self._fold = self._open(plan, address, receiver, timeout)  # its engine is built before the others wait
+            undo.callback(self._fold.close)
+            with peers.operation("the ranks of each machine share memory") as mesh:
                 self._local = Subset(mesh, self._place.ranks)
                 self._inner: InnerStep = SharedRows(self._local)
                 undo.callback(self._inner.close)
-                self._fold = self._open(plan, address, timeout, undo)
                 self._shared_memory = measure_inside(mesh, self._local, self._inner, parts=self._place.folding)
             undo.pop_all()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="netfold-fold")
@@ -101,33 +101,18 @@ class ParallelFold:
         self._bytes = 0
         self._seconds = 0.0
 
-    def _open(self, plan: Plan, address: str, timeout: float, undo: ExitStack) -> FoldRail | Bystander:
+    def _open(
+        self, plan: Plan, address: str, receiver: socket.socket | None, timeout: float
+    ) -> FoldRail | Bystander:
         """Opens what this rank folds with, or, where others of its machine fold, what it knows of them."""
         if plan.inside:
-            aside = Bystander(
-                plan, address, timeout=timeout, control=self._control, falls_back=self._falls_back
-            )
-            undo.callback(aside.close)
-        for place in range(self._place.folding):
-            if place == self._place.local:
-                fold = self._bind(plan, address, timeout)
-                undo.callback(fold.close)
-                if place == 0:
-                    steer(fold.receiver, by_remainder(self._place.folding))
-            run(self._local, barrier(self._local))
-        return aside if plan.inside else fold
-
-    def _bind(self, plan: Plan, address: str, timeout: float) -> FoldRail:
-        """Binds this rank's sockets, one rank after another, since the kernel numbers a machine's sockets in that
-        order."""
-        if self._place.local == 0:
-            check_free(address)  # sockets of another job would join our group, and mix up its numbers
+            return Bystander(plan, address, timeout=timeout, control=self._control, falls_back=self._falls_back)
         return FoldRail(
             plan,
             address,
+            receiver=receiver,
             timeout=timeout,
             control=replace(self._control, job_error=self._job_error),
-            shared=True,
             timeline=self._timeline,
             falls_back=self._falls_back,
         )

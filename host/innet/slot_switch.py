@@ -20,11 +20,12 @@ NO_LANES: Final = np.empty(0, np.uint32)
 
 
 class ResultRoute(NamedTuple):
-    """Source and destination of a switch's packets: IPv4 addresses as text, and the source's UDP port."""
+    """Source and destination of a switch's packets: IPv4 addresses as text, and UDP ports."""
 
     source: str
     source_port: int
     destination: str
+    port: int = roce.UDP_PORT
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,9 @@ def parse(payload: bytes) -> Packet | Nak:
 
 def _sealed(payload: bytes, route: ResultRoute | None, psn: int) -> bytes:
     """The UDP payload with its ICRC."""
-    return payload if route is None else roce.sealed(payload, *route, psn & 0xFFFF)
+    if route is None:
+        return payload
+    return roce.sealed(payload, route.source, route.source_port, route.destination, psn & 0xFFFF, route.port)
 
 
 def _base_header(payload: bytes) -> tuple[int, int, int, int]:

@@ -41,8 +41,9 @@ PURPOSE: Final = "stand-in"
 """Purpose of the connections, from which their key is derived."""
 RUN = struct.Struct("!IHH")
 """Header of a run."""
-ROUTE = struct.Struct("!I4sH4s")
-"""The route of a stream's results: queue pair of operation 0, source address and UDP port, destination address."""
+ROUTE = struct.Struct("!I4sH4sH")
+"""The route of a stream's results: queue pair of operation 0, source address and UDP port, destination address and UDP
+port."""
 MAX_RUN: Final = 1 << 20
 """Bytes of the longest run."""
 RECEIVE: Final = 1 << 18
@@ -80,10 +81,11 @@ class RunBuffer:
         return runs
 
 
-def result_routes(streams: Sequence[RankStream], address: str) -> bytes:
+def result_routes(streams: Sequence[RankStream], address: str, port: int) -> bytes:
     """The first run of the rank at ``address``."""
     packed = b"".join(
-        ROUTE.pack(stream.qp, socket.inet_aton(stream.predecessor), stream.predecessor_port, socket.inet_aton(address))
+        ROUTE.pack(stream.qp, socket.inet_aton(stream.predecessor), stream.predecessor_port, socket.inet_aton(address),
+                   port)
         for stream in streams
     )
     return RUN.pack(len(packed), ROUTE.size, 0) + packed
@@ -254,8 +256,8 @@ class StandIn:
             if len(data) != len(self._switches) * ROUTE.size:
                 raise Broken(f"a first run of {len(data)} bytes for {len(self._switches)} streams")
             member.routes = [
-                (qp, ResultRoute(socket.inet_ntoa(source), port, socket.inet_ntoa(destination)))
-                for qp, source, port, destination in ROUTE.iter_unpack(data)
+                (qp, ResultRoute(socket.inet_ntoa(source), source_port, socket.inet_ntoa(destination), port))
+                for qp, source, source_port, destination, port in ROUTE.iter_unpack(data)
             ]
             return
         switch = self._switches[stream]

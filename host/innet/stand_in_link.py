@@ -32,7 +32,7 @@ class StandInLink:
         self._origins = [result_origin(stream) for stream in streams]
         self._numbers = {stream.peer_qp: number for number, stream in enumerate(streams)}
         self._arrived = RunBuffer()
-        self._waiting = bytearray(result_routes(streams, core.address))
+        self._waiting = bytearray(result_routes(streams, core.address, core.port))
 
     def run(self, until: int) -> int:
         """Runs until the core is done (DONE), has failed (FAILED), or CLOCK_MONOTONIC is ``until`` nanoseconds (AGAIN).

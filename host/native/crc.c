@@ -28,7 +28,7 @@ static masked_headers mask(const uint8_t *bth, size_t n, const nf_route *route, 
     nf_put32(m.ip + 12, route->source);
     nf_put32(m.ip + 16, route->destination);
     nf_put16(m.udp, route->source_port);
-    nf_put16(m.udp + 2, NF_UDP_PORT);
+    nf_put16(m.udp + 2, route->destination_port);
     nf_put16(m.udp + 4, (uint16_t)length);
     memcpy(m.bth, bth, NF_BTH_BYTES);
     m.bth[4] = 0xff;

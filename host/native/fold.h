@@ -63,7 +63,7 @@ typedef enum { NF_AGREEMENT_STREAM = 0, NF_DATA_STREAM = 1 } nf_kind;
 
 typedef struct {   /* wire.jobs.Stream */
     uint32_t peer; /* IPv4 address, host byte order */
-    uint32_t peer_qp, qp, source_port, psn, window, slots;
+    uint32_t peer_port, peer_qp, qp, source_port, psn, window, slots;
     uint32_t predecessor, predecessor_port; /* source address and UDP source port of results */
     /* Contributions are SENDs in messages of so many packets, a quarter of the slots at most, as the NICs of a job with
      * RC queue pairs send them; nf_fold_missing then names the beginning of a message, where a NIC can begin again.  0:
@@ -150,10 +150,10 @@ typedef struct {                        /* a run of packets for one destination,
 
 typedef struct nf_fold nf_fold;
 
-/* path_mtu: 1024 or 4096.  max_run: packets in a super-packet, 1 where the kernel has no UDP_SEGMENT.  NULL with *why
- * set where memory is short or a number is out of range. */
-nf_fold *nf_fold_open(uint32_t address, uint32_t world, uint32_t path_mtu, uint32_t n_trees, const nf_tree_plan *trees,
-                      uint32_t max_run, const char **why);
+/* address, port: where results arrive.  path_mtu: 1024 or 4096.  max_run: packets in a super-packet, 1 where the kernel
+ * has no UDP_SEGMENT.  NULL with *why set where memory is short or a number is out of range. */
+nf_fold *nf_fold_open(uint32_t address, uint16_t port, uint32_t world, uint32_t path_mtu, uint32_t n_trees,
+                      const nf_tree_plan *trees, uint32_t max_run, const char **why);
 void nf_fold_close(nf_fold *);
 /* NetReduce's flow control, before the first operation and the same on all ranks: the data goes in messages of so many
  * packets, and message i + credits leaves once message i is through: each packet has its result, or was found lost.

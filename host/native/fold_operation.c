@@ -5,8 +5,8 @@
 #include <stdlib.h>
 
 /* ---- opening and starting ---------------------------------------------------------------------------------------- */
-nf_fold *nf_fold_open(uint32_t address, uint32_t world, uint32_t path_mtu, uint32_t n_trees, const nf_tree_plan *plans,
-                      uint32_t max_run, const char **why) {
+nf_fold *nf_fold_open(uint32_t address, uint16_t port, uint32_t world, uint32_t path_mtu, uint32_t n_trees,
+                      const nf_tree_plan *plans, uint32_t max_run, const char **why) {
     *why = "out of memory";
     if (world < 1 || world > NF_MAX_WORLD || n_trees < 1 || n_trees > NF_MAX_TREES || max_run < 1 ||
         (path_mtu != NF_MIN_PATH_MTU && path_mtu != NF_MAX_PATH_MTU)) {
@@ -16,6 +16,7 @@ nf_fold *nf_fold_open(uint32_t address, uint32_t world, uint32_t path_mtu, uint3
     nf_fold *f = calloc(1, sizeof *f);
     if (!f || !(f->trees = calloc(n_trees, sizeof *f->trees)) || !(f->held = calloc(NF_HELD_BYTES, 1))) goto fail;
     f->address = address;
+    f->port = port;
     f->world = world;
     f->path_mtu = path_mtu;
     f->entries = path_mtu / sizeof(nf_lane);

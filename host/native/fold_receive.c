@@ -18,7 +18,7 @@ static nf_channel *channel_of(nf_fold *f, uint32_t qp) {
 static bool is_result(nf_fold *f, const nf_channel *c, const uint8_t *packet, size_t n, uint32_t psn,
                       const nf_origin *from) {
     bool addressed = from->source == c->plan.predecessor && from->source_port == c->plan.predecessor_port;
-    const nf_route route = {from->source, f->address, from->source_port};
+    const nf_route route = {from->source, f->address, from->source_port, f->port};
     if (addressed && from->ttl == NF_RESULT_TTL) {
         bool whole = nf_icrc_holds(packet, n, &route, (uint16_t)psn);
         f->corrupt += !whole;

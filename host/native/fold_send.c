@@ -46,7 +46,7 @@ static void begin_run(const nf_fold *f, const nf_channel *c, bool asks, nf_run *
     run->tree = c->tree;
     run->kind = c->kind;
     run->data = 0;
-    run->route = (nf_route){f->address, c->plan.peer, (uint16_t)c->plan.source_port};
+    run->route = (nf_route){f->address, c->plan.peer, (uint16_t)c->plan.source_port, (uint16_t)c->plan.peer_port};
 }
 
 static void append(nf_run *run, uint8_t *bytes, size_t n) {
@@ -100,8 +100,9 @@ static void add_channel(nf_fold *f, nf_channel *c, int64_t now, nf_run *run) {
 /* Whether the data of a tree may leave in one run with what its ranks agree on. */
 static bool joins(const nf_fold *f, const nf_tree *tr, const nf_run *run) {
     const nf_stream_plan *agreement = &tr->channels[0].plan, *data = &tr->channels[1].plan;
-    return f->brief && agreement->source_port == data->source_port && agreement->peer == data->peer && !data->message &&
-           run->length == run->packets * run->segment && run->packets < f->max_run;
+    return f->brief && agreement->source_port == data->source_port && agreement->peer == data->peer &&
+           agreement->peer_port == data->peer_port && !data->message && run->length == run->packets * run->segment &&
+           run->packets < f->max_run;
 }
 
 static bool send_channel(nf_fold *f, nf_channel *c, int64_t now, nf_run *run) {

@@ -42,6 +42,7 @@ typedef struct { /* the elements of one packet */
 
 struct nf_fold {
     uint32_t address, world, path_mtu, n_trees;
+    uint16_t port;
     uint32_t max_run, kernel_run; /* packets of a super-packet: full ones; of any length */
     unsigned headroom;
     nf_tree *trees;

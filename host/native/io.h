@@ -17,7 +17,7 @@ typedef enum {
     NF_RUN_REFUSED = 4 /* of nf_io_fold alone: the operation did not begin */
 } nf_run_status;
 
-/* receiver: socket bound to (our address, 4791).  All sockets are non-blocking and stay the caller's.  NULL: no
+/* receiver: socket bound to (our address, our port).  All sockets are non-blocking and stay the caller's.  NULL: no
  * memory. */
 nf_io *nf_io_open(nf_fold *, int receiver, uint32_t n_senders, const nf_sender *);
 void nf_io_close(nf_io *);

@@ -62,6 +62,7 @@ class Run:
     segment: int
     source_port: int
     destination: str
+    destination_port: int
 
     def packets(self) -> list[bytes]:
         """The UDP payloads one by one."""

@@ -43,6 +43,7 @@ typedef struct nf_rc nf_rc;
 
 typedef struct {                /* one end of a connection; the other end has the same with the sides exchanged */
     uint32_t peer, peer_qp, qp; /* IPv4 address in host byte order; queue pair numbers, 24 bits */
+    uint32_t peer_port;         /* UDP port at which the peer receives */
     uint32_t source_port;       /* UDP source port of all that leaves: the flow's entropy */
     uint32_t psn, peer_psn;     /* first PSN that leaves, that arrives */
 } nf_rc_plan;
@@ -79,10 +80,11 @@ typedef struct {                         /* of one queue pair since it was conne
     uint64_t open;     /* 1 where it is (rc_contexts.c) */
 } nf_rc_pair_state;
 
-/* path_mtu: 256, 512, 1024, 2048 or 4096 bytes.  window: packets in flight on a queue pair, a power of two, the same
- * at both ends.  max_run: 1 .. NF_RC_RUN.  reorder: packets sent later that may overtake before one counts as lost.
- * NULL: a bad argument, or no memory. */
-nf_rc *nf_rc_open(uint32_t address, uint32_t path_mtu, uint32_t window, uint32_t max_run, uint32_t reorder);
+/* address, port: where packets arrive.  path_mtu: 256, 512, 1024, 2048 or 4096 bytes.  window: packets in flight on a
+ * queue pair, a power of two, the same at both ends.  max_run: 1 .. NF_RC_RUN.  reorder: packets sent later that may
+ * overtake before one counts as lost. NULL: a bad argument, or no memory. */
+nf_rc *nf_rc_open(uint32_t address, uint16_t port, uint32_t path_mtu, uint32_t window, uint32_t max_run,
+                  uint32_t reorder);
 void nf_rc_close(nf_rc *);
 
 #define NF_RC_BAD_NUMBERS (-1) /* a number taken already or out of range */
@@ -129,7 +131,7 @@ void nf_rc_unsent(nf_rc *, const nf_rc_run *);
 /* From here on each run has one packet: the kernel takes no super-packets. */
 void nf_rc_no_runs(nf_rc *);
 
-/* Takes UDP payloads that came to port 4791 `from` there, cut every `segment` bytes. */
+/* Takes UDP payloads that came to our port `from` there, cut every `segment` bytes. */
 void nf_rc_receive(nf_rc *, const uint8_t *bytes, size_t n, size_t segment, const nf_origin *from, bool marked,
                    int64_t now);
 /* Does what is due by `now`: retransmission timers, and the watch over paths. */

@@ -12,7 +12,8 @@
 #include "rc_requester.h"
 #include "rc_responder.h"
 
-nf_rc *nf_rc_open(uint32_t address, uint32_t path_mtu, uint32_t window, uint32_t max_run, uint32_t reorder) {
+nf_rc *nf_rc_open(uint32_t address, uint16_t port, uint32_t path_mtu, uint32_t window, uint32_t max_run,
+                  uint32_t reorder) {
     bool power = path_mtu >= 256 && path_mtu <= 4096 && !(path_mtu & (path_mtu - 1));
     if (!power || window < 2 || window > 1u << 20 || (window & (window - 1)) || max_run < 1 || max_run > NF_RC_RUN ||
         reorder < 1)
@@ -20,6 +21,7 @@ nf_rc *nf_rc_open(uint32_t address, uint32_t path_mtu, uint32_t window, uint32_t
     nf_rc *rc = calloc(1, sizeof *rc);
     if (!rc) return NULL;
     rc->address = address;
+    rc->port = port;
     rc->path_mtu = path_mtu;
     rc->window = window;
     rc->reorder = reorder;
@@ -58,8 +60,8 @@ void nf_rc_close(nf_rc *rc) {
 /* ---- queue pairs ------------------------------------------------------------------------------------------------- */
 int32_t nf_rc_connect(nf_rc *rc, const nf_rc_plan *plan) {
     bool numbers = plan->qp && plan->qp <= NF_PSN_MASK && plan->peer_qp && plan->peer_qp <= NF_PSN_MASK;
-    if (!numbers || !plan->source_port || plan->source_port > 0xffff || nf_qp_find(rc, plan->qp))
-        return NF_RC_BAD_NUMBERS;
+    bool ports = plan->source_port && plan->source_port <= 0xffff && plan->peer_port && plan->peer_port <= 0xffff;
+    if (!numbers || !ports || nf_qp_find(rc, plan->qp)) return NF_RC_BAD_NUMBERS;
     if (!nf_qp_reserve(rc)) return NF_RC_NO_MEMORY;
     nf_qp *qp = &rc->qps[rc->n_qps];
     memset(qp, 0, sizeof *qp);
@@ -109,7 +111,7 @@ static void receive_packet(nf_rc *rc, const uint8_t *p, size_t n, const nf_origi
         rc->refused_from = *from;
         return;
     }
-    const nf_route route = {from->source, rc->address, from->source_port};
+    const nf_route route = {from->source, rc->address, from->source_port, rc->port};
     if (!nf_icrc_holds_for_some(p, n, &route, &qp->likely_id, NF_RC_RUN)) {
         rc->corrupt++;
         return;

@@ -12,7 +12,7 @@
 
 typedef struct nf_rc_io nf_rc_io;
 
-/* receiver: socket bound to (our address, 4791).  All sockets are non-blocking and stay the caller's.
+/* receiver: socket bound to (our address, our port).  All sockets are non-blocking and stay the caller's.
  * NULL: no memory, or no thread. */
 nf_rc_io *nf_rc_io_open(nf_rc *, int receiver, uint32_t n_senders, const nf_sender *);
 /* Ends the progress thread; the endpoint stays the caller's. */

@@ -59,7 +59,7 @@ static uint32_t write_packet(nf_rc *rc, const nf_qp *qp, const nf_write *w, uint
 static void begin_run(const nf_rc *rc, const nf_qp *qp, nf_rc_run *run) {
     run->bytes = rc->buffer;
     run->length = run->packets = 0;
-    run->route = (nf_route){rc->address, qp->plan.peer, (uint16_t)qp->plan.source_port};
+    run->route = (nf_route){rc->address, qp->plan.peer, (uint16_t)qp->plan.source_port, (uint16_t)qp->plan.peer_port};
     run->qp = nf_rc_index(rc, qp);
 }
 

@@ -133,6 +133,7 @@ typedef struct {
 
 struct nf_rc {
     uint32_t address, path_mtu, window, max_run, reorder;
+    uint16_t port;
     nf_congestion_rules rules; /* of all queue pairs */
     nf_qp *qps;
     uint32_t n_qps, room_qps;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * RoCEv2 on the wire: IPv4 / UDP 4791 / BTH / [RETH] / payload / ICRC.  The numbers are those of wire/roce.py and
+ * RoCEv2 on the wire: IPv4 / UDP / BTH / [RETH] / payload / ICRC.  The numbers are those of wire/roce.py and
  * p4src/sizes.p4 (tests/host/innet/test_wire.py compares).  A socket gives and takes what follows the UDP header.
  */
 #ifndef NF_ROCE_H
@@ -14,7 +14,6 @@
 #error "little-endian machines only: headers, lanes and the ICRC are swapped on that ground"
 #endif
 
-#define NF_UDP_PORT 4791
 #define NF_MIN_PATH_MTU 1024 /* a fold has one of these two: payload bytes of every packet */
 #define NF_MAX_PATH_MTU 4096
 #define NF_MESSAGE_PACKETS 4096 /* longest message; long, since a FIRST is longer and parts super-packets */
@@ -119,7 +118,7 @@ static inline size_t nf_bytes_of(const nf_header *h, uint32_t path_mtu) {
 
 typedef struct { /* where a packet goes: what its ICRC covers besides itself; host byte order */
     uint32_t source, destination;
-    uint16_t source_port;
+    uint16_t source_port, destination_port;
 } nf_route;
 
 typedef struct { /* where a packet came from, as the kernel says; host byte order */

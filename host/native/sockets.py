@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The UDP sockets of RoCEv2 over the kernel: one that receives on port 4791, and one that sends for each source port.
+"""The UDP sockets of RoCEv2 over the kernel: one that receives, and one that sends for each source port.
 
-The folding engine (``innet.fold``) and the queue pairs (``roce.sockets``) each open a set of their own.
+Each folding engine (``innet.fold``) and each mesh of queue pairs (``roce.mesh``) has a set of its own.  The kernel
+gives a port of an address to one socket, and while that is open to no other program or user of the host: so it tells
+the packets of a host's ranks apart, and nobody else receives them, or sends in their name.
 """
 
 from __future__ import annotations
@@ -43,19 +45,45 @@ class Sockets:
             sock.close()
 
 
-def open_sockets(
-    address: str, ports: Sequence[int], *, room: int, shared: bool = False, ttl: int | None = None
-) -> Sockets:
-    """Binds address:4791 and one socket for each source port (0: one that the kernel chooses).
+def bind_port(address: str, port: int | None = None) -> socket.socket:
+    """A socket bound to a UDP port of this host's address at which RoCEv2 may arrive.
 
-    room    bytes that the receive buffer should hold; more than the system's limit needs CAP_NET_ADMIN
-    shared  other sockets are going to use the same address and port (``native.reuseport``)
-    ttl     TTL of packets sent, and then the receiver reports the TTL of packets received; default: the system's
+    port  default: 4791 where it is free, else the first of roce.UDP_PORTS that is
     Raises TransportError.
     """
-    opened: list[socket.socket] = []
+    if port is not None:
+        return _bound(address, port, "end what has it, or give this rank another one")
+    for wanted in (roce.UDP_PORT, *roce.UDP_PORTS):
+        try:
+            return _bound(address, wanted, "")
+        except TransportError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    raise TransportError(
+        errno.EADDRINUSE,
+        f"no UDP port of {address} is free for RoCEv2: expected {roce.UDP_PORT} or one of {roce.UDP_PORTS[0]}.."
+        f"{roce.UDP_PORTS[-1]}, which other jobs and programs on this host have (`ss -lun`): end some of them",
+    )
+
+
+def copy_of(receiver: socket.socket) -> socket.socket:
+    """Another descriptor of a bound socket, to be closed by whoever gets it: the port stays bound until all are."""
+    return own(receiver.dup())
+
+
+def open_sockets(
+    receiver: socket.socket, ports: Sequence[int], *, room: int, ttl: int | None = None
+) -> Sockets:
+    """Sets up a receiver, and binds one socket of its address for each source port (0: one that the kernel chooses).
+
+    receiver  of ``bind_port``; taken over, and closed where this fails
+    room      bytes that the receive buffer should hold; more than the system's limit needs CAP_NET_ADMIN
+    ttl       TTL of packets sent, and then the receiver reports the TTL of packets received; default: the system's
+    Raises TransportError.
+    """
+    opened = [receiver]
+    address = receiver.getsockname()[0]
     try:
-        receiver = _bound(address, roce.UDP_PORT, opened, shared=shared)
         receiver.setsockopt(socket.IPPROTO_IP, IP_RECVTOS, 1)
         if ttl is not None:
             receiver.setsockopt(socket.IPPROTO_IP, IP_RECVTTL, 1)
@@ -64,7 +92,11 @@ def open_sockets(
         senders: dict[int, socket.socket] = {}
         super_packets = True
         for port in ports:
-            sender = _bound(address, port, opened)
+            sender = _bound(
+                address, port, "it was drawn for what this rank sends, and another program on this host has it by "
+                               "chance: join anew for another one, or end that program",
+            )
+            opened.append(sender)
             # So the kernel writes DF and the IPv4 ID 0, and 0, 1, 2... in a super-packet; see native/roce.h
             sender.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO)
             sender.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, roce.ECN_ECT0)
@@ -100,23 +132,16 @@ def check_mtu(address: str, peer: str, path_mtu: int) -> None:
         )
 
 
-def check_free(address: str) -> None:
-    """Raises TransportError where any socket on this host uses the address's UDP port 4791, even a shared one."""
-    _bound(address, roce.UDP_PORT, []).close()
-
-
-def _bound(address: str, port: int, opened: list[socket.socket], *, shared: bool = False) -> socket.socket:
+def _bound(address: str, port: int, taken: str) -> socket.socket:
+    """A socket bound to this port.  Raises TransportError; ``taken``: what it says of one that something else has."""
     sock = own(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-    opened.append(sock)
     try:
         sock.setblocking(False)
-        if shared:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind((address, port))
     except OSError as error:
         sock.close()
         hint = {
-            errno.EADDRINUSE: "another job or program on this host has it: one rank a fabric address",
+            errno.EADDRINUSE: f"{taken} (`ss -lunp`)",
             errno.EADDRNOTAVAIL: "this host has no such address: give the one on the fabric (`ip addr`)",
         }.get(error.errno or 0, "see `ip addr` and `ss -lun`")
         raise TransportError(

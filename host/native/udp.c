@@ -72,8 +72,9 @@ void nf_udp_transient_errors(const nf_udp *u, uint64_t *count, int32_t *error) {
 
 static ssize_t send_pieces(int fd, const nf_route *route, const struct iovec *pieces, uint32_t n_pieces, size_t n,
                            uint32_t segment) {
-    struct sockaddr_in to = {
-        .sin_family = AF_INET, .sin_port = htons(NF_UDP_PORT), .sin_addr.s_addr = htonl(route->destination)};
+    struct sockaddr_in to = {.sin_family = AF_INET,
+                             .sin_port = htons(route->destination_port),
+                             .sin_addr.s_addr = htonl(route->destination)};
     union {
         char space[CMSG_SPACE(sizeof(uint16_t))];
         struct cmsghdr align;

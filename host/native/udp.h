@@ -16,7 +16,7 @@ typedef struct { /* a socket bound to (our address, port), for packets with this
 
 typedef struct nf_udp nf_udp;
 
-/* receiver: socket bound to (our address, 4791).  NULL: no memory. */
+/* receiver: socket bound to (our address, our port).  NULL: no memory. */
 nf_udp *nf_udp_open(int receiver, uint32_t n_senders, const nf_sender *);
 void nf_udp_close(nf_udp *);
 

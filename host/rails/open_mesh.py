@@ -61,11 +61,14 @@ def open_mesh(
     client: JobClient | None,
     timeline: Timeline | None = None,
     paths: PathChoice | None = None,
+    *,
+    receiver: socket.socket | None = None,
 ) -> Mesh:
     """The mesh between all ranks: over queue pairs for rail "roce", else over TCP; in memory for a job of one rank.
 
     listener  bound TCP socket whose port stands in the plan; the mesh owns it from here on
     paths     see ``path_choice``
+    receiver  as for ``RoceMesh``
     Raises ValueError without a listener, or where $NETFOLD_OPEN_PAIRS is not an integer of 1 or more; TransportError.
     """
     choice = path_choice(paths, rail)
@@ -81,7 +84,7 @@ def open_mesh(
 
         open_pairs = environment.number(os.environ, OPEN_PAIRS_VARIABLE, str(MAX_OPEN))
         return RoceMesh(
-            plan, listener, timeout=timeout, open_pairs=open_pairs, timeline=timeline,
+            plan, listener, timeout=timeout, open_pairs=open_pairs, timeline=timeline, receiver=receiver,
             **_roce_paths(plan, client, choice, WINDOW_BYTES // plan.path_mtu),
         )
     planned: PathSource | None = None

@@ -20,6 +20,7 @@ from netfold.host.errors import NetFoldError, PlanError, RailDown
 from netfold.host.innet.fold import FoldRail
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.mesh.sockets import listen
+from netfold.host.native.sockets import bind_port
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.conversion import between_hosts, deliver
 from netfold.host.operation.rail import RailStats
@@ -32,6 +33,7 @@ from netfold.host.selection.choice import INNET
 from netfold.host.selection.peers import Peers
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire.jobs import Join
+from netfold.wire.roce import UDP_PORT
 
 EXTRA_TIMEOUT = 1.0
 """Seconds by which a rail's own timeout is longer than that of all rails, so that missing ranks are known by then."""
@@ -66,14 +68,18 @@ class OpenRail:
             check_host(spec.plane.address)
         client = JobClient(spec.plane.controller, token=options.token)
         listener: socket.socket | None = None
+        receiver: socket.socket | None = None
         try:
             listener = listen(spec.plane.address)
+            if spec.kind in ("innet", "roce"):
+                receiver = bind_port(spec.plane.address)
             self.plan = client.join(
                 Join(
                     job=job, world=world, rank=rank, address=spec.plane.address,
                     tcp="{}:{}".format(*listener.getsockname()), path_mtu=options.path_mtu or 0,
                     timeout=options.join_timeout, fold=spec.kind in FOLDING, lane_bits=options.lane_bits,
                     kind="rc" if spec.kind == "verbs" else "windowed",
+                    udp_port=UDP_PORT if receiver is None else receiver.getsockname()[1],
                 )
             )
             check_plan(self.plan)
@@ -84,7 +90,10 @@ class OpenRail:
                 raise PlanError(f"rail {self}: no tree: {self.plan.reason or 'the controller gave no reason'}")
             patience = options.timeout + EXTRA_TIMEOUT
             own = None if timeline is None else timeline.part(self.name)
-            mesh = open_mesh(self.plan, listener, patience, spec.kind, client, own, options.paths)
+            mesh = open_mesh(
+                self.plan, listener, patience, spec.kind, client, own, options.paths,
+                receiver=receiver if spec.kind == "roce" else None,
+            )
             try:
                 self.others = self._peers(mesh, options, note=note)
                 """The ranks of this rail for collectives that are not split."""
@@ -92,7 +101,7 @@ class OpenRail:
                 """The same ranks for what the rails carry together."""
                 self._rail: FoldRail | Peers = self._between
                 if spec.kind in FOLDING:
-                    self._rail = self._fold(self._membership, patience, options.lane_bits, own)
+                    self._rail = self._fold(self._membership, receiver, patience, options.lane_bits, own)
                 self._takes_all = spec.kind == "innet" and self.plan.verb != "send"
                 """Whether its switches make whatever several rails do by their own ways, which all folds."""
                 self._membership.on_tell(self._progress)
@@ -102,6 +111,8 @@ class OpenRail:
         except BaseException as error:
             if listener is not None:
                 listener.close()
+            if receiver is not None:
+                receiver.close()
             if self._membership is None:
                 client.close()
             else:
@@ -118,13 +129,18 @@ class OpenRail:
             places=plan.places,
         )
 
-    def _fold(self, membership: Membership, patience: float, bits: LaneBits, timeline: Timeline | None) -> FoldRail:
+    def _fold(
+        self, membership: Membership, receiver: socket.socket | None, patience: float, bits: LaneBits,
+        timeline: Timeline | None,
+    ) -> FoldRail:
         """The rail over the plan's trees.  Trees that go away end it, and so does a queue pair in error: the other
         rails carry on, and it is opened anew."""
         plan, address = self.plan, self.spec.plane.address
         if self.spec.kind == "innet":
             control = FoldControl(membership.job_error)
-            return FoldRail(plan, address, timeout=patience, control=control, timeline=timeline, lane_bits=bits)
+            return FoldRail(
+                plan, address, receiver=receiver, timeout=patience, control=control, timeline=timeline, lane_bits=bits
+            )
         from netfold.host.verbs.devices import port_of
         from netfold.host.verbs.rail import VerbsRail
 

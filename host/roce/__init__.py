@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reliable connections in software over UDP 4791, whose queue pairs are spread over planned paths (Ethereal)."""
+"""Reliable connections in software over UDP, whose queue pairs are spread over planned paths (Ethereal)."""

@@ -26,7 +26,7 @@ from netfold.host.mesh.planned import Collective, PathSource
 from netfold.host.mesh.poller import Poller
 from netfold.host.mesh.source_ports import MOST_QUEUE_PAIRS, SourcePorts
 from netfold.host.native.library import RUN_PACKETS
-from netfold.host.native.sockets import check_mtu
+from netfold.host.native.sockets import bind_port, check_mtu
 from netfold.host.operation.arrays import Flat
 from netfold.host.roce import native
 from netfold.host.roce.clear_to_send import ENTRY_BYTES, ClearToSend, Message, PeerTransfers, call_text
@@ -67,7 +67,8 @@ class RoceMesh(ConnectedMesh):
     recycle      every packet takes one of ``ports`` by itself (REPS, native/reps.h); ``reorder`` should be large
     stay         queue pairs stay on their ports even where nothing is acknowledged; else they fail over to others
     planned      the controller's paths, which give queue_pairs and ports; owned by the mesh from here on
-    shared       a FoldRail is going to be opened on the same address (``sockets``)
+    receiver     bound to this rank's address and UDP port (``native.sockets.bind_port``); taken over.  Default: bound
+                 here, by the plan
     All ranks must give the same queue_pairs, path_mtu and window.
     Raises PlanError, TransportError, ValueError.
     """
@@ -94,7 +95,7 @@ class RoceMesh(ConnectedMesh):
         recycle: bool = False,
         stay: bool = False,
         planned: PathSource | None = None,
-        shared: bool = False,
+        receiver: socket.socket | None = None,
         clock: Callable[[], float] = time.monotonic,
         timeline: Timeline | None = None,
     ) -> None:
@@ -131,10 +132,12 @@ class RoceMesh(ConnectedMesh):
         room = window * min(8, plan.world) * (2 * path_mtu + 256)  # as the kernel counts a packet by itself
         if recycle and not ports:
             ports = range(roce.PATH_PORT + 1, roce.PATH_PORT + 1 + ENTROPIES)
-        sockets = open_endpoint(mine, ports or [0] * queue_pairs, room=room, shared=shared)
+        receiver = receiver or bind_port(mine, plan.peers[plan.rank].udp_port)
+        sockets = open_endpoint(receiver, ports or [0] * queue_pairs, room=room)
         try:
             runs = RUN_PACKETS if sockets.super_packets else 1
-            self._endpoint = Endpoint(mine, path_mtu=path_mtu, window=window, max_run=runs, reorder=reorder)
+            self._endpoint = Endpoint(mine, port=receiver.getsockname()[1], path_mtu=path_mtu, window=window,
+                                      max_run=runs, reorder=reorder)
             self.ports = list(sockets.senders)
             self._endpoint.ports(self.ports)
             self._may_move = len(self.ports) > 1 and not stay

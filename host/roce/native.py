@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from netfold.host.native.library import RUN_PACKETS, Origin, Run, Sender, dotted, load, number, senders_table
+from netfold.wire import roce
 
 SOURCES = (
     "congestion.c",
@@ -49,7 +50,9 @@ SYNDROMES = {0x60: "PSN sequence error", 0x61: "invalid request", 0x62: "remote 
 class PairPlan(C.Structure):
     """``nf_rc_plan`` of native/rc.h: the addresses, numbers and first PSNs of a queue pair."""
 
-    _fields_ = [(name, C.c_uint32) for name in ("peer", "peer_qp", "qp", "source_port", "psn", "peer_psn")]
+    _fields_ = [
+        (name, C.c_uint32) for name in ("peer", "peer_qp", "qp", "peer_port", "source_port", "psn", "peer_psn")
+    ]
 
 
 class EndpointEvent(C.Structure):
@@ -78,7 +81,8 @@ class RoceRunStruct(C.Structure):
     _fields_ = [
         ("bytes", C.c_void_p), ("length", C.c_uint32), ("segment", C.c_uint32), ("packets", C.c_uint32),
         ("source", C.c_uint32), ("destination", C.c_uint32), ("source_port", C.c_uint16),
-        ("pair", C.c_uint32), ("answers", C.c_uint32), ("seqs", C.c_uint64 * RUN_PACKETS),
+        ("destination_port", C.c_uint16), ("pair", C.c_uint32), ("answers", C.c_uint32),
+        ("seqs", C.c_uint64 * RUN_PACKETS),
     ]
 
 
@@ -138,7 +142,7 @@ def library() -> C.CDLL:
     pointer, u32, u64, i64 = C.c_void_p, C.c_uint32, C.c_uint64, C.c_int64
     functions = {
         "nf_rc_abi_size": (u32, u32),
-        "nf_rc_open": (pointer, u32, u32, u32, u32, u32),
+        "nf_rc_open": (pointer, u32, C.c_uint16, u32, u32, u32, u32),
         "nf_rc_close": (None, pointer),
         "nf_rc_connect": (C.c_int32, pointer, C.POINTER(PairPlan)),
         "nf_rc_limit_open": (None, pointer, u32),
@@ -193,11 +197,14 @@ class Connection:
     """First PSN that this end sends."""
     peer_psn: int
     """First PSN that this end expects."""
+    peer_port: int = roce.UDP_PORT
+    """UDP port at which the other end receives."""
 
 
 class Endpoint:
-    """All queue pairs of one address, without sockets: times are nanoseconds that the caller passes.
+    """All queue pairs of one UDP port, without sockets: times are nanoseconds that the caller passes.
 
+    port      of the address, at which packets arrive
     path_mtu  payload bytes of a packet: 256, 512, 1024, 2048 or 4096
     window    packets in flight on a queue pair, a power of two; the same at both ends
     max_run   packets of a super-packet, 1 .. 60
@@ -205,10 +212,11 @@ class Endpoint:
     """
 
     def __init__(
-        self, address: str, *, path_mtu: int = 1024, window: int = 512, max_run: int = RUN_PACKETS, reorder: int = 3
+        self, address: str, *, port: int = roce.UDP_PORT, path_mtu: int = 1024, window: int = 512,
+        max_run: int = RUN_PACKETS, reorder: int = 3,
     ) -> None:
         self._lib = library()
-        self.handle = self._lib.nf_rc_open(number(address), path_mtu, window, max_run, reorder)
+        self.handle = self._lib.nf_rc_open(number(address), port, path_mtu, window, max_run, reorder)
         if not self.handle:
             raise ValueError(
                 f"path_mtu={path_mtu}, window={window}, max_run={max_run}, reorder={reorder}: expected an MTU of 256, "
@@ -218,7 +226,9 @@ class Endpoint:
 
     def connect(self, pair: Connection) -> int:
         """Makes a queue pair.  Returns its index."""
-        plan = PairPlan(number(pair.peer), pair.peer_qp, pair.qp, pair.source_port, pair.psn, pair.peer_psn)
+        plan = PairPlan(
+            number(pair.peer), pair.peer_qp, pair.qp, pair.peer_port, pair.source_port, pair.psn, pair.peer_psn
+        )
         index = int(self._lib.nf_rc_connect(self.handle, C.byref(plan)))
         if index == NO_MEMORY:
             raise MemoryError("no memory for a queue pair")
@@ -289,7 +299,8 @@ class Endpoint:
         run = self._run
         if not self._lib.nf_rc_send(self.handle, now, C.byref(run)):
             return None
-        return Run(C.string_at(run.bytes, run.length), run.segment, run.source_port, dotted(run.destination))
+        return Run(C.string_at(run.bytes, run.length), run.segment, run.source_port, dotted(run.destination),
+                   run.destination_port)
 
     def receive(self, data: bytes, now: int, origin: Origin, *, segment: int = 0, marked: bool = False) -> None:
         """Takes received UDP payloads, split every ``segment`` bytes (0: one packet); what came from another address

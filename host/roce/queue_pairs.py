@@ -23,12 +23,13 @@ from netfold.host.job_secret import derive
 from netfold.host.mesh.source_ports import SourcePorts
 from netfold.host.roce.failover import PathFailover
 from netfold.host.roce.native import Connection, Endpoint
-from netfold.host.roce.sockets import CONNECTION_BIT
 from netfold.wire import roce
 from netfold.wire.jobs import Plan
 
 log = logging.getLogger("netfold")
 
+CONNECTION_BIT = 0x800000
+"""Bit that is set in the numbers of all these queue pairs, so that none has a number that InfiniBand reserves."""
 MOST_RANKS = 1 << 10
 """Ranks of a job at most: queue pair numbers have 10 bits for them."""
 MAX_OPEN = 64
@@ -65,7 +66,7 @@ class QueuePairs:
         endpoint.limit_open(most)
         order = derive(plan.secret, "queue pair numbers", plan.job, plan.epoch)
         self._factor, self._offset = (int.from_bytes(part) for part in (order[:4], order[4:8]))
-        self._addresses = {peer.rank: peer.address for peer in plan.peers if peer.rank != plan.rank}
+        self._addresses = {peer.rank: (peer.address, peer.udp_port) for peer in plan.peers if peer.rank != plan.rank}
         self._to: dict[int, list[int]] = {}
         self._rank_of: dict[int, int] = {}
         for peer in self._addresses:
@@ -121,8 +122,10 @@ class QueuePairs:
     def _connect(self, peer: int, port: int) -> None:
         """Makes one more queue pair to this peer.  The endpoint must be locked already."""
         lane, me = len(self._to[peer]), self._plan.rank
+        address, udp_port = self._addresses[peer]
         index = self._endpoint.connect(Connection(
-            peer=self._addresses[peer],
+            peer=address,
+            peer_port=udp_port,
             peer_qp=self._number(me, lane),
             qp=self._number(peer, lane),
             source_port=port,

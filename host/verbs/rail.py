@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import select
+import socket
 import time
 from dataclasses import replace
 from typing import Final
@@ -83,7 +84,7 @@ class VerbsRail(FoldRail):
             self.close()
             raise
 
-    def _open(self, address: str, shared: bool) -> tuple[Core, PacketLink]:
+    def _open(self, address: str, receiver: socket.socket | None) -> tuple[Core, PacketLink]:
         plan = self._plan
         own = self._port.gids[address].index
         fold = fold_gid(self._port, address, plan.fold_address).index

@@ -153,8 +153,8 @@ def test_wrong_sums_are_counted(bits: int) -> None:
     assert reduction_data.count_wrong(out, 3, 5, lane_bits=bits) == 2
 
 
-def test_what_folds_on_an_address_shares_its_port() -> None:
-    """An address has one UDP port 4791, so that folding by name and the chooser share a communicator."""
+def test_what_folds_shares_a_communicator() -> None:
+    """Folding by name and the chooser fold over the same trees; what goes between the hosts has a mesh of its own."""
     both = RankSetup(4, ["innet", "auto"])
     assert allreduce_rank._kind("auto", both) == allreduce_rank._kind("innet", both)
     beside = RankSetup(4, ["auto", "ring"])

@@ -21,6 +21,7 @@ from netfold.fabric.machines import fold_groups, machines
 from netfold.fabric.slots import Allocator, Sizes
 from netfold.fabric.trees import NoTree
 from netfold.host.client.plans import check_plan
+from netfold.wire import roce
 from netfold.wire.jobs import Peer, Plan, RankStream
 from support.controller import run, until
 from support.jobs import Rig, rig
@@ -58,20 +59,19 @@ def test_machines_of_unlike_numbers_of_ranks_have_as_many_groups_as_the_least(ho
 
 @given(st.integers(1, 5), st.integers(2, 4), st.integers(0, 2**32))
 def test_connections_and_source_ports_tell_the_ranks_of_a_machine_apart(members: int, hosts: int, seed: int) -> None:
-    """The remainder of both by the number of ranks on a machine is the rank's place; nothing is given twice."""
+    """Nothing is given twice: no connection, and of a host no source port."""
     fabric = leafspine(2, 2, hosts)
     names = [host.name for host in fabric.hosts]
     allocator = Allocator([s.name for s in fabric.switches], slots.sizes_of("softswitch", 1024), random.Random(seed))
     by_rank = [name for name in names for _ in range(members)]
     groups = fold_groups(machines(by_rank), by_rank)
     streams = allocator.admit(allocator.open(), trees.plan(fabric.graph(), names), groups)
-    by_group = [[s for s in streams if s.ranks == tuple(group)] for group in groups]
-    assert [len(mine) for mine in by_group] == [4] * members
-    for place, mine in enumerate(by_group):
-        for stream in mine:
-            assert {number % members for number in stream.connections} == {place}
-            assert {port % members for port in stream.source_ports} == {place}
-            assert all(0xC000 <= port <= 0xFFFF for port in stream.source_ports)
+    assert [stream.ranks for stream in streams] == [tuple(group) for group in groups for _ in range(4)]
+    ports = [[port for s in streams for port in s.source_ports[host:host + 1]] for host in range(len(names))]
+    for of_host in ports:
+        assert all(0xC000 <= port < roce.PATH_PORT for port in of_host)
+        assert of_host[::2] == of_host[1::2], "both streams of a tree have the same"
+        assert len(set(of_host)) == len(of_host) // 2
     numbers = [n for s in streams for n in (*s.connections, *s.up.values(), *s.down.values())]
     assert len(set(numbers)) == len(numbers)
     keys = [

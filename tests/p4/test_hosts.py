@@ -21,7 +21,7 @@ from netfold.host.operation.coding import Coding, LaneBits
 from netfold.wire import roce
 from support import needs
 from support.folding import P4Fabric, reduce
-from support.slot_model import MICROSECOND, SECOND, TerribleNetwork
+from support.slot_model import MICROSECOND, SECOND, TerribleNetwork, udp_port
 from switch_support.checksum import checksum
 
 
@@ -29,7 +29,8 @@ from switch_support.checksum import checksum
 def fabric(request: pytest.FixtureRequest) -> Iterator[P4Fabric]:
     """Parameters: leaves, spines, hosts, loss."""
     leaves, spines, hosts, loss = request.param
-    made = P4Fabric(leaves, spines, hosts, TerribleNetwork(random.Random(11), loss=loss, packet_time=2 * MICROSECOND))
+    made = P4Fabric(leaves, spines, hosts, TerribleNetwork(random.Random(11), loss=loss, packet_time=2 * MICROSECOND),
+                    ports=[udp_port(rank) for rank in range(hosts)])
     yield made
     made.close()
 

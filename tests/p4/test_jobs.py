@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from netfold.fabric.slots import Stream
 from netfold.host.innet.abi import AGREEMENT, DATA
 from support.folding import P4Fabric, reduce
-from support.slot_model import MICROSECOND, TerribleNetwork
+from support.slot_model import MICROSECOND, TerribleNetwork, udp_port
 
 LONG = 256 * 150
 """Elements of more packets than a job has slots on two trees, so that slots are used again within an operation."""
@@ -45,7 +45,7 @@ def test_jobs_on_the_same_switches_keep_to_their_own_slots(apart: Sequence[Seque
     """Three hosts under each of two leaves, and jobs across both: operations that run at the same time are exact, each
     the sum of its own job, whatever is lost, repeated or late; and where nothing is, no job takes a slot from another,
     which would cost a repeat."""
-    fabric = P4Fabric(2, 2, 6, network(loss), apart=apart)
+    fabric = P4Fabric(2, 2, 6, network(loss), apart=apart, ports=[udp_port(place) for place in range(6)])
     try:
         for number in (1, 2):
             sources = arrays(6, LONG, number)

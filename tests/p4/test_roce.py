@@ -16,7 +16,7 @@ from netfold.fabric import routes, slots, trees
 from netfold.fabric.generate import leafspine
 from netfold.host.native.library import Origin
 from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Connection, Endpoint
-from netfold.host.roce.sockets import CONNECTION_BIT
+from netfold.host.roce.queue_pairs import CONNECTION_BIT
 from netfold.wire import roce
 from support.slot_model import MICROSECOND, SECOND, TerribleNetwork
 from support.tshark import dissect

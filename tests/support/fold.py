@@ -31,6 +31,8 @@ from netfold.wire.jobs import Join, Plan, RankStream
 from netfold.wire.roce import LaneOperation, Opcode
 
 RANKS = 3
+PORTS = [roce.UDP_PORT, roce.UDP_PORTS[0], roce.UDP_PORTS[-1]]
+"""UDP ports at which the ranks receive."""
 USUAL = {"data": LaneOperation.SUM32, "agreement": LaneOperation.MAX32}
 """Kind of stream -> its usual lane operation."""
 WAIT = 30.0
@@ -101,7 +103,7 @@ class Wire:
         ip = struct.pack("!BBHHHBBH4s4s", 0x45, ecn, 20 + length, 0, 0x4000, 64, 17, 0,
                          socket.inet_aton(host.address), socket.inet_aton(stream.peer))
         ip = ip[:10] + struct.pack("!H", ~ones_sum(ip) & 0xFFFF) + ip[12:]
-        packet = ip + struct.pack("!HHHH", stream.source_port, roce.UDP_PORT, length, 0) + bth + payload
+        packet = ip + struct.pack("!HHHH", stream.source_port, stream.peer_port, length, 0) + bth + payload
         icrc = bytearray(roce.icrc(packet))
         icrc[0] ^= corrupt
         self.sockets[rank].send(self.mac + bytes.fromhex(host.mac.replace(":", "")) + b"\x08\0" + packet + icrc)
@@ -126,7 +128,7 @@ class Wire:
             assert ones_sum(packet[12:20] + b"\0\x11" + packet[24:26] + packet[20:]) == 0xFFFF, "UDP checksum"
         assert roce.icrc(packet[:-4]) == packet[-4:], "ICRC"
         sport, dport = struct.unpack("!HH", packet[20:24])
-        assert (sport, dport) == (self.stream(rank - 1, kind).source_port, roce.UDP_PORT), "UDP ports"
+        assert (sport, dport) == (self.stream(rank - 1, kind).source_port, PORTS[rank]), "UDP ports"
         opcode, _, _, qp, _ = roce.BTH.unpack(packet[28:40])
         assert qp & 0xFFFFFF == stream.qp + (USUAL[kind] if operation is None else operation), "queue pair"
         assert struct.unpack("!H", packet[4:6])[0] == psn & 0xFFFF, "IPv4 ID"
@@ -162,7 +164,8 @@ def done(check: str) -> None:
 async def checks(fabric: Fabric, controller: Controller, rng: random.Random) -> None:
     """Runs all checks one after another, each on PSNs of its own."""
     plans = await asyncio.gather(*(
-        controller.jobs.join(Join("j", RANKS, rank, fabric.hosts[rank].address, "10.0.0.1:1", roce.PATH_MTU))
+        controller.jobs.join(Join("j", RANKS, rank, fabric.hosts[rank].address, "10.0.0.1:1", roce.PATH_MTU,
+                                  udp_port=PORTS[rank]))
         for rank in range(RANKS)
     ))
     wire = Wire(fabric, list(plans))

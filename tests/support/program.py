@@ -42,10 +42,14 @@ def native(switch: local.LocalEngine, entity: Entry) -> entities.Entry:
     return entities.Entry(table, packed, mask, do)
 
 
-def rewrite(src_mac: int, dst_mac: int, src: int, dst: int, sport: int, queue_pair: int, flow: int) -> list[int]:
+def rewrite(
+    src_mac: int, dst_mac: int, src: int, dst: int, sport: int, queue_pair: int, flow: int, dport: int = roce.UDP_PORT
+) -> list[int]:
     """Parameters of the action `rewrite`, with what they change of an ICRC."""
-    changes = [roce.icrc_change(src, dst, sport, queue_pair, more + roce.PATH_MTU) for more in (0, roce.RETH_BYTES)]
-    return [src_mac, dst_mac, src, dst, sport, queue_pair, *changes, flow]
+    changes = [
+        roce.icrc_change(src, dst, sport, dport, queue_pair, more + roce.PATH_MTU) for more in (0, roce.RETH_BYTES)
+    ]
+    return [src_mac, dst_mac, src, dst, sport, dport, queue_pair, *changes, flow]
 
 
 def p4_defines() -> dict[str, int]:

@@ -3,24 +3,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from netfold.host.job_secret import draw
 from netfold.host.mesh.sockets import listen
 from netfold.host.roce.mesh import RoceMesh
 from netfold.testing import subnet
+from netfold.wire import roce
 from netfold.wire.jobs import Peer, Plan
 from support.collectives import TcpRanks
 
 
 class RoceRanks(TcpRanks):
-    """Meshes of all ranks of a job over queue pairs on loopback addresses; a context manager."""
+    """Meshes of all ranks of a job over queue pairs on loopback addresses; a context manager.
 
-    def __init__(self, ranks: int, *, timeout: float = 30.0, **options: Any) -> None:
+    udp_ports  at which they receive, by rank; default: RoCEv2's
+    """
+
+    def __init__(self, ranks: int, *, timeout: float = 30.0, udp_ports: Sequence[int] = (), **options: Any) -> None:
         net = subnet()
         self.addresses = [f"{net}.{rank + 1}" for rank in range(ranks)]
         listeners = [listen(address) for address in self.addresses]
-        peers = [Peer(r, self.addresses[r], "{}:{}".format(*listeners[r].getsockname())) for r in range(ranks)]
+        ports = udp_ports or [roce.UDP_PORT] * ranks
+        peers = [
+            Peer(r, self.addresses[r], "{}:{}".format(*listeners[r].getsockname()), ports[r]) for r in range(ranks)
+        ]
         secret = draw()
         self.roce = [
             RoceMesh(

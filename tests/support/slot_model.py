@@ -110,6 +110,11 @@ def address(rank: int) -> str:
     return f"10.0.{rank >> 8}.{rank & 255}"
 
 
+def udp_port(rank: int) -> int:
+    """The UDP port at which a rank receives: that of every second one is RoCEv2's."""
+    return roce.UDP_PORTS[rank] if rank % 2 else roce.UDP_PORT
+
+
 def plan_trees(
     rank: int, world: int, *, trees: int = 1, slots: int = 64, psn: int = 0, weights: Sequence[float] = (),
     again: int = 0,
@@ -122,6 +127,7 @@ def plan_trees(
         return RankStream(
             peer=address(peer), peer_qp=qp + 8 * peer, qp=qp + 8 * rank, source_port=50000 + tree, psn=psn, slots=slots,
             predecessor=address((rank - 1) % world), predecessor_port=50000 + tree,
+            peer_port=udp_port(peer),
         )
 
     return [
@@ -138,7 +144,7 @@ class Fabric:
     def __init__(self, layout: list[Layout], network: TerribleNetwork, cores: Sequence[Core], slots: int) -> None:
         self.network = network
         self.cores = list(cores)
-        self.entry: dict[int, Callable[[bytes, int, str, int, str], None]] = {}
+        self.entry: dict[int, Callable[[bytes, int, str, int, str, int], None]] = {}
         """The function that takes each rank's packets: its leaf switch's port."""
         self.switches: list[SlotSwitch] = []
         self.left: Counter[type] = Counter()
@@ -202,14 +208,15 @@ class Fabric:
             if rank in self.frozen:
                 return
             marked = isinstance(packet, Packet) and packet.marked
-            payload = self.network.last_hop(as_result(packet.build(connection), origin, core.address))
+            payload = self.network.last_hop(as_result(packet.build(connection), origin, core.address, core.port))
             core.receive(payload, self.network.now, origin, marked=marked)
 
         return deliver
 
-    def _from_host(self, up: Deliver) -> Callable[[bytes, int, str, int, str], None]:
-        def enter(payload: bytes, ip_id: int, source: str, source_port: int, destination: str) -> None:
-            check_icrc(payload, ip_id, source, source_port, destination)
+    def _from_host(self, up: Deliver) -> Callable[[bytes, int, str, int, str, int], None]:
+        def enter(payload: bytes, ip_id: int, source: str, source_port: int, destination: str, port: int) -> None:
+            assert port in {core.port for core in self.cores if core.address == destination}
+            check_icrc(payload, ip_id, source, source_port, destination, port)
             self.network.send(parse(payload), up)
 
         return enter
@@ -219,26 +226,30 @@ class Fabric:
         while run := self.cores[rank].send(self.network.now):
             for ip_id, payload in enumerate(run.packets()):
                 qp = struct.unpack_from("!I", payload, 4)[0] & 0xFFFFFF
-                self.entry[qp & ~7](payload, ip_id, source, run.source_port, run.destination)
+                self.entry[qp & ~7](payload, ip_id, source, run.source_port, run.destination, run.destination_port)
 
 
-def ip_packet(payload: bytes, ip_id: int, source: str, source_port: int, destination: str) -> bytes:
+def ip_packet(
+    payload: bytes, ip_id: int, source: str, source_port: int, destination: str, port: int = roce.UDP_PORT
+) -> bytes:
     """The IPv4 packet that a kernel makes of a UDP payload (checksums left zero: the ICRC does not cover them)."""
-    udp = struct.pack("!HHHH", source_port, roce.UDP_PORT, roce.UDP_BYTES + len(payload), 0)
+    udp = struct.pack("!HHHH", source_port, port, roce.UDP_BYTES + len(payload), 0)
     length = roce.IPV4_BYTES + len(udp) + len(payload)
     ip = struct.pack("!BBHHHBBH", 0x45, roce.ECN_ECT0, length, ip_id, 0x4000, 64, 17, 0)
     return ip + socket.inet_aton(source) + socket.inet_aton(destination) + udp + payload
 
 
-def as_result(payload: bytes, origin: Origin, destination: str) -> bytes:
+def as_result(payload: bytes, origin: Origin, destination: str, port: int = roce.UDP_PORT) -> bytes:
     """The UDP payload with the ICRC that a switch writes: its IPv4 ID is the low half of the PSN."""
     return roce.sealed(payload, dotted(origin.source), origin.source_port, destination,
-                       int.from_bytes(payload[10:12], "big"))
+                       int.from_bytes(payload[10:12], "big"), port)
 
 
-def check_icrc(payload: bytes, ip_id: int, source: str, source_port: int, destination: str) -> None:
+def check_icrc(
+    payload: bytes, ip_id: int, source: str, source_port: int, destination: str, port: int = roce.UDP_PORT
+) -> None:
     """Fails where a contribution's ICRC is not what its kernel-made IP header asks for."""
-    packet = ip_packet(payload, ip_id, source, source_port, destination)
+    packet = ip_packet(payload, ip_id, source, source_port, destination, port)
     assert packet[-4:] == roce.icrc(packet[:-4]), f"ICRC of a packet with IPv4 ID {ip_id}"
 
 
@@ -324,7 +335,7 @@ def make_fabric(
     cores = [
         Core(
             address(rank), world, plan_trees(rank, world, trees=trees, slots=slots, psn=psn, weights=weights),
-            max_run=max_run, path_mtu=path_mtu, credits=credits, presence=presence,
+            port=udp_port(rank), max_run=max_run, path_mtu=path_mtu, credits=credits, presence=presence,
         )
         for rank in range(world)
     ]

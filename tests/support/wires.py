@@ -13,6 +13,7 @@ from functools import partial
 from netfold.controller.switch.entities import Clone, Entity, Entry, Multicast
 from netfold.fabric.graph import CPU_PORT, End, Fabric
 from netfold.host.native.library import Origin
+from netfold.wire import roce
 from softswitch.engine import entities, local
 from support.program import library, mac, native
 from support.slot_model import TerribleNetwork, ip_packet
@@ -38,9 +39,12 @@ def remove(switch: local.LocalEngine, entity: Entity) -> None:
         switch.delete(native(switch, entity))
 
 
-def as_sent(mac_address: str, address: str, ip_id: int, payload: bytes, source_port: int, destination: str) -> bytes:
+def as_sent(
+    mac_address: str, address: str, ip_id: int, payload: bytes, source_port: int, destination: str,
+    port: int = roce.UDP_PORT,
+) -> bytes:
     """A UDP datagram as a host's kernel sends it."""
-    packet = bytearray(ip_packet(payload, ip_id, address, source_port, destination))
+    packet = bytearray(ip_packet(payload, ip_id, address, source_port, destination, port))
     packet[10:12] = struct.pack("!H", checksum(bytes(packet[:20])))
     return mac("02:00:00:00:00:01") + mac(mac_address) + b"\x08\x00" + bytes(packet)
 
@@ -76,10 +80,17 @@ class Wires(abc.ABC):
             for entity in all_of_it:
                 write(self.engines[switch], entity)
 
-    def send(self, rank: int, ip_id: int, payload: bytes, source_port: int, destination: str) -> None:
+    def send(
+        self, rank: int, ip_id: int, payload: bytes, source_port: int, destination: str, port: int = roce.UDP_PORT
+    ) -> None:
         """Sends a datagram from a host."""
         host = self.hosts[rank]
-        self.transmit(End(host.name, 0), as_sent(host.mac, host.address, ip_id, payload, source_port, destination))
+        frame = as_sent(host.mac, host.address, ip_id, payload, source_port, destination, port)
+        self.transmit(End(host.name, 0), frame)
+
+    def udp_port(self, rank: int) -> int:
+        """The UDP port at which a host receives."""
+        return roce.UDP_PORT
 
     def transmit(self, end: End, data: bytes) -> None:
         """Sends a frame to the other end of a link."""
@@ -98,4 +109,5 @@ class Wires(abc.ABC):
         rank, host = next((rank, host) for rank, host in enumerate(self.hosts) if host.name == end.node)
         assert data[:6] == mac(host.mac)
         assert socket.inet_ntoa(data[30:34]) == host.address
+        assert int.from_bytes(data[36:38], "big") == self.udp_port(rank)
         self.hear(rank, data[42:], origin_of(data), marked=data[15] & 3 == 3)

@@ -42,7 +42,7 @@ def pcap(
     lasting: Annotated[str | None, typer.Option("--for", metavar="DURATION", help="500ms, 10s, 2m; default: until "
                                                 "Ctrl-C.")] = None,
     filter_: Annotated[str | None, typer.Option("--filter", metavar="EXPRESSION", help="As tcpdump takes it: 'udp port "
-                                                "4791'.")] = None,
+                                                "4791 or udp portrange 18432-19455'.")] = None,
     snap: Annotated[int, typer.Option(min=64, max=1 << 18, help="Bytes kept of each packet.")] = 1 << 18,
     whole: Annotated[bool, typer.Option("--whole", help="Leave super-packets as they are, not cut into the segments "
                                         "that a wire would have shown.")] = False,

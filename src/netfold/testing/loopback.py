@@ -28,8 +28,7 @@ from netfold.wire import roce
 from netfold.wire.jobs import Peer, Plan, RankStream, RankTree, Secret
 
 FIRST = 50400
-"""First number of a stream's connections: a multiple of each number of ranks on a machine up to 10, and a valid source
-port."""
+"""First number of a stream's connections, and the UDP source port of the first rank on each machine."""
 AGREEMENT, DATA = 1, 2
 
 
@@ -41,7 +40,7 @@ class LoopbackSwitch:
     slots    number of slots, for data and for agreements each
     loss     probability that a packet is lost, 0 to 1
     seed     of the RNG
-    place    which place on their machines the ranks have, and how many each machine has (``Plan.machines``)
+    place    which of its machine's ranks each of them is: it sends and receives at UDP ports of its own (``udp_port``)
     ttl      of the results
     """
 
@@ -53,13 +52,13 @@ class LoopbackSwitch:
         slots: int,
         loss: float = 0.0,
         seed: int = 0,
-        place: tuple[int, int] = (0, 1),
+        place: int = 0,
         ttl: int = roce.RESULT_TTL,
     ) -> None:
         self.address = address
         self.refused = 0
         """Packets that were dropped, since no rank's contributions come from where they did."""
-        self._place, self._places = place
+        self._source_port, self._port = FIRST + place, udp_port(place)
         self._ranks = list(ranks)
         self._loss = loss
         self._rng = random.Random(seed)
@@ -74,17 +73,16 @@ class LoopbackSwitch:
 
     def qp(self, kind: int, rank: int) -> int:
         """Returns the queue pair of a rank for operation 0, in its stream of this kind (``DATA`` or ``AGREEMENT``)."""
-        return (kind * FIRST + rank * self._places + self._place) * roce.QUEUE_PAIRS
+        return (kind * FIRST + rank) * roce.QUEUE_PAIRS
 
     def trees(self, rank: int, *, slots: int) -> list[RankTree]:
         """Returns the trees of a rank's plan: this switch alone, with so many slots for each stream."""
-        port = FIRST + self._place
 
         def stream(kind: int) -> RankStream:
             # A contribution carries its own rank's number, not the next one's: this switch is no ring.
             own = self.qp(kind, rank)
             return RankStream(
-                peer=self.address, peer_qp=own, qp=own, source_port=port, psn=7, slots=slots,
+                peer=self.address, peer_qp=own, qp=own, source_port=self._source_port, psn=7, slots=slots,
                 predecessor=self.address, predecessor_port=roce.UDP_PORT,
             )
 
@@ -107,8 +105,8 @@ class LoopbackSwitch:
             for target, packet in self._folds[kind].take(rank, parse(payload)):
                 for to in range(len(self._ranks)) if target == "all" else [int(target)]:
                     if self._rng.random() >= self._loss:
-                        route = ResultRoute(self.address, roce.UDP_PORT, self._ranks[to])
-                        self._socket.sendto(packet.build(self.qp(kind, to), route), (self._ranks[to], roce.UDP_PORT))
+                        route = ResultRoute(self.address, roce.UDP_PORT, self._ranks[to], self._port)
+                        self._socket.sendto(packet.build(self.qp(kind, to), route), (self._ranks[to], self._port))
 
     def _child(self, payload: bytes, sender: tuple[str, int]) -> tuple[int, int] | None:
         """The stream and the rank that a contribution is of, as the key of p4src/connection.p4 finds them: by queue
@@ -117,8 +115,8 @@ class LoopbackSwitch:
             return None
         connection = (struct.unpack_from("!I", payload, 4)[0] & 0xFFFFFF) // roce.QUEUE_PAIRS
         for kind in (DATA, AGREEMENT):
-            rank, place = divmod(connection - kind * FIRST, self._places)
-            if place == self._place and 0 <= rank < len(self._ranks) and sender == (self._ranks[rank], FIRST + place):
+            rank = connection - kind * FIRST
+            if 0 <= rank < len(self._ranks) and sender == (self._ranks[rank], self._source_port):
                 return kind, rank
         return None
 
@@ -129,6 +127,11 @@ class LoopbackSwitch:
         self._socket.close()
         os.close(self._stop)
         os.close(self._stopped)
+
+
+def udp_port(place: int) -> int:
+    """The UDP port of a machine's rank: the first one's is RoCEv2's."""
+    return roce.UDP_PORTS[place - 1] if place else roce.UDP_PORT
 
 
 @contextmanager
@@ -166,14 +169,16 @@ def loopback_job(
     machine_of = {rank: at for at, ranks in enumerate(machines) for rank in ranks}
     addresses = [hosts[machine_of[rank]] for rank in range(world)]
     listeners = [listen(address) for address in addresses]
-    peers = [Peer(r, addresses[r], "{}:{}".format(*listeners[r].getsockname())) for r in range(world)]
+    peers = [
+        Peer(r, addresses[r], "{}:{}".format(*listeners[r].getsockname()), udp_port(machines[machine_of[r]].index(r)))
+        for r in range(world)
+    ]
     secret = Secret(secrets.token_hex(32))
     with ExitStack() as stack:
         switches = []
         for place in range(places if rail in ("innet", "auto") else 0):
             switch = LoopbackSwitch(
-                f"{net}.{200 + place}", hosts, slots=slots, loss=loss, seed=seed + place, place=(place, places),
-                ttl=ttl,
+                f"{net}.{200 + place}", hosts, slots=slots, loss=loss, seed=seed + place, place=place, ttl=ttl,
             )
             stack.callback(switch.close)
             switches.append(switch)

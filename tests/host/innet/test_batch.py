@@ -12,7 +12,7 @@ import pytest
 
 from netfold.host.innet.core import Core
 from netfold.host.innet.packet_link import AGAIN, Io
-from netfold.host.native.sockets import open_sockets
+from netfold.host.native.sockets import bind_port, open_sockets
 from netfold.testing import subnet
 from netfold.wire.jobs import RankStream, RankTree
 
@@ -33,7 +33,7 @@ def test_threads_are_batch_threads_during_large_operations(elements: int, before
         return RankStream(peer=address, peer_qp=number, qp=number, source_port=port, psn=0, slots=1024,
                           predecessor=address, predecessor_port=port)
 
-    sockets = open_sockets(address, [0], room=1 << 20, ttl=64)
+    sockets = open_sockets(bind_port(address), [0], room=1 << 20, ttl=64)
     port, = sockets.senders
     core = Core(address, 2, [RankTree(name="t", weight=1.0, agreement=stream(8), data=stream(16))])
     io = Io(core, sockets.receiver, sockets.senders)

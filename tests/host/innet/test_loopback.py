@@ -199,7 +199,7 @@ def test_a_port_in_use_is_an_error_that_says_so() -> None:
     with loopback_job(2) as comms:
         plan = comms[0].plan
         address = plan.peers[0].address
-        with pytest.raises(TransportError, match=f"{address}:4791.*another job"):
+        with pytest.raises(TransportError, match=f"{address}:4791.*end what has it"):
             FoldRail(plan, address, timeout=1)
 
 

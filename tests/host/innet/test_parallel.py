@@ -6,8 +6,6 @@ from __future__ import annotations
 import errno
 import functools
 import os
-import socket
-import struct
 import time
 from typing import Any
 
@@ -22,7 +20,6 @@ from netfold.host.collectives import shared_memory
 from netfold.host.collectives.shared_memory import SharedRows
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, PlanError, RankMismatch, TransportError
 from netfold.host.innet import parallel
-from netfold.host.native.reuseport import by_highest_bit, by_remainder, steer
 from netfold.host.selection import chooser
 from netfold.host.selection.cost import LinkCost
 from netfold.host.selection.measure import Measured
@@ -176,17 +173,6 @@ def test_an_interrupted_rank_leaves_nothing_running(monkeypatch: pytest.MonkeyPa
             comms[0].allreduce(np.ones(1, np.int32))
 
 
-def test_two_jobs_on_one_machine_are_kept_apart() -> None:
-    """The second job is refused the address, and does not enter the first one's group of sockets."""
-    with loopback_job(4, members=2) as comms:
-        plan = comms[0].plan
-        with pytest.raises(TransportError, match=r"4791.*another job") as caught:
-            parallel.check_free(plan.peers[0].address)
-        assert caught.value.errno == errno.EADDRINUSE
-        ones = on_every_rank(comms, lambda c: c.allreduce(np.ones(10, np.int32)))
-        assert all((out == 4).all() for out in ones)
-
-
 def test_queue_pairs_between_hosts_need_an_address_a_rank() -> None:
     """rail="roce" on a shared address is refused with the ranks' numbers, on every rank."""
     with pytest.raises(PlanError, match=r"rail='roce'.*ranks 0, 1 have one, 127"), loopback_job(
@@ -217,7 +203,7 @@ def test_a_process_that_does_not_see_the_memory_of_its_machine_says_so(monkeypat
         pass
 
 
-@pytest.mark.parametrize("what", ["measure_inside", "steer"])
+@pytest.mark.parametrize("what", ["measure_inside", "SharedRows"])
 def test_a_machine_whose_ranks_did_not_come_about_may_try_again_at_once(
     monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -236,36 +222,6 @@ def test_a_machine_whose_ranks_did_not_come_about_may_try_again_at_once(
     with loopback_job(4, members=2) as comms:
         sums = on_every_rank(comms, lambda comm: comm.allreduce(np.ones(3, np.float32)).tolist())
     assert sums == [[4.0] * 3] * 4, str(kept.value)
-
-
-@pytest.mark.parametrize("members", [2, 3, 5])
-def test_the_kernel_hands_datagrams_out_by_queue_pair(members: int) -> None:
-    """Each of a group of sockets gets the connections whose remainder is its number, whatever the lane operation, and
-    no others."""
-    address, port = f"{subnet()}.1", 4791
-    sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(members)]
-    try:
-        for one in sockets:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            one.settimeout(30)
-            one.bind((address, port))
-        steer(sockets[0], by_remainder(members))
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-            for qp in (8, 9, 15, 16, 24, 32, 1000, 0x7FFFFE, 0x7FFFFF, 0x123457):
-                packet = struct.pack("!BBHII", 6, 0, 0xFFFF, 0xAA << 24 | qp, 1) + bytes(20)
-                sender.sendto(packet, (address, port))
-                assert sockets[qp // 8 % members].recv(100) == packet
-    finally:
-        for one in sockets:
-            one.close()
-
-
-def test_a_kernel_that_does_not_steer_is_an_error_that_says_what_to_do() -> None:
-    """A socket that is not shared cannot have a steering program."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as lone, pytest.raises(
-        TransportError, match="an address of its own"
-    ):
-        steer(lone, ((0xFF, 0, 0, 0), *by_highest_bit(0x800000)))
 
 
 @pytest.mark.parametrize(("inside", "rate", "folds"), [(1e9, 1e8, True), (1e8, 1e9, False), (1e8, 0.0, False)])

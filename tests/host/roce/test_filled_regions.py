@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from netfold.host.native.sockets import bind_port
 from netfold.host.roce.native import (
     ARRIVED,
     BROKEN,
@@ -158,7 +159,7 @@ def test_quiet_events_end_no_wait_and_come_with_the_next(quiet: int) -> None:
     """Over real sockets: a wait ends with SENT and looks at no descriptor, unless SENT is quiet; then a descriptor that
     is ready ends it, and the event comes all the same."""
     ends = [Endpoint(host, window=16) for host in HOSTS]
-    sockets = [open_endpoint(host, [0], room=1 << 18, shared=False) for host in HOSTS]
+    sockets = [open_endpoint(bind_port(host), [0], room=1 << 18) for host in HOSTS]
     readable, writable = os.pipe()
     os.write(writable, b"ready")
     ios = [EndpointIo(end, own.receiver, own.senders, others)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rail roce on loopback: collectives over real sockets, port 4791 shared with folding, errors that name ranks."""
+"""The rail roce on loopback: collectives over real sockets, folding beside them, errors that name ranks."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from netfold.host.job_secret import draw
 from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.mesh.sockets import listen
 from netfold.host.mesh.source_ports import SourcePorts
+from netfold.host.native.sockets import bind_port
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.host.roce.failover import PathFailover
 from netfold.host.roce.mesh import RoceMesh
 from netfold.host.roce.native import ANSWERED, STALLED, Connection, Endpoint, EndpointEvent
-from netfold.host.roce.queue_pairs import QueuePairs
-from netfold.host.roce.sockets import CONNECTION_BIT
+from netfold.host.roce.queue_pairs import CONNECTION_BIT, QueuePairs
 from netfold.host.selection.peers import Peers
 from netfold.testing import LoopbackSwitch, subnet
 from netfold.wire import roce
@@ -149,40 +149,16 @@ def test_a_rank_that_computes_still_answers() -> None:
         assert (into == data).all()
 
 
-def test_port_4791_is_shared_by_destination_queue_pair() -> None:
-    """A second socket on the address, like the folding engine's, gets the trees' packets, and the mesh all of its
-    own."""
-    with RoceRanks(2, shared=True) as ranks, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as fold:
-        fold.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        fold.bind((ranks.addresses[0], roce.UDP_PORT))
-        fold.settimeout(30)
-        sizes = [50_000]
-        check_sums(ranks.run(allreduce("ring", sizes, 2)), sizes)
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as tree:
-            tree.bind((ranks.addresses[1], 0))
-            packets = [
-                roce.BTH.pack(7, 0, roce.PKEY, qp, n)
-                for n, qp in enumerate([1, CONNECTION_BIT | 1, CONNECTION_BIT - 1, 2])
-            ]
-            for packet in packets:
-                tree.sendto(packet, (ranks.addresses[0], roce.UDP_PORT))
-            assert [fold.recv(2048) for _ in range(3)] == [packets[0], packets[2], packets[3]]
-        check_sums(ranks.run(allreduce("ring", sizes, 2)), sizes)
-        fold.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            fold.recv(2048)
-
-
 def test_folding_and_queue_pairs_work_side_by_side_on_one_address() -> None:
-    """Operations of both rails take turns at port 4791, and every sum is right."""
-    with RoceRanks(2, shared=True) as ranks, ExitStack() as stack:
+    """Each has a UDP port of its own, operations of both take turns, and every sum is right."""
+    with RoceRanks(2, udp_ports=[roce.UDP_PORTS[0], roce.UDP_PORTS[-1]]) as ranks, ExitStack() as stack:
         net = ranks.addresses[0].rpartition(".")[0]
         switch = LoopbackSwitch(f"{net}.200", ranks.addresses, slots=64)
         stack.callback(switch.close)
         folds = []
         for rank, mesh in enumerate(ranks.roce):
             plan = msgspec.structs.replace(mesh._plan, trees=switch.trees(rank, slots=64))
-            folds.append(FoldRail(plan, ranks.addresses[rank], timeout=30, shared=True))
+            folds.append(FoldRail(plan, ranks.addresses[rank], receiver=bind_port(ranks.addresses[rank]), timeout=30))
             stack.callback(folds[-1].close)
         source = np.arange(20_000, dtype=np.int32)
 
@@ -330,11 +306,11 @@ def test_numbers_of_queue_pairs_are_the_jobs_secret() -> None:
 
 
 def test_an_address_in_use_is_named() -> None:
-    """Two ranks on one address are refused."""
+    """Two ranks on one UDP port are refused."""
     with RoceRanks(1) as ranks:
         listener = listen(ranks.addresses[0])
         plan = Plan("other", 1, 0, 1, [Peer(0, ranks.addresses[0], "x:1")], [], secret=draw())
-        with pytest.raises(TransportError, match="one rank a fabric address") as caught:
+        with pytest.raises(TransportError, match="give this rank another one") as caught:
             RoceMesh(plan, listener, timeout=1)
         assert caught.value.errno == errno.EADDRINUSE
         listener.close()

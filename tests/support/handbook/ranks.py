@@ -106,7 +106,7 @@ def nothing_folds_and_nothing_else_gets_through() -> None:
 
 @scene(errors.TransportError)
 def an_address_of_another_machine() -> None:
-    sockets.check_free("192.0.2.1")
+    sockets.bind_port("192.0.2.1")
 
 
 @scene(errors.PlanError)
