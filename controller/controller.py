@@ -392,6 +392,7 @@ class Controller:
                 "Resume": (wire.Resume, self.jobs.resume),
                 "Connect": (wire.Connect, self.jobs.connect),
                 "Settled": (wire.Settled, self.jobs.settled),
+                "Unfold": (wire.Unfold, self.jobs.unfold),
                 "Reform": (wire.Reform, self.jobs.reform),
             }, {
                 "Watch": (wire.Watch, self.jobs.watch),

@@ -5,7 +5,8 @@ gRPC carries them as JSON and msgspec checks every field at the border: no gener
 A job's life: every rank calls ``Join`` and all get their ``Plan`` together; ``Report`` and ``Leave`` end it, once all
 others have said that they are ``Settled``.  A rank whose retransmissions bring no result calls ``Suspect``, and one
 that has timed out calls ``Missing`` to learn which ranks the switches wait for.  Where a switch or a link fails, ranks
-are told to ``Halt``, and call ``Resume`` to go on over other trees.  Meanwhile each may hold a ``Watch`` open: on it
+are told to ``Halt``, and call ``Resume`` to go on over other trees.  Where ranks cannot use their trees after all, they
+call ``Unfold``.  Meanwhile each may hold a ``Watch`` open: on it
 the controller reports what happens to the others, and takes a broken one for the rank's death.  Where ranks are lost,
 or others wait to join, the ranks that are there call ``Reform``, and go on as a new incarnation of the job.  Every
 request of a rank carries the secret that its plan has given it.
@@ -96,6 +97,9 @@ class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     udp_port: Int32 = UDP_PORT
     """UDP port of ``address`` at which results, or the packets of queue pairs, arrive: roce.UDP_PORT, or one of
     roce.UDP_PORTS, which this rank has bound.  An RC rank's is roce.UDP_PORT."""
+    lacks: Text = ""
+    """What this rank lacks to fold, where its program would have it fold; the job then gets no trees, and all its ranks
+    are told why.  Empty: nothing."""
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -231,6 +235,28 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def folds(self) -> bool:
         """Whether switches fold for this job."""
         return bool(self.trees) or self.inside
+
+
+class Unfold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The notice of a rank whose plan has trees that the ranks have agreed not to use, since one of them could not open
+    what it folds with: a source port, shared memory.  Once all ranks have said so, the switches hold nothing of the job
+    any more, and all are answered."""
+
+    job: Name
+    rank: Int32
+    epoch: Int32
+    why: Text
+    """Which ranks lack what."""
+    timeout: Seconds = 10.0
+    """Seconds to wait for the other ranks."""
+    secret: Secret = Secret()
+
+
+class Unfolded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer to `Unfold`."""
+
+    ticket: Secret = Secret()
+    """Takes the place of the plan's ticket, by which the switches fold."""
 
 
 class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

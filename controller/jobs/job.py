@@ -59,6 +59,8 @@ class Job:
     """Number of the last recovery round that is over."""
     stay_reason: str = ""
     """Why its trees could not move where they should be; empty if they are there."""
+    unfolds: set[int] = field(default_factory=set)
+    """Ranks that have said that the job's ranks cannot use its trees (`wire.jobs.Unfold`)."""
     fell_back: bool = False
     """Whether its switches fold no longer, and its ranks go on over TCP."""
     slots: int = 0

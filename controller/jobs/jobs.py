@@ -56,6 +56,8 @@ from netfold.wire.jobs import (
     Resume,
     Settle,
     Settled,
+    Unfold,
+    Unfolded,
     Watch,
     Watching,
 )
@@ -202,6 +204,11 @@ class Jobs:
     async def connect(self, request: Connect) -> Connected:
         """The second step of an RC rank: its queue pairs, for entries.  Raises Refusal."""
         return await connecting.connect(self.registry.find(request), request, list(self.registry.unfinished()))
+
+    async def unfold(self, request: Unfold) -> Unfolded:
+        """Take a job off the switches, once all its ranks have said that they cannot use its trees.  Raises
+        Refusal."""
+        return await self._recovery.unfold(self.registry.find(request), request)
 
     async def leave(self, request: Leave) -> Done:
         """Let a rank leave; with the last one the job ends.  Raises Refusal."""

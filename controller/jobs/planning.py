@@ -118,6 +118,9 @@ class Planning:
         try:
             if job.world == 1:
                 raise trees.NoTree("one rank has nothing to fold")
+            if lacking := {rank: join.lacks for rank, join in sorted(job.joins.items()) if join.lacks}:
+                raise trees.NoTree("; ".join(f"rank {rank} at {job.joins[rank].address} cannot fold: {lacks}"
+                                             for rank, lacks in lacking.items()))
             if opted_out := [rank for rank, join in sorted(job.joins.items()) if not join.fold]:
                 raise trees.NoTree(_opted_out(opted_out, job.world))
             groups = fold_groups(shared, job.hosts)

@@ -38,7 +38,7 @@ from netfold.fabric import slots, trees
 from netfold.fabric.graph import Fabric
 from netfold.fabric.pools import Exhausted
 from netfold.rpc.rpc import Code, Refusal
-from netfold.wire.jobs import Halt, Plan, Resume
+from netfold.wire.jobs import Halt, Plan, Resume, Unfold, Unfolded
 from netfold.wire.operator import Note, Totals, unnoted
 
 log = logging.getLogger("netfold.controller")
@@ -367,6 +367,33 @@ class Recovery:
 
     # ---- without trees -------------------------------------------------------------------------------------------
 
+    async def unfold(self, job: Job, request: Unfold) -> Unfolded:
+        """Take a job off the switches, once all ranks that are there have said that they cannot use its trees.  Raises
+        Refusal."""
+        who = f"{job}, rank {request.rank}"
+        job.unfolds.add(request.rank)
+        job.notify()
+        try:
+            async with asyncio.timeout(request.timeout):
+                while job.streams and _use_trees(job):
+                    await job.changed.wait()
+        except TimeoutError:
+            waits = ", ".join(map(str, _use_trees(job)))
+            job.unfolds.discard(request.rank)
+            raise Refusal(Code.DEADLINE_EXCEEDED, f"{who}: waited {request.timeout:g} s, and the ranks {waits} have "
+                                                  "not said that they cannot use their trees") from None
+        if job.streams:
+            if job.stands_still:  # the round's end would give it trees again
+                raise Refusal(Code.FAILED_PRECONDITION, f"{who}: its ranks are halted. It keeps its slots till its end")
+            part, epoch = job.part, job.slots_epoch
+            job.reason, job.slots, job.slots_epoch = request.why, 0, 0
+            job.trees, job.streams, job.announced = [], [], []
+            plans.make(self._fabric, self._registry.key, job)
+            await self._placement.clean(part, epoch)
+            log.warning("%s: not folded after all: %s", job, job.reason)
+            self._note("re-planned", job.name, f"not folded after all: {job.reason}")
+        return Unfolded(job.ticket)
+
     def _until_fallback(self, job: Job, here: Round) -> float | None:
         """Seconds until ranks that have all stopped go on over TCP; None where one of them cannot, as RC ranks, whose
         messages only switches can fold."""
@@ -401,3 +428,8 @@ class Recovery:
         self._end_round(job, here, make)
         log.warning("%s: goes on over TCP after operation %d: %s", job, folds_until, job.reason)
         self._note("re-planned", job.name, f"{job.reason}; goes on over TCP after {1000 * waited:.0f} ms")
+
+
+def _use_trees(job: Job) -> list[int]:
+    """The ranks that are there and have not said that they cannot use the job's trees."""
+    return sorted(set(range(job.world)) - job.unfolds - job.left - job.lost.keys())

@@ -17,15 +17,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
+from netfold.host.api.folding import open_fold
 from netfold.host.api.work import OperationSequencer
 from netfold.host.client.jobs import JobClient
 from netfold.host.client.membership import Membership
 from netfold.host.client.plans import MAX_WORLD, check_plan, fabric_of, path_reason, ring_order, sharing
+from netfold.host.collectives.open_on_all import Unfit
 from netfold.host.errors import JoinRefused, PlanError
-from netfold.host.innet.fold import FoldRail
-from netfold.host.innet.parallel import ParallelFold
 from netfold.host.mesh.sockets import listen
-from netfold.host.native.sockets import bind_port, copy_of
+from netfold.host.native.sockets import copy_of
 from netfold.host.operation.coding import (
     REPRODUCIBLE_VARIABLE,
     Coding,
@@ -37,6 +37,7 @@ from netfold.host.operation.rail import FoldingRail, RailStats
 from netfold.host.rails.joining import Joined, join_rails
 from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.open_mesh import PathChoice, open_mesh, path_choice
+from netfold.host.rails.own_port import own_port, udp_port_of
 from netfold.host.rails.planes import RAILS_VARIABLE, RailSpec, specs_of
 from netfold.host.rails.policy import RailOptions
 from netfold.host.selection.choice import INNET
@@ -44,17 +45,14 @@ from netfold.host.selection.dispatch import Dispatch
 from netfold.host.selection.measure import Measured
 from netfold.host.selection.peers import ALGORITHM_VARIABLE, AUTO, KNOWN, Peers
 from netfold.host.tracing.flight import Flight
-from netfold.host.tracing.timeline import Timeline, timeline_from_environment
+from netfold.host.tracing.timeline import timeline_from_environment
 from netfold.rpc.channel import CONTROLLER_VARIABLE
 from netfold.wire.jobs import Join, Plan
-from netfold.wire.roce import UDP_PORT
 
 RailName = Literal["auto", "innet", "verbs", "tcp", "roce"]
 
 FOLDING: Final = (INNET, "verbs")
 """Rails that stand for folding whatever can be folded: by windowed end points, or by an RDMA NIC's queue pairs."""
-UDP_RAILS: Final = ("auto", INNET, "roce")
-"""Rails of which a rank receives RoCEv2 at a UDP port of its own; a NIC's are at RoCEv2's."""
 
 log = logging.getLogger("netfold")
 
@@ -206,8 +204,7 @@ def join(
     listener = listen(settings.address)
     client = membership = receiver = None
     try:
-        if rail in UDP_RAILS and not settings.helpers:
-            receiver = bind_port(settings.address)
+        receiver, lacks = own_port(rail, settings.address) if not settings.helpers else (None, "")
         client = JobClient(where, token=token)
         plan = client.join(
             Join(
@@ -222,7 +219,8 @@ def join(
                 lane_bits=settings.lane_bits or lane_bits_from_environment(),
                 kind="rc" if rail == "verbs" and (world > 1 or joining) else "windowed",
                 joining=joining,
-                udp_port=UDP_PORT if receiver is None else receiver.getsockname()[1],
+                udp_port=udp_port_of(receiver),
+                lacks=lacks,
             )
         )
         if not joining and (plan.job, plan.rank, plan.world) != (job, rank, world):
@@ -380,12 +378,19 @@ def _of_membership(
         switches: FoldingRail | None = None
         if plan.world > 1 and rail in ("auto", *FOLDING) and not helpers:
             if plan.folds:
-                switches = _open_fold(
-                    membership, peers, settings, own, timeline, shared=shared, lane_bits=coding.lane_bits
-                )
-                undo.callback(switches.close)
-                membership.steer(switches)
-            else:
+                try:
+                    switches = open_fold(
+                        membership, peers, rail, settings.address, own, settings.timeout, timeline, shared=shared,
+                        lane_bits=coding.lane_bits,
+                    )
+                    undo.callback(switches.close)
+                    membership.steer(switches)
+                except Unfit as unfit:
+                    if rail != "auto":
+                        raise unfit.error(f"{me}, rail={rail!r}") from unfit.own
+                    membership.unfold(str(unfit), settings.timeout)
+                    plan = membership.plan
+            if not plan.folds:
                 warnings.warn(
                     f"{me}: no aggregation tree, every allreduce goes over TCP between the hosts. "
                     f"Reason: {plan.reason or 'none given by the controller'}",
@@ -404,33 +409,6 @@ def _of_membership(
         membership.on_tell(dispatch.progress)
         undo.pop_all()
     return _checked(Parts(membership, dispatch, sequencer, coding, settings=said, receiver=receiver))
-
-
-def _open_fold(
-    membership: Membership, peers: Peers, settings: JoinSettings, receiver: socket.socket | None,
-    timeline: Timeline | None, *, shared: bool, lane_bits: LaneBits,
-) -> FoldingRail:
-    """Opens the rail over the plan's trees, which takes the receiver; ``shared``: some machines have several ranks;
-    ``lane_bits``: of the job."""
-    plan, timeout, control = membership.plan, settings.timeout, membership.fold_control(settings.timeout)
-    auto = settings.rail == "auto"
-    if settings.rail == "verbs":
-        from netfold.host.verbs.devices import port_of
-        from netfold.host.verbs.rail import VerbsRail
-
-        return VerbsRail(
-            plan, settings.address, port_of(settings.address), timeout=timeout, control=control, timeline=timeline,
-            lane_bits=lane_bits,
-        )
-    if shared:
-        return ParallelFold(
-            plan, peers, settings.address, receiver, timeout=timeout, control=control, timeline=timeline,
-            falls_back=auto,
-        )
-    return FoldRail(
-        plan, settings.address, receiver=receiver, timeout=timeout, control=control, timeline=timeline,
-        falls_back=auto, lane_bits=lane_bits,
-    )
 
 
 def _of_rails(joined: Joined, settings: JoinSettings) -> Parts:

@@ -38,6 +38,8 @@ from netfold.wire.jobs import (
     Resume,
     Secret,
     Settled,
+    Unfold,
+    Unfolded,
     Watch,
 )
 
@@ -95,6 +97,7 @@ class JobClient:
         self._settled = self.unary(f"{SERVICE}/Settled", Done)
         self._resume = self.unary(f"{SERVICE}/Resume", Plan)
         self._reform = self.unary(f"{SERVICE}/Reform", Reformed)
+        self._unfold = self.unary(f"{SERVICE}/Unfold", Unfolded)
         self._connect = self.unary(f"{SERVICE}/Connect", Connected)
         self._watch = self.stream(f"{SERVICE}/Watch", Event)
 
@@ -280,6 +283,23 @@ class JobClient:
             self._suspect, request,
             lambda said: log.warning("%s did not hear that a queue pair is in error: %s", self.controller, said),
         )
+
+    def unfold(self, plan: Plan, why: str, timeout: float) -> Secret:
+        """Says that the ranks cannot use the plan's trees, so that the switches hold nothing for them any more.
+        Returns the ticket that takes the place of the plan's.  Where the controller cannot do it, that is logged, never
+        raised: the job holds its slots until it ends, and the plan's ticket stays.
+
+        why      which ranks lack what, the same on all
+        timeout  seconds to wait for the other ranks
+        """
+        request = Unfold(plan.job, plan.rank, plan.epoch, why[:MAX_TEXT], timeout, plan.rank_secret)
+        try:
+            answer: Unfolded = self._unfold(request, timeout=timeout + ANSWER_MARGIN)
+            return answer.ticket
+        except grpc.RpcError as error:
+            log.warning("job %r, rank %d: its trees are not used, and %s does not take them off the switches: %s %s",
+                        plan.job, plan.rank, self.controller, error.code().name, error.details())
+            return plan.ticket
 
     def connect(
         self, plan: Plan, pairs: list[OwnPairs], timeout: float, follow: Callable[[Plan], None] = lambda plan: None

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec import structs
+
 from netfold.host.client.fold_control import NO_CONTROLLER, FoldControl
 from netfold.host.client.jobs import JobClient
 from netfold.host.errors import NetFoldError
@@ -60,6 +62,17 @@ class Membership:
         if self._watcher is not None:
             self._watcher.on_halt(rail.halt)
             self._watcher.on_settle(rail.settle)
+
+    def unfold(self, why: str, timeout: float) -> None:
+        """Goes on without the plan's trees, which the ranks have agreed not to use.
+
+        why      which ranks lack what to fold
+        timeout  seconds to wait for the other ranks to say the same
+        """
+        ticket = self._plan.ticket if self._client is None else self._client.unfold(self._plan, why, timeout)
+        self._plan = structs.replace(self._plan, trees=[], inside=False, reason=why, ticket=ticket)
+        if self._watcher is not None:
+            self._watcher.folds = False
 
     def on_tell(self, progress: Callable[[], RailStats]) -> None:
         """Reports ``progress`` whenever the controller asks, until this rank leaves.  It is called on another thread

@@ -52,7 +52,7 @@ class Watcher:
         self._call = call
         self._settled = settled
         self._lost = lost
-        self._folds = folds
+        self.folds = folds
         self._me = me
         self._job_error: NetFoldError | None = None
         self._lost_rank: tuple[int, str] | None = None
@@ -155,7 +155,7 @@ class Watcher:
                 log.warning("%s: no longer watched (%s): only time-outs tell now that a rank is gone", self._me, why)
             with self._registered:
                 self._refused = True
-                if self._gone_since is not None and self._folds:
+                if self._gone_since is not None and self.folds:
                     self._job_error = self._job_error or errors.JobEnded(f"a new controller refuses the job: {why}")
                 self._registered.notify_all()
             return None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Sequence
 
@@ -11,9 +12,12 @@ import numpy as np
 
 from netfold.host.collectives import ring
 from netfold.host.collectives.flow import run
+from netfold.host.collectives.open_on_all import Unfit, open_on_all
 from netfold.host.collectives.shared_memory import SHARED, SharedRows
 from netfold.host.mesh.mesh import Mesh, Subset
 from netfold.host.operation.arrays import by_counts
+
+log = logging.getLogger("netfold")
 
 
 def machine() -> bytes:
@@ -50,6 +54,8 @@ class Machines:
         self._mesh = mesh
         self.groups = [list(ranks) for ranks in groups]
         self._rows: SharedRows | None = None
+        self._without = False
+        """Whether some ranks have no shared memory, as all of them know."""
 
     def find(self) -> list[list[int]]:
         """Ranks by machine; finds out where they are not known yet."""
@@ -70,11 +76,17 @@ class Machines:
         return Subset(self._mesh, next(group for group in self.groups if self._mesh.rank in group))
 
     def rows(self) -> SharedRows | None:
-        """Shared memory, made at the first call, where machines are known, and one has more than one rank; else
-        None."""
+        """Shared memory, made at the first call, where machines are known, and one has more than one rank; else None,
+        and where a rank has none, with a warning."""
         shape = self.shape()
-        if self._rows is None and shape is not None and shape[1] > 1:
-            self._rows = SharedRows(self.local())
+        if self._rows is None and not self._without and shape is not None and shape[1] > 1:
+            opened = open_on_all(self._mesh, lambda: SharedRows(self.local()), SharedRows.close)
+            if isinstance(opened, Unfit):
+                self._without = True
+                log.warning("rank %d of %d: nothing is reduced in shared memory: %s", self._mesh.rank, self._mesh.size,
+                            opened.say("has none"))
+            else:
+                self._rows = opened
         return self._rows
 
     def close(self) -> None:

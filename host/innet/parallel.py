@@ -33,6 +33,7 @@ from netfold.host.client.fold_control import NO_CONTROLLER, FoldControl
 from netfold.host.collectives.barrier import barrier
 from netfold.host.collectives.flow import length, run
 from netfold.host.collectives.inner_step import InnerStep
+from netfold.host.collectives.open_on_all import Unfit, open_on_all
 from netfold.host.collectives.shared_memory import SharedRows
 from netfold.host.errors import NetFoldError, PeerLost
 from netfold.host.innet.bystander import Bystander
@@ -60,6 +61,7 @@ class ParallelFold:
     address  of this machine on the fabric
     receiver as for ``FoldRail``
     timeout, control, timeline, falls_back  as for ``FoldRail``
+    Raises Unfit on all ranks where one of them cannot fold.
     """
 
     name = "innet"
@@ -88,13 +90,25 @@ class ParallelFold:
         self._turn = threading.Lock()
         """Held by an operation until all its windows are folded."""
         with ExitStack() as undo:  # whoever is told that it failed may try again at once, at the same UDP port
-            self._fold = self._open(plan, address, receiver, timeout)  # its engine is built before the others wait
-            undo.callback(self._fold.close)
-            with peers.operation("the ranks of each machine share memory") as mesh:
+            with peers.operation("the ranks of each machine open what they fold with") as mesh:
                 self._local = Subset(mesh, self._place.ranks)
-                self._inner: InnerStep = SharedRows(self._local)
-                undo.callback(self._inner.close)
-                self._shared_memory = measure_inside(mesh, self._local, self._inner, parts=self._place.folding)
+
+                def open_() -> tuple[FoldRail | Bystander, InnerStep]:
+                    with ExitStack() as opened:
+                        try:
+                            opened.callback((fold := self._open(plan, address, receiver, timeout)).close)
+                        finally:  # the other ranks of the machine wait for this one
+                            opened.callback((inner := SharedRows(self._local)).close)
+                        opened.pop_all()
+                    return fold, inner
+
+                opened = open_on_all(mesh, open_, _close)
+                if not isinstance(opened, Unfit):
+                    undo.callback(_close, opened)
+                    self._fold, self._inner = opened
+                    self._shared_memory = measure_inside(mesh, self._local, self._inner, parts=self._place.folding)
+            if isinstance(opened, Unfit):
+                raise opened
             undo.pop_all()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="netfold-fold")
         self._operations = 0
@@ -269,6 +283,11 @@ class ParallelFold:
         self._thread.shutdown()
         self._fold.close()
         self._inner.close()
+
+
+def _close(opened: tuple[FoldRail | Bystander, InnerStep]) -> None:
+    for one in opened:
+        one.close()
 
 
 def _in_lanes(coding: Coding) -> str:

@@ -20,20 +20,19 @@ from netfold.host.errors import NetFoldError, PlanError, RailDown
 from netfold.host.innet.fold import FoldRail
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.mesh.sockets import listen
-from netfold.host.native.sockets import bind_port
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.conversion import between_hosts, deliver
 from netfold.host.operation.rail import RailStats
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest, RowsRequest
 from netfold.host.rails.open_mesh import open_mesh
+from netfold.host.rails.own_port import own_port, udp_port_of
 from netfold.host.rails.planes import RailSpec
 from netfold.host.rails.policy import RailOptions
 from netfold.host.selection.choice import INNET
 from netfold.host.selection.peers import Peers
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire.jobs import Join
-from netfold.wire.roce import UDP_PORT
 
 EXTRA_TIMEOUT = 1.0
 """Seconds by which a rail's own timeout is longer than that of all rails, so that missing ranks are known by then."""
@@ -71,15 +70,14 @@ class OpenRail:
         receiver: socket.socket | None = None
         try:
             listener = listen(spec.plane.address)
-            if spec.kind in ("innet", "roce"):
-                receiver = bind_port(spec.plane.address)
+            receiver, lacks = own_port(spec.kind, spec.plane.address)
             self.plan = client.join(
                 Join(
                     job=job, world=world, rank=rank, address=spec.plane.address,
                     tcp="{}:{}".format(*listener.getsockname()), path_mtu=options.path_mtu or 0,
                     timeout=options.join_timeout, fold=spec.kind in FOLDING, lane_bits=options.lane_bits,
                     kind="rc" if spec.kind == "verbs" else "windowed",
-                    udp_port=UDP_PORT if receiver is None else receiver.getsockname()[1],
+                    udp_port=udp_port_of(receiver), lacks=lacks,
                 )
             )
             check_plan(self.plan)

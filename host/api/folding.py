@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rail that folds, of a communicator: opened by all ranks or by none."""
+
+from __future__ import annotations
+
+import socket
+
+from netfold.host.client.membership import Membership
+from netfold.host.collectives.open_on_all import Unfit, open_on_all
+from netfold.host.innet.fold import FoldRail
+from netfold.host.innet.parallel import ParallelFold
+from netfold.host.mesh.mesh import Call
+from netfold.host.operation.coding import LaneBits
+from netfold.host.operation.rail import FoldingRail
+from netfold.host.selection.peers import Peers
+from netfold.host.tracing.timeline import Timeline
+
+
+def open_fold(
+    membership: Membership, peers: Peers, rail: str, address: str, receiver: socket.socket | None, timeout: float,
+    timeline: Timeline | None, *, shared: bool, lane_bits: LaneBits,
+) -> FoldingRail:
+    """Opens the rail over the plan's trees.  All ranks call it together, whatever kinds of rails they have.
+
+    receiver   bound to the rank's UDP port, for a rail of windowed end points; taken over
+    shared     whether some machines have several ranks
+    lane_bits  of the job
+    Raises Unfit on all ranks where one of them lacks something to fold.
+    """
+    plan, control, auto = membership.plan, membership.fold_control(timeout), rail == "auto"
+    if shared:
+        return ParallelFold(
+            plan, peers, address, receiver, timeout=timeout, control=control, timeline=timeline, falls_back=auto
+        )
+
+    def open_() -> FoldRail:
+        if rail != "verbs":
+            return FoldRail(
+                plan, address, receiver=receiver, timeout=timeout, control=control, timeline=timeline, falls_back=auto,
+                lane_bits=lane_bits,
+            )
+        from netfold.host.verbs.devices import port_of
+        from netfold.host.verbs.rail import VerbsRail
+
+        return VerbsRail(
+            plan, address, port_of(address), timeout=timeout, control=control, timeline=timeline, lane_bits=lane_bits
+        )
+
+    # RC ranks wait for each other before they come here: what one of them lacks, the controller tells the others
+    alone = open_() if rail == "verbs" else None
+    with peers.mesh.operation(Call(0, "the ranks open what they fold with")):
+        opened = open_on_all(peers.mesh, open_ if alone is None else lambda: alone, FoldRail.close)
+    if isinstance(opened, Unfit):
+        raise opened
+    return opened

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks need together is open on all of them, or on none.
+
+A rank may lack what others have: a UDP port, shared memory.  One rank that does not fold keeps all others from it, so
+each tells the others over the mesh whether it could open everything:
+
+    bit     1 where this rank lacks something; the ranks take the maximum
+    why     where anybody does: each rank's reason in a row of its own, all rows added up
+
+Then all have the same reasons, and decide alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
+
+import numpy as np
+
+from netfold.host.collectives.flow import run
+from netfold.host.collectives.recursive_doubling import allreduce
+from netfold.host.errors import NetFoldError, TransportError
+from netfold.host.mesh.connection import printable
+from netfold.host.mesh.mesh import Mesh
+from netfold.host.operation.reduction import Reduction
+
+REASON_BYTES: Final = 512
+"""Bytes of a rank's reason that the others hear."""
+
+T = TypeVar("T")
+
+
+class Unfit(Exception):
+    """Some ranks cannot fold; the message names them, the same on all ranks.
+
+    lacking  what each of them lacks, by rank
+    own      what this rank could not open, or None
+    """
+
+    def __init__(self, lacking: Mapping[int, str], own: Exception | None) -> None:
+        self.lacking, self.own = lacking, own
+        super().__init__(self.say("cannot fold"))
+
+    def say(self, what: str) -> str:
+        """Which ranks lack something, why, and what comes of it."""
+        return "; ".join(f"rank {rank} {what}: {why}" for rank, why in self.lacking.items())
+
+    def error(self, me: str) -> TransportError:
+        """The error of a rank that was to fold, whatever else there is.  ``me``: job and rank."""
+        number = self.own.errno if isinstance(self.own, OSError) else None
+        return TransportError(number, f"{me}: {self}; rail=\"auto\" goes over TCP then")
+
+
+def open_on_all(mesh: Mesh, open_: Callable[[], T], close: Callable[[T], object]) -> T | Unfit:
+    """What ``open_`` returns, where it succeeds on every rank of the mesh.  Called by all of them inside an operation,
+    which it does not end: what is returned where any rank lacks something, all of them are to raise afterwards.
+
+    open_  raises OSError or MemoryError where this host lacks something
+    close  undoes it where another rank does
+    """
+    failure: Exception | None = None
+    opened: list[T] = []
+    try:
+        opened.append(open_())
+    except (OSError, MemoryError) as error:
+        if isinstance(error, NetFoldError) and not isinstance(error, TransportError):
+            raise  # of the other ranks, not of this host
+        failure = error
+    try:
+        lacking = _everyones(mesh, "" if failure is None else str(failure) or type(failure).__name__)
+    except BaseException:
+        for one in opened:
+            close(one)
+        raise
+    if not lacking:
+        return opened[0]
+    for one in opened:
+        close(one)
+    return Unfit(lacking, failure)
+
+
+def _everyones(mesh: Mesh, lacks: str) -> dict[int, str]:
+    """What each rank lacks, by rank; empty: none lacks anything."""
+    some = np.array([bool(lacks)], np.int32)
+    run(mesh, allreduce(mesh, some, Reduction("max", "int32")))
+    if not some[0]:
+        return {}
+    rows = np.zeros((mesh.size, REASON_BYTES), np.uint8)
+    said = lacks.encode(errors="replace")[:REASON_BYTES]
+    rows[mesh.rank, : len(said)] = np.frombuffer(said, np.uint8)
+    run(mesh, allreduce(mesh, rows.reshape(-1).view(np.int32), Reduction("sum", "int32")))
+    texts = {rank: printable(row.tobytes().rstrip(b"\0").decode(errors="replace")) for rank, row in enumerate(rows)}
+    return {rank: text for rank, text in texts.items() if text}
