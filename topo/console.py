@@ -11,12 +11,13 @@ import contextlib
 import os
 import selectors
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from types import FrameType
 from typing import IO, Final
+
+from netfold.topo.forks import Forked
 
 LOOK: Final = 1.0
 """Seconds between checks of the fabric's own processes."""
@@ -72,11 +73,11 @@ class Console:
     def __init__(self, out: IO[bytes], errors: IO[bytes], clock: Callable[[], float] = time.monotonic) -> None:
         self._out, self._errors, self._clock = out, errors, clock
         self._names: list[str] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[Forked] = []
         self._streams: list[_Stream] = []
         self._ends: dict[int, int] = {}
 
-    def add(self, name: str, process: subprocess.Popen[bytes]) -> None:
+    def add(self, name: str, process: Forked) -> None:
         """Add the process of the next rank, on host ``name``; its standard output and error must be pipes."""
         assert process.stdout is not None
         assert process.stderr is not None
@@ -134,7 +135,7 @@ class Console:
         for key, _ in selector.select(seconds):
             if isinstance(key.data, int):
                 selector.unregister(key.fileobj)
-                self._ends[key.data] = _end_of(self._processes[key.data])
+                self._ends[key.data] = self._end_of(key.data)
                 ended.append(key.data)
                 continue
             stream: _Stream = key.data
@@ -147,6 +148,11 @@ class Console:
                 stream.to.write(b"[%*d] %s\n" % (len(str(len(self._processes) - 1)), stream.rank, line))
             stream.to.flush()
         return ended
+
+    def _end_of(self, rank: int) -> int:
+        status = self._processes[rank].ended()
+        assert status is not None
+        return status
 
     def _drain(self, selector: selectors.BaseSelector) -> None:
         """Copy what is left in the pipes once all ranks have ended, for DRAIN seconds at most."""
@@ -188,15 +194,10 @@ def _ranks(ranks: Set[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))}"
 
 
-def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    """Send a signal to a rank and to what it started: its process group, whose number is valid until it is reaped."""
+def _signal(process: Forked, number: int) -> None:
+    """Send a signal to a rank and to what it started: its process group, whose number is its own until it is polled."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
 
 
-def _end_of(process: subprocess.Popen[bytes]) -> int:
-    """The status of a process that has ended, in the form of Popen.returncode, without reaping it."""
-    info = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert info is not None
-    return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status

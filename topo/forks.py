@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of softswitches, forked by softswitch's fork server: a switch starts in a tenth of the time that it takes
-Python to import what a switch needs.
+"""Processes that are forked by a fork server (fork_server.py): a switch, or a rank that imports NetFold, starts in a
+tenth of the time that it takes Python to import what it needs.
 
-    child = Forks().start([program, *arguments], log)
+    child = Forks("softswitch.cli.run").start([program, *arguments], log)
 
-There is one server for all switches that a launcher starts.  It ends with the launcher; the switches are processes
-like others, which the launcher ends by their numbers.
+A launcher has one server for all its switches, and one for ranks.  Each ends with the launcher, which alone can talk to
+it; what it has started are processes like others, which the launcher ends by their numbers.
 """
 
 from __future__ import annotations
@@ -18,23 +18,26 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
-from typing import IO, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Protocol, TypeVar
 
+from netfold.topo.fork_server import COMMAND, ENDED, GO, START, STARTED, WARM, Request
+
+T = TypeVar("T")
 START_SECONDS = 60.0
-"""Seconds for a fork server to start a switch: at first it imports, on a machine that may be busy with others."""
+"""Seconds for a fork server to start a program: at first it imports, on a machine that may be busy with others."""
 STATUS_SECONDS = 5.0
 """Seconds for the status of a process that has ended."""
 STOP_SECONDS = 5.0
 """Seconds for a fork server to end after its socket was closed."""
-START, GO = b"start", b"g"
-"""What softswitch/cli/fork_server.py calls so."""
 UNKNOWN_STATUS = 255
 """The status of a process whose fork server has ended before it."""
 
 
-class SwitchChild(Protocol):
+class Child(Protocol):
     """The part of `subprocess.Popen` that switches need."""
 
     @property
@@ -46,28 +49,42 @@ class SwitchChild(Protocol):
 
 
 class Forked:
-    """A process that a fork server has started.
+    """A process that a fork server has started, with the part of `subprocess.Popen` that launchers need.
 
     pid     of a process that waits for GO
     stream  of the process, from which its number has been read
+    stdin   and stdout, stderr: this process's ends of its pipes, where it has some
     """
 
-    def __init__(self, pid: int, stream: socket.socket, command: list[str]) -> None:
+    def __init__(
+        self, pid: int, stream: socket.socket, command: Sequence[str],
+        stdin: IO[bytes] | None = None, stdout: IO[bytes] | None = None, stderr: IO[bytes] | None = None,
+    ) -> None:
         self.pid = pid
-        self._command = command
+        self.args = command
+        self.stdin, self.stdout, self.stderr = stdin, stdout, stderr
+        self.returncode: int | None = None
+        """Its status, once its number may be another process's."""
         self._stream = stream
         self._process = os.pidfd_open(pid)
         self._status: int | None = None
         self._reading = threading.Lock()
 
-    def poll(self) -> int | None:
-        """The status of the process as `subprocess.Popen.returncode` has it; None while it runs."""
+    def ended(self) -> int | None:
+        """The status of the process, whose number is still its own; None while it runs."""
         with self._reading:
             if self._status is None and _wait(self._process, 0):
                 self._status = self._said()
-                self._stream.close()
                 os.close(self._process)
             return self._status
+
+    def poll(self) -> int | None:
+        """The status of the process as `subprocess.Popen.returncode` has it; None while it runs."""
+        if (status := self.ended()) is not None:
+            with self._reading:
+                self._stream.close()
+                self.returncode = status
+        return status
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end of the process and return its status.  Raises TimeoutExpired."""
@@ -75,7 +92,7 @@ class Forked:
         while (status := self.poll()) is None:
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
-                raise subprocess.TimeoutExpired(self._command, timeout or 0.0)
+                raise subprocess.TimeoutExpired(list(self.args), timeout or 0.0)
             with contextlib.suppress(OSError):  # another thread has seen the end, and closed the file
                 _wait(self._process, left)
         return status
@@ -83,7 +100,8 @@ class Forked:
     def _said(self) -> int:
         with contextlib.suppress(ConnectionResetError):
             if _wait(self._stream.fileno(), STATUS_SECONDS):
-                return int(self._stream.recv(64) or UNKNOWN_STATUS)
+                said = self._stream.recv(64).split()
+                return int(said[1]) if said[:1] == [ENDED] else UNKNOWN_STATUS
         return UNKNOWN_STATUS
 
     def send_signal(self, sig: int, /) -> None:
@@ -98,9 +116,15 @@ class Forked:
 
 
 class Forks:
-    """Softswitch's fork server, which is started with the first switch."""
+    """A fork server, which is started with the first program.
 
-    def __init__(self) -> None:
+    modules      that it imports at first
+    environment  variables of its own, which what it imports is to find; the others are this process's
+    """
+
+    def __init__(self, *modules: str, environment: Mapping[str, str] | None = None) -> None:
+        self._modules = modules
+        self._environment = dict(environment or {})
         self._socket: socket.socket | None = None
         self._server: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
@@ -110,48 +134,71 @@ class Forks:
         """The number of the server's process, where there is one."""
         return None if self._server is None else self._server.pid
 
-    def start(self, command: list[str], log: IO[bytes]) -> Forked:
-        """Start a switch by the command line that does it, with this process's environment, whose output goes to a
-        file.  A server that has ended is replaced once.  Raises OSError."""
+    def start(
+        self, command: Sequence[str], output: int | IO[bytes], errors: int | IO[bytes], *,
+        input: int = subprocess.DEVNULL, environment: Mapping[str, str] | None = None, namespaces: Sequence[str] = (),
+    ) -> Forked:
+        """Start a program by the command line that does it, in this process's folder and in a session of its own.  A
+        server that has ended is replaced once.  Raises OSError.
+
+        output, errors  files, or subprocess.PIPE
+        input           subprocess.DEVNULL or subprocess.PIPE
+        environment     default: that of the server
+        namespaces      files of the namespaces to enter, such as /proc/1/ns/net
+        """
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as failed:
+            pipes: list[IO[bytes] | None] = []
+            files: list[int] = []
+            for wanted, ours in ((input, "wb"), (output, "rb"), (errors, "rb")):
+                pipe = None
+                if wanted == subprocess.PIPE:
+                    ends = os.pipe() if ours == "rb" else os.pipe()[::-1]
+                    pipe = failed.enter_context(open(ends[0], ours))
+                    theirs.callback(os.close, ends[1])
+                    wanted = ends[1]
+                elif wanted == subprocess.DEVNULL:
+                    wanted = theirs.enter_context(open(os.devnull, "r+b", buffering=0))
+                pipes.append(pipe)
+                files.append(wanted if isinstance(wanted, int) else wanted.fileno())
+            request = self._request(command, environment, namespaces)
+            forked = self._served(lambda server: _start(server, request, files, pipes))
+            failed.pop_all()
+        return forked
+
+    def warm(self, command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> None:
+        """Have the server import what this program will import, beside whatever is done until it starts.  Raises
+        OSError."""
+        request = self._request(command, environment, ())
+        self._served(lambda server: _send(server, WARM, request, []))
+
+    def _request(
+        self, command: Sequence[str], environment: Mapping[str, str] | None, namespaces: Sequence[str]
+    ) -> Request:
+        ours = {**os.environ, **self._environment} if environment is None else dict(environment)
+        return {"command": list(command), "environment": ours, "folder": os.getcwd(), "namespaces": list(namespaces)}
+
+    def _served(self, ask: Callable[[socket.socket], T]) -> T:
         with self._lock:
             for last in (False, True):
                 if self._server is None or self._server.poll() is not None:
-                    self._start_server(command[0])
+                    self._start_server()
+                assert self._socket is not None
                 try:
-                    return self._ask(command, log)
+                    return ask(self._socket)
                 except OSError:
                     self.close()
                     if last:
                         raise
         raise AssertionError("unreachable")
 
-    def _ask(self, command: list[str], log: IO[bytes]) -> Forked:
-        assert self._socket is not None
-        request = {"arguments": command[1:], "environment": dict(os.environ), "folder": os.getcwd()}
-        stream, theirs = socket.socketpair()
-        try:
-            with theirs, open(os.memfd_create("request"), "wb", buffering=0) as text:  # an environment may be large
-                text.write(json.dumps(request).encode())
-                socket.send_fds(self._socket, [START], [text.fileno(), log.fileno(), theirs.fileno()])
-            said = b""
-            while not said.endswith(b"\n"):
-                if not _wait(stream.fileno(), START_SECONDS) or not (byte := stream.recv(1)):
-                    raise ChildProcessError("softswitch's fork server started nothing")
-                said += byte
-            forked = Forked(int(said), stream, command)
-            stream.sendall(GO)
-        except BaseException:  # Ctrl-C as well: what is forked later ends, as its stream has
-            stream.close()
-            raise
-        return forked
-
-    def _start_server(self, program: str) -> None:
+    def _start_server(self) -> None:
         self.close()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._server = subprocess.Popen(
-                [program, "fork-server", str(theirs.fileno())], stdin=subprocess.DEVNULL,
+                [sys.executable, "-c", COMMAND, str(theirs.fileno()), *self._modules], stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
+                env={**os.environ, **self._environment},
             )
         atexit.register(self.close)
 
@@ -168,6 +215,33 @@ class Forks:
                 self._server.kill()
                 self._server.wait()
             self._server = None
+
+
+def _send(server: socket.socket, what: bytes, request: Request, files: list[int]) -> None:
+    with open(os.memfd_create("request"), "wb", buffering=0) as text:  # an environment may be large
+        text.write(json.dumps(request).encode())
+        socket.send_fds(server, [what], [text.fileno(), *files])
+
+
+def _start(server: socket.socket, request: Request, files: list[int], pipes: list[IO[bytes] | None]) -> Forked:
+    stream, theirs = socket.socketpair()
+    try:
+        with theirs:
+            _send(server, START, request, [*files, theirs.fileno()])
+        said = b""
+        while not said.endswith(b"\n"):
+            if not _wait(stream.fileno(), START_SECONDS) or not (byte := stream.recv(1)):
+                raise ChildProcessError(f"the fork server started nothing for {request['command'][0]}")
+            said += byte
+        what, number = said.split()
+        if what != STARTED:
+            raise ChildProcessError(f"{request['command'][0]} ended before it was started, with status {int(number)}")
+        forked = Forked(int(number), stream, request["command"], *pipes)
+        stream.sendall(GO)
+    except BaseException:  # Ctrl-C as well: what is forked later ends, as its stream has
+        stream.close()
+        raise
+    return forked
 
 
 def _wait(file: int, seconds: float | None) -> bool:

@@ -21,6 +21,7 @@ import msgspec
 
 from cbuild import files, folders
 from netfold.topo import rundir, sandbox
+from netfold.topo.ranks import Namespaces
 
 NAMESPACES: Final = ("net", "mnt")
 """The namespaces that a host has of its own."""
@@ -71,11 +72,9 @@ class HostProcess:
         while self._open:
             os.close(self._open.pop())
 
-    def enter(self) -> list[str]:
-        """The command that runs the one after it in the host, in the same working directory, as `mnexec -a` does."""
-        net, mount = (f"/proc/{os.getpid()}/fd/{number}" for number in self._open)
-        return ["nsenter", f"--net={net}", f"--mount={mount}", "--", "sh", "-c",
-                'cd -- "$0" 2>/dev/null; exec "$@"', os.getcwd()]
+    def enter(self) -> Namespaces:
+        """The host, as `ranks.start` takes it, while the block runs."""
+        return Namespaces([f"/proc/{os.getpid()}/fd/{number}" for number in self._open])
 
 
 def folder() -> Path:

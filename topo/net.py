@@ -37,7 +37,7 @@ from netfold.topo import listeners, sandbox
 from netfold.topo.failures import ControllerFailed
 from netfold.topo.guests import GuestHosts, Surroundings
 from netfold.topo.lifecycle import Lifecycle, tail, terminate
-from netfold.topo.ranks import Ranks, environment, in_namespaces, start
+from netfold.topo.ranks import Enter, Ranks, environment, in_namespaces, start
 from netfold.topo.switches import CLASSES, P4Switch
 from netfold.topo.topology import FabricTopo
 from netfold.topo.wiring import execute
@@ -323,8 +323,7 @@ class Network(Lifecycle):
                 ranks.add(start(command, enter, {**(env or {}), **ours}, errors), host.name, log)
         return ranks
 
-    def _enter(self, host: Host) -> list[str]:
-        """The command that runs the one after it in a host."""
+    def _enter(self, host: Host) -> Enter:
         if self._guests is not None and host.name in self._guests.names:
             return self._guests.enter(host.name)
         return in_namespaces(self.mininet.get(host.name).pid)

@@ -13,10 +13,11 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, Protocol, TypeAlias
 
 from netfold.fabric.graph import Fabric, Host
 from netfold.topo.failures import EXIT_WRONG_DATA, RankFailed, WrongData
+from netfold.topo.forks import Child, Forked, Forks
 from netfold.topo.lifecycle import tail, terminate
 
 ABORT_SECONDS: Final = 5.0
@@ -26,6 +27,19 @@ WRONG_DATA_SECONDS: Final = 2.0
 STACK_LINES: Final = 60
 MASTER_PORT: Final = 29500
 """First of the 1000 ports on the host of rank 0 at which torch.distributed meets; the job's name picks one."""
+
+SETTINGS: Final = {
+    # torch's store asks DNS for the name of its peer's address, and a fabric's host reaches no DNS
+    "RES_OPTIONS": "timeout:1 attempts:1",
+    # as many ranks as cores and more share this machine: one thread each
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "1",
+    # a rank that crashes, or is aborted because it hangs, says where
+    "PYTHONFAULTHANDLER": "1",
+}
+"""Environment variables that all ranks have in common, whatever their job."""
+_forks = Forks(environment=SETTINGS)
 
 
 def environment(fabric: Fabric, hosts: Sequence[Host], rank: int, *, job: str) -> dict[str, str]:
@@ -41,33 +55,49 @@ def environment(fabric: Fabric, hosts: Sequence[Host], rank: int, *, job: str) -
         # several jobs on one fabric must not meet at the same port
         "MASTER_PORT": str(MASTER_PORT + zlib.crc32(job.encode()) % 1000),
         "GLOO_SOCKET_IFNAME": f"{host.name}-eth{port}",
-        # torch's store asks DNS for the name of its peer's address, and a fabric's host reaches no DNS
-        "RES_OPTIONS": "timeout:1 attempts:1",
         "NETFOLD_ADDRESS": host.address,
         "NETFOLD_CONTROLLER": fabric.jobs,
         "NETFOLD_JOB": job,
-        # as many ranks as cores and more share this machine: one thread each
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "PYTHONUNBUFFERED": "1",
-        # a rank that crashes, or is aborted because it hangs, says where
-        "PYTHONFAULTHANDLER": "1",
+        **SETTINGS,
     }
 
 
-def in_namespaces(pid: int) -> list[str]:
-    """The command that runs the one after it in the namespaces of process ``pid``."""
-    return ["mnexec", "-a", str(pid)]
+@dataclass(frozen=True)
+class Namespaces:
+    """A host of this machine, by the files of its namespaces, such as /proc/1/ns/net."""
+
+    files: Sequence[str]
+
+
+Enter: TypeAlias = Namespaces | Sequence[str]
+"""A host of this machine, or the command that runs the one after it in another host."""
+
+
+def in_namespaces(pid: int) -> Namespaces:
+    """The host whose process is ``pid``."""
+    return Namespaces([f"/proc/{pid}/ns/net", f"/proc/{pid}/ns/mnt"])
 
 
 def start(
-    command: Sequence[str], enter: Sequence[str], env: Mapping[str, str], errors: IO[bytes] | int
-) -> subprocess.Popen[bytes]:
-    """Start ``command`` by ``enter``, in a session of its own, with a pipe for its output."""
-    return subprocess.Popen(
-        [*enter, *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
-        env={**os.environ, **env}, start_new_session=True,
-    )
+    command: Sequence[str], enter: Enter, env: Mapping[str, str], errors: IO[bytes] | int,
+    *, input: int = subprocess.DEVNULL,
+) -> Forked:
+    """Start ``command`` in a host, in a session of its own, with a pipe for its output.  Raises OSError."""
+    inside, files = ([], enter.files) if isinstance(enter, Namespaces) else (enter, ())
+    return _forks.start([*inside, *command], subprocess.PIPE, errors, input=input, environment={**os.environ, **env},
+                        namespaces=files)
+
+
+def prepare(command: Sequence[str], env: Mapping[str, str]) -> None:
+    """Import what ranks of this command will import, beside whatever is done until they start.  Raises OSError."""
+    _forks.warm(command, environment={**os.environ, **env})
+
+
+class Rank(Child, Protocol):
+    """The part of `subprocess.Popen` that ranks need."""
+
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
 
 
 @dataclass
@@ -75,11 +105,11 @@ class Ranks:
     """The processes of one job."""
 
     job: str
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    processes: list[Rank] = field(default_factory=list)
     hosts: list[str] = field(default_factory=list)
     logs: list[Path] = field(default_factory=list)
 
-    def add(self, process: subprocess.Popen[bytes], host: str, log: Path) -> None:
+    def add(self, process: Rank, host: str, log: Path) -> None:
         """Add the process of the next rank."""
         self.processes.append(process)
         self.hosts.append(host)
@@ -187,6 +217,6 @@ def state_of(pid: int) -> str:
     return next(line.partition(":")[2].strip() for line in said.splitlines() if line.startswith("State:"))
 
 
-def _stdout(process: subprocess.Popen[bytes]) -> IO[bytes]:
+def _stdout(process: Rank) -> IO[bytes]:
     assert process.stdout is not None
     return process.stdout

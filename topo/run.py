@@ -30,6 +30,7 @@ from netfold.topo.console import Console, Stopped, stopping
 from netfold.topo.failures import FabricFailed
 from netfold.topo.host_processes import HostProcess
 from netfold.topo.mininet_path import MininetMissing
+from netfold.topo.ranks import SETTINGS, Enter, environment, in_namespaces, prepare, start
 from netfold.wire.faults import KEY_VARIABLE
 
 FABRIC_VARIABLE: Final = "NETFOLD_FABRIC"
@@ -67,17 +68,17 @@ class RunRequest:
 class Place:
     """Where a rank runs.
 
-    enter      the command that runs the one after it there, with these environment variables at least
+    enter      a host, or the command that runs the one after it there, with these environment variables at least
     fabrics    as programs there see them, one a plane
     elsewhere  whether that is another machine, with a PATH of its own
     """
 
-    enter: Callable[[Collection[str]], list[str]]
+    enter: Callable[[Collection[str]], Enter]
     fabrics: Sequence[Fabric]
     elsewhere: bool = False
 
 
-def _here(fabrics: Sequence[Fabric], enter: Callable[[], list[str]]) -> Place:
+def _here(fabrics: Sequence[Fabric], enter: Callable[[], Enter]) -> Place:
     """A Mininet host of this machine."""
     return Place(lambda _: enter(), fabrics)
 
@@ -99,9 +100,9 @@ def run_in(fabrics: Sequence[Fabric], request: RunRequest) -> int:
 
     from netfold.topo.fault_service import FaultService
     from netfold.topo.planes import Planes, side_by_side
-    from netfold.topo.ranks import in_namespaces
 
     setLogLevel("error")
+    prepare(request.command, _path() | SETTINGS)
     fabrics = side_by_side(fabrics, sandbox.rundir())
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
     try:
@@ -219,14 +220,17 @@ def mininet_hosts(names: Collection[str]) -> dict[str, HostProcess]:
     return {name: hosts[0] for name, hosts in found.items()}
 
 
+def _path() -> dict[str, str]:
+    """PATH, with the programs of this environment first."""
+    return {"PATH": f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}"}
+
+
 @contextlib.contextmanager
 def started(places: Sequence[Place], request: RunRequest, hosts: Sequence[Host]) -> Iterator[Console]:
     """Start the ranks, one at each place; those that still run at the end of the block are killed."""
     from netfold.topo.planes import planes_of
-    from netfold.topo.ranks import environment, start
 
     ranks = Console(sys.stdout.buffer, sys.stderr.buffer)
-    path = {"PATH": f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}"}
     rails = rails_for(places[0].fabrics, request.rails) | paths_for(request.paths)
     forwarded = {name for name in os.environ if name.startswith("NETFOLD_")}
     forwarded -= {sandbox.INSIDE, sandbox.RUNDIR, KEY_VARIABLE}
@@ -237,7 +241,7 @@ def started(places: Sequence[Place], request: RunRequest, hosts: Sequence[Host])
                 **environment(fabrics[0], hosts, rank, job=request.job), **planes_of(fabrics, host.name), **rails,
             }
             enter = place.enter(sorted(forwarded | set(ours)))
-            ours = ours if place.elsewhere else {**path, **ours}
+            ours = ours if place.elsewhere else {**_path(), **ours}
             ranks.add(host.name, start(request.command, enter, ours, subprocess.PIPE))
         yield ranks
     finally:

@@ -30,7 +30,7 @@ from netfold.fabric.graph import CPU_PORT, Engine
 from netfold.rpc.certificates import Certificates, is_local
 from netfold.topo import sandbox
 from netfold.topo.failures import SwitchFailed
-from netfold.topo.forks import Forks, SwitchChild
+from netfold.topo.forks import Child, Forks
 from netfold.topo.lifecycle import LOG_LINES, terminate
 
 READY_SECONDS: Final = 60.0
@@ -38,7 +38,9 @@ READY_SECONDS: Final = 60.0
 HELP_SECONDS: Final = 30.0
 """Seconds for a program to print its help."""
 
-_forks = Forks()
+_forks = Forks("softswitch.cli.run", "softswitch.cli.start", "softswitch.p4runtime.program",
+               "softswitch.p4runtime.server", "grpc._interceptor", "grpc._server")
+"""These import all that a switch imports until its first program runs."""
 
 
 class P4Switch(ABC, Switch):  # type: ignore[misc]
@@ -80,7 +82,7 @@ class P4Switch(ABC, Switch):  # type: ignore[misc]
         self.trust = trust
         self.log = Path(log) if log is not None else sandbox.private_folder() / f"{name}.log"
         self.pcap = None if pcap is None else Path(pcap)
-        self.child: SwitchChild | None = None
+        self.child: Child | None = None
         self._started = 0.0
         params.setdefault("dpid", f"{device_id:x}")
         params["inNamespace"] = False
@@ -107,7 +109,7 @@ class P4Switch(ABC, Switch):  # type: ignore[misc]
         with files.create(self.log) as log:
             self.child = self.spawn(self.command(), log)
 
-    def spawn(self, command: list[str], log: IO[bytes]) -> SwitchChild:
+    def spawn(self, command: list[str], log: IO[bytes]) -> Child:
         """Run the command line, in a session of its own: Ctrl-C at the Mininet prompt is not meant for the switches.
         Raises SwitchFailed."""
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
@@ -217,10 +219,10 @@ class SoftSwitch(P4Switch):
             *(["--pcap", str(self.pcap)] if self.pcap else []),
         ]
 
-    def spawn(self, command: list[str], log: IO[bytes]) -> SwitchChild:
+    def spawn(self, command: list[str], log: IO[bytes]) -> Child:
         """The same by a fork of a process that has imported what a switch needs.  Raises SwitchFailed."""
         try:
-            return _forks.start(command, log)
+            return _forks.start(command, log, log)
         except OSError as error:
             raise SwitchFailed(f"{self.name}: softswitch's fork server did not start it ({error}): run "
                                f"{shlex.join(command)} by hand to see why") from error

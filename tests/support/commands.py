@@ -113,7 +113,7 @@ NOT_RUN: Final[dict[str, tuple[str, ...]]] = {
         "softswitch run prog.p4 --thrift-port 9090 ...", "softswitch run prog.p4 ... --trace -", "netfold run --paths",
         "netfold run --timeout", "netfold run --topo", "netfold run --fabric",
         "netfold up --topo", "netfold up --standby",
-        "softswitch --primary", "softswitch fork-server FD",
+        "softswitch --primary",
         "softswitch run --page", "softswitch run --trace"),
     "a benchmark of minutes, whose parts tests/bench runs": (
         "netfold bench allreduce --algorithms auto,innet,ring,... -b 4K -e 64M",

@@ -13,6 +13,7 @@ import pytest
 
 from netfold.topo import host_processes, rundir
 from netfold.topo.host_processes import HostProcess, HostRecord, began
+from netfold.topo.ranks import start
 from support import needs
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
@@ -87,8 +88,11 @@ def test_a_command_runs_in_the_hosts_namespaces_in_this_folder(tmp_path: Path, m
         theirs = [os.readlink(f"/proc/{pid}/ns/{kind}") for kind in host_processes.NAMESPACES]
     with host:
         look = "readlink /proc/self/ns/net; readlink /proc/self/ns/mnt; pwd"
-        done = subprocess.run([*host.enter(), "sh", "-c", look], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == [*theirs, str(tmp_path)]
+        done = start(["sh", "-c", look], host.enter(), {}, subprocess.DEVNULL)
+        assert done.wait(60) == 0
+    assert done.stdout is not None
+    with done.stdout as said:
+        assert said.read().decode().split() == [*theirs, str(tmp_path)]
 
 
 def test_records_that_others_could_write_are_not_believed(records: Path) -> None:

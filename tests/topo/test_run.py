@@ -24,7 +24,7 @@ from switch_support.ports import wait_for
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
 from netfold.topo import console, run
-from netfold.topo.ranks import environment, state_of
+from netfold.topo.ranks import Namespaces, environment, start, state_of
 
 UNTIL = "until [ -e %s ]; do sleep 0.05; done"
 """A shell command that waits for a file."""
@@ -39,10 +39,7 @@ class Ranks:
         self.console = console.Console(self.out, self.errors)
         self.processes = []
         for rank, command in enumerate(commands):
-            process = subprocess.Popen(
-                ["sh", "-c", command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
+            process = start(["sh", "-c", command], Namespaces([]), {}, subprocess.PIPE)
             self.processes.append(process)
             self.console.add(f"h{rank + 1}", process)
 

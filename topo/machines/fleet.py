@@ -37,7 +37,6 @@ from netfold.topo.machines.agent import TCP, Ready, far_sockets, sockets_of
 from netfold.topo.machines.description import Description
 from netfold.topo.machines.page import MachinesPage
 from netfold.topo.net import CONTROLLER_SECONDS, SWITCHES_SECONDS, with_sockets_in
-from netfold.topo.ranks import in_namespaces
 from netfold.topo.rxe import attach
 from netfold.topo.rxe.frames import Kind, pack
 from netfold.topo.rxe.line import Line
@@ -67,7 +66,7 @@ class Seat(msgspec.Struct, frozen=True):
 
     def enter(self, only: Collection[str]) -> list[str]:
         """The command, to be started here, that runs the one after it in the host, with these variables."""
-        return [*attach.command(self.line, [], only), *in_namespaces(self.pid)]
+        return [*attach.command(self.line, [], only), "mnexec", "-a", str(self.pid)]
 
 
 def launcher_of(text: str) -> list[str]:

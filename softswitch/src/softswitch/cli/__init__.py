@@ -9,8 +9,6 @@
     softswitch tools DIR
     softswitch examples DIR
 
-A launcher of many switches has them forked: softswitch fork-server FD (fork_server.py).
-
 Each command is a module. options.py has what they share; app.py makes them commands of typer, which has the help and
 the usage errors; start.py reads the options of a switch that just starts.
 
@@ -28,8 +26,6 @@ HELP_COLUMNS = 120
 
 COMMANDS = ("run", "compile", "stf", "tools", "examples", "trace", "explain", "version")
 """The commands of app.py."""
-FORK_SERVER = "fork-server"
-"""The command of launchers, which no help shows."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -40,12 +36,6 @@ def main(arguments: list[str] | None = None) -> None:
         arguments[0] = "version"
     if arguments[:1] == ["-h"]:
         arguments[0] = "--help"
-    if arguments[:1] == [FORK_SERVER] and len(arguments) == 2:
-        from softswitch.cli import fork_server
-
-        if (forked := fork_server.run(int(arguments[1]))) is None:
-            return
-        arguments = forked
     if arguments and arguments[0] not in (*COMMANDS, "--help"):
         first = Path(arguments[0])
         if not arguments[0].startswith("-") and not first.suffix and not first.exists():
