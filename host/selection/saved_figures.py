@@ -27,7 +27,7 @@ def read(path: str, key: str, kind: type[T]) -> T | None:
     try:
         figures = msgspec.json.decode(files.read(path), type=dict[str, msgspec.Raw]).get(key)
         return None if figures is None else msgspec.json.decode(figures, type=kind)
-    except (OSError, ValueError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         log.warning("%s: no figures of links (%s); measuring, and writing it anew", path, error)
         return None
 
@@ -35,7 +35,7 @@ def read(path: str, key: str, kind: type[T]) -> T | None:
 def write(path: str, key: str, figures: object) -> None:
     """Writes the figures under ``key``, beside those under other keys."""
     others: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):  # none yet, or none that anyone could use
+    with contextlib.suppress(OSError, ValueError, RecursionError, msgspec.MsgspecError):  # none yet, or none that anyone could use
         others = msgspec.json.decode(files.read(path), type=dict[str, Any])
     try:
         files.replace(path, msgspec.json.format(msgspec.json.encode({**others, key: figures}), indent=1) + b"\n")

@@ -16,6 +16,7 @@ from pathlib import Path
 from cbuild import folders
 
 _NEW = os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY
 _THERE = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY
 
 
@@ -23,10 +24,15 @@ MOST = 16 << 20
 """Bytes of a file that is parsed, where no other bound is given: a fabric of 16,384 hosts has 6 MB."""
 
 
-def read(path: Path | str, most: int = MOST) -> bytes:
+def read(path: Path | str, most: int = MOST, *, regular: bool = False) -> bytes:
     """The content of a file that somebody else may have written, of so many bytes at most: neither a file without end
-    nor one of gigabytes fills the memory.  Raises OSError, which names the number where it has more."""
-    with open(path, "rb") as file:
+    nor one of gigabytes fills the memory.  Raises OSError, which names the number where it has more.
+
+    regular  refuse all but regular files: nobody may ever write to a pipe that was found in a folder
+    """
+    with open(os.open(path, _READ | os.O_NONBLOCK * regular), "rb") as file:
+        if regular and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "expected a regular file, got a pipe or a device", str(path))
         content = file.read(most + 1)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"expected at most {most:,} bytes, got more", str(path))

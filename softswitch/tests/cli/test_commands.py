@@ -188,6 +188,12 @@ def test_a_packet_test_that_cannot_be_read_is_one_message(
     assert "Traceback" not in done.stderr
 
 
+def test_a_packet_test_without_end_is_one_message(program: Path) -> None:
+    """What is larger than any test is refused with the number of bytes, without a traceback."""
+    done = softswitch("stf", program, Path("/dev/zero"))
+    assert (done.returncode, done.stderr) == (2, "softswitch: /dev/zero: expected at most 16,777,216 bytes, got more\n")
+
+
 def test_an_output_that_cannot_be_written_is_named(program: Path, tmp_path: Path) -> None:
     """A file in a folder that does not exist is refused by name."""
     missing = tmp_path / "no" / "where.c"

@@ -20,7 +20,7 @@ def read(folder: Path) -> list[Dump]:
     dumps = []
     for path in sorted(folder.glob("*.json")):
         try:
-            dumps.append(msgspec.json.decode(files.read(path, MOST_BYTES), type=Dump))
+            dumps.append(msgspec.json.decode(files.read(path, MOST_BYTES, regular=True), type=Dump))
         except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
             raise ValueError(f"{path}: no file of a flight recorder: {error}") from error
     return sorted(dumps, key=lambda dump: (dump.job, dump.rank))

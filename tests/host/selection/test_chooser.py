@@ -86,9 +86,10 @@ def test_figures_are_kept_for_the_next_run_on_the_same_fabric(
     assert len(calls) == 7, "figures of other sizes stay"
     measured(3, "b")
     assert len(calls) == 10, "another fabric's links are others"
-    file.write_text("{")
-    measured(3)
-    assert len(calls) == 13
+    for place, damaged in enumerate(("{", '{"a":' + "[" * 100_000)):
+        file.write_text(damaged)
+        measured(3)
+        assert len(calls) == 13 + 3 * place
     assert str(file) in caplog.text
 
 

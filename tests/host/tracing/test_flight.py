@@ -238,6 +238,20 @@ def test_the_command_shows_a_folder(tmp_path: Path) -> None:
     assert (bad.exit_code, "j.rank1.json: no file of a flight recorder" in bad.output) == (1, True)
 
 
+@pytest.mark.parametrize("what", ["pipe", "link to a pipe"])
+def test_a_pipe_in_the_folder_is_named_and_not_waited_for(tmp_path: Path, what: str) -> None:
+    """In a shared folder anybody may make a pipe of such a name, to which nobody ever writes."""
+    pipe = tmp_path / ("j.rank0.json" if what == "pipe" else "pipe")
+    os.mkfifo(pipe)
+    if what != "pipe":
+        (tmp_path / "j.rank0.json").symlink_to(pipe)
+    done = subprocess.run(
+        [sys.executable, "-m", "netfold.cli", "flight", str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert re.search(r"j\.rank0\.json: no file of a flight recorder: .*expected a regular file", done.stderr)
+
+
 # ---- where files are -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("job", [
     "../../etc/cron.d/x", "/etc/passwd", "..", ".", "a/b", "a\0b", "a\nb", "a b;rm -rf *", "\u202etxt", "é" * 20,

@@ -31,6 +31,8 @@ def stf(
         fail(str(error))
     except UnicodeDecodeError:
         fail(f"{test}: expected a packet test in UTF-8 text")
+    except OSError as error:  # a file without end, say
+        fail(f"{error.filename}: {error.strerror}")
     print(report)
     if not report.passed:
         sys.exit(1)
