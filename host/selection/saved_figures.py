@@ -35,7 +35,8 @@ def read(path: str, key: str, kind: type[T]) -> T | None:
 def write(path: str, key: str, figures: object) -> None:
     """Writes the figures under ``key``, beside those under other keys."""
     others: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError, RecursionError, msgspec.MsgspecError):  # none yet, or none that anyone could use
+    # none yet, or none that anyone could use
+    with contextlib.suppress(OSError, ValueError, RecursionError, msgspec.MsgspecError):
         others = msgspec.json.decode(files.read(path), type=dict[str, Any])
     try:
         files.replace(path, msgspec.json.format(msgspec.json.encode({**others, key: figures}), indent=1) + b"\n")
