@@ -34,6 +34,8 @@ PATIENCE: Final = 5.0
 """Seconds in which a caller must have sent its request, and taken its answer."""
 MAX_CALLERS: Final = 32
 """Connections that are served at once; further ones wait in the socket's queue."""
+RETRY: Final = 0.1
+"""Seconds until another try to take a connection, where this process has no descriptor for it."""
 _CREDENTIALS: Final = struct.Struct("3i")
 
 
@@ -54,6 +56,7 @@ class Server(Generic[Request]):
         self._answer, self._refuse = answer, refuse
         self._decoder: msgspec.json.Decoder[Request] = msgspec.json.Decoder(requests)
         self._free = threading.BoundedSemaphore(MAX_CALLERS)
+        self._closed = threading.Event()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             # no moment in which others could connect: nobody can before listen()
@@ -67,6 +70,7 @@ class Server(Generic[Request]):
 
     def close(self) -> None:
         """Take no further requests, and remove the socket."""
+        self._closed.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
         self._listener.close()
@@ -77,10 +81,19 @@ class Server(Generic[Request]):
             self._free.acquire()
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # closed
+            except OSError as error:
                 self._free.release()
-                return
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+                if self._closed.is_set():
+                    return
+                log.warning("%s: a caller waits: %s", self.path, error)
+                self._closed.wait(RETRY)  # it is tried again at once else, while file descriptors are lacking
+                continue
+            try:
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            except RuntimeError as error:  # the system has no more threads
+                log.warning("%s: a caller was turned away: %s", self.path, error)
+                connection.close()
+                self._free.release()
 
     def _serve(self, connection: socket.socket) -> None:
         try:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import stat
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import pytest
 
 from netfold.rpc import local
 from netfold.rpc.rpc import CallRefused, Unreachable
+from support.ports import wait_for
 
 
 class Ask(msgspec.Struct, forbid_unknown_fields=True):
@@ -67,6 +69,28 @@ def test_what_is_no_request_is_refused_and_the_next_is_answered(tmp_path: Path, 
         assert "failed: RuntimeError" in local.call(tmp_path / "s", Ask(-1), Told, 10.0)[0].text
         assert len(local.call(tmp_path / "s", Ask(0), Told, 10.0)[1]) == 1
     finally:
+        server.close()
+
+
+def test_a_process_without_descriptors_serves_again_once_it_has_some(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A caller that cannot be taken waits, and the log says why; it does not end the service."""
+    server: local.Server[Ask] = local.Server(tmp_path / "s", Ask, _double, Told)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.settimeout(30.0)
+            free = os.dup(caller.fileno())
+            os.close(free)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))  # no descriptor is below it
+            caller.connect(str(tmp_path / "s"))
+            caller.sendall(msgspec.json.encode(Ask(0)) + b"\n")
+            wait_for(lambda: "a caller waits: [Errno 24]" in caplog.text)
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            assert caller.recv(10) == b'{"text":"y'
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         server.close()
 
 
