@@ -53,7 +53,7 @@ def allreduce(
         if rows is None:
             yield from ring.reduce_scatter(local, view, pieces, reduction, tag=tag)
         else:
-            yield from rows.reduce_scatter(view, reduction, pieces)
+            yield from rows.reduce_scatter(view, view, reduction, pieces)
         if peers is not None:
             yield from across(peers, view[pieces[local.rank]], reduction)
         if rows is None:

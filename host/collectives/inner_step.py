@@ -27,8 +27,9 @@ class InnerStep(Protocol):
     def windows(self, count: int, itemsize: int) -> Iterator[slice]:
         """``count`` elements in windows of at most ``row`` bytes."""
 
-    def reduce_scatter(self, data: Flat, reduction: Reduction, pieces: Sequence[slice]) -> Strand:
-        """Reduces a window: afterwards this rank's piece of ``data`` holds the result, the same whoever has it."""
+    def reduce_scatter(self, data: Flat, out: Flat, reduction: Reduction, pieces: Sequence[slice]) -> Strand:
+        """Reduces the ranks' ``data``, in order of ranks: afterwards this rank's piece of ``out``, which may be the
+        same array, holds the result.  No other element of either changes."""
 
     def all_gather(self, data: Flat, pieces: Sequence[slice]) -> Strand:
         """Fills the pieces of a window with what each rank has in its own; the rest of ``data`` is not touched."""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory that the ranks of one machine share, so that reducing among them moves nothing over any link.
 
-m ranks, M bytes: each copies its data into a row of its own, reduces one of m pieces over all rows, and copies the
-result out: 3 memory passes, 4 barriers for each window of the data, no bytes on the network but the barriers'.
+m ranks, M bytes: each copies what others reduce into a row of its own, reduces one of m pieces over all rows, and
+copies the others' results out: 2 to 3 memory passes, 4 barriers for each window of the data, no bytes on the network
+but the barriers'.
 
 Files of /dev/shm are mapped directly: Python's own SharedMemory does not reserve its pages, so that a full /dev/shm
 kills the process by SIGBUS instead of raising, and its tracker unlinks files that other processes still use.
@@ -93,21 +94,33 @@ class SharedRows:
         for at in range(0, count, most):
             yield slice(at, min(at + most, count))
 
-    def reduce_scatter(self, data: Flat, reduction: Reduction, pieces: Sequence[slice]) -> Strand:
+    def reduce_scatter(self, data: Flat, out: Flat, reduction: Reduction, pieces: Sequence[slice]) -> Strand:
         """See ``InnerStep``."""
         local, mine = self._local, pieces[self._local.rank]
+        if local.size == 1:
+            if not np.may_share_memory(data, out):
+                np.copyto(out[mine], data[mine])
+            return
         rows = [self._view(rank, data) for rank in range(local.size)]
-        np.copyto(rows[local.rank], data)
+        # nobody else reads this rank's own piece, and it itself has it, unless an earlier step overwrites it in place
+        keeps = local.rank < 2 or not np.may_share_memory(data, out)
+        for rank, piece in enumerate(pieces):
+            if rank != local.rank or not keeps:
+                np.copyto(rows[local.rank][piece], data[piece])
         yield from barrier(local)
-        own = data[mine]
-        np.copyto(own, rows[0][mine])
-        for row in rows[1:]:
+        if keeps:
+            rows[local.rank] = data
+        own = out[mine]
+        reduction(rows[0][mine], rows[1][mine], out=own)
+        for row in rows[2:]:
             reduction(own, row[mine], out=own)
         yield from barrier(local)  # no rank may write into its row while others still read it
 
     def all_gather(self, data: Flat, pieces: Sequence[slice]) -> Strand:
         """See ``InnerStep``."""
         local, shared = self._local, self._view(0, data)
+        if local.size == 1:
+            return
         np.copyto(shared[pieces[local.rank]], data[pieces[local.rank]])
         yield from barrier(local)
         for rank, piece in enumerate(pieces):

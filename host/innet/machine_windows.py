@@ -93,11 +93,13 @@ def allreduce_steps(request: AllreduceRequest, place: MachinePlace, inner: Inner
         def before(
             window: AllreduceRequest = window, mine: slice = mine, pieces: Sequence[slice] = pieces
         ) -> Strand:
-            if not window.in_place:
-                np.copyto(window.out, window.source)
+            data = window.source
             if window.feedback is not None:
-                _add_feedback(window.out, window.feedback, mine)
-            yield from inner.reduce_scatter(window.out, reduction, pieces)
+                if not window.in_place:
+                    np.copyto(window.out, data)
+                data = window.out
+                _add_feedback(data, window.feedback, mine)
+            yield from inner.reduce_scatter(data, window.out, reduction, pieces)
 
         def after(window: AllreduceRequest = window, pieces: Sequence[slice] = pieces) -> Strand:
             yield from inner.all_gather(window.out, pieces)
@@ -243,12 +245,16 @@ class ReducedRows(Rows):
         """One window."""
         order, place, inner, window = self._order, self._place, self._inner, self._memory(cut)
         own, me = within(order.of_machine[place.index], cut), place.ranks[place.local]
-        pieces = place.pieces(window.size)
+        pieces, shift = place.pieces(window.size), order.shift
 
         def before() -> Strand:
-            for here, there in order.copies(cut):
-                window[here] = self._data[there]
-            yield from inner.reduce_scatter(window, self._reduction, pieces)
+            data = window
+            if shift is None:
+                for here, there in order.copies(cut):
+                    window[here] = self._data[there]
+            else:
+                data = self._data[cut.start + shift : cut.stop + shift]
+            yield from inner.reduce_scatter(data, window, self._reduction, pieces)
 
         def after() -> Strand:
             if length(own):

@@ -122,7 +122,7 @@ def measure_inside(
         pieces = first_pieces(data.size, parts, local.size)
         run(local, barrier(local))
         begin = clock()
-        run(local, rows.reduce_scatter(data, reduction, pieces))
+        run(local, rows.reduce_scatter(data, data, reduction, pieces))
         run(local, rows.all_gather(data, pieces))
         return clock() - begin
 
