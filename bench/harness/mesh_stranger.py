@@ -23,7 +23,6 @@ from netfold.host.mesh.handshake import (
     Identity,
     Initiator,
     Outcome,
-    StreamTurn,
 )
 
 HELD: Final = 32
@@ -129,9 +128,8 @@ class MeshStranger:
 
     def _hello(self, where: tuple[str, int]) -> tuple[Identity, bytes]:
         me, peer = self._me(where)
-        turn = self._rng.randrange(3)
-        stream = self._rng.choice([None, StreamTurn(self._rng.randrange(4), turn, turn)])
-        return me, Initiator(me, peer, stream=stream, random_bytes=self._rng.randbytes).hello
+        lane = self._rng.choice([None, self._rng.randrange(4)])
+        return me, Initiator(me, peer, lane=lane, random_bytes=self._rng.randbytes).hello
 
     def _wrong_secret(self, where: tuple[str, int]) -> tuple[bytes, Answer]:
         me, hello = self._hello(where)

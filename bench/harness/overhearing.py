@@ -11,7 +11,7 @@ from typing import Final, Self
 
 import msgspec
 
-from netfold.host.mesh.handshake import HELLO, MAGIC, PROOF_BYTES, STREAM, STREAM_MAGIC
+from netfold.host.mesh.handshake import HELLO, LANE, LANE_MAGIC, MAGIC, PROOF_BYTES
 
 MOST: Final = 64
 """Handshakes that are kept."""
@@ -19,7 +19,7 @@ POLL: Final = 0.2
 """Seconds between two looks whether to end."""
 _ETH_P_ALL: Final = 0x0003
 _SO_ATTACH_FILTER: Final = 26
-_LARGEST: Final = HELLO.size + STREAM.size
+_LARGEST: Final = HELLO.size + LANE.size
 _SMALL_TCP: Final = (  # IPv4, TCP, and from a proof's bytes to those of a hello behind its headers
     (0x28, 0, 0, 12), (0x15, 0, 14, 0x0800), (0x30, 0, 0, 23), (0x15, 0, 12, socket.IPPROTO_TCP), (0xB1, 0, 0, 14),
     (0x50, 0, 0, 26), (0x54, 0, 0, 0xF0), (0x74, 0, 0, 2), (0x02, 0, 0, 0), (0x28, 0, 0, 16), (0x1C, 0, 0, 0),
@@ -98,7 +98,7 @@ class Overhearing:
         tcp = 14 + header
         said = frame[tcp + (frame[tcp + 12] >> 4) * 4 : end]
         flow = frame[26:34], frame[tcp : tcp + 4]
-        if said.startswith((MAGIC, STREAM_MAGIC)) and len(said) in (HELLO.size, _LARGEST):
+        if said.startswith((MAGIC, LANE_MAGIC)) and len(said) in (HELLO.size, _LARGEST):
             self._hellos[flow] = said
         elif len(said) == PROOF_BYTES and flow in self._hellos:
             listener = socket.inet_ntoa(frame[30:34]), int.from_bytes(frame[tcp + 2 : tcp + 4], "big")

@@ -239,13 +239,16 @@ class Counts:
 
     def reset(self) -> None:
         """Begin anew."""
-        self._mesh.reset_stalls()
+        if isinstance(self._mesh, TcpMesh):
+            self._mesh.posted.paths.longest_stall = 0.0
+        else:
+            self._mesh.reset_stalls()
         self._before = self._total()
 
     def stalled(self) -> float:
         """The longest time in seconds without an acknowledgement while something was in flight."""
         if isinstance(self._mesh, TcpMesh):
-            return self._mesh.longest_stall
+            return self._mesh.posted.paths.longest_stall
         return max(pair.stalled for pairs in self._mesh.queue_pair_states().values() for pair in pairs) / 1e9
 
     def again(self) -> int:
@@ -255,13 +258,13 @@ class Counts:
     def carriers(self) -> int:
         """Queue pairs for data, or lanes, that have carried something."""
         if isinstance(self._mesh, TcpMesh):
-            return self._mesh.lanes_in_use()
+            return self._mesh.posted.lanes.open_lanes()
         return sum(bool(pair.sent or pair.received)
                    for pairs in self._mesh.queue_pair_states().values() for pair in pairs[1:])
 
     def _total(self) -> int:
         if isinstance(self._mesh, TcpMesh):
-            return self._mesh.segments_sent_again()
+            return self._mesh.posted.paths.sent_again()
         return sum(pair.retransmitted for pairs in self._mesh.queue_pair_states().values() for pair in pairs)
 
 

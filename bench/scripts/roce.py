@@ -21,7 +21,7 @@ import numpy as np
 
 from cbuild import files
 from netfold.host.job_secret import draw
-from netfold.host.mesh.connected import ConnectedMesh
+from netfold.host.mesh.mesh import Mesh
 from netfold.host.mesh.sockets import listen
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.operation.reduction import Reduction
@@ -39,7 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def work(mesh: ConnectedMesh, sizes: list[int], repeat: int) -> dict[int, list[tuple[float, float, int]]]:
+def work(mesh: Mesh, sizes: list[int], repeat: int) -> dict[int, list[tuple[float, float, int]]]:
     """Run allreduce at all sizes: (seconds, CPU seconds, wrong elements) of each run, by size."""
     peers = Peers(mesh, algorithm="ring")
     rows: dict[int, list[tuple[float, float, int]]] = {}

@@ -28,7 +28,7 @@ from netfold.host.api.assembly import JoinSettings, Parts, RailName
 from netfold.host.api.change import RankChange
 from netfold.host.api.group import Group
 from netfold.host.errors import Aborted, CollectiveTimeout, NetFoldError
-from netfold.host.mesh.mesh import Mesh
+from netfold.host.mesh.mesh import Informed
 from netfold.host.operation.coding import LaneBits, check_levels
 from netfold.host.operation.rail import RailStats
 from netfold.host.operation.reduction import ReduceOp, Reduction
@@ -326,7 +326,7 @@ class Communicator(Group):
             self._begin_anew(self._parts.dispatch, parts.sequencer, self._parts.coding, change.last + 1)
         return change
 
-    def inform(self, mesh: Mesh) -> None:
+    def inform(self, mesh: Informed) -> None:
         """Lets another mesh between these ranks hear, as the communicator's own, whom the controller has lost, and who
         has left."""
         mesh.told_by(self._parts.membership.lost_rank, self._parts.membership.ranks_left)

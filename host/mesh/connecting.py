@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from netfold.host.forked import own
-from netfold.host.mesh.handshake import HandshakeRefused, Identity, Initiator, Outcome, Responder, StreamTurn
+from netfold.host.mesh.handshake import HandshakeRefused, Identity, Initiator, Outcome, Responder
 from netfold.host.mesh.poller import Poller
 from netfold.host.mesh.sockets import BACKLOG, TAKEN, PeerUnreachable, connect
 from netfold.host.mesh.unproven import UnprovenLimit
@@ -37,7 +37,7 @@ log = logging.getLogger("netfold")
 
 
 Key = tuple[int, int | None]
-"""Rank, and the number of the stream that a connection to it is for; None: it is the first one for messages."""
+"""Rank, and the number of the lane that a connection to it is for; None: it is the one for messages."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,10 @@ class Proven:
 
     rank: int
     socket: socket.socket
-    stream: StreamTurn | None = None
-    """What it carries, as the initiator says; None: it is the first one for messages."""
+    lane: int | None = None
+    """The initiator's number of the lane that it is for; None: it is the one for messages."""
     opened: bool = False
     """Whether this rank opened it."""
-    received: int = 0
-    """Bytes of this rank's direction of the stream that have come to the peer, as it says."""
 
 
 @dataclass(frozen=True)
@@ -60,19 +58,18 @@ class Unconnected:
 
     rank: int
     why: str
-    stream: StreamTurn | None = None
-    """What the connection was to carry."""
 
 
 class Attempt(NamedTuple):
-    """A connection to a rank that is not proven yet: what it is for, its socket, since when an answer has been awaited,
-    and whether the kernel there has answered, so that the hello has left."""
+    """A connection to a rank that is not proven yet."""
 
     rank: int
-    stream: StreamTurn | None
+    lane: int | None
     socket: socket.socket
     since: float
+    """When an answer was first awaited."""
     greeted: bool
+    """Whether the kernel there has answered, so that the hello has left."""
     tries: int
     """How often it was begun anew from another source port."""
 
@@ -83,7 +80,7 @@ class _Outgoing:
     initiator: Initiator
     where: str
     attempts: int
-    stream: StreamTurn | None = None
+    lane: int | None = None
     ports: tuple[int, ...] = ()
     """The source ports to try."""
     since: float = 0.0
@@ -98,7 +95,7 @@ class _Outgoing:
 
     @property
     def key(self) -> Key:
-        return self.initiator.peer, None if self.stream is None else self.stream.number
+        return self.initiator.peer, self.lane
 
 
 @dataclass(eq=False)
@@ -114,9 +111,7 @@ class Connecting:
     poller  is registered for the listener and the connections; whatever it reports on these descriptors goes to
             ``on_ready``
     admit   says what this rank makes of a rank that has proven itself: ``Outcome.ACCEPTED``, ``TAKEN`` or ``CROSSED``
-    admit_stream  the same for a rank and what it says that its connection is for, with the bytes of the rank's
-                  direction that have come here; None: this rank takes no connections for streams
-    tune    sets a new connection's options, and the listener's, which hands them down
+    admit_lane  says whether this rank takes a further connection of such a rank, for a lane; None: it takes none
     clock   monotonic seconds
     Raises PlanError for a plan without a secret.
     """
@@ -128,16 +123,14 @@ class Connecting:
         poller: select.poll | Poller,
         admit: Callable[[int], Outcome],
         *,
-        admit_stream: Callable[[int, StreamTurn], tuple[Outcome, int]] | None = None,
-        tune: Callable[[socket.socket], None] = lambda _: None,
+        admit_lane: Callable[[int], bool] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._me = Identity.of_plan(plan, PURPOSE)
         self._label = f"job {plan.job!r}, rank {plan.rank}"
         self._poller = poller
         self._admit = admit
-        self._admit_stream = admit_stream
-        self._tune = tune
+        self._admit_lane = admit_lane
         self._clock = clock
         self._outgoing: dict[int, _Outgoing] = {}
         self._incoming: dict[int, _Incoming] = {}
@@ -149,48 +142,35 @@ class Connecting:
         self._refused_last = ""
         self.listener = listener
         listener.setblocking(False)
-        tune(listener)
         listener.listen(BACKLOG)
         poller.register(listener, select.POLLIN)
 
     # ---- what the mesh asks ------------------------------------------------------------------------------------------
-    def connect(self, peer: int, where: str, *, stream: StreamTurn | None = None, ports: Sequence[int] = ()) -> None:
-        """Begins to connect to a peer; does nothing where that is under way, but for a stream's later turn, which
-        takes the place of the one before.  Raises as ``connect`` above.
+    def connect(self, peer: int, where: str, *, lane: int | None = None, ports: Sequence[int] = ()) -> None:
+        """Begins to connect to a peer; does nothing where that is under way.  Raises as ``sockets.connect``.
 
-        stream  what the connection is for; None: it is the first one for messages
-        ports   the source ports to try, in order; where all are taken, the kernel chooses, and a warning says so
+        lane   what the connection is for; None: for messages
+        ports  the source ports to try, in order; where all are taken, the kernel chooses, and a warning says so
         """
-        key = peer, None if stream is None else stream.number
-        if key in self._fd_of:
-            before = self._outgoing[self._fd_of[key]]
-            if stream is None or (before.stream is not None and before.stream.turn >= stream.turn):
-                return
-            self._forget(before).close()
-        self._open(peer, where, 1, stream, tuple(ports))
+        if (peer, lane) not in self._fd_of:
+            self._open(peer, where, 1, lane, tuple(ports))
 
-    def unproven(self, before: float) -> list[Attempt]:
-        """The connections to peers that have been waiting for an answer since before this time."""
-        return [Attempt(one.initiator.peer, one.stream, one.socket, one.since, one.greeted, one.tries)
-                for one in self._outgoing.values() if one.since < before]
+    def unproven(self) -> list[Attempt]:
+        """The connections to peers that are being made."""
+        return [Attempt(one.initiator.peer, one.lane, one.socket, one.since, one.greeted, one.tries)
+                for one in self._outgoing.values()]
 
-    def try_ports(self, peer: int, stream: StreamTurn | None, ports: Sequence[int]) -> Unconnected | None:
-        """Begins anew, from one of these source ports, what is under way and was not greeted.  Returns what has become
-        of it where that cannot be."""
-        one = self._outgoing[self._fd_of[peer, None if stream is None else stream.number]]
+    def try_ports(self, attempt: Attempt, ports: Sequence[int]) -> Unconnected | None:
+        """Begins anew, from one of these source ports, what was not greeted.  Returns what has become of it where that
+        cannot be."""
+        one = self._outgoing[self._fd_of[attempt.rank, attempt.lane]]
         self._forget(one).close()
         return self._begin_again(one, one.attempts, tuple(ports), one.tries + 1)
 
-    def settle(self, peer: int, number: int | None) -> Proven | Unconnected | None:
-        """Handles what has come on the connection that is being made for a stream, or, without a number, on the first
-        one for messages.  Returns what ``on_ready`` does."""
-        one = self._outgoing.get(self._fd_of.get((peer, number), -1))
-        return self._initiate(one) if one is not None and one.greeted else None
-
-    def drop(self, peer: int, number: int | None) -> None:
-        """Closes what is under way for a stream, or, without a number, the first connection for messages."""
-        if (peer, number) in self._fd_of:
-            self._forget(self._outgoing[self._fd_of[peer, number]]).close()
+    def drop(self, peer: int) -> None:
+        """Closes the connection for messages to a peer that is being made."""
+        if (peer, None) in self._fd_of:
+            self._forget(self._outgoing[self._fd_of[peer, None]]).close()
 
     def connecting(self, peer: int) -> bool:
         """Whether a connection for messages that this rank opened to the peer is not proven yet."""
@@ -231,11 +211,11 @@ class Connecting:
 
     # ---- connections to peers ----------------------------------------------------------------------------------------
     def _open(
-        self, peer: int, where: str, attempts: int, stream: StreamTurn | None, ports: tuple[int, ...], tries: int = 0
+        self, peer: int, where: str, attempts: int, lane: int | None, ports: tuple[int, ...], tries: int = 0
     ) -> None:
         sock = self._from_one_of(ports, where, peer)
-        initiator = Initiator(self._me, peer, stream=stream)
-        one = _Outgoing(sock, initiator, where, attempts, stream, ports, self._clock(), tries=tries)
+        initiator = Initiator(self._me, peer, lane=lane)
+        one = _Outgoing(sock, initiator, where, attempts, lane, ports, self._clock(), tries=tries)
         self._outgoing[sock.fileno()] = one
         self._fd_of[one.key] = sock.fileno()
         self._poller.register(sock, one.events)
@@ -244,7 +224,7 @@ class Connecting:
         """Starts a connection from the first of these ports that is free."""
         for port in ports:
             try:
-                return connect(where, (self.listener.getsockname()[0], port), self._tune)
+                return connect(where, (self.listener.getsockname()[0], port))
             except OSError as error:
                 if error.errno not in TAKEN:
                     raise
@@ -253,7 +233,7 @@ class Connecting:
             log.warning("%s: the TCP ports %s of a path to rank %d are taken here: this connection, and others like "
                         "it, take a port that the kernel chooses, and a path that the switches' hash does; see "
                         "`ss -tan`", self._label, ", ".join(map(str, ports)), peer)
-        return connect(where, tune=self._tune)
+        return connect(where)
 
     def _forget(self, one: _Outgoing) -> socket.socket:
         """Takes a connection out of this object's hands; its socket belongs to the caller."""
@@ -278,35 +258,35 @@ class Connecting:
             return None
         except HandshakeRefused as error:
             self._forget(one).close()
-            return Unconnected(peer, f"whoever listens at {one.where} {error}", one.stream)
+            return Unconnected(peer, f"whoever listens at {one.where} {error}")
         except ConnectionResetError as error:
             return self._try_again(one, error.strerror or str(error))
         except OSError as error:
             self._forget(one).close()
-            return Unconnected(peer, error.strerror or str(error), one.stream)
+            return Unconnected(peer, error.strerror or str(error))
         sock = self._forget(one)
         if initiator.outcome == Outcome.ACCEPTED:
-            return Proven(peer, sock, one.stream, opened=True, received=initiator.received)
+            return Proven(peer, sock, one.lane, opened=True)
         sock.close()
         if initiator.outcome == Outcome.CROSSED:
             return None  # its own connection comes
         why = f"it has, or had, a connection with another process that is rank {self._me.rank}"
-        return Unconnected(peer, why, one.stream)
+        return Unconnected(peer, why)
 
     def _try_again(self, one: _Outgoing, why: str) -> Unconnected | None:
         """Opens another connection in place of one that has ended before either side refused the other."""
         self._forget(one).close()
         peer = one.initiator.peer
         if one.attempts == ATTEMPTS:
-            return Unconnected(peer, f"{why}, {ATTEMPTS} times before the end of the handshake", one.stream)
+            return Unconnected(peer, f"{why}, {ATTEMPTS} times before the end of the handshake")
         return self._begin_again(one, one.attempts + 1, one.ports, one.tries)
 
     def _begin_again(self, one: _Outgoing, attempts: int, ports: tuple[int, ...], tries: int) -> Unconnected | None:
         peer = one.initiator.peer
         try:
-            self._open(peer, one.where, attempts, one.stream, ports, tries)
+            self._open(peer, one.where, attempts, one.lane, ports, tries)
         except (PeerUnreachable, OSError) as error:
-            return Unconnected(peer, f"cannot connect: {error}", one.stream)
+            return Unconnected(peer, f"cannot connect: {error}")
         return None
 
     # ---- connections that came ---------------------------------------------------------------------------------------
@@ -324,7 +304,7 @@ class Connecting:
                 return
             own(sock).setblocking(False)
             fd = sock.fileno()
-            responder = Responder(self._me, streams=self._admit_stream is not None)
+            responder = Responder(self._me, lanes=self._admit_lane is not None)
             self._incoming[fd] = _Incoming(sock, responder, f"{source[0]}:{source[1]}")
             self._poller.register(sock, select.POLLIN)
             if (oldest := self._unproven.add(fd, source[0], self._clock())) is not None:
@@ -340,8 +320,8 @@ class Connecting:
                     raise HandshakeRefused("was closed in the middle of its handshake")
                 _send(one.socket, responder.receive(data))
             assert responder.peer is not None
-            outcome, received = self._outcome(responder.peer, responder.stream)
-            _send(one.socket, responder.verdict(outcome, received))
+            outcome = self._outcome(responder.peer, responder.lane)
+            _send(one.socket, responder.verdict(outcome))
         except BlockingIOError:
             return None
         except HandshakeRefused as error:
@@ -350,7 +330,7 @@ class Connecting:
         except OSError as error:
             self._refuse(one, f"broke: {error.strerror or error}")
             return None
-        if outcome == Outcome.TAKEN and responder.stream is None:
+        if outcome == Outcome.TAKEN and responder.lane is None:
             log.warning("%s: %s proves to be rank %d, which has, or had, a connection already, and is refused: two "
                         "processes act as one rank", self._label, one.source, responder.peer)
         if outcome != Outcome.ACCEPTED:
@@ -359,14 +339,14 @@ class Connecting:
         self._poller.unregister(one.socket)
         del self._incoming[one.socket.fileno()]
         self._unproven.remove(one.socket.fileno())
-        if responder.stream is None:
-            self.drop(responder.peer, None)  # what this rank began is not needed
-        return Proven(responder.peer, one.socket, responder.stream)
+        if responder.lane is None:
+            self.drop(responder.peer)  # what this rank began is not needed
+        return Proven(responder.peer, one.socket, responder.lane)
 
-    def _outcome(self, peer: int, stream: StreamTurn | None) -> tuple[Outcome, int]:
-        if stream is None or self._admit_stream is None:
-            return self._admit(peer), 0
-        return self._admit_stream(peer, stream)
+    def _outcome(self, peer: int, lane: int | None) -> Outcome:
+        if lane is None or self._admit_lane is None:
+            return self._admit(peer)
+        return Outcome.ACCEPTED if self._admit_lane(peer) else Outcome.TAKEN
 
     def _refuse(self, one: _Incoming, why: str, *, say: bytes = b"", limited: bool = True) -> None:
         """Closes a connection that came.  ``say`` is sent before, as far as that is possible; ``limited``: it still

@@ -5,13 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import select
-import socket
 import struct
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Final
 
-from netfold.host.mesh.arriving import Arriving, TcpSocket
 from netfold.host.mesh.mesh import Pending
 from netfold.host.mesh.poller import Registered
 from netfold.host.mesh.sending import Send, Sending
@@ -21,9 +18,11 @@ TEXT_BYTES: Final = 76
 HEADER = struct.Struct(f"!QQI{TEXT_BYTES}s")
 """Layout of a message header, 96 bytes: call number, payload bytes, tag, and the call's text."""
 FAILURE_REPORT = (1 << 64) - 1
-"""Call number that marks a header as a failure report, which has no payload (``connected``)."""
+"""Call number that marks a header as a failure report, which has no payload (``operations``)."""
 FAREWELL = FAILURE_REPORT - 1
 """Call number that marks a header as the word of a peer that it leaves in order; it has no payload either."""
+STRIPED: Final = 1 << 63
+"""Bit of a message header's bytes: the payload comes in parts, on lanes (``lanes``)."""
 REPORT_MARK = FAILURE_REPORT.to_bytes(8, "big")[:7]
 """The beginning of both headers."""
 
@@ -66,65 +65,34 @@ class Receive(Pending):
         self.target = target
 
 
-@dataclass(eq=False)
-class PeerConnection(Arriving, Sending):
-    """The messages of two ranks, both ways: what is posted, and how far the next incoming header has been read.
+class PeerConnection(Sending):
+    """The messages of two ranks, both ways: what is posted, and how far the next incoming header has been read."""
 
-    One connection, ``socket``, carries both directions.  Each is a stream of its own, and may go on over another one:
-    then ``socket`` is read, and ``out`` written to.
-    """
-
-    rank: int
-    address: str
-    socket: socket.socket | None = None
-    lost: str = ""
-    """Why the connection is gone; empty while it is not."""
-    left: str = ""
-    """When and why the peer has left in order, as it says; empty while it has not said so."""
-    receives: list[Receive] = field(default_factory=list)
-    header: bytearray = field(default_factory=lambda: bytearray(HEADER.size))
-    header_bytes: int = 0
-    """Bytes of ``header`` that have been read.  A complete header while ``current`` is None is held until its receive
-    is posted, and nothing more is read."""
-    current: Receive | None = None
-    unexpected: list[Receive] = field(default_factory=list)
-    """Complete messages that arrived before a receive with their tag was posted, each in memory of its own."""
-    number = 0
-    """The number by which a handshake names the stream of messages; lanes have numbers from 1 on."""
-
-    def __post_init__(self) -> None:
-        Arriving.__init__(self)
-        Sending.__init__(self)
-        self._registered_for: tuple[int, int, TcpSocket | None, TcpSocket | None] = (0, 0, None, None)
-        """Events for which the sockets are registered: of the one that is read, and of the one that is written to."""
+    def __init__(self, rank: int, address: str) -> None:
+        super().__init__()
+        self.rank = rank
+        self.address = address
+        self.lost = ""
+        """Why the connection is gone; empty while it is not."""
+        self.left = ""
+        """When and why the peer has left in order, as it says; empty while it has not said so."""
+        self.receives: list[Receive] = []
+        self.header = bytearray(HEADER.size)
+        self.header_bytes = 0
+        """Bytes of ``header`` that have been read.  A complete header while ``current`` is None is held until its
+        receive is posted, and nothing more is read."""
+        self.current: Receive | None = None
+        self.unexpected: list[Receive] = []
+        """Complete messages that arrived before a receive with their tag was posted, each in memory of its own."""
 
     def insert_control(self, message: ControlMessage) -> None:
-        """Posts a control message: behind what is partly sent, or is sent again, and before all messages."""
+        """Posts a control message: behind what is partly sent, and before all messages."""
         place = 0
-        while place < len(self.sends) and self.sends[place].begun:
-            place += 1
-        while place < len(self.sends) and isinstance(self.sends[place], ControlMessage):
+        while place < len(self.sends) and (self.sends[place].begun or isinstance(self.sends[place], ControlMessage)):
             place += 1
         self.sends.insert(place, message)
 
     # ---- life --------------------------------------------------------------------------------------------------------
-    def attach(self, sock: TcpSocket) -> None:
-        """Takes the first socket that connects the peer, for the directions that have none of their own."""
-        if self.socket is None:
-            self.socket = sock
-        if self.out is None:
-            self.write_to(sock)
-
-    def sockets(self) -> list[TcpSocket]:
-        """The sockets of this connection, each once: the one that is read, and the one that is written to."""
-        return [sock for sock in dict.fromkeys((self.socket, self.out)) if sock is not None]
-
-    @property
-    def connected(self) -> bool:
-        """Whether there is any proven connection to the peer: one to read from, one to write to, or one by which the
-        peer has asked to go on."""
-        return self.socket is not None or self.out is not None or self.successor is not None
-
     def lose(self, why: str) -> None:
         """Records why the connection is gone; the first reason is kept."""
         self.lost = self.lost or why
@@ -132,14 +100,6 @@ class PeerConnection(Arriving, Sending):
     def say_left(self, why: str) -> None:
         """The peer says that it leaves in order, after all that it has sent."""
         self.left = self.left or why
-
-    def detach(self) -> None:
-        """Closes the sockets, for which no poller may be registered any more."""
-        self.withdraw_successor()
-        for sock in self.sockets():
-            sock.close()
-        self.socket = self.out = self.control = None
-        self.moving = False
 
     def withdraw(self) -> None:
         """Drops what is posted, except control messages and the rest of a message that is partly sent."""
@@ -149,13 +109,15 @@ class PeerConnection(Arriving, Sending):
     # ---- reading -----------------------------------------------------------------------------------------------------
     def read_header(self) -> int:
         """Reads the bytes of the next header that have arrived.  Returns how many.  Raises OSError."""
-        got = self.recv_into(memoryview(self.header)[self.header_bytes :])
+        assert self.socket is not None
+        got = self.socket.recv_into(memoryview(self.header)[self.header_bytes :])
         self.header_bytes += got
         return got
 
     def read_payload(self, receive: Receive) -> int:
         """Reads the bytes of the current message that have arrived.  Returns how many.  Raises OSError."""
-        got = self.recv_into(receive.view)
+        assert self.socket is not None
+        got = self.socket.recv_into(receive.view)
         receive.view = receive.view[got:]
         return got
 
@@ -195,9 +157,9 @@ class PeerConnection(Arriving, Sending):
                     elif number == FAILURE_REPORT:
                         reports.append((third, second, text_of(text)))
                     else:
-                        unread = second
+                        unread = 0 if second & STRIPED else second
                 scratch = memoryview(bytearray(min(unread, 1 << 16)))
-                got = self.recv_into(scratch) if unread else self.read_header()
+                got = self.socket.recv_into(scratch) if unread else self.read_header()
                 if not got:
                     break
                 unread -= got if unread else 0
@@ -205,20 +167,12 @@ class PeerConnection(Arriving, Sending):
 
     # ---- what is posted ----------------------------------------------------------------------------------------------
     def register(self, registered: Registered) -> None:
-        """Registers the sockets for what this connection waits for.  It waits for no bytes to read while a header is
-        held, because its receive is not posted yet, nor while a successor is there, because what comes on this
-        connection may not count."""
-        held = self.current is None and self.header_bytes == HEADER.size
-        reads = select.POLLIN if not held and self.successor is None else 0
-        writes = select.POLLOUT if self.sends and not self.moving else 0
-        wanted = reads, writes, self.socket, self.out
-        if wanted == self._registered_for:
+        """Registers the socket for what this connection waits for.  It waits for no bytes to read while a header is
+        held, because its receive is not posted yet."""
+        if self.socket is None:
             return
-        self._registered_for = wanted
-        if self.socket is not None:
-            registered.watch(self.socket, reads | writes if self.out is self.socket else reads)
-        if self.out is not None and self.out is not self.socket:
-            registered.watch(self.out, writes)
+        held = self.current is None and self.header_bytes == HEADER.size
+        registered.watch(self.socket, (0 if held else select.POLLIN) | (select.POLLOUT if self.sends else 0))
 
     @property
     def bytes_awaited(self) -> int:

@@ -3,11 +3,10 @@
 job's secret, without showing it.  Bytes alone, without sockets or clocks.
 
     initiator -> responder   hello      magic 8 | epoch 8 | initiator's rank 4 | responder's rank 4 | world size 4 |
-                                        initiator's nonce 32 (| stream 4 | turn 4 | now 4)
+                                        initiator's nonce 32 (| lane 4)
     responder -> initiator   challenge  magic 8 | responder's nonce 32
     initiator -> responder   proof      HMAC-SHA256(key, "initiator" | hello | challenge)
-    responder -> initiator   verdict    outcome 1 | received 8 |
-                                        HMAC-SHA256(key, "responder" | outcome | received | hello | challenge)
+    responder -> initiator   verdict    outcome 1 | HMAC-SHA256(key, "responder" | outcome | hello | challenge)
 
 This is three-pass mutual authentication by a message authentication code (ISO/IEC 9798-4, mechanism 4), behind a hello.
 Both nonces are in both proofs, so that none counts a second time; the role is, so that none counts when it is sent
@@ -15,9 +14,7 @@ back; both ranks are, so that none counts for another pair; and the key is deriv
 the connection, so that none counts elsewhere.  The responder proves nothing to those who have not proven themselves.
 What follows on the connection is neither encrypted nor authenticated.
 
-A hello with another magic names the initiator's stream that the connection is for (``StreamTurn``): a lane, or the
-messages that it sends, which may have been carried by another connection until now.  Then the verdict says how many
-bytes of it have come, so that nothing is sent twice, or not at all.
+A hello with another magic names the initiator's lane that the connection is for (``lanes``).
 """
 
 from __future__ import annotations
@@ -28,36 +25,22 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from netfold.host.job_secret import derive
 from netfold.wire.jobs import Plan
 
-MAGIC: Final = b"netfold3"
-STREAM_MAGIC: Final = b"netfold>"
-"""Begins the hello of a connection for a stream instead of MAGIC."""
+MAGIC: Final = b"netfold4"
+LANE_MAGIC: Final = b"netfold="
+"""Begins the hello of a connection for a lane instead of MAGIC."""
 NONCE_BYTES: Final = 32
 PROOF_BYTES: Final = 32
 HELLO = struct.Struct(f"!8sQIII{NONCE_BYTES}s")
 CHALLENGE = struct.Struct(f"!8s{NONCE_BYTES}s")
-STREAM = struct.Struct("!III")
-VERDICT = struct.Struct(f"!BQ{PROOF_BYTES}s")
+LANE = struct.Struct("!I")
+VERDICT = struct.Struct(f"!B{PROOF_BYTES}s")
 SECRET_HINT: Final = "all ranks of a job need the secret of the same join; end processes of earlier runs, and join anew"
 """What to do about a wrong proof, for its message."""
-
-
-class StreamTurn(NamedTuple):
-    """What a connection is for.
-
-    number  of the initiator's lane, from 1 on; 0: the messages that it sends
-    turn    how many connections have been asked for before for this stream
-    now     the turn of the connection to which the initiator has written until now; the same where it has written
-            nothing yet
-    """
-
-    number: int
-    turn: int = 0
-    now: int = 0
 
 
 class HandshakeRefused(Exception):
@@ -101,16 +84,14 @@ class Initiator:
     ``outcome`` is there."""
 
     def __init__(
-        self, me: Identity, peer: int, *, stream: StreamTurn | None = None,
+        self, me: Identity, peer: int, *, lane: int | None = None,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         self._me = me
         self.peer = peer
-        magic = MAGIC if stream is None else STREAM_MAGIC
+        magic = MAGIC if lane is None else LANE_MAGIC
         self.hello = HELLO.pack(magic, me.epoch, me.rank, peer, me.world, random_bytes(NONCE_BYTES))
-        self.hello += b"" if stream is None else STREAM.pack(*stream)
-        self.received = 0
-        """Bytes of the stream that have come to the responder, as it says."""
+        self.hello += b"" if lane is None else LANE.pack(lane)
         self._challenge = b""
         self._data = bytearray()
         self.outcome: Outcome | None = None
@@ -136,13 +117,13 @@ class Initiator:
                 raise HandshakeRefused("answers, but not as a rank of this version of NetFold")
             self._challenge = message
             return self._me.proof("initiator", self.hello, message)
-        outcome, received, proof = VERDICT.unpack(message)
+        outcome, proof = VERDICT.unpack(message)
         if outcome == Outcome.REFUSED:
             raise HandshakeRefused(f"refuses this rank's proof of the job's secret: {SECRET_HINT}")
         expected = self._me.proof("responder", message[:-PROOF_BYTES], self.hello, self._challenge)
         if not hmac.compare_digest(proof, expected) or outcome not in list(Outcome):
             raise HandshakeRefused(f"does not prove that it knows the job's secret: {SECRET_HINT}")
-        self.outcome, self.received = Outcome(outcome), received
+        self.outcome = Outcome(outcome)
         return b""
 
 
@@ -150,14 +131,14 @@ class Responder:
     """The side that has accepted.  Pass what arrives to ``receive`` and send what it returns, until ``peer`` is there:
     the rank that has proven itself.  Then send ``verdict``.
 
-    streams  whether the connection may be one for a stream; ``stream`` says for which
+    lanes  whether the connection may be one for a lane; ``lane`` says for which
     """
 
     def __init__(
-        self, me: Identity, *, streams: bool = False, random_bytes: Callable[[int], bytes] = secrets.token_bytes
+        self, me: Identity, *, lanes: bool = False, random_bytes: Callable[[int], bytes] = secrets.token_bytes
     ) -> None:
         self._me = me
-        self._magics = (MAGIC, STREAM_MAGIC) if streams else (MAGIC,)
+        self._magics = (MAGIC, LANE_MAGIC) if lanes else (MAGIC,)
         self._challenge = CHALLENGE.pack(MAGIC, random_bytes(NONCE_BYTES))
         self._hello = b""
         self._data = bytearray()
@@ -172,8 +153,8 @@ class Responder:
 
     @property
     def _hello_bytes(self) -> int:
-        of_stream = STREAM_MAGIC in self._magics and self._data.startswith(STREAM_MAGIC)
-        return HELLO.size + (STREAM.size if of_stream else 0)
+        of_lane = LANE_MAGIC in self._magics and self._data.startswith(LANE_MAGIC)
+        return HELLO.size + (LANE.size if of_lane else 0)
 
     def receive(self, data: bytes) -> bytes:
         """Takes bytes that have arrived, at most ``wanted``.  Returns bytes to send.  Raises HandshakeRefused;
@@ -203,21 +184,20 @@ class Responder:
         self.peer = peer
         return b""
 
-    def verdict(self, outcome: Outcome, received: int = 0) -> bytes:
-        """The last message, with this side's own proof; only for a rank that has proven itself.  ``received``: bytes of
-        the initiator's direction of the stream that have come here."""
+    def verdict(self, outcome: Outcome) -> bytes:
+        """The last message, with this side's own proof; only for a rank that has proven itself."""
         if self.peer is None:
             raise ValueError("a verdict before the other side has proven itself")
-        said = VERDICT.pack(outcome, received, bytes(PROOF_BYTES))[:-PROOF_BYTES]
+        said = VERDICT.pack(outcome, bytes(PROOF_BYTES))[:-PROOF_BYTES]
         return said + self._me.proof("responder", said, self._hello, self._challenge)
 
     @property
-    def stream(self) -> StreamTurn | None:
-        """The stream that the connection is for, as the hello says, which the proofs cover; None: it is the first one
-        for messages."""
-        return StreamTurn._make(STREAM.unpack(self._hello[HELLO.size :])) if len(self._hello) > HELLO.size else None
+    def lane(self) -> int | None:
+        """The lane that the connection is for, as the hello says, which the proofs cover; None: it is the one for
+        messages."""
+        return int(LANE.unpack(self._hello[HELLO.size :])[0]) if len(self._hello) > HELLO.size else None
 
     @property
     def refusal(self) -> bytes:
         """What to send before closing the connection: a verdict where the initiator waits for one, else nothing."""
-        return VERDICT.pack(Outcome.REFUSED, 0, bytes(PROOF_BYTES)) if self._hello else b""
+        return VERDICT.pack(Outcome.REFUSED, bytes(PROOF_BYTES)) if self._hello else b""

@@ -288,7 +288,7 @@ class MemoryMesh(Mesh):
 
     def _post(self, peer: int, array: Flat, tag: int, *, sends: bool) -> Pending:
         if not 0 <= peer < self.size or peer == self.rank:
-            raise no_such_peer(self, peer)
+            raise no_such_peer(self.rank, self.size, peer)
         if not as_bytes(array, "message of").nbytes:
             return DONE
         message = _Message(peer, array, tag, self._call, sends=sends)

@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -65,6 +66,13 @@ class Pending:
 
 
 DONE = Pending(done=True)
+
+
+class Informed(Protocol):
+    """What hears of ranks whom the controller has lost, such as a mesh."""
+
+    def told_by(self, lost: Callable[[], tuple[int, str] | None], left: Callable[[], Mapping[int, str]]) -> None:
+        """See ``Mesh``."""
 
 
 class Mesh(ABC):
@@ -235,6 +243,6 @@ def ranks(numbers: Sequence[int]) -> str:
     return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
-def no_such_peer(mesh: Mesh, peer: int) -> ValueError:
+def no_such_peer(rank: int, size: int, peer: int) -> ValueError:
     """The error for a peer number that does not exist or is this rank's own."""
-    return ValueError(f"rank {mesh.rank}: peer={peer}: expected another rank of 0 .. {mesh.size - 1}")
+    return ValueError(f"rank {rank}: peer={peer}: expected another rank of 0 .. {size - 1}")

@@ -10,21 +10,20 @@ sender is posted: then it is read into memory of its own, so that the messages b
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import select
 import socket
-import struct
-import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext, suppress
 
 from netfold.host.errors import RankMismatch
-from netfold.host.mesh.arriving import TcpSocket
-from netfold.host.mesh.connection import HEADER, TEXT_BYTES, PeerConnection, Receive, text_of
+from netfold.host.mesh.connection import PeerConnection, Receive, text_of
 from netfold.host.mesh.mesh import Call, Pending, as_bytes
-from netfold.host.mesh.tcp import TcpMesh
+from netfold.host.mesh.operations import Operations
+from netfold.host.mesh.posted import Posted
+from netfold.host.mesh.sending import TcpSocket
+from netfold.host.mesh.sockets import unacknowledged
 from netfold.host.operation.arrays import Flat, held
 from netfold.wire.jobs import Plan
 
@@ -49,35 +48,74 @@ class OpenReceive(Receive):
         self.source: int | None = None
 
 
-class MessageMesh(TcpMesh):
+class _MessageRules:
+    """The rules of messages that stand for themselves: each is compared with its receive."""
+
+    def __init__(self) -> None:
+        self.links: Collection[PeerConnection] = ()
+
+    def check(self, operations: Operations, link: PeerConnection, number: int, text: bytes) -> None:
+        """Nothing: there is one call."""
+
+    def check_receive(
+        self, operations: Operations, link: PeerConnection, wanted: Receive, nbytes: int, text: bytes
+    ) -> None:
+        """Raises RankMismatch where a message holds something else than its receive was posted for."""
+        if text != wanted.text:
+            raise operations.failure(
+                RankMismatch,
+                f"rank {link.rank} sends a {text_of(text)}, {nbytes} bytes, where a {text_of(wanted.text)}, "
+                f"{len(wanted.view)} bytes, was expected (tag {wanted.tag}); send and receive tensors of one dtype",
+            )
+
+    def taken(self, link: PeerConnection, receive: Receive) -> None:
+        """Withdraws from the other ranks a receive from any, to which this one's message goes."""
+        if isinstance(receive, OpenReceive):
+            receive.source = link.rank
+            for other in self.links:
+                if receive in other.receives:
+                    other.receives.remove(receive)
+
+    def busy(self, link: PeerConnection) -> bool:
+        """Whether anything is posted for this peer alone, or for any rank where no other is left to send it."""
+        posted = [*link.receives, *([] if link.current is None else [link.current])]
+        named = any(not isinstance(receive, OpenReceive) or receive.source is not None for receive in posted)
+        return named or bool(link.bytes_unsent) or (bool(posted) and all(one.lost for one in self.links))
+
+
+class MessageMesh:
     """The ranks of a plan, between which messages travel; used by one thread, which others may wake."""
 
-    kind = name = "TCP, messages"
-
     def __init__(self, plan: Plan, listener: socket.socket, *, timeout: float) -> None:
-        super().__init__(plan, listener, timeout=timeout)
+        self.rank, self.size = plan.rank, plan.world
+        rules = _MessageRules()
+        self.posted = Posted(plan, listener, rules, name="TCP, messages", timeout=timeout,
+                             spanned=lambda name: nullcontext())
+        self.operations, self._connections = self.posted.operations, self.posted.connections
+        rules.links = self._links = self._connections.links.values()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poller.register(self._wake, select.POLLIN)
-        self.begin(MESSAGES)
+        self._connections.poll_other(self._wake, self._woken)
+        self._connections.watch_other(self._wake, select.POLLIN)
+        self.operations.begin(MESSAGES)
 
     def send(self, peer: int, data: Flat, *, tag: int = 0) -> Pending:
-        self._named(data)
-        return super().send(peer, data, tag=tag)
+        """Posts ``data`` to ``peer``.  Arrays without elements are not sent, since both ends know the sizes."""
+        self._name(data)
+        return self.posted.send(peer, data, tag)
 
     def receive(self, peer: int, into: Flat, *, tag: int = 0) -> Pending:
-        self._named(into)
-        return super().receive(peer, into, tag=tag)
+        """Posts a receive for the next message of ``peer`` with this tag, which must hold what ``into`` does."""
+        self._name(into)
+        return self.posted.receive(peer, into, tag)
 
     def receive_any(self, into: Flat, *, tag: int = 0) -> OpenReceive:
         """Posts a receive for the next message with this tag, whoever sends it."""
-        pending = OpenReceive(tag, as_bytes(into, "receive into"), self._named(into))
-        for link in [self._link(peer) for peer in self._links]:
-            if not pending.done and pending.source is None:
-                link.receives.append(pending)
-                self._match_unexpected(link)
-                if link.current is None and link.header_bytes == HEADER.size:
-                    self._message(link)
-            self._watch(link)
+        pending = OpenReceive(tag, as_bytes(into, "receive into"), self._name(into))
+        for link in [self.operations.link(one.rank) for one in self._links]:
+            if pending.source is None:
+                self.posted.post_receive(link, pending)
+        for link in self._links:
+            self._connections.watch(link)
         return pending
 
     def progress(self) -> None:
@@ -85,15 +123,16 @@ class MessageMesh(TcpMesh):
 
         Raises CollectiveTimeout when neither happened for the mesh's timeout, PeerLost, RankMismatch, TransportError.
         """
-        self._advance()
+        self.operations.advance()
 
     def send_rest(self, seconds: Callable[[], float]) -> None:
         """Moves bytes until all that is posted is sent, or nothing has moved for so many seconds, which are asked for
         anew whenever something has moved, and after ``wake``.  Raises as ``progress``."""
-        since = self._clock()
-        while any(map(self._unsent, self._links.values())) and (rest := since + seconds() - self._clock()) > 0:
-            if self._poll_once(rest):
-                since = self._clock()
+        clock = self.operations.clock
+        since = clock()
+        while any(map(self.posted.unsent, self._links)) and (rest := since + seconds() - clock()) > 0:
+            if self.operations.poll(rest):
+                since = clock()
 
     def drain(self, seconds: Callable[[], float]) -> int:
         """Says to every peer that nothing more comes, and waits until its kernel has taken all that was sent, or none
@@ -103,17 +142,17 @@ class MessageMesh(TcpMesh):
         What comes meanwhile is discarded: a connection that is closed with something unread is reset, and the kernel
         drops what it has not delivered.
         """
-        socks = {sock: not self._unsent(link) for link in self._links.values() for sock in link.sockets()}
+        socks = {link.socket: not self.posted.unsent(link) for link in self._links if link.socket is not None}
         for sock in socks:
-            with contextlib.suppress(OSError):  # it is reset already
+            with suppress(OSError):  # it is reset already
                 sock.shutdown(socket.SHUT_WR)
-        since, before = self._clock(), -1
+        since, before = self.operations.clock(), -1
         while True:
             for sock in socks:
-                with contextlib.suppress(OSError):  # nothing has come, or it is reset
+                with suppress(OSError):  # nothing has come, or it is reset
                     sock.recv(DISCARDED_BYTES)
             left = sum(_queued(sock) for sock, counts in socks.items() if counts)
-            now = self._clock()
+            now = self.operations.clock()
             if left != before:
                 since, before = now, left
             if not left or now >= since + seconds():
@@ -129,67 +168,38 @@ class MessageMesh(TcpMesh):
         select.select([self._wake], [], [])
         os.eventfd_read(self._wake)
 
+    def told_by(self, lost: Callable[[], tuple[int, str] | None], left: Callable[[], Mapping[int, str]]) -> None:
+        """What waits ends where the controller has lost a rank, or one has left; see ``Mesh``."""
+        self.operations.told_by(lost, left)
+
+    def abort(self, error: BaseException) -> None:
+        """Tells the peers that this rank gave up because of ``error``, as far as that is possible without waiting."""
+        self.posted.abort(error)
+
+    def leave(self, why: str) -> None:
+        """Tells the peers that this rank leaves in order, before ``close``; see ``Mesh``."""
+        self.operations.leave(why)
+
     def close(self) -> None:
-        closed = self._wake < 0
-        super().close()
-        if not closed:
+        """Releases all resources; safe to call twice."""
+        self.posted.close()
+        if self._wake >= 0:
+            self._connections.forget_other(self._wake)
             os.close(self._wake)
             self._wake = -1
 
-    # ---- inside ------------------------------------------------------------------------------------------------------
-    def _named(self, data: Flat) -> bytes:
+    def _name(self, data: Flat) -> bytes:
         """The text of a message's header, which goes into that of the next one: what it holds, so that ranks compare
         that as well."""
-        self._text = f"message of {held(data)}".encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
-        return self._text
+        return self.operations.name_text(f"message of {held(data)}")
 
-    def _check_call(self, link: PeerConnection, number: int, text: bytes) -> None:
-        """Nothing: each message stands for itself, and is compared with its receive."""
-
-    def _check_size(self, link: PeerConnection, wanted: Receive, nbytes: int, text: bytes) -> None:
-        if text != wanted.text:
-            raise self._fail(
-                RankMismatch,
-                f"rank {link.rank} sends a {text_of(text)}, {nbytes} bytes, where a {text_of(wanted.text)}, "
-                f"{len(wanted.view)} bytes, was expected (tag {wanted.tag}); send and receive tensors of one dtype",
-            )
-        super()._check_size(link, wanted, nbytes, text)
-
-    def _handshake(self, fd: int) -> bool:
-        if fd != self._wake:
-            return super()._handshake(fd)
+    def _woken(self, event: int) -> bool:
         os.eventfd_read(self._wake)
         return True
 
-    def _message(self, link: PeerConnection) -> None:
-        super()._message(link)
-        if isinstance(link.current, OpenReceive):
-            self._claim(link, link.current)
-
-    def _match_unexpected(self, link: PeerConnection) -> None:
-        before = [receive for receive in link.receives if isinstance(receive, OpenReceive)]
-        super()._match_unexpected(link)
-        for receive in before:
-            if receive.done and receive.source is None:
-                self._claim(link, receive)
-
-    def _claim(self, link: PeerConnection, receive: OpenReceive) -> None:
-        """Withdraws from the other ranks what this one's message goes to."""
-        receive.source = link.rank
-        for other in self._links.values():
-            if receive in other.receives:
-                other.receives.remove(receive)
-
-    def _busy(self, link: PeerConnection) -> bool:
-        """Whether anything is posted for this peer alone, or for any rank where no other is left to send it."""
-        posted = [*link.receives, *([] if link.current is None else [link.current])]
-        named = any(not isinstance(receive, OpenReceive) or receive.source is not None for receive in posted)
-        return named or bool(link.bytes_unsent) or (bool(posted) and all(one.lost for one in self._links.values()))
-
 
 def _queued(sock: TcpSocket) -> int:
-    """Bytes that were written and that the peer's kernel has not acknowledged (tcp(7), SIOCOUTQ); 0 where it has closed
-    or reset the connection, and takes no more."""
-    if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_CLOSE:
-        return 0
-    return int(struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0])
+    """Bytes that were written and that the peer's kernel has not acknowledged; 0 where it has closed or reset the
+    connection, and takes no more."""
+    closed = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_CLOSE
+    return 0 if closed else unacknowledged(sock)

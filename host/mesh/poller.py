@@ -29,7 +29,7 @@ class Poller:
 
     def register(self, fd: int | HasFileno, events: int) -> None:
         """Watches a descriptor for these events of poll(2), whose numbers are those of epoll(7)."""
-        number = _number(fd)
+        number = number_of(fd)
         if number in self._watched:
             self._epoll.modify(number, events)
         else:
@@ -42,7 +42,7 @@ class Poller:
 
     def unregister(self, fd: int | HasFileno) -> None:
         """Stops watching a descriptor.  Raises KeyError where it is not watched."""
-        number = _number(fd)
+        number = number_of(fd)
         self._watched.remove(number)
         with contextlib.suppress(OSError):  # it was closed before, which ends the watch as well
             self._epoll.unregister(number)
@@ -62,7 +62,7 @@ class Registered:
     def watch(self, fd: int | HasFileno, events: int) -> None:
         """Registers for these events, from now on.  Without any it is not registered at all: poll reports a hang-up
         even then, and whoever polls would spin on it."""
-        number = _number(fd)
+        number = number_of(fd)
         before = self._events.get(number, 0)
         if events == before:
             return
@@ -76,9 +76,10 @@ class Registered:
 
     def forget(self, fd: int | HasFileno) -> None:
         """Is told that a descriptor is going to be closed."""
-        if self._events.pop(_number(fd), 0):
+        if self._events.pop(number_of(fd), 0):
             self._poller.unregister(fd)
 
 
-def _number(fd: int | HasFileno) -> int:
+def number_of(fd: int | HasFileno) -> int:
+    """A descriptor's number."""
     return fd if isinstance(fd, int) else fd.fileno()

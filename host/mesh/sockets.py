@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The TCP sockets of a mesh: one that listens, and those that connect, from a source port of one's choice."""
+"""The TCP sockets of a mesh: one that listens, and those that connect, from a source port of one's choice; and what the
+kernel is told and asked about them."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
-from collections.abc import Callable
+import struct
+import termios
+from contextlib import suppress
 from typing import Final
 
 from netfold.host.errors import TransportError
 from netfold.host.forked import own
 from netfold.host.mesh import congestion_control
+from netfold.wire import roce
 
 BACKLOG: Final = 1024
 """Connections that the kernel keeps for a listener while nobody accepts them, at most net.core.somaxconn; a full
@@ -19,14 +24,21 @@ backlog costs each further one a second."""
 TAKEN: Final = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
 """The kernel's errors where something else has a source port, or the same connection exists already."""
 
+_TIMERS: Final = ((44, 1000), (45, 40_000), (46, 10_000))
+"""Linux's TCP_RTO_MAX_MS, TCP_RTO_MIN_US and TCP_DELACK_MAX_US, and what they are on a named path."""
+PATIENCE_SECONDS: Final = 900.0
+"""Seconds that the kernel goes on at least on a named path, as it does by itself elsewhere (tcp(7), tcp_retries2).
+They count as well while a peer, which may compute, reads nothing."""
+LONGEST_MS: Final = 2**31 - 1
+"""Milliseconds in Linux's TCP_USER_TIMEOUT at most."""
+_NUMBER: Final = struct.Struct("i")
+
 
 class PeerUnreachable(Exception):
     """A peer's address cannot be connected to; the message is the kernel's error name."""
 
 
-def connect(
-    where: str, source: tuple[str, int] | None = None, tune: Callable[[socket.socket], None] = lambda _: None
-) -> socket.socket:
+def connect(where: str, source: tuple[str, int] | None = None) -> socket.socket:
     """Starts a non-blocking connection to the listener at ``ADDRESS:PORT``, from this address and port.
 
     Raises PeerUnreachable; OSError, ValueError for what is no address, OSError where the source port is taken.
@@ -35,7 +47,6 @@ def connect(
     sock = open_socket()
     try:
         sock.setblocking(False)
-        tune(sock)
         if source is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections to others have the same port
             sock.bind(source)
@@ -82,3 +93,36 @@ def listen(address: str) -> socket.socket:
             f"cannot listen on {address} for TCP: {error.strerror}; give this host's own IPv4 address",
         ) from error
     return sock
+
+
+def tune(sock: socket.socket, timeout: float) -> None:
+    """Lets a connection over a named path repeat after 40 ms of silence instead of 200, since the path may have died,
+    and each second at least; and acknowledge within 10 ms, so that nothing is repeated for that.  Kernels before 6.15
+    keep their times.
+
+    timeout  seconds of silence after which the rank itself gives up.  The kernel, which counts repeats, must not do so
+             before: its 15 would take less than 15 seconds
+    """
+    patience = min(max(2 * timeout, PATIENCE_SECONDS) * 1000, LONGEST_MS)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(patience))
+    for option, value in _TIMERS:
+        with suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def unacknowledged(sock: socket.socket) -> int:
+    """Bytes written to a connection that its peer has not acknowledged (tcp(7), SIOCOUTQ).  Raises OSError."""
+    return int(_NUMBER.unpack(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(_NUMBER.size)))[0])
+
+
+def path_of(sock: socket.socket) -> int | None:
+    """The UDP source port that names the same path as a connection's ports; None where they name none."""
+    port = sock.getsockname()[1]
+    if port < roce.TCP_PATH_PORT:
+        try:
+            port = sock.getpeername()[1]
+        except OSError:  # it is not connected, or no more
+            return None
+    if port < roce.TCP_PATH_PORT:
+        return None
+    return int(roce.PATH_PORT + (port - roce.TCP_PATH_PORT) % roce.TCP_SAME_PATH)

@@ -2,7 +2,7 @@
 """The source ports from which a rank's flows leave: as the controller planned, and others as soon as a path fails.
 
 Switches choose a packet's path by its source port.  A *weighted port* is a source port and the share of each message
-that it carries, on one queue pair (``roce.mesh``) or, by a TCP port that names the same path, on one lane (``laned``).
+that it carries, on one queue pair (``roce.mesh``) or, by a TCP port that names the same path, on one lane (``lanes``).
 A path on which nothing is acknowledged is suspect for all peers under the same leaf, until it works after all, or until
 the controller's next plan.
 """

@@ -1,176 +1,118 @@
 # SPDX-License-Identifier: Apache-2.0
 """A mesh whose messages travel over TCP connections.
 
-Bytes go straight from and into the caller's memory, and no order of sends and receives can make two ranks block each
-other.  Only an unexpected message, one that arrives before a receive with its tag is posted while another receive is,
-is read into memory of its own.
-
-    message = header: call number | bytes | tag | call text        followed by the payload
-
-Where paths are planned, long messages are cut, and their payload comes on lanes (``laned``).
+    TcpMesh
+      Posted          messages that are posted, matched to those that come
+        Operations    how operations begin, wait and end; failure reports
+          Connections the connection to each peer, and the poll that moves bytes
+        Lanes         further connections over planned paths, for the parts of long messages
+        PathWatch     finds planned paths that do not answer
 """
 
 from __future__ import annotations
 
-from netfold.host.errors import RankMismatch
-from netfold.host.mesh.connected import SAME_ORDER_HINT
-from netfold.host.mesh.connection import HEADER, PeerConnection, Receive, text_of
-from netfold.host.mesh.failover import FailoverMesh
-from netfold.host.mesh.lanes import STRIPED, StripedPart
-from netfold.host.mesh.mesh import DONE, Call, Pending, as_bytes
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from netfold.host.errors import NetFoldError, RankMismatch
+from netfold.host.mesh.connection import PeerConnection, Receive, text_of
+from netfold.host.mesh.mesh import Call, Mesh, Pending
+from netfold.host.mesh.operations import SAME_ORDER_HINT, Operations
+from netfold.host.mesh.planned import PathSource
+from netfold.host.mesh.posted import Posted
 from netfold.host.operation.arrays import Flat
+from netfold.host.tracing.timeline import Timeline
+from netfold.wire.jobs import Plan
 
 
-class TcpMesh(FailoverMesh):
-    """The ranks of a plan connected over TCP; ``ConnectedMesh`` describes connections, time-outs and errors,
-    ``LanedMesh`` planned paths, ``FailoverMesh`` paths that die."""
+class SameCall:
+    """The rules of collectives: each message belongs to the operation that is under way on both ranks."""
 
-    name = "TCP mesh"
+    def check(self, operations: Operations, link: PeerConnection, number: int, text: bytes) -> None:
+        """Raises RankMismatch for a message of another call than the one that is under way."""
+        if number != operations.call.number or text != operations.text:
+            theirs = Call(number, text_of(text))
+            raise operations.failure(
+                RankMismatch, f"rank {link.rank} is at {theirs}; expected {operations.call}; {SAME_ORDER_HINT}")
 
-    # ---- posting ---------------------------------------------------------------------------------------------------
+    def check_receive(
+        self, operations: Operations, link: PeerConnection, wanted: Receive, nbytes: int, text: bytes
+    ) -> None:
+        """Nothing: the call says it."""
+
+    def taken(self, link: PeerConnection, receive: Receive) -> None:
+        """Nothing."""
+
+    def busy(self, link: PeerConnection) -> bool:
+        """Whether anything is posted on this connection."""
+        return bool(link.bytes_awaited or link.bytes_unsent)
+
+
+class TcpMesh(Mesh):
+    """The ranks of a plan connected over TCP.  Owns ``listener``; connects at the first message.
+
+    timeout   seconds without a byte moving after which a wait gives up
+    planned   the controller's paths; owned by the mesh from here on.  None: messages travel whole, each peer's on one
+              connection, whose path the switches' hash chooses
+    clock     monotonic seconds
+    timeline  is told when the mesh sends, waits and receives, where somebody asked for one
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        listener: socket.socket,
+        *,
+        timeout: float,
+        planned: PathSource | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        timeline: Timeline | None = None,
+    ) -> None:
+        self.rank, self.size, self.secret = plan.rank, plan.world, plan.secret
+        self.timeline = timeline
+        self.posted = Posted(plan, listener, SameCall(), name="TCP mesh", timeout=timeout, spanned=self.spanned,
+                             planned=planned, clock=clock)
+        self.operations = self.posted.operations
+
     def send(self, peer: int, data: Flat, *, tag: int = 0) -> Pending:
-        link = self._link(peer)
-        view = as_bytes(data, "send of")
-        if not view.nbytes:
-            return DONE
-        parts = self.cut(peer, view.nbytes)
-        head = HEADER.pack(self._call.number, view.nbytes | (STRIPED if parts else 0), tag, self._text)
-        pending: Pending
-        if parts:
-            pending = whole = self.post(peer, view, parts)
-            link.sends.append(StripedPart(whole, memoryview(head), owned=True))
-        else:
-            pending = posted = self._whole(head, view)
-            link.sends.append(posted)
-        self.bytes_sent += view.nbytes
-        if not parts:
-            link.expect_bytes(view.nbytes)
-        if len(link.sends) == 1 and link.out is not None:
-            with self.spanned("send"):
-                self._write(link)  # most small messages are sent here, without a pass of the poll loop
-        self._watch(link)
-        return pending
+        return self.posted.send(peer, data, tag)
 
     def receive(self, peer: int, into: Flat, *, tag: int = 0) -> Pending:
-        link = self._link(peer)
-        view = as_bytes(into, "receive into")
-        if not view.nbytes:
-            return DONE
-        if view.readonly:
-            raise ValueError(f"rank {self.rank}: receive from rank {peer}: expected an array that can be written, "
-                             "got a read-only one")
-        pending = Receive(tag, view, text=self._text)
-        link.receives.append(pending)
-        if link.unexpected:
-            self._match_unexpected(link)
-        if link.current is None and link.header_bytes == HEADER.size:
-            self._message(link)
-            if link.kept:
-                self._read(link)
-        self._watch(link)
-        return pending
+        return self.posted.receive(peer, into, tag)
+
+    def wait(self, pending: Sequence[Pending], *, first: bool = False) -> None:
+        self.operations.wait(pending, first)
 
     def flush(self) -> None:
-        while self._anything_posted():
-            self._advance()
-        self.finish_moves()
+        self.posted.flush()
 
-    def _anything_posted(self) -> bool:
-        return any(link.sends or link.receives or lanes.bytes_unsent or lanes.bytes_awaited
-                   for link, lanes in zip(self._links.values(), self._lanes.values(), strict=True))
+    def begin(self, call: Call) -> None:
+        self.operations.begin(call)
 
-    # ---- matching --------------------------------------------------------------------------------------------------
-    def _message(self, link: PeerConnection) -> None:
-        """Handles a complete header: finds the posted receive that the message belongs to, if there is one already."""
-        if not link.receives:
-            return
-        first = link.receives[0]
-        if link.header == HEADER.pack(self._call.number, len(first.view), first.tag, first.text):  # as nearly always
-            del link.receives[0]
-            link.expect_payload(first)
-            return
-        number, nbytes, tag, text = HEADER.unpack(link.header)
-        cut, nbytes = bool(nbytes & STRIPED), nbytes & ~STRIPED
-        wanted = next((receive for receive in link.receives if receive.tag == tag), None)
-        self._check_call(link, number, text)
-        if wanted is None:
-            memory = bytearray(nbytes)
-            receive = Receive(tag, memoryview(memory), memory, text)
-            if cut:  # later ones with its tag may be complete before it
-                link.unexpected.append(receive)
-        else:
-            self._check_size(link, wanted, nbytes, text)
-            link.receives.remove(wanted)
-            receive = wanted
-        if cut:
-            link.expect_header()
-            self.place(link.rank, receive, receive.view)
-        else:
-            link.expect_payload(receive)
+    def expect(self, algorithm: str, *, ranks: Sequence[int] = (), root: int = 0) -> None:
+        self.posted.lanes.expect(algorithm, ranks, root)
 
-    def _arrived(self, link: PeerConnection, receive: Receive) -> None:
-        super()._arrived(link, receive)
-        if receive.buffer is not None:
-            link.unexpected.append(receive)
-            self._match_unexpected(link)
+    def watched_by(self, watch: Callable[[float], None] | None) -> None:
+        """See ``Mesh``."""
+        self.operations.watched_by(watch)
 
-    def _assembled(self, link: PeerConnection, receive: Receive) -> None:
-        receive.finish()
-        if receive.buffer is not None and receive.target is not None:
-            receive.target.view[:] = receive.buffer
-            receive.target.finish()
+    def told_by(
+        self, lost: Callable[[], tuple[int, str] | None], left: Callable[[], Mapping[int, str]] = dict
+    ) -> None:
+        """See ``Mesh``."""
+        self.operations.told_by(lost, left)
 
-    def _match_unexpected(self, link: PeerConnection) -> None:
-        """Copies unexpected messages to receives that have been posted since, now or as soon as they are complete."""
-        for early in list(link.unexpected):
-            wanted = next((receive for receive in link.receives if receive.tag == early.tag), None)
-            if wanted is not None:
-                assert early.buffer is not None
-                self._check_size(link, wanted, len(early.buffer), early.text)
-                if early.done:
-                    wanted.view[:] = early.buffer
-                    wanted.finish()
-                else:
-                    early.complete_into(wanted)
-                link.receives.remove(wanted)
-                link.unexpected.remove(early)
+    def interrupt(self, error: NetFoldError) -> None:
+        """See ``Mesh``."""
+        self.operations.interrupt(error)
 
-    def _check_call(self, link: PeerConnection, number: int, text: bytes) -> None:
-        """Raises RankMismatch for a message of another call than the one that is under way."""
-        if number != self._call.number or text != self._text:
-            theirs = Call(number, text_of(text))
-            raise self._fail(RankMismatch, f"rank {link.rank} is at {theirs}; expected {self._call}; {SAME_ORDER_HINT}")
+    def abort(self, error: BaseException) -> None:
+        self.posted.abort(error)
 
-    def _check_size(self, link: PeerConnection, wanted: Receive, nbytes: int, text: bytes) -> None:
-        """Raises RankMismatch where a message is not the one that its receive was posted for."""
-        if len(wanted.view) != nbytes:
-            raise self._fail(
-                RankMismatch,
-                f"rank {link.rank} sends {nbytes} bytes where {len(wanted.view)} were expected "
-                f"(tag {wanted.tag}); {SAME_ORDER_HINT}",
-            )
+    def leave(self, why: str) -> None:
+        """See ``Mesh``."""
+        self.operations.leave(why)
 
-    # ---- failure ---------------------------------------------------------------------------------------------------
-    def _awaited(self, link: PeerConnection) -> int:
-        return link.bytes_awaited + self._lanes[link.rank].bytes_awaited
-
-    def _unsent(self, link: PeerConnection) -> int:
-        return link.bytes_unsent + self._lanes[link.rank].bytes_unsent
-
-    def _busy(self, link: PeerConnection) -> bool:
-        return bool(self._awaited(link) or self._unsent(link))
-
-    def _peers_awaited(self) -> list[PeerConnection]:
-        links = self._links.values()
-        return [link for link in links if self._awaited(link)] + [
-            link for link in links if self._unsent(link) and not self._awaited(link)
-        ]
-
-    def _describe_missing(self, link: PeerConnection) -> str:
-        parts = []
-        if awaited := self._awaited(link):
-            parts.append(f"has not sent {awaited} bytes")
-        if unsent := self._unsent(link):
-            parts.append(f"has not accepted {unsent} bytes")
-        state = "" if link.socket is not None else ", never connected" if not link.lost else f", {link.lost}"
-        return f"rank {link.rank} ({link.address}{state}) {' and '.join(parts) or 'has nothing to send or accept'}"
+    def close(self) -> None:
+        self.posted.close()

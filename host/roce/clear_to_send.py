@@ -22,8 +22,8 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 
 from netfold.host.errors import RankMismatch
-from netfold.host.mesh.connected import SAME_ORDER_HINT
 from netfold.host.mesh.mesh import Call, Pending
+from netfold.host.mesh.operations import SAME_ORDER_HINT
 from netfold.host.operation.arrays import Flat
 
 INBOX_ENTRIES: Final = 64

@@ -5,23 +5,22 @@ Between any two ranks there is one queue pair for control and some for data (``q
 several, each with a UDP source port, and so perhaps a path, of its own.  Clear-to-sends travel on the one for control
 (``clear_to_send``); a message is split as ``source_ports`` says, and written directly to where the receiver wants it.
 
-TCP connections (``mesh.connected``) carry only failure reports.  Ranks that call different operations are found out by
+TCP connections (``mesh.operations``) carry only failure reports.  Ranks that call different operations are found out by
 the call in the clear-to-send.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
 from netfold.host.errors import NetFoldError, PeerLost, PlanError, RankMismatch, TransportError
-from netfold.host.mesh.connected import PEER_LOST_HINT, ConnectedMesh
-from netfold.host.mesh.connection import PeerConnection
-from netfold.host.mesh.mesh import DONE, IDLE, Call, Pending, as_bytes
+from netfold.host.mesh.connection import HEADER, PeerConnection, Receive, text_of
+from netfold.host.mesh.mesh import DONE, IDLE, Call, Mesh, Pending, as_bytes
+from netfold.host.mesh.operations import PEER_LOST_HINT, Operations
 from netfold.host.mesh.planned import Collective, PathSource
 from netfold.host.mesh.poller import Poller
 from netfold.host.mesh.source_ports import MOST_QUEUE_PAIRS, SourcePorts
@@ -54,7 +53,7 @@ LINGER_SECONDS = 0.25
 most."""
 
 
-class RoceMesh(ConnectedMesh):
+class RoceMesh(Mesh):
     """The ranks of a plan over reliable-connection queue pairs.  Owns ``listener``.
 
     queue_pairs  queue pairs for data between any two ranks: 1 .. MOST_QUEUE_PAIRS
@@ -75,7 +74,6 @@ class RoceMesh(ConnectedMesh):
 
     kind = "queue pairs"
     rail = "roce"
-    name = "RoCE mesh"
     merged_segments = 2
     """A message takes a clear-to-send and an event at each end, in Python: half as many take a tenth off the processor
     time of 16 MiB among 8 ranks."""
@@ -115,7 +113,12 @@ class RoceMesh(ConnectedMesh):
                             f"numbers tell apart, got {plan.world}; use the mesh over TCP")
         if len(set(addresses.values())) < plan.world:
             raise PlanError(f"plan of job {plan.job!r}: addresses {addresses}: queue pairs need one for each rank")
-        super().__init__(plan, listener, timeout=timeout, clock=clock, timeline=timeline)
+        self.rank, self.size, self.secret = plan.rank, plan.world, plan.secret
+        self.timeline = timeline
+        self._watched = Poller()
+        self.operations = Operations(plan, listener, self, name="RoCE mesh", timeout=timeout, spanned=self.spanned,
+                                      poller=self._watched, clock=clock)
+        self._connections = self.operations.connections
         self.queue_pairs = queue_pairs
         self.path_mtu = path_mtu
         mine = addresses[plan.rank]
@@ -163,10 +166,6 @@ class RoceMesh(ConnectedMesh):
             sockets.close()
             raise
 
-    def _new_poller(self) -> select.poll | Poller:
-        self._watched = Poller()
-        return self._watched
-
     def _open(self, rank: int) -> PeerTransfers:
         """Registers the inbox for a peer's clear-to-sends; its memory key is the peer's rank."""
         transfers = PeerTransfers(rank)
@@ -176,15 +175,14 @@ class RoceMesh(ConnectedMesh):
 
     # ---- posting ---------------------------------------------------------------------------------------------------
     def send(self, peer: int, data: Flat, *, tag: int = 0) -> Pending:
-        transfers = self._transfers[self._link(peer).rank]
+        transfers = self._transfers[self.operations.link(peer).rank]
         if not as_bytes(data, "send of").nbytes:
             return DONE
-        message = Message(data, (self._call.number, self._text, tag), sends=True)
-        self.bytes_sent += message.nbytes
+        message = Message(data, (self.operations.call.number, self.operations.text, tag), sends=True)
         try:
             clear = transfers.post_send(message)
         except RankMismatch as error:
-            raise self._fail(RankMismatch, str(error)) from None
+            raise self.operations.failure(RankMismatch, str(error)) from None
         if clear is None:
             self._unmatched += 1
         else:
@@ -192,13 +190,13 @@ class RoceMesh(ConnectedMesh):
         return message
 
     def receive(self, peer: int, into: Flat, *, tag: int = 0) -> Pending:
-        transfers = self._transfers[self._link(peer).rank]
+        transfers = self._transfers[self.operations.link(peer).rank]
         view = as_bytes(into, "receive into")
         if not view.nbytes:
             return DONE
         if view.readonly:
             raise ValueError("receive into a read-only array")
-        message = Message(into, (self._call.number, self._text, tag), sends=False)
+        message = Message(into, (self.operations.call.number, self.operations.text, tag), sends=False)
         transfers.receives.append(message)
         transfers.ungranted.append(message)
         self._grant(transfers)
@@ -233,7 +231,7 @@ class RoceMesh(ConnectedMesh):
     ) -> None:
         assert self._io is not None
         if not self._io.write(pair, address, nbytes, key=key, offset=offset, id=identity):
-            raise self._fail(
+            raise self.operations.failure(
                 PeerLost, f"the connection to rank {transfers.rank} is broken, or there is no memory; {PEER_LOST_HINT}"
             )
 
@@ -244,30 +242,32 @@ class RoceMesh(ConnectedMesh):
     # ---- moving ----------------------------------------------------------------------------------------------------
     def wait(self, pending: Sequence[Pending], *, first: bool = False) -> None:
         self._awaits_sends = any(isinstance(one, Message) and one.sends for one in pending)
-        super().wait(pending, first=first)
+        self.operations.wait(pending, first)
 
     def flush(self) -> None:
         self._awaits_sends = True
         while any(transfers.busy for transfers in self._transfers.values()):
-            self._advance()
+            self.operations.advance()
 
-    def _poll(self, seconds: float) -> bool:
+    def poll(self, seconds: float) -> bool:
+        """Waits so long until anything can be moved, and moves it.  Returns whether anything moved."""
         if self._io is None:  # only failure reports are left to send
-            return super()._poll(seconds)
+            return self._connections.poll(seconds)
         io, before = self._io, self._io.progress
         until = time.monotonic_ns() + int(min(max(0.0, seconds), SLICE_SECONDS) * 1e9)
         with self.spanned("send, wait, receive"):  # all of it in native code
             quiet = (0 if self._awaits_sends else native.QUIET_SENT) | (0 if self._unmatched else native.QUIET_ARRIVED)
             events, error = io.run(until, quiet=quiet)
         if error:
-            raise self._fail(TransportError, f"the kernel refused a packet: {os.strerror(error)}; see `ip addr`")
+            what = f"the kernel refused a packet: {os.strerror(error)}; see `ip addr`"
+            raise self.operations.failure(TransportError, what)
         moved = self._take(events) or io.progress != before
         for peer, port in self._failover.confirmed_failures():
             if self._planned is not None:
                 self._planned.suspect(peer, port)
         if self._planned is not None and io.ready(1) and (newer := self._planned.newer()) is not None:
             self._failover.restrict(newer)
-        return (super()._poll(0) if io.ready(0) else False) or moved
+        return (self._connections.poll(0) if io.ready(0) else False) or moved
 
     def _take(self, events: Sequence[EndpointEvent]) -> bool:
         """Handles the endpoint's events.  Returns whether any of them is progress."""
@@ -306,7 +306,7 @@ class RoceMesh(ConnectedMesh):
 
     def _on_clear_to_send(self, transfers: PeerTransfers, clear: ClearToSend) -> None:
         if (clear.path_mtu, clear.queue_pairs) != (self.path_mtu, self.queue_pairs):
-            raise self._fail(
+            raise self.operations.failure(
                 RankMismatch,
                 f"rank {transfers.rank} has path_mtu={clear.path_mtu} and queue_pairs={clear.queue_pairs}, this rank "
                 f"{self.path_mtu} and {self.queue_pairs}; give the same on every rank",
@@ -314,7 +314,7 @@ class RoceMesh(ConnectedMesh):
         try:
             message = transfers.take_clear_to_send(clear)
         except RankMismatch as error:
-            raise self._fail(RankMismatch, str(error)) from None
+            raise self.operations.failure(RankMismatch, str(error)) from None
         if message is not None:
             self._unmatched -= 1
             self._write_data(transfers, message, clear.key)
@@ -322,12 +322,12 @@ class RoceMesh(ConnectedMesh):
     def _broken(self, event: EndpointEvent) -> None:
         rank = self._queue_pairs.rank_of(event.pair)
         side = "it refused our" if event.by_peer else "we refused its"
-        self._report_lost_rank(rank, f"{side} write: {native.SYNDROMES.get(event.syndrome, hex(event.syndrome))}")
+        self.operations.report_lost(rank, f"{side} write: {native.SYNDROMES.get(event.syndrome, hex(event.syndrome))}")
 
     # ---- paths -----------------------------------------------------------------------------------------------------
     def pin(self, peer: int, lane: int, port: int) -> None:
         """Sends data of queue pair ``lane`` (from 0) to ``peer`` from this one of ``ports`` from now on."""
-        if port not in self.ports or not 0 <= lane < self.queue_pairs or peer not in self._links or peer == self.rank:
+        if port not in self.ports or not 0 <= lane < self.queue_pairs or peer not in self._connections.links:
             raise ValueError(
                 f"pin(peer={peer}, lane={lane}, port={port}): expected another rank, a queue pair below "
                 f"{self.queue_pairs}, and one of the ports {self.ports}"
@@ -343,9 +343,9 @@ class RoceMesh(ConnectedMesh):
         self.source_ports.adopt(paths)
         if self.source_ports.most_ports() > self.queue_pairs or not wanted <= set(self.ports):
             raise PlanError(
-                f"paths of job {self._plan.job!r}, rank {self.rank}: need {self.source_ports.most_ports()} queue pairs "
-                f"to a peer and the source ports {sorted(wanted)}; this mesh has {self.queue_pairs} and "
-                f"{self.ports}: give it Paths.ports and more queue_pairs"
+                f"paths of job {self.operations.plan.job!r}, rank {self.rank}: need "
+                f"{self.source_ports.most_ports()} queue pairs to a peer and the source ports {sorted(wanted)}; this "
+                f"mesh has {self.queue_pairs} and {self.ports}: give it Paths.ports and more queue_pairs"
             )
         self._failover.replanned()
         reached = {reach.peer: reach.source_ports for reach in paths.reaches}
@@ -367,16 +367,23 @@ class RoceMesh(ConnectedMesh):
         with self._locked():
             return {peer: [self._endpoint.state(pair) for pair in pairs] for peer, pairs in self._queue_pairs.items()}
 
-    # ---- failure ---------------------------------------------------------------------------------------------------
-    def _busy(self, link: PeerConnection) -> bool:
+    # ---- what is missing, and what comes over TCP --------------------------------------------------------------------
+    def busy(self, link: PeerConnection) -> bool:
+        """Whether a send to this peer, or a receive from it, has been posted and is not done."""
         return self._transfers[link.rank].busy
 
-    def _peers_awaited(self) -> list[PeerConnection]:
-        links = list(self._links.values())
+    def still_arriving(self, link: PeerConnection) -> bool:
+        """Never: a peer whose connection has ended is gone."""
+        return False
+
+    def awaited(self) -> list[PeerConnection]:
+        """Connections of the peers that this rank waits for, those first that must send."""
+        links = list(self._connections.links.values())
         senders = [link for link in links if self._transfers[link.rank].receives]
         return senders + [link for link in links if self._transfers[link.rank].sends and link not in senders]
 
-    def _describe_missing(self, link: PeerConnection) -> str:
+    def missing(self, link: PeerConnection) -> str:
+        """What a peer has not sent or not accepted yet, in words."""
         transfers = self._transfers[link.rank]
         with self._locked():
             unfilled = sum(self._endpoint.unfilled(message.key) if message.key >= 0 else message.nbytes
@@ -384,6 +391,18 @@ class RoceMesh(ConnectedMesh):
             corrupt = self._endpoint.corrupt()
         changed = f"; {corrupt} packets came with a wrong ICRC, and were dropped" if corrupt else ""
         return f"rank {link.rank} ({link.address}) {transfers.describe_missing(unfilled)}{changed}"
+
+    def message(self, link: PeerConnection) -> None:
+        """Refuses a message over TCP: where an operation is under way, its sender has another rail."""
+        number, _, _, text = HEADER.unpack(link.header)
+        if self.operations.call is not IDLE:
+            raise self.operations.failure(
+                RankMismatch, f"rank {link.rank} sends a message of {Call(number, text_of(text))} over TCP; expected "
+                              f"it by {self.kind}; give the same rail on every rank")
+
+    def arrived(self, link: PeerConnection, receive: Receive) -> None:
+        """Never called: no message over TCP is taken."""
+        raise NotImplementedError(f"a message of rank {link.rank} over TCP")
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def expect(self, algorithm: str, *, ranks: Sequence[int] = (), root: int = 0) -> None:
@@ -394,39 +413,56 @@ class RoceMesh(ConnectedMesh):
             self.adopt(paths)
 
     def begin(self, call: Call) -> None:
-        super().begin(call)
+        self.operations.begin(call)
         self._queue_pairs.warn_if_too_many()
         self._queue_pairs.warn_of_dropped()
-        self._text = call_text(call)
+        self.operations.text = call_text(call)
+
+    def watched_by(self, watch: Callable[[float], None] | None) -> None:
+        """See ``Mesh``."""
+        self.operations.watched_by(watch)
+
+    def told_by(
+        self, lost: Callable[[], tuple[int, str] | None], left: Callable[[], Mapping[int, str]] = dict
+    ) -> None:
+        """See ``Mesh``."""
+        self.operations.told_by(lost, left)
+
+    def interrupt(self, error: NetFoldError) -> None:
+        """See ``Mesh``."""
+        self.operations.interrupt(error)
 
     def abort(self, error: BaseException) -> None:
-        announced = self._reports.announced
-        waiting = [self._links[transfers.rank] for transfers in self._transfers.values() if transfers.busy]
-        self._error = self._error or self._fail(NetFoldError, f"gave up ({type(error).__name__}: {error}); join anew")
-        self._call = IDLE  # nothing that arrives from here on is an error of this rank
+        announced = self.operations.reports.announced
+        waiting = [self._connections.links[transfers.rank] for transfers in self._transfers.values() if transfers.busy]
+        self.operations.give_up(error)
         self._stop()
         if not announced:
             for _ in range(3):  # queue pairs are faster than TCP: a peer may still be connecting
-                self._poll(ACCEPT_SECONDS)
+                self._connections.poll(ACCEPT_SECONDS)
             for link in waiting:
                 if link.socket is None and not link.lost:
-                    self._connect(link)  # without a connection it could not hear our report
-        super().abort(error)
+                    self._connections.connect(link)  # without a connection it could not hear our report
+        self.operations.abort(error)
+
+    def leave(self, why: str) -> None:
+        """See ``Mesh``."""
+        self.operations.leave(why)
 
     def close(self) -> None:
-        if self._io is not None and self._error is None:
+        if self._io is not None and self.operations.error is None:
             self._linger()
         self._stop()
-        super().close()
+        self.operations.close()
 
     def _linger(self) -> None:
         """Keeps acknowledging for a while, since a peer whose acknowledgement was lost retransmits."""
         assert self._io is not None
-        last = self._clock() + 4 * LINGER_SECONDS
-        while self._clock() < last:
-            quiet = self._clock() + LINGER_SECONDS
+        last = self.operations.clock() + 4 * LINGER_SECONDS
+        while self.operations.clock() < last:
+            quiet = self.operations.clock() + LINGER_SECONDS
             before = self._received()
-            while (left := min(quiet, last) - self._clock()) > 0:
+            while (left := min(quiet, last) - self.operations.clock()) > 0:
                 if self._io.run(time.monotonic_ns() + int(left * 1e9))[1]:
                     return
             if self._received() == before:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from netfold.host.errors import Closed, CollectiveTimeout
 from netfold.host.forked import closed_in_child, ends_in_child
-from netfold.host.mesh.mesh import Mesh, Pending
+from netfold.host.mesh.mesh import Informed, Pending
 from netfold.host.mesh.messages import MessageMesh, OpenReceive
 from netfold.host.mesh.sockets import listen
 from netfold.host.operation.arrays import Flat
@@ -272,7 +272,7 @@ def _count(left: list[TensorMessage], why: str) -> str:
 
 
 def open_messenger(
-    store: dist.Store, plan: Plan, me: str, timeout: timedelta, inform: Callable[[Mesh], None] = lambda mesh: None
+    store: dist.Store, plan: Plan, me: str, timeout: timedelta, inform: Callable[[Informed], None] = lambda mesh: None
 ) -> Messenger:
     """The messenger of a group whose ranks tell each other through torch's store where they listen.
 

@@ -14,7 +14,7 @@ import pytest
 
 from netfold.bench.harness.mesh_stranger import KINDS, MeshStranger
 from netfold.bench.harness.overhearing import OverheardHandshake, Overhearing
-from netfold.host.mesh.handshake import CHALLENGE, HELLO, MAGIC, STREAM, Initiator, Outcome, Responder, StreamTurn
+from netfold.host.mesh.handshake import CHALLENGE, HELLO, LANE, MAGIC, Initiator, Outcome, Responder
 from netfold.host.mesh.sockets import listen
 from support.collectives import TcpRanks, allreduce, values
 from support.handshakes import mesh_identity
@@ -29,10 +29,11 @@ def overheard(tcp: TcpRanks) -> list[OverheardHandshake]:
     for mesh in tcp.meshes:
         for other in tcp.meshes:
             if other is not mesh:
-                me = mesh_identity(mesh._plan)
+                me = mesh_identity(mesh.operations.plan)
                 initiator = Initiator(me, other.rank)
-                proof = initiator.receive(Responder(mesh_identity(other._plan)).receive(initiator.hello))
-                found.append(OverheardHandshake(other._connecting.listener.getsockname(), initiator.hello, proof))
+                proof = initiator.receive(Responder(mesh_identity(other.operations.plan)).receive(initiator.hello))
+                where = other.operations.connections.listener.getsockname()
+                found.append(OverheardHandshake(where, initiator.hello, proof))
     return found
 
 
@@ -52,7 +53,7 @@ def test_ranks_take_the_stranger_for_one_of_today_until_it_has_to_prove_somethin
         for number in range(TRIES):
             stranger.attempt()
             for mesh in ranks.meshes:
-                mesh._poll(0.0)
+                mesh.operations.poll(0.0)
             if number == TRIES // 2:
                 for result in values(ranks.run(lambda mesh: allreduce(mesh, np.ones(10, np.float32)))):
                     np.testing.assert_array_equal(result, np.full(10, 3, np.float32))
@@ -62,7 +63,7 @@ def test_ranks_take_the_stranger_for_one_of_today_until_it_has_to_prove_somethin
         assert met["answered otherwise"] == 0
         proving = sum(met[kind] for kind in ("wrong secret", "reflected", "replayed proof", "replayed"))
         assert proving // 2 < met["refused"] <= met["challenged"], "a rank does not take its hello for one of today"
-        reasons = [mesh._connecting.refusals() for mesh in ranks.meshes]
+        reasons = [mesh.operations.connections.refusals() for mesh in ranks.meshes]
         assert all(reasons)
         for result in values(ranks.run(lambda mesh: allreduce(mesh, np.ones(10, np.float32), number=2))):
             np.testing.assert_array_equal(result, np.full(10, 3, np.float32))
@@ -73,14 +74,14 @@ def test_ranks_take_the_stranger_for_one_of_today_until_it_has_to_prove_somethin
 @pytest.mark.parametrize("outcome", [Outcome.ACCEPTED, Outcome.TAKEN, Outcome.CROSSED])
 def test_a_rank_that_gives_in_is_reported(ranks: TcpRanks, outcome: Outcome) -> None:
     """Whatever else than a refusal comes for a wrong proof."""
-    me, heard = mesh_identity(ranks.meshes[0]._plan), overheard(ranks)
+    me, heard = mesh_identity(ranks.meshes[0].operations.plan), overheard(ranks)
 
     def give_in(listener: socket.socket) -> None:
         listener.settimeout(BOUND)
         connection, _ = listener.accept()
         with connection:
             connection.settimeout(BOUND)
-            responder = Responder(me, streams=True)
+            responder = Responder(me, lanes=True)
             while not (challenge := responder.receive(connection.recv(responder.wanted))):
                 pass
             connection.sendall(challenge)
@@ -117,11 +118,11 @@ def frame(source: int, destination: int, payload: bytes, kind: bytes = b"\x08\x0
 
 
 def test_a_handshake_on_the_wire_is_a_hello_and_the_proof_on_the_same_connection(ranks: TcpRanks) -> None:
-    """Of messages or of a stream; other packets of the size of a proof, and of other protocols, are none."""
-    me = mesh_identity(ranks.meshes[0]._plan)
+    """Of messages or of a lane; other packets of the size of a proof, and of other protocols, are none."""
+    me = mesh_identity(ranks.meshes[0].operations.plan)
     hearing = Overhearing()
-    hellos = [Initiator(me, 1).hello, Initiator(me, 2, stream=StreamTurn(1, 0, 0)).hello]
-    assert [len(hello) for hello in hellos] == [HELLO.size, HELLO.size + STREAM.size]
+    hellos = [Initiator(me, 1).hello, Initiator(me, 2, lane=1).hello]
+    assert [len(hello) for hello in hellos] == [HELLO.size, HELLO.size + LANE.size]
     for port, hello in enumerate(hellos, 5000):
         hearing.hear(frame(port, 4000, bytes(32)))
         hearing.hear(frame(port, 4000, hello))

@@ -74,9 +74,9 @@ def test_a_link_that_breaks_in_an_all_to_all_is_left_by_the_hosts(engine: Engine
 
 
 @in_sandbox(timeout=150)
-def test_streams_over_tcp_leave_a_path_that_dies(tmp_path: Path) -> None:
-    """An uplink swallows packets in silence, and no probe tells: other connections go on with what was on that path,
-    the controller is told, and all elements are right."""
+def test_tcp_is_led_off_a_path_that_dies(tmp_path: Path) -> None:
+    """An uplink swallows packets in silence, and no probe tells: the ranks tell the controller, the switches lead their
+    connections over other links, and all elements are right."""
     settings = SMALL["softswitch"]._replace(modes=("pinned",), collectives=(), fail_after=0.0, silent=True, probe=0.0,
                                             nbytes=LONG["softswitch"], transport="tcp")
     (row,) = summary(run(settings, tmp_path / "logs"))

@@ -14,6 +14,7 @@ from netfold.host.job_secret import draw
 from netfold.host.mesh.handshake import (
     CHALLENGE,
     HELLO,
+    MAGIC,
     VERDICT,
     HandshakeRefused,
     Identity,
@@ -32,9 +33,19 @@ def identity(rank: int, *, secret: Secret = SECRET, job: str = "j", epoch: int =
     return Identity.of_plan(Plan(job, epoch, rank, 4, PEERS, [], secret=secret), purpose)
 
 
+def greet(responder: Responder, hello: bytes) -> bytes:
+    """Passes a hello, in as many pieces as the responder takes.  Returns what it says."""
+    said = b""
+    while hello and responder.wanted:
+        count = responder.wanted
+        said += responder.receive(hello[:count])
+        hello = hello[count:]
+    return said
+
+
 def prove(initiator: Initiator, responder: Responder, outcome: Outcome = Outcome.ACCEPTED) -> list[bytes]:
     """Runs a handshake to its end.  Returns the messages, in order."""
-    challenge = responder.receive(initiator.hello)
+    challenge = greet(responder, initiator.hello)
     proof = initiator.receive(challenge)
     assert responder.receive(proof) == b""
     verdict = responder.verdict(outcome)
@@ -98,11 +109,11 @@ def test_another_secret_job_or_purpose_is_found_by_both_sides(other: dict[str, o
 
 @pytest.mark.parametrize("hello", [
     HELLO.pack(b"netfold1", 7, 2, 1, 4, bytes(32)),
-    HELLO.pack(b"netfold3", 8, 2, 1, 4, bytes(32)),
-    HELLO.pack(b"netfold3", 7, 2, 0, 4, bytes(32)),
-    HELLO.pack(b"netfold3", 7, 2, 1, 5, bytes(32)),
-    HELLO.pack(b"netfold3", 7, 1, 1, 4, bytes(32)),
-    HELLO.pack(b"netfold3", 7, 4, 1, 4, bytes(32)),
+    HELLO.pack(MAGIC, 8, 2, 1, 4, bytes(32)),
+    HELLO.pack(MAGIC, 7, 2, 0, 4, bytes(32)),
+    HELLO.pack(MAGIC, 7, 2, 1, 5, bytes(32)),
+    HELLO.pack(MAGIC, 7, 1, 1, 4, bytes(32)),
+    HELLO.pack(MAGIC, 7, 4, 1, 4, bytes(32)),
     b"GET / HTTP/1.1\r\nHost: netfold.example\r\nAccept: */*\r\n\r\n".ljust(HELLO.size),
 ], ids=["version", "epoch", "to another", "world", "from itself", "no such rank", "another protocol"])
 def test_a_hello_that_cannot_be_a_peers_is_refused_without_a_challenge(hello: bytes) -> None:
@@ -116,8 +127,9 @@ def test_a_hello_that_cannot_be_a_peers_is_refused_without_a_challenge(hello: by
 @given(st.data())
 def test_a_changed_bit_in_any_message_is_found(data: st.DataObject) -> None:
     """Whatever bit of whichever message is changed on the way, not both sides take the handshake for proven; and a
-    changed hello, challenge or proof is found by the responder."""
-    initiator, responder = Initiator(identity(2), 1), Responder(identity(1))
+    changed hello, for messages or for a lane, challenge or proof is found by the responder."""
+    initiator = Initiator(identity(2), 1, lane=data.draw(st.sampled_from([None, 0, 5])))
+    responder = Responder(identity(1), lanes=True)
     which = data.draw(st.integers(0, 3))
 
     def through(number: int, message: bytes) -> bytes:
@@ -129,7 +141,7 @@ def test_a_changed_bit_in_any_message_is_found(data: st.DataObject) -> None:
         return bytes(changed)
 
     def shake() -> None:
-        challenge = through(1, responder.receive(through(0, initiator.hello)))
+        challenge = through(1, greet(responder, through(0, initiator.hello)))
         responder.receive(through(2, initiator.receive(challenge)))
         initiator.receive(through(3, responder.verdict(Outcome.ACCEPTED)))
 
@@ -137,6 +149,16 @@ def test_a_changed_bit_in_any_message_is_found(data: st.DataObject) -> None:
         shake()
     assert initiator.outcome is None
     assert (responder.peer is not None) == (which == 3), "the responder did not notice"
+
+
+def test_the_lane_is_what_the_initiator_has_said() -> None:
+    """Where lanes are taken, the responder learns which one it is; elsewhere such a hello is refused."""
+    for lane in (None, 3):
+        initiator, responder = Initiator(identity(2), 1, lane=lane), Responder(identity(1), lanes=True)
+        prove(initiator, responder)
+        assert (responder.peer, responder.lane, initiator.outcome) == (2, lane, Outcome.ACCEPTED)
+    with pytest.raises(HandshakeRefused, match="no rank of this version"):
+        Responder(identity(1)).receive(Initiator(identity(2), 1, lane=3).hello[: HELLO.size])
 
 
 @given(st.sampled_from(["hello", "challenge", "proof", "verdict"]), st.integers(0, 75))
@@ -185,7 +207,7 @@ def test_a_rank_cannot_be_made_to_answer_its_own_challenge() -> None:
     with pytest.raises(HandshakeRefused, match="rank 0, but does not know"):
         victim_in.receive(proof)
     with pytest.raises(HandshakeRefused, match="does not prove"):
-        victim_out.receive(VERDICT.pack(Outcome.ACCEPTED, 0, proof))
+        victim_out.receive(VERDICT.pack(Outcome.ACCEPTED, proof))
 
     sent_back = Responder(identity(1))
     with pytest.raises(HandshakeRefused, match="says that it is rank 1"):
@@ -196,7 +218,7 @@ def test_a_proof_counts_for_its_own_pair_of_ranks_alone() -> None:
     """What a rank proves to another one proves nothing to a third."""
     initiator, other = Initiator(identity(2), 3), Responder(identity(1))
     _, epoch, _, _, world, nonce = HELLO.unpack(initiator.hello)
-    proof = initiator.receive(other.receive(HELLO.pack(b"netfold3", epoch, 2, 1, world, nonce)))
+    proof = initiator.receive(other.receive(HELLO.pack(MAGIC, epoch, 2, 1, world, nonce)))
     with pytest.raises(HandshakeRefused):
         other.receive(proof)
 

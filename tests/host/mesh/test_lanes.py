@@ -12,10 +12,11 @@ import pytest
 
 from netfold.host.collectives import ALLREDUCE
 from netfold.host.errors import PeerLost, RankMismatch
-from netfold.host.mesh.connection import Receive
-from netfold.host.mesh.lanes import MOST_LANES, PART, InLane, StripedPart, path_of
+from netfold.host.mesh.connection import FAILURE_REPORT, HEADER, STRIPED, PeerConnection, Receive
+from netfold.host.mesh.lanes import MOST_LANES, PART, InLane, StripedPart
 from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.mesh.planned import OnePort, PathSource
+from netfold.host.mesh.sockets import path_of
 from netfold.host.mesh.source_ports import SourcePorts
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.operation.arrays import Flat
@@ -37,7 +38,7 @@ def test_every_algorithm_sums_over_lanes(ranks: int) -> None:
                 mesh, a[mesh.rank].copy(), n, i)))
             for result in values(results):
                 np.testing.assert_array_equal(result, expected(arrays, "sum", "float32"))
-        assert all(not lanes.assemblies for mesh in tcp.meshes for lanes in mesh._lanes.values())
+        assert all(not lanes.assemblies for mesh in tcp.meshes for lanes in mesh.posted.lanes.of.values())
 
 
 def test_a_message_is_cut_by_its_weights() -> None:
@@ -45,13 +46,13 @@ def test_a_message_is_cut_by_its_weights() -> None:
     with planned(2) as tcp:
         check_swapped(values(tcp.run(on_plan(swap))))
         for mesh in tcp.meshes:
-            out = mesh._lanes[1 - mesh.rank].out
-            assert {port: path_of(lane.out) for port, lane in out.items() if lane.out} == {
+            out = mesh.posted.lanes.of[1 - mesh.rank].out
+            assert {port: path_of(lane.socket) for port, lane in out.items() if lane.socket} == {
                 PORTS[0]: PORTS[0], PORTS[2]: PORTS[2]}
-            names = {lane.socket.getpeername()[1] for lane in mesh._lanes[1 - mesh.rank].incoming}
+            names = {lane.socket.getpeername()[1] for lane in mesh.posted.lanes.of[1 - mesh.rank].incoming}
             assert names == {tcp_ports(PORTS[0])[0], tcp_ports(PORTS[2])[0]}
-            assert path_of(mesh._links[1 - mesh.rank].socket) in PORTS  # type: ignore[arg-type]
-            parts = mesh.cut(1 - mesh.rank, LONG)
+            assert path_of(mesh.operations.connections.links[1 - mesh.rank].socket) in PORTS  # type: ignore[arg-type]
+            parts = mesh.posted.lanes.cut(1 - mesh.rank, LONG)
             assert [(last - first) * 4 // LONG for _, first, last in parts] == [2, 1], "3/4 and 1/4 of whole pages"
 
 
@@ -64,9 +65,9 @@ def test_what_is_to_be_sprayed_leaves_by_one_port() -> None:
     with TcpRanks(2, planned=plans) as tcp:
         check_swapped(values(tcp.run(on_plan(swap))))
         for mesh in tcp.meshes:
-            (lane,) = mesh._lanes[1 - mesh.rank].out.values()
-            assert lane.out is not None
-            assert lane.out.getsockname()[1] in tcp_ports(roce.PATH_PORT)
+            (lane,) = mesh.posted.lanes.of[1 - mesh.rank].out.values()
+            assert lane.socket is not None
+            assert lane.socket.getsockname()[1] in tcp_ports(roce.PATH_PORT)
 
 
 def test_long_and_short_messages_keep_their_order() -> None:
@@ -120,20 +121,20 @@ def test_a_port_that_is_taken_has_another_of_its_path(caplog: pytest.LogCaptureF
     """Where something listens at the first port, the second one names the path; where both are taken, a warning says
     that the switches choose."""
     with planned(2, [(PORTS[0], 1)]) as tcp:
-        address = tcp.meshes[1]._connecting.listener.getsockname()[0]
+        address = tcp.meshes[1].operations.connections.listener.getsockname()[0]
         first, second = tcp_ports(PORTS[0])
         with socket.create_server((address, first)):
             check_swapped(values(tcp.run(on_plan(swap))))
-        (lane,) = tcp.meshes[1]._lanes[0].out.values()
-        assert lane.out is not None
-        assert lane.out.getsockname()[1] == second
+        (lane,) = tcp.meshes[1].posted.lanes.of[0].out.values()
+        assert lane.socket is not None
+        assert lane.socket.getsockname()[1] == second
     with planned(2, [(PORTS[0], 1)]) as tcp, caplog.at_level(logging.WARNING, "netfold"):
-        address = tcp.meshes[1]._connecting.listener.getsockname()[0]
+        address = tcp.meshes[1].operations.connections.listener.getsockname()[0]
         with socket.create_server((address, first)), socket.create_server((address, second)):
             check_swapped(values(tcp.run(on_plan(swap))))
-        (lane,) = tcp.meshes[1]._lanes[0].out.values()
-        assert lane.out is not None
-        assert path_of(lane.out) is None
+        (lane,) = tcp.meshes[1].posted.lanes.of[0].out.values()
+        assert lane.socket is not None
+        assert path_of(lane.socket) is None
     assert f"rank 1: the TCP ports {first}, {second} of a path to rank 0 are taken here" in caplog.text
 
 
@@ -145,7 +146,7 @@ def test_a_part_beyond_its_message_ends_the_operation(offset: int, size: int) ->
         if mesh.rank == 0:
             with mesh.operation(Call(1, "swap")):
                 mesh.send(1, np.zeros(LONG, np.uint8))
-                (lane,) = mesh._lanes[1].out.values()
+                (lane,) = mesh.posted.lanes.of[1].out.values()
                 lane.sends[0].parts[0] = memoryview(PART.pack(0, offset, size))
                 mesh.wait([mesh.receive(1, np.empty(1, np.uint8))])
         got = np.full(LONG, 7, np.uint8)
@@ -168,7 +169,7 @@ def test_a_rank_that_dies_in_the_middle_is_named() -> None:
             if mesh.rank == 1:
                 mesh.send(0, np.zeros(64 << 20, np.uint8))
                 mesh.wait([mesh.receive(0, np.empty(1, np.uint8))])
-                mesh._close_connections()
+                mesh.close()
                 return
             pending = mesh.receive(1, np.empty(64 << 20, np.uint8))
             mesh.wait([mesh.send(1, np.ones(1, np.uint8)), pending])
@@ -187,7 +188,7 @@ def test_parts_that_overlap_end_the_operation(sent: list[tuple[int, int]]) -> No
         if mesh.rank == 0:
             with mesh.operation(Call(1, "swap")):
                 mesh.send(1, np.zeros(LONG, np.uint8))
-                (lane,) = mesh._lanes[1].out.values()
+                (lane,) = mesh.posted.lanes.of[1].out.values()
                 (whole,) = lane.sends
                 assert isinstance(whole, StripedPart)
                 lane.sends.clear()
@@ -211,15 +212,15 @@ def test_two_lanes_cannot_fill_the_same_bytes() -> None:
     with planned(2) as tcp:
         mesh = tcp.meshes[1]
         memory = memoryview(bytearray(100))
-        mesh.place(0, Receive(0, memory), memory)
+        mesh.posted.lanes.place(0, Receive(0, memory))
         pairs = [socket.socketpair() for _ in range(2)]
         lanes = [InLane(0, theirs) for _, theirs in pairs]
         for lane, (ours, _), (offset, size) in zip(lanes, pairs, [(0, 60), (50, 50)], strict=True):
             lane.socket.setblocking(False)
             ours.sendall(PART.pack(0, offset, size))
-        assert mesh._read_lane(lanes[0])
+        assert mesh.posted.lanes._read(lanes[0])
         with pytest.raises(RankMismatch, match="rank 0 sends bytes 50"):
-            mesh._read_lane(lanes[1])
+            mesh.posted.lanes._read(lanes[1])
         for pair in pairs:
             for sock in pair:
                 sock.close()
@@ -253,8 +254,8 @@ def test_many_lanes_at_once_crowd_nobody_out() -> None:
 
     with planned(5, weights) as tcp:
         values(tcp.run(on_plan(gather)))
-        assert tcp.meshes[0].lanes_in_use() == 4 * 31
-        assert not tcp.meshes[0]._connecting.refusals()
+        assert tcp.meshes[0].posted.lanes.open_lanes() == 4 * 31
+        assert not tcp.meshes[0].operations.connections.connecting.refusals()
 
 
 def test_more_ports_than_lanes_share_those_there_are(caplog: pytest.LogCaptureFixture) -> None:
@@ -264,12 +265,12 @@ def test_more_ports_than_lanes_share_those_there_are(caplog: pytest.LogCaptureFi
         for turn in range(3):
             ports = [roce.PATH_PORT + 100 + 40 * turn + number for number in range(40)]
             pieces = [PathPiece(1 - mesh.rank, number, 1, port) for number, port in enumerate(ports)]
-            mesh.adopt(Paths(turn, ports, pieces, [Reach(1 - mesh.rank, "leaf", ports)]))
+            mesh.posted.lanes.adopt(Paths(turn, ports, pieces, [Reach(1 - mesh.rank, "leaf", ports)]))
             with mesh.operation(Call(turn + 1, "turn")):
                 got = np.empty(size, np.uint8)
                 mesh.wait([mesh.send(1 - mesh.rank, pattern(size, mesh.rank)), mesh.receive(1 - mesh.rank, got)])
                 np.testing.assert_array_equal(got, pattern(size, 1 - mesh.rank))
-            assert len(mesh._lanes[1 - mesh.rank].out) <= MOST_LANES
+            assert len(mesh.posted.lanes.of[1 - mesh.rank].out) <= MOST_LANES
 
     with planned(2) as tcp, caplog.at_level(logging.WARNING, "netfold"):
         values(tcp.run(work))  # type: ignore[arg-type]
@@ -281,10 +282,10 @@ def test_a_lane_has_as_long_as_the_mesh() -> None:
     with planned(2) as tcp:
         check_swapped(values(tcp.run(on_plan(swap))))
         for mesh in tcp.meshes:
-            lanes = mesh._lanes[1 - mesh.rank]
-            for sock in [*(lane.out for lane in lanes.out.values()), *(lane.socket for lane in lanes.incoming)]:
+            lanes = mesh.posted.lanes.of[1 - mesh.rank]
+            for sock in [*(lane.socket for lane in lanes.out.values()), *(lane.socket for lane in lanes.incoming)]:
                 assert sock is not None
-                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) >= mesh._timeout * 1000
+                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) >= mesh.operations.timeout * 1000
 
 
 def test_a_path_that_no_tcp_port_names_is_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -292,3 +293,30 @@ def test_a_path_that_no_tcp_port_names_is_said(caplog: pytest.LogCaptureFixture)
     with planned(2, [(roce.PATH_PORT + 1500, 1)]) as tcp, caplog.at_level(logging.WARNING, "netfold"):
         check_swapped(values(tcp.run(on_plan(swap))))
     assert len([one for one in caplog.messages if "rank 1: no TCP port names the path of source port" in one]) == 1
+
+
+def test_a_rank_that_gives_up_reads_nothing_more_of_lanes() -> None:
+    """Its memory is the caller's again, whatever peers send until all is closed."""
+    with planned(2) as tcp:
+        mesh = tcp.meshes[1]
+        memory = memoryview(bytearray(100))
+        mesh.posted.lanes.place(0, Receive(0, memory))
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            theirs.setblocking(False)
+            ours.sendall(PART.pack(0, 0, 100) + b"x" * 100)
+            mesh.operations.give_up(ValueError("a test"))
+            assert not mesh.posted.lanes._read(InLane(0, theirs))
+        assert bytes(memory) == bytes(100)
+
+
+def test_the_reason_behind_a_cut_message_is_heard() -> None:
+    """On a connection that has broken: a cut message has no payload there, so a report may follow its header."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        link = PeerConnection(1, "x")
+        link.socket = theirs
+        theirs.setblocking(False)
+        ours.sendall(HEADER.pack(2, STRIPED | LONG, 0, b"sum") + HEADER.pack(FAILURE_REPORT, 2, 1, b"is lost: a test"))
+        assert link.read_header() == HEADER.size
+        assert link.reports_behind_held_message() == [(1, 2, "is lost: a test")]

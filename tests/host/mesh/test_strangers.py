@@ -23,7 +23,7 @@ from msgspec import structs
 from netfold.host.errors import CollectiveTimeout, PeerLost, PlanError
 from netfold.host.job_secret import draw
 from netfold.host.mesh.connecting import ATTEMPTS, Connecting, Proven, Unconnected
-from netfold.host.mesh.handshake import CHALLENGE, HELLO, PROOF_BYTES, VERDICT, Outcome, Responder
+from netfold.host.mesh.handshake import CHALLENGE, HELLO, MAGIC, PROOF_BYTES, VERDICT, Outcome, Responder
 from netfold.host.mesh.sockets import listen
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.mesh.unproven import HANDSHAKE_SECONDS, SPARE
@@ -34,7 +34,7 @@ from support.handshakes import mesh_identity, prove
 
 def knock(mesh: TcpMesh, timeout: float = 30.0) -> socket.socket:
     """A stranger's connection to a rank's listener."""
-    return socket.create_connection(mesh._connecting.listener.getsockname(), timeout=timeout)
+    return socket.create_connection(mesh.operations.connections.listener.getsockname(), timeout=timeout)
 
 
 def sums(tcp: TcpRanks, number: int = 1) -> None:
@@ -53,7 +53,7 @@ def test_a_rank_with_another_secret_is_told_so_and_so_are_the_others() -> None:
     """Ranks whose secrets differ do not hang: both name the other one and say what to do, well before the timeout where
     they can know."""
     with TcpRanks(2, timeout=3) as tcp:
-        plan, listener = tcp.meshes[1]._plan, tcp.meshes[1]._connecting.listener
+        plan, listener = tcp.meshes[1].operations.plan, tcp.meshes[1].operations.connections.listener
         tcp.meshes[1] = TcpMesh(structs.replace(plan, secret=draw()), listener, timeout=3)
         first, second = tcp.run(lambda mesh: allreduce(mesh, np.ones(10, np.float32)), timeout=30)
     assert isinstance(second, PeerLost), second
@@ -77,13 +77,13 @@ def test_who_listens_in_a_ranks_place_gets_no_data() -> None:
     heard = bytearray()
     with TcpRanks(2, timeout=20) as tcp, listen("127.0.0.1") as place, ThreadPoolExecutor(1) as pool:
         mesh, where = tcp.meshes[1], "{}:{}".format(*place.getsockname())
-        mesh._links[0].address = where
+        mesh.operations.connections.links[0].address = where
 
         def impostor() -> None:
             place.settimeout(30)
             sock, _ = place.accept()
             with sock:
-                responder = Responder(replace(mesh_identity(tcp.meshes[0]._plan), key=bytes(32)))
+                responder = Responder(replace(mesh_identity(tcp.meshes[0].operations.plan), key=bytes(32)))
                 heard.extend(sock.recv(1 << 16))
                 sock.sendall(responder.receive(bytes(heard)))
                 heard.extend(sock.recv(1 << 16))
@@ -105,9 +105,9 @@ def test_a_second_process_of_a_rank_does_not_take_the_firsts_place(caplog: pytes
     with TcpRanks(2) as tcp, caplog.at_level(logging.WARNING, "netfold"):
         sums(tcp)
         with knock(tcp.meshes[0]) as second, ThreadPoolExecutor(1) as pool:
-            verdict = pool.submit(prove, second, mesh_identity(tcp.meshes[1]._plan), 0)
+            verdict = pool.submit(prove, second, mesh_identity(tcp.meshes[1].operations.plan), 0)
             while not verdict.done():
-                tcp.meshes[0]._poll(0.05)
+                tcp.meshes[0].operations.poll(0.05)
             assert verdict.result() == Outcome.TAKEN
             sums(tcp, 2)
     assert "proves to be rank 1, which has, or had, a connection already" in caplog.text
@@ -122,7 +122,7 @@ def test_a_flood_of_strangers_costs_bounded_descriptors_and_keeps_nobody_out() -
         """On the mesh's own thread: in the middle of an accept another one would see one more."""
 
         def counted(moved: float) -> None:
-            most[mesh.rank] = max(most[mesh.rank], len(mesh._connecting._incoming))
+            most[mesh.rank] = max(most[mesh.rank], len(mesh.operations.connections.connecting._incoming))
 
         return counted
 
@@ -132,9 +132,9 @@ def test_a_flood_of_strangers_costs_bounded_descriptors_and_keeps_nobody_out() -
         for number in range(600):
             sock = held.enter_context(socket.socket())
             sock.bind((f"127.0.0.{number % 3 + 1}", 0))
-            sock.connect(tcp.meshes[number % 2]._connecting.listener.getsockname())
+            sock.connect(tcp.meshes[number % 2].operations.connections.listener.getsockname())
             if number % 5 == 0:
-                sock.sendall(b"netfold3")
+                sock.sendall(MAGIC)
         before = descriptors()
         sums(tcp)
         for mesh in tcp.meshes:
@@ -231,7 +231,7 @@ def test_a_stranger_who_starts_a_handshake_does_not_stop_the_rank_that_he_names(
     """A hello is no reason to wait: only a proof decides anything."""
     with sides(2, draw()) as (first, second):
         with socket.create_connection(first.listener.getsockname(), timeout=30) as stranger:
-            stranger.sendall(HELLO.pack(b"netfold3", 1, 1, 0, 2, bytes(32)))
+            stranger.sendall(HELLO.pack(MAGIC, 1, 1, 0, 2, bytes(32)))
             first.step(30)
             first.step(30)
             assert len(stranger.recv(1000)) == CHALLENGE.size

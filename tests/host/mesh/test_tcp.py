@@ -98,10 +98,10 @@ def test_a_subset_is_a_mesh_of_its_own() -> None:
 def test_connections_of_strangers_are_refused() -> None:
     """Connections without a handshake, with a wrong one, or of another job do not disturb a collective."""
     with TcpRanks(3) as tcp:
-        address = tcp.meshes[0]._connecting.listener.getsockname()
+        address = tcp.meshes[0].operations.connections.listener.getsockname()
         strangers = [socket.create_connection(address, timeout=30) for _ in range(3)]
         strangers[0].sendall(b"GET / HTTP/1.1\r\n" * 10)
-        strangers[1].sendall(Initiator(replace(mesh_identity(tcp.meshes[1]._plan), epoch=2), 0).hello)
+        strangers[1].sendall(Initiator(replace(mesh_identity(tcp.meshes[1].operations.plan), epoch=2), 0).hello)
         results = tcp.run(lambda mesh: allreduce(mesh, np.ones(10, np.float32)))
         for sock in strangers:
             sock.close()
@@ -187,13 +187,14 @@ def test_a_rank_that_connects_after_the_others_gave_up_learns_which_rank_is_lost
     def work(mesh: Mesh) -> None:
         with mesh.operation(Call(1, "late")):
             if mesh.rank == 0:
-                hear = mesh._report_lost_rank  # type: ignore[attr-defined]
+                operations = mesh.operations  # type: ignore[attr-defined]
+                hear = operations.report_lost
 
                 def learn(whom: int, why: str) -> None:
                     gave_up.set()
                     hear(whom, why)
 
-                mesh._report_lost_rank = learn  # type: ignore[attr-defined]
+                operations.report_lost = learn
                 mesh.wait([mesh.receive(peer, np.empty(9, np.uint8)) for peer in (2, 1)])
             elif mesh.rank == 1:
                 assert gave_up.wait(30)
@@ -220,12 +221,12 @@ def test_a_failure_report_that_is_an_oserror_is_not_taken_for_the_sockets() -> N
                 mesh.wait([mesh.receive(1, np.empty(1, np.uint8))])
         with mesh.operation(Call(1, "news")):
             mesh.wait([mesh.receive(0, np.empty(1, np.uint8))])
-        one = tcp.meshes[1]
-        while 0 not in one._reports.waits:
-            one._poll(5)
+        one = tcp.meshes[1].operations
+        while 0 not in one.reports.waits:
+            one.connections.poll(5)
         one._send_report(1, 2, "is lost: a test")
-        while not one._links[0].lost:
-            one._poll(5)
+        while not one.connections.links[0].lost:
+            one.connections.poll(5)
 
     with TcpRanks(3, timeout=1) as tcp:
         error = tcp.run(work, only=[0, 1], timeout=60)[0]
@@ -357,12 +358,12 @@ def test_a_rank_that_gave_up_is_not_taken_for_the_lost_one(awaited: bool) -> Non
     call = Call(2, "barrier")
     with TcpRanks(3) as tcp:
         mesh = tcp.meshes[0]
-        where = mesh._connecting.listener.getsockname()
+        where = mesh.operations.connections.listener.getsockname()
         with socket.create_connection(where, timeout=30) as peer, ThreadPoolExecutor(1) as pool:
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what was not sent yet, a reset drops
 
             def greet() -> None:
-                assert prove(peer, mesh_identity(tcp.meshes[1]._plan), 0) == Outcome.ACCEPTED
+                assert prove(peer, mesh_identity(tcp.meshes[1].operations.plan), 0) == Outcome.ACCEPTED
                 peer.sendall(HEADER.pack(1, 1, 0, b"hello") + b"!")
 
             greeting = pool.submit(greet)
@@ -481,7 +482,8 @@ def test_a_rank_that_leaves_costs_no_data_between_two_others() -> None:
     with TcpRanks(3) as tcp:
         values(tcp.run(lambda mesh: allreduce(mesh, np.ones(8, np.float32), "ring")))
         sender, receiver, leaver = tcp.meshes
-        for sock in receiver._links[0].sockets():
+        links = receiver.operations.connections.links
+        for sock in [link.socket for link in links.values() if link.socket is not None]:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)  # the rest stays with its sender's kernel
         for mesh in (sender, receiver):
             mesh.begin(Call(2, "message"))
@@ -490,8 +492,8 @@ def test_a_rank_that_leaves_costs_no_data_between_two_others() -> None:
         for mesh in (leaver, sender):
             mesh.leave("after operation 2")
             mesh.close()
-            while not receiver._links[2].left:
-                receiver._read(receiver._links[2])
+            while not links[2].left:
+                receiver.operations.connections.read(links[2])
         receiver.wait([receives])
         np.testing.assert_array_equal(got, given)
 
@@ -506,10 +508,11 @@ def test_a_peer_that_is_lost_keeps_no_farewell_from_the_others() -> None:
         leaver.wait([leaver.send(1, np.ones(8))])  # never read, so that the kernel resets the connection
         lost.abort(ValueError("wrong"))
         leaver.leave("after operation 2")
+        connections = other.operations.connections
         for _ in range(100):
-            if not other._links[0].left:
-                other._poll(0.05)
-        assert other._links[0].left == "left after operation 2"
+            if not connections.links[0].left:
+                connections.poll(0.05)
+        assert connections.links[0].left == "left after operation 2"
 
 
 def test_what_a_rank_says_as_it_leaves_is_printable_and_short() -> None:

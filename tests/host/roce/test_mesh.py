@@ -157,7 +157,7 @@ def test_folding_and_queue_pairs_work_side_by_side_on_one_address() -> None:
         stack.callback(switch.close)
         folds = []
         for rank, mesh in enumerate(ranks.roce):
-            plan = msgspec.structs.replace(mesh._plan, trees=switch.trees(rank, slots=64))
+            plan = msgspec.structs.replace(mesh.operations.plan, trees=switch.trees(rank, slots=64))
             folds.append(FoldRail(plan, ranks.addresses[rank], receiver=bind_port(ranks.addresses[rank]), timeout=30))
             stack.callback(folds[-1].close)
         source = np.arange(20_000, dtype=np.int32)
@@ -254,7 +254,7 @@ def test_a_path_that_answers_after_all_does_not_count_as_progress(monkeypatch: p
         told = [EndpointEvent(what=what, pair=mesh._queue_pairs.control(1), source_port=mesh.ports[0])
                 for what in (STALLED, ANSWERED)]
         monkeypatch.setattr(mesh._io, "run", lambda until, *, quiet: (told, 0))
-        assert not mesh._poll(0)
+        assert not mesh.poll(0)
         assert not mesh.source_ports.is_suspect(1, mesh.ports[0])
         monkeypatch.undo()
         check_sums(ranks.run(allreduce("ring", [1000], 2)), [1000])
@@ -320,12 +320,13 @@ def test_impossible_settings_are_refused() -> None:
     """The error says what was expected."""
     with RoceRanks(2) as ranks:
         settings: list[dict[str, Any]] = [{"queue_pairs": 0}, {"queue_pairs": 32}, {"ports": [7000, 7000]}]
+        plan, listener = ranks.roce[0].operations.plan, ranks.roce[0].operations.connections.listener
         for bad in settings:
             with pytest.raises(ValueError, match="expected"):
-                RoceMesh(ranks.roce[0]._plan, ranks.roce[0]._connecting.listener, timeout=1, **bad)
+                RoceMesh(plan, listener, timeout=1, **bad)
         twice = Plan("j", 1, 0, 2, [Peer(0, "127.0.0.9", "x:1"), Peer(1, "127.0.0.9", "x:2")], [], secret=draw())
         with pytest.raises(PlanError, match="one for each rank"):
-            RoceMesh(twice, ranks.roce[0]._connecting.listener, timeout=1)
+            RoceMesh(twice, listener, timeout=1)
         with pytest.raises(ValueError, match="expected another rank"):
             ranks.roce[0].pin(0, 0, ranks.roce[0].ports[0])
 
@@ -373,7 +374,7 @@ def test_a_message_over_tcp_where_queue_pairs_are_is_named_at_once() -> None:
             mesh.wait([mesh.receive(1 - mesh.rank, np.empty(9, np.uint8))])
 
     with TcpRanks(2, timeout=100) as ranks:
-        plan, listener = ranks.meshes[0]._plan, ranks.meshes[0]._connecting.listener
+        plan, listener = ranks.meshes[0].operations.plan, ranks.meshes[0].operations.connections.listener
         ranks.meshes[0] = RoceMesh(plan, listener, timeout=100)
         roce, tcp = ranks.run(work, timeout=90)
     assert isinstance(roce, RankMismatch)
