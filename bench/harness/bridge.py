@@ -10,7 +10,7 @@ from __future__ import annotations
 from mininet.node import Node
 
 from netfold.topo.lifecycle import Lifecycle
-from netfold.topo.ranks import in_namespaces
+from netfold.topo.ranks import Namespaces, in_namespaces
 from netfold.topo.wiring import execute, shaper
 from netfold.wire.roce import LINK_MTUS, PATH_MTU
 
@@ -36,8 +36,8 @@ class Bridge(Lifecycle):
         self._nodes: list[Node] = []
 
     @property
-    def enters(self) -> list[list[str]]:
-        """For each host the command that runs the one after it there."""
+    def enters(self) -> list[Namespaces]:
+        """The hosts, for what is started there."""
         return [in_namespaces(node.pid) for node in self._nodes[1:]]
 
     def stop(self) -> None:

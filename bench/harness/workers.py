@@ -13,7 +13,9 @@ from types import TracebackType
 
 from cbuild import files
 from netfold.topo.failures import FabricFailed
+from netfold.topo.forks import Forked
 from netfold.topo.lifecycle import tail, terminate
+from netfold.topo.ranks import Enter, start
 
 
 class WorkerFailed(FabricFailed):
@@ -27,25 +29,22 @@ class Workers:
     """One worker process in each of several hosts.
 
     name    of the group, in messages and names of logs
-    enters  for each worker the command that runs the one after it in its host
+    enters  for each worker its host
     envs    environment variables of each worker
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], enters: Sequence[Sequence[str]],
+        self, name: str, command: Sequence[str], enters: Sequence[Enter],
         envs: Sequence[Mapping[str, str]], logs: Path,
     ) -> None:
         self.name = name
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[Forked] = []
         self._logs: list[Path] = []
         self._rest: list[bytes] = []
         for rank, (enter, env) in enumerate(zip(enters, envs, strict=True)):
             log = logs / f"{name}-rank{rank}.log"
             with files.create(log) as errors:
-                self._processes.append(subprocess.Popen(
-                    [*enter, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-                    env={**os.environ, **env}, start_new_session=True,
-                ))
+                self._processes.append(start(command, enter, env, errors, input=subprocess.PIPE))
             self._logs.append(log)
             self._rest.append(b"")
 
@@ -59,7 +58,7 @@ class Workers:
 
     @property
     def pids(self) -> list[int]:
-        """Process numbers of the workers (mnexec becomes the command)."""
+        """Process numbers of the workers."""
         return [process.pid for process in self._processes]
 
     def send(self, command: bytes) -> None:
