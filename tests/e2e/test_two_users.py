@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two users' jobs at once on the same hosts of a fabric, neither of them root: both fold, neither receives or forges
+the other's packets, and one goes on when the other is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import Engine
+from netfold.topo import sandbox
+from netfold.topo.ranks import Ranks
+from netfold.wire import roce
+from support import needs
+from support.credentials import scopes, tenant
+from support.topo import ENGINES, in_sandbox, program
+
+pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
+
+from netfold.topo.net import Network
+
+pytestmark = pytest.mark.timeout(300)
+RATES = {"softswitch": "1gbit", "bmv2": "50mbit"}
+USERS = {"red": 30001, "blue": 30002}
+HOSTS = 4
+IN_USE, NOT_PERMITTED = "Address already in use", "Operation not permitted"
+
+
+def open_to_users(folder: Path) -> None:
+    """Lets other users of this machine reach the controller's socket, as its token makes safe."""
+    for each in (folder, *folder.parents):
+        if not each.stat().st_mode & stat.S_IXOTH:
+            each.chmod(each.stat().st_mode | stat.S_IXGRP | stat.S_IXOTH)
+    (folder / "controller.sock").chmod(0o777)
+
+
+def each_says(lines: Iterator[tuple[int, str]], ranks: int = HOSTS) -> list[Any]:
+    """The next message of each rank, by rank."""
+    said: dict[int, Any] = {}
+    while len(said) < ranks:
+        rank, line = next(lines)
+        assert rank not in said
+        said[rank] = json.loads(line)
+    return [said[rank] for rank in sorted(said)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@in_sandbox(timeout=240)
+def test_two_users_of_the_same_hosts_fold_side_by_side(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each host has a rank of both jobs, at UDP ports of their own.  Blue knows all numbers of red's: the kernel gives
+    it none of red's ports, and what it sends all the same changes no sum.  When one of red's ranks is killed, red's
+    others hear which, and blue folds on."""
+    fabric = leafspine(2, 2, HOSTS, rate=RATES[engine], engine=engine, rundir=sandbox.rundir())
+    fabric = msgspec.structs.replace(
+        fabric, tenants=tuple(tenant(tmp_path, name) for name in USERS), **scopes(tmp_path))
+    monkeypatch.setenv("NETFOLD_TOKEN_FILE", str(fabric.operator_token_file))
+    with Network(fabric, logs=tmp_path / "logs") as network:
+        open_to_users(sandbox.rundir())
+
+        def start(user: str, *more: str) -> tuple[Ranks, Iterator[tuple[int, str]]]:
+            ranks = network.launch([*program("rank_user.py"), str(USERS[user]), *more], job=user,
+                                   env={"NETFOLD_TOKEN": user, "NETFOLD_TOKEN_FILE": ""})
+            return ranks, ranks.lines(within=200)
+
+        red, of_red = start("red")
+        reds = each_says(of_red)
+        blue, of_blue = start("blue", json.dumps(reds))
+        blues, attempts = each_says(of_blue), each_says(of_blue)
+        os.kill(red.processes[2].pid, signal.SIGUSR1)
+        lost = each_says(of_red, HOSTS - 1)
+        os.kill(blue.processes[0].pid, signal.SIGUSR2)
+        ends = each_says(of_blue)
+        log = (network.logs / "red-rank0.log").read_text()
+    assert [one["udp_port"] for one in reds] == [roce.UDP_PORT] * HOSTS
+    assert [one["udp_port"] for one in blues] == [roce.UDP_PORTS[0]] * HOSTS
+    for mine, other, tried in zip(blues, reds, attempts, strict=True):
+        assert not set(mine["source_ports"]) & set(other["source_ports"])
+        assert tried["sent"] == 4000
+        expected = {name: NOT_PERMITTED if name in ("raw", "packet") else IN_USE for name in tried["refused"]}
+        assert tried["refused"] == expected
+        assert len(expected) == 2 + 6 * (1 + len(other["source_ports"]))
+    assert all("rank 2" in one["lost"] for one in lost), lost
+    assert {one["rail"] for one in ends} == {"innet"}
+    assert len({one["rounds"] for one in ends}) == 1
+    assert min(one["rounds"] for one in ends) > 20
+    assert min(one["folded"] for one in ends) >= ends[0]["rounds"] * 80_000
+    assert "packets so far to this rank's queue pairs were dropped" in log
