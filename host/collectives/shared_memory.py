@@ -2,8 +2,11 @@
 """Memory that the ranks of one machine share, so that reducing among them moves nothing over any link.
 
 m ranks, M bytes: each copies what others reduce into a row of its own, reduces one of m pieces over all rows, and
-copies the others' results out: 2 to 3 memory passes, 4 barriers for each window of the data, no bytes on the network
+copies the others' results out: 2 to 3 memory passes, 2 barriers for each window of the data, no bytes on the network
 but the barriers'.
+
+Two sets of rows take turns, one a step: who writes into a set has passed the barrier of the step before, which each
+rank began after it had read the same set for the last time.
 
 Files of /dev/shm are mapped directly: Python's own SharedMemory does not reserve its pages, so that a full /dev/shm
 kills the process by SIGBUS instead of raising, and its tracker unlinks files that other processes still use.
@@ -33,7 +36,7 @@ from netfold.host.mesh.mesh import Mesh
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import Reduction
 
-ROW = 4 << 20
+ROW = 2 << 20
 """Bytes of each rank's row, which is the window in which long data is processed."""
 SHARED = "/dev/shm"
 NONCE_BYTES = 16
@@ -42,7 +45,7 @@ NAME_BYTES = 16
 
 
 class SharedRows:
-    """One row of ``row`` bytes for each rank of ``local``, a mesh (or Subset) of ranks of one machine.
+    """Two rows of ``row`` bytes for each rank of ``local``, a mesh (or Subset) of ranks of one machine.
 
     All ranks make it together, inside an operation.  The file's name is removed as soon as all ranks have opened it, so
     a crash leaves nothing behind.  Raises TransportError where the machine has no room, or the file is not this user's.
@@ -51,7 +54,7 @@ class SharedRows:
     def __init__(self, local: Mesh, *, row: int = ROW) -> None:
         self._local = local
         self.row = row
-        size = row * local.size
+        size = 2 * row * local.size
         nonce = np.zeros(NONCE_BYTES, np.uint8)
         path, refused = "", ""
         memory: mmap.mmap | None = None
@@ -86,7 +89,9 @@ class SharedRows:
                 f"machine a larger {SHARED}, or use an algorithm without shared memory",
             )
         self._memory = memory
-        self._rows = np.frombuffer(memory, np.uint8, size).reshape(local.size, row)
+        self._rows = np.frombuffer(memory, np.uint8, size).reshape(2, local.size, row)
+        self._turn = 0
+        """Which set of rows is used next."""
 
     def windows(self, count: int, itemsize: int) -> Iterator[slice]:
         """``count`` elements in windows that fit into a row."""
@@ -102,6 +107,7 @@ class SharedRows:
                 np.copyto(out[mine], data[mine])
             return
         rows = [self._view(rank, data) for rank in range(local.size)]
+        self._turn ^= 1
         # nobody else reads this rank's own piece, and it itself has it, unless an earlier step overwrites it in place
         keeps = local.rank < 2 or not np.may_share_memory(data, out)
         for rank, piece in enumerate(pieces):
@@ -114,19 +120,19 @@ class SharedRows:
         reduction(rows[0][mine], rows[1][mine], out=own)
         for row in rows[2:]:
             reduction(own, row[mine], out=own)
-        yield from barrier(local)  # no rank may write into its row while others still read it
 
     def all_gather(self, data: Flat, pieces: Sequence[slice]) -> Strand:
         """See ``InnerStep``."""
-        local, shared = self._local, self._view(0, data)
+        local = self._local
         if local.size == 1:
             return
+        shared = self._view(0, data)
+        self._turn ^= 1
         np.copyto(shared[pieces[local.rank]], data[pieces[local.rank]])
         yield from barrier(local)
         for rank, piece in enumerate(pieces):
             if rank != local.rank:
                 np.copyto(data[piece], shared[piece])
-        yield from barrier(local)
 
     def close(self) -> None:
         """Unmaps the memory."""
@@ -135,7 +141,7 @@ class SharedRows:
             self._memory.close()
 
     def _view(self, rank: int, like: Flat) -> Flat:
-        return self._rows[rank, : like.nbytes].view(like.dtype)
+        return self._rows[self._turn, rank, : like.nbytes].view(like.dtype)
 
 
 def _path(local: Mesh, nonce: bytes) -> str:

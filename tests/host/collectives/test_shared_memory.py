@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,11 @@ from hypothesis import strategies as st
 from netfold.host.collectives import shared_memory
 from netfold.host.collectives.barrier import barrier
 from netfold.host.collectives.broadcast import binomial
-from netfold.host.collectives.flow import run
+from netfold.host.collectives.flow import Strand, run
 from netfold.host.collectives.shared_memory import NONCE_BYTES, SharedRows
 from netfold.host.errors import TransportError
 from netfold.host.mesh.mesh import Call, Mesh
+from netfold.host.operation.reduction import Reduction
 from netfold.testing import MemoryFabric
 from support.collectives import values
 
@@ -131,3 +133,42 @@ def test_a_rank_that_may_not_open_it_says_why(shared_folder: Path, monkeypatch: 
     assert isinstance(second, TransportError)
     assert "expected a file of mode 0600" in str(second)
     assert not list(shared_folder.iterdir())
+
+
+@pytest.mark.parametrize("steps", ["rr", "gg", "rg", "grrg", "rggrgr"])
+def test_a_rank_that_reads_late_reads_what_was_meant_for_it(monkeypatch: pytest.MonkeyPatch, steps: str) -> None:
+    """Reduce-scatters (r) and all-gathers (g) in any order: after each barrier one rank goes on only when the other two
+    stand at the next one, where what they write meanwhile must not be what it has yet to read."""
+    ranks, begun, moved = 3, [0] * 3, threading.Condition()
+
+    def lagging(mesh: Mesh) -> Strand:
+        with moved:
+            begun[mesh.rank] += 1
+            moved.notify_all()
+        yield from barrier(mesh)
+        if mesh.rank == 1:
+            with moved:
+                assert moved.wait_for(lambda: min(begun[0], begun[2]) > begun[1], 30)
+
+    def work(mesh: Mesh) -> None:
+        with mesh.operation(CALL):
+            rows = SharedRows(mesh, row=64)
+        monkeypatch.setattr(shared_memory, "barrier", lagging)
+        pieces = [slice(0, 5), slice(5, 16), slice(16, 16)]
+        with mesh.operation(CALL):
+            for number, step in enumerate(steps):
+                data = np.arange(16, dtype=np.int32) * (mesh.rank + 1) + number
+                if step == "r":
+                    run(mesh, rows.reduce_scatter(data, data, Reduction("sum", "int32"), pieces))
+                    whole = np.arange(16) * 6 + 3 * number
+                    assert (data[pieces[mesh.rank]] == whole[pieces[mesh.rank]]).all(), (steps, number)
+                else:
+                    run(mesh, rows.all_gather(data, pieces))
+                    for rank, piece in enumerate(pieces):
+                        assert (data[piece] == np.arange(16)[piece] * (rank + 1) + number).all(), (steps, number)
+            with moved:
+                begun[mesh.rank] += 1
+                moved.notify_all()
+        rows.close()
+
+    values(MemoryFabric(ranks).run(work))
