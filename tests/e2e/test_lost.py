@@ -114,7 +114,9 @@ def heard(ranks: Ranks) -> list[dict[str, Any]]:
     """What the ranks that are left were told; then all are ended."""
     said = []
     for process, log in zip(ranks.processes[:3], ranks.logs, strict=False):
-        output, _ = process.communicate(timeout=100)
+        process.wait(100)
+        assert process.stdout is not None
+        output = process.stdout.read()
         assert output, f"{log}: {log.read_text()[-3000:]}"
         said.append(json.loads(output))
     for process in ranks.processes:
