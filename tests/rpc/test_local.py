@@ -15,7 +15,7 @@ import pytest
 
 from netfold.rpc import local
 from netfold.rpc.rpc import CallRefused, Unreachable
-from support.ports import wait_for
+from switch_support.ports import wait_for
 
 
 class Ask(msgspec.Struct, forbid_unknown_fields=True):
