@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""rich's console for text that others have written (terminal.py)."""
+"""rich's console for text that others have written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from netfold.terminal import clean
+from netfold.plain_text import clean
 
 
 class Terminal(Console):

@@ -5,21 +5,19 @@ rich takes a pipe for a terminal of 80 columns, or of COLUMNS: it wraps sentence
 Whoever searches or parses such output would find other lines in another shell.
 
 Reasons, names and messages come from other machines.  A `Terminal` (plain_console.py) takes them as they are: brackets
-in them are no markup of rich, and control characters, which could move the cursor, retitle the window or answer in the
-user's name, are printed as escapes.  Colours are given beside the text, by `said`.
+in them are no markup of rich, and control characters are printed as escapes (plain_text.py).  Colours are given beside
+the text, by `said`.
 
 rich is imported by what prints with it, and not by commands that print a line or JSON.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-import re
 import sys
 from typing import IO, TYPE_CHECKING, Any, Final
 
-import msgspec
+from netfold.plain_text import clean
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -31,35 +29,12 @@ UNLIMITED: Final = 1 << 20
 HELP_COLUMNS: Final = 120
 """Columns of --help and of usage errors in a pipe or file: these are paragraphs in boxes, which need some width."""
 
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""C0 and C1 controls but for tab and newline; marks that change the direction of text; halves of characters, which no
-encoding can print."""
-
-
-def clean(text: str) -> str:
-    """Text from outside with its control characters as escapes, such as \\x1b."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
-
 
 def said(*parts: str | tuple[str, str]) -> Text:
     """A text of parts, each plain or with a style such as "red"; cleaned."""
     from rich.text import Text
 
     return Text.assemble(*((clean(part), "") if isinstance(part, str) else (clean(part[0]), part[1]) for part in parts))
-
-
-def json_line(message: msgspec.Struct) -> str:
-    """A message in JSON, for programs and terminals alike: control characters stand there as JSON's own escapes."""
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", msgspec.json.encode(message).decode())
-
-
-class LogFormatter(logging.Formatter):
-    """A log's lines, with control characters of what others said as escapes.  The further lines of a record are
-    indented, so that nobody's reason can begin a line that looks like a record."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The lines of one record."""
-        return clean(super().format(record)).replace("\n", "\n    ")
 
 
 def console(file: IO[str] | None = None) -> Terminal:

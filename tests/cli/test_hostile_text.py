@@ -10,7 +10,7 @@ import re
 import msgspec
 import pytest
 
-from netfold import terminal
+from netfold import plain_text
 from netfold.cli.links import show as show_links
 from netfold.cli.paths import _print as show_paths
 from netfold.cli.show import show, show_slots
@@ -72,7 +72,7 @@ def test_what_others_said_is_printed_as_it_is(name: str) -> None:
     show_slots(text, [JobSlots(text, 7, 4, [OpenSlot(text, text, text, 1, 2, 3, [text], [text])])], console)
     show_links(Cables([Cable(text, text, True, text, True, True, text, text)]), console)
     printed = out.getvalue()
-    assert printed.count(terminal.clean(text)) > 20
+    assert printed.count(plain_text.clean(text)) > 20
     assert not CONTROL.search(printed)
 
 
@@ -81,9 +81,9 @@ def test_a_log_and_json_have_no_control_characters_either(name: str) -> None:
     """A log's line says what was sent, as escapes; JSON has its own."""
     text = HOSTILE[name]
     record = logging.LogRecord("netfold", logging.WARNING, "", 0, "rank 1 left: %s", (text,), None)
-    assert not CONTROL.search(terminal.LogFormatter("%(message)s").format(record))
+    assert not CONTROL.search(plain_text.LogFormatter("%(message)s").format(record))
     if name != "half a character":  # which JSON in UTF-8 cannot carry in the first place
-        line = terminal.json_line(a_status(text))
+        line = plain_text.json_line(a_status(text))
         assert not CONTROL.search(line)
         assert msgspec.json.decode(line, type=Status) == a_status(text)
 
@@ -92,7 +92,7 @@ def test_no_reason_forges_a_record_of_the_log() -> None:
     """What follows a line's end within a record is indented."""
     forged = "bye\n2026-01-01 00:00:00,000 WARNING netfold: spine1 is drained"
     record = logging.LogRecord("netfold", logging.WARNING, "", 0, "rank 1 left: %s", (forged,), None)
-    first, second = terminal.LogFormatter("%(message)s").format(record).split("\n")
+    first, second = plain_text.LogFormatter("%(message)s").format(record).split("\n")
     assert (first, second[:6]) == ("rank 1 left: bye", "    20")
 
 

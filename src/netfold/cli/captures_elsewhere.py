@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from cbuild import files
-from netfold import terminal
+from netfold import plain_text
 from netfold.cli.common import CANNOT, FAILED, fail
 from netfold.wire import faults
 
@@ -38,7 +38,7 @@ def capture_elsewhere(tapped: faults.TappedElsewhere, options: Sequence[str], ou
         file = out
         if out is not None and len(tapped.machines) > 1:
             file = out.with_name(f"{out.stem}-{machine.machine}{out.suffix or '.pcapng'}")
-        print(terminal.clean(f"machine {machine.machine} captures {machine.links} link{'s' * (machine.links > 1)} of "
+        print(plain_text.clean(f"machine {machine.machine} captures {machine.links} link{'s' * (machine.links > 1)} of "
                              f"{tapped.fabric} to {file or 'standard output'}"), file=sys.stderr, flush=True)
         try:
             running.append(_start([*machine.command, *options], file))

@@ -18,7 +18,7 @@ import typer
 
 from netfold.fabric import file as fabric_file
 from netfold.fabric.graph import Engine, Fabric, FabricError
-from netfold.terminal import LogFormatter, clean
+from netfold.plain_text import LogFormatter, clean
 
 FAILED: Final = 1
 CANNOT: Final = 2

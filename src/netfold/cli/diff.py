@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from netfold import terminal
+from netfold import plain_text
 from netfold.cli.options import Address, Json, RunningFabric
 
 if TYPE_CHECKING:
@@ -62,11 +62,11 @@ def _print(found: Differences, nothing: str, *, json: bool) -> None:
 
 
     if json:
-        print(terminal.json_line(found))
+        print(plain_text.json_line(found))
         return
     for write in found.writes:
-        print(terminal.clean(str(write)))
+        print(plain_text.clean(str(write)))
     for problem in found.problems:
-        print(terminal.clean(problem), file=sys.stderr)
+        print(plain_text.clean(problem), file=sys.stderr)
     if not found.writes and not found.problems:
         print(nothing)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from netfold import terminal
+from netfold import plain_text
 from netfold.cli.options import Address, RunningFabric
 
 Name = Annotated[str, typer.Argument(metavar="SWITCH|SWITCH:PORT", help="A switch, or either end of a link between "
@@ -40,7 +40,7 @@ def _set(name: str, file: RunningFabric, controller: Address, *, drained: bool, 
 
     address, token = controller_of(file, controller)
     done: operator.Drained = awaited(client.drain(address, name, drained, wait=wait, token=token))
-    print(terminal.clean(f"{done.name} is {'drained' if drained else 'in use again'}; drained in all: "
+    print(plain_text.clean(f"{done.name} is {'drained' if drained else 'in use again'}; drained in all: "
                          f"{', '.join(done.names) or 'nothing'}"))
     if done.still:
         fail(FAILED, f"drain: nothing new goes there, but after {wait:g} s {done.name} still carries\n  "

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, get_args
 
 import typer
 
-from netfold import terminal
+from netfold import plain_text
 from netfold.cli.common import CANNOT, fail
 from netfold.cli.local_fabric import WhichFabric, ask, seconds, socket_of
 from netfold.wire import faults
@@ -44,7 +44,7 @@ def _inject(fabric: str | None, request: faults.Inject) -> None:
     answer, _ = ask(socket_of(fabric), request, CALL_SECONDS)
     ends = (f"; ends by itself after {request.seconds:g} s" if request.seconds is not None
             else f"; `netfold fault end {answer.number}` ends it" if answer.number else "")
-    print(terminal.clean(f"{f'fault {answer.number}: ' * bool(answer.number)}{answer.text}{ends}"))
+    print(plain_text.clean(f"{f'fault {answer.number}: ' * bool(answer.number)}{answer.text}{ends}"))
 
 
 def _for(text: str | None) -> float | None:
@@ -106,10 +106,10 @@ def list_(fabric: WhichFabric = None) -> None:
     for fault in answer.faults:
         left = "until it is ended" if fault.left is None else f"{fault.left:.1f} s left"
         problem = f"; {fault.problem}" if fault.problem else ""
-        print(terminal.clean(f"{fault.number:3} {fault.kind:9} {fault.text}; since {fault.since:.1f} s, "
+        print(plain_text.clean(f"{fault.number:3} {fault.kind:9} {fault.text}; since {fault.since:.1f} s, "
                              f"{left}{problem}"))
     if not answer.faults:
-        print(terminal.clean(f"{answer.fabric}: no faults"))
+        print(plain_text.clean(f"{answer.fabric}: no faults"))
 
 
 @app.command()
@@ -122,4 +122,4 @@ def end(
         fail(CANNOT, f"fault end {number!r}: expected the number of a fault (`netfold fault list`), or all")
     answer: Any = ask(socket_of(fabric), faults.Undo(None if number == "all" else int(number)), CALL_SECONDS)[0]
     for text in answer.texts or ["no faults"]:
-        print(terminal.clean(f"ended: {text}" if answer.texts else text))
+        print(plain_text.clean(f"ended: {text}" if answer.texts else text))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from netfold import terminal
+from netfold import plain_text, terminal
 from netfold.cli.options import Address, Json, RunningFabric
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def links(file: RunningFabric = None, controller: Address = None, json: Json = F
     found: Cables = awaited(rpc.call(asked.address, f"{operator.SERVICE}/Wiring", AskWiring(), Cables, client.TIMEOUT,
                                      token=asked.token))
     if json:
-        print(terminal.json_line(found))
+        print(plain_text.json_line(found))
     else:
         show(found)
     if any(cable.wrong for cable in found.cables):

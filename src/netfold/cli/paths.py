@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from netfold import terminal
+from netfold import plain_text, terminal
 from netfold.cli.common import CANNOT, awaited, fail
 from netfold.cli.controllers import controller_of
 from netfold.cli.options import Address, FabricOption, Json
@@ -111,7 +111,7 @@ def _ask(
         token=asked.token,
     ))
     if json:
-        print(terminal.json_line(answer))
+        print(plain_text.json_line(answer))
     else:
         _print(answer, pins=pins)
 

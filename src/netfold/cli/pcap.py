@@ -20,7 +20,7 @@ from typing import Annotated, Any, BinaryIO, Final
 import typer
 
 from cbuild.files import create
-from netfold import terminal
+from netfold import plain_text
 from netfold.cli.captures_elsewhere import capture_elsewhere
 from netfold.cli.common import CANNOT, FAILED, fail
 from netfold.cli.local_fabric import WhichFabric, ask, seconds, socket_of
@@ -118,7 +118,7 @@ def _capture(path: Path, tapped: faults.Tapped, files: list[int], out: Path | No
         fail(FAILED, f"pcap: cannot write {out}: {error.strerror}")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
-    print(terminal.clean(f"captures {len(tapped.links)} link{'s' * (len(tapped.links) > 1)} of {tapped.fabric} "
+    print(plain_text.clean(f"captures {len(tapped.links)} link{'s' * (len(tapped.links) > 1)} of {tapped.fabric} "
                          + ("" if end is None else f"for {end:g} s ") + f"to {out or 'standard output'}"),
           file=sys.stderr, flush=True)
     until = None if end is None else time.monotonic() + end
@@ -135,7 +135,7 @@ def _capture(path: Path, tapped: faults.Tapped, files: list[int], out: Path | No
                                    ", none dropped")
     why = f" ({ended[0]})" if ended else ""
     where = f"; {', '.join(file.name for file in ring.files)}" if ring is not None else ""
-    print(terminal.clean(f"{said}{where}{why}"), file=sys.stderr)
+    print(plain_text.clean(f"{said}{where}{why}"), file=sys.stderr)
 
 
 def _bytes(text: str) -> int:

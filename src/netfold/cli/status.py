@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from netfold import terminal
+from netfold import plain_text
 from netfold.cli.common import FAILED, awaited, fail
 from netfold.cli.controllers import controller_of
 from netfold.cli.options import Address, FabricOption, Json, RunningFabric
@@ -24,7 +24,7 @@ def status(
     asked = controller_of(file, controller)
     answer = awaited(client.status(asked.address, token=asked.token))
     if json:
-        print(terminal.json_line(answer))
+        print(plain_text.json_line(answer))
     else:
         from netfold.cli.show import show
 
@@ -48,7 +48,7 @@ def slots(
     asked = controller_of(fabric, controller)
     answer = awaited(client.slots(asked.address, switch, job, token=asked.token))
     if json:
-        print(terminal.json_line(answer))
+        print(plain_text.json_line(answer))
     else:
         from netfold.cli.show import show_slots
 
@@ -66,7 +66,7 @@ def stall(
 
     asked = controller_of(file, controller)
     answer = awaited(client.stall(asked.address, job, token=asked.token))
-    print(terminal.json_line(answer) if json else terminal.clean("\n".join(map(str, answer))))
+    print(plain_text.json_line(answer) if json else plain_text.clean("\n".join(map(str, answer))))
 
 
 def drop(

@@ -10,7 +10,7 @@ import typer
 
 from cbuild.files import replace
 from netfold.cli.common import FAILED, fail
-from netfold.terminal import clean
+from netfold.plain_text import clean
 
 
 def flight(
