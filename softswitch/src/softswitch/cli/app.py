@@ -13,6 +13,7 @@ import typer
 from softswitch.cli import compile as compiling
 from softswitch.cli import examples, explain, run, stf, tools, trace
 from softswitch.cli.options import CliArgument, CliParameter
+from softswitch.cli.switch_options import SwitchOptions
 from softswitch.runtime.version import VERSION
 
 app = typer.Typer(
@@ -24,14 +25,20 @@ app = typer.Typer(
 )
 
 
-def _for_typer(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with typer's declarations in its signature."""
+def _for_typer(command: Callable[..., None], options: type | None = None) -> Callable[..., None]:
+    """The command with typer's declarations in its signature.
+
+    options  the class whose fields are the command's parameters, where it takes an instance of one
+    """
 
     @functools.wraps(command)
     def called(**values: Any) -> None:
-        command(**values)
+        if options is None:
+            command(**values)
+        else:
+            command(options(**values))
 
-    signature = inspect.signature(command, eval_str=True)
+    signature = inspect.signature(options or command, eval_str=True)
     parameters = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=_declared(*get_args(parameter.annotation)))
         for parameter in signature.parameters.values()
@@ -45,7 +52,7 @@ def _declared(kind: Any, ours: CliParameter) -> Any:
     return Annotated[kind, make(*ours.names, help=ours.help, metavar=ours.metavar, min=ours.min, max=ours.max)]
 
 
-app.command("run")(_for_typer(run.run))
+app.command("run")(_for_typer(run.run, SwitchOptions))
 app.command("compile")(_for_typer(compiling.compile_command))
 app.command("stf")(_for_typer(stf.stf))
 app.command("tools")(_for_typer(tools.tools))

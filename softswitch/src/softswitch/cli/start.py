@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the options of a switch that starts with argparse: typer, with what it imports, would take a third of the time
-until the switch is ready. Both know the options from the signature of run().
+until the switch is ready. Both know the options from SwitchOptions.
 
 What argparse does not understand is left to typer: a request for help, and mistakes, whose messages are typer's then.
 """
@@ -17,6 +17,7 @@ from typing import Any, NoReturn, get_args, get_origin
 
 from softswitch.cli import run as running
 from softswitch.cli.options import CliOption
+from softswitch.cli.switch_options import SwitchOptions
 
 
 class _NotUnderstood(Exception):
@@ -28,20 +29,20 @@ class _Parser(argparse.ArgumentParser):
         raise _NotUnderstood(message)
 
 
-def run(given: dict[str, Any]) -> None:
-    """Runs a switch with the arguments that `read` returned."""
+def run(options: SwitchOptions) -> None:
+    """Runs a switch with the options that `read` returned."""
     try:
-        running.run(**given)
+        running.run(options)
     except KeyboardInterrupt:  # before run() handles the signal
         sys.exit(130)
 
 
-def read(words: Sequence[str]) -> dict[str, Any] | None:
-    """The arguments of run() that the words give; None: typer has to read them."""
+def read(words: Sequence[str]) -> SwitchOptions | None:
+    """The options that the words give; None: typer has to read them."""
     if "--" in words:
         return None
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    for name, parameter in inspect.signature(running.run, eval_str=True).parameters.items():
+    for name, parameter in inspect.signature(SwitchOptions, eval_str=True).parameters.items():
         kind, declared = get_args(parameter.annotation)
         if isinstance(declared, CliOption):
             _add(parser, name, _required(kind), declared)
@@ -52,7 +53,7 @@ def read(words: Sequence[str]) -> dict[str, Any] | None:
     if len(others) > 1 or any(word.startswith("-") for word in others):
         return None
     program = {"program": Path(others[0])} if others else {}
-    return vars(options) | program
+    return SwitchOptions(**(vars(options) | program))
 
 
 def _required(kind: Any) -> Any:

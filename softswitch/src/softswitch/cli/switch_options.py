@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of `softswitch run`, which typer and argparse (app.py, start.py) read from one declaration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+from softswitch.cli.options import CliArgument, CliOption, Defines, Includes, TraceStyle
+
+
+class LogLevel(StrEnum):
+    """Least severe messages to log."""
+
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
+    off = "off"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwitchOptions:
+    """What a switch is started with; what was not given is at its default."""
+
+    program: Annotated[Path | None, CliArgument(metavar="PROGRAM.p4", help="Pushed at the start.")] = None
+    interface: Annotated[
+        list[str] | None,
+        CliOption("-i", "--interface", metavar="PORT@IFACE", help="Port number and its Linux interface; repeat."),
+    ] = None
+    no_p4: Annotated[bool, CliOption("--no-p4", help="Wait for a controller to push the program.")] = False
+    grpc_server_addr: Annotated[
+        list[str] | None,
+        CliOption(metavar="HOST:PORT|unix:PATH", help="Where P4Runtime listens; repeat. Default 127.0.0.1:9559."),
+    ] = None
+    grpc_server_ssl: Annotated[
+        bool, CliOption("--grpc-server-ssl", help="TLS at HOST:PORT addresses; needs certificate and key.")
+    ] = False
+    grpc_server_cert: Annotated[
+        Path | None, CliOption(metavar="PEM", help="Certificate of the server; read again for each connection.")
+    ] = None
+    grpc_server_key: Annotated[Path | None, CliOption(metavar="PEM", help="Its private key.")] = None
+    grpc_server_cacert: Annotated[
+        Path | None, CliOption(metavar="PEM", help="Certificates that sign those of clients.")
+    ] = None
+    grpc_server_with_client_auth: Annotated[
+        bool, CliOption("--grpc-server-with-client-auth", help="Only clients with such a certificate.")
+    ] = False
+    insecure: Annotated[
+        bool, CliOption("--insecure", help="Listen where other machines reach it even without mutual TLS.")
+    ] = False
+    primary: Annotated[
+        list[str] | None,
+        CliOption(metavar="WHO", help="Only these clients may write: cert:NAME, an IP address or network, unix; "
+                                      "repeat. Others read."),
+    ] = None
+    default_role_only: Annotated[
+        bool, CliOption("--default-role-only", help="Refuse clients of other roles, which write beside its primary.")
+    ] = False
+    thrift_port: Annotated[
+        int | None,
+        CliOption(min=0, max=65535, metavar="PORT", help="Serve BMv2's Thrift services on 127.0.0.1:PORT, to "
+                                                         "everybody on this machine; needs the package thrift."),
+    ] = None
+    device_id: Annotated[int, CliOption(min=0, max=2**64 - 1, help="P4Runtime device id.")] = 1
+    cpu_port: Annotated[int | None, CliOption(min=1, max=510, help="Port number of the controller.")] = None
+    queue: Annotated[int, CliOption(min=1, max=1 << 20, help="Frames that may wait at each port.")] = 1024
+    seed: Annotated[int, CliOption(min=0, help="Of random().")] = 1
+    pcap: Annotated[Path | None, CliOption(metavar="DIR", help="Capture to DIR/IFACE_{in,out}.pcap.")] = None
+    trace: Annotated[
+        Path | None,
+        CliOption(metavar="FILE|-", help="Record what happens to each packet, for `softswitch trace FILE`; "
+                                         "-: show it on standard output."),
+    ] = None
+    trace_format: Annotated[
+        TraceStyle | None, CliOption(help="Write the trace like this; default: text on standard output, binary in "
+                                          "a file.")
+    ] = None
+    page: Annotated[
+        str | None,
+        CliOption(metavar="HOST:PORT", help="Serve a page there, a loopback address, that shows each packet's way "
+                                            "through the source."),
+    ] = None
+    trace_limit: Annotated[int, CliOption(metavar="MB", min=1, help="Most of a trace in a file.")] = 1024
+    trace_bytes: Annotated[
+        int | None,
+        CliOption(metavar="N", min=0, max=16384, help="Bytes of each frame in a trace; default: 128 in a binary "
+                                                      "file, else 2048."),
+    ] = None
+    no_offload: Annotated[bool, CliOption("--no-offload", help="Send no super-packets.")] = False
+    sanitize: Annotated[
+        bool, CliOption("--sanitize", help="Build with AddressSanitizer and UBSan (slow).")
+    ] = False
+    log_level: Annotated[LogLevel, CliOption(help="Least severe messages to log.")] = LogLevel.info
+    log_file: Annotated[Path | None, CliOption(help="Log there rather than to stderr.")] = None
+    define: Defines = None
+    include: Includes = None
