@@ -105,6 +105,11 @@ class Steering:
         """The uplink of each suspect path, for its destination leaf: hosts cannot know which link is dead."""
         return frozenset((path[-1].head, path[0].link) for path in self._active())
 
+    def answering(self) -> frozenset[SuspectUplink]:
+        """The first uplink of each suspect path's reverse, for the leaf of who suspects it: answers of TCP take the name
+        by which they were asked for, and silence does not tell which direction is dead."""
+        return frozenset((path[0].tail, path[-1].link) for path in self._active())
+
     def shared_links(self) -> frozenset[int]:
         """Numbers of links that several suspect paths share: such a link is probably the dead one, and all leaves can
         avoid it.  A path and its reverse count as one."""
@@ -209,6 +214,8 @@ class Steering:
         """
         left, suspects, shared = self.usable_parts(graph)
         self._now = paths = self._kind(left)
+        links = {number for *_, number in left.edges(keys=True)}
+        suspects |= {mark for mark in self.answering() if mark[0] in left and mark[1] in links}
         usable = self.usable(left, suspects, shared) if suspects or shared else None
         return tables.path_entries(self.fabric, self.modes, self.pins(paths, usable), paths.choosers)
 

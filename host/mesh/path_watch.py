@@ -25,7 +25,7 @@ LOOK_SECONDS: Final = 0.02
 """Seconds between two looks at whether planned paths answer, while this rank waits."""
 BLIND_SECONDS: Final = 0.2
 """Seconds without a look after which nothing is known of the time between."""
-DEAD_SECONDS: Final = 0.1
+DEAD_SECONDS: Final = 0.045
 """Seconds without an acknowledgement, in spite of repeats, after which a connection's path counts as dead."""
 ANSWER_SECONDS: Final = 0.08
 """Seconds that a peer's kernel has to answer a new connection until another path is tried; doubled each time, since
