@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import threading
 from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -34,8 +35,11 @@ ANY: Final[frozenset[Scope]] = JOB | VIEWER
 
 
 READ_RATE: Final = 20
-"""Requests a second of a viewer, or of a tenant, that read the status and the like; READ_BURST at once."""
+"""Requests a second of a viewer, or of a tenant, that read the status and the like; READ_BURST at once.  Where the
+fabric has no tokens, each address has them by the page, so that nobody takes those of all."""
 READ_BURST: Final = 100
+MAX_LIMITS: Final = 1024
+"""Callers whose rates are known at the same time: the one that asked for the longest time ago is forgotten."""
 WARNING_RATE: Final = 0.1
 """Warnings a second about refused callers at most; each says how many there were."""
 
@@ -65,7 +69,9 @@ class Callers:
         self._callers: dict[str, Caller] = {}
         """Callers by token; empty: the fabric has no credentials."""
         self._where: dict[str, str] = {}
-        self._limits: dict[Caller, RateLimit] = {}
+        self._limits: dict[tuple[Caller, str], RateLimit] = {}
+        """The rates of callers at their addresses, those that asked last at the end."""
+        self._lock = threading.Lock()
         self._warnings = RateLimit(WARNING_RATE, 1)
         self._refused = 0
         """Callers that were refused since the last warning."""
@@ -131,12 +137,13 @@ class Callers:
         return admitted
 
     def check(
-        self, method: str, caller: Caller | None, scopes: Collection[Scope], *, got: str, limited: bool
+        self, method: str, caller: Caller | None, scopes: Collection[Scope], *, got: str, limited: bool, where: str = ""
     ) -> None:
         """Raises Refusal unless this caller may call a method of these scopes now.  Threads may share it.
 
         got      the token that came, in words, where it is nobody's
         limited  as of `admit`
+        where    the address of a caller that has not said who it is: it has a rate of its own
         """
         wanted = " or ".join(sorted(scopes))
         if caller is None:
@@ -147,12 +154,18 @@ class Callers:
             self._warn(method, wanted, f"that of {caller}")
             raise Refusal(Code.PERMISSION_DENIED, f"{method}: expected the token of scope {wanted}, got that of "
                                                   f"{caller}. Ask whoever runs the fabric for the right one")
-        if limited and caller.scope != "operator":
-            limit = self._limits.setdefault(caller, RateLimit(READ_RATE, READ_BURST))
-            if seconds := limit.wait():
-                raise Refusal(Code.RESOURCE_EXHAUSTED, f"{method}: expected at most {READ_RATE} requests a second of "
-                                                       f"{caller}, got more. Wait {seconds:.2f} s")
+        if limited and caller.scope != "operator" and (seconds := self._limit(caller, where).wait()):
+            raise Refusal(Code.RESOURCE_EXHAUSTED, f"{method}: expected at most {READ_RATE} requests a second of "
+                                                   f"{caller}, got more. Wait {seconds:.2f} s")
         CALLER.set(caller)
+
+    def _limit(self, caller: Caller, where: str) -> RateLimit:
+        with self._lock:
+            limit = self._limits.pop((caller, where), None) or RateLimit(READ_RATE, READ_BURST)
+            if len(self._limits) >= MAX_LIMITS:
+                del self._limits[next(iter(self._limits))]
+            self._limits[caller, where] = limit
+        return limit
 
     def _warn(self, method: str, wanted: str, got: str) -> None:
         """Tell the operator of callers without the right token: a rank set up wrongly, or somebody who guesses."""

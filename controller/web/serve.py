@@ -150,9 +150,9 @@ class Web:
         except Refusal as refusal:
             return refused(refusal)
 
-    def caller(self, authorization: str, path: str) -> Caller:
-        """The caller of a path, by the token or key in an Authorization header: a Basic password with any user, or
-        Bearer.  Raises Refusal for whoever may not, or asks too often."""
+    def caller(self, authorization: str, path: str, where: str) -> Caller:
+        """The caller of a path at an address, by the token or key in an Authorization header: a Basic password with any
+        user, or Bearer.  Raises Refusal for whoever may not, or asks too often."""
         kind, _, said = authorization.partition(" ")
         password = said.strip().encode()
         if kind.lower() == "basic":
@@ -166,7 +166,7 @@ class Web:
             caller = Caller("operator" if self._faults.knows(password) else "viewer", self._callers.default)
         self._callers.check(path, caller, OPERATOR if path in OPERATORS else VIEWER,
                             got="one that this controller does not know" if password else "none",
-                            limited=True)
+                            limited=True, where="" if self._callers.exist else where)
         assert caller is not None
         return caller
 
@@ -210,7 +210,8 @@ class _Handler(BoundedHandler):
             self._answer(HTTPStatus.REQUEST_URI_TOO_LONG, "text/plain", f"expected at most {MAX_PATH} bytes\n".encode())
             return None
         try:
-            caller = self.server.web.caller(self.headers.get("Authorization", ""), self.path.partition("?")[0])
+            caller = self.server.web.caller(self.headers.get("Authorization", ""), self.path.partition("?")[0],
+                                            self.place.address)
         except Refusal as refusal:
             self._answer(*refused(refusal))
             return None

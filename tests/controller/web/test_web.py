@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
+import http.client
 import json
 import re
 import socket
@@ -220,6 +222,38 @@ def test_viewers_of_page_and_grpc_share_one_rate_and_operators_have_none(
                 await client.status(r.fabric.jobs, token="viewers")
             for _ in range(6):
                 assert (await get(r.controller.page + "/status", "Bearer operators"))[0] == 200
+
+    run(story())
+
+
+def test_without_tokens_an_address_that_asks_too_often_costs_no_other_one_its_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reaches such a page is a viewer: one that floods it is refused, and the others are served."""
+    monkeypatch.setattr(callers, "READ_BURST", 2)
+    monkeypatch.setattr(callers, "READ_RATE", 1e-6)
+    monkeypatch.setattr(callers, "MAX_LIMITS", 2)
+
+    async def story() -> None:
+        fabric = msgspec.structs.replace(leafspine(1, 0, 1, rundir=tmp_path), metrics=ANYWHERE)
+        known = Callers(fabric)
+        server = serve.Web(Sources(fabric, nobody), known)
+        port = int(server.start(ANYWHERE).rpartition(":")[2])
+
+        def asked(source: str) -> int:
+            caller = http.client.HTTPConnection("127.0.0.1", port, timeout=BOUND, source_address=(source, 0))
+            with contextlib.closing(caller):
+                caller.request("GET", "/status")
+                return caller.getresponse().status
+
+        try:
+            flooded = [200, 200, 429, 429]
+            for sources, expected in (("1111", flooded), ("2221", flooded), ("34", [200, 200])):
+                found = [await asyncio.to_thread(asked, f"127.0.0.{source}") for source in sources]
+                assert (sources, found) == (sources, expected)
+            assert len(known._limits) == 2
+        finally:
+            await server.stop()
 
     run(story())
 
