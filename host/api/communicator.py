@@ -355,16 +355,21 @@ class Communicator(Group):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close("" if error is None else f"{type(error).__name__}: {error}")
+        self.close("" if error is None else in_a_line(error))
 
     def __repr__(self) -> str:
         return f"<Communicator job={self.plan.job!r} rank={self.rank} of {self.size} over {self.rail}>"
 
 
+def in_a_line(error: BaseException) -> str:
+    """An error's name, and the first line of its text where it has any."""
+    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+
+
 def end_of_process() -> str:
     """Why a process leaves that has not closed its communicator: at its end, by an exception or without one."""
     error = getattr(sys, "last_value", None)
-    return "its process ended" + (f" by {type(error).__name__}: {error}" if error is not None else "")
+    return "its process ended" + (f" by {in_a_line(error)}" if error is not None else "")
 
 
 @atexit.register

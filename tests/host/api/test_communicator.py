@@ -405,6 +405,8 @@ def test_what_was_routed_here_is_no_result() -> None:
         (lambda comm: comm.close("all is learnt"), "rank 1 left after operation 2: all is learnt;"),
         (lambda comm: comm.close("file x\udcff"), "rank 1 left after operation 2: file x?;"),
         (lambda comm: comm.__exit__(KeyError, KeyError("x"), None), "rank 1 left after operation 2: KeyError: 'x';"),
+        (lambda comm: comm.__exit__(ValueError, ValueError("a\nb"), None), "left after operation 2: ValueError: a;"),
+        (lambda comm: comm.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None), "operation 2: KeyboardInterrupt;"),
         (lambda comm: comm.__exit__(None, None, None), "rank 1 left after operation 2;"),
     ],
 )
