@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +75,37 @@ def test_a_group_that_may_write_is_the_users_own_or_roots(tmp_path: Path) -> Non
     assert folders.refusal(inner) is None
     os.chown(above, 0, 100)
     assert folders.refusal(inner) == f"group 100 may exchange what is in {above}"
+
+
+@pytest.mark.needs("root")
+def test_a_list_that_lets_another_user_write_is_found(tmp_path: Path) -> None:
+    """With a list (acl(5)) the group's bits are what any entry may have; one that lets others read alone changes
+    nothing."""
+    above = folder(tmp_path / "above")
+    inner = folder(above / "inner")
+
+    def let(permissions: int) -> None:
+        entries = [(1, 7, -1), (2, permissions, NOBODY), (4, 5, -1), (16, permissions, -1), (32, 5, -1)]
+        said = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+        try:
+            os.setxattr(above, "system.posix_acl_access", said)
+        except OSError as error:
+            pytest.skip(f"no access control lists in {tmp_path}: {error.strerror}")
+
+    let(5)
+    assert folders.refusal(inner) is None
+    let(7)
+    assert folders.refusal(inner) == (
+        f"an access control list lets others exchange what is in {above}: see `getfacl {above}`")
+
+
+def test_a_users_group_with_other_members_is_none_of_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who was added to the group that has the user's name may write where it may."""
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    for members, expected in (([], True), ([user, "root"], True), (["another"], False)):
+        entry = grp.struct_group((user, "x", 1234, members))
+        monkeypatch.setattr(grp, "getgrgid", lambda group, entry=entry: entry)
+        assert folders._group_is_ours(1234) is expected
 
 
 def test_links_are_followed_by_what_they_lead_through(tmp_path: Path) -> None:

@@ -134,6 +134,9 @@ def _check(folder: int, known: str) -> None:
         return
     if status.st_mode & 0o002:
         raise PermissionError(errno.EPERM, f"anyone may exchange what is in {known}, which has no sticky bit", known)
+    if status.st_mode & 0o020 and _has_list(folder):  # those bits are what its entries may have at most
+        raise PermissionError(errno.EPERM, f"an access control list lets others exchange what is in {known}: see "
+                              f"`getfacl {known}`", known)
     if status.st_mode & 0o020 and not _group_is_ours(status.st_gid):
         raise PermissionError(errno.EPERM, f"group {status.st_gid} may exchange what is in {known}", known)
 
@@ -141,6 +144,14 @@ def _check(folder: int, known: str) -> None:
 def _owned(status: os.stat_result, what: str) -> None:
     if not trusted(status):
         raise PermissionError(errno.EPERM, f"{what} belongs to user {status.st_uid}, who may exchange it", what)
+
+
+def _has_list(folder: int) -> bool:
+    """Whether a folder has an access control list (acl(5)), which may name any user."""
+    try:
+        return bool(os.getxattr(f"/proc/self/fd/{folder}", "system.posix_acl_access"))
+    except OSError:  # none, or a file system without such lists
+        return False
 
 
 def _group_is_ours(group: int) -> bool:
@@ -151,7 +162,8 @@ def _group_is_ours(group: int) -> bool:
     import pwd
 
     try:
-        return grp.getgrgid(group).gr_name == pwd.getpwuid(os.geteuid()).pw_name
+        found, user = grp.getgrgid(group), pwd.getpwuid(os.geteuid()).pw_name
+        return found.gr_name == user and {user, "root"}.issuperset(found.gr_mem)
     except KeyError:
         return False
 
