@@ -14,12 +14,9 @@ rank on the other machines, and they gather the results: a machine's link carrie
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from netfold.fabric.graph import Fabric, bits_per_second
 from netfold.fabric.trees import NoTree
-
-if TYPE_CHECKING:
-    import networkx as nx
 
 
 def machines(hosts: Sequence[str]) -> list[list[int]]:
@@ -38,10 +35,13 @@ def fold_groups(machines: Sequence[Sequence[int]], hosts: Sequence[str]) -> list
     return [list(group) for group in zip(*machines, strict=False)]
 
 
-def slowest(graph: nx.MultiGraph[str], hosts: Sequence[str]) -> float:
-    """Bytes per second of the host with the least bandwidth, all links of a host added up; 0 if a link has no rate.
-
-    ``graph`` is `Fabric.graph`.
-    """
-    links = [[data["rate"] for _, _, data in graph.edges(host, data=True)] for host in hosts]
-    return min((0.0 if None in rates else sum(rates) / 8 for rates in links), default=0.0)
+def slowest(fabric: Fabric, hosts: Sequence[str]) -> float:
+    """Bytes per second of the host with the least bandwidth, all links of a host added up; 0 if a link has no rate."""
+    rates: dict[str, list[str | None]] = {host: [] for host in hosts}
+    for link in fabric.links:
+        for end in link.ends:
+            if end.node in rates:
+                rates[end.node].append(link.rate)
+    known = [[bits_per_second(rate) for rate in of if rate is not None] for of in rates.values()]
+    return min((sum(found) / 8 if len(found) == len(of) else 0.0
+                for found, of in zip(known, rates.values(), strict=True)), default=0.0)

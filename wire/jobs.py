@@ -8,8 +8,9 @@ that has timed out calls ``Missing`` to learn which ranks the switches wait for.
 are told to ``Halt``, and call ``Resume`` to go on over other trees.  Where ranks cannot use their trees after all, they
 call ``Unfold``.  Meanwhile each may hold a ``Watch`` open: on it
 the controller reports what happens to the others, and takes a broken one for the rank's death.  Where ranks are lost,
-or others wait to join, the ranks that are there call ``Reform``, and go on as a new incarnation of the job.  Every
-request of a rank carries the secret that its plan has given it.
+or others wait to join, the ranks that are there call ``Reform``, and go on as a new incarnation of the job.  Some ranks
+of a job that fold by themselves are a job of their own, which names the first one (``Join.group``).  Every request of a
+rank carries the secret that its plan has given it.
 
 A rank is windowed, or it is an RC rank, which folds with the queue pairs of its NIC (``Join.kind``).  What a NIC
 chooses, RC ranks tell in a second step after each plan with trees:
@@ -71,6 +72,24 @@ class Secret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return bool(self.value) and hmac.compare_digest(self.value.encode(), other.value.encode())
 
 
+class GroupOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """That a job is a group of some ranks of a running job, which fold by themselves: it has a plan, an epoch, secrets
+    and events of its own, and ends with that job.  The controller names it.
+
+    A rank proves with its secret that it is a rank of the job."""
+
+    job: Name
+    epoch: Int32
+    rank: Int32
+    """This rank in the job."""
+    secret: Secret
+    """That of this rank in the job."""
+    members: Annotated[list[Int32], msgspec.Meta(max_length=1023)]
+    """The ranks of the group by their numbers in the job, in the group's order."""
+    number: Count
+    """Tells apart groups of the same ranks: all members say the same one, which none of them has used."""
+
+
 class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A rank's request to take part in a job.  All ranks must agree on everything but rank and addresses."""
 
@@ -100,6 +119,8 @@ class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lacks: Text = ""
     """What this rank lacks to fold, where its program would have it fold; the job then gets no trees, and all its ranks
     are told why.  Empty: nothing."""
+    group: GroupOf | None = None
+    """Of which running job this one is a group; ``job`` is then that job's name, and the plan has the group's."""
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -191,6 +191,8 @@ class JobStatus(msgspec.Struct, frozen=True):
     """Why the job's trees were not moved to where they should be."""
     tenant: str = "default"
     """Whose job it is."""
+    group_of: str = ""
+    """Name of the job of which it is a group; empty: it is none."""
     awaited: list[int] = []
     """Ranks that have not registered with this controller, which has the job from an earlier one."""
     rc: list[int] = []

@@ -92,7 +92,9 @@ class Drains:
 
     def left(self, graph: nx.MultiGraph[str]) -> nx.MultiGraph[str]:
         """The graph to plan with: without what is drained, or all of it if hosts would be cut off otherwise."""
-        left = self.without(graph) if self._drained else graph
+        if not self._drained:
+            return graph
+        left = self.without(graph)
         return graph if self.cut_off(graph, left) else left
 
     def cut_off(self, before: nx.MultiGraph[str], after: nx.MultiGraph[str]) -> list[str]:

@@ -15,6 +15,7 @@ died before it could answer with the plan that it had written.  The job is then 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from typing import Final
 
@@ -141,7 +142,8 @@ def record_of(job: Job, fabric: str) -> Record:
     """What the ticket of a running job says."""
     joins = [job.joins[rank] for rank in sorted(job.joins)]
     return Record(fabric, job.name, job.epoch, job.secret, joins, job.hosts, job.first_trees, job.trees, job.streams,
-                  job.slots_epoch, job.rounds, job.reason, job.fell_back, job.tenant.name)
+                  job.slots_epoch, job.rounds, job.reason, job.fell_back, job.tenant.name, job.parent_epoch,
+                  job.members)
 
 
 def _job(record: Record, tenant: Tenant) -> Job:
@@ -151,4 +153,5 @@ def _job(record: Record, tenant: Tenant) -> Job:
         record.hosts, record.first_trees, record.trees, record.streams, record.streams, record.slots_epoch,
         slots=record.streams[0].slots if record.streams else 0, reason=record.reason,
         awaited=set(range(len(record.joins))), rounds=record.round, tenant=tenant, fell_back=record.fell_back,
+        parent_epoch=record.parent_epoch, members=record.members, used=time.monotonic(),
     )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from netfold.fabric.graph import DEFAULT_TENANT, Tenant
 from netfold.fabric.slots import Stream
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from netfold.controller.jobs.reforming import Gathering
     from netfold.controller.jobs.rounds import Round
 
+GROUP_MARK: Final = "#"
+"""Parts the name of a group from that of its job; no job may have it in its name otherwise."""
 JobState = Literal["gathering", "planning", "connecting", "active", "leaving", "broken", "finished"]
 """``connecting``: its RC ranks have their first plans, and the switches wait for their queue pairs."""
 
@@ -108,8 +110,25 @@ class Job:
     places: dict[int, int] = field(default_factory=dict)
     """This job's ranks in its successor, by their numbers here."""
 
+    parent_epoch: int = 0
+    """Epoch of the job of which this one is a group (groups.py); 0: it is none."""
+    members: list[int] = field(default_factory=list)
+    """A group's ranks by their numbers in its job."""
+    used: float = 0.0
+    """When its ranks' reports last said that they had reduced more, in monotonic seconds; 0: never."""
+
     def __str__(self) -> str:
-        return f"job {self.name!r}"
+        return f"{'group' if self.is_group else 'job'} {self.name!r}"
+
+    @property
+    def is_group(self) -> bool:
+        """Whether it is a group of some ranks of another job."""
+        return self.parent_epoch > 0
+
+    @property
+    def parent_name(self) -> str:
+        """The name of the job of which it is a group; empty: it is none."""
+        return self.name.rpartition(GROUP_MARK)[0]
 
     @property
     def missing(self) -> list[int]:
@@ -130,6 +149,12 @@ class Job:
     def is_connecting(self) -> bool:
         """Whether the job waits, after its first plan, until its RC ranks have told the queue pairs of their NICs."""
         return self.ready is not None and not self.ready.done()
+
+    @property
+    def may_yield(self) -> bool:
+        """Whether its ranks can be halted, to go on over TCP without its slots: NICs could not."""
+        return (self.state == "active" and not self.stands_still and not self.awaited and not self.leaving
+                and not self.rc_ranks)
 
     @property
     def is_over(self) -> bool:

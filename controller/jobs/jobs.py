@@ -9,7 +9,8 @@
 A name may be joined anew as soon as a rank has left: the last incarnation ends when all of its ranks have left, or when
 the new one is complete, since its ranks are all gone then.  A rank with a Watch stream counts as lost when the stream
 breaks before it has left: the others hear of it at once, and a job whose ranks have all left or are lost is finished.
-Those that are left may go on as a new incarnation, and let others in (reforming.py).
+Those that are left may go on as a new incarnation, and let others in (reforming.py).  Some ranks of a job may join a
+group of it, which folds by itself and ends with the job (groups.py).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import AsyncGenerator
 
 from netfold.controller.health.drains import Drains
 from netfold.controller.health.liveness import Liveness
-from netfold.controller.jobs import connecting, leaving, quotas, reports
+from netfold.controller.jobs import connecting, groups, leaving, quotas, reports
 from netfold.controller.jobs.admission import check, check_against, check_owner, refuse
 from netfold.controller.jobs.adoption import Adoption
 from netfold.controller.jobs.background import Background
@@ -79,7 +80,7 @@ class Jobs:
         self._drains = drains
         self._adoption = adoption
         self._note = note
-        self._closing = self._stands_back = False
+        self._closing = self._stands_back = self._noticing = False
         self.registry = Registry()
         self.totals = Totals()
         self._background = Background()
@@ -103,8 +104,10 @@ class Jobs:
     async def join(self, request: Join) -> Plan:
         """Wait for the other ranks and for the switches, then return this rank's plan.  Raises Refusal."""
         check(request, self._fabric, self._drains)
-        tenant = CALLER.get().tenant
-        quotas.check_join(request.job, tenant, list(self.registry.unfinished()))
+        tenant, group, parent = CALLER.get().tenant, request.group, None
+        if group is not None:
+            request, parent = groups.taken_in(request, group, self.registry)
+        quotas.check_join(request.job if parent is None else parent.name, tenant, list(self.registry.unfinished()))
         for held in self.registry.unfinished():
             if held.name == request.job:
                 check_owner(held, tenant)
@@ -116,6 +119,10 @@ class Jobs:
             job = None
         if job is None:
             job = self.registry.named[request.job] = Job(request.job, request.world, tenant=tenant)
+            if parent is not None and group is not None:
+                job.parent_epoch, job.members, job.used = parent.epoch, list(group.members), time.monotonic()
+        if parent is not None and group is not None:
+            groups.check_same(job, parent, group)
         check_against(job, request, self._fabric.path_mtu)
         job.joins[request.rank] = request
         log.info("%s: rank %d of %d joined from %s", job, request.rank, job.world, request.address)
@@ -154,7 +161,11 @@ class Jobs:
         """Let a rank go on with those that are there, and with those that wait to join, as a new incarnation of its
         job.  Raises Refusal."""
         self.registry.refuse_evicted(request)
-        place = await self._reforming.reform(self.registry.find(request), request)
+        job = self.registry.find(request)
+        if job.is_group:
+            refuse(Code.FAILED_PRECONDITION, f"{job}: its ranks cannot go on by themselves: those of its job do, and "
+                                             "make its groups anew")
+        place = await self._reforming.reform(job, request)
         return Reformed() if place is None else Reformed(await self._plan_of(*place))
 
     def _begin_successor(self, job: Job, successor: Job) -> None:
@@ -173,8 +184,12 @@ class Jobs:
 
     async def report(self, request: RankReport) -> Done:
         """Record a rank's totals.  Raises Refusal."""
-        reports.record(self.registry.find(request), request, self.totals)
+        reports.record(self.registry.find(request), request, self.totals, time.monotonic())
         return Done()
+
+    def _notice_end(self) -> None:
+        self._noticing = False
+        self.notice()
 
     def ask_progress(self) -> None:
         """Ask the ranks of running jobs how far they are, since somebody looks.  Does not wait for their reports."""
@@ -317,6 +332,9 @@ class Jobs:
             for rank in sorted(job.awaited):
                 self._lose(job, rank, f"it has not registered with the new controller within {self._fabric.grace:g} s")
             job.awaited.clear()
+        for group in [job for job in self.registry.unfinished() if job.is_group]:
+            if self.registry.parent_of(group) is None:
+                await self._finish(group, f"no rank of {group.parent_name!r}, of which it is a group, has registered")
 
     def close(self) -> None:
         """End all Watch streams because the service ends; no rank counts as lost for that."""
@@ -337,13 +355,17 @@ class Jobs:
         """End every incarnation of a job, whatever its ranks do.  Returns False if there is none."""
         jobs = [job for job in self.all() if job.name == name and job.state != "finished"]
         for job in jobs:
-            job.reason = "dropped by the operator"
-            job.complete.set()
-            if job.planning is not None:
-                job.planning.cancel()
-                await asyncio.gather(job.planning, return_exceptions=True)
-            await self._end(job)
+            await self._finish(job, "dropped by the operator")
         return bool(jobs)
+
+    async def _finish(self, job: Job, why: str) -> None:
+        """End a job, whatever its ranks do."""
+        job.reason = why
+        job.complete.set()
+        if job.planning is not None:
+            job.planning.cancel()
+            await asyncio.gather(job.planning, return_exceptions=True)
+        await self._end(job)
 
     # ---- ranks that go, and the end --------------------------------------------------------------------------------
 
@@ -360,6 +382,9 @@ class Jobs:
         job.broadcast(lost)
         job.notify()
         self._recovery.abort_if_ranks_gone(job)
+        for group in self.registry.groups_of(job):
+            if group.state == "gathering" and rank in group.members:
+                self._background.begin(self._finish(group, f"{job}: rank {rank}: {why}"), f"end of {group}")
         if job.is_connecting or (job.is_empty and (job.planning is None or job.planning.done())):
             # in the background, since the task that noticed is being cancelled itself
             self._background.begin(self._end(job), f"end of {job}")
@@ -395,7 +420,8 @@ class Jobs:
     async def _end(self, job: Job) -> None:
         if job.state == "finished":
             return
-        began, job.state = job.epoch > 0, "finished"
+        began = job.epoch > 0 and not (job.is_group and not job.slots)  # a group that never folded is nobody's news
+        job.state = "finished"
         if began:
             self._note("finished", job.name, job.reason or ("its ranks go on as another incarnation"
                                                             if job.successor is not None else "all ranks have left"))
@@ -420,9 +446,12 @@ class Jobs:
         await asyncio.shield(self._background.begin(self._clear(job), f"end of {job}"))
 
     async def _clear(self, job: Job) -> None:
-        """Remove what switches hold of a job that has ended."""
+        """End the groups of a job that has ended, and remove what switches hold of it."""
+        for group in self.registry.groups_of(job):
+            await self._finish(group, f"{job}, of which it is a group, has ended")
         await self._placement.leave(job)
         await self._recovery.clear(job)
         log.info("%s: epoch %d ended", job, job.epoch)
-        if job.slots:
-            self.notice()  # other jobs may have room to move now
+        if job.slots and not self._noticing:
+            self._noticing = True  # a job's groups end together
+            asyncio.get_running_loop().call_soon(self._notice_end)  # other jobs may have room to move now

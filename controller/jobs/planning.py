@@ -8,7 +8,10 @@ written (connecting.py).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,7 +19,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from netfold.controller.health.drains import Drains
 from netfold.controller.health.liveness import Liveness
-from netfold.controller.jobs import connecting, plans, quotas
+from netfold.controller.jobs import connecting, plans, quotas, reports
+from netfold.controller.jobs import groups as group_plans
 from netfold.controller.jobs.background import Background
 from netfold.controller.jobs.connecting import ConnectStep
 from netfold.controller.jobs.job import Job
@@ -24,6 +28,7 @@ from netfold.controller.jobs.recovery import Recovery
 from netfold.controller.jobs.registry import Registry
 from netfold.controller.jobs.tree_placement import Installer, TreePlacement
 from netfold.controller.switch.switch import SwitchError
+from netfold.fabric import groups as shares
 from netfold.fabric import slots, trees
 from netfold.fabric.graph import Fabric
 from netfold.fabric.machines import fold_groups, machines
@@ -80,6 +85,9 @@ class Planning:
         self._lose = lose
         self._note = note
         self._closing = False
+        self._turn = asyncio.Lock()
+        """Held while a group is placed: groups of one mesh join at once, and each is to see where the others fold."""
+        self._unchecked: list[Job] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jobs")
 
     def close(self) -> None:
@@ -94,13 +102,15 @@ class Planning:
         """Plan a job in the background, and let those go on who wait for its ranks to be there."""
         job.state = "planning"
         job.planning = asyncio.create_task(self._plan(job), name=f"plan {job}")
+        if job.is_group:
+            job.planning.add_done_callback(_is_answered)
         job.complete.set()
 
     async def _plan(self, job: Job) -> list[Plan]:
         """Plan trees, allocate slots and write entries, or decide that the job is not folded, and why.  Returns a plan
         for each rank."""
         job.hosts = [host.name for host in plans.hosts_of(self._fabric, job)]
-        shared = machines(job.hosts)
+        machines(job.hosts)
         # all ranks have joined the new incarnation, so none is in an old one any more
         for old in self._registry.before(job):
             await self._end(old)
@@ -123,25 +133,22 @@ class Planning:
                                              for rank, lacks in lacking.items()))
             if opted_out := [rank for rank, join in sorted(job.joins.items()) if not join.fold]:
                 raise trees.NoTree(_opted_out(opted_out, job.world))
-            groups = fold_groups(shared, job.hosts)
-            connecting.check_machines(job, shared)
-            graph = self._drains.left(self._liveness.graph(writable=True))
-            carried = trees.tree_loads(graph, self._registry.folding_beside(job))
-            job.trees = job.first_trees = await self._on_thread(
-                partial(trees.plan, graph, [job.hosts[rank] for rank in groups[0]], carried=carried)
-            )
-            job.sessions = self._placement.sessions(job.trees)
-            job.streams = job.announced = await self._admit(job, groups)
+            async with self._turn if job.is_group else contextlib.nullcontext():
+                await self._place(job)
             if not job.rc_ranks:
                 entries = await self._on_thread(self._placement.entries, job, job.streams)
                 await self._installer.install(job.part, entries)
             job.slots = job.streams[0].slots
         except (trees.NoTree, Exhausted, SwitchError) as error:
             self._unfold(job, error)
-        except BaseException:  # dropped meanwhile, or a bug: the job must not hold anything then
+        except BaseException as error:  # dropped meanwhile, refused, or a bug: the job must not hold anything then
+            job.reason = job.reason or (str(error) if isinstance(error, Refusal) else "")
             await self._end(job)
             raise
-        self._totals.jobs += 1
+        if job.is_group and not job.streams:  # its ranks go on as they were, and hold nothing here
+            await self._end(job)
+            raise Refusal(Code.RESOURCE_EXHAUSTED, f"{job}: {job.reason}")
+        self._totals.jobs += not job.is_group
         asyncio.get_running_loop().call_later(self._fabric.lease, self._expire, job)
         if job.rc_ranks and job.streams:
             return await self._begin_connecting(job)
@@ -149,6 +156,30 @@ class Planning:
         if job.is_empty:  # all ranks went away meanwhile
             await self._end(job)
         return await self._on_thread(plans.make, self._fabric, self._registry.key, job)
+
+    async def _place(self, job: Job) -> None:
+        """Plan a job's trees, and allocate their slots.  Raises NoTree, Exhausted; Refusal where a group could not gain
+        anything by that."""
+        shared, graph = machines(job.hosts), self._drains.left(self._liveness.graph(writable=True))
+        if job.is_group and (why := shares.no_benefit(graph, job.hosts)):
+            raise Refusal(Code.FAILED_PRECONDITION, f"{job}: {why}")
+        groups = fold_groups(shared, job.hosts)
+        connecting.check_machines(job, shared)
+        carried = trees.tree_loads(graph, self._registry.folding_beside(job))
+        planned = await self._on_thread(
+            partial(trees.plan, graph, [job.hosts[rank] for rank in groups[0]], carried=carried)
+        )
+        share = None
+        if job.is_group:
+            parent = self._registry.parent_of(job)
+            if parent is None:
+                raise Refusal(Code.ABORTED, f"{job}: the job of which it is a group has ended")
+            roots = Counter(tree.root for other in self._registry.active() for tree in other.trees)
+            planned, share = shares.fitted(planned, self._allocator.sizes, len(groups),
+                                           shares.share(graph, job.hosts, parent.hosts), roots)
+        job.trees = job.first_trees = planned
+        job.sessions = self._placement.sessions(job.trees)
+        job.streams = job.announced = await self._admit(job, groups, share)
 
     def _unfold(self, job: Job, why: Exception) -> None:
         """Let a job begin without trees, whose switches hold nothing of it."""
@@ -163,9 +194,17 @@ class Planning:
             job.state = "active"
         where = ", ".join(f"{tree.root} ({tree.weight:.0%})" for tree in job.trees) or "nowhere"
         log.info("%s: epoch %d, %d ranks, folded at %s", job, job.epoch, job.world, where)
+        job.used = time.monotonic()
         self._note("joined", job.name, f"{job.world} ranks, folded at {where}"
                    + (f": {job.reason}" if job.reason and not job.trees else ""))
-        self._recovery.notice([job])  # something may have gone down since the trees were planned
+        if not self._unchecked:
+            asyncio.get_running_loop().call_soon(self._check)
+        self._unchecked.append(job)
+
+    def _check(self) -> None:
+        """Look at jobs that have just begun: something may have gone down since their trees were planned."""
+        jobs, self._unchecked = self._unchecked, []
+        self._recovery.notice(jobs)
 
     async def _begin_connecting(self, job: Job) -> list[Plan]:
         """Let RC ranks have their first plans, by which they make their queue pairs; windowed ranks wait.  Returns the
@@ -215,15 +254,20 @@ class Planning:
         asyncio.get_running_loop().call_later(self._fabric.lease, self._expire, job)
         self._activate(job)
 
-    async def _admit(self, job: Job, groups: Sequence[Sequence[int]]) -> list[slots.Stream]:
+    async def _admit(
+        self, job: Job, groups: Sequence[Sequence[int]], share: int | None
+    ) -> list[slots.Stream]:
         """Allocate the streams of a job's trees, within its tenant's quota, from jobs of a lower priority where too few
-        slots are free.  Raises Exhausted."""
+        slots are free, or from an idle group.  Raises Exhausted.
+
+        share  most slots of any one switch; None: those of a job"""
         kept = False
         while True:
             others = [other for other in self._registry.active() if other is not job]
             room = quotas.room(job.tenant, job.trees, others)
+            most = min((limit for limit in (room, share) if limit is not None), default=None)
             try:
-                return self._allocator.admit(job.epoch, job.trees, groups, room=room, rc=job.rc_ranks,
+                return self._allocator.admit(job.epoch, job.trees, groups, room=most, rc=job.rc_ranks,
                                              lane_bits=job.joins[0].lane_bits, udp_ports=job.udp_ports)
             except slots.OverQuota as error:
                 if room is None:
@@ -231,12 +275,20 @@ class Planning:
                 raise Exhausted(f"tenant {job.tenant.name!r} may take {room} more of its {job.tenant.slots} "
                                       f"slots of these switches: {error}") from error
             except Exhausted:
+                now = time.monotonic()
                 victim = quotas.to_preempt(job, others)
+                why = f"{job} of priority {job.tenant.priority} needs its slots"
+                if victim is not None:
+                    why += f", and {victim} has {victim.tenant.priority}"
+                elif (victim := group_plans.idle(job, others, now)) is not None:
+                    why = f"{job} needs its slots, and {victim} was idle for {now - victim.used:.0f} s"
                 if victim is None or kept:  # one that keeps its slots is enough of a wait
+                    for other in others:
+                        if other.is_group:  # whoever asks for slots again may find one that was idle since
+                            reports.ask(other, now)
                     raise
                 self._allocator.release(job.epoch)
-                await self._recovery.preempt(victim, f"{job} of priority {job.tenant.priority} needs its slots, and "
-                                                     f"{victim} has {victim.tenant.priority}")
+                await self._recovery.preempt(victim, why)
                 kept = bool(victim.streams) and victim.state != "finished"
                 job.epoch = job.slots_epoch = self._allocator.open()
 
@@ -256,6 +308,12 @@ class Planning:
             for rank in job.step.missing:
                 self._lose(job, rank, f"it has not connected its queue pairs within {self._fabric.lease:g} s after its "
                                       "plan (Connect)")
+
+
+def _is_answered(planning: asyncio.Task[list[Plan]]) -> None:
+    """A group that is refused is nobody's trouble where its ranks have stopped waiting for it."""
+    if not planning.cancelled() and isinstance(planning.exception(), Refusal):
+        return
 
 
 def _opted_out(ranks: Sequence[int], world: int) -> str:

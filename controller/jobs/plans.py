@@ -48,12 +48,15 @@ def before_connecting(
     number   of the recovery round
     """
     hosts, shared = hosts_of(fabric, job), machines(job.hosts)
-    rate = slowest(fabric.graph(), job.hosts)
+    rate = slowest(fabric, job.hosts)
     peers = [Peer(rank, join.address, join.tcp, join.udp_port) for rank, join in sorted(job.joins.items())]
     addresses = [fabric.jobs, *([fabric.standby] if fabric.standby else [])]
-    places = mesh_of(fabric.graph(), job.hosts)
-    order = ring_along(places) if places else ring_order(
-        ((a.node, b.node) for a, b in (link.ends for link in fabric.links)), job.hosts)
+    places: list[list[int]] = []
+    order: list[int] = []
+    if not job.is_group:  # the ranks of a group have those of their job
+        places = mesh_of(fabric.graph(), job.hosts)
+        order = ring_along(places) if places else ring_order(
+            ((a.node, b.node) for a, b in (link.ends for link in fabric.links)), job.hosts)
     message = streams[0].slots // MESSAGES if streams and job.rc_ranks else 0
     return [
         Plan(job.name, job.epoch, rank, job.world, peers, _trees(fabric, streams, hosts, rank), job.reason, shared,

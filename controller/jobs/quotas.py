@@ -20,6 +20,7 @@ def check_join(name: str, tenant: Tenant, jobs: Sequence[Job]) -> None:
     """Check that a tenant may have one rank more that waits, and one job more unless it has one of this name.  Raises
     Refusal.
 
+    name  of the job, or of that of which a group is joined
     jobs  all that have not ended
     """
     mine = [job for job in jobs if job.tenant.name == tenant.name]
@@ -28,7 +29,7 @@ def check_join(name: str, tenant: Tenant, jobs: Sequence[Job]) -> None:
         raise Refusal(Code.RESOURCE_EXHAUSTED, f"tenant {tenant.name!r}: {waiting} ranks wait for others to join, as "
                                                "many as a tenant may have. Start the missing ranks, or end those "
                                                "that wait")
-    others = {job.name for job in mine} - {name}
+    others = {job.name for job in mine if not job.is_group} - {name}
     if tenant.jobs is not None and len(others) >= tenant.jobs:
         raise Refusal(Code.RESOURCE_EXHAUSTED, f"tenant {tenant.name!r}: it has {len(others)} jobs, as many as it may "
                                                f"have ({', '.join(sorted(others)[:8])}). End one, or ask whoever runs "
@@ -45,8 +46,7 @@ def to_preempt(job: Job, others: Sequence[Job]) -> Job | None:
     wanted = {fold.switch for tree in job.trees for fold in tree.folds}
     lower = [
         other for other in reversed(others)
-        if other.tenant.priority < job.tenant.priority and other.state == "active" and not other.stands_still
-        and not other.awaited and not other.leaving and not other.rc_ranks
+        if other.tenant.priority < job.tenant.priority and other.may_yield
         and any(wanted & stream.bases.keys() for stream in other.streams)
     ]
     return min(lower, key=lambda other: other.tenant.priority, default=None)

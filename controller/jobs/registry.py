@@ -55,8 +55,24 @@ class Registry:
         self._finished: deque[Job] = deque(maxlen=FINISHED)
 
     def all(self) -> list[Job]:
-        """Every job that `netfold status` shows, running ones first."""
-        return [*self.unfinished(), *self._finished]
+        """Every job that `netfold status` shows, running ones first, groups after their jobs."""
+        running = list(self.unfinished())
+        place = {(job.name, job.epoch): at for at, job in enumerate(running) if not job.is_group}
+        last = len(running)
+        running.sort(key=lambda job: place.get(
+            (job.parent_name, job.parent_epoch) if job.is_group else (job.name, job.epoch), last) + job.is_group / 2)
+        return [*running, *self._finished]
+
+    def groups_of(self, job: Job) -> list[Job]:
+        """The groups of a job that have not ended."""
+        of = job.name, job.epoch, job.tenant.name
+        return [other for other in self.unfinished()
+                if other.is_group and (other.parent_name, other.parent_epoch, other.tenant.name) == of]
+
+    def parent_of(self, group: Job) -> Job | None:
+        """The job of which this is a group, where it has not ended."""
+        of = group.parent_name, group.parent_epoch, group.tenant.name
+        return next((job for job in self.unfinished() if (job.name, job.epoch, job.tenant.name) == of), None)
 
     def unfinished(self) -> Iterator[Job]:
         """Every job that has not ended."""
@@ -86,7 +102,8 @@ class Registry:
             del self.named[job.name]
         if job in self.ending:
             self.ending.remove(job)
-        self._finished.appendleft(job)
+        if not job.is_group:  # a job may make and free any number of them
+            self._finished.appendleft(job)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 

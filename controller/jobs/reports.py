@@ -19,14 +19,19 @@ MAX_TOTAL: Final = 2**63 - 1
 """Where totals stop, whatever ranks report: a larger one would fit no counter of whoever reads the status."""
 
 
-def record(job: Job, report: RankReport, totals: Totals) -> None:
-    """Record a rank's report, and add what is new in it to the fabric's totals."""
+def record(job: Job, report: RankReport, totals: Totals, now: float) -> None:
+    """Record a rank's report, and add what is new in it to the fabric's totals.
+
+    now  in monotonic seconds
+    """
     before = job.reports.get(report.rank)
     if before is not None and (report.operations, report.packets_sent) < (before.operations, before.packets_sent):
         return  # sent before that one, and arrived after it
     for name in ("operations", "bytes_reduced", "packets_sent", "retransmissions"):
         more = getattr(report, name) - (0 if before is None else getattr(before, name))
         setattr(totals, name, min(getattr(totals, name) + max(more, 0), MAX_TOTAL))
+    if report.bytes_reduced > (0 if before is None else before.bytes_reduced):
+        job.used = now
     job.reports[report.rank] = structs.replace(report, secret=Secret())  # `netfold status` shows it
 
 

@@ -63,6 +63,10 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether it was folded before its ranks went over to TCP."""
     tenant: str
     """Name of the tenant whose job it is."""
+    parent_epoch: int = 0
+    """Epoch of the job of which it is a group; 0: it is none."""
+    members: list[int] = []
+    """A group's ranks by their numbers in that job."""
 
 
 class StoredTree(msgspec.Struct, frozen=True, array_like=True):

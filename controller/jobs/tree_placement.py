@@ -76,9 +76,12 @@ class TreePlacement:
 
     # ---- whether a job is where it should be -----------------------------------------------------------------------
 
-    def broken_part(self, job: Job) -> str:
-        """What is broken of the job's trees; empty if nothing is."""
-        graph = self._liveness.graph()
+    def broken_part(self, job: Job, graph: nx.MultiGraph[str] | None = None) -> str:
+        """What is broken of the job's trees; empty if nothing is.
+
+        graph  what is up; default: as it is now
+        """
+        graph = self._liveness.graph() if graph is None else graph
         for tree in job.trees:
             for fold in tree.folds:
                 if fold.switch not in graph:
@@ -92,6 +95,8 @@ class TreePlacement:
     def reason_to_move(self, job: Job) -> str:
         """Why the job should move: a part of its trees is drained, or other trees would put less load on its busiest
         link.  Empty if it should not or cannot move."""
+        if job.is_group and job.trees is job.first_trees and not self._drains.under(job.trees):
+            return ""  # it has some of the trees that there are, which others share: these are the ones
         planned = self._replanned(job, steady=True)
         if planned is None:
             return ""

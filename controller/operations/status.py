@@ -127,6 +127,7 @@ def of_job(job: Job) -> JobStatus:
         round=None if job.round is None else _of_round(job.round),
         stays=job.stay_reason,
         tenant=job.tenant.name,
+        group_of=job.parent_name,
         rc=job.rc_ranks,
         unconnected=job.step.missing if job.step is not None and job.step.is_open else [],
     )

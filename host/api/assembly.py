@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
 from netfold.host.api.folding import open_fold
+from netfold.host.api.group_folds import GroupFolds, GroupMeans, JoinedGroup
 from netfold.host.api.work import OperationSequencer
 from netfold.host.client.jobs import JobClient
 from netfold.host.client.membership import Membership
@@ -45,7 +46,7 @@ from netfold.host.selection.dispatch import Dispatch
 from netfold.host.selection.measure import Measured
 from netfold.host.selection.peers import ALGORITHM_VARIABLE, AUTO, KNOWN, Peers
 from netfold.host.tracing.flight import Flight
-from netfold.host.tracing.timeline import timeline_from_environment
+from netfold.host.tracing.timeline import Timeline, timeline_from_environment
 from netfold.rpc.channel import CONTROLLER_VARIABLE
 from netfold.wire.jobs import Join, Plan
 
@@ -64,6 +65,7 @@ class Parts:
     rails     the several rails of ``join(rails=)``, else None
     settings  the user's; None where ``rails`` has them
     receiver  holds the rank's UDP port for all incarnations of the job; None where no rail of it needs one
+    folds     those of its groups, where a controller plans for it
     """
 
     membership: Membership
@@ -73,6 +75,7 @@ class Parts:
     rails: MultiRail | None = None
     settings: JoinSettings | None = None
     receiver: socket.socket | None = None
+    folds: GroupFolds | None = None
 
     def close(self, reason: str = "") -> None:
         """Leaves the job and releases everything, once; safe to call twice.
@@ -85,6 +88,9 @@ class Parts:
         last = self.sequencer.last_words(reason)
         try:
             why = "" if broken is None else str(broken).encode(errors="replace").decode()
+            if self.folds is not None:
+                self.folds.close(why)
+            self.dispatch.close_fold(why)
             self.membership.leave(self.dispatch.stats(), why, last)
             if broken is None:  # else the others have heard why, or hear it from the ranks that are to blame
                 self.dispatch.leave(last)
@@ -278,12 +284,17 @@ def _check_rails(specs: Sequence[RailSpec], settings: JoinSettings, controller: 
         )
 
 
-def of_plan(plan: Plan, settings: JoinSettings, listener: socket.socket | None) -> Parts:
+def of_plan(
+    plan: Plan, settings: JoinSettings, listener: socket.socket | None, group_of: tuple[Parts, Sequence[int]] | None
+) -> Parts:
     """The parts for a plan that the caller has already; no controller watches the rank.  Raises PlanError, ValueError,
-    TransportError."""
+    TransportError.
+
+    group_of  parts of which these ranks are a group, and their numbers there; None: of none
+    """
     try:
         check_plan(plan)
-        return _of_membership(Membership(plan), settings, listener, None)
+        return _of_membership(Membership(plan), settings, listener, None, group_of=group_of)
     except BaseException:
         if listener is not None:
             listener.close()
@@ -315,6 +326,8 @@ def reform(parts: Parts, finished: int, *, grows: bool, timeout: float | None) -
             return parts
         check_plan(now)
         remembered = parts.dispatch.hosts.chooser.measured
+        if parts.folds is not None:
+            parts.folds.close(ended=True)
         parts.dispatch.close()  # the next rail takes its place at the rank's UDP port
         membership = Membership(now, client.follow(now))
         after = _of_membership(membership, settings, listener, parts.receiver, parts.sequencer, remembered)
@@ -332,12 +345,14 @@ def reform(parts: Parts, finished: int, *, grows: bool, timeout: float | None) -
 def _of_membership(
     membership: Membership, settings: JoinSettings, listener: socket.socket | None, receiver: socket.socket | None,
     sequencer: OperationSequencer | None = None, remembered: Measured | None = None,
+    group_of: tuple[Parts, Sequence[int]] | None = None,
 ) -> Parts:
     """Opens one mesh between the hosts, and the rail that folds where the plan has trees and the settings want it.
 
     receiver    holds this rank's UDP port; None: a rail that needs one binds it, by the plan
     sequencer   of the ranks before, where they have changed
     remembered  what they have measured
+    group_of    as of ``of_plan``
     """
     said = settings
     plan, settings = membership.plan, settings.resolved()
@@ -345,14 +360,19 @@ def _of_membership(
     coding = _coding(plan, settings)
     me = f"job {plan.job!r}, rank {plan.rank} of {plan.world}"
     shared = any(len(ranks) > 1 for ranks in plan.machines)
-    if rail in FOLDING and plan.world > 1 and not plan.folds:
+    timeline = timeline_from_environment(plan.job, plan.rank, plan.world)
+    folds = _folds_of_groups(membership, settings, timeline, coding.lane_bits)
+    groups, members = (folds, ()) if group_of is None else (group_of[0].folds, group_of[1])
+    prospect = None
+    if groups is not None and group_of is not None and plan.world > 1 and rail in ("auto", INNET):
+        prospect = groups.of(members)
+    if rail in FOLDING and plan.world > 1 and not plan.folds and prospect is None:
         raise PlanError(
             f"{me}: rail={rail!r} asked for, but the plan has no tree: "
             f"{plan.reason or 'the controller gave no reason'}; use rail='auto' to fall back to TCP"
         )
     if rail in ("roce", "verbs") and shared:
         raise PlanError(f"{me}: rail={rail!r} needs an address for each rank, and {sharing(plan)}; use rail='tcp'")
-    timeline = timeline_from_environment(plan.job, plan.rank, plan.world)
     flight = Flight(plan.job, plan.rank, plan.world, timeline=timeline)
     with ExitStack() as undo:  # whoever is told that it failed may try again at once, at the same ports
         own = None if receiver is None else copy_of(receiver)
@@ -390,7 +410,7 @@ def _of_membership(
                         raise unfit.error(f"{me}, rail={rail!r}") from unfit.own
                     membership.unfold(str(unfit), settings.timeout)
                     plan = membership.plan
-            if not plan.folds:
+            if not plan.folds and prospect is None:
                 warnings.warn(
                     f"{me}: no aggregation tree, every allreduce goes over TCP between the hosts. "
                     f"Reason: {plan.reason or 'none given by the controller'}",
@@ -399,7 +419,7 @@ def _of_membership(
                 )
         dispatch = Dispatch(
             peers, switches=switches, always=rail in FOLDING, why=path_reason(plan, rail, helpers), flight=flight,
-            me=me,
+            me=me, groups=groups, members=members, prospect=prospect,
         )
         log.info("%s: %s (%s)", me, dispatch.rail, dispatch.why)
         if sequencer is None:
@@ -408,7 +428,46 @@ def _of_membership(
             sequencer.begin_anew(me, flight)
         membership.on_tell(dispatch.progress)
         undo.pop_all()
-    return _checked(Parts(membership, dispatch, sequencer, coding, settings=said, receiver=receiver))
+    return _checked(Parts(membership, dispatch, sequencer, coding, settings=said, receiver=receiver, folds=folds))
+
+
+def _folds_of_groups(
+    membership: Membership, settings: JoinSettings, timeline: Timeline | None, lane_bits: LaneBits
+) -> GroupFolds | None:
+    """What opens the folds of a communicator's groups; None where no controller plans for it.  All its ranks have it or
+    none: a rank that cannot fold says so when the others ask."""
+    plan, client = membership.plan, membership.client
+    if client is None or plan.world == 1 or settings.helpers:
+        return None
+    refusal = ""
+    if settings.rail in ("tcp", "roce"):
+        refusal = f"asked for by rail={settings.rail!r}"
+    elif settings.rail == "verbs" or plan.verb == "send":
+        refusal = "ranks with RDMA NICs fold for all ranks of their job alone"
+
+    def join_group(members: Sequence[int], number: int, patience: float) -> JoinedGroup:
+        receiver, lacks = own_port(INNET, settings.address)
+        try:
+            made, its = client.join_group(
+                membership.plan, members, number, lane_bits, udp_port_of(receiver), lacks, patience
+            )
+        except BaseException:
+            if receiver is not None:
+                receiver.close()
+            raise
+        return JoinedGroup(made, its, receiver)
+
+    def open_rail(group: Membership, peers: Peers, receiver: socket.socket | None) -> FoldingRail:
+        shared = any(len(ranks) > 1 for ranks in group.plan.machines)
+        return open_fold(
+            group, peers, AUTO, settings.address, receiver, settings.timeout, timeline, shared=shared,
+            lane_bits=lane_bits,
+        )
+
+    return GroupFolds(GroupMeans(
+        refusal, join=join_group, open=open_rail, timeout=settings.timeout,
+        me=f"job {plan.job!r}, rank {plan.rank} of {plan.world}", always=settings.rail == INNET,
+    ))
 
 
 def _of_rails(joined: Joined, settings: JoinSettings) -> Parts:

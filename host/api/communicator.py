@@ -18,24 +18,19 @@ import socket
 import sys
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
 from types import TracebackType
-from typing import Literal, Self, get_args
+from typing import Literal, Self
 
 from netfold.host.api import assembly
-from netfold.host.api import reproducible as exact
 from netfold.host.api.assembly import JoinSettings, Parts, RailName
 from netfold.host.api.change import RankChange
 from netfold.host.api.group import Group
 from netfold.host.errors import Aborted, CollectiveTimeout, NetFoldError
 from netfold.host.mesh.mesh import Informed
-from netfold.host.operation.coding import LaneBits, check_levels
-from netfold.host.operation.rail import RailStats
-from netfold.host.operation.reduction import ReduceOp, Reduction
+from netfold.host.operation.coding import LaneBits
 from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.open_mesh import PathChoice
 from netfold.host.rails.planes import RailSpec
-from netfold.host.selection.choice import Collective
 from netfold.wire.flight import OperationRecord
 from netfold.wire.jobs import Plan
 
@@ -180,15 +175,19 @@ class Communicator(Group):
         timeout: float = 10.0,
         listener: socket.socket | None = None,
         reproducible: bool | None = None,
+        group_of: tuple[Communicator, Sequence[int]] | None = None,
     ) -> Self:
         """A communicator for a plan that comes from elsewhere than a controller's job service, which then watches no
         rank.
 
         listener  bound TCP socket whose port stands in the plan, for all that does not fold; taken over
+        group_of  a communicator, and some ranks of it, in order, that these are: they fold as a group of it does, where
+                  it has a controller
         The other parameters are those of ``join``.  Raises PlanError, TransportError, ValueError.
         """
         settings = JoinSettings(address, rail, lane_bits, algorithm, helpers, timeout, reproducible)
-        return cls(assembly.of_plan(plan, settings, listener))
+        within = None if group_of is None else (group_of[0]._parts, group_of[1])
+        return cls(assembly.of_plan(plan, settings, listener, within))
 
     # ---- what it is and does ---------------------------------------------------------------------------------------
     @property
@@ -219,66 +218,10 @@ class Communicator(Group):
         switches = self._parts.dispatch.switches
         return 0.0 if switches is None else switches.shared_memory_rate
 
-    def stats(self) -> RailStats:
-        """Operations, bytes, packets and retransmissions so far, in total and by tree."""
-        return replace(self._parts.dispatch.stats(), saturated=self._saturated)
-
     def flight(self) -> list[OperationRecord]:
         """The last operations of this rank, those of its groups included, the oldest first (``flight.MAX_OPERATIONS``).
         """
         return self._parts.sequencer.flight.operations()
-
-    @property
-    def reproducible(self) -> bool:
-        """Whether reductions of floats are reproducible where a call says nothing else."""
-        return self._coding.reproducible
-
-    def explain(
-        self,
-        nbytes: int,
-        op: ReduceOp = "sum",
-        dtype: str = "float32",
-        *,
-        algorithm: str | None = None,
-        reproducible: bool | None = None,
-        collective: Collective = "allreduce",
-    ) -> str:
-        """Which path a collective of ``nbytes`` bytes takes, and why, with each algorithm's expected cost once that is
-        measured. Sends nothing.
-
-        algorithm, reproducible  what the call would ask for
-        collective               "allreduce", "reduce_scatter", "reduce", "all_gather", "broadcast" or "barrier"
-        """
-        if collective not in get_args(Collective):
-            raise ValueError(f"collective={collective!r}: expected one of {', '.join(get_args(Collective))}")
-        exactly = collective in ("allreduce", "reduce_scatter", "reduce") and "float" in dtype
-        if exactly and (self.reproducible if reproducible is None else reproducible):
-            return exact.explain(self._parts.dispatch, nbytes, Reduction(op, dtype), algorithm)
-        return self._parts.dispatch.explain(nbytes, Reduction(op, dtype), algorithm, self._coding, collective)
-
-    def lanes(self, lane_bits: LaneBits | None = None, *, reproducible: bool | None = None) -> LaneBits:
-        """Width in bits of the lanes of a sum of floats where a call passes these; 32 where nothing folds.
-
-        Raises ValueError for an invalid width, and one that is not whole beside ``reproducible``.
-        """
-        exactly = self.reproducible if reproducible is None else reproducible
-        bits = replace(self._coding, lane_bits=lane_bits or self._coding.lane_bits, reproducible=exactly).lane_bits
-        narrow = self._parts.dispatch.narrow
-        if narrow is None:
-            return 32
-        check_levels(bits, narrow.members)
-        return bits
-
-    def path(self, op: str = "sum", dtype: str = "float32") -> str:
-        """Name of the rail that carries such an allreduce where the call names no algorithm: ``rail``, or "tcp" or
-        "roce".
-
-        With rail="auto", small tensors may go between the hosts all the same (``explain``).
-        """
-        if self.reproducible and "float" in dtype:
-            integers = exact.carried(op, dtype)
-            return self._parts.dispatch.path(integers.op, integers.element)
-        return self._parts.dispatch.path(op, dtype)
 
     # ---- other ranks -------------------------------------------------------------------------------------------------
     def shrink(self, *, timeout: float | None = None) -> RankChange:
@@ -340,6 +283,8 @@ class Communicator(Group):
         error = Aborted(f"{self._parts.sequencer.me}: aborted: {why}")
         self._parts.sequencer.fail(error)
         self._parts.dispatch.interrupt(error)
+        if self._parts.folds is not None:
+            self._parts.folds.interrupt(error)
 
     def close(self, reason: str = "") -> None:
         """Reports totals, leaves the job and releases everything.  Never raises because a controller is absent.

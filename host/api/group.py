@@ -12,10 +12,11 @@ PeerLost, RankMismatch, TransportError, Busy, Closed.
 from __future__ import annotations
 
 import warnings
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import numpy as np
 
@@ -27,11 +28,12 @@ from netfold.host.api.together import Together
 from netfold.host.api.work import OperationSequencer, Work
 from netfold.host.collectives import REDUCE
 from netfold.host.operation.arrays import Array, native, pieces_of, result_of, rows_of
-from netfold.host.operation.coding import PLAIN, Coding, LaneBits, Rounding
+from netfold.host.operation.coding import PLAIN, Coding, LaneBits, Rounding, check_levels
+from netfold.host.operation.rail import RailStats
 from netfold.host.operation.reduction import ReduceOp, Reduction, element_name
 from netfold.host.operation.request import ALLREDUCE, AllreduceRequest
 from netfold.host.parameters.optimizers import Optimizer
-from netfold.host.selection.choice import INNET
+from netfold.host.selection.choice import INNET, Collective
 from netfold.host.selection.dispatch import Dispatch
 from netfold.host.selection.peers import named
 from netfold.host.selection.repeated import Repeated
@@ -80,9 +82,79 @@ class Group:
         return self._ranks.size
 
     def group(self, ranks: Sequence[int]) -> Group:
-        """Some of this group's ranks, in this order, as a group of its own.  Only they call its operations."""
-        coding = replace(PLAIN, reproducible=self._coding.reproducible)
-        return Group(self._ranks.dispatch.group(ranks), self._ranks.sequencer, coding)
+        """Some of this group's ranks, in this order, as a group of its own.  Only they call its operations.
+
+        It has trees of its own from the first reduction on that is worth it, where its ranks are on machines between
+        which folding saves anything and the switches have room, else its operations go between the hosts
+        (``explain``).  ``close`` gives the switches' slots back.
+        """
+        dispatch = self._ranks.dispatch.group(ranks)
+        seed = zlib.crc32(dispatch.hosts.label.encode(), self._coding.seed)
+        return Group(dispatch, self._ranks.sequencer, replace(self._coding, seed=seed))
+
+    def close(self, reason: str = "") -> None:
+        """Gives back what the switches hold for this group; its ranks call no operation of it any more.
+
+        reason  why the program leaves it although other ranks may go on
+        """
+        self._ranks.end(reason)
+
+    # ---- what it does ------------------------------------------------------------------------------------------------
+    def stats(self) -> RailStats:
+        """Operations, bytes, packets and retransmissions so far, in total and by tree."""
+        return replace(self._ranks.dispatch.stats(), saturated=self._saturated)
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether reductions of floats are reproducible where a call says nothing else."""
+        return self._coding.reproducible
+
+    def explain(
+        self,
+        nbytes: int,
+        op: ReduceOp = "sum",
+        dtype: str = "float32",
+        *,
+        algorithm: str | None = None,
+        reproducible: bool | None = None,
+        collective: Collective = "allreduce",
+    ) -> str:
+        """Which path a collective of ``nbytes`` bytes takes, and why, with each algorithm's expected cost once that is
+        measured. Sends nothing.
+
+        algorithm, reproducible  what the call would ask for
+        collective               "allreduce", "reduce_scatter", "reduce", "all_gather", "broadcast" or "barrier"
+        """
+        if collective not in get_args(Collective):
+            raise ValueError(f"collective={collective!r}: expected one of {', '.join(get_args(Collective))}")
+        exactly = collective in ("allreduce", "reduce_scatter", "reduce") and "float" in dtype
+        if exactly and (self.reproducible if reproducible is None else reproducible):
+            return exact.explain(self._ranks.dispatch, nbytes, Reduction(op, dtype), algorithm)
+        return self._ranks.dispatch.explain(nbytes, Reduction(op, dtype), algorithm, self._coding, collective)
+
+    def lanes(self, lane_bits: LaneBits | None = None, *, reproducible: bool | None = None) -> LaneBits:
+        """Width in bits of the lanes of a sum of floats where a call passes these; 32 where nothing folds.
+
+        Raises ValueError for an invalid width, and one that is not whole beside ``reproducible``.
+        """
+        exactly = self.reproducible if reproducible is None else reproducible
+        bits = replace(self._coding, lane_bits=lane_bits or self._coding.lane_bits, reproducible=exactly).lane_bits
+        narrow = self._ranks.dispatch.narrow
+        if narrow is None:
+            return 32
+        check_levels(bits, narrow.members)
+        return bits
+
+    def path(self, op: str = "sum", dtype: str = "float32") -> str:
+        """Name of the rail that carries such an allreduce where the call names no algorithm: ``rail``, or "tcp" or
+        "roce".
+
+        With rail="auto", small tensors may go between the hosts all the same (``explain``).
+        """
+        if self.reproducible and "float" in dtype:
+            integers = exact.carried(op, dtype)
+            return self._ranks.dispatch.path(integers.op, integers.element)
+        return self._ranks.dispatch.path(op, dtype)
 
     # ---- reductions --------------------------------------------------------------------------------------------------
     def allreduce(
@@ -276,6 +348,8 @@ class Group:
         ranks.check_rank(root, "root")
         array = np.asarray(array)
         reduction = Reduction(op, element_name(array, dtype))
+        if algorithm == INNET:
+            self._check_way(algorithm, reduction, PLAIN)
         ranks.dispatch.rows.check(algorithm, REDUCE, reduction)
         coding = self._coding.asked(array, op, reduction.element, None, None, None, False, reproducible)
         result = result_of(array.shape, array, out) if self.rank == root else None
@@ -287,9 +361,11 @@ class Group:
             exact.allreduce(ranks, array, whole, reduction, None, "reduce")
             return result
         with ranks.operation("reduce", array.nbytes, op, reduction.element) as number:
-            ranks.dispatch.rows.reduce(
-                AllreduceRequest(array, array if result is None else result, reduction, number, coding, algorithm), root
+            asked = AllreduceRequest(
+                array, array if result is None else result, reduction, number, coding, algorithm
             )
+            ranks.dispatch.foresee(asked)
+            ranks.dispatch.rows.reduce(asked, root)
         return result
 
     def reduce_scatter(
@@ -328,7 +404,12 @@ class Group:
         return result
 
     def _check_way(self, algorithm: str | None, reduction: Reduction, coding: Coding) -> None:
-        """Raises ValueError for a way that does not exist, or cannot carry this reduction."""
+        """Raises ValueError for a way that does not exist, or cannot carry this reduction.  A group that has yet to
+        fold asks for trees first where it is to."""
+        dispatch = self._ranks.dispatch
+        if algorithm == INNET and dispatch.may_open:
+            with self._ranks.operation("asking for trees"):
+                dispatch.open_fold()
         if coding.reproducible:
             exact.check(self._ranks.dispatch)
             reduction, coding = exact.carried(reduction.op, reduction.element), PLAIN

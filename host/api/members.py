@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from netfold.host.api.work import OperationSequencer
+from netfold.host.errors import Closed
 from netfold.host.operation.half_precision import dtype_name
 from netfold.host.selection.dispatch import Dispatch
 from netfold.host.selection.peers import Peers
@@ -44,6 +45,11 @@ class Members:
             if operation.number == begun and operation.group == self.peers.called:
                 return begun - (operation.state == "failed")
         return begun
+
+    def end(self, reason: str) -> None:
+        """No operation of these ranks begins any more, and what the switches hold for them is given back."""
+        self.numbers = _ended(f"{self.sequencer.me}: the group of {self.peers.called} was closed")
+        self.dispatch.close_fold(reason)
 
     def count_joinable(self) -> int:
         """Begins an all_gather that a reduce_scatter may join.  Returns how many such there were since one was
@@ -116,3 +122,9 @@ class Members:
         self.check_rank(peer, "peer")
         if peer == self.rank:
             raise ValueError(f"peer={peer} is this rank itself: expected another one")
+
+
+def _ended(why: str) -> Iterator[int]:
+    """The numbers of the next operations of a group that has none any more."""
+    raise Closed(why)
+    yield 0

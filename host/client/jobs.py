@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -27,6 +27,7 @@ from netfold.wire.jobs import (
     Connected,
     Done,
     Event,
+    GroupOf,
     Join,
     Leave,
     MissingContributions,
@@ -126,7 +127,8 @@ class JobClient:
                 ) from error
             else:
                 what = f"{self.controller} says {code.name}: {details}"
-            raise JoinRefused(f"{who}: {what}") from None  # gRPC's own text is twenty lines a rank and says no more
+            # gRPC's own text is twenty lines a rank and says no more
+            raise JoinRefused(f"{who}: {what}", code.name) from None
 
     def _joined(self, request: Join) -> Plan:
         """The answer to Join.  Raises RpcError of the last attempt."""
@@ -187,6 +189,31 @@ class JobClient:
         client._secret = plan.rank_secret
         client._connection.learn(plan.controllers)
         return client
+
+    def join_group(
+        self, plan: Plan, members: Sequence[int], number: int, lane_bits: int, udp_port: int, lacks: str,
+        timeout: float,
+    ) -> tuple[Plan, JobClient]:
+        """Joins a group of some ranks of this rank's job, which folds by itself.  Returns this rank's plan there, and
+        a connection of its own for it.  Raises JoinRefused, PlanError.
+
+        plan     this rank's in the job
+        members  the ranks there, in the group's order
+        number   which the group of these members has for itself (`wire.jobs.GroupOf`)
+        udp_port, lacks  as in `Join`
+        timeout  seconds to wait for the other members
+        """
+        client = JobClient(",".join(self._connection.addresses), token=self._token)
+        try:
+            mine = plan.peers[plan.rank]
+            group = GroupOf(plan.job, plan.epoch, plan.rank, plan.rank_secret, list(members), number)
+            return client.join(Join(
+                plan.job, len(members), group.members.index(plan.rank), mine.address, mine.tcp, plan.path_mtu,
+                timeout=timeout, lane_bits=lane_bits, udp_port=udp_port, lacks=lacks, group=group,
+            )), client
+        except BaseException:
+            client.close()
+            raise
 
     def watch(self, plan: Callable[[], Plan]) -> Watcher:
         """Opens the stream by which the controller notices this rank's death and reports that of others.  To be closed

@@ -75,10 +75,15 @@ class Chooser:
         self._folds: Callable[[int], bool] = lambda number: False
         self._choices: dict[tuple[int, int | None, Collective], tuple[Measured, Choice]] = {}
 
-    def fold_by(self, trial: Trial, folds: Callable[[int], bool] = lambda number: True) -> None:
+    def fold_by(self, trial: Trial | None, folds: Callable[[int], bool] = lambda number: True) -> None:
         """The fabric folds, too: ``trial`` is what to time, in those operations that ``folds`` says it can, by their
-        number.  Before the first operation."""
+        number; None: it does not.  Before the first operation, or where all ranks ``forget``."""
         self._trial, self._folds = trial, folds
+
+    def forget(self) -> None:
+        """All figures are measured anew, since what folds has changed.  All ranks call it between the same operations.
+        """
+        self.measured = self._remembers = None
 
     def choice(
         self, nbytes: int, call: Call, *, folded: int | None = None, collective: Collective = "allreduce"

@@ -21,6 +21,7 @@ from netfold.host.operation.request import AllreduceRequest
 from netfold.host.selection.choice import INNET, Collective
 from netfold.host.selection.measure import Measured
 from netfold.host.selection.peers import AUTO, Peers
+from netfold.host.selection.prospect import Prospect, Prospects
 from netfold.host.selection.repeated import Repeated
 from netfold.host.selection.rows import RowsDispatch
 from netfold.host.tracing.flight import Flight
@@ -28,7 +29,7 @@ from netfold.host.tracing.flight import Flight
 REMEMBERED: Final = 256
 """Kinds and sizes of reductions whose choice is remembered: a program has a few, and beside a small tensor each step
 counts."""
-NO_SWITCHES: Final = "this is a group of some ranks, and switches fold for all of them"
+NO_SWITCHES: Final = "nothing folds for these ranks"
 
 log = logging.getLogger("netfold")
 
@@ -43,6 +44,9 @@ class Dispatch:
     why       reason for this set-up, for ``explain``
     flight    records what carries an operation, and its retransmissions
     me        job and rank, for warnings
+    prospect  instead of ``switches``: the rail that a group opens once one of its reductions is worth it
+    groups    makes those of groups of these ranks
+    members   these ranks by their numbers in the job; default: all of them
     """
 
     def __init__(
@@ -55,10 +59,16 @@ class Dispatch:
         why: str = NO_SWITCHES,
         flight: Flight | None = None,
         me: str = "",
+        prospect: Prospect | None = None,
+        groups: Prospects | None = None,
+        members: Sequence[int] = (),
     ) -> None:
         self.hosts = hosts
         self.switches = switches
-        self.why = why
+        self._why = why
+        self._prospect = prospect
+        self._groups = groups
+        self._members = tuple(members) or tuple(range(hosts.size))
         self._rails = rails
         self._fold: Rail | None = switches if rails is None else rails
         self._always = always or rails is not None
@@ -71,6 +81,11 @@ class Dispatch:
         """Whether the warning that lanes are not narrowed has been logged, or is not needed."""
         if switches is not None:
             hosts.chooser.fold_by(switches.trial, switches.begin)
+
+    @property
+    def why(self) -> str:
+        """The reason for this set-up."""
+        return self._why if self._prospect is None else self._prospect.why
 
     @property
     def rail(self) -> str:
@@ -92,8 +107,14 @@ class Dispatch:
         return self.rail if folds(op, dtype) else self.hosts.name
 
     def group(self, ranks: Sequence[int]) -> Dispatch:
-        """The dispatch of some of the ranks, in this order; nothing folds for them."""
-        return Dispatch(self.hosts.group(ranks), flight=self._flight, me=self._me)
+        """The dispatch of some of the ranks, in this order, which fold by themselves where they may."""
+        peers = self.hosts.group(ranks)
+        members = [self._members[rank] for rank in ranks]
+        why = f"{self._rails.name} folds for all ranks of the job alone" if self._rails is not None else self._why
+        return Dispatch(
+            peers, always=self._always, why=why, flight=self._flight, me=self._me, groups=self._groups, members=members,
+            prospect=None if self._groups is None or len(members) == 1 else self._groups.of(members),
+        )
 
     def go_over(self, hosts: Peers) -> None:
         """Replaces the ranks between the hosts, because a rail has failed or is back, on all ranks in the same
@@ -105,7 +126,52 @@ class Dispatch:
 
     def _rows(self) -> RowsDispatch:
         why = self.why if self._rails is None else "several rails share it, and choose by themselves"
-        return RowsDispatch(self.hosts, self.switches, always=self._always, why=why, flight=self._flight)
+        return RowsDispatch(
+            self.hosts, self.switches, always=self._always, why=why, flight=self._flight, lost=self._lose_fold
+        )
+
+    # ---- trees of a group's own --------------------------------------------------------------------------------------
+    @property
+    def may_open(self) -> bool:
+        """Whether nothing folds, and may some time (``open_fold``)."""
+        return self._prospect is not None and self.switches is None
+
+    def open_fold(self) -> None:
+        """Opens the rail that folds for a group, where all of its ranks can; they call it together, inside an
+        operation."""
+        assert self._prospect is not None
+        rail = self._prospect.open(self.hosts, self.progress)
+        if rail is not None:
+            self._fold_by(rail)
+        self.rows = self._rows()
+
+    def foresee(self, request: AllreduceRequest) -> None:
+        """Opens that rail before a reduction with which it becomes worth it.  All ranks call it alike, inside the
+        operation."""
+        reduction, algorithm = request.reduction, request.algorithm or self.hosts.algorithm
+        if (
+            self.may_open and algorithm in (AUTO, INNET) and folds(reduction.op, reduction.element)
+            and self._prospect is not None and self._prospect.due(request.nbytes)
+        ):
+            self.open_fold()
+
+    def _fold_by(self, rail: FoldingRail | None) -> None:
+        """From now on this rail folds, or nothing does."""
+        self.switches = self._fold = rail
+        self._choices.clear()
+        if rail is None:
+            self.hosts.chooser.fold_by(None)
+        else:
+            self._said_whole = True
+            self.hosts.chooser.fold_by(rail.trial, rail.begin)
+            self.hosts.chooser.forget()
+
+    def _lose_fold(self) -> None:
+        """The switches fold no longer, which all ranks of a group find in the same operation."""
+        if self._prospect is not None and self.switches is not None:
+            self._fold_by(None)
+            self._prospect.lost()
+            self.rows = self._rows()
 
     # ---- reducing ----------------------------------------------------------------------------------------------------
     def allreduce(self, request: AllreduceRequest) -> int:
@@ -128,6 +194,7 @@ class Dispatch:
                     flight.count_retransmissions(rails.retransmissions - before)
             if repeated is not None:
                 return repeated
+        self.foresee(request)
         switches = self.switches
         what = _kind(request)
         known = self._choices.get(what)
@@ -136,6 +203,7 @@ class Dispatch:
         if switches is not None:
             if chosen == INNET and not switches.begin(request.number):
                 chosen = None  # no trees are left, and no rank has begun this operation
+                self._lose_fold()
             fallback = switches.fallback
         rail: Rail = self.hosts
         if self._fold is not None and chosen == INNET:
@@ -178,6 +246,7 @@ class Dispatch:
             self.reduce_scatter(structs.replace(wide, out=own), pieces)
             round_to(request, own)
             return
+        self.foresee(request)
         if self.rows.reduce_scatter(request, pieces):
             return
         if (self.switches is None or self.switches.carries_rows) and self._choose_scatter(request) == INNET:
@@ -282,12 +351,21 @@ class Dispatch:
         if self.hosts.size > 1:
             self.hosts.mesh.interrupt(error)
 
+    def close_fold(self, reason: str = "") -> None:
+        """Closes the rail that a group has opened, and opens none any more; from any thread.
+
+        reason  why its communicator has failed, where it has
+        """
+        if self._prospect is not None:
+            self._prospect.close(reason)
+
     def leave(self, why: str) -> None:
         """Tells the other ranks that this one leaves in order (``Mesh.leave``)."""
         self.hosts.mesh.leave(why)
 
     def close(self) -> None:
         """Closes the rails."""
+        self.close_fold()
         if self._fold is not None:
             self._fold.close()
         self.hosts.close()

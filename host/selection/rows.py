@@ -9,7 +9,7 @@ algorithm between the hosts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import numpy as np
@@ -37,12 +37,14 @@ class RowsDispatch:
     always    fold what can be folded, whatever it costs
     why       reason for this set-up, for errors and ``explain``
     flight    records what carries an operation, and its retransmissions
+    lost      called where the switches fold no longer, in the same operation on all ranks
     """
 
     def __init__(
         self, hosts: Peers, switches: FoldingRail | None, *, always: bool = False, why: str = "",
-        flight: Flight | None = None,
+        flight: Flight | None = None, lost: Callable[[], None] = lambda: None,
     ) -> None:
+        self._lost = lost
         self._hosts = hosts
         self._switches = switches
         self._always = always
@@ -203,7 +205,10 @@ class RowsDispatch:
                 nbytes, f"{collective} of {nbytes} bytes", folded=nbytes, collective=collective
             ).algorithm != INNET:
                 return False
-        return switches.begin(number)
+        if switches.begin(number):
+            return True
+        self._lost()
+        return False
 
     def _reduce(
         self, collective: RowsCollective, request: AllreduceRequest, rows: Sequence[slice], mine: slice, root: int = 0,

@@ -20,6 +20,10 @@ log = logging.getLogger("netfold")
 def create(opts: Any, options: Options | None) -> NetfoldGroup:
     """Makes a group; torch calls it.
 
+    A group beside the default one is a job of its own name: the controller's where the default group is of another
+    backend or the options name a controller.  Else torch's store tells its ranks how to reach each other, since they
+    may run its collectives beside the default group's; they fold as a group of the default group's communicator.
+
     opts     torch's _DistributedBackendOptions
     options  pg_options= of init_process_group or new_group
     """
@@ -28,8 +32,14 @@ def create(opts: Any, options: Options | None) -> NetfoldGroup:
     if dist.get_debug_level() == dist.DebugLevel.DETAIL:
         warn_of_details()
     options = options or Options()
+    group_of = None
     if dist.is_initialized():
-        options = _of_a_subgroup(options, opts.group_id)
+        world = dist.group.WORLD
+        if options.controller is None and isinstance(world, NetfoldGroup):
+            ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
+            options, group_of = replace(options, controller=STORE), (world.communicator, ranks)
+        job = options.job or f"{os.environ.get(JOB_VARIABLE) or 'default'}.{opts.group_id}"
+        options = replace(options, job=job)
     together = options.goes_together()
     communicator = join(
         replace(options, together=None),
@@ -37,23 +47,13 @@ def create(opts: Any, options: Options | None) -> NetfoldGroup:
         world=opts.group_size,
         store=opts.store,
         timeout=opts.timeout.total_seconds(),
+        group_of=group_of,
     )
     try:
         return NetfoldGroup(opts.store, communicator, opts.timeout, together=together)
     except BaseException:
         communicator.close()
         raise
-
-
-def _of_a_subgroup(options: Options, group: str) -> Options:
-    """The options of a group beside the default one, which becomes a job of its own name.  A host's address folds for
-    one job at a time, so where the default group is of this backend, others ask for no trees unless they are told to.
-    """
-    job = options.job or f"{os.environ.get(JOB_VARIABLE) or 'default'}.{group}"
-    controller = options.controller
-    if controller is None and isinstance(dist.group.WORLD, NetfoldGroup):
-        controller = STORE
-    return replace(options, job=job, controller=controller)
 
 
 @cache

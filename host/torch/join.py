@@ -11,6 +11,7 @@ import logging
 import os
 import random
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -85,12 +86,14 @@ def join(
     world: int | None = None,
     store: dist.Store | None = None,
     timeout: float = HOOK_TIMEOUT,
+    group_of: tuple[Communicator, Sequence[int]] | None = None,
 ) -> Communicator:
     """Joins the job with all ranks of the default process group, or with those given.
 
     rank, world  default: the default process group's, else $RANK and $WORLD_SIZE
     store        for controller="store"; default: the default process group's
     timeout      seconds, where neither options nor environment set one
+    group_of     for controller="store": as of Communicator.of_plan
     Raises ValueError for missing and invalid settings, and what Communicator.join raises.
     """
     options = options or Options()
@@ -139,7 +142,7 @@ def join(
         plan = plan_by_store(store, job, rank, world, address, tcp, timeout=options.join_timeout)
         return Communicator.of_plan(
             plan, address=address, rail=options.rail, lane_bits=options.lane_bits, algorithm=options.algorithm,
-            timeout=timeout, listener=listener, reproducible=options.reproducible,
+            timeout=timeout, listener=listener, reproducible=options.reproducible, group_of=group_of,
         )
     except BaseException:
         listener.close()

@@ -82,6 +82,8 @@ class LoopbackJobs:
         return {"Join": (Join, self.join), "Report": (RankReport, self.report), "Leave": (Leave, self.leave)}
 
     async def join(self, request: Join) -> Plan:
+        if request.group is not None:
+            raise rpc.Refusal(rpc.Code.FAILED_PRECONDITION, "this service has one switch, for all ranks")
         self.joins[request.rank] = request
         if len(self.joins) == self._world:
             self._complete.set()

@@ -79,7 +79,8 @@ def show_slots(switch: str, jobs: Sequence[JobSlots], console: Console | None = 
 
 def _job(console: Console, job: JobStatus) -> None:
     epoch = f", epoch {job.epoch}" if job.epoch else ""
-    console.print(said("job ", (job.name, "bold"), f": {job.state}{epoch}, {len(job.joined)} of {job.world} ranks "
+    kind = "group" if job.group_of else "job"
+    console.print(said(f"{kind} ", (job.name, "bold"), f": {job.state}{epoch}, {len(job.joined)} of {job.world} ranks "
                        f"joined, {len(job.left)} left", (f", {len(job.lost)} lost" if job.lost else "", "red")))
     if job.reason:
         console.print(f"  {job.reason}", style="yellow")

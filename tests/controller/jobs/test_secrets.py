@@ -12,7 +12,19 @@ import pytest
 
 from netfold.controller import client
 from netfold.wire import jobs, paths
-from netfold.wire.jobs import AskMissing, Connect, Leave, Plan, RankReport, Reform, Resume, Secret, Settled, Watch
+from netfold.wire.jobs import (
+    AskMissing,
+    Connect,
+    GroupOf,
+    Leave,
+    Plan,
+    RankReport,
+    Reform,
+    Resume,
+    Secret,
+    Settled,
+    Watch,
+)
 from netfold.wire.paths import Follow, Suspect
 from support.controller import BOUND, run
 from support.jobs import Code, Rig, rig
@@ -72,10 +84,11 @@ def test_nobody_speaks_for_a_rank_of_another_job(tmp_path: Path, method: str) ->
 
 
 def test_every_request_that_names_a_rank_carries_its_secret() -> None:
-    """A message with job, epoch and rank that comes from a rank has a secret, and REQUESTS has it."""
+    """A message with job, epoch and rank that comes from a rank has a secret, and REQUESTS has it; a group's is a part of
+    Join (test_groups.py)."""
     of_ranks = {
         kind for module in (jobs, paths) for kind in vars(module).values()
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind is not Plan
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in (Plan, GroupOf)
         and {"job", "epoch", "rank"} <= set(kind.__struct_fields__)
     }
     assert all("secret" in kind.__struct_fields__ for kind in of_ranks)

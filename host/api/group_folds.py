@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folds of a communicator's groups: each group that folds is a job of its own at the controller.
+
+    first reduction worth it    ranks agree over the group's mesh that all of them may try, and on a number
+                                each joins the group at the controller, which plans trees for it, or refuses
+                                ranks agree that all have plans
+                                all open their rails, or none (``folding``): from then on the group may fold
+    any of them could not       all close what they have, go on between the hosts, and try again later
+
+So either all ranks of a group may fold, or none.  Whatever says when to try counts operations and bytes, which are the
+same on all ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from netfold.host.client.jobs import JobClient
+from netfold.host.client.membership import Membership
+from netfold.host.client.plans import check_plan
+from netfold.host.collectives import ring
+from netfold.host.collectives.flow import run
+from netfold.host.collectives.open_on_all import Unfit
+from netfold.host.errors import JobEnded, JoinRefused, NetFoldError, PlanError
+from netfold.host.mesh.connection import printable
+from netfold.host.mesh.mesh import Call
+from netfold.host.operation.rail import FoldingRail, RailStats
+from netfold.host.selection.peers import Peers
+from netfold.wire.jobs import Plan
+
+LEAST_BYTES: Final = 64 << 10
+"""Bytes of reductions after which a group tries to fold: what makes fewer is not worth a plan."""
+RETRY: Final = 64
+"""Reductions after the first attempt until the second, which grow by the factor GROWTH with each attempt, up to the
+number MOST."""
+GROWTH: Final = 4
+MOST: Final = 1 << 16
+JOIN_SHARE: Final = 0.5
+"""Part of the communicator's timeout for which a rank waits for the group's other ranks at the controller: those that
+the controller has refused wait for it meanwhile."""
+SAID = struct.Struct("!??q240s")
+"""What a rank says of its part: whether it could, whether never, a number, and the reason."""
+FINAL: Final = ("FAILED_PRECONDITION", "INVALID_ARGUMENT", "PERMISSION_DENIED", "UNIMPLEMENTED")
+"""Codes of refusals that would come again."""
+
+log = logging.getLogger("netfold")
+
+
+class _Word(NamedTuple):
+    """What a rank says of its part of opening a fold."""
+
+    able: bool = True
+    never: bool = False
+    number: int = 0
+    why: str = ""
+
+
+class JoinedGroup(NamedTuple):
+    """What a rank has of a group that it has joined at the controller."""
+
+    plan: Plan
+    client: JobClient
+    """The connection for it."""
+    receiver: socket.socket | None
+    """The socket at which results arrive, where the rail has one."""
+
+    def leave(self) -> None:
+        """Leaves it, before anything was opened."""
+        try:
+            self.client.leave(RailStats().report(self.plan))
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Closes connection and socket."""
+        self.client.close()
+        if self.receiver is not None:
+            self.receiver.close()
+
+
+@dataclass(frozen=True)
+class GroupMeans:
+    """How a communicator opens the folds of its groups.
+
+    refusal   why this rank opens none; empty: it does
+    join      joins a group of these ranks with this number and timeout
+    open      opens the rail of a group's plan, over the group's ranks, with the socket at which results arrive, which
+              it takes over; raises Unfit on all of them where one cannot
+    always    groups fold what they can, whatever it costs
+    """
+
+    refusal: str
+    join: Callable[[Sequence[int], int, float], JoinedGroup]
+    open: Callable[[Membership, Peers, socket.socket | None], FoldingRail]
+    timeout: float
+    me: str
+    always: bool = False
+
+
+class GroupFolds:
+    """The folds of all groups of one communicator."""
+
+    def __init__(self, means: GroupMeans) -> None:
+        self._means = means
+        self._lock = threading.Lock()
+        self._numbers: dict[tuple[int, ...], int] = {}
+        """The next number of a group, by its ranks."""
+        self._open: set[GroupFold] = set()
+        self._closed = False
+
+    def of(self, members: Sequence[int]) -> GroupFold:
+        """The fold of the group of these ranks of the job, in this order."""
+        return GroupFold(self, self._means, tuple(members))
+
+    def number(self, members: tuple[int, ...]) -> int:
+        """A number that no group of these ranks has had, as far as this rank knows; -1: the communicator is closed."""
+        with self._lock:
+            return -1 if self._closed else self._numbers.get(members, 1)
+
+    def count(self, members: tuple[int, ...], number: int) -> None:
+        """The number is used now."""
+        with self._lock:
+            self._numbers[members] = number + 1
+
+    def keep(self, fold: GroupFold) -> None:
+        """Remembers a fold that is open, to close it in the end."""
+        with self._lock:
+            self._open.add(fold)
+            late = self._closed
+        if late:
+            fold.close()
+
+    def forget(self, fold: GroupFold) -> None:
+        """A fold is open no longer."""
+        with self._lock:
+            self._open.discard(fold)
+
+    def interrupt(self, error: NetFoldError) -> None:
+        """Called by another thread: what folds ends with this error soon."""
+        with self._lock:
+            those = list(self._open)
+        for fold in those:
+            fold.interrupt(error)
+
+    def close(self, reason: str = "", *, ended: bool = False) -> None:
+        """Closes all of them, and opens none any more.
+
+        reason  why the communicator has failed, where it has
+        ended   the controller has ended the groups, since their job goes on as other ranks
+        """
+        with self._lock:
+            self._closed, those = True, list(self._open)
+        for fold in those:
+            fold.close(reason, ended=ended)
+
+
+class GroupFold:
+    """The fold of one group (``selection.prospect.Prospect``)."""
+
+    def __init__(self, folds: GroupFolds, means: GroupMeans, members: tuple[int, ...]) -> None:
+        self._folds = folds
+        self._means = means
+        self._members = members
+        self._lock = threading.Lock()
+        self._held: tuple[Membership, FoldingRail] | None = None
+        self._closed = False
+        self._never = False
+        self._attempts = self._reductions = self._bytes = 0
+        self._next = 1
+        """Number of the reduction before which the group tries."""
+        self.why = (f"this group of some ranks has yet to fold: it asks for trees before the reduction with which it "
+                    f"comes to {LEAST_BYTES >> 10} KiB")
+
+    def due(self, nbytes: int) -> bool:
+        if self._never or self._closed:
+            return False
+        self._reductions += 1
+        self._bytes += nbytes
+        if self._reductions < self._next or not (self._means.always or self._bytes >= LEAST_BYTES):
+            return False
+        self._next = self._reductions + min(RETRY * GROWTH**self._attempts, MOST)
+        self._attempts += 1
+        return True
+
+    def open(self, hosts: Peers, progress: Callable[[], RailStats]) -> FoldingRail | None:
+        number = self._folds.number(self._members)
+        mine = _Word(number=number)
+        if self._means.refusal or number < 0:
+            mine = _Word(False, True, 0, self._means.refusal or "its communicator is closed there")
+        words = self._agree(hosts, "asking for trees", mine)
+        if words is None:
+            return None
+        number = max(word.number for word in words)
+        self._folds.count(self._members, number)
+        with ExitStack() as undo:
+            joined, mine = self._join(number)
+            if joined is not None:
+                undo.callback(joined.leave)
+            if self._agree(hosts, "having plans", mine) is None or joined is None:
+                return None
+            undo.pop_all()
+            membership = Membership(joined.plan, joined.client)
+            undo.callback(_leave, membership, RailStats())
+            try:
+                rail = self._means.open(membership, hosts, joined.receiver)
+            except Unfit as unfit:
+                self._fail(unfit.lacking, never=False)
+                return None
+            undo.callback(rail.close)
+            membership.steer(rail)
+            membership.on_tell(progress)
+            undo.pop_all()
+        with self._lock:
+            self._held = membership, rail
+        self._folds.keep(self)
+        trees = joined.plan.trees
+        names = ", ".join(tree.name for tree in trees)
+        self.why = f"the controller planned {len(trees)} tree(s) for this group, {joined.plan.job!r}: {names}"
+        log.info("%s: %s", self._means.me, self.why)
+        return rail
+
+    def lost(self) -> None:
+        held = self._release()
+        if held is not None:
+            self.why = f"this group folds no longer: {held[1].fallback}; it asks again by and by"
+            log.warning("%s: %s", self._means.me, self.why)
+            threading.Thread(target=self._let_go, args=(held,), name="netfold-group", daemon=True).start()
+
+    def close(self, reason: str = "", *, ended: bool = False) -> None:
+        """Leaves the group's job, and closes the rail.
+
+        reason, ended  as of ``GroupFolds.close``
+        """
+        self._closed = True
+        held = self._release()
+        if held is not None:
+            self.why = "this group is closed"
+            self._let_go(held, reason, ended=ended)
+
+    def interrupt(self, error: NetFoldError) -> None:
+        """Called by another thread: what it folds ends with this error soon."""
+        with self._lock:
+            held = self._held
+        if held is not None:
+            held[1].interrupt(error)
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+    def _join(self, number: int) -> tuple[JoinedGroup | None, _Word]:
+        """Joins the group at the controller.  Returns what this rank has of it, and what it says of that."""
+        try:
+            joined = self._means.join(self._members, number, JOIN_SHARE * self._means.timeout)
+        except JoinRefused as refused:
+            return None, _Word(False, refused.code in FINAL, 0, str(refused))
+        except (NetFoldError, OSError, ValueError) as error:
+            return None, _Word(False, False, 0, str(error))
+        try:
+            check_plan(joined.plan)
+            if joined.plan.world != len(self._members) or not joined.plan.folds:
+                raise PlanError(f"{joined.plan.job!r}: a plan for {joined.plan.world} ranks with "
+                                f"{len(joined.plan.trees)} trees: expected {len(self._members)}, and some")
+        except PlanError as error:
+            return joined, _Word(False, False, 0, str(error))
+        return joined, _Word()
+
+    def _agree(self, hosts: Peers, what: str, mine: _Word) -> list[_Word] | None:
+        """Tells all ranks of the group how this one's part went.  Returns what all have said, where all could; else
+        None, and ``why`` says what the first said that could not."""
+        mesh = hosts.mesh
+        data = np.zeros(mesh.size * SAID.size, np.uint8)
+        pieces = [slice(rank * SAID.size, (rank + 1) * SAID.size) for rank in range(mesh.size)]
+        said = SAID.pack(mine.able, mine.never, mine.number, mine.why.encode()[:240])
+        data[pieces[mesh.rank]] = np.frombuffer(said, np.uint8)
+        with mesh.operation(Call(hosts.number, f"{hosts.label}{what}")):
+            mesh.expect("ring")
+            run(mesh, ring.all_gather(mesh, data, pieces))
+        words = []
+        for piece in pieces:
+            able, never, number, why = SAID.unpack(data[piece].tobytes())
+            words.append(_Word(able, never, number, printable(why.rstrip(b"\0").decode(errors="replace"))))
+        unable = {rank: word.why for rank, word in enumerate(words) if not word.able}
+        if unable:
+            self._fail(unable, never=any(word.never for word in words))
+            return None
+        return words
+
+    def _fail(self, lacking: Mapping[int, str], *, never: bool) -> None:
+        """The group does not fold, since these of its ranks cannot; ``never``: and is not to ask again."""
+        self._never = never
+        again = "" if never else f"; it asks again after {self._next - self._reductions} more reductions"
+        first: dict[str, int] = {}  # each reason once, by the first rank that has it
+        for rank, why in lacking.items():
+            first.setdefault(why, rank)
+        said = "; ".join(f"rank {self._members[rank]}: {why}" for why, rank in first.items())
+        self.why = f"this group does not fold: {said}{again}"
+        log.warning("%s: %s", self._means.me, self.why)
+
+    def _release(self) -> tuple[Membership, FoldingRail] | None:
+        with self._lock:
+            held, self._held = self._held, None
+        self._folds.forget(self)
+        return held
+
+    @staticmethod
+    def _let_go(held: tuple[Membership, FoldingRail], reason: str = "", *, ended: bool = False) -> None:
+        membership, rail = held
+        try:
+            _leave(membership, rail.stats(), reason, ended=ended)
+        finally:
+            rail.close()
+
+
+def _leave(membership: Membership, stats: RailStats, reason: str = "", *, ended: bool = False) -> None:
+    """Leaves a group's job, unless it has ended already."""
+    try:
+        if not ended and not isinstance(membership.job_error(), JobEnded):
+            membership.leave(stats, reason)
+    finally:
+        membership.close()
