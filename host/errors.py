@@ -23,16 +23,16 @@ class NetFoldError(RuntimeError):
 class JoinRefused(NetFoldError):
     """The controller cannot be reached, did not answer in time, or refuses this rank.
 
-    code  name of the refusal's gRPC status code; empty: nobody has answered
+    code, said  name of the refusal's gRPC status code, and the controller's words; empty: nobody has answered
 
     Remedy: ask the controller by `netfold status --controller ADDRESS`. Nobody answers: start it, or correct the
     address, which is one that this host reaches. It refuses: give all ranks the same job, number of ranks and token,
     start those that it names as missing, or end an old job of that name by `netfold drop`.
     """
 
-    def __init__(self, message: str, code: str = "") -> None:
+    def __init__(self, message: str, code: str = "", said: str = "") -> None:
         super().__init__(message)
-        self.code = code
+        self.code, self.said = code, said
 
 
 class CollectiveTimeout(NetFoldError, TimeoutError):

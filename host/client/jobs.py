@@ -128,7 +128,7 @@ class JobClient:
             else:
                 what = f"{self.controller} says {code.name}: {details}"
             # gRPC's own text is twenty lines a rank and says no more
-            raise JoinRefused(f"{who}: {what}", code.name) from None
+            raise JoinRefused(f"{who}: {what}", code.name, error.details() or "") from None
 
     def _joined(self, request: Join) -> Plan:
         """The answer to Join.  Raises RpcError of the last attempt."""
