@@ -24,7 +24,8 @@ if __name__ == "__main__":
 
 from netfold.host.api.communicator import Communicator
 from netfold.host.api.group import Group
-from netfold.testing import loopback_job, on_every_rank, subnet
+from netfold.testing import LoopbackSwitch, loopback_job, on_every_rank, subnet
+from support.group_jobs import GroupJobs
 from support.loopback_rails import loopback_rails
 from support.torch import loopback_jobs
 from support.verbs_jobs import VerbsJobs, fake_devices
@@ -72,10 +73,25 @@ def machines(*counts: int) -> Iterator[Ranks]:
 
 @contextmanager
 def group() -> Iterator[Ranks]:
-    """Three of a job's four ranks."""
-    with loopback_job(4) as comms:
-        chosen = [0, 1, 3]
-        yield Ranks(comms, {rank: comms[rank].group(chosen) for rank in chosen})
+    """Three of a job's four ranks, with trees of their own."""
+    net, world, chosen = subnet(), 4, [0, 1, 3]
+    addresses = [f"{net}.{rank + 1}" for rank in range(world)]
+    services: list[GroupJobs] = []
+
+    def make(switch: LoopbackSwitch, world: int) -> GroupJobs:
+        services.append(GroupJobs(switch, world, f"{net}.201"))
+        return services[-1]
+
+    with tempfile.TemporaryDirectory() as folder:
+        where = f"unix:{folder}/jobs"
+        with loopback_jobs(f"{net}.200", addresses, where, make):
+            comms = on_every_rank(list(range(world)), lambda rank: Communicator.join(  # type: ignore[arg-type]
+                "groups", rank, world, address=addresses[rank], controller=where, rail="innet"))  # type: ignore[call-overload]
+            try:
+                yield Ranks(comms, {rank: comms[rank].group(chosen) for rank in chosen})
+            finally:
+                on_every_rank(comms, lambda comm: comm.close())
+                services[0].close()
 
 
 @contextmanager
