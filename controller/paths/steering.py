@@ -106,7 +106,7 @@ class Steering:
         return frozenset((path[-1].head, path[0].link) for path in self._active())
 
     def answering(self) -> frozenset[SuspectUplink]:
-        """The first uplink of each suspect path's reverse, for the leaf of who suspects it: answers of TCP take the name
+        """The first uplink of each suspect path's reverse, for the leaf of its sender: answers of TCP take the name
         by which they were asked for, and silence does not tell which direction is dead."""
         return frozenset((path[0].tail, path[-1].link) for path in self._active())
 

@@ -84,7 +84,7 @@ def test_nobody_speaks_for_a_rank_of_another_job(tmp_path: Path, method: str) ->
 
 
 def test_every_request_that_names_a_rank_carries_its_secret() -> None:
-    """A message with job, epoch and rank that comes from a rank has a secret, and REQUESTS has it; a group's is a part of
+    """A message with job, epoch and rank that comes from a rank has a secret, and REQUESTS has it; a group's is part of
     Join (test_groups.py)."""
     of_ranks = {
         kind for module in (jobs, paths) for kind in vars(module).values()
