@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loopback addresses of which each process has its own: RoCE has one UDP port, 4791, and so programs that run at once
-meet on it unless their addresses differ.  Needs Linux, whose whole 127.0.0.0/8 is loopback."""
+"""Loopback addresses of which each process has its own: so programs that run at once do not meet at the ports that
+tests name.  Needs Linux, whose whole 127.0.0.0/8 is loopback."""
 
 from __future__ import annotations
 

@@ -44,6 +44,7 @@ UNSTAGED: Final = {
 LIKE_FABRIC_FAILED: Final = "a FabricFailed, whose entry holds for it: virtual machines as hosts (docs/fabrics.md)"
 INTERNAL: Final = {
     "netfold.host.errors.NetFoldError": "the base of all errors of netfold.host",
+    "netfold.host.collectives.open_on_all.Unfit": "becomes TransportError, or the warning that all goes over TCP",
     "netfold.host.innet.stand_in.Broken": "becomes TreesLost",
     "netfold.host.mesh.sockets.PeerUnreachable": "becomes PeerLost, or is tried again",
     "netfold.host.mesh.handshake.HandshakeRefused": "becomes PeerLost, or ends a stranger's connection",
