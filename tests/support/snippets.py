@@ -85,7 +85,7 @@ SCENES: Final[dict[tuple[str, str], Scene]] = {
     ("README.md", 'dist.init_process_group("netfold")'): Scene("torch", _TORCH, _END),
     ("docs/host.md", 'with Communicator.join("digits", rank, world, addr'):
         Scene("ranks", _RANK, _EXACT, {'address="10.0.1.1", controller="unix:/run/netfold.sock"': _ADDRESS}),
-    ("docs/host.md", "column = comm.group([comm.rank % 2, comm.rank % 2"): Scene("ranks", f"""{_RANK}
+    ("docs/host.md", "column = comm.group([comm.rank % 2, comm.rank % 2 "): Scene("ranks", f"""{_RANK}
 comm = Communicator.join("columns", rank, world, {_ADDRESS})
 """, """
 assert (gradient == 2 * (rank % 2) + 4).all(), gradient
