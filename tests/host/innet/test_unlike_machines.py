@@ -15,11 +15,12 @@ from msgspec import structs
 
 from netfold.host.api.communicator import Communicator
 from netfold.host.client.plans import check_plan
-from netfold.host.errors import PlanError, RankMismatch
+from netfold.host.errors import CollectiveTimeout, PeerLost, PlanError, RankMismatch
 from netfold.host.innet import parallel
 from netfold.host.innet.saturating import SaturatingSum
 from netfold.testing import combine, loopback_job, on_every_rank
 from netfold.wire import roce
+from support.host import impatient
 from support.rows import cut, tensors
 
 LOW, HIGH = np.iinfo(np.int32).min, np.iinfo(np.int32).max
@@ -189,6 +190,18 @@ def test_ranks_of_a_machine_that_disagree_on_rows_or_lanes_are_told(machines: li
             got = on_every_rank(comms, call)
             assert any(isinstance(error, RankMismatch) for error in got), got
             assert all(isinstance(error, Exception) for error in got), got
+
+
+@pytest.mark.parametrize("absent", [0, 1, 2, 3])
+def test_a_rank_that_never_calls_ends_the_others_in_time(absent: int) -> None:
+    """One that folds, one beside it, or one that is alone on its machine: all others raise, and name it or say what is
+    missing; later operations raise as well."""
+    with loopback_job(4, members=[[0, 1], [2], [3]]) as comms:
+        impatient(comms, 0.5)
+        present = [comm for comm in comms if comm.rank != absent]
+        for _ in range(2):
+            got = on_every_rank(present, lambda c: c.all_gather(np.ones(1000, np.int32)), timeout=30)
+            assert all(isinstance(error, CollectiveTimeout | PeerLost) for error in got), got
 
 
 def test_plans_that_contradict_themselves_are_refused() -> None:
