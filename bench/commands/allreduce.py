@@ -420,14 +420,13 @@ def _command(spec: AllreduceSpec, algorithms: Sequence[str], *, controller: bool
 
 def _environment(bridge: Bridge, rank: int) -> dict[str, str]:
     """The environment variables of a rank on the bridge, like `netfold.topo.ranks.environment` on a fabric."""
+    from netfold.topo.ranks import SETTINGS
+
     return {
         "RANK": str(rank),
         "NETFOLD_ADDRESS": bridge.addresses[rank],
         "MASTER_ADDR": bridge.addresses[0],
         "MASTER_PORT": "29400",
         "GLOO_SOCKET_IFNAME": bridge.interface,
-        "RES_OPTIONS": "timeout:1 attempts:1",
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "PYTHONUNBUFFERED": "1",
+        **SETTINGS,
     }

@@ -187,7 +187,7 @@ def _start_workers(spec: TrainSpec) -> Iterator[tuple[dict[str, Workers], list[i
     from netfold.bench.harness.bridge import Bridge
     from netfold.bench.harness.workers import Workers
     from netfold.topo.planes import Planes, on_plane
-    from netfold.topo.ranks import environment, in_namespaces
+    from netfold.topo.ranks import SETTINGS, environment, in_namespaces
 
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
     command = [sys.executable, "-m", "netfold.bench.ranks.train", "rank"]
@@ -218,8 +218,7 @@ def _start_workers(spec: TrainSpec) -> Iterator[tuple[dict[str, Workers], list[i
             bridge = stack.enter_context(Bridge(spec.ranks, spec.rate, LINK_MTUS[spec.path_mtu]))
             envs = [{
                 "RANK": str(rank), "WORLD_SIZE": str(spec.ranks), "MASTER_ADDR": bridge.addresses[0],
-                "GLOO_SOCKET_IFNAME": bridge.interface, "RES_OPTIONS": "timeout:1 attempts:1", "OMP_NUM_THREADS": "1",
-                "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
+                "GLOO_SOCKET_IFNAME": bridge.interface, **SETTINGS,
             } for rank in range(spec.ranks)]
             workers["bridge"] = stack.enter_context(Workers("bridge", command, bridge.enters, envs, logs))
         for group in workers.values():

@@ -37,7 +37,7 @@ class Bridge(Lifecycle):
 
     @property
     def enters(self) -> list[Namespaces]:
-        """The hosts, for what is started there."""
+        """The hosts, as `ranks.start` takes them."""
         return [in_namespaces(node.pid) for node in self._nodes[1:]]
 
     def stop(self) -> None:

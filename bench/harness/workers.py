@@ -29,7 +29,7 @@ class Workers:
     """One worker process in each of several hosts.
 
     name    of the group, in messages and names of logs
-    enters  for each worker its host
+    enters  the host of each worker
     envs    environment variables of each worker
     """
 
