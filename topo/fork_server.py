@@ -3,7 +3,7 @@
 a start does: switches, and the ranks of a job.  `forks.py` is the launcher's end.
 
 FD is a SOCK_SEQPACKET socket, which the launcher alone has.  One message starts one program, START, or only imports
-what it will import, WARM.  With it comes a file that holds the JSON of a `Request`, and with START four more: what
+what it will import, WARM.  With it comes a file that holds the JSON of a `StartRequest`, and with START four more: what
 become standard input, output and error, and the end of a stream socket, the program's own:
 
     program    "started NUMBER", a line, once it leads a session and takes signals
@@ -45,7 +45,7 @@ NOT_FOUND: Final = 127
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Request(TypedDict):
+class StartRequest(TypedDict):
     """A program to start."""
 
     command: list[str]
@@ -125,10 +125,10 @@ def _tell(stream: int, what: bytes, number: int) -> None:
         os.write(stream, b"%s %d\n" % (what, number))
 
 
-def _read(file: int) -> Request:
+def _read(file: int) -> StartRequest:
     with open(file, "rb") as text:
         text.seek(0)
-        request: Request = json.load(text)
+        request: StartRequest = json.load(text)
     return request
 
 
@@ -151,7 +151,7 @@ def _detach(standard: list[int]) -> None:
         os.close(file)
 
 
-def _become(request: Request, *, may_fork: bool) -> Program:
+def _become(request: StartRequest, *, may_fork: bool) -> Program:
     """Make this process, a fork of the server, the one that the request describes, and return its program; or execute
     what cannot run in a fork."""
     try:

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Protocol, TypeVar
 
-from netfold.topo.fork_server import COMMAND, ENDED, GO, START, STARTED, WARM, Request
+from netfold.topo.fork_server import COMMAND, ENDED, GO, START, STARTED, WARM, StartRequest
 
 T = TypeVar("T")
 START_SECONDS = 60.0
@@ -37,7 +37,7 @@ UNKNOWN_STATUS = 255
 """The status of a process whose fork server has ended before it."""
 
 
-class Child(Protocol):
+class ChildProcess(Protocol):
     """The part of `subprocess.Popen` that switches need."""
 
     @property
@@ -173,7 +173,7 @@ class Forks:
 
     def _request(
         self, command: Sequence[str], environment: Mapping[str, str] | None, namespaces: Sequence[str]
-    ) -> Request:
+    ) -> StartRequest:
         ours = {**os.environ, **self._environment} if environment is None else dict(environment)
         return {"command": list(command), "environment": ours, "folder": os.getcwd(), "namespaces": list(namespaces)}
 
@@ -217,13 +217,13 @@ class Forks:
             self._server = None
 
 
-def _send(server: socket.socket, what: bytes, request: Request, files: list[int]) -> None:
+def _send(server: socket.socket, what: bytes, request: StartRequest, files: list[int]) -> None:
     with open(os.memfd_create("request"), "wb", buffering=0) as text:  # an environment may be large
         text.write(json.dumps(request).encode())
         socket.send_fds(server, [what], [text.fileno(), *files])
 
 
-def _start(server: socket.socket, request: Request, files: list[int], pipes: list[IO[bytes] | None]) -> Forked:
+def _start(server: socket.socket, request: StartRequest, files: list[int], pipes: list[IO[bytes] | None]) -> Forked:
     stream, theirs = socket.socketpair()
     try:
         with theirs:

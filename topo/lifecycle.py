@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from netfold.topo.forks import Child
+from netfold.topo.forks import ChildProcess
 
 STOP_SECONDS: Final = 5.0
 """Seconds for a process to end after SIGTERM."""
@@ -43,7 +43,7 @@ class Lifecycle(ABC):
         self.stop()
 
 
-def terminate(process: Child) -> None:
+def terminate(process: ChildProcess) -> None:
     """End a process by SIGTERM, or by SIGKILL where it has not ended after STOP_SECONDS."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)

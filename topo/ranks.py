@@ -17,7 +17,7 @@ from typing import IO, Final, Protocol, TypeAlias
 
 from netfold.fabric.graph import Fabric, Host
 from netfold.topo.failures import EXIT_WRONG_DATA, RankFailed, WrongData
-from netfold.topo.forks import Child, Forked, Forks
+from netfold.topo.forks import ChildProcess, Forked, Forks
 from netfold.topo.lifecycle import tail, terminate
 
 ABORT_SECONDS: Final = 5.0
@@ -93,7 +93,7 @@ def prepare(command: Sequence[str], env: Mapping[str, str]) -> None:
     _forks.warm(command, environment={**os.environ, **env})
 
 
-class Rank(Child, Protocol):
+class RankProcess(ChildProcess, Protocol):
     """The part of `subprocess.Popen` that ranks need."""
 
     @property
@@ -105,11 +105,11 @@ class Ranks:
     """The processes of one job."""
 
     job: str
-    processes: list[Rank] = field(default_factory=list)
+    processes: list[RankProcess] = field(default_factory=list)
     hosts: list[str] = field(default_factory=list)
     logs: list[Path] = field(default_factory=list)
 
-    def add(self, process: Rank, host: str, log: Path) -> None:
+    def add(self, process: RankProcess, host: str, log: Path) -> None:
         """Add the process of the next rank."""
         self.processes.append(process)
         self.hosts.append(host)
@@ -217,6 +217,6 @@ def state_of(pid: int) -> str:
     return next(line.partition(":")[2].strip() for line in said.splitlines() if line.startswith("State:"))
 
 
-def _stdout(process: Rank) -> IO[bytes]:
+def _stdout(process: RankProcess) -> IO[bytes]:
     assert process.stdout is not None
     return process.stdout

@@ -30,7 +30,7 @@ from netfold.fabric.graph import CPU_PORT, Engine
 from netfold.rpc.certificates import Certificates, is_local
 from netfold.topo import sandbox
 from netfold.topo.failures import SwitchFailed
-from netfold.topo.forks import Child, Forks
+from netfold.topo.forks import ChildProcess, Forks
 from netfold.topo.lifecycle import LOG_LINES, terminate
 
 READY_SECONDS: Final = 60.0
@@ -82,7 +82,7 @@ class P4Switch(ABC, Switch):  # type: ignore[misc]
         self.trust = trust
         self.log = Path(log) if log is not None else sandbox.private_folder() / f"{name}.log"
         self.pcap = None if pcap is None else Path(pcap)
-        self.child: Child | None = None
+        self.child: ChildProcess | None = None
         self._started = 0.0
         params.setdefault("dpid", f"{device_id:x}")
         params["inNamespace"] = False
@@ -109,7 +109,7 @@ class P4Switch(ABC, Switch):  # type: ignore[misc]
         with files.create(self.log) as log:
             self.child = self.spawn(self.command(), log)
 
-    def spawn(self, command: list[str], log: IO[bytes]) -> Child:
+    def spawn(self, command: list[str], log: IO[bytes]) -> ChildProcess:
         """Run the command line, in a session of its own: Ctrl-C at the Mininet prompt is not meant for the switches.
         Raises SwitchFailed."""
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
@@ -219,7 +219,7 @@ class SoftSwitch(P4Switch):
             *(["--pcap", str(self.pcap)] if self.pcap else []),
         ]
 
-    def spawn(self, command: list[str], log: IO[bytes]) -> Child:
+    def spawn(self, command: list[str], log: IO[bytes]) -> ChildProcess:
         """The same by a fork of a process that has imported what a switch needs.  Raises SwitchFailed."""
         try:
             return _forks.start(command, log, log)
