@@ -5,7 +5,7 @@ When two ranks first have something to send, the higher one connects to the list
 lower one accepts, and both prove that they are ranks of the job (``handshake``, ``connecting``) before the connection
 carries anything else.  The first proven connection of two ranks is the only one for their messages, for good.
 
-``operations.Operations`` says how operations on them begin, wait and end, also where a rank is gone; ``Traffic`` is
+``operations.Operations`` says how operations on them begin, wait and end, also where a rank is gone; ``MeshTraffic`` is
 what becomes of messages.
 """
 
@@ -36,7 +36,7 @@ Spans: TypeAlias = Callable[[str], AbstractContextManager[None]]
 """Makes a context whose duration is recorded under a name (``Mesh.spanned``)."""
 
 
-class Traffic(Protocol):
+class MeshTraffic(Protocol):
     """What becomes of messages that come over the connections."""
 
     def message(self, link: PeerConnection) -> None:
@@ -84,7 +84,7 @@ class Connections:
     """
 
     def __init__(
-        self, plan: Plan, listener: socket.socket, traffic: Traffic, failures: Failures, *, lanes: bool = False,
+        self, plan: Plan, listener: socket.socket, traffic: MeshTraffic, failures: Failures, *, lanes: bool = False,
         spanned: Spans, poller: Poller | None = None, clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rank = plan.rank

@@ -29,7 +29,7 @@ from typing import Protocol
 
 from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost, RailDown
 from netfold.host.mesh.connection import FAILURE_REPORT, FAREWELL, HEADER, TEXT_BYTES, ControlMessage, PeerConnection
-from netfold.host.mesh.connections import Connections, Spans, Traffic
+from netfold.host.mesh.connections import Connections, MeshTraffic, Spans
 from netfold.host.mesh.failure_reports import FailureReports
 from netfold.host.mesh.mesh import IDLE, LOST_RANK_SECONDS, WATCHED_SLICE_SECONDS, Call, Pending, no_such_peer, ranks
 from netfold.host.mesh.poller import Poller
@@ -49,7 +49,7 @@ LEFT_HINT = "Let all ranks end after the same operation, or go on without it"
 """The same where the rank has left in order."""
 
 
-class Work(Traffic, Protocol):
+class MeshWork(MeshTraffic, Protocol):
     """What a mesh has posted, and how it moves."""
 
     def poll(self, seconds: float) -> bool:
@@ -80,7 +80,7 @@ class Operations:
     """
 
     def __init__(
-        self, plan: Plan, listener: socket.socket, work: Work, *, name: str, timeout: float, spanned: Spans,
+        self, plan: Plan, listener: socket.socket, work: MeshWork, *, name: str, timeout: float, spanned: Spans,
         lanes: bool = False, poller: Poller | None = None, clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.plan, self.timeout, self.clock = plan, timeout, clock

@@ -30,7 +30,7 @@ from netfold.host.operation.arrays import Flat
 from netfold.wire.jobs import Plan
 
 
-class Rules(Protocol):
+class PostingRules(Protocol):
     """Which receive a message may go to, and what a receive of its own kind does."""
 
     def check(self, operations: Operations, link: PeerConnection, number: int, text: bytes) -> None:
@@ -57,7 +57,7 @@ class Posted:
     """
 
     def __init__(
-        self, plan: Plan, listener: socket.socket, rules: Rules, *, name: str, timeout: float, spanned: Spans,
+        self, plan: Plan, listener: socket.socket, rules: PostingRules, *, name: str, timeout: float, spanned: Spans,
         planned: PathSource | None = None, clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rules, self._spanned = rules, spanned
