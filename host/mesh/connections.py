@@ -76,7 +76,7 @@ class LaneTraffic(Protocol):
         """Takes a proven connection for a lane."""
 
 
-class Connections:
+class MeshConnections:
     """The connections of a plan's rank.  Owns ``listener``; connects at the first message.
 
     poller    default: one by poll(2)

@@ -29,7 +29,7 @@ from typing import Protocol
 
 from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost, RailDown
 from netfold.host.mesh.connection import FAILURE_REPORT, FAREWELL, HEADER, TEXT_BYTES, ControlMessage, PeerConnection
-from netfold.host.mesh.connections import Connections, MeshTraffic, Spans
+from netfold.host.mesh.connections import MeshConnections, MeshTraffic, Spans
 from netfold.host.mesh.failure_reports import FailureReports
 from netfold.host.mesh.mesh import IDLE, LOST_RANK_SECONDS, WATCHED_SLICE_SECONDS, Call, Pending, no_such_peer, ranks
 from netfold.host.mesh.poller import Poller
@@ -76,7 +76,7 @@ class Operations:
     name      of this kind of mesh, in errors
     timeout   seconds without a byte moving after which a wait gives up
     clock     monotonic seconds
-    lanes, spanned, poller  see ``Connections``
+    lanes, spanned, poller  see ``MeshConnections``
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Operations:
         self.error: NetFoldError | None = None
         """Why nothing is sent or received any more, if that is so."""
         self.reports = FailureReports(plan.rank)
-        self.connections = Connections(plan, listener, work, self, lanes=lanes, spanned=spanned, poller=poller,
+        self.connections = MeshConnections(plan, listener, work, self, lanes=lanes, spanned=spanned, poller=poller,
                                        clock=clock)
         self._work, self._name = work, name
         self._watcher: Callable[[float], None] | None = None

@@ -130,7 +130,7 @@ class Posted:
         self.operations.close()
         self.lanes.close()
 
-    # ---- what comes, for ``Connections`` -----------------------------------------------------------------------------
+    # ---- what comes, for ``MeshConnections`` ------------------------------------------------------------------------
     def message(self, link: PeerConnection) -> None:
         """Handles a complete header: finds the posted receive that the message belongs to, if there is one already."""
         if not link.receives:

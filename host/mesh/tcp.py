@@ -4,7 +4,7 @@
     TcpMesh
       Posted          messages that are posted, matched to those that come
         Operations    how operations begin, wait and end; failure reports
-          Connections the connection to each peer, and the poll that moves bytes
+          MeshConnections the connection to each peer, and the poll that moves bytes
         Lanes         further connections over planned paths, for the parts of long messages
         PathWatch     finds planned paths that do not answer
 """
