@@ -72,13 +72,14 @@ def copy_of(receiver: socket.socket) -> socket.socket:
 
 
 def open_sockets(
-    receiver: socket.socket, ports: Sequence[int], *, room: int, ttl: int | None = None
+    receiver: socket.socket, ports: Sequence[int], *, room: int, ttl: int | None = None, paths: bool = False
 ) -> Sockets:
     """Sets up a receiver, and binds one socket of its address for each source port (0: one that the kernel chooses).
 
     receiver  of ``bind_port``; taken over, and closed where this fails
     room      bytes that the receive buffer should hold; more than the system's limit needs CAP_NET_ADMIN
     ttl       TTL of packets sent, and then the receiver reports the TTL of packets received; default: the system's
+    paths     the source ports name paths, and prove nothing of who sends: other jobs of this host may have them, too
     Raises TransportError.
     """
     opened = [receiver]
@@ -93,8 +94,9 @@ def open_sockets(
         super_packets = True
         for port in ports:
             sender = _bound(
-                address, port, "it was drawn for what this rank sends, and another program on this host has it by "
-                               "chance: join anew for another one, or end that program",
+                address, port, "it names a path, and another program on this host has it, for itself: end that program"
+                if paths else "it was drawn for what this rank sends, and another program on this host has it by "
+                              "chance: join anew for another one, or end that program", again=paths,
             )
             opened.append(sender)
             # So the kernel writes DF and the IPv4 ID 0, and 0, 1, 2... in a super-packet; see native/roce.h
@@ -132,11 +134,17 @@ def check_mtu(address: str, peer: str, path_mtu: int) -> None:
         )
 
 
-def _bound(address: str, port: int, taken: str) -> socket.socket:
-    """A socket bound to this port.  Raises TransportError; ``taken``: what it says of one that something else has."""
+def _bound(address: str, port: int, taken: str, *, again: bool = False) -> socket.socket:
+    """A socket bound to this port.  Raises TransportError.
+
+    taken  what that says of a port that something else has
+    again  other sockets that allow it as well may be bound to the port; where packets arrive then, nobody knows
+    """
     sock = own(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
     try:
         sock.setblocking(False)
+        if again:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((address, port))
     except OSError as error:
         sock.close()

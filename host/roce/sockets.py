@@ -14,7 +14,7 @@ log = logging.getLogger("netfold")
 
 def open_endpoint(receiver: socket.socket, ports: Sequence[int], *, room: int) -> Sockets:
     """Opens the endpoint's sockets (``sockets.open_sockets``).  Raises TransportError."""
-    sockets = open_sockets(receiver, ports, room=room)
+    sockets = open_sockets(receiver, ports, room=room, paths=True)
     if sockets.room < room:
         log.warning(
             "%s:%d: the receive buffer has %d bytes instead of %d, so bursts may be lost and sent again; for full "

@@ -19,11 +19,15 @@ class RoceRanks(TcpRanks):
     """Meshes of all ranks of a job over queue pairs on loopback addresses; a context manager.
 
     udp_ports  at which they receive, by rank; default: RoCEv2's
+    addresses  by rank; default: addresses that nobody else has
     """
 
-    def __init__(self, ranks: int, *, timeout: float = 30.0, udp_ports: Sequence[int] = (), **options: Any) -> None:
+    def __init__(
+        self, ranks: int, *, timeout: float = 30.0, udp_ports: Sequence[int] = (), addresses: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
         net = subnet()
-        self.addresses = [f"{net}.{rank + 1}" for rank in range(ranks)]
+        self.addresses = list(addresses) or [f"{net}.{rank + 1}" for rank in range(ranks)]
         listeners = [listen(address) for address in self.addresses]
         ports = udp_ports or [roce.UDP_PORT] * ranks
         peers = [

@@ -42,9 +42,10 @@ def uses(first: int = 0x1000, *, nic: bool = False) -> list[QueuePairUse]:
 
 def frame(pair: int, psn: int, *, opcode: int = roce.Opcode.WRITE_MIDDLE, key: int = roce.PKEY_WINDOWED,
           payload: bytes = bytes(range(64)), ip_id: int = 0) -> bytes:
-    """A packet of a fold as it is on a wire."""
+    """A packet of a fold as it is on a wire; every second connection leads to another UDP port than RoCEv2's."""
     datagram = roce.BTH.pack(opcode, 0, key, pair, psn) + payload
-    packet = ip_packet(datagram + bytes(roce.ICRC_BYTES), ip_id, "10.0.1.1", 50_000, "10.0.1.2")
+    port = roce.UDP_PORTS[pair % 1024] if pair >> 3 & 1 else roce.UDP_PORT
+    packet = ip_packet(datagram + bytes(roce.ICRC_BYTES), ip_id, "10.0.1.1", 50_000, "10.0.1.2", port)
     return ETHERNET + packet[:-4] + roce.icrc(packet[:-4])
 
 

@@ -173,6 +173,20 @@ def test_folding_and_queue_pairs_work_side_by_side_on_one_address() -> None:
         check_sums(ranks.run(allreduce("ring", [50_000], 2)), [50_000])
 
 
+def test_two_jobs_send_over_the_same_paths_from_one_address() -> None:
+    """Source ports name paths for all jobs of a host, of which each receives at a UDP port of its own: all sums are
+    right, operations of both taking turns."""
+    paths = [roce.PATH_PORT + number for number in range(1, 4)]
+    with RoceRanks(2, queue_pairs=3, ports=paths) as one, ExitStack() as stack:
+        ports = list(roce.UDP_PORTS[:2])
+        other = stack.enter_context(
+            RoceRanks(2, udp_ports=ports, addresses=one.addresses, queue_pairs=3, ports=paths)
+        )
+        for _ in range(2):
+            for ranks in (one, other):
+                check_sums(ranks.run(allreduce("ring", [50_000], 2)), [50_000])
+
+
 def test_ranks_that_call_different_things_find_out() -> None:
     """Where sizes and operations differ, one rank sees both calls, and the other learns of it."""
 
