@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from functools import partial
@@ -19,12 +22,24 @@ import pytest
 from numpy.typing import NDArray
 
 import netfold
+from cbuild.cc import BuildError
 from netfold.host import environment
 from netfold.host.api.communicator import Communicator
 from netfold.host.client.plans import check_plan
-from netfold.host.errors import Busy, Closed, CollectiveTimeout, JoinRefused, NetFoldError, PeerLost, PlanError
+from netfold.host.errors import (
+    Busy,
+    Closed,
+    CollectiveTimeout,
+    JoinRefused,
+    NetFoldError,
+    PeerLost,
+    PlanError,
+    TransportError,
+)
+from netfold.host.innet import native
 from netfold.host.innet.fold import FoldRail
 from netfold.host.job_secret import draw
+from netfold.host.rails import own_port
 from netfold.testing import LoopbackSwitch, loopback_job, on_every_rank, subnet
 from netfold.wire import jobs, roce
 from netfold.wire.jobs import Done, Join, Leave, Peer, Plan, RankReport, RankStream, RankTree
@@ -72,8 +87,10 @@ class JobServer:
             if not self._complete.wait_for(lambda: len(self.joins) == request.world, request.timeout):
                 missing = sorted(set(range(request.world)) - set(self.joins))
                 context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"ranks {missing} did not join")
-            peers = [Peer(j.rank, j.address, j.tcp) for _, j in sorted(self.joins.items())]
+            peers = [Peer(j.rank, j.address, j.tcp, j.udp_port) for _, j in sorted(self.joins.items())]
             trees = []
+            self._reason = self._reason or "; ".join(f"rank {j.rank} cannot fold: {j.lacks}"
+                                                     for _, j in sorted(self.joins.items()) if j.lacks)
             if not self._reason:
                 if self._switch is None:
                     net = request.address.rpartition(".")[0]
@@ -135,6 +152,44 @@ def test_ranks_join_fold_report_and_leave(serve: Callable[..., JobServer]) -> No
     assert all(report.bytes_reduced == 4000 and report.by_tree == {"loop": 4000} for report in server.reports)
     assert [leave.reason for leave in server.leaves] == ["", ""]
     assert {leave.epoch for leave in server.leaves} == {5}
+
+
+@pytest.mark.parametrize("rail", ["auto", "innet"])
+@pytest.mark.parametrize("lacking", [True, False], ids=["no port", "no compiler"])
+def test_what_a_rank_lacks_before_it_joins_it_tells_all(
+    serve: Callable[..., JobServer], monkeypatch: pytest.MonkeyPatch, rail: Any, lacking: bool
+) -> None:
+    """Without a free UDP port, or a compiler, the job goes over TCP, or ends on both ranks by name, at once."""
+    server, net = serve(), subnet()
+    bind, build = own_port.bind_port, native.library
+
+    def bound(address: str) -> socket.socket:
+        if lacking and address == f"{net}.2":
+            raise TransportError(errno.EADDRINUSE, f"no UDP port of {address} is free")
+        return bind(address)
+
+    def built() -> Any:
+        if not lacking and threading.current_thread().name == "rank 1":
+            raise BuildError("no C compiler: install gcc")
+        return build()
+
+    monkeypatch.setattr(own_port, "bind_port", bound)
+    monkeypatch.setattr(native, "library", built)
+
+    def life(rank: int) -> Any:
+        threading.current_thread().name = f"rank {rank}"
+        with Communicator.join("j", rank, 2, address=f"{net}.{rank + 1}", controller=server.where, rail=rail) as comm:
+            return comm.rail, comm.allreduce(np.ones(10, np.int32)).tolist()
+
+    with warnings.catch_warnings(record=True) as warned:
+        found = in_threads([lambda: life(0), lambda: life(1)])
+    why = "rank 1 cannot fold: " + (f"[Errno {errno.EADDRINUSE}] no UDP port" if lacking else "no C compiler")
+    assert [bool(server.joins[rank].lacks) for rank in range(2)] == [False, True]
+    if rail == "auto":
+        assert found == [("tcp", [2] * 10)] * 2
+        assert sum(why in str(one.message) for one in warned) == 2
+    else:
+        assert all(isinstance(one, PlanError) and why in str(one) for one in found), found
 
 
 def test_without_a_tree_the_ring_takes_over_loudly(serve: Callable[..., JobServer]) -> None:
