@@ -269,28 +269,38 @@ class Planning:
             try:
                 return self._allocator.admit(job.epoch, job.trees, groups, room=most, rc=job.rc_ranks,
                                              lane_bits=job.joins[0].lane_bits, udp_ports=job.udp_ports)
-            except slots.OverQuota as error:
-                if room is None:
+            except Exhausted as error:
+                over = isinstance(error, slots.OverQuota)
+                if over and room is None:
                     raise
-                raise Exhausted(f"tenant {job.tenant.name!r} may take {room} more of its {job.tenant.slots} "
-                                      f"slots of these switches: {error}") from error
-            except Exhausted:
-                now = time.monotonic()
-                victim = quotas.to_preempt(job, others)
-                why = f"{job} of priority {job.tenant.priority} needs its slots"
-                if victim is not None:
-                    why += f", and {victim} has {victim.tenant.priority}"
-                elif (victim := group_plans.idle(job, others, now)) is not None:
-                    why = f"{job} needs its slots, and {victim} was idle for {now - victim.used:.0f} s"
+                victim, why = self._who_yields(job, others, of_tenant=over)
                 if victim is None or kept:  # one that keeps its slots is enough of a wait
-                    for other in others:
-                        if other.is_group:  # whoever asks for slots again may find one that was idle since
-                            reports.ask(other, now)
-                    raise
+                    if not over:
+                        raise
+                    raise Exhausted(f"tenant {job.tenant.name!r} may take {room} more of its {job.tenant.slots} "
+                                    f"slots of these switches: {error}") from error
                 self._allocator.release(job.epoch)
                 await self._recovery.preempt(victim, why)
                 kept = bool(victim.streams) and victim.state != "finished"
                 job.epoch = job.slots_epoch = self._allocator.open()
+
+    @staticmethod
+    def _who_yields(job: Job, others: Sequence[Job], *, of_tenant: bool) -> tuple[Job | None, str]:
+        """Whose slots a job takes that finds too few, and why; None: nobody's.
+
+        of_tenant  of its tenant's slots are too few left, rather than of the switches'
+        """
+        now = time.monotonic()
+        if not of_tenant and (lower := quotas.to_preempt(job, others)) is not None:
+            return lower, (f"{job} of priority {job.tenant.priority} needs its slots, and {lower} has "
+                           f"{lower.tenant.priority}")
+        idle = group_plans.idle(job, others, now)
+        if idle is not None:
+            return idle, f"{job} needs its slots, and {idle} was idle for {now - idle.used:.0f} s"
+        for other in others:
+            if other.is_group:  # whoever asks for slots again may find one that was idle since
+                reports.ask(other, now)
+        return None, ""
 
     async def _on_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What ``work`` returns, computed on the planning thread: for a job of 1,023 ranks it takes seconds, which the

@@ -47,6 +47,8 @@ MOST: Final = 1 << 16
 JOIN_SHARE: Final = 0.5
 """Part of the communicator's timeout for which a rank waits for the group's other ranks at the controller: those that
 the controller has refused wait for it meanwhile."""
+JOIN_SECONDS: Final = 30.0
+"""Most seconds of that: all of them have just said that they join."""
 SAID = struct.Struct("!??q240s")
 """What a rank says of its part: whether it could, whether never, a number, and the reason."""
 FINAL: Final = ("FAILED_PRECONDITION", "INVALID_ARGUMENT", "PERMISSION_DENIED", "UNIMPLEMENTED")
@@ -257,9 +259,10 @@ class GroupFold:
     def _join(self, number: int) -> tuple[JoinedGroup | None, _Word]:
         """Joins the group at the controller.  Returns what this rank has of it, and what it says of that."""
         try:
-            joined = self._means.join(self._members, number, JOIN_SHARE * self._means.timeout)
+            joined = self._means.join(
+                self._members, number, min(JOIN_SHARE * self._means.timeout, JOIN_SECONDS))
         except JoinRefused as refused:
-            return None, _Word(False, refused.code in FINAL, 0, str(refused))
+            return None, _Word(False, refused.code in FINAL, 0, refused.said or str(refused))
         except (NetFoldError, OSError, ValueError) as error:
             return None, _Word(False, False, 0, str(error))
         try:
@@ -296,10 +299,10 @@ class GroupFold:
         """The group does not fold, since these of its ranks cannot; ``never``: and is not to ask again."""
         self._never = never
         again = "" if never else f"; it asks again after {self._next - self._reductions} more reductions"
-        first: dict[str, int] = {}  # each reason once, by the first rank that has it
+        reasons: dict[str, int] = {}
         for rank, why in lacking.items():
-            first.setdefault(why, rank)
-        said = "; ".join(f"rank {self._members[rank]}: {why}" for why, rank in first.items())
+            reasons.setdefault(why, rank)  # each once, by the first rank that has it
+        said = "; ".join(f"rank {self._members[rank]}: {why}" for why, rank in reasons.items())
         self.why = f"this group does not fold: {said}{again}"
         log.warning("%s: %s", self._means.me, self.why)
 

@@ -32,7 +32,9 @@ BELOW = ("0 1", "2 3")
 def test_the_groups_of_a_mesh_fold_beside_their_job(engine: Engine, tmp_path: Path) -> None:
     """Four ranks below two leaves: both dimensions of a (2, 2) mesh, groups that overlap, and the job itself sum right
     at 2 % loss.  What spans leaves folds, as the ranks and the controller's status show; two hosts below one leaf go
-    between the hosts, with the reason.  A closed group gives its slots back, and nothing is left in the end."""
+    between the hosts, with the reason.  A closed group gives its slots back, and nothing is left in the end.
+
+    A rank that dies ends its group alone; those that are left shrink, and make groups anew."""
     fabric = leafspine(2, 2, 4, rate=RATES[engine], loss=0.02, seed=3, engine=engine, rundir=sandbox.rundir())
     with Network(fabric, logs=tmp_path / "logs") as network:
         ranks = network.launch([*program("rank_groups.py"), "7", str(tmp_path)], job="mesh")
@@ -44,6 +46,7 @@ def test_the_groups_of_a_mesh_fold_beside_their_job(engine: Engine, tmp_path: Pa
         (tmp_path / "look").touch()
         output = ranks.wait(within=150)
         after = network.status()
+        lost = network.launch(program("rank_group_lost.py"), job="lost").wait(within=100)
     results = [json.loads(lines[-1]) for lines in output]
     groups = {job.name.partition("#")[2]: job for job in status.jobs if job.group_of}
     assert set(groups) == {f"{name.replace(' ', '-')}.1" for name in ACROSS}
@@ -62,3 +65,7 @@ def test_the_groups_of_a_mesh_fold_beside_their_job(engine: Engine, tmp_path: Pa
     assert all(switch.folded.first > 0 for switch in spines)
     assert {job.name: job.state for job in after.jobs} == {"mesh": "finished"}
     assert all(switch.slots_used == 0 for switch in after.switches)
+    left = [json.loads(lines[-1]) for lines in lost if lines]
+    assert [bool(rank["error"]) for rank in left] == [False, True, False]
+    assert "lost rank 1 at 10.0.2.2 (h4)" in left[1]["error"]
+    assert all(rank["after"] == 6 and "tree(s) for this group" in rank["explain"] for rank in left)

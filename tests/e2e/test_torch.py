@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from netfold.fabric.graph import Engine
 from netfold.topo import sandbox
 from support import needs
 from support.steady import PATIENCE
-from support.topo import ENGINES, in_sandbox
+from support.topo import ENGINES, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
@@ -54,3 +55,25 @@ def test_a_training_script_folds_with_one_line_more(engine: Engine, members: int
         assert set(report.by_tree) == {"spine1", "spine2"}
         assert min(report.by_tree.values()) > 0.4 * report.bytes_reduced / members
         assert sum(report.by_tree.values()) == pytest.approx(report.bytes_reduced / members, rel=0.01)
+
+
+@pytest.mark.timeout(300)
+@in_sandbox(timeout=280)
+def test_the_dimensions_of_a_device_mesh_fold(tmp_path: Path) -> None:
+    """Eight ranks on four hosts below two leaves, as two replicas of four shards: what is replicated between the leaves
+    folds in the spines, so do two ranks of two machines each; two hosts below one leaf say that they gain nothing, and
+    HSDP's losses are gloo's."""
+    fabric = leafspine(2, 2, 4, rate="200mbit", rundir=sandbox.rundir())
+    fabric = msgspec.structs.replace(fabric, misses=PATIENCE)
+    hosts = [host for host in fabric.hosts for _ in range(2)]
+    with Network(fabric, logs=tmp_path / "logs") as network:
+        env = {"RES_OPTIONS": "timeout:1 attempts:1", "OMP_NUM_THREADS": "1", "NETFOLD_ALGO": "innet",
+               "MASTER_ADDR": fabric.hosts[0].address, "MASTER_PORT": "29501"}
+        ranks = network.launch([*program("rank_torch_mesh.py"), "2", "4"], job="hsdp", env=env, hosts=hosts)
+        results = [json.loads(lines[-1]) for lines in ranks.wait(within=240)]
+        assert {job.name for job in network.status().jobs} == {"hsdp"}
+    for result in results:
+        assert "tree(s) for this group" in result["replicate"]
+        assert "as they send each other" in result["shard"]
+        assert "tree(s) for this group" in result.get("four", result["replicate"])
+        assert result["losses"] == pytest.approx(result["gloo"], rel=1e-4)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from netfold.controller.jobs import groups
+from netfold.controller.jobs import groups, recovery
 from netfold.wire.jobs import (
     Done,
     GroupOf,
@@ -26,8 +26,9 @@ from netfold.wire.jobs import (
     Secret,
     Tell,
 )
-from support.controller import run, until
+from support.controller import BOUND, run, until
 from support.jobs import Code, Rig, restarted, rig
+from support.recovery import resume
 
 
 def of(plans: Sequence[Plan], members: Sequence[int], rank: int, number: int = 1, **changes: Any) -> Join:
@@ -197,8 +198,9 @@ def test_a_lost_rank_of_a_group_is_told_to_the_group(tmp_path: Path) -> None:
 
 
 def test_an_idle_group_makes_room_for_another(tmp_path: Path, monkeypatch: Any) -> None:
-    """Where slots run out, a group whose ranks report nothing new for a while is halted in favour of the next one; a
-    busy one keeps its slots, and the next one is refused with the reason."""
+    """Where slots run out, a group whose ranks report nothing new for a while is halted and goes on over TCP, and the
+    next one folds; a busy one keeps its slots, and the next one is refused with the reason."""
+    monkeypatch.setattr(recovery, "PREEMPTION_TIMEOUT", BOUND)
     monkeypatch.setattr(groups, "IDLE_SECONDS", 0.2)
 
     async def story() -> None:
@@ -231,9 +233,14 @@ def test_an_idle_group_makes_room_for_another(tmp_path: Path, monkeypatch: Any) 
                 halt = await watchers[0].next()
             assert isinstance(halt, Halt)
             assert "was idle" in halt.why
-            for join in joins:
-                join.cancel()
-            await asyncio.wait(joins)
+            after = await asyncio.gather(*(
+                r.call("Resume", resume(plan, begun=3, stand_in=f"10.0.0.{plan.rank}:7000")) for plan in made
+            ))
+            said = {(plan.stand_in, plan.folds_until, plan.reason) for plan in after}
+            assert said == {("10.0.0.0:7000", 3, halt.why)}
+            plans = [await join for join in joins]
+            assert all(plan.trees for plan in plans)
+            assert [job.name for job in r.controller.jobs.registry.active()] == ["j", "j#1-3.3"]
 
     run(story())
 
