@@ -365,8 +365,9 @@ class Dispatch:
 
     def close(self) -> None:
         """Closes the rails."""
-        self.close_fold()
-        if self._fold is not None:
+        if self._prospect is not None:
+            self._prospect.close()
+        elif self._fold is not None:
             self._fold.close()
         self.hosts.close()
 
