@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from netfold.fabric.generate import leafspine
-from netfold.fabric.graph import Engine
+from netfold.fabric.graph import Engine, Host
 from netfold.topo import sandbox
 from support import combinations, needs
 from support.topo import ENGINES, in_sandbox, program
@@ -70,25 +70,35 @@ def test_the_death_of_one_rank_of_a_machine_is_named_everywhere(tmp_path: Path) 
 
 @in_sandbox(timeout=250)
 def test_machines_of_any_numbers_of_ranks_fold_rows_and_go_on_without_and_with_a_rank(tmp_path: Path) -> None:
-    """On one fabric: rows with two ranks on each of four hosts, and with 2, 2, 1 and 2; then a rank goes and another
-    one comes, on machines of one rank, of two and of unlike numbers: those that are there fold, as the switches
-    count."""
+    """On one fabric, with machines of one rank, of two and of unlike numbers: two jobs at once fold rows; then in a job
+    a rank goes and another one comes, and those that are there fold, as the switches count."""
     fabric = leafspine(2, 2, 4, rate=RATES["softswitch"], rundir=sandbox.rundir())
     with Network(fabric, logs=tmp_path / "logs") as network:
-        for counts in ((2, 2, 2, 2), (2, 2, 1, 2)):
-            hosts = [host for host, count in zip(fabric.hosts, counts, strict=True) for _ in range(count)]
-            output = network.launch([*program("rank_rows.py"), "7"], job="rows", hosts=hosts).wait(within=100)
-            results = [json.loads(lines[-1]) for lines in output]
-            assert [result["paths"] for result in results] == [["innet"]] * len(hosts)
         for name, life in combinations.LIVES.items():
+            two_jobs_fold_rows(network, name, life)
             ranks_go_and_come(network, name, life)
+
+
+def hosts_of(network: Network, life: combinations.Life) -> list[Host]:
+    """The host of each rank."""
+    return [host for host, count in zip(network.fabric.hosts, life.machines, strict=False) for _ in range(count)]
+
+
+def two_jobs_fold_rows(network: Network, name: str, life: combinations.Life) -> None:
+    """Fails where the ranks of one of two jobs on the same hosts do not fold all that they call."""
+    hosts = hosts_of(network, life)
+    jobs = [network.launch([*program("rank_rows.py"), "7"], job=f"{job}{len(hosts)}", hosts=hosts) for job in "ab"]
+    for job in jobs:
+        paths = [json.loads(lines[-1])["paths"] for lines in job.wait(within=100)]
+        assert paths == [["innet"]] * len(hosts), name
+    assert life.cells[combinations.BESIDE] == combinations.FOLDS
 
 
 def ranks_go_and_come(network: Network, name: str, life: combinations.Life) -> None:
     """Fails where a cell of the page (support/combinations.py) is another one."""
     counts, victim, elements = life.machines, life.victim, ELEMENTS["softswitch"]
     fabric, world, before = network.fabric, sum(life.machines), news(network)
-    hosts = [host for host, count in zip(fabric.hosts, counts, strict=False) for _ in range(count)]
+    hosts = hosts_of(network, life)
     seen, job = [*program("rank_life.py"), "7", str(elements)], f"life{world}"
     old = network.launch([*seen, str(victim)], job=job, hosts=hosts)
     new = network.launch([*seen, "-1"], job=job, hosts=[hosts[victim]])

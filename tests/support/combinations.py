@@ -43,7 +43,7 @@ Each cell is a call that a test makes, with checked results. *folds*: switches c
 asked by name. *between the hosts*: it went over TCP; `comm.explain()` says why. *folds in part*: of two calls one.
 
 This page is written by `.venv/bin/python tests/support/combinations.py`, and `tests/test_combinations.py` fails where a
-cell changes; the last two rows are held by `tests/e2e/test_machines.py`, on a fabric with a controller. More of
+cell changes; the last three rows are held by `tests/e2e/test_machines.py`, on a fabric with a controller. More of
 machines with several ranks is in [host](host.md#machines-of-several-ranks).
 
 """
@@ -231,16 +231,20 @@ class Life:
 
 GOES: Final = "a rank is lost: shrink"
 COMES: Final = "a rank comes: grow"
+BESIDE: Final = "two jobs at once on the same hosts"
+NOT_TRIED: Final = "not tried"
 LIVES: Final = {
-    "innet, 1 rank a machine": Life((1, 1, 1, 1), 2, {GOES: FOLDS, COMES: FOLDS}),
-    "innet, 2 ranks a machine": Life((2, 2, 2, 2), 5, {GOES: FOLDS, COMES: FOLDS}),
-    "innet, 2, 1 and 1 ranks": Life((2, 1, 2, 1), 3, {GOES: FOLDS, COMES: FOLDS}),
+    "innet, 1 rank a machine": Life((1, 1, 1, 1), 2, {GOES: FOLDS, COMES: FOLDS, BESIDE: FOLDS}),
+    "innet, 2 ranks a machine": Life((2, 2, 2, 2), 5, {GOES: FOLDS, COMES: FOLDS, BESIDE: FOLDS}),
+    "innet, 2, 1 and 1 ranks": Life((2, 1, 2, 1), 3, {GOES: FOLDS, COMES: FOLDS, BESIDE: FOLDS}),
 }
 """Columns -> jobs on a fabric with a controller."""
 OTHERS: Final = {
-    "a group of some ranks": {GOES: "the communicator's alone", COMES: "the communicator's alone"},
-    "verbs": {GOES: "not tried", COMES: "not tried"},
-    "several rails": {GOES: "refused by name", COMES: "refused by name"},
+    "a group of some ranks": {
+        GOES: "the communicator's alone", COMES: "the communicator's alone", BESIDE: NOT_TRIED,
+    },
+    "verbs": {GOES: NOT_TRIED, COMES: NOT_TRIED, BESIDE: NOT_TRIED},
+    "several rails": {GOES: "refused by name", COMES: "refused by name", BESIDE: NOT_TRIED},
 }
 """The cells of other columns."""
 
@@ -276,9 +280,8 @@ def page(columns: Mapping[str, Mapping[str, str]]) -> str:
         name: {**cells, **(LIVES[name].cells if name in LIVES else OTHERS[name])} for name, cells in columns.items()
     }
     table = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    table += [
-        f"| {row} | " + " | ".join(cells[row] for cells in whole.values()) + " |" for row in (*FEATURES, GOES, COMES)
-    ]
+    rows = (*FEATURES, GOES, COMES, BESIDE)
+    table += [f"| {row} | " + " | ".join(cells[row] for cells in whole.values()) + " |" for row in rows]
     return HEAD + "\n".join(table) + "\n"
 
 
