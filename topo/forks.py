@@ -115,6 +115,17 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+def launch(modules: Sequence[str], environment: Mapping[str, str]) -> tuple[socket.socket, ChildProcess]:
+    """Start a fork server, which imports modules; return its socket and its process."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        return ours, subprocess.Popen(
+            [sys.executable, "-c", COMMAND, str(theirs.fileno()), *modules], stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
+            env={**os.environ, **environment},
+        )
+
+
 class Forks:
     """A fork server, which is started with the first program.
 
@@ -123,10 +134,10 @@ class Forks:
     """
 
     def __init__(self, *modules: str, environment: Mapping[str, str] | None = None) -> None:
-        self._modules = modules
+        self.modules = modules
         self._environment = dict(environment or {})
         self._socket: socket.socket | None = None
-        self._server: subprocess.Popen[bytes] | None = None
+        self._server: ChildProcess | None = None
         self._lock = threading.Lock()
 
     @property
@@ -193,13 +204,7 @@ class Forks:
 
     def _start_server(self) -> None:
         self.close()
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._server = subprocess.Popen(
-                [sys.executable, "-c", COMMAND, str(theirs.fileno()), *self._modules], stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
-                env={**os.environ, **self._environment},
-            )
+        self._socket, self._server = launch(self.modules, self._environment)
         atexit.register(self.close)
 
     def close(self) -> None:

@@ -39,7 +39,7 @@ SETTINGS: Final = {
     "PYTHONFAULTHANDLER": "1",
 }
 """Environment variables that all ranks have in common, whatever their job."""
-_forks = Forks(environment=SETTINGS)
+FORKS: Final = Forks(environment=SETTINGS)
 
 
 def environment(fabric: Fabric, hosts: Sequence[Host], rank: int, *, job: str) -> dict[str, str]:
@@ -84,13 +84,13 @@ def start(
 ) -> Forked:
     """Start ``command`` in a host, in a session of its own, with a pipe for its output.  Raises OSError."""
     inside, files = ([], enter.files) if isinstance(enter, Namespaces) else (enter, ())
-    return _forks.start([*inside, *command], subprocess.PIPE, errors, input=input, environment={**os.environ, **env},
+    return FORKS.start([*inside, *command], subprocess.PIPE, errors, input=input, environment={**os.environ, **env},
                         namespaces=files)
 
 
 def prepare(command: Sequence[str], env: Mapping[str, str]) -> None:
     """Import what ranks of this command will import, beside whatever is done until they start.  Raises OSError."""
-    _forks.warm(command, environment={**os.environ, **env})
+    FORKS.warm(command, environment={**os.environ, **env})
 
 
 class RankProcess(ChildProcess, Protocol):

@@ -38,7 +38,7 @@ READY_SECONDS: Final = 60.0
 HELP_SECONDS: Final = 30.0
 """Seconds for a program to print its help."""
 
-_forks = Forks("softswitch.cli.run", "softswitch.cli.start", "softswitch.p4runtime.program",
+FORKS: Final = Forks("softswitch.cli.run", "softswitch.cli.start", "softswitch.p4runtime.program",
                "softswitch.p4runtime.server", "grpc._interceptor", "grpc._server")
 """These import all that a switch imports until its first program runs."""
 
@@ -222,7 +222,7 @@ class SoftSwitch(P4Switch):
     def spawn(self, command: list[str], log: IO[bytes]) -> ChildProcess:
         """The same by a fork of a process that has imported what a switch needs.  Raises SwitchFailed."""
         try:
-            return _forks.start(command, log, log)
+            return FORKS.start(command, log, log)
         except OSError as error:
             raise SwitchFailed(f"{self.name}: softswitch's fork server did not start it ({error}): run "
                                f"{shlex.join(command)} by hand to see why") from error

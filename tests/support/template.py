@@ -31,6 +31,7 @@ from _pytest import assertion
 from _pytest.runner import runtestprotocol
 
 from netfold.topo import sandbox
+from support.warm import Warm
 
 MOST_BYTES: Final = 1 << 20
 """Most bytes of a request, which are mostly the environment."""
@@ -61,6 +62,7 @@ class Template:
     def __init__(self, session: pytest.Session) -> None:
         # the forks make their folders in one that is there: whoever makes it first would empty it for the others
         session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+        self._warm = Warm()
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         worker = os.getpid()
         sys.stdout.flush()
@@ -68,13 +70,14 @@ class Template:
         self._pid = os.fork()
         if self._pid == 0:
             self._line.close()
-            _serve(theirs, {item.nodeid: item for item in session.items}, worker)
+            _serve(theirs, {item.nodeid: item for item in session.items}, worker, self._warm)
         theirs.close()
 
     def close(self) -> None:
         """End the template."""
         self._line.close()
         os.waitpid(self._pid, 0)
+        self._warm.close()
 
     def run(self, nodeid: str, *, timeout: float, seconds: float) -> Answer:
         """Run a test in a sandbox, for at most ``timeout`` seconds."""
@@ -107,7 +110,7 @@ def _text(path: Path) -> str:
 # ---- the template, and what it forks ---------------------------------------------------------------------------------
 
 
-def _serve(line: socket.socket, items: dict[str, pytest.Item], worker: int) -> NoReturn:
+def _serve(line: socket.socket, items: dict[str, pytest.Item], worker: int, warm: Warm) -> NoReturn:
     status = 1
     try:
         sandbox.die_with_parent(worker)
@@ -118,7 +121,7 @@ def _serve(line: socket.socket, items: dict[str, pytest.Item], worker: int) -> N
             launcher = os.fork()
             if launcher == 0:
                 line.close()
-                _launch(pickle.loads(asked), items, template)
+                _launch(pickle.loads(asked), items, template, warm)
             line.send(str(launcher).encode())
             line.send(str(os.waitstatus_to_exitcode(os.waitpid(launcher, 0)[1])).encode())
         status = 0
@@ -128,7 +131,7 @@ def _serve(line: socket.socket, items: dict[str, pytest.Item], worker: int) -> N
         os._exit(status)
 
 
-def _launch(request: Request, items: dict[str, pytest.Item], template: int) -> NoReturn:
+def _launch(request: Request, items: dict[str, pytest.Item], template: int, warm: Warm) -> NoReturn:
     """Be the launcher of a sandbox in which a test runs."""
     status = 1
     try:
@@ -137,7 +140,7 @@ def _launch(request: Request, items: dict[str, pytest.Item], template: int) -> N
         os.environ.update(request.environment)
         os.chdir(request.cwd)
         _redirect(request.folder / "output")
-        status = sandbox.launch(lambda: _run(items[request.nodeid], request))
+        status = sandbox.launch(lambda: _run(items[request.nodeid], request, warm))
     except BaseException:
         traceback.print_exc()
     finally:
@@ -156,10 +159,11 @@ def _redirect(path: Path) -> None:
     faulthandler.enable(sys.stderr)
 
 
-def _run(item: pytest.Item, request: Request) -> NoReturn:
+def _run(item: pytest.Item, request: Request, warm: Warm) -> NoReturn:
     """Run the test as pytest does, but tell nobody but who asked."""
     status = 1
     try:
+        warm.serve_here()
         with _time_limit(request.seconds), _explained(item):
             reports = runtestprotocol(item, nextitem=None, log=False)
         (request.folder / "answer").write_text(json.dumps(_answer(reports)))
