@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Unpack
 
 import msgspec
 
-from cbuild import files
+from netfold.disk import files
 from netfold.fabric.generate import FabricOptions, leafspine
 from netfold.fabric.graph import Engine, Fabric
 from netfold.topo import listeners, sandbox

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cbuild import files
+from netfold.disk import files
 from netfold.wire.operator import LinkStatus
 
 

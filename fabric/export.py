@@ -78,7 +78,7 @@ def write(fabric: Fabric, form: str, folder: Path, image: str = IMAGE) -> list[P
     form  "containerlab" or "netlab"
     Raises FabricError, OSError.
     """
-    from cbuild import files
+    from netfold.disk import files
     from netfold.fabric import file as fabric_file
 
     forms = {"containerlab": (f"{fabric.name}.clab.yml", containerlab), "netlab": ("topology.yml", netlab)}

@@ -34,7 +34,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from cbuild import files
+from netfold.disk import files
 from netfold.fabric.graph import Fabric, FabricError, Host, Link, Settings, Switch, Tenant
 from netfold.fabric.validity import validate
 

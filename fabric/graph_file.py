@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack, get_args
 
 import msgspec
 
-from cbuild import files
+from netfold.disk import files
 from netfold.fabric import file as fabric_file
 from netfold.fabric.assemble import PATH_MTUS, Edge, FabricOptions, Site, assemble
 from netfold.fabric.graph import FAULTS, Fabric, FabricError, Link, Role

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cbuild import files
+from netfold.disk import files
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,7 +22,7 @@ from typing import Final
 
 import numpy as np
 
-from cbuild import files
+from netfold.disk import files
 from netfold.fabric import routes
 from netfold.fabric.clos import paths_of
 from netfold.fabric.graph import Fabric

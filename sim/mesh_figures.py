@@ -10,7 +10,7 @@ from dataclasses import astuple, dataclass, fields
 from math import inf
 from pathlib import Path
 
-from cbuild import files
+from netfold.disk import files
 from netfold.plots.charts import GridChart, LineChart, PlotsMissing, grid_charts, line_charts
 from netfold.sim.mesh import ALGORITHMS, ITEM, Grid, runs_on, simulate
 from netfold.sim.mesh_schedule import MeshMessage, allreduce

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import joblib
 import numpy as np
 
-from cbuild import files
+from netfold.disk import files
 from netfold.plots.charts import LineChart, PlotsMissing, line_charts
 from netfold.sim.folding import FoldRules, SimulatedFold, beside, fold, shifted
 from netfold.sim.packet import PacketOutcome, Transport, simulate

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from cbuild import files
+from netfold.disk import files
 from netfold.sim.claims import Claim, ComparisonRow, identity
 
 ROWS = "rows.jsonl"

@@ -21,7 +21,7 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Final
 
-from cbuild import files
+from netfold.disk import files
 from netfold.plots.charts import LineChart, PlotsMissing, line_charts
 from netfold.sim.packet import Transport, simulate
 from netfold.sim.placement import SCHEMES

@@ -20,19 +20,21 @@ TESTS = ROOT / "tests"
 
 ROOMS = {
     "cbuild": (),
+    "disk": ("cbuild",),
     "wire": (),
     "rpc": (),
-    "plots": ("cbuild",),
-    "fabric": ("cbuild", "wire"),
+    "plots": ("disk",),
+    "fabric": ("disk", "wire"),
     "softswitch": ("cbuild",),
-    "host": ("cbuild", "rpc", "wire"),
+    "host": ("cbuild", "disk", "rpc", "wire"),
     "testing": ("host", "wire"),
-    "controller": ("cbuild", "fabric", "rpc", "softswitch", "wire"),
-    "sim": ("cbuild", "fabric", "plots"),
-    "topo": ("cbuild", "controller", "fabric", "host", "rpc", "wire"),
-    "demo": ("cbuild", "controller", "fabric", "host", "rpc", "topo", "wire"),
-    "bench": ("cbuild", "controller", "demo", "fabric", "host", "plots", "rpc", "sim", "softswitch", "topo", "wire"),
-    "cli": ("bench", "cbuild", "controller", "demo", "fabric", "rpc", "sim", "softswitch", "topo", "wire"),
+    "controller": ("cbuild", "disk", "fabric", "rpc", "softswitch", "wire"),
+    "sim": ("cbuild", "disk", "fabric", "plots"),
+    "topo": ("cbuild", "controller", "disk", "fabric", "host", "rpc", "wire"),
+    "demo": ("controller", "disk", "fabric", "host", "rpc", "topo", "wire"),
+    "bench": ("cbuild", "controller", "demo", "disk", "fabric", "host", "plots", "rpc", "sim", "softswitch", "topo",
+              "wire"),
+    "cli": ("bench", "cbuild", "controller", "demo", "disk", "fabric", "rpc", "sim", "softswitch", "topo", "wire"),
 }
 """The rooms and which others each may import, lowest first.  A script may also import what users do, netfold itself."""
 INSIDE = {

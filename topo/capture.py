@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from cbuild import files
+from netfold.disk import files
 from netfold.topo import packet_sockets, segments
 from netfold.topo.pcapng import MAX_OPTION, PcapngWriter
 from netfold.wire.faults import TapLink

@@ -19,7 +19,8 @@ from typing import Final, Self
 
 import msgspec
 
-from cbuild import files, folders
+from cbuild import folders
+from netfold.disk import files
 from netfold.topo import rundir, sandbox
 from netfold.topo.ranks import Namespaces
 

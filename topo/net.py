@@ -27,8 +27,8 @@ from typing import Any, Final
 import msgspec
 from mininet.net import Mininet
 
-from cbuild import files
 from netfold.controller import client
+from netfold.disk import files
 from netfold.fabric import file as fabric_file
 from netfold.fabric.graph import Fabric, Host, Link
 from netfold.rpc import rpc

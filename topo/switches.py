@@ -25,7 +25,7 @@ import grpc
 from grpc import ChannelCredentials
 from mininet.node import Switch
 
-from cbuild import files
+from netfold.disk import files
 from netfold.fabric.graph import CPU_PORT, Engine
 from netfold.rpc.certificates import Certificates, is_local
 from netfold.topo import sandbox

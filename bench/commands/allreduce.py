@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from cbuild import files
 from netfold.bench.harness.limits import Limit, limited_by, machine
 from netfold.bench.harness.processors import cpu_seconds
+from netfold.disk import files
 from netfold.fabric.generate import PATH_MTUS, leafspine, parse
 from netfold.fabric.graph import Engine, Fabric, FabricError, bits_per_second
 from netfold.host.collectives import ALLREDUCE

@@ -18,8 +18,8 @@ from typing import Final
 
 import msgspec
 
-from cbuild import files
 from netfold.bench.ranks.collectives import GLOO, Cell, CollectivesResult, CollectivesTask
+from netfold.disk import files
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, bits_per_second
 from netfold.topo import sandbox

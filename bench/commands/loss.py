@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from cbuild import files
 from netfold.bench.ranks.loss import LossResult, LossTask
+from netfold.disk import files
 from netfold.fabric.graph import Engine, Fabric
 from netfold.host.innet.core import CREDITS_VARIABLE, Credits
 from netfold.topo import sandbox

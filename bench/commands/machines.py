@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from cbuild import files
 from netfold.bench.ranks.machines import MachinesResult, MachinesTask
+from netfold.disk import files
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, bits_per_second
 from netfold.topo import sandbox

@@ -27,9 +27,9 @@ from typing import Final
 
 import msgspec
 
-from cbuild import files
 from netfold.bench.commands.collectives import sizes_of
 from netfold.bench.ranks.collectives import FLAT, GLOO, HIERARCHICAL, Cell, CollectivesResult, CollectivesTask
+from netfold.disk import files
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine
 from netfold.plots.charts import LineChart, line_charts

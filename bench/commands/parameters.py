@@ -19,9 +19,9 @@ from pathlib import Path
 
 import msgspec
 
-from cbuild import files
 from netfold.bench.commands.allreduce import size
 from netfold.bench.ranks.parameters import ParametersResult, ParametersTask, StepWay
+from netfold.disk import files
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine
 from netfold.plots.charts import BarChart, bar_charts

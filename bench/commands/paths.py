@@ -22,8 +22,8 @@ from typing import Final, Literal, NamedTuple, get_args
 
 import msgspec
 
-from cbuild import files
 from netfold.bench.ranks.paths import BREAK_LINK, RESTORE_LINK, Collective, Mode, PathsResult, PathsTask, Transport
+from netfold.disk import files
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric, PlannerName
 from netfold.plots.charts import BarChart, PlotsMissing, bar_charts

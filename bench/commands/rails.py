@@ -41,12 +41,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cbuild import files
 from netfold.bench.commands import rails_death, rails_training
 from netfold.bench.commands.allreduce import READY_SECONDS, size
 from netfold.bench.commands.rails_figures import FIRST, draw, write
 from netfold.bench.commands.rails_report import PlaneCut, RailsReport, RailsRow, RailTrainingRow, Started
 from netfold.bench.ranks.rails import Announcement, OpenCommand, OpenResult, SumsCommand, SumsResult
+from netfold.disk import files
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, FabricError, bits_per_second
 from netfold.host.rails.joining import STALL_VARIABLE

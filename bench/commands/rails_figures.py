@@ -8,8 +8,8 @@ import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from cbuild import files
 from netfold.bench.commands.rails_report import RailDeath, RailsReport
+from netfold.disk import files
 from netfold.plots.charts import BarChart, LineChart, bar_charts, line_charts
 
 FIRST = 4

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 
 import msgspec
 
-from cbuild import files
 from netfold.bench.ranks.recovery import STARTED, RecoveryResult, RecoveryTask
+from netfold.disk import files
 from netfold.fabric.graph import Engine
 from netfold.topo import sandbox
 from netfold.topo.failures import FabricFailed

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from cbuild import files
 from netfold.bench.commands import simulated_folds
 from netfold.bench.ranks.simulator import ReplayFlow, ReplayTask, ReplayTimes
+from netfold.disk import files
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Fabric
 from netfold.sim.packet import PacketOutcome, Transport, simulate

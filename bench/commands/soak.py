@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from cbuild import files
 from netfold.bench.harness.overhearing import Overhearing
 from netfold.bench.harness.schedule import FAULTS, Fault, StepFailed, StepRunner, Victims, schedule
 from netfold.bench.harness.strangers import SmallDisk, Strangers
 from netfold.bench.ranks.soak import STARTED, SoakResult, SoakTask
 from netfold.controller import client
+from netfold.disk import files
 from netfold.fabric.generate import Faults
 from netfold.fabric.graph import Engine, Fabric, Tenant
 from netfold.rpc import rpc, tokens

@@ -35,7 +35,6 @@ from typing import TYPE_CHECKING, Final, get_args
 
 import msgspec
 
-from cbuild import files
 from netfold.bench.commands.allreduce import READY_SECONDS, UNSHAPED
 from netfold.bench.harness.processors import cpu_seconds
 from netfold.bench.harness.training import (
@@ -55,6 +54,7 @@ from netfold.bench.harness.training import (
 )
 from netfold.bench.ranks.train import PROBES
 from netfold.bench.ranks.train_command import TrainCommand, TrainResult, Way
+from netfold.disk import files
 from netfold.fabric.generate import PATH_MTUS, leafspine
 from netfold.fabric.graph import Engine, FabricError, bits_per_second
 from netfold.host.rails.planes import RAILS_VARIABLE

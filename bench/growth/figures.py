@@ -20,11 +20,11 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from cbuild import files
 from netfold.bench.growth import controller, fabric, program
 from netfold.bench.growth.controller import ControllerRow
 from netfold.bench.growth.fabric import Axis, FabricRow
 from netfold.bench.growth.program import ProgramRow
+from netfold.disk import files
 from netfold.plots.charts import LineChart, PlotsMissing, line_charts
 from netfold.topo import sandbox
 

@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cbuild import files
 from netfold.bench.harness.traffic import TrafficLoad
+from netfold.disk import files
 from netfold.fabric.graph import Engine
 
 BOUND = 180.0

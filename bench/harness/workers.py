@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from cbuild import files
+from netfold.disk import files
 from netfold.topo.failures import FabricFailed
 from netfold.topo.forks import Forked
 from netfold.topo.lifecycle import tail, terminate

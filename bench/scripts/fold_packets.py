@@ -23,8 +23,9 @@ from pathlib import Path
 
 import cbuild
 import netfold
-from cbuild import cc, files
+from cbuild import cc
 from netfold.bench.harness import checkouts
+from netfold.disk import files
 from netfold.wire import roce
 from softswitch.compiler.driver import compile_file
 from softswitch.engine import entities, linking, local

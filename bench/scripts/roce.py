@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from cbuild import files
+from netfold.disk import files
 from netfold.host.job_secret import draw
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.mesh.sockets import listen

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import msgspec
 
-from cbuild import files
 from netfold.bench.harness.survivors import Survivors
+from netfold.disk import files
 from netfold.fabric.generate import leafspine
 from netfold.topo import sandbox
 from netfold.topo.net import Network

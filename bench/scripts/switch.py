@@ -43,7 +43,6 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from cbuild import files
 from netfold.bench.harness import checkouts
 from netfold.bench.harness.limits import machine
 from netfold.bench.harness.processors import cpu_seconds, family
@@ -51,6 +50,7 @@ from netfold.bench.harness.switch_process import BOUND, command, process, until_
 from netfold.bench.harness.traffic import TrafficFlow, TrafficLoad
 from netfold.bench.harness.veth import VethHost, offloads
 from netfold.controller.controller import Controller
+from netfold.disk import files
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric
 from netfold.topo import sandbox

@@ -27,8 +27,8 @@ from typing import Any
 
 import msgspec
 
-from cbuild import files
 from netfold.bench.harness.workers import Workers
+from netfold.disk import files
 from netfold.fabric.generate import leafspine
 from netfold.topo import sandbox
 from netfold.topo.allreduce_rank import RankSetup, Timing, TimingCommand

@@ -31,9 +31,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from cbuild import files
 from netfold.bench.harness import checkouts, paced
 from netfold.bench.harness.limits import limited_by, machine
+from netfold.disk import files
 
 DEFAULTS = ("--algorithms", "innet,gloo")
 

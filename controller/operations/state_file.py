@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from cbuild import files
 from netfold.controller.health.drains import Drains, UnknownName
+from netfold.disk import files
 from netfold.fabric.graph import FabricError
 
 log = logging.getLogger("netfold.controller")

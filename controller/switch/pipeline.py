@@ -22,9 +22,9 @@ from typing import Final
 from finsy.proto import p4i
 from google.protobuf import text_format
 
-from cbuild import files
 from cbuild.cache import Cache
 from netfold.controller.switch import bmv2_program
+from netfold.disk import files
 from netfold.fabric.graph import Engine, Fabric
 from netfold.wire.roce import PATH_MTU
 

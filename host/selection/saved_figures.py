@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from cbuild import files
+from netfold.disk import files
 
 T = TypeVar("T")
 

@@ -29,7 +29,7 @@ from typing import Any, Final
 
 import msgspec
 
-from cbuild import files
+from netfold.disk import files
 from netfold.host.forked import disconnect, ends_in_child
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire.flight import Dump, OperationRecord

@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from cbuild import files
+from netfold.disk import files
 from netfold.host.tracing.spans import SPANS, Span
 from netfold.wire.flight import OperationRecord
 

@@ -23,7 +23,8 @@ from typing import Any
 
 import pytest
 
-from cbuild import cc, files
+from cbuild import cc
+from netfold.disk import files
 from switch_support.namespace import in_own_network, sh
 
 BOUND = 60.0

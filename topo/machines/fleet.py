@@ -26,8 +26,9 @@ from typing import Final
 
 import msgspec
 
-from cbuild import files, folders
+from cbuild import folders
 from netfold.controller import client
+from netfold.disk import files
 from netfold.fabric import file as fabric_file
 from netfold.fabric.graph import Fabric
 from netfold.rpc import rpc

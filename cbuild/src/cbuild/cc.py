@@ -32,7 +32,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cbuild import files
 from cbuild.cache import Cache
 
 COMPILE_TIMEOUT = 300.0
@@ -236,7 +235,7 @@ def _probe(cc: Compiler, flags: Sequence[str], cache: Cache) -> str:
     complaint = "" if done.returncode == 0 else (done.stderr or f"exit status {done.returncode}")
     if not complaint:  # only success is kept, so that installing a missing header helps at once
         with contextlib.suppress(OSError):  # a full disk: it is tried again next time
-            files.replace(folder / f"probe-{key}", "", mode=0o644)
+            (folder / f"probe-{key}").touch(0o644)
     return complaint
 
 

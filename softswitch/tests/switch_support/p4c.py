@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from cbuild import cc, files
+from cbuild import cc
 from softswitch.compiler import cache
+from softswitch.runtime import files
 
 P4C = "p4c-bm2-ss"
 TIMEOUT = 120.0

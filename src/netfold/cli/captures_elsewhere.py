@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from cbuild import files
 from netfold import plain_text
 from netfold.cli.common import CANNOT, FAILED, fail
+from netfold.disk import files
 from netfold.wire import faults
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from cbuild import files
+from netfold.disk import files
 from netfold.wire.flight import Dump
 
 MOST_BYTES: Final = 64 << 20

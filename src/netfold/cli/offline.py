@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from cbuild import files
 from netfold.cli.common import CANNOT, FAILED, checked, engine_of, fail, load
 from netfold.cli.generated import DEFAULTS, Generated, with_groups
 from netfold.cli.machines import HERE, OverMachines
 from netfold.cli.options import TOPO_FORM, FabricFile, PathMtu, SwitchKind, Topo
+from netfold.disk import files
 from netfold.fabric import file as fabric_file
 from netfold.fabric.generate import PATH_MTUS
 from netfold.fabric.graph import Fabric

@@ -19,11 +19,11 @@ from typing import Annotated, Any, BinaryIO, Final
 
 import typer
 
-from cbuild.files import create
 from netfold import plain_text
 from netfold.cli.captures_elsewhere import capture_elsewhere
 from netfold.cli.common import CANNOT, FAILED, fail
 from netfold.cli.local_fabric import WhichFabric, ask, seconds, socket_of
+from netfold.disk.files import create
 from netfold.wire import faults
 
 NAMES_EVERY: Final = 1.0

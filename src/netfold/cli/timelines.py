@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from cbuild import files
+from netfold.disk import files
 from netfold.wire.bounds import Count, Int32
 
 MOST_BYTES: Final = 256 << 20

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from cbuild.files import replace
 from netfold.cli.common import FAILED, fail
+from netfold.disk.files import replace
 from netfold.plain_text import clean
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cbuild import files
 from softswitch.cli.options import CliOption, Defines, Includes, Program, defines, fail, p4_text
 from softswitch.compiler.p4info_files import FORMATS, written
+from softswitch.runtime import files
 
 if TYPE_CHECKING:
     from softswitch.compiler.driver import Program as CompiledProgram

@@ -39,12 +39,13 @@ def explain(
     include: Includes = None,
 ) -> None:
     """Show what a program does with a packet, and why: parser, tables, actions, drops."""
-    from cbuild import cc, files
+    from cbuild import cc
     from softswitch.compiler.diagnostics import CompileError
     from softswitch.compiler.driver import compile_file
     from softswitch.engine.errors import EngineError
     from softswitch.explain import packets
     from softswitch.explain.entries import EntriesError, load
+    from softswitch.runtime import files
     from softswitch.trace import TracedEngine, TraceError, to_json, to_text
     from softswitch.trace.page import render
 

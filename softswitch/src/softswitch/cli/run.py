@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cbuild import files
 from softswitch.cli.options import TraceStyle, defines, fail, readable
 from softswitch.cli.switch_options import LogLevel, SwitchOptions
+from softswitch.runtime import files
 from softswitch.runtime.log_lines import Lines
 from softswitch.runtime.stopping import Stop
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from finsy.proto import p4i
 from google.protobuf.message import DecodeError
 
-from cbuild import files
 from cbuild.cache import Cache
+from softswitch.runtime import files
 
 
 @functools.cache

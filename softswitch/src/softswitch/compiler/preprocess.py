@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cbuild import files
 from softswitch.compiler.diagnostics import CompileError, Diagnostic, P4Error, Pos
 from softswitch.compiler.macros import Macros, tokens
 from softswitch.compiler.preprocess_if import Condition
+from softswitch.runtime import files
 
 _DIRECTIVE = re.compile(r"\s*#\s*(\w+)?(.*)", re.DOTALL)
 _TEXT = re.compile(

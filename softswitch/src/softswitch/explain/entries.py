@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cbuild import files
 from softswitch.compiler.driver import Program
 from softswitch.engine.local import LocalEngine
 from softswitch.explain import runtime_json
+from softswitch.runtime import files
 from softswitch.stf import runner, script
 
 

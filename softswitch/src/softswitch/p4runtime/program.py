@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from finsy.proto import p4i, p4r
 
-from cbuild import cc, files
+from cbuild import cc
 from cbuild.cache import Cache
 from softswitch.compiler.cache import pack, unpack
 from softswitch.compiler.device_config import UnreadableConfigError, is_json, unwrapped
 from softswitch.engine import linking
 from softswitch.engine.errors import EngineError, Internal, InvalidArgument, ResourceExhausted
+from softswitch.runtime import files
 
 if TYPE_CHECKING:
     from softswitch.compiler.driver import Program

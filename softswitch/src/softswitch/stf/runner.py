@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cbuild import files
 from softswitch.engine.entities import DoAction, Entry
 from softswitch.engine.errors import EngineError, InvalidArgument
 from softswitch.engine.local import LocalEngine
 from softswitch.engine.program_info import TableInfo
+from softswitch.runtime import files
 from softswitch.stf.commands import Commands
 from softswitch.stf.frames import draw_difference, matches
 from softswitch.stf.script import (

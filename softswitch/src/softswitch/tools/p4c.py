@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cbuild import files
 from softswitch.compiler.p4info_files import FORMATS, written
+from softswitch.runtime import files
 from softswitch.runtime.version import VERSION
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import threading
 import types
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from cbuild import files
+from softswitch.runtime import files
 from softswitch.runtime.log_lines import Lines
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
-from cbuild import files
+from softswitch.runtime import files
 from softswitch.trace.as_json import to_json
 from softswitch.trace.bmv2 import Bmv2Words
 from softswitch.trace.program import TracedProgram, TraceError
@@ -249,7 +249,7 @@ def _chunks(stream: IO[bytes], programs: dict[int, TracedProgram], only: TracedP
 def open_private(path: Path) -> int:
     """A descriptor of an empty file, to whose end is written and which its owner alone may read: frames will be in it.
 
-    A new file takes the place of one that is there (cbuild/files.py), so that those who have it open read on there;
+    A new file takes the place of one that is there (runtime/files.py), so that those who have it open read on there;
     another user's is refused, and so is a link of theirs. What is no regular file (a pipe, a terminal) is written to as
     it is. Raises OSError.
     """

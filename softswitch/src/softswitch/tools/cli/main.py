@@ -15,7 +15,7 @@ from thrift.protocol.TMultiplexedProtocol import TMultiplexedProtocol
 from thrift.transport import TSocket
 from thrift.transport.TTransport import TBufferedTransport, TTransportException
 
-from cbuild import files
+from softswitch.runtime import files
 from softswitch.thrift.structs import TYPES
 from softswitch.tools.cli.program import Names
 from softswitch.tools.cli.replication import ReplicationCommands

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cbuild import files
+from softswitch.runtime import files
 from softswitch.thrift.structs import TYPES
 from softswitch.tools.cli.program import Names
 from softswitch.tools.cli.shell import Shell, command

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cbuild.files: where files are written, whoever has put what in their place."""
+"""Where files are written, whoever has put what in their place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from cbuild import files
+from netfold.disk import files
+from support import ROOT, SWITCH
 
 NOBODY = 65534
 
@@ -172,7 +173,8 @@ def test_what_is_exchanged_before_it_is_opened_is_not_written_to(
 
 def test_standard_output_is_written_to_by_its_name() -> None:
     """/dev/stdout is a link to a link that leads to what has no path."""
-    program = "from cbuild import files; files.replace('/dev/stdout', 'a'); files.create('/dev/stdout').write(b'b')"
+    program = ("from netfold.disk import files; files.replace('/dev/stdout', 'a'); "
+               "files.create('/dev/stdout').write(b'b')")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "ab"
 
@@ -186,3 +188,9 @@ def test_no_more_is_read_than_was_said(tmp_path: Path) -> None:
         files.read(path, 14)
     with pytest.raises(OSError, match="expected at most 1,024 bytes, got more"):
         files.read("/dev/zero", 1024)
+
+
+def test_the_switch_writes_files_in_the_same_way() -> None:
+    """NetFold and softswitch have a copy each, since neither needs the other: who changes one changes both."""
+    copy = SWITCH / "src" / "softswitch" / "runtime" / "files.py"
+    assert copy.read_text() == (ROOT / "disk" / "files.py").read_text()
