@@ -240,7 +240,7 @@ class Liveness:
         clock = asyncio.get_running_loop().time
         try:
             if self._control.judged & self._suspects:
-                await self._control.consider(self._suspects)
+                await self._control.consider(stalled=self._suspects)
             self._listen()
             before, answered, late, began = self._links.arrived(), False, False, clock()
             while self._suspects:
@@ -254,7 +254,7 @@ class Liveness:
                 await asyncio.gather(self._excuses.consider(), self._silent.look(self._suspects))
                 lost = self._suspects & self._links.down()
                 if lost:
-                    await self._control.consider(lost)
+                    await self._control.consider(stalled=lost)
                     lost -= self._control.judged
                 if lost and not answered:
                     log.warning("no suspect link answers: none is judged by that")

@@ -51,6 +51,11 @@ LONGEST: Final = 1.0
 hang, too."""
 LOOK: Final = 0.01
 """Seconds between two looks at the counters."""
+STALLED: Final = 1.5
+"""Seconds for which ranks must say again and again that they wait for results, until a link of which nothing else is
+known is given up: one late packet is said as well."""
+AGAIN: Final = 2.0
+"""Seconds between two such words at most; a rank says so each 1.6 s or sooner (host/innet/stall_detector.py)."""
 _SOURCE_PORT: Final = 0xC100
 """The first of their UDP source ports, by which a switch spreads them."""
 _DISCARD: Final = 9
@@ -89,6 +94,8 @@ class SilentControl:
         """Writes under way to switches that answer again, by name of the switch."""
         self._judged_at: dict[int, float] = {}
         """When each link of a silent switch was judged last."""
+        self._stalled: dict[int, tuple[float, float]] = {}
+        """Since when ranks say of each link that they wait for results over it, and when they said so last."""
         self._missing: dict[int, int] = {}
         """How often in a row each link of a silent switch has let nothing through."""
         self.dead: set[int] = set()
@@ -104,10 +111,20 @@ class SilentControl:
         """Links of silent switches, which probes do not judge, by number."""
         return {number for name in self.silent for number, _ in self._of[name]}
 
-    async def consider(self, doubtful: Collection[int] = (), stuck: Collection[str] = ()) -> None:
-        """Ask the servers that are silent, those at the ends of ``doubtful`` links, and those that take nothing more,
-        and judge the links of those that do not answer.  One look is enough for links whose probes or results are
-        missing, MISSES are for the others."""
+    async def consider(
+        self, doubtful: Collection[int] = (), stuck: Collection[str] = (), stalled: Collection[int] = ()
+    ) -> None:
+        """Ask the servers that are silent, those at the ends of these links, and those that take nothing more, and
+        judge the links of those that do not answer.  One look is enough for these links, MISSES are for the others.
+
+        doubtful  links whose probes are missing
+        stuck     switches that take nothing more
+        stalled   links over which ranks wait for results
+        """
+        doubtful = {*doubtful, *stalled}
+        now = self._clock()
+        self._stalled = {number: told for number, told in self._stalled.items() if now <= told[1] + AGAIN}
+        self._stalled.update({number: (self._stalled.get(number, (now,))[0], now) for number in stalled})
         async with self._busy:
             before, dead = self.silent, set(self.dead)
             asked = before | set(stuck) | {end.node for number in doubtful for end in self._links.ends(number, 0)}
@@ -165,27 +182,32 @@ class SilentControl:
 
     async def _passing(self, judged: Collection[int], doubtful: Collection[int]) -> tuple[set[int], set[int]]:
         """Those of the links of silent switches that let packets through, and those that another look must judge, since
-        LONGEST was over.  One between two silent switches counts as passing where other links of both do: nobody hears
-        it."""
+        LONGEST was over or nothing is known of them.
+
+        A link between two silent switches counts as passing where other links of both do.  Where no neighbour of one is
+        heard either, as when the network of the servers has failed, nothing is known, and ranks alone can tell: those
+        that wait for results all the time.
+        """
         heard = {number for number in judged if self._near_and_far(number) is not None}
-        if not heard or not await self._passes(sorted(heard), some=True):
-            return set(), set()  # which is known sooner than of each
+        # whether none passes is known sooner than of each
+        some = bool(heard) and await self._passes(sorted(heard), some=True)
+        passing, later, began = set[int](), set[int](), self._clock()
         # doubtful ones first, and of each kind those that the last looks had no time for
         order = sorted(heard, key=lambda number: (number not in doubtful, self._judged_at.get(number, 0.0), number))
-        passing, later, began = set(), set[int](), self._clock()
-        for number in order:
+        for number in order if some else ():
             if self._clock() > began + LONGEST:
                 later.add(number)
                 continue
             self._judged_at[number] = self._clock()
             if await self._passes([number]):
                 passing.add(number)
+        passed, hopeful, now = set(passing), passing | later, self._clock()
+        stalled = {number for number, (since, _) in self._stalled.items() if now >= since + STALLED}
         for number in set(judged) - heard:
-            ends = self._links.ends(number, 0)
-            others = [{other for other, _ in self._of[end.node]} for end in ends]
-            if all(passing & of_end for of_end in others):
+            others = [{other for other, _ in self._of[end.node]} for end in self._links.ends(number, 0)]
+            if all(passed & of_end for of_end in others):
                 passing.add(number)
-            elif all((passing | later) & of_end for of_end in others):
+            elif all(hopeful & of_end or (number not in stalled and not heard & of_end) for of_end in others):
                 later.add(number)
         return passing, later
 

@@ -206,6 +206,39 @@ def test_no_time_is_spent_where_no_neighbour_of_a_silent_switch_is_heard(planes:
     assert planes.waits == 0
 
 
+@pytest.mark.parametrize("answers", [(), ("leaf2",), ("spine2",)], ids=["none", "leaf", "spine"])
+def test_links_of_which_nothing_can_be_known_are_kept_until_ranks_wait_for_results(
+    planes: Planes, answers: tuple[str, ...]
+) -> None:
+    """Where the network of the servers fails, data planes fold on: missing probes say nothing of links that nobody can
+    hear.  Ranks that get no results do."""
+    for name, server in planes.servers.items():
+        server.mute = name not in answers
+    assert considered(planes, times=2 * silent_control.MISSES) == set()
+    stalled = next(number for number in planes.all if not set(answers) & {
+        end.node for end in planes.fabric.links[number].ends})
+
+    async def stall(pause: float) -> None:
+        for _ in range(3):
+            planes.now += pause
+            await planes.control.consider(stalled=[stalled])
+
+    run(stall(silent_control.AGAIN + 0.1))
+    assert planes.control.dead == set(), "each time a packet was late, and came"
+    run(stall(silent_control.AGAIN - 0.1))
+    assert planes.control.dead == {stalled}
+
+
+def test_a_data_plane_that_stands_still_beside_others_that_are_silent_is_given_up(planes: Planes) -> None:
+    """One leaf is heard, and hears nothing of one of two silent spines: that spine's link to it is dead, and its other
+    one too, of which a silent leaf is the other end."""
+    for name in ("leaf1", "spine1", "spine2"):
+        planes.servers[name].mute = True
+    planes.dead.add("spine1")
+    assert considered(planes, times=silent_control.MISSES) == {
+        planes.link("leaf1", "spine1"), planes.link("leaf2", "spine1")}
+
+
 def test_a_switch_that_answers_and_takes_nothing_holds_up_no_look(
     planes: Planes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
