@@ -224,21 +224,22 @@ def test_a_machine_whose_ranks_did_not_come_about_may_try_again_at_once(
     assert sums == [[4.0] * 3] * 4, str(kept.value)
 
 
+@pytest.mark.parametrize("machines", [[[0, 1], [2, 3]], [[0, 1], [2], [3]]])
 @pytest.mark.parametrize(("inside", "rate", "folds"), [(1e9, 1e8, True), (1e8, 1e9, False), (1e8, 0.0, False)])
 def test_folding_gives_way_where_shared_memory_is_slower_than_the_link(
-    monkeypatch: pytest.MonkeyPatch, inside: float, rate: float, folds: bool
+    monkeypatch: pytest.MonkeyPatch, inside: float, rate: float, folds: bool, machines: list[list[int]]
 ) -> None:
     """Where NetReduce's condition holds nothing is measured; where not, the cheapest algorithm by measurement is
-    taken."""
+    taken, on all ranks, those that only look on too; with unlike machines the largest counts."""
     monkeypatch.setattr(parallel, "measure_inside", lambda *_, **__: LinkCost(1e-6, 1 / inside))
     monkeypatch.setattr(chooser, "measure_inside", lambda *_, **__: LinkCost(1e-6, 1 / inside))
     monkeypatch.setattr(chooser, "measure", lambda mesh: Measured(LinkCost(1e-6, 1e-9), 1.0))
-    with loopback_job(4, members=2, rail="auto", rate=rate) as comms:
+    with loopback_job(4, members=machines, rail="auto", rate=rate) as comms:
         ints = arrays(4, 100_000, "int32")
         for out in on_every_rank(comms, lambda c: c.allreduce(ints[c.rank])):
             assert (out == sum(ints)).all()
         told = comms[0].explain(400_000)
-        assert (comms[0]._parts.dispatch.hosts.chooser.measured is None) == folds
+        assert {comm._parts.dispatch.hosts.chooser.measured is None for comm in comms} == {folds}
         assert (comms[0].stats().packets_sent > 0) == folds
         assert ("10 times its link's 0.1, more than 2 suffices" in told) == folds, told
         assert ("innet" in told.split(";")[1]) == (not folds), told
