@@ -194,7 +194,8 @@ class Dispatch:
                     flight.count_retransmissions(rails.retransmissions - before)
             if repeated is not None:
                 return repeated
-        self.foresee(request)
+        if self._prospect is not None:
+            self.foresee(request)
         switches = self.switches
         what = _kind(request)
         known = self._choices.get(what)
@@ -246,7 +247,8 @@ class Dispatch:
             self.reduce_scatter(structs.replace(wide, out=own), pieces)
             round_to(request, own)
             return
-        self.foresee(request)
+        if self._prospect is not None:
+            self.foresee(request)
         if self.rows.reduce_scatter(request, pieces):
             return
         if (self.switches is None or self.switches.carries_rows) and self._choose_scatter(request) == INNET:
