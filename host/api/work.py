@@ -5,6 +5,7 @@ communicator."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import queue
@@ -166,6 +167,8 @@ class OperationSequencer:
         self.flight = Flight(me, 0, 1) if flight is None else flight
         self.broken: NetFoldError | None = None
         self._closed: Closed | None = None
+        self._closes = itertools.count()
+        """Gives its number to each thread that ends this one; in one step, so that one alone has 0."""
         """The error of all that is called from now on; None while it is open."""
         self._process = os.getpid()
         self._lock = threading.Lock()
@@ -299,7 +302,8 @@ class OperationSequencer:
         return work
 
     def close(self) -> bool:
-        """Waits for what is under way, and ends.  Returns False where it was closed before, as it is in a forked child.
+        """Waits for what is under way, and ends.  Returns False where it was closed before, as it is in a forked child,
+        or where another thread is closing it.
         """
         if self._closed is not None:
             return False
@@ -307,11 +311,13 @@ class OperationSequencer:
             self._queue.put(None)
             self._thread.join()  # bounded: every operation is
         alone = self._wait_for_others()
-        self._closed = Closed(f"{self.me}: the communicator was closed")
-        self.flight.close()
+        first = next(self._closes) == 0  # another thread, or a signal's handler, may have come as far
+        self._closed = self._closed or Closed(f"{self.me}: the communicator was closed")
         if alone:
             self._lock.release()
-        return True
+        if first:
+            self.flight.close()
+        return first
 
     @property
     def idle(self) -> bool:

@@ -478,6 +478,27 @@ def test_a_rank_that_leaves_says_when_and_why(rail: Any, leave: Callable[[Commun
         assert "its own error" not in str(told.value)
 
 
+def test_two_threads_that_close_end_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One leaves the job and frees the engine's memory, which the other one would read after that."""
+    with loopback_job(2) as comms:
+        on_every_rank(comms, lambda comm: comm.allreduce(np.ones(4, np.float32)))
+        sequencer, both, left = comms[0]._parts.sequencer, threading.Barrier(2, timeout=30), []
+        wait_for_others, leave = sequencer._wait_for_others, comms[0]._parts.membership.leave
+
+        def together() -> bool:
+            both.wait()  # neither of the two has found it closed
+            return wait_for_others()
+
+        monkeypatch.setattr(sequencer, "_wait_for_others", together)
+        monkeypatch.setattr(comms[0]._parts.membership, "leave", lambda *said: left.append(said) or leave(*said))
+        closing = [threading.Thread(target=comms[0].close) for _ in range(2)]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join(30)
+        assert len(left) == 1
+
+
 EXITS = """
 import sys
 import numpy as np
