@@ -7,12 +7,16 @@ STAMP  := $(VENV)/.installed
 # Programs that we need, and the Debian packages that bring them
 NEEDED := mnexec:mininet ip:iproute2 tc:iproute2 ethtool:ethtool ping:iputils-ping
 
+# Tests in namespaces wait for ranks and switches a part of their time: one worker more than there are processors
+WORKERS := $(shell expr $$(nproc) + 1)
+SHARED := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 .DEFAULT_GOAL := help
-.PHONY: help setup packages machines viewers demo test fuzz bench site wheels lint clean
+.PHONY: help setup packages machines viewers demo test test-quick test-long fuzz bench site wheels lint clean
 
 help:  ## Show this list
-	@sed -nE 's/^([a-z]+):[^#]*## */\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
-	    printf '  make %-8s %s\n' "$$name" "$$what"; done
+	@sed -nE 's/^([a-z-]+):[^#]*## */\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
+	    printf '  make %-10s %s\n' "$$name" "$$what"; done
 
 setup: $(STAMP)  ## Make .venv with NetFold and softswitch in it; only Mininet and its tools, by apt, need root
 
@@ -54,7 +58,13 @@ demo: $(STAMP)  ## Train a model through a fabric of P4 switches; ARGS="--loss 0
 	$(BIN)/netfold demo $(ARGS)
 
 test: $(STAMP)  ## Run all tests; ARGS="-k quantise", ...
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest $(SHARED) $(ARGS)
+
+test-quick: $(STAMP)  ## Run the tests without processes in namespaces and without long compilations
+	$(BIN)/python -m pytest $(SHARED) -m "not netns and not slow" $(ARGS)
+
+test-long: $(STAMP)  ## Run all tests, with ten times the hostile inputs
+	$(BIN)/python -m pytest $(SHARED) --long $(ARGS)
 
 fuzz: $(STAMP)  ## Try hostile inputs, ten minutes each fuzzer; ARGS="--fuzz-seconds 60 -k rc"
 	$(BIN)/python -m pytest -m fuzz -s -n 0 --fuzz-seconds 600 $(ARGS)

@@ -25,7 +25,7 @@ ROUNDS = 3000
 def test_frames_and_requests_touch_nothing_they_should_not(fuzzing: fuzz.Fuzz, tmp_path: Path) -> None:
     """RoCEv2 packets of every opcode that the fold knows, cut at each byte and with bits turned."""
     program = build(compile_file(ROOT / "p4src/netfold.p4").c_source)
-    for draw in fuzzing.inputs(3):
+    for draw in fuzzing.inputs(1):
         opcode, length = draw.choice([6, 7, 8, 10, 11, 17, 4, 0xFF]), draw.choice([0, 4, 1024])
         bth = struct.pack(">BBHII", opcode, draw.choice([0, 0x40]), 0xFFFF, draw.randrange(1 << 24), draw.randrange(64))
         (tmp_path / "frame").write_bytes(HEADERS + bth + draw.randbytes(length) + bytes(4))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long fuzzers go on, and mutations of bytes and of P4 programs.
 
-In the suite a fuzzer tries a fixed number of inputs from a fixed seed; `make fuzz` gives each of them minutes and a new
-seed. A finding prints its seed and number, and becomes a test of its own.
+In the suite a fuzzer tries a fixed number of inputs from a fixed seed, and LONG times as many with `--long`;
+`make fuzz` gives each of them minutes and a new seed. A finding prints its seed and number, and becomes a test of its
+own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 SEED = 20261122
+LONG = 10
+"""How many times as many inputs a long run of the suite tries."""
 
 
 @dataclass
@@ -23,10 +26,13 @@ class Fuzz:
     seconds: float
     seed: int
     tried: int = 0
+    long: bool = False
+    """Whether the suite has more time."""
 
     def inputs(self, few: int) -> Iterator[random.Random]:
         """A generator of numbers for each input: the n-th depends on the seed and n alone."""
         start = time.monotonic()
+        few *= LONG if self.long else 1
         print(f"fuzz: seed {self.seed}")
         while (time.monotonic() - start < self.seconds) if self.seconds else (self.tried < few):
             yield random.Random(f"{self.seed}/{self.tried}")

@@ -38,7 +38,8 @@ def fuzzing(request: pytest.FixtureRequest) -> fuzz.Fuzz:
     seconds, seed = request.config.getoption("--fuzz-seconds"), request.config.getoption("--fuzz-seed")
     if seconds:
         request.node.add_marker(pytest.mark.timeout(seconds + 300))
-    return fuzz.Fuzz(seconds, seed if seed is not None else time.time_ns() if seconds else fuzz.SEED)
+    return fuzz.Fuzz(seconds, seed if seed is not None else time.time_ns() if seconds else fuzz.SEED,
+                     long=request.config.getoption("--long"))
 
 
 # ---- what a test needs -----------------------------------------------------------------------------------------------
@@ -50,6 +51,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                      help="hide this from the tests and the processes that they start: torch, bmv2, ...")
     parser.addoption("--fuzz-seconds", type=float, default=0.0, metavar="SECONDS",
                      help="let each fuzzer go on for so long, from a new seed, or that of --fuzz-seed")
+    parser.addoption("--long", action="store_true",
+                     help="give fuzzers ten times as many inputs, for which a change need not wait")
     parser.addoption("--fuzz-seed", type=int, default=None, metavar="NUMBER", help="repeat what a fuzzer has found")
 
 
