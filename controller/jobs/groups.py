@@ -47,7 +47,7 @@ def taken_in(request: Join, group: GroupOf, registry: Registry) -> tuple[Join, J
     who = f"{parent}, rank {group.rank}, a group of the ranks {_listed(group.members)}"
     if parent.is_group:
         refuse(Code.INVALID_ARGUMENT, f"{who}: expected a job, got a group of one: name the ranks in the job itself")
-    if parent.state not in ("active", "broken"):
+    if parent.state not in ("active", "leaving", "broken"):
         refuse(Code.FAILED_PRECONDITION, f"{who}: expected a job that runs, got one that is {parent.state}")
     if parent.successor is not None:
         refuse(Code.FAILED_PRECONDITION, f"{who}: its ranks go on as another incarnation: make the group there")
