@@ -63,8 +63,8 @@ def main() -> None:
     for step, microseconds in spent.items():
         print(f"{step:10} {microseconds / 1e3:8.1f} ms")
     print(f"{said.groups} groups of {len(group)} on {said.hosts} hosts, {said.leaves} leaves, {said.spines} spines: "
-          f"{spent.total() / 1e3:.1f} ms; {len(planned)} trees each, {min(roots.values())} to {max(roots.values())} at a "
-          "root")
+          f"{spent.total() / 1e3:.1f} ms; {len(planned)} trees each, {min(roots.values())} to {max(roots.values())} "
+          "at a root")
 
 
 if __name__ == "__main__":

@@ -178,6 +178,21 @@ def test_a_group_ends_where_its_job_goes_on_without_a_rank(tmp_path: Path) -> No
     run(story())
 
 
+def test_ranks_that_are_there_make_groups_beside_one_that_has_left(tmp_path: Path) -> None:
+    """A job of which a rank has left in order still has groups of the others; one with that rank is refused."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            world = await r.together(4)
+            await r.leave(world[3])
+            assert all(plan.trees for plan in await group(r, world, (0, 2)))
+            code, words = await r.refusal(of(world, (1, 3), 0))
+            assert code is Code.FAILED_PRECONDITION
+            assert "the ranks 3 of the job are gone" in words
+
+    run(story())
+
+
 def test_a_lost_rank_of_a_group_is_told_to_the_group(tmp_path: Path) -> None:
     """The group's own Watch tells it, by the rank's number in the group; a group cannot go on by itself."""
 
