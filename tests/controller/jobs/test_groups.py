@@ -104,8 +104,8 @@ def test_a_rank_joins_a_group_as_itself_alone(tmp_path: Path) -> None:
     run(story())
 
 
-def test_a_group_of_a_foreign_tenant_is_refused(tmp_path: Path) -> None:
-    """A rank's secret holds for its own tenant: a caller without the job's token proves nothing with it."""
+def test_the_secret_of_another_rank_proves_nothing(tmp_path: Path) -> None:
+    """Nobody joins a group as a rank of the job by the secret that another rank of the job has."""
 
     async def story() -> None:
         async with rig(tmp_path) as r:
