@@ -77,6 +77,7 @@ def test_shares_and_processor_time_are_those_of_the_turns() -> None:
     assert row.threads == [pytest.approx(0.2), pytest.approx(0.1)]
 
 
+@pytest.mark.slow
 def test_a_report_is_drawn(tmp_path: Path) -> None:
     """Shares as carried and by start, and processor time, over sizes."""
     pytest.importorskip("matplotlib", reason=needs.reason("matplotlib"))
@@ -117,6 +118,7 @@ def test_a_call_of_a_series_lasts_until_its_last_rank_is_done() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_all_figures_and_their_data_are_written_to_a_folder(tmp_path: Path) -> None:
     """Every figure is an SVG, every table a CSV with one row for each thing measured, and a cut plane is told."""
     pytest.importorskip("matplotlib", reason=needs.reason("matplotlib"))

@@ -124,6 +124,7 @@ def test_operations_that_have_gone_together_are_counted_once() -> None:
 
 @pytest.mark.needs("torch")
 @pytest.mark.parametrize("model", ["cnn", "transformer"])
+@pytest.mark.slow
 def test_models_learn_what_is_generated(model: str) -> None:
     """The loss of a single process falls, the same way to the last bit every time."""
     from netfold.bench.ranks.train import alone

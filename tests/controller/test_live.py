@@ -31,7 +31,7 @@ from netfold.wire.jobs import SERVICE, Done, Join, Leave, Plan
 from support.credentials import token_file
 from support.processes import BOUND, Switches
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 async def together(fabric: Fabric, world: int) -> list[Plan]:
     """Let all ranks join at once, and return their plans."""
     async with grpc.aio.insecure_channel(fabric.jobs) as channel:

@@ -384,6 +384,7 @@ def test_a_leaf_keeps_its_rules_towards_its_parent(scene: Scene, rule: Callable[
 
 
 @pytest.mark.parametrize("path_mtu", roce.PATH_MTUS)
+@pytest.mark.slow
 def test_a_question_becomes_a_packet_of_any_path_mtu(path_mtu: int) -> None:
     """An acknowledgement of 62 bytes grows into the whole result that it asks for."""
     scene = Scene(root=True, path_mtu=path_mtu)

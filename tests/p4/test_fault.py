@@ -133,6 +133,7 @@ ALL = Shares(0.05, 0.05, 0.1, 0.1)
 @pytest.mark.parametrize(
     "shares", [Shares(lose=0.2), Shares(flip=0.2), Shares(twice=0.3), Shares(late=0.2), ALL, Shares(late=1.0)], ids=str
 )
+@pytest.mark.slow
 def test_packets_meet_the_fate_that_their_number_draws(control: str, port: int, shares: Shares) -> None:
     """Lost, corrupted, repeated and held back packets are those of the model, in its order, and all are counted."""
     count = 300

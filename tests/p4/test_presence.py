@@ -313,6 +313,7 @@ def test_a_leaf_takes_presence_only_where_nobody_wants_lanes(scene: Scene) -> No
 
 
 @pytest.mark.parametrize("scene", [(True, False), (False, False)], ids=["root", "leaf"], indirect=True)
+@pytest.mark.slow
 def test_where_no_packet_can_grow_some_lanes_and_none_do_not_meet(scene: Scene) -> None:
     """The program as it is compiled for BMv2."""
     for rule in [*ANYWHERE, no_lanes_and_some_do_not_meet]:

@@ -181,6 +181,7 @@ def explore(shape: tuple[int, int, int], rc: tuple[int, ...], examples: int, *, 
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_the_program_does_what_the_rules_say(shape: tuple[int, int, int], rc: tuple[int, ...], examples: int) -> None:
     """NICs alone and beside windowed ranks, one and two levels: the same packets, exact sums, nobody stuck."""
     explore(shape, rc, examples)

@@ -41,6 +41,8 @@ from support.nic_packets import icrc_holds
 from support.program import library
 from support.wires import as_sent, write
 
+pytestmark = pytest.mark.slow
+
 PSNS = 9
 """How many each rank sends: twice around the slots."""
 FLYING = 40

@@ -20,6 +20,8 @@ from netfold.cli import extras
 from support import RANKS, ROOT, SWITCH, needs
 from support.installed import PROJECTS, Built, Environment, build, checked, contents, metadata_of, requirements
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("pip", reason=needs.reason("pip"))
 
 PACKAGES = {"netfold": "src/netfold", "netfold-softswitch": "softswitch/src/softswitch",

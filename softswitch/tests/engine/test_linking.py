@@ -43,6 +43,7 @@ def test_the_runtime_is_compiled_once_for_all_programs_and_both_kinds(
     assert len({library, executable, other}) == 3
 
 
+@pytest.mark.slow
 def test_an_object_that_has_gone_is_made_again(tmp_path: Path) -> None:
     """The cache may be emptied under a process that has used it."""
     linking.build(PROBE, flags=QUICK, cache_dir=tmp_path)

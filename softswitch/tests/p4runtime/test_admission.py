@@ -94,6 +94,7 @@ def test_calls_without_a_request_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
             crowd.close()
 
 
+@pytest.mark.slow
 def test_readers_that_do_not_read_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reads of far more than fits on the way, of which nothing is taken: the primary goes on, and they end."""
     monkeypatch.setattr(admission, "ANSWER_WITHIN", 1.0)

@@ -265,6 +265,7 @@ def test_a_program_is_built_again_for_another_processor(monkeypatch: pytest.Monk
     assert compiler._key(b"program") != here
 
 
+@pytest.mark.slow
 def test_of_switches_that_start_together_one_compiles_a_program(
     plain: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,6 +293,7 @@ def test_of_switches_that_start_together_one_compiles_a_program(
     assert (first.executable, first.p4info) == (second.executable, second.p4info)
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_locked_does_not_keep_a_program_from_running(
     plain: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

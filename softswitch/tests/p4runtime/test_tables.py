@@ -231,6 +231,7 @@ def test_direct_resources_come_and_are_set_with_their_entry(client: Client) -> N
     assert client.codes((INSERT, found)) == [INVALID]
 
 
+@pytest.mark.slow
 def test_ten_thousand_entries_are_read_back_whole(client: Client) -> None:
     """Large batches go in, and wildcard reads are paged without losing or repeating any."""
     rows = [entry(EXACT, exact(i.to_bytes(3, "big").lstrip(b"\0")), action=forward(1)) for i in range(1, 10_001)]

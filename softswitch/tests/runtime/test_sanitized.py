@@ -14,6 +14,7 @@ from switch_support.probe import PROBE
 from switch_support.sanitized import build, run
 
 
+@pytest.mark.slow
 def test_hostile_frames_and_requests_touch_nothing_they_should_not() -> None:
     """Truncated at every byte, oversized, random; requests cut short, random, and valid ones with wrong numbers."""
     run(build(PROBE))

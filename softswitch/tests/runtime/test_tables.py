@@ -280,6 +280,7 @@ def test_reads_page_through_a_large_table(engine: LocalEngine) -> None:
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.slow
 def test_a_million_writes_leave_the_table_as_one_would(engine: LocalEngine) -> None:
     """Inserted and deleted over and over, in changing order: every write succeeds, and slots do not creep."""
     table = engine.table("exact")

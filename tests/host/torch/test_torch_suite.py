@@ -21,6 +21,8 @@ import support
 from support import RANKS as PROGRAMS
 from support import needs
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("torch", reason=needs.reason("torch"))
 
 RANKS: Final = 3

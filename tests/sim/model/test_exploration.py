@@ -12,6 +12,8 @@ from netfold.sim.model.exploration import ExplorationReport, explore
 from netfold.sim.model.fabric import Departure, ModelFabric, Rules
 from netfold.sim.model.system import NotKept, WrongAcknowledgement, WrongSum
 
+pytestmark = pytest.mark.slow
+
 WINDOWED = [
     ModelFabric(("ww",), window=1, slots=2, psns=4),
     ModelFabric(("ww",), window=2, slots=4, psns=7),
