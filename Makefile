@@ -60,8 +60,8 @@ demo: $(STAMP)  ## Train a model through a fabric of P4 switches; ARGS="--loss 0
 test: $(STAMP)  ## Run all tests; ARGS="-k quantise", ...
 	$(BIN)/python -m pytest $(SHARED) $(ARGS)
 
-test-quick: $(STAMP)  ## Run the tests without processes in namespaces and without long compilations
-	$(BIN)/python -m pytest $(SHARED) -m "not netns and not slow" $(ARGS)
+test-quick: $(STAMP)  ## Run the tests without namespaces, long compilations and computations
+	$(BIN)/python -m pytest $(SHARED) -m "not netns and not slow and not fuzz" --ignore=tests/p4 $(ARGS)
 
 test-long: $(STAMP)  ## Run all tests, with ten times the hostile inputs
 	$(BIN)/python -m pytest $(SHARED) --long $(ARGS)

@@ -82,6 +82,7 @@ def test_without_matplotlib_the_data_are_written_and_the_extra_is_named(
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.slow
 def test_equal_seeds_give_equal_rows(tmp_path: Path) -> None:
     """Two runs with the same seed give the same rows."""
     rows = []
@@ -260,6 +261,7 @@ def test_without_joblib_the_sweep_says_that_it_runs_alone(monkeypatch: pytest.Mo
 
 
 @pytest.mark.needs("matplotlib")
+@pytest.mark.slow
 def test_the_short_form_has_a_pipeline_and_every_state(tmp_path: Path) -> None:
     """`netfold sim ethereal --short` simulates 64 hosts, a collective and a training step in three dimensions."""
     result = CliRunner().invoke(app, ["sim", "ethereal", "--short", "--out", str(tmp_path), "--jobs", "1", "--schemes",

@@ -36,6 +36,7 @@ def test_gpus_that_fill_no_machines_are_refused() -> None:
 
 
 @pytest.mark.needs("matplotlib")
+@pytest.mark.slow
 def test_the_short_form_writes_figures_and_data(tmp_path) -> None:
     """Every way at every point ends; folds win where GPUs are well joined; figures and CSV are there."""
     points = netreduce.run(out=tmp_path, short=True)

@@ -95,6 +95,7 @@ def check(got: NDArray[Any], arrays: list[NDArray[Any]], op: str, element: str, 
 
 @pytest.mark.parametrize("element", ["float16", "bfloat16"])
 @pytest.mark.parametrize("op", REDUCE_OPS)
+@pytest.mark.slow
 def test_a_reduction_of_halves_is_rounded_once_whatever_carries_it(ways: Ways, op: ReduceOp, element: str) -> None:
     """Averages and sums whose partial sums leave the range, products and extremes of the largest and the least values:
     all paths, as an allreduce, a reduce and a reduce_scatter, are the exact result, rounded."""

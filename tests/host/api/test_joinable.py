@@ -71,6 +71,7 @@ def names(comm: Communicator) -> list[tuple[int, str, int]]:
     ("seed", "loss", "machines"),
     [*((seed, loss, [[0], [1], [2]]) for seed in range(4) for loss in (0.0, 0.01)), (4, 0.01, [[0, 1], [2]])],
 )
+@pytest.mark.slow
 def test_ranks_that_call_at_different_times_make_the_same_operations(
     seed: int, loss: float, machines: list[list[int]]
 ) -> None:
@@ -109,6 +110,7 @@ def test_when_one_rank_calls_something_else_the_rest_goes_at_once() -> None:
     assert [name for _, name, _ in made] == ["all_gather", "all_gather", "reduce_scatter"]
 
 
+@pytest.mark.slow
 def test_where_nothing_joins_for_long_few_ask_until_something_does() -> None:
     """A program that waits for each all_gather pays for few parts; the first that is joined has the next ones ask."""
     calls, size = HOPES + 2 * RARELY, 2 * PART_BYTES // WORLD + 1

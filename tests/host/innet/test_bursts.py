@@ -76,6 +76,7 @@ def _counted(fabric: Fabric, what: str) -> int:
     ([0, 1, 2, 3], SLOW, PACKETS, 0.05, 1.35),
     ([0, 1, 2, 3], FAST, 4 * PACKETS, 0.05, 1.25),
 ])
+@pytest.mark.slow
 def test_losses_on_shaped_links_cost_little_more_than_their_repair(
     layout: list[Layout], packet_time: int, packets: int, loss: float, most: float
 ) -> None:

@@ -96,6 +96,7 @@ def test_floats_get_the_same_bits_on_every_rank_with_and_without_loss(
     disasters=st.lists(st.integers(0, 4 * MILLISECOND), min_size=1, max_size=3),
     seed=st.integers(0, 2**32 - 1),
 )
+@pytest.mark.slow
 def test_sums_stay_exact_when_switches_lose_what_they_hold(
     layout: list[Layout], trees: int, slots: int, psn: int, loss: float, disasters: list[int], seed: int
 ) -> None:

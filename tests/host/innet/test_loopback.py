@@ -261,6 +261,7 @@ def test_a_thread_that_flushes_subnormals_gets_the_same_bits() -> None:
 @example(6, 5, "float32")
 @example(3, 0, "float32")
 @given(st.integers(2, 6), st.integers(0, 3000), st.sampled_from(["int32", "float32"]))
+@pytest.mark.slow
 def test_ring_sums_any_size_over_any_number_of_ranks(world: int, size: int, dtype: str) -> None:
     """With chunks of different sizes, empty ones too, every rank has the same bits, and int32 is exact."""
     with loopback_job(world, rail="tcp") as comms:
