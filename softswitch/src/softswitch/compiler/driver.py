@@ -68,7 +68,7 @@ def compile_file(
 
     include  directories for #include <...> and "...", before our own core.p4 and v1model.p4
     defines  macros, as with -D
-    trace    whether the program records the packet trace (runtime/trace.h)
+    trace    whether the program records the packet trace (runtime/records.h)
     Raises CompileError, which lists and draws every error found.
     """
     return compile_source(read(path), str(path), include=include, defines=defines, trace=trace)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The description of a program that is compiled for the packet trace: what the numbers in its records mean.
 
-The program records numbers of *sites*, which are places in its source, with a value each (runtime/trace.h). The
+The program records numbers of *sites*, which are places in its source, with a value each (runtime/records.h). The
 description, which is JSON, tells for each site what happens there, where in the source, and how to read the value;
 softswitch/trace reads records by it, and docs/trace.md says what it contains.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The binary control protocol (runtime/control.h): encodes requests, and decodes replies."""
+"""The binary control protocol (runtime/protocol.h): encodes requests, and decodes replies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INSERT, MODIFY, DELETE = 0, 1, 2
 
 
 class Op(IntEnum):
-    """Kinds of requests, with the numbers of control.h."""
+    """Kinds of requests, with the numbers of protocol.h."""
 
     INFO = 1
     RESET = 2

@@ -38,7 +38,8 @@ class TranslationUnit:
 SHARED_UNITS = (
     TranslationUnit("packets", "-O2", ("pipeline.c", "turn.c", "sums.c", "tables.c", "state.c", "trace.c")),
     TranslationUnit("hash", "-O3", ("hash.c",)),
-    TranslationUnit("control", "-O1", ("entries.c", "profiles.c", "pre.c", "value_sets.c", "control.c", "info.c")),
+    TranslationUnit("control", "-O1", ("codec.c", "entries.c", "profiles.c", "pre.c", "value_sets.c", "control.c",
+                                     "info.c")),
 )
 """What every program links with."""
 
@@ -46,7 +47,8 @@ UNITS: dict[str, tuple[TranslationUnit, ...]] = {
     "exe": (
         *SHARED_UNITS,
         TranslationUnit("io", "-O3", ("segment.c", "queue.c", "receive.c", "transmit.c", "io.c")),
-        TranslationUnit("process", "-O1", ("main.c", "requests.c", "port.c", "channel.c", "pcap.c", "confine.c")),
+        TranslationUnit("process", "-O1", ("main.c", "requests.c", "port.c", "channel.c", "pcap.c", "confine.c",
+                                           "trace_file.c")),
     ),
     "shared": (*SHARED_UNITS, TranslationUnit("capture", "-O1", ("capture.c",))),
 }
@@ -56,7 +58,7 @@ CORE = tuple(file for unit in SHARED_UNITS for file in unit.files)
 """The runtime's C files that every program links with."""
 
 TRACE = "-DSS_TRACE"
-"""The flag with which program and runtime are built for the packet trace (runtime/trace.h)."""
+"""The flag with which program and runtime are built for the packet trace (runtime/records.h)."""
 
 TYPES = ("-Werror=int-conversion", "-Werror=incompatible-pointer-types", "-Werror=implicit-function-declaration")
 """What gcc 12 only warns of: code that takes a number for an address."""

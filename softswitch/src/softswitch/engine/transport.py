@@ -121,7 +121,7 @@ class InProcess:
                 raise Internal("no memory for the packet trace")
 
     def take_trace(self) -> tuple[list[bytes], int]:
-        """The records (runtime/trace.h) of each frame since the last call, and of how many frames they were lost."""
+        """The records (runtime/records.h) of each frame since the last call, and of how many frames they were lost."""
         size, lost = ctypes.c_size_t(), ctypes.c_uint64()
         with self._lock:
             self._alive()
@@ -147,7 +147,7 @@ class InProcess:
 
 
 class OverSocket:
-    """A switch process behind a connected stream socket (control.h has the framing).
+    """A switch process behind a connected stream socket (protocol.h has the framing).
 
     A thread reads from the socket; `on_event` runs on it and must not wait for the switch. `on_end` is called once when
     the switch closes the connection before `close` has been called.

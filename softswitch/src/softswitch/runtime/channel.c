@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
-#include "control.h"
+#include "protocol.h"
 
 #define HEAD 5u /* u32 size, u8 type */
 #define TAG 4u

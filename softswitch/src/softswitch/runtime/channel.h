@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The socket to the control plane (control.h: "Over a socket"): requests in, replies and events out, never blocking.
+ * The socket to the control plane (protocol.h: "Over a socket"): requests in, replies and events out, never blocking.
  */
 #ifndef SS_CHANNEL_H
 #define SS_CHANNEL_H

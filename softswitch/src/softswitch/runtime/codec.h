@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reading requests and writing replies (control.h).  A reader that runs past its end turns `bad` and yields zeros; a
+ * Reading requests and writing replies (protocol.h).  A reader that runs past its end turns `bad` and yields zeros; a
  * writer that runs past its end turns `full` and drops bytes: callers check once, at the end.
  */
 #ifndef SS_CODEC_H
 #define SS_CODEC_H
 #include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
-#include "internal.h"
+#include <string.h>
+#include "idmap.h"
+#include "protocol.h"
 
 typedef struct {
     const uint8_t *at, *end;
@@ -108,39 +112,7 @@ static inline void page_end(ss_page *page, uint64_t next) {
     memcpy(page->head + 8, &page->n, 4);
 }
 
-/* The requests, each in the file of what it handles; they return a status and have written the reply's body. */
-int ss_do_table_write(ss_switch *, ss_reader *, ss_writer *);
-int ss_do_table_read(ss_switch *, ss_reader *, ss_writer *);
-int ss_do_default_write(ss_switch *, ss_reader *, ss_writer *);
-int ss_do_default_read(ss_switch *, ss_reader *, ss_writer *);
-int ss_do_table_clear(ss_switch *, ss_reader *, ss_writer *);
-int ss_do_direct_counter(ss_switch *, ss_reader *, ss_writer *);
-int ss_do_direct_meter(ss_switch *, ss_reader *, ss_writer *);
-int ss_do_member_write(ss_switch *, ss_reader *, ss_writer *);
-int ss_do_member_read(ss_switch *, ss_reader *, ss_writer *);
-int ss_do_group_write(ss_switch *, ss_reader *, ss_writer *);
-int ss_do_group_read(ss_switch *, ss_reader *, ss_writer *);
-int ss_do_counter_read(ss_switch *, ss_reader *, ss_writer *);
-int ss_do_counter_write(ss_switch *, ss_reader *, ss_writer *);
-int ss_do_meter_read(ss_switch *, ss_reader *, ss_writer *);
-int ss_do_meter_write(ss_switch *, ss_reader *, ss_writer *);
-int ss_do_register_read(ss_switch *, ss_reader *, ss_writer *);
-int ss_do_register_write(ss_switch *, ss_reader *, ss_writer *);
-int ss_do_register_reset(ss_switch *, ss_reader *, ss_writer *);
-int ss_do_multicast_write(ss_switch *, ss_reader *, ss_writer *);
-int ss_do_multicast_read(ss_switch *, ss_reader *, ss_writer *);
-int ss_do_clone_write(ss_switch *, ss_reader *, ss_writer *);
-int ss_do_clone_read(ss_switch *, ss_reader *, ss_writer *);
-int ss_do_value_set_write(ss_switch *, ss_reader *, ss_writer *);
-int ss_do_value_set_read(ss_switch *, ss_reader *, ss_writer *);
-int ss_do_crc_write(ss_switch *, ss_reader *, ss_writer *);
-int ss_do_info(ss_switch *, ss_reader *, ss_writer *);
-
 /* The items of `map` from u64 cursor on, or (u8 one) the one called u32 id, each written by `put`. */
 typedef void (*ss_put_item)(ss_writer *, const void *);
 int ss_read_items(const ss_idmap *map, const char *what, ss_reader *, ss_writer *, ss_put_item put);
-
-ss_meter_cell ss_get_meter(ss_reader *);
-void ss_put_meter(ss_writer *, const ss_meter_cell *);
-void ss_put_entry(ss_writer *, const ss_table *, const ss_rule *, uint64_t now_us);
 #endif

@@ -2,7 +2,11 @@
  *
  * Table requests: entries, default actions, their direct counters and meters.
  */
-#include "codec.h"
+#include "entries.h"
+#include "internal.h"
+#include "profiles.h"
+#include "state.h"
+#include "tables.h"
 
 #define SS_DEFAULT_SIZE 1024 /* p4c's, for a table that names no size */
 

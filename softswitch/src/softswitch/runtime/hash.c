@@ -2,8 +2,7 @@
  *
  * Hashes as BMv2 computes them, and the switch's random numbers.
  */
-#include "codec.h"
-#include "internal.h"
+#include "hash.h"
 #include "crc32.h"
 
 #define CRC16_POLY 0xA001u /* 0x8005 reflected */

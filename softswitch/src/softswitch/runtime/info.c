@@ -13,7 +13,8 @@
  *     value sets text, u32 id, u64 size, keys (text, u8 match, u32 bits)
  *     errors     text
  */
-#include "codec.h"
+#include "info.h"
+#include "internal.h"
 
 static void put_named(ss_writer *w, const char *name, uint32_t id) { put_text(w, name), put_u32(w, id); }
 

@@ -25,7 +25,11 @@
 #include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
-#include "control.h"
+#include "protocol.h"
+#include "queue.h"
+#include "receive.h"
+#include "trace.h"
+#include "transmit.h"
 
 #define RETRY_US 500u   /* after "interface queue full": a 64 KB super-packet takes that long at 1 Gb/s */
 #define PLAIN_TURNS 64u /* without a super-packet, after which there are short messages alone */
@@ -277,7 +281,7 @@ static uint32_t channel_interest(const ss_io *io) {
     return (ss_channel_hungry(&io->channel) ? EPOLLIN : 0u) | (ss_channel_unsent(&io->channel) ? EPOLLOUT : 0u);
 }
 
-void ss_io_run(ss_io *io) {
+void ss_io_run(ss_io *io, ss_request_fn *execute) {
     uint32_t interest = EPOLLIN;
     while (!io->channel.ended) {
         struct epoll_event events[64];
@@ -288,8 +292,7 @@ void ss_io_run(ss_io *io) {
         for (int i = 0; i < n; i++) {
             uint32_t key = events[i].data.u32;
             if (key == KEY_CHANNEL) {
-                if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR))
-                    ss_channel_read(&io->channel, ss_io_execute, io);
+                if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) ss_channel_read(&io->channel, execute, io);
             } else if (key == KEY_NETLINK)
                 links_changed(io);
 #ifdef SS_TRACE

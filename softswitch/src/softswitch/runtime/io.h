@@ -6,12 +6,13 @@
 #define SS_IO_H
 #include "channel.h"
 #include "port.h"
+#include "records.h"
 #include "switch.h"
-#include "trace.h"
+#include "trace_file.h"
 
 #define SS_MAX_PORTS 511u /* v1model: 9 bits, the last one means "drop" */
 
-/* Requests to the process itself (control.h has those to the switch); the same framing. */
+/* Requests to the process itself (protocol.h has those to the switch); the same framing. */
 enum {
     /* -> ; ports begin to receive */
     OP_START = 100,
@@ -58,8 +59,8 @@ typedef struct ss_io {
 /* Sets up loop and channel; false with *why set where that fails. */
 bool ss_io_open(ss_io *, int control_fd, const char **why);
 bool ss_io_add_port(ss_io *, ss_port *);
-/* Runs until the control channel ends. */
-void ss_io_run(ss_io *);
+/* Runs until the control channel ends; `execute` gets its requests, with this ss_io. */
+void ss_io_run(ss_io *, ss_request_fn *execute);
 void ss_io_close(ss_io *);
 
 /* What requests.c needs of the loop. */
@@ -71,9 +72,6 @@ void ss_io_tell_port(ss_io *, ss_port *); /* whether frames can pass, if the con
 void ss_io_watch(ss_io *, int fd, uint32_t key, uint32_t events);
 void ss_io_settle(ss_io *, bool retry); /* sends or puts aside all that waits, so that it refers to nothing */
 
-/* ---- requests.c -------------------------------------------------------------------------------------------------- */
-size_t ss_io_execute(void *io, const uint8_t *batch, size_t n, uint8_t *reply, size_t cap);
-
 /* Callbacks for ss_options. */
 uint8_t *ss_io_reserve(void *io, uint32_t port, uint32_t cap);
 void ss_io_commit(void *io, uint32_t port, const ss_outgoing *);
@@ -81,7 +79,7 @@ uint32_t ss_io_depth(void *io, uint32_t port);
 void ss_io_event(void *io, const ss_event *);
 
 #ifdef SS_TRACE
-/* Traces every frame to a file or pipe (trace.h); called after io->sw was opened. */
+/* Traces every frame to a file or pipe (trace_file.h); called after io->sw was opened. */
 bool ss_io_trace(ss_io *, int fd, uint16_t program, uint64_t limit, uint32_t keep);
 uint32_t ss_io_refusal(void *io, uint32_t port);
 #endif

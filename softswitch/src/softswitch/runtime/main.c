@@ -7,7 +7,7 @@
  *           [-i PORT@IFACE]...
  *
  * One that is built with SS_TRACE also takes --trace FD --trace-program N --trace-limit BYTES --trace-keep BYTES
- * (trace.h).
+ * (trace_file.h).
  *
  * Exit status: 0 the control socket was closed, 1 cannot start (one line on stderr says why), or a signal.  On a fatal
  * signal stderr tells the port and the start of the frame that was in the pipeline.
@@ -23,6 +23,7 @@
 #include <unistd.h>
 #include "confine.h"
 #include "io.h"
+#include "requests.h"
 
 static ss_io the_io;
 
@@ -185,7 +186,7 @@ int main(int argc, char **argv) {
     }
 #endif
     the_io.confined = ss_confine();
-    ss_io_run(&the_io);
+    ss_io_run(&the_io, ss_io_execute);
     ss_io_close(&the_io);
     ss_close(the_io.sw);
     return 0;

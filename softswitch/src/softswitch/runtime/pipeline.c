@@ -23,7 +23,17 @@
  * it is done.  One received frame causes at most SS_MAX_PASSES such passes, fewer where they take much memory, so that
  * a program that circulates packets for ever cannot stop the switch.
  */
+#include "entries.h"
+#include "hash.h"
 #include "internal.h"
+#include "pre.h"
+#include "profiles.h"
+#include "state.h"
+#include "sums.h"
+#include "tables.h"
+#include "trace.h"
+#include "turn.h"
+#include "value_sets.h"
 
 #define SS_MAX_PASSES 4096u
 #define SHORTEST_REF 256u /* bytes: shorter payloads are copied */
@@ -34,11 +44,16 @@ typedef struct {
     uint32_t len;
 } frame_ref;
 
-void ss_report(ss_switch *sw, ss_event_kind kind, uint32_t id, const void *data, uint32_t len) {
-    if (!sw->options.event) return;
-    ss_event event = {kind, id, sw->now_us, data, len};
-    sw->options.event(sw->options.io, &event);
-}
+typedef struct ss_work { /* a packet that waits for its turn within one ss_receive */
+    bool egress;         /* else ingress: resubmitted or recirculated */
+    void *state;         /* initialised; ingress: kept metadata */
+    const uint8_t *frame;
+    uint32_t frame_len;
+    uint32_t port, instance; /* egress port and egress_rid */
+    uint32_t length;         /* BMv2's PACKET_LENGTH register */
+    uint32_t counted;        /* BMv2's ingress length: what counters and meters see */
+    TRACE(uint32_t parent;)  /* the pass that made this one */
+} ss_work;
 
 /* ---- states and waiting packets ---------------------------------------------------------------------------------- */
 

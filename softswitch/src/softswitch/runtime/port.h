@@ -76,32 +76,4 @@ bool ss_port_start(ss_port *, const char **why); /* from now on frames arrive */
 bool ss_port_refresh(ss_port *);
 
 void ss_port_count_missed(ss_port *); /* brings stats.missed up to date */
-
-typedef struct { /* who takes what arrives */
-    void *arg;
-    void (*each)(void *arg, const ss_segment *); /* a frame */
-    void (*between)(void *arg);                  /* after each: bytes that frames refer to are as they were */
-} ss_port_user;
-
-/* Receives one batch and hands on each frame; returns the number of packets taken from the socket.  What was received,
- * by whatever port, stays until ss_port_forget(), which must come first where there is no room for a batch. */
-uint32_t ss_port_receive(ss_port *, const ss_port_user *);
-bool ss_port_room(const ss_port *);
-void ss_port_forget(void);
-
-/* ---- queue.c ----------------------------------------------------------------------------------------------------- */
-uint8_t *ss_port_reserve(ss_port *, uint32_t cap); /* NULL: full or down, counted */
-void ss_port_commit(ss_port *, const ss_outgoing *);
-void ss_port_settle(ss_port *); /* from now on nothing that waits refers to other memory */
-void ss_port_empty(ss_port *);
-static inline uint32_t ss_port_waiting(const ss_port *p) { return p->n - p->first; }
-static inline bool ss_port_crowded(const ss_port *p) { /* more waits than should until the end of a batch */
-    return p->tx == SS_TX_IDLE && (ss_port_waiting(p) >= SS_TX_FRAMES || (p->gap_ns && ss_port_waiting(p)));
-}
-
-/* ---- transmit.c -------------------------------------------------------------------------------------------------- */
-/* Lets at most `pps` frames a second leave from now on, evenly spaced; 0: as many as the link takes. */
-void ss_port_set_rate(ss_port *, uint64_t pps);
-/* Sends what waits, until the kernel takes no more; p->tx then says what to wait for. */
-void ss_port_flush(ss_port *);
 #endif

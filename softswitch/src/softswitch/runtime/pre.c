@@ -2,7 +2,8 @@
  *
  * The packet replication engine's control side: multicast groups and clone sessions.
  */
-#include "codec.h"
+#include "pre.h"
+#include "internal.h"
 
 #define SS_MAX_REPLICAS 65536u
 

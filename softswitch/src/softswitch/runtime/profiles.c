@@ -3,7 +3,8 @@
  * Action profiles and selectors.  A group's choices are its members, by order of their creation, each repeated `weight`
  * times; a packet takes choice hash % n (BMv2).
  */
-#include "codec.h"
+#include "profiles.h"
+#include "internal.h"
 
 #define SS_MAX_CHOICES 65536u
 

@@ -10,7 +10,7 @@
  * port's memory, in which room for that is kept free.
  */
 #include <string.h>
-#include "port.h"
+#include "queue.h"
 
 static size_t rounded(size_t n) { return (n + 63) & ~(size_t)63; }
 

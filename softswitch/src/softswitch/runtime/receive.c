@@ -7,7 +7,7 @@
 #include <linux/if_packet.h>
 #include <string.h>
 #include <sys/socket.h>
-#include "port.h"
+#include "receive.h"
 
 #ifndef TP_STATUS_CSUMNOTREADY
 #define TP_STATUS_CSUMNOTREADY (1 << 3)

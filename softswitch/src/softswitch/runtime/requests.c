@@ -2,12 +2,15 @@
  *
  * Requests to the process itself (io.h): its ports, their limits, how it is confined.  All others go to the switch.
  */
+#include "requests.h"
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include "control.h"
 #include "io.h"
+#include "protocol.h"
+#include "queue.h"
+#include "transmit.h"
 
 static size_t reply_with(uint8_t *reply, uint16_t status, size_t body) {
     uint32_t size = (uint32_t)body + 2;

@@ -280,8 +280,8 @@ static inline const uint8_t *ss_refer(ss_switch *sw, const ss_packet *p, const u
     return (const uint8_t *)memcpy(ss_take(sw, n), bytes, n);
 }
 
-/* The packet trace (trace.h), which only programs call that were compiled for it: they pass a place in the program, and
- * a value, little-endian in whole 64-bit words, or bytes of the packet. */
+/* The packet trace (records.h), which only programs call that were compiled for it: they pass a place in the program,
+ * and a value, little-endian in whole 64-bit words, or bytes of the packet. */
 void ss_trace_site(ss_switch *, uint32_t site);
 void ss_trace_value(ss_switch *, uint32_t site, uint64_t value);
 void ss_trace_bytes(ss_switch *, uint32_t site, const void *bytes, uint32_t n);

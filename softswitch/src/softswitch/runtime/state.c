@@ -2,7 +2,8 @@
  *
  * Registers, counters and meters: their cells, what a program does to them, and their requests.
  */
-#include "codec.h"
+#include "state.h"
+#include "internal.h"
 
 #define SS_MAX_CELLS 1024u /* counters and meters in one request */
 

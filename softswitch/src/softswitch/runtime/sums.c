@@ -6,8 +6,10 @@
  * Remembered are runs of the frame and of memory of the turn, which stay as they are while their packet is in the
  * pipeline.  A register's cell does not.
  */
-#include "internal.h"
+#include "sums.h"
 #include "crc32.h"
+#include "internal.h"
+#include "turn.h"
 
 #define LONG 128u  /* bytes from which on remembering pays */
 #define EDGES 256u /* most bytes that are summed to find the sum of a run from that of a longer or shorter one */

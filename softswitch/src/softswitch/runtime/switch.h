@@ -2,7 +2,7 @@
  *
  * The switch as its host sees it: open a program, feed frames, take frames, control it.
  *
- *   I/O layer (io.c, or capture.c in process)          control plane (control.h)
+ *   I/O layer (io.c, or capture.c in process)          control plane (protocol.h)
  *        ss_receive ->  [ pipeline.c ] -> reserve/commit         ss_control
  *                          tables.c profiles.c state.c pre.c hash.c
  *
@@ -18,7 +18,7 @@
 typedef enum {
     SS_EVENT_PACKET_IN = 1, /* id: ingress port of the frame; data: frame as deparsed for the CPU port */
     SS_EVENT_DIGEST = 2,    /* id: digest index; data: the fields in byte form */
-    SS_EVENT_IDLE = 3,      /* id: table index; data: the entry as OP_TABLE_READ gives it (control.h) */
+    SS_EVENT_IDLE = 3,      /* id: table index; data: the entry as OP_TABLE_READ gives it (protocol.h) */
     SS_EVENT_LOG = 4,       /* data: UTF-8 text of log_msg, a failed assert or a named loss; no end mark */
     SS_EVENT_PORT = 5,      /* id: port; data: one byte, 1 where frames can pass, 0 where it is down or gone (io.c) */
     SS_EVENT_LOST = 6, /* id: a kind of event; data: u64, how many were dropped since the last report (channel.c) */

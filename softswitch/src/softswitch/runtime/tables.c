@@ -10,7 +10,11 @@
  * Ties are BMv2's: of equal priorities the entry with the lowest handle wins, and a new entry takes the lowest free
  * one.
  */
+#include "tables.h"
 #include "internal.h"
+#include "profiles.h"
+#include "state.h"
+#include "trace.h"
 
 static inline uint64_t mix(uint64_t h, uint64_t word) {
     unsigned __int128 product = (unsigned __int128)(h ^ word) * 0x9E3779B97F4A7C15u;
@@ -136,12 +140,6 @@ uint32_t ss_direct_meter(ss_switch *sw, ss_packet *packet, const ss_entry *entry
 }
 
 /* ---- changing ---------------------------------------------------------------------------------------------------- */
-
-uint32_t ss_params_bytes(const ss_action_info *action) {
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < action->n_params; i++) n += ss_width(action->param_bits[i]);
-    return n;
-}
 
 const ss_action_info *ss_action_by_id(const ss_table_info *info, uint32_t id, uint32_t *index) {
     for (uint32_t i = 0; i < info->n_actions; i++)

@@ -7,7 +7,8 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <sys/socket.h>
-#include "port.h"
+#include "transmit.h"
+#include "queue.h"
 
 #define TX_BATCH 64u
 #define TX_FRAMES 256u                    /* looked at together */

@@ -5,6 +5,7 @@
  * back at once, so that the next packet computes in the same, cached place; at the end of the turn the rest.
  */
 #include <stdio.h>
+#include "turn.h"
 #include "internal.h"
 
 #define CHUNK (256u << 10)

@@ -2,7 +2,9 @@
  *
  * Parser value sets: short lists of (key, mask) that select() cases ask.
  */
-#include "codec.h"
+#include "value_sets.h"
+#include "internal.h"
+#include "rules.h"
 
 bool ss_value_sets_open(ss_switch *sw) {
     sw->value_sets = calloc(sw->program->n_value_sets + 1, sizeof *sw->value_sets);

@@ -2,7 +2,7 @@
 """The packet trace: for every frame a tree of what happened to it, and why.
 
     program   what the numbers in a program's records mean          steps    the tree: PacketTrace and Step
-    records   records of the switch (runtime/trace.h) -> the tree   reasons  why a packet was dropped
+    records   records of the switch (runtime/records.h) -> the tree   reasons  why a packet was dropped
     text  as_json  bmv2                                            the tree as text, JSON and in BMv2's words
     engine    a traced switch in this process                       recording  files of records
 """

@@ -13,7 +13,7 @@ DROP_PORT = 511
 
 
 class DropReason(IntEnum):
-    """Why the switch dropped a packet, with the numbers of ss_drop_reason (runtime/trace.h)."""
+    """Why the switch dropped a packet, with the numbers of ss_drop_reason (runtime/records.h)."""
 
     INGRESS = 1
     EGRESS = 2

@@ -8,7 +8,7 @@
     for found in read(Path("packets.trace")):                     # PacketTrace, or Lost
         print(to_text(found))
 
-Whatever the reader does, the switch never waits for it: what finds no room is dropped and counted (runtime/trace.h).
+Whatever the reader does, the switch never waits for it: what finds no room is dropped and counted (runtime/records.h).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the records of one frame (runtime/trace.h) and makes its tree of them."""
+"""Reads the records of one frame (runtime/records.h) and makes its tree of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DO_ACTION, _DO_MEMBER, _DO_GROUP = 0, 1, 2
 
 
 class RecordKind(IntEnum):
-    """Kinds of records, with the numbers of trace.h."""
+    """Kinds of records, with the numbers of records.h."""
 
     SITE = 1
     PACKET = 2

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "control.h"
+#include "protocol.h"
 #include "switch.h"
 
 static uint64_t seed;

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "port.h"
+#include "queue.h"
 
 static uint64_t seed;
 static uint32_t draw(uint32_t n) { // 0..n-1

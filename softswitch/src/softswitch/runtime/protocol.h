@@ -15,8 +15,8 @@
  * Reads are paged so that no request stalls the packets for long: a read takes a cursor (0 at first) and gives the next
  * one (0: that was all).  Writes between pages may hide or repeat entries; nothing else breaks.
  */
-#ifndef SS_CONTROL_H
-#define SS_CONTROL_H
+#ifndef SS_PROTOCOL_H
+#define SS_PROTOCOL_H
 
 enum { /* status: the gRPC codes that P4Runtime uses */
        SS_OK = 0,
@@ -36,7 +36,7 @@ enum { SS_ONE_SLOT = 2 };                                     /* u8 one of OP_TA
 enum { SS_DO_ACTION = 0, SS_DO_MEMBER = 1, SS_DO_GROUP = 2 }; /* u8 kind of an entry's action */
 
 enum {
-    /* -> program description, see control.c:info */
+    /* -> program description, see info.c */
     OP_INFO = 1,
     /* -> ; everything as after ss_open */
     OP_RESET = 2,
