@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import IO, Protocol, TypeVar
 
 from netfold.topo.fork_server import COMMAND, ENDED, GO, START, STARTED, WARM, StartRequest
@@ -120,10 +121,16 @@ def launch(modules: Sequence[str], environment: Mapping[str, str]) -> tuple[sock
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         return ours, subprocess.Popen(
-            [sys.executable, "-c", COMMAND, str(theirs.fileno()), *modules], stdin=subprocess.DEVNULL,
+            [_python(), "-c", COMMAND, str(theirs.fileno()), *modules], stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
             env={**os.environ, **environment},
         )
+
+
+def _python() -> str:
+    """The interpreter of the environment that has NetFold: Mininet's `mn` runs under the system's (leafspine.py)."""
+    ours = Path(sys.prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return str(ours) if ours.exists() else sys.executable
 
 
 class Forks:

@@ -137,7 +137,7 @@ def test_a_rank_is_told_all_it_needs() -> None:
     ("arguments", "says"),
     [
         (["--", "true"], "on which hosts"),
-        (["--topo", "leafspine,1,0,2", "-np", "3", "--", "true"], "expected 1 to 2"),
+        (["--topo", "leafspine,1,0,2", "-np", "0", "--", "true"], "expected 1 or more"),
         (["--topo", "leafspine,1,0,2", "--grace", "-1", "--", "true"], "--grace -1"),
         (["--loss", "0.5", "--", "true"], "go with --topo"),
     ],
