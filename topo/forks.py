@@ -129,8 +129,8 @@ def launch(modules: Sequence[str], environment: Mapping[str, str]) -> tuple[sock
 
 def _python() -> str:
     """The interpreter of the environment that has NetFold: Mininet's `mn` runs under the system's (leafspine.py)."""
-    ours = Path(sys.prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
-    return str(ours) if ours.exists() else sys.executable
+    ours = Path(sys.prefix, "bin", "python")
+    return sys.executable if Path(sys.executable).is_relative_to(sys.prefix) or not ours.exists() else str(ours)
 
 
 class Forks:
