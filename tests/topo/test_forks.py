@@ -124,7 +124,7 @@ def test_a_server_that_cannot_start_is_an_error(tmp_path: Path) -> None:
 
 PROBE = '''
 import atexit, json, os, pickle, sys, threading
-import numpy
+import numpy.random
 
 class Mine: pass
 
