@@ -72,7 +72,7 @@ class Membership:
         ticket = self._plan.ticket if self._client is None else self._client.unfold(self._plan, why, timeout)
         self._plan = structs.replace(self._plan, trees=[], inside=False, reason=why, ticket=ticket)
         if self._watcher is not None:
-            self._watcher.folds = False
+            self._watcher.unfold()
 
     def on_tell(self, progress: Callable[[], RailStats]) -> None:
         """Reports ``progress`` whenever the controller asks, until this rank leaves.  It is called on another thread

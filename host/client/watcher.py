@@ -52,7 +52,7 @@ class Watcher:
         self._call = call
         self._settled = settled
         self._lost = lost
-        self.folds = folds
+        self._folds = folds
         self._me = me
         self._job_error: NetFoldError | None = None
         self._lost_rank: tuple[int, str] | None = None
@@ -106,6 +106,10 @@ class Watcher:
         it, the argument is called at once."""
         self._on_settle = call
 
+    def unfold(self) -> None:
+        """The job needs nothing any more of what switches held for it."""
+        self._folds = False
+
     def on_tell(self, call: Callable[[], None]) -> None:
         """Registers a function that is called, on the watcher's thread, when somebody looks at the job; it must return
         at once."""
@@ -155,7 +159,7 @@ class Watcher:
                 log.warning("%s: no longer watched (%s): only time-outs tell now that a rank is gone", self._me, why)
             with self._registered:
                 self._refused = True
-                if self._gone_since is not None and self.folds:
+                if self._gone_since is not None and self._folds:
                     self._job_error = self._job_error or errors.JobEnded(f"a new controller refuses the job: {why}")
                 self._registered.notify_all()
             return None

@@ -92,6 +92,7 @@ class MeshConnections:
         self.gone: set[PeerConnection] = set()
         """Peers whose connections have ended, or cannot be made."""
         self.lanes: LaneTraffic | None = None
+        """Further connections to the peers, once there are some."""
         self.listener = listener
         self._traffic, self._failures, self._spanned = traffic, failures, spanned
         self._by_fd: dict[int, PeerConnection] = {}
@@ -101,6 +102,10 @@ class MeshConnections:
         self._registered = Registered(self._poller)
         self.connecting = Connecting(plan, listener, self._poller, self._admit, clock=clock,
                                       admit_lane=self._admit_lane if lanes else None)
+
+    def have(self, lanes: LaneTraffic) -> None:
+        """Accepts connections for these lanes as well."""
+        self.lanes = lanes
 
     # ---- what moves --------------------------------------------------------------------------------------------------
     def poll(self, seconds: float) -> bool:

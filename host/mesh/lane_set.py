@@ -71,7 +71,7 @@ class Lanes:
         self.source_ports = SourcePorts(planned.ports if planned is not None else (), self._links)
         self.of = {rank: PeerLanes() for rank in self._links}
         self._warn = WarnOnce(log, f"job {operations.plan.job!r}, rank {operations.plan.rank}")
-        self._connections.lanes = self
+        self._connections.have(self)
 
     # ---- plans -------------------------------------------------------------------------------------------------------
     def expect(self, algorithm: str, ranks: Sequence[int], root: int) -> None:

@@ -113,6 +113,10 @@ class Operations:
         self.call = call
         self.name_text(call.text)
 
+    def carry_text(self, text: bytes) -> None:
+        """Sets the text of the headers of the messages that follow, as they carry it."""
+        self.text = text
+
     def name_text(self, text: str) -> bytes:
         """Sets the text of the headers of the messages that follow, and returns it as they carry it."""
         self.text = text.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")

@@ -416,7 +416,7 @@ class RoceMesh(Mesh):
         self.operations.begin(call)
         self._queue_pairs.warn_if_too_many()
         self._queue_pairs.warn_of_dropped()
-        self.operations.text = call_text(call)
+        self.operations.carry_text(call_text(call))
 
     def watched_by(self, watch: Callable[[float], None] | None) -> None:
         """See ``Mesh``."""

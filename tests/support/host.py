@@ -41,6 +41,7 @@ def impatient(comms: Sequence[Communicator], seconds: float) -> None:
     the timeout is long, so that a machine that stands still is no fault."""
     for comm in comms:
         dispatch = comm._parts.dispatch
-        dispatch.hosts.mesh._timeout = seconds  # type: ignore[attr-defined]
+        operations = dispatch.hosts.mesh.operations  # type: ignore[attr-defined]
+        operations.timeout = operations._slice = seconds
         if dispatch.switches is not None:
             getattr(dispatch.switches, "_fold", dispatch.switches)._timeout = seconds

@@ -214,7 +214,7 @@ def test_ranks_that_remember_different_scales_fail_by_name() -> None:
     fabric = make_fabric([0, 1], TerribleNetwork(random.Random(5)))
     sources = tensors(2, 512, [1.0], 1)
     fold(fabric, sources)
-    stranger = Core(address(1), 2, plan_trees(1, 2, trees=1, slots=64, psn=2))
+    stranger = Core(address(1), 2, plan_trees(1, 2, trees=1, slots=64, psn=2), port=fabric.cores[1].port)
     fabric = Fabric([0, 1], fabric.network, [fabric.cores[0], stranger], 64)
     outs = [np.full(512, 7, np.float32) for _ in range(2)]
     for _ in run(fabric, [[Call(sources[rank], outs[rank], 1.0, 2)] for rank in range(2)], limit=SECOND):

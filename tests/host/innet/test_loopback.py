@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import socket
 import time
@@ -24,7 +25,10 @@ from netfold.host.innet.fold import FoldRail
 from netfold.host.job_secret import draw
 from netfold.host.mesh.sockets import listen
 from netfold.host.native import sockets
+from netfold.host.native.sockets import bind_port
 from netfold.host.operation.rail import Op
+from netfold.host.operation.reduction import Reduction
+from netfold.host.operation.request import AllreduceRequest
 from netfold.testing import loopback_job, on_every_rank, subnet
 from netfold.wire.jobs import Peer, Plan, RankStream, RankTree
 from support.host import impatient, interrupted_by
@@ -222,10 +226,11 @@ def test_an_unreachable_peer_is_a_bounded_timeout_with_the_errno() -> None:
     peers = [Peer(rank, f"{net}.{rank + 1}", f"{net}.{rank + 1}:1") for rank in range(2)]
     tree = RankTree(name="void", weight=1.0, data=stream(8), agreement=stream(16))
     plan = Plan(job="void", epoch=1, rank=0, world=2, peers=peers, trees=[tree], secret=draw())
-    with Communicator.of_plan(plan, address=f"{net}.1", rail="innet", timeout=0.3, listener=listener) as comm:
-        begin = time.monotonic()
+    rail = FoldRail(plan, f"{net}.1", receiver=bind_port(f"{net}.1"), timeout=0.3)
+    with contextlib.closing(rail), contextlib.closing(listener):
+        begin, ones = time.monotonic(), np.ones(3, np.float32)
         with pytest.raises(NetFoldError) as caught:
-            comm.allreduce(np.ones(3, np.float32))
+            rail.allreduce(AllreduceRequest(ones, ones.copy(), Reduction("sum", "float32"), 1))
         assert time.monotonic() - begin < 20
         assert "void" in str(caught.value)
 

@@ -151,7 +151,12 @@ def paths_are_of_every_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
     refused("paths='reps'.*a TCP connection cannot take a source port for each packet", paths="reps")
     asked: list[object] = []
     opened = open_rail.open_mesh
-    monkeypatch.setattr(open_rail, "open_mesh", lambda *given: asked.append(given[-1]) or opened(*given))  # type: ignore
+
+    def opening(*given: Any, **named: Any) -> Any:
+        asked.append(given[-1])
+        return opened(*given, **named)
+
+    monkeypatch.setattr(open_rail, "open_mesh", opening)
     with loopback_rails(["tcp", "tcp"], 2, paths="hashed"):
         assert asked == ["hashed"] * 4
 
