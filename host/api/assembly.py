@@ -427,6 +427,8 @@ def _of_membership(
         else:
             sequencer.begin_anew(me, flight)
         membership.on_tell(dispatch.progress)
+        if timeline is not None:
+            timeline.is_joined()
         undo.pop_all()
     return _checked(Parts(membership, dispatch, sequencer, coding, settings=said, receiver=receiver, folds=folds))
 

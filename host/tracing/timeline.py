@@ -82,6 +82,10 @@ class Timeline:
         else:
             self._lost += 1
 
+    def is_joined(self) -> None:
+        """What ranks did to come together belongs to no operation."""
+        self._stages = {}
+
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
         """A context whose duration is added to the row "messages"."""
