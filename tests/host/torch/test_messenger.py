@@ -224,8 +224,9 @@ def test_what_the_kernel_could_not_deliver_is_counted(caplog: pytest.LogCaptureF
         begun = send(mine, np.ones(1), 1)
         receive(other, np.zeros(1), 0).wait(SOON)
         begun.wait(SOON)
-        for sock in other._mesh.operations.connections.links[0].sockets():
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        sock = other._mesh.operations.connections.links[0].socket
+        assert sock is not None
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         send(mine, np.zeros(1 << 18), 1).wait(SOON)
         mine.close(flush=0.2)
     (record,) = caplog.records
