@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 NEEDED := mnexec:mininet ip:iproute2 tc:iproute2 ethtool:ethtool ping:iputils-ping
 
 # Tests in namespaces wait for ranks and switches a part of their time: one worker more than there are processors
-WORKERS := $(shell expr $$(nproc) + 1)
+WORKERS := 2
 SHARED := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
