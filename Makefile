@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 # Programs that we need, and the Debian packages that bring them
 NEEDED := mnexec:mininet ip:iproute2 tc:iproute2 ethtool:ethtool ping:iputils-ping
 
-# Tests in namespaces wait for ranks and switches a part of their time: one worker more than there are processors
+# Two workers: tests in namespaces run processes of their own, which take what is left of the processors
 WORKERS := 2
 SHARED := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
