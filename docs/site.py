@@ -20,5 +20,5 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """What leads from docs/ to the switch's pages in the repository leads there in the site."""
+    """Rewrites links from docs/ to the switch's pages, so that they work in the site as in the repository."""
     return markdown.replace(f"](../{PAGES}/", f"]({PAGES}/")

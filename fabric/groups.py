@@ -58,10 +58,10 @@ def share(graph: nx.MultiGraph[str], group: Sequence[str], job: Sequence[str]) -
 def fitted(
     trees: Sequence[Tree], sizes: Sizes, places: int, share: float, folding: Mapping[str, int]
 ) -> tuple[list[Tree], int]:
-    """As many of a group's trees as its slots suffice for, with weights that add up to 1; and most slots that it may
-    have of any one switch, enough for the smallest windows over one tree.
+    """Returns as many of a group's trees as its slots suffice for, with weights that add up to 1, and the group's limit
+    of slots on any one switch, which suffices for the smallest windows over one tree.
 
-    Those come first that carry the most, and of these the ones whose roots fold the least already.
+    Trees that carry more come first; of equal ones, those whose roots fold less already.
 
     sizes   those of a job
     places  groups of ranks that fold together, each of which has all trees (`machines.fold_groups`)

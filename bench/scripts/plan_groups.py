@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the groups of one mesh dimension cost the planner, beside the job of all ranks: trees, slots and entries.
+"""Measures the planner's cost of all groups of one mesh dimension, beside the job of all ranks: trees, slots, entries.
 
     python bench/scripts/plan_groups.py [--leaves 16] [--spines 8] [--hosts 128] [--groups 64]
 

@@ -122,7 +122,7 @@ class Job:
 
     @property
     def is_group(self) -> bool:
-        """Whether it is a group of some ranks of another job."""
+        """True for a group: a job of some ranks of another job."""
         return self.parent_epoch > 0
 
     @property
@@ -152,7 +152,7 @@ class Job:
 
     @property
     def may_yield(self) -> bool:
-        """Whether its ranks can be halted, to go on over TCP without its slots: NICs could not."""
+        """True where its ranks can be halted and go on over TCP without its slots; ranks with NICs cannot."""
         return (self.state == "active" and not self.stands_still and not self.awaited and not self.leaving
                 and not self.rc_ranks)
 

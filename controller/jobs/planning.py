@@ -286,9 +286,9 @@ class Planning:
 
     @staticmethod
     def _who_yields(job: Job, others: Sequence[Job], *, of_tenant: bool) -> tuple[Job | None, str]:
-        """Whose slots a job takes that finds too few, and why; None: nobody's.
+        """Chooses the job that yields its slots to one that finds too few, and says why; None: no job yields.
 
-        of_tenant  of its tenant's slots are too few left, rather than of the switches'
+        of_tenant  the tenant's quota is short, rather than the switches' slots
         """
         now = time.monotonic()
         if not of_tenant and (lower := quotas.to_preempt(job, others)) is not None:

@@ -77,7 +77,7 @@ class TreePlacement:
     # ---- whether a job is where it should be -----------------------------------------------------------------------
 
     def broken_part(self, job: Job, graph: nx.MultiGraph[str] | None = None) -> str:
-        """What is broken of the job's trees; empty if nothing is.
+        """Describes the part of the job's trees that is broken; empty if nothing is.
 
         graph  what is up; default: as it is now
         """

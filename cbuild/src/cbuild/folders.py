@@ -147,7 +147,7 @@ def _owned(status: os.stat_result, what: str) -> None:
 
 
 def _has_list(folder: int) -> bool:
-    """Whether a folder has an access control list (acl(5)), which may name any user."""
+    """Returns True where a folder has an access control list (acl(5)), which may name any user."""
     try:
         return bool(os.getxattr(f"/proc/self/fd/{folder}", "system.posix_acl_access"))
     except OSError:  # none, or a file system without such lists
