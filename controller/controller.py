@@ -392,7 +392,7 @@ class Controller:
                 "Resume": (wire.Resume, self.jobs.resume),
                 "Connect": (wire.Connect, self.jobs.connect),
                 "Settled": (wire.Settled, self.jobs.settled),
-                "Unfold": (wire.Unfold, self.jobs.unfold),
+                "Opened": (wire.Opened, self.jobs.opened),
                 "Reform": (wire.Reform, self.jobs.reform),
             }, {
                 "Watch": (wire.Watch, self.jobs.watch),

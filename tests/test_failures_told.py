@@ -41,7 +41,7 @@ def test_a_test_that_hangs_says_where_and_shows_the_ends_of_its_logs(tmp_path: P
     (logs / "leaf1.log").write_text("at the beginning\n" + "x" * LOG_BYTES + "\nthe last words\n")
     (logs / "rank0.log").touch()
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", "--basetemp",
+        [sys.executable, "-P", "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", "--basetemp",
          str(tmp_path / "base"), str(file)],
         env=environment(), capture_output=True, text=True,
         timeout=100, check=False,

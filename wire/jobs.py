@@ -5,12 +5,12 @@ gRPC carries them as JSON and msgspec checks every field at the border: no gener
 A job's life: every rank calls ``Join`` and all get their ``Plan`` together; ``Report`` and ``Leave`` end it, once all
 others have said that they are ``Settled``.  A rank whose retransmissions bring no result calls ``Suspect``, and one
 that has timed out calls ``Missing`` to learn which ranks the switches wait for.  Where a switch or a link fails, ranks
-are told to ``Halt``, and call ``Resume`` to go on over other trees.  Where ranks cannot use their trees after all, they
-call ``Unfold``.  Meanwhile each may hold a ``Watch`` open: on it
-the controller reports what happens to the others, and takes a broken one for the rank's death.  Where ranks are lost,
-or others wait to join, the ranks that are there call ``Reform``, and go on as a new incarnation of the job.  Some ranks
-of a job that fold by themselves are a job of their own, which names the first one (``Join.group``).  Every request of a
-rank carries the secret that its plan has given it.
+are told to ``Halt``, and call ``Resume`` to go on over other trees.  A rank whose plan has trees opens what it folds
+with and calls ``Opened``; where one rank lacks something, none uses the trees.  Meanwhile each may hold a ``Watch``
+open: on it the controller reports what happens to the others, and takes a broken one for the rank's death.  Where ranks
+are lost, or others wait to join, the ranks that are there call ``Reform``, and go on as a new incarnation of the job.
+Some ranks of a job that fold by themselves are a job of their own, which names the first one (``Join.group``).  Every
+request of a rank carries the secret that its plan has given it.
 
 A rank is windowed, or it is an RC rank, which folds with the queue pairs of its NIC (``Join.kind``).  What a NIC
 chooses, RC ranks tell in a second step after each plan with trees:
@@ -258,26 +258,28 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return bool(self.trees) or self.inside
 
 
-class Unfold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The notice of a rank whose plan has trees that the ranks have agreed not to use, since one of them could not open
-    what it folds with: a source port, shared memory.  Once all ranks have said so, the switches hold nothing of the job
-    any more, and all are answered."""
+class Opened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The notice of a rank whose plan has trees that it has opened what it folds with, or what it lacks: a source port,
+    shared memory.  It is answered once all ranks that are there have said so.  Where one of them lacks something, the
+    switches hold nothing of the job any more."""
 
     job: Name
     rank: Int32
     epoch: Int32
-    why: Text
-    """Which ranks lack what."""
+    lacks: Text = ""
+    """What this rank lacks to fold; empty: nothing."""
     timeout: Seconds = 10.0
     """Seconds to wait for the other ranks."""
     secret: Secret = Secret()
 
 
-class Unfolded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The answer to `Unfold`."""
+class AllOpened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer to `Opened`, the same for all ranks."""
 
+    lacking: dict[int, str] = {}
+    """What each rank lacks, by rank; empty: they fold."""
     ticket: Secret = Secret()
-    """Takes the place of the plan's ticket, by which the switches fold."""
+    """Where ranks lack something: takes the place of the plan's ticket, by which the switches fold."""
 
 
 class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

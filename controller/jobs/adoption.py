@@ -148,10 +148,12 @@ def record_of(job: Job, fabric: str) -> Record:
 
 def _job(record: Record, tenant: Tenant) -> Job:
     """The job of a record and its tenant, none of whose ranks has registered yet."""
-    return Job(
+    job = Job(
         record.job, len(record.joins), "active", dict(enumerate(record.joins)), record.epoch, record.secret,
         record.hosts, record.first_trees, record.trees, record.streams, record.streams, record.slots_epoch,
         slots=record.streams[0].slots if record.streams else 0, reason=record.reason,
         awaited=set(range(len(record.joins))), rounds=record.round, tenant=tenant, fell_back=record.fell_back,
         parent_epoch=record.parent_epoch, members=record.members, used=time.monotonic(),
     )
+    job.all_opened.set()
+    return job

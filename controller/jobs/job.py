@@ -61,8 +61,10 @@ class Job:
     """Number of the last recovery round that is over."""
     stay_reason: str = ""
     """Why its trees could not move where they should be; empty if they are there."""
-    unfolds: set[int] = field(default_factory=set)
-    """Ranks that have said that the job's ranks cannot use its trees (`wire.jobs.Unfold`)."""
+    opened: dict[int, str] = field(default_factory=dict)
+    """What each rank that has opened what it folds with lacks for it (`wire.jobs.Opened`), by rank; "": nothing."""
+    all_opened: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once all ranks that are there are in ``opened``, or have said so to an earlier controller."""
     fell_back: bool = False
     """Whether its switches fold no longer, and its ranks go on over TCP."""
     slots: int = 0
@@ -187,6 +189,17 @@ class Job:
         """Wake all who wait for ``changed``."""
         self.changed.set()
         self.changed = asyncio.Event()
+        self.check_opened()
+
+    @property
+    def opening(self) -> list[int]:
+        """Ranks that are there and have not said whether they could open what they fold with, in ascending order."""
+        return sorted(set(range(self.world)) - self.opened.keys() - self.left - self.lost.keys())
+
+    def check_opened(self) -> None:
+        """Set ``all_opened`` once no rank is missing there."""
+        if not self.all_opened.is_set() and self.opened and not self.opening:
+            self.all_opened.set()
 
     def broadcast(self, event: Event | None, *, but: int = -1) -> None:
         """Send an event to every rank with a Watch stream, ``but`` one; None ends the streams."""

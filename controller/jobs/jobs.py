@@ -38,6 +38,7 @@ from netfold.fabric.graph import Fabric
 from netfold.fabric.slots import Allocator
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.jobs import (
+    AllOpened,
     AskMissing,
     Connect,
     Connected,
@@ -48,6 +49,7 @@ from netfold.wire.jobs import (
     JobEndedEvent,
     Join,
     Leave,
+    Opened,
     Plan,
     RankLeft,
     RankLost,
@@ -57,8 +59,6 @@ from netfold.wire.jobs import (
     Resume,
     Settle,
     Settled,
-    Unfold,
-    Unfolded,
     Watch,
     Watching,
 )
@@ -220,10 +220,9 @@ class Jobs:
         """The second step of an RC rank: its queue pairs, for entries.  Raises Refusal."""
         return await connecting.connect(self.registry.find(request), request, list(self.registry.unfinished()))
 
-    async def unfold(self, request: Unfold) -> Unfolded:
-        """Take a job off the switches, once all its ranks have said that they cannot use its trees.  Raises
-        Refusal."""
-        return await self._recovery.unfold(self.registry.find(request), request)
+    async def opened(self, request: Opened) -> AllOpened:
+        """A rank has opened what it folds with, or lacks something; wait for the others.  Raises Refusal."""
+        return await self._recovery.opened(self.registry.find(request), request)
 
     async def leave(self, request: Leave) -> Done:
         """Let a rank leave; with the last one the job ends.  Raises Refusal."""

@@ -38,7 +38,7 @@ from netfold.fabric import slots, trees
 from netfold.fabric.graph import Fabric
 from netfold.fabric.pools import Exhausted
 from netfold.rpc.rpc import Code, Refusal
-from netfold.wire.jobs import Halt, Plan, Resume, Unfold, Unfolded
+from netfold.wire.jobs import AllOpened, Halt, Opened, Plan, Resume, Secret
 from netfold.wire.operator import Note, Totals, unnoted
 
 log = logging.getLogger("netfold.controller")
@@ -368,32 +368,39 @@ class Recovery:
 
     # ---- without trees -------------------------------------------------------------------------------------------
 
-    async def unfold(self, job: Job, request: Unfold) -> Unfolded:
-        """Take a job off the switches, once all ranks that are there have said that they cannot use its trees.  Raises
-        Refusal."""
+    async def opened(self, job: Job, request: Opened) -> AllOpened:
+        """Wait until all ranks that are there have opened what they fold with, or have said what they lack.  Where one
+        lacks something, take the job off the switches.  Raises Refusal."""
         who = f"{job}, rank {request.rank}"
-        job.unfolds.add(request.rank)
-        job.notify()
+        if job.all_opened.is_set() and request.lacks and request.rank not in job.opened:
+            raise Refusal(Code.FAILED_PRECONDITION, f"{who}: the other ranks fold already, and it cannot: "
+                                                    f"{request.lacks}. It must leave")
+        job.opened[request.rank] = request.lacks
+        job.check_opened()
         try:
             async with asyncio.timeout(request.timeout):
-                while job.streams and _use_trees(job):
-                    await job.changed.wait()
+                await job.all_opened.wait()
         except TimeoutError:
-            waits = ", ".join(map(str, _use_trees(job)))
-            job.unfolds.discard(request.rank)
+            waits = ", ".join(map(str, job.opening))
             raise Refusal(Code.DEADLINE_EXCEEDED, f"{who}: waited {request.timeout:g} s, and the ranks {waits} have "
-                                                  "not said that they cannot use their trees") from None
-        if job.streams:
-            if job.stands_still:  # the round's end would give it trees again
-                raise Refusal(Code.FAILED_PRECONDITION, f"{who}: its ranks are halted. It keeps its slots till its end")
-            part, epoch = job.part, job.slots_epoch
-            job.reason, job.slots, job.slots_epoch = request.why, 0, 0
-            job.trees, job.streams, job.announced = [], [], []
-            plans.make(self._fabric, self._registry.key, job)
-            await self._placement.clean(part, epoch)
-            log.warning("%s: not folded after all: %s", job, job.reason)
-            self._note("re-planned", job.name, f"not folded after all: {job.reason}")
-        return Unfolded(job.ticket)
+                                                  "not said whether they can fold") from None
+        lacking = {rank: lacks for rank, lacks in sorted(job.opened.items()) if lacks}
+        if lacking and job.streams:
+            await self._unfold(job, "; ".join(f"rank {rank} cannot fold: {why}" for rank, why in lacking.items()))
+        return AllOpened(lacking, job.ticket if lacking else Secret())
+
+    async def _unfold(self, job: Job, why: str) -> None:
+        """Take a job off the switches whose ranks do not use its trees."""
+        if job.stands_still:  # the round's end gives it trees again
+            log.warning("%s: keeps its slots to its end, since its ranks are halted, and does not fold: %s", job, why)
+            return
+        part, epoch = job.part, job.slots_epoch
+        job.reason, job.slots, job.slots_epoch = why, 0, 0
+        job.trees, job.streams, job.announced = [], [], []
+        plans.make(self._fabric, self._registry.key, job)
+        log.warning("%s: not folded after all: %s", job, job.reason)
+        self._note("re-planned", job.name, f"not folded after all: {job.reason}")
+        await self._placement.clean(part, epoch)
 
     def _until_fallback(self, job: Job, here: Round) -> float | None:
         """Seconds until ranks that have all stopped go on over TCP; None where one of them cannot, as RC ranks, whose
@@ -429,8 +436,3 @@ class Recovery:
         self._end_round(job, here, make)
         log.warning("%s: goes on over TCP after operation %d: %s", job, folds_until, job.reason)
         self._note("re-planned", job.name, f"{job.reason}; goes on over TCP after {1000 * waited:.0f} ms")
-
-
-def _use_trees(job: Job) -> list[int]:
-    """The ranks that are there and have not said that they cannot use the job's trees."""
-    return sorted(set(range(job.world)) - job.unfolds - job.left - job.lost.keys())

@@ -408,7 +408,7 @@ def _of_membership(
                 except Unfit as unfit:
                     if rail != "auto":
                         raise unfit.error(f"{me}, rail={rail!r}") from unfit.own
-                    membership.unfold(str(unfit), settings.timeout)
+                    membership.unfold(str(unfit))
                     plan = membership.plan
             if not plan.folds and prospect is None:
                 warnings.warn(

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 
 from netfold.host.client.membership import Membership
-from netfold.host.collectives.open_on_all import Unfit, open_on_all
+from netfold.host.collectives.open_on_all import Agreement, Unfit, agreed_over, open_on_all
 from netfold.host.innet.fold import FoldRail
 from netfold.host.innet.parallel import ParallelFold
-from netfold.host.mesh.mesh import Call
+from netfold.host.mesh.connection import printable
+from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.operation.coding import LaneBits
 from netfold.host.operation.rail import FoldingRail
 from netfold.host.selection.peers import Peers
@@ -28,9 +30,10 @@ def open_fold(
     Raises Unfit on all ranks where one of them lacks something to fold.
     """
     plan, control, auto = membership.plan, membership.fold_control(timeout), rail == "auto"
+    agree = _agreement(membership, peers.mesh, timeout)
     if shared:
         return ParallelFold(
-            plan, peers, address, receiver, timeout=timeout, control=control, timeline=timeline, falls_back=auto
+            plan, peers, agree, address, receiver, timeout=timeout, control=control, timeline=timeline, falls_back=auto
         )
 
     def open_() -> FoldRail:
@@ -49,7 +52,19 @@ def open_fold(
     # RC ranks wait for each other before they come here: what one of them lacks, the controller tells the others
     alone = open_() if rail == "verbs" else None
     with peers.mesh.operation(Call(0, "the ranks open what they fold with")):
-        opened = open_on_all(peers.mesh, open_ if alone is None else lambda: alone, FoldRail.close)
+        opened = open_on_all(agree, open_ if alone is None else lambda: alone, FoldRail.close)
     if isinstance(opened, Unfit):
         raise opened
     return opened
+
+
+def _agreement(membership: Membership, mesh: Mesh, timeout: float) -> Agreement:
+    """How the ranks tell each other what they lack: by the controller, or, where none watches them, over the mesh."""
+    client = membership.client
+    if client is None:
+        return agreed_over(mesh)
+
+    def agree(lacks: str) -> Mapping[int, str]:
+        return {rank: printable(why) for rank, why in membership.opened(client, lacks, timeout).items()}
+
+    return agree

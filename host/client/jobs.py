@@ -22,6 +22,7 @@ from netfold.rpc.certificates import TlsError
 from netfold.wire.bounds import MAX_LAST, MAX_TEXT
 from netfold.wire.jobs import (
     SERVICE,
+    AllOpened,
     AskMissing,
     Connect,
     Connected,
@@ -31,6 +32,7 @@ from netfold.wire.jobs import (
     Join,
     Leave,
     MissingContributions,
+    Opened,
     OwnPairs,
     Plan,
     RankReport,
@@ -39,8 +41,6 @@ from netfold.wire.jobs import (
     Resume,
     Secret,
     Settled,
-    Unfold,
-    Unfolded,
     Watch,
 )
 
@@ -98,7 +98,7 @@ class JobClient:
         self._settled = self.unary(f"{SERVICE}/Settled", Done)
         self._resume = self.unary(f"{SERVICE}/Resume", Plan)
         self._reform = self.unary(f"{SERVICE}/Reform", Reformed)
-        self._unfold = self.unary(f"{SERVICE}/Unfold", Unfolded)
+        self._opened = self.unary(f"{SERVICE}/Opened", AllOpened)
         self._connect = self.unary(f"{SERVICE}/Connect", Connected)
         self._watch = self.stream(f"{SERVICE}/Watch", Event)
 
@@ -311,22 +311,29 @@ class JobClient:
             lambda said: log.warning("%s did not hear that a queue pair is in error: %s", self.controller, said),
         )
 
-    def unfold(self, plan: Plan, why: str, timeout: float) -> Secret:
-        """Says that the ranks cannot use the plan's trees, so that the switches hold nothing for them any more.
-        Returns the ticket that takes the place of the plan's.  Where the controller cannot do it, that is logged, never
-        raised: the job holds its slots until it ends, and the plan's ticket stays.
+    def opened(self, plan: Plan, lacks: str, timeout: float) -> AllOpened:
+        """Says that this rank has opened what it folds with, and waits until all ranks have.  Returns what each of them
+        lacks.  Raises CollectiveTimeout, JobEnded.
 
-        why      which ranks lack what, the same on all
+        lacks    what this rank lacks; empty: nothing
         timeout  seconds to wait for the other ranks
         """
-        request = Unfold(plan.job, plan.rank, plan.epoch, why[:MAX_TEXT], timeout, plan.rank_secret)
-        try:
-            answer: Unfolded = self._unfold(request, timeout=timeout + ANSWER_MARGIN)
-            return answer.ticket
-        except grpc.RpcError as error:
-            log.warning("job %r, rank %d: its trees are not used, and %s does not take them off the switches: %s %s",
-                        plan.job, plan.rank, self.controller, error.code().name, error.details())
-            return plan.ticket
+        until = time.monotonic() + timeout
+        while True:
+            times = self._registered(until)
+            left = max(until - time.monotonic(), 0.01)
+            request = Opened(plan.job, plan.rank, plan.epoch, lacks[:MAX_TEXT], left, plan.rank_secret)
+            try:
+                answer: AllOpened = self._opened(request, timeout=left + ANSWER_MARGIN)
+                return answer
+            except grpc.RpcError as error:
+                if error.code() in AWAY and self._registers_again(times, until - time.monotonic()):
+                    continue
+                said = f"job {plan.job!r}, rank {plan.rank} of {plan.world}: before it folds: {self.controller} says "
+                said += f"{error.code().name}: {error.details() or 'no details'}"
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    raise CollectiveTimeout(said) from None
+                raise JobEnded(said) from None
 
     def connect(
         self, plan: Plan, pairs: list[OwnPairs], timeout: float, follow: Callable[[Plan], None] = lambda plan: None

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec import structs
 
@@ -63,14 +63,24 @@ class Membership:
             self._watcher.on_halt(rail.halt)
             self._watcher.on_settle(rail.settle)
 
-    def unfold(self, why: str, timeout: float) -> None:
+    def opened(self, client: JobClient, lacks: str, timeout: float) -> Mapping[int, str]:
+        """Tells the controller what this rank lacks to fold, "" for nothing, and returns what each rank lacks, by rank.
+        Raises CollectiveTimeout, JobEnded.
+
+        client   that of this membership
+        timeout  seconds to wait for the other ranks
+        """
+        answer = client.opened(self._plan, lacks, timeout)
+        if answer.lacking:
+            self._plan = structs.replace(self._plan, ticket=answer.ticket)
+        return answer.lacking
+
+    def unfold(self, why: str) -> None:
         """Goes on without the plan's trees, which the ranks have agreed not to use.
 
-        why      which ranks lack what to fold
-        timeout  seconds to wait for the other ranks to say the same
+        why  which ranks lack what to fold
         """
-        ticket = self._plan.ticket if self._client is None else self._client.unfold(self._plan, why, timeout)
-        self._plan = structs.replace(self._plan, trees=[], inside=False, reason=why, ticket=ticket)
+        self._plan = structs.replace(self._plan, trees=[], inside=False, reason=why)
         if self._watcher is not None:
             self._watcher.unfold()
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from netfold.host.collectives import ring
 from netfold.host.collectives.flow import run
-from netfold.host.collectives.open_on_all import Unfit, open_on_all
+from netfold.host.collectives.open_on_all import Unfit, agreed_over, open_on_all
 from netfold.host.collectives.shared_memory import SHARED, SharedRows
 from netfold.host.mesh.mesh import Mesh, Subset
 from netfold.host.operation.arrays import by_counts
@@ -80,7 +80,7 @@ class Machines:
         and where a rank has none, with a warning."""
         shape = self.shape()
         if self._rows is None and not self._without and shape is not None and shape[1] > 1:
-            opened = open_on_all(self._mesh, lambda: SharedRows(self.local()), SharedRows.close)
+            opened = open_on_all(agreed_over(self._mesh), lambda: SharedRows(self.local()), SharedRows.close)
             if isinstance(opened, Unfit):
                 self._without = True
                 log.warning("rank %d of %d: nothing is reduced in shared memory: %s", self._mesh.rank, self._mesh.size,

@@ -2,18 +2,17 @@
 """What ranks need together is open on all of them, or on none.
 
 A rank may lack what others have: a UDP port, shared memory.  One rank that does not fold keeps all others from it, so
-each tells the others over the mesh whether it could open everything:
+each tells the others whether it could open everything.  Then all have the same reasons, and decide alike.  The ranks of
+a job tell their controller (`wire.jobs.Opened`); where there is none, they agree over the mesh:
 
     bit     1 where this rank lacks something; the ranks take the maximum
     why     where anybody does: each rank's reason in a row of its own, all rows added up
-
-Then all have the same reasons, and decide alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -28,6 +27,9 @@ REASON_BYTES: Final = 512
 """Bytes of a rank's reason that the others hear."""
 
 T = TypeVar("T")
+Agreement: TypeAlias = Callable[[str], Mapping[int, str]]
+"""Called by all ranks with what each lacks, "" for nothing; returns what each of those that lack something lacks, the
+same on all ranks, by rank."""
 
 
 class Unfit(Exception):
@@ -51,9 +53,9 @@ class Unfit(Exception):
         return TransportError(number, f"{me}: {self}; rail=\"auto\" goes over TCP then")
 
 
-def open_on_all(mesh: Mesh, open_: Callable[[], T], close: Callable[[T], object]) -> T | Unfit:
-    """What ``open_`` returns, where it succeeds on every rank of the mesh.  Called by all of them inside an operation,
-    which it does not end: what is returned where any rank lacks something, all of them are to raise afterwards.
+def open_on_all(agree: Agreement, open_: Callable[[], T], close: Callable[[T], object]) -> T | Unfit:
+    """What ``open_`` returns, where it succeeds on every rank that agrees; Unfit on all of them, to raise after their
+    operation, where one lacks something.  Called by all ranks.
 
     open_  raises OSError or MemoryError where this host lacks something
     close  undoes it where another rank does
@@ -67,7 +69,7 @@ def open_on_all(mesh: Mesh, open_: Callable[[], T], close: Callable[[T], object]
             raise  # of the other ranks, not of this host
         failure = error
     try:
-        lacking = _everyones(mesh, "" if failure is None else str(failure) or type(failure).__name__)
+        lacking = agree("" if failure is None else str(failure) or type(failure).__name__)
     except BaseException:
         for one in opened:
             close(one)
@@ -79,15 +81,19 @@ def open_on_all(mesh: Mesh, open_: Callable[[], T], close: Callable[[T], object]
     return Unfit(lacking, failure)
 
 
-def _everyones(mesh: Mesh, lacks: str) -> dict[int, str]:
-    """What each rank lacks, by rank; empty: none lacks anything."""
-    some = np.array([bool(lacks)], np.int32)
-    run(mesh, allreduce(mesh, some, Reduction("max", "int32")))
-    if not some[0]:
-        return {}
-    rows = np.zeros((mesh.size, REASON_BYTES), np.uint8)
-    said = lacks.encode(errors="replace")[:REASON_BYTES]
-    rows[mesh.rank, : len(said)] = np.frombuffer(said, np.uint8)
-    run(mesh, allreduce(mesh, rows.reshape(-1).view(np.int32), Reduction("sum", "int32")))
-    texts = {rank: printable(row.tobytes().rstrip(b"\0").decode(errors="replace")) for rank, row in enumerate(rows)}
-    return {rank: text for rank, text in texts.items() if text}
+def agreed_over(mesh: Mesh) -> Agreement:
+    """The agreement of all ranks of a mesh over it, inside an operation, which it does not end."""
+
+    def agree(lacks: str) -> Mapping[int, str]:
+        some = np.array([bool(lacks)], np.int32)
+        run(mesh, allreduce(mesh, some, Reduction("max", "int32")))
+        if not some[0]:
+            return {}
+        rows = np.zeros((mesh.size, REASON_BYTES), np.uint8)
+        said = lacks.encode(errors="replace")[:REASON_BYTES]
+        rows[mesh.rank, : len(said)] = np.frombuffer(said, np.uint8)
+        run(mesh, allreduce(mesh, rows.reshape(-1).view(np.int32), Reduction("sum", "int32")))
+        texts = {rank: printable(row.tobytes().rstrip(b"\0").decode(errors="replace")) for rank, row in enumerate(rows)}
+        return {rank: text for rank, text in texts.items() if text}
+
+    return agree

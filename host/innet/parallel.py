@@ -33,7 +33,7 @@ from netfold.host.client.fold_control import NO_CONTROLLER, FoldControl
 from netfold.host.collectives.barrier import barrier
 from netfold.host.collectives.flow import length, run
 from netfold.host.collectives.inner_step import InnerStep
-from netfold.host.collectives.open_on_all import Unfit, open_on_all
+from netfold.host.collectives.open_on_all import Agreement, Unfit, open_on_all
 from netfold.host.collectives.shared_memory import SharedRows
 from netfold.host.errors import NetFoldError, PeerLost
 from netfold.host.innet.bystander import Bystander
@@ -58,6 +58,7 @@ class ParallelFold:
     """Collectives by shared memory and the trees of a plan.  All ranks of a machine make it together.
 
     peers    all ranks of the job: those of a machine wait for each other over its mesh
+    agree    how all ranks tell each other what they lack to fold
     address  of this machine on the fabric
     receiver as for ``FoldRail``
     timeout, control, timeline, falls_back  as for ``FoldRail``
@@ -71,6 +72,7 @@ class ParallelFold:
         self,
         plan: Plan,
         peers: Peers,
+        agree: Agreement,
         address: str,
         receiver: socket.socket | None = None,
         *,
@@ -102,7 +104,7 @@ class ParallelFold:
                         opened.pop_all()
                     return fold, inner
 
-                opened = open_on_all(mesh, open_, _close)
+                opened = open_on_all(agree, open_, _close)
                 if not isinstance(opened, Unfit):
                     undo.callback(_close, opened)
                     self._fold, self._inner = opened

@@ -15,7 +15,7 @@ from netfold.host.api.group import Group
 from netfold.host.api.group_folds import GroupFolds, GroupMeans, JoinedGroup
 from netfold.host.api.work import OperationSequencer
 from netfold.host.client.membership import Membership
-from netfold.host.collectives.open_on_all import Unfit, open_on_all
+from netfold.host.collectives.open_on_all import Unfit, agreed_over, open_on_all
 from netfold.host.errors import JoinRefused, NetFoldError, TransportError
 from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.operation.coding import PLAIN, Coding
@@ -190,7 +190,7 @@ def on_ranks(
                 return MemoryFold(switches, members, group.plan.job)
 
             with peers.mesh.operation(Call(0, "open")):
-                opened = open_on_all(peers.mesh, open_, MemoryFold.close)
+                opened = open_on_all(agreed_over(peers.mesh), open_, MemoryFold.close)
             if isinstance(opened, Unfit):
                 raise opened
             return opened

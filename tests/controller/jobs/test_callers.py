@@ -50,7 +50,7 @@ CALLS: Final[dict[str, tuple[msgspec.Struct, set[str]]]] = {
     f"{jobs.SERVICE}/Connect": (jobs.Connect("j", 0, 1, 0, []), {"operators", "jobs"}),
     f"{jobs.SERVICE}/Resume": (jobs.Resume("j", 0, 1, {}), {"operators", "jobs"}),
     f"{jobs.SERVICE}/Settled": (jobs.Settled("j", 0, 1), {"operators", "jobs"}),
-    f"{jobs.SERVICE}/Unfold": (jobs.Unfold("j", 0, 1, "rank 1 lacks a port"), {"operators", "jobs"}),
+    f"{jobs.SERVICE}/Opened": (jobs.Opened("j", 0, 1, "a port"), {"operators", "jobs"}),
     f"{jobs.SERVICE}/Reform": (jobs.Reform("j", 0, 1, "10.0.0.1:1", 0), {"operators", "jobs"}),
     f"{jobs.SERVICE}/Watch": (jobs.Watch("j", 0, 1), {"operators", "jobs"}),
     f"{paths.SERVICE}/Follow": (paths.Follow("j", 0, 1), {"operators", "jobs"}),

@@ -17,13 +17,13 @@ from netfold.wire.jobs import (
     Connect,
     GroupOf,
     Leave,
+    Opened,
     Plan,
     RankReport,
     Reform,
     Resume,
     Secret,
     Settled,
-    Unfold,
     Watch,
 )
 from netfold.wire.paths import Follow, Suspect
@@ -35,7 +35,7 @@ REQUESTS: Final[dict[str, Any]] = {
     f"{jobs.SERVICE}/Leave": Leave("victim", 0, 0, "because"),
     f"{jobs.SERVICE}/Report": RankReport("victim", 0, 0, 10**9, 0, 0, 0),
     f"{jobs.SERVICE}/Settled": Settled("victim", 0, 0),
-    f"{jobs.SERVICE}/Unfold": Unfold("victim", 0, 0, "because"),
+    f"{jobs.SERVICE}/Opened": Opened("victim", 0, 0, "a port"),
     f"{jobs.SERVICE}/Reform": Reform("victim", 0, 0, "10.0.0.1:1", 0),
     f"{jobs.SERVICE}/Missing": AskMissing("victim", 0, 0, {}),
     f"{jobs.SERVICE}/Suspect": AskMissing("victim", 0, 0, {}),

@@ -13,7 +13,7 @@ from msgspec import structs
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry
 from netfold.wire import roce
-from netfold.wire.jobs import Plan, Reform, Reformed, Unfold, Unfolded, Watch
+from netfold.wire.jobs import AllOpened, Opened, Plan, Reform, Reformed, Watch
 from support.controller import run, until
 from support.jobs import Code, Rig, rig
 from support.recovery import lose, resume
@@ -106,28 +106,29 @@ def test_a_rank_that_lacks_something_keeps_all_from_folding(tmp_path: Path) -> N
     run(story())
 
 
-def unfold(plan: Plan, why: str = "rank 1 cannot fold", timeout: float = 30.0) -> Unfold:
-    """A rank's word that the job's ranks cannot use its trees."""
-    return Unfold(plan.job, plan.rank, plan.epoch, why, timeout, plan.rank_secret)
+def opened(plan: Plan, lacks: str = "", timeout: float = 30.0) -> Opened:
+    """A rank's word that it has opened what it folds with, or what it lacks."""
+    return Opened(plan.job, plan.rank, plan.epoch, lacks, timeout, plan.rank_secret)
 
 
-def test_trees_that_ranks_cannot_use_are_taken_off_the_switches(tmp_path: Path) -> None:
-    """Once all ranks have said so: entries, slots and source ports are free, the reason is shown, and their new tickets
-    let them go on under the next controller as a job without trees."""
+def test_trees_that_one_rank_cannot_use_are_taken_off_the_switches(tmp_path: Path) -> None:
+    """Once all ranks have said whether they can: entries, slots and source ports are free, all hear the reason, and
+    their new tickets let them go on under the next controller as a job without trees."""
 
     async def story() -> None:
         async with rig(tmp_path) as r:
             plans = await joined(r)
             watchers = [await r.watch(plan) for plan in plans]
-            some = [asyncio.create_task(r.call("Unfold", unfold(plan), Unfolded)) for plan in plans[:3]]
-            await until(lambda: len(r.controller.jobs.all()[0].unfolds) == 3)
+            some = [asyncio.create_task(r.call("Opened", opened(plan), AllOpened)) for plan in plans[:3]]
+            await until(lambda: len(r.controller.jobs.all()[0].opened) == 3)
             assert written(r), "one rank has not said so"
-            answers = [await r.call("Unfold", unfold(plans[3]), Unfolded), *await asyncio.gather(*some)]
+            answers = [await r.call("Opened", opened(plans[3], "a port"), AllOpened), *await asyncio.gather(*some)]
             await until(lambda: not written(r))
             assert set(r.controller._allocator.used().values()) == {0}
             assert not r.controller._allocator._bound
             status = (await r.controller.status()).jobs[0]
-            assert (status.state, status.trees, status.reason) == ("active", [], "rank 1 cannot fold")
+            assert (status.state, status.trees, status.reason) == ("active", [], "rank 3 cannot fold: a port")
+            assert [answer.lacking for answer in answers] == [{3: "a port"}] * 4
             tickets = {answer.ticket.value for answer in answers}
             assert len(tickets) == 1
             assert tickets != {plans[0].ticket.value}
@@ -135,24 +136,29 @@ def test_trees_that_ranks_cannot_use_are_taken_off_the_switches(tmp_path: Path) 
             record = r.controller.jobs._adoption.record(
                 Watch("j", 0, plans[0].epoch, plans[0].rank_secret, answers[0].ticket), key)
             assert record.streams == []
-            assert await r.call("Unfold", unfold(plans[0]), Unfolded) == answers[0], "again, since the answer was lost"
+            assert await r.call("Opened", opened(plans[0]), AllOpened) == answers[0], "again, since the answer was lost"
             for watcher in watchers:
                 watcher.die()
 
     run(story())
 
 
-def test_a_rank_alone_takes_nothing_off_the_switches(tmp_path: Path) -> None:
-    """It waits for the others, and is told which of them have not said so; who does not know its secret is refused."""
+def test_ranks_that_can_all_fold_are_answered_together(tmp_path: Path) -> None:
+    """A rank alone waits for the others, and is told which of them have not said so; who does not know its secret is
+    refused.  A rank that dies is waited for no more."""
 
     async def story() -> None:
         async with rig(tmp_path) as r:
             plans = await r.together(2)
-            code, words = await r.refusal(unfold(plans[0], timeout=0.1), "Unfold")
+            code, words = await r.refusal(opened(plans[0], timeout=0.1), "Opened")
             assert code is Code.DEADLINE_EXCEEDED
             assert "rank 0: waited 0.1 s, and the ranks 1 have not said" in words
-            forged = structs.replace(unfold(plans[1]), secret=plans[0].rank_secret)
-            assert (await r.refusal(forged, "Unfold"))[0] is Code.PERMISSION_DENIED
+            forged = structs.replace(opened(plans[1]), secret=plans[0].rank_secret)
+            assert (await r.refusal(forged, "Opened"))[0] is Code.PERMISSION_DENIED
+            watcher = await r.watch(plans[1])
+            waits = asyncio.create_task(r.call("Opened", opened(plans[0]), AllOpened))
+            watcher.die()
+            assert await waits == AllOpened()
             assert r.controller.jobs.all()[0].streams
 
     run(story())

@@ -42,7 +42,7 @@ from netfold.host.job_secret import draw
 from netfold.host.rails import own_port
 from netfold.testing import LoopbackSwitch, loopback_job, on_every_rank, subnet
 from netfold.wire import jobs, roce
-from netfold.wire.jobs import Done, Join, Leave, Peer, Plan, RankReport, RankStream, RankTree
+from netfold.wire.jobs import AllOpened, Done, Join, Leave, Opened, Peer, Plan, RankReport, RankStream, RankTree
 from support.host import impatient
 from switch_support.ports import wait_for
 
@@ -53,6 +53,7 @@ class JobServer:
     def __init__(self, where: str, *, reason: str = "", answer: Callable[[Plan], Any] = lambda plan: plan) -> None:
         self.where = where
         self.joins: dict[int, Join] = {}
+        self._opened: dict[int, str] = {}
         self.reports: list[RankReport] = []
         self.leaves: list[Leave] = []
         self._reason = reason
@@ -63,6 +64,7 @@ class JobServer:
         self._server = grpc.server(futures.ThreadPoolExecutor(16))
         methods = {
             "Join": self._method(Join, self._join),
+            "Opened": self._method(Opened, self._open),
             "Report": self._method(RankReport, self._report),
             "Leave": self._method(Leave, self._leave),
         }
@@ -98,6 +100,13 @@ class JobServer:
                 trees = self._switch.trees(request.rank, slots=64)
             plan = Plan(request.job, 5, request.rank, request.world, peers, trees, self._reason, secret=self._secret)
             return self._answer(plan)
+
+    def _open(self, request: Opened, context: grpc.ServicerContext) -> AllOpened:
+        with self._complete:
+            self._opened[request.rank] = request.lacks
+            self._complete.notify_all()
+            assert self._complete.wait_for(lambda: self._opened.keys() == self.joins.keys(), request.timeout)
+            return AllOpened({rank: lacks for rank, lacks in self._opened.items() if lacks})
 
     def _report(self, report: RankReport, context: grpc.ServicerContext) -> Done:
         self.reports.append(report)

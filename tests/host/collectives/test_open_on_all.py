@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netfold.host.collectives.open_on_all import Unfit, open_on_all
+from netfold.host.collectives.open_on_all import Unfit, agreed_over, open_on_all
 from netfold.host.errors import PeerLost, TransportError
 from netfold.host.mesh.memory import MemoryFabric
 from netfold.host.mesh.mesh import Call, Mesh
@@ -29,7 +29,7 @@ def test_all_ranks_open_or_all_hear_what_each_lacks(world: int, data: st.DataObj
             return mesh.rank
 
         with mesh.operation(Call(0, "the ranks open")):
-            return open_on_all(mesh, open_, closed.append)
+            return open_on_all(agreed_over(mesh), open_, closed.append)
 
     found = MemoryFabric(world).run(work)
     if not lacking:
@@ -56,7 +56,7 @@ def test_what_other_ranks_do_is_no_want_of_this_host() -> None:
             raise PeerLost("rank 1 is lost")
 
         with mesh.operation(Call(0, "the ranks open")):
-            return open_on_all(mesh, open_, print)
+            return open_on_all(agreed_over(mesh), open_, print)
 
     (found,) = MemoryFabric(1).run(work)
     assert isinstance(found, PeerLost)
