@@ -30,7 +30,7 @@ from netfold.host.collectives import REDUCE
 from netfold.host.operation.arrays import Array, native, pieces_of, result_of, rows_of
 from netfold.host.operation.coding import PLAIN, Coding, LaneBits, Rounding, check_levels
 from netfold.host.operation.rail import RailStats
-from netfold.host.operation.reduction import ReduceOp, Reduction, element_name
+from netfold.host.operation.reduction import ReduceOp, Reduction, reduction_of
 from netfold.host.operation.request import ALLREDUCE, AllreduceRequest
 from netfold.host.parameters.optimizers import Optimizer
 from netfold.host.selection.choice import INNET, Collective
@@ -177,7 +177,8 @@ class Group:
         array      any shape (0-d and empty too); the same shape and dtype on all ranks
         out        where the result goes, may be ``array`` itself; default: a new array
         op         "sum", "product" (integers wrap), "average" (no integers), "max", "min"
-        dtype      "bfloat16" where uint16 arrays hold it
+        dtype      "bfloat16" where uint16 arrays hold it; for arrays that the caller has widened, one of
+                   ``operation.reduction.WIDENED``, so that ranks which have widened another dtype are told
         algorithm  one of ``peers.KNOWN``, or "innet", to fold in the switches; default: the communicator's
         name       what the flight recorder and the timeline call it
 
@@ -205,7 +206,7 @@ class Group:
         asked = array.dtype, op, dtype, algorithm, lane_bits, rounding, saturate, reproducible
         checked = self._checked.get(asked) if feedback is None else None
         if checked is None:
-            reduction = Reduction(op, element_name(array, dtype))
+            reduction = reduction_of(op, array, dtype)
             coding = self._coding.asked(
                 array, op, reduction.element, lane_bits, rounding, feedback, saturate, reproducible
             )
@@ -347,7 +348,7 @@ class Group:
         ranks = self._ranks
         ranks.check_rank(root, "root")
         array = np.asarray(array)
-        reduction = Reduction(op, element_name(array, dtype))
+        reduction = reduction_of(op, array, dtype)
         if algorithm == INNET:
             self._check_way(algorithm, reduction, PLAIN)
         ranks.dispatch.rows.check(algorithm, REDUCE, reduction)
@@ -386,7 +387,7 @@ class Group:
         reproducible  as for ``allreduce``, which then carries it: every rank receives the whole sum
         """
         array, ranks = np.asarray(array), self._ranks
-        reduction = Reduction(op, element_name(array, dtype))
+        reduction = reduction_of(op, array, dtype)
         rows = rows_of(array, counts, self.size)
         coding = self._coding.asked(array, op, reduction.element, None, None, None, False, reproducible)
         if coding.reproducible or (named(algorithm, SCATTERED) is not None and algorithm != "ring"):

@@ -39,7 +39,7 @@ from netfold.host.operation.arrays import (
     rows_with,
 )
 from netfold.host.operation.coding import Coding
-from netfold.host.operation.reduction import ReduceOp, Reduction, element_name
+from netfold.host.operation.reduction import ReduceOp, Reduction, reduction_of
 
 PARTS: Final = 16
 """Parts of a long all_gather: a reduce_scatter waits for a sixteenth of it at most."""
@@ -73,7 +73,7 @@ def scatter_of(ranks: Members, array: Array, out: Array, op: ReduceOp, dtype: st
     """The reduce_scatter of equally many rows for each rank.  Raises TypeError, ValueError."""
     rows = rows_of(array, None, ranks.size)
     result = result_of((rows[ranks.rank], *array.shape[1:]), array, out)
-    return Scatter(array, result, Reduction(op, element_name(array, dtype)), pieces_of(rows, array))
+    return Scatter(array, result, reduction_of(op, array, dtype), pieces_of(rows, array))
 
 
 def refusal(ranks: Members, coding: Coding) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 from netfold.host.api.members import Members
 from netfold.host.operation.arrays import Array, Flat, flat, in_bytes, pieces_of, result_of, rows_of, rows_with
 from netfold.host.operation.coding import Coding
-from netfold.host.operation.reduction import ReduceOp, Reduction, element_name
+from netfold.host.operation.reduction import ReduceOp, Reduction, reduction_of
 from netfold.host.operation.request import AllreduceRequest
 
 
@@ -60,7 +60,7 @@ class Together:
         """As ``Group.reduce_scatter``; the result is there once the block is left."""
         _check_first(self._scatter, "reduce_scatter")
         array = np.asarray(array)
-        self._reduction = Reduction(op, element_name(array, dtype))
+        self._reduction = reduction_of(op, array, dtype)
         rows = rows_of(array, counts, self._ranks.size)
         result = result_of((rows[self._ranks.rank], *array.shape[1:]), array, out)
         self._scatter = Waiting(

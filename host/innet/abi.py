@@ -25,10 +25,13 @@ REDUCTIONS = ("sum", "average", "saturating sum", "max", "min")
 """Names of reductions, in the order of ``nf_reduction``."""
 HELD = (
     "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "bool", "float16", "bfloat16", "float32",
-    "float64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2",
+    "float64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
+    "float8_e8m0fnu",
 )
 """Names of what moved bytes may hold: ``MOVED`` and their places stand in a signature where a reduction would."""
 MOVED = 16
+CALLED = 256
+"""Factor of ``called`` in the field of the dtype."""
 OTHERS = 1 << 30
 """Names that are not in ``HELD`` have numbers from here on."""
 SIGNATURES_DIFFER, HEADERS_DIFFER = 1, 2
@@ -61,7 +64,7 @@ class FoldOperation(C.Structure):
     _fields_ = [
         ("source", C.c_void_p), ("out", C.c_void_p), ("residual", C.c_void_p), ("count", C.c_uint64),
         ("number", C.c_uint32), ("collective", C.c_int32), ("rank", C.c_uint32), ("root", C.c_uint32),
-        ("dtype", C.c_int32), ("reduction", C.c_int32), ("lane_bits", C.c_uint32),
+        ("dtype", C.c_int32), ("reduction", C.c_int32), ("called", C.c_uint32), ("lane_bits", C.c_uint32),
         ("stochastic", C.c_uint32), ("key", C.c_uint32), ("divisor", C.c_float),
         ("rows", C.POINTER(Row)), ("out_first", C.c_uint64),
         ("gathered", C.c_void_p), ("gathered_bytes", C.c_uint64), ("gathered_rows", C.POINTER(Row)),
@@ -179,6 +182,9 @@ class RunTotals(C.Structure):
 
 def show(field: str, value: int) -> str:
     """The value of a signature's field in words."""
+    if field == "dtype" and value >= CALLED:
+        name = HELD[value // CALLED - 1] if value // CALLED <= len(HELD) else f"elements of code {value // CALLED}"
+        return f"{name} as {show(field, value % CALLED)}"
     if field == "dtype":
         return next((name for name, code in DTYPE_CODES.items() if code == value), f"code {value}")
     if field == "collective":
@@ -188,6 +194,12 @@ def show(field: str, value: int) -> str:
     if field == "operation":
         return REDUCTIONS[value] if value < len(REDUCTIONS) else f"code {value}"
     return str(value)
+
+
+def code_of_called(name: str) -> int:
+    """What a signature says of the dtype that ranks have called a reduction with, where another one is reduced; 0: the
+    same one."""
+    return HELD.index(name) + 1 if name else 0
 
 
 def code_of_held(name: str) -> int:

@@ -25,6 +25,7 @@ from netfold.host.innet.abi import (
     StreamPlan,
     StreamState,
     TreePlan,
+    code_of_called,
     code_of_held,
 )
 from netfold.host.innet.native import library
@@ -174,6 +175,7 @@ class Core:
         now: int,
         *,
         op: Op = "sum",
+        called: str = "",
         coding: Coding = PLAIN,
         feedback: Flat | None = None,
         rank: int = 0,
@@ -181,13 +183,15 @@ class Core:
         """Begins an operation; its arrays stay in use until it is finished or the core is closed.
 
         divisor  by which float32 results are divided: 1 except for averages
+        called   as of ``Reduction``
         rank     part of the seed of stochastic rounding, so that ranks round differently
         Raises ValueError for what lanes cannot do, MemoryError.
         """
-        asked = source.dtype.char, op, coding.lane_bits, coding.rounding, coding.saturate, divisor
+        asked = source.dtype.char, op, called, coding.lane_bits, coding.rounding, coding.saturate, divisor
         operation = self._operations.get(asked)
         if operation is None:
-            operation = self._operations[asked] = FoldOperation(**parameters_of(source.dtype, op, coding, divisor))
+            parameters = parameters_of(source.dtype, op, called, coding, divisor)
+            operation = self._operations[asked] = FoldOperation(**parameters)
         self.arrays[:] = source, out, feedback
         at = address_of(source)
         residual = 0 if feedback is None else address_of(feedback)
@@ -208,9 +212,10 @@ class Core:
         op = cast(Op, "sum" if reduction is None else reduction.op)
         moved = "bytes" if reduction is None and request.collective != "barrier" else "float32"
         what = held(source) if moved == "bytes" else ""
+        called = "" if reduction is None else reduction.called
         asked = (
-            request.collective, source.dtype.char, op, coding.lane_bits, coding.rounding, coding.saturate, divisor,
-            request.gathered is None, what,
+            request.collective, source.dtype.char, op, called, coding.lane_bits, coding.rounding, coding.saturate,
+            divisor, request.gathered is None, what,
         )
         operation = self._operations.get(asked)
         if operation is None:
@@ -218,7 +223,8 @@ class Core:
                 collective=COLLECTIVES.index(request.collective),
                 dtype=DTYPE_CODES[moved if reduction is None else dtype_name(source.dtype)],
                 reduction=REDUCTIONS.index(_named(op, coding, divisor)) if moved != "bytes" else code_of_held(what),
-                lane_bits=coding.lane_bits, stochastic=coding.rounding == "stochastic", divisor=divisor,
+                called=code_of_called(called), lane_bits=coding.lane_bits,
+                stochastic=coding.rounding == "stochastic", divisor=divisor,
             )
         operation.number, operation.count = request.number & 0xFFFFFFFF, source.size
         operation.rank, operation.root, operation.out_first = rank, request.root, request.out_first
@@ -354,12 +360,14 @@ def _named(op: Op, coding: Coding, divisor: float) -> str:
     return "saturating sum" if coding.saturate and op == "sum" else "average" if divisor != 1 else op
 
 
-def parameters_of(dtype: np.dtype[Any], op: Op, coding: Coding, divisor: float) -> dict[str, Any]:
+def parameters_of(dtype: np.dtype[Any], op: Op, called: str, coding: Coding, divisor: float) -> dict[str, Any]:
     """The fields of ``FoldOperation`` that all allreduces of a kind share: all but number, arrays and rounding's key.
 
+    called   as of ``Reduction``
     divisor  by which float32 results are divided: 1 except for averages
     """
     return {
         "dtype": DTYPE_CODES[dtype_name(dtype)], "reduction": REDUCTIONS.index(_named(op, coding, divisor)),
-        "lane_bits": coding.lane_bits, "stochastic": coding.rounding == "stochastic", "divisor": divisor,
+        "called": code_of_called(called), "lane_bits": coding.lane_bits,
+        "stochastic": coding.rounding == "stochastic", "divisor": divisor,
     }

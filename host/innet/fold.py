@@ -130,8 +130,8 @@ class FoldRail(FoldLoop):
             try:
                 for piece in pieces:
                     self._core.start(
-                        piece.number & 0xFFFFFFFF, piece.source, piece.out, divisor, now, op=op, coding=piece.coding,
-                        feedback=piece.feedback, rank=plan.rank,
+                        piece.number & 0xFFFFFFFF, piece.source, piece.out, divisor, now, op=op,
+                        called=piece.reduction.called, coding=piece.coding, feedback=piece.feedback, rank=plan.rank,
                     )
                     self._last = piece
                     saturated += self._drive(piece, now, now)
@@ -155,10 +155,11 @@ class FoldRail(FoldLoop):
             or self.fallback or self._lost is not None
         ):
             return None
-        asked = source.dtype.char, source.size, op, coding.lane_bits
+        called = request.reduction.called
+        asked = source.dtype.char, source.size, op, called, coding.lane_bits
         if asked not in self._repeated:
             divisor = float(self._plan.world) if op == "average" else 1.0
-            operation = FoldOperation(**parameters_of(source.dtype, op, coding, divisor))
+            operation = FoldOperation(**parameters_of(source.dtype, op, called, coding, divisor))
             what = f"{source.size} x {source.dtype.name}"
             shares = self._totals.stripes(source.itemsize)
             self._repeated[asked] = RepeatedFold(self._io, operation, source.size, shares, what)

@@ -195,7 +195,7 @@ static void fill_signature(nf_fold *f) {
     f->signature[NF_FIELD_ROOT] = op->root;
     f->signature[NF_FIELD_ROWS] = digest_of_rows(f, op);
     f->signature[NF_FIELD_NUMBER] = op->number & NF_FIELD_TOP;
-    f->signature[NF_FIELD_DTYPE] = (uint32_t)op->dtype;
+    f->signature[NF_FIELD_DTYPE] = (uint32_t)op->dtype | op->called << 8;
     f->signature[NF_FIELD_REDUCTION] = (uint32_t)op->reduction;
     f->signature[NF_FIELD_LANE_BITS] = op->lane_bits;
     f->signature[NF_FIELD_COUNT_LOW] = op->count & NF_FIELD_TOP;

@@ -25,6 +25,12 @@ NAMES = (*NATIVE, BFLOAT16)
 CARRIED: Final = tuple(name for name in NAMES if name not in HALVES)
 """Dtypes that are reduced as they are; the others are reduced as float32."""
 
+WIDENED: Final = {
+    "int16": "int32", "uint16": "int32", "uint32": "int64",
+    **{f"float8_{kind}": "float32" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")},
+}
+"""Dtypes that callers reduce as others, which they round or wrap afterwards: name -> the other one's."""
+
 _FUNCTIONS = {"sum": np.add, "average": np.add, "max": np.maximum, "min": np.minimum, "product": np.multiply}
 
 
@@ -43,6 +49,18 @@ def element_name(array: NDArray[Any], dtype: str | None = None) -> str:
             "as uint16 with dtype='bfloat16'); convert with .astype()"
         )
     return name
+
+
+def reduction_of(op: ReduceOp, array: NDArray[Any], dtype: str | None = None) -> Reduction:
+    """The reduction of an array's elements.
+
+    dtype  as of ``element_name``; or, where the caller has made the array of elements of a dtype that no collective
+           reduces, the name of that one, one of ``WIDENED``, so that ranks compare it
+    Raises TypeError and ValueError.
+    """
+    if dtype in WIDENED and dtype_name(array.dtype) == WIDENED[dtype]:
+        return Reduction(op, WIDENED[dtype], dtype)
+    return Reduction(op, element_name(array, dtype))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch
 from netfold.host.api.communicator import Communicator
 from netfold.host.operation.reduction import ReduceOp
 from netfold.host.torch.pieces import Call, as_bytes, as_tensor
-from netfold.host.torch.tensors import Factor, as_array, flattened, reduced_as
+from netfold.host.torch.tensors import Factor, as_array, dtype_name, flattened, reduced_as
 
 SMALL = 1 << 20
 """Bytes from which on a tensor goes by itself: to copy it twice takes about as long as an operation of its own."""
@@ -42,6 +42,8 @@ class FlatCopy:
             if factor is not None:
                 self.whole.mul_(factor)
         self.array, self.dtype = as_array(self.whole)
+        if self.whole.dtype != tensors[0].dtype:
+            self.dtype = dtype_name(tensors[0].dtype)
 
     def spread(self) -> None:
         """Fills the tensors with the copy's elements, rounded to their dtype."""

@@ -18,7 +18,21 @@ import support
 from netfold.host.job_secret import draw
 from netfold.rpc import rpc
 from netfold.testing import LoopbackSwitch
-from netfold.wire.jobs import SERVICE, Done, Event, Join, Leave, Peer, Plan, RankLeft, RankReport, Watch, Watching
+from netfold.wire.jobs import (
+    SERVICE,
+    AllOpened,
+    Done,
+    Event,
+    Join,
+    Leave,
+    Opened,
+    Peer,
+    Plan,
+    RankLeft,
+    RankReport,
+    Watch,
+    Watching,
+)
 
 SLOTS = 64
 FORKED: Final = """
@@ -73,13 +87,16 @@ class LoopbackJobs:
         self._world = world
         self._secret = draw()
         self._complete = asyncio.Event()
+        self._opened: dict[int, str] = {}
+        self._all_opened = asyncio.Event()
         self._events: dict[int, asyncio.Queue[Event | None]] = {rank: asyncio.Queue() for rank in range(world)}
         """What each rank's stream has to say next; None ends it."""
         self.reports: dict[int, RankReport] = {}
 
     def methods(self) -> dict[str, rpc.Method]:
         """The service's methods but Watch."""
-        return {"Join": (Join, self.join), "Report": (RankReport, self.report), "Leave": (Leave, self.leave)}
+        return {"Join": (Join, self.join), "Opened": (Opened, self.opened), "Report": (RankReport, self.report),
+                "Leave": (Leave, self.leave)}
 
     async def join(self, request: Join) -> Plan:
         if request.group is not None:
@@ -97,6 +114,13 @@ class LoopbackJobs:
             trees=self._switch.trees(request.rank, slots=SLOTS),
             secret=self._secret,
         )
+
+    async def opened(self, request: Opened) -> AllOpened:
+        self._opened[request.rank] = request.lacks
+        if len(self._opened) == self._world:
+            self._all_opened.set()
+        await asyncio.wait_for(self._all_opened.wait(), request.timeout)
+        return AllOpened({rank: lacks for rank, lacks in self._opened.items() if lacks})
 
     async def report(self, request: RankReport) -> Done:
         self.reports[request.rank] = request

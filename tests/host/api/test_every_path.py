@@ -173,8 +173,33 @@ def test_strided_halves_in_place_are_the_same_on_every_path(ways: Ways, element:
             assert np.count_nonzero(values == rank + 1) == 36, name
 
 
-def test_ranks_with_halves_and_ranks_with_floats_learn_that_they_differ() -> None:
-    """Both go as float32 between the hosts, and are no less two operations."""
-    with loopback_job(2, rail="tcp", timeout=5) as comms:
-        for error in on_every_rank(comms, lambda comm: comm.allreduce(np.ones(5, ("float16", "float32")[comm.rank]))):
+@pytest.mark.parametrize("rail", ["tcp", "innet"])
+@pytest.mark.parametrize("size", [5, 5000])
+@pytest.mark.parametrize(("ours", "its"), [("float16", "float32"), ("bfloat16", "float32"), ("bfloat16", "float16")])
+def test_ranks_with_halves_and_ranks_with_floats_learn_that_they_differ(
+    ours: str, its: str, size: int, rail: Any
+) -> None:
+    """Both go as float32, and are no less two operations."""
+    with loopback_job(2, rail=rail, timeout=5) as comms:
+        ones = np.ones(size, np.float32)
+        arrays = [ones if name == "float32" else halves(ones, name) for name in (ours, its)]
+
+        def call(comm: Communicator) -> Any:
+            name = (ours, its)[comm.rank]
+            return comm.allreduce(arrays[comm.rank], **({"dtype": name} if name == "bfloat16" else {}))
+
+        for error in on_every_rank(comms, call):
             assert isinstance(error, RankMismatch)
+            assert all(name in str(error) for name in (ours, its)), error
+
+
+@pytest.mark.parametrize("rail", ["tcp", "innet"])
+def test_ranks_that_have_widened_other_dtypes_learn_it(rail: Any) -> None:
+    """int16 on one rank and int32 on the other, which a caller has widened, are no sum."""
+    with loopback_job(2, rail=rail, timeout=5) as comms:
+        named: list[Any] = ["int16", None]
+        for error in on_every_rank(comms, lambda comm: comm.allreduce(np.ones(5, np.int32), dtype=named[comm.rank])):
+            assert isinstance(error, RankMismatch)
+            assert "int16" in str(error)
+        with pytest.raises(TypeError, match="expected one of"):
+            comms[0].allreduce(np.ones(5, np.int64), dtype="int16")
