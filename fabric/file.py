@@ -40,6 +40,9 @@ from netfold.fabric.validity import validate
 
 _SWITCH_FILES: Final = ("p4runtime_ca", "p4runtime_certificate", "p4runtime_key")
 _TOKEN_FILES: Final = ("operator_token_file", "job_token_file", "viewer_token_file")
+KEY_PARTS: Final = 64
+"""Parts of a dotted key from which on a file is refused before it is parsed."""
+_LONG_KEY: Final = re.compile(rf"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){{{KEY_PARTS}}}""")
 _FILES: Final = (*_TOKEN_FILES, "certificate", "key", "client_ca", *_SWITCH_FILES, "fabric_key_file", "state")
 """Settings that name files."""
 
@@ -59,6 +62,10 @@ def load(path: Path) -> Fabric:
 
 def loads(text: str, where: str = "fabric") -> Fabric:
     """Parse and check TOML text; ``where`` names it in errors.  Raises FabricError."""
+    if long_key := _LONG_KEY.search(text):  # tomllib needs 25 s for a key of 50,000 parts
+        line = text.count("\n", 0, long_key.start()) + 1
+        raise FabricError(f"{where}: line {line}: a key of more than {KEY_PARTS} parts: expected at most two, as in "
+                          "fabric.name")
     try:
         found = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError: also for a number of 5,000 digits

@@ -56,10 +56,11 @@ def test_jobs_go_on_untouched_while_controllers_are_killed(engine: Engine, tmp_p
     assert len({end["operations"] for end in ends}) == 1
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @in_sandbox(timeout=200)
-def test_a_standby_takes_over_from_a_controller_that_hangs(tmp_path: Path) -> None:
+def test_a_standby_takes_over_from_a_controller_that_hangs(engine: Engine, tmp_path: Path) -> None:
     """The ranks go on without a round; the controller that hung ends when it wakes up."""
-    with Network(fabric_of("softswitch"), logs=tmp_path / "logs") as network, Steady(network, seed=11) as steady:
+    with Network(fabric_of(engine), logs=tmp_path / "logs") as network, Steady(network, seed=11) as steady:
         network.start_standby()
         hung = network.controller
         assert hung is not None

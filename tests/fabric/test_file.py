@@ -141,6 +141,7 @@ def test_unknown_names_are_key_errors() -> None:
     ('a = "leaf1:1"', f'a = "leaf1:{"9" * 5000}"'), ("[fabric]", "[fabric]\nseed = 1" + "0" * 30),
     ("[fabric]", "[fabric]\nseed = " + "9" * 5000), ("[fabric]", "[fabric]\nsteady = nan"),
     ("[fabric]", "[fabric]\nprobe = inf"), ("[fabric]", "[fabric]\nmisses = 1" + "0" * 30),
+    ("[fabric]", "[fabric]\n" + "a." * 50_000 + "a = 1"), ("[fabric]", "[" + "'a' . " * 50_000 + "a]\n[fabric]"),
     ("[fabric]", "[fabric]\nx = " + "[" * 5000), ("device_id = 1", "device_id = 1" + "0" * 30),
 ])
 def test_numbers_and_nests_beyond_all_bounds_are_errors_of_the_file(old: str, new: str) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import logging
 import selectors
 import socket
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 
 DOOR_CONNECTIONS = 64
 """Connections at once that came to the doors of one line; one more takes the place of the oldest."""
+BUSY_SECONDS = 0.05
+"""Seconds until the next attempt to take a connection where this process has no descriptor left."""
 ALIVE_SECONDS = 1.0
 """Seconds between frames that say to another machine that this side is there."""
 
@@ -111,7 +114,7 @@ class Line(threading.Thread):
                     if key.fileobj is self._woken:
                         return
                     if key.fileobj is self._listener:
-                        self._add(self._listener.accept()[0], self._number(), Splitter())
+                        self._welcome()
                     elif key.fileobj in self._doors:
                         self._enter(key.fileobj)
                     elif key.data.socket.fileno() >= 0:  # not closed by what was served before it
@@ -136,10 +139,27 @@ class Line(threading.Thread):
             log.warning("%s: %d connections came to its doors: the oldest made room", self.name, len(visitors))
             self._send(self._guest, pack(visitors[0].channel, Kind.CLOSE))
             self._forget(visitors[0])
-        connection, channel = door.accept()[0], self._number()
+        if (connection := self._accepted(door)) is None:
+            return
+        channel = self._number()
         self._add(connection, channel, None)
         self._peers[channel].visits = True
         self._send(self._guest, pack(channel, Kind.CONNECT, self._doors[door].encode()))
+
+    def _welcome(self) -> None:
+        """Take a command's connection."""
+        if (connection := self._accepted(self._listener)) is not None:
+            self._add(connection, self._number(), Splitter())
+
+    def _accepted(self, listener: socket.socket) -> socket.socket | None:
+        """The next connection of a listener; None where it has gone already, or where no descriptor is left for it: it
+        waits then, and is taken once one is free."""
+        try:
+            return listener.accept()[0]
+        except OSError as error:
+            log.warning("%s: a connection is not taken yet: %s", self.name, error)
+            time.sleep(BUSY_SECONDS if error.errno in (errno.EMFILE, errno.ENFILE) else 0.0)
+            return None
 
     def _number(self) -> int:
         self._next = (self._next + 1) % FROM_GUEST

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -252,3 +253,33 @@ def test_connections_that_stay_at_a_door_make_room_for_who_comes(tmp_path: Path)
         line.close()
         for visitor in visitors:
             visitor.close()
+
+
+class Exhausted(socket.socket):
+    """A listener whose first connection finds no free descriptor."""
+
+    def __init__(self, family: int) -> None:
+        super().__init__(family)
+        self.refusals = [errno.EMFILE, errno.ECONNABORTED]
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self.refusals:
+            raise OSError(self.refusals.pop(), "no connection")
+        return super().accept()
+
+
+def test_a_connection_that_cannot_be_taken_at_once_ends_no_line(tmp_path: Path) -> None:
+    """It waits until a descriptor is free; the line serves others meanwhile and afterwards."""
+    ours, theirs = socket.socketpair()
+    with theirs, Exhausted(socket.AF_UNIX) as door, tempfile.TemporaryDirectory() as folder:
+        door.bind(f"{folder}/door")
+        door.listen()
+        line = Line(ours, Path(folder) / "h1.vm", [], {"page": door})
+        with socket.socket(socket.AF_UNIX) as visitor:
+            visitor.connect(f"{folder}/door")
+            theirs.settimeout(SECONDS)
+            splitter, kinds = Splitter(), [Kind.CLOSE][:0]
+            while Kind.CONNECT not in kinds:
+                kinds += [kind for _, kind, _ in splitter.feed(theirs.recv(4096))]
+            assert not door.refusals
+            line.close()
