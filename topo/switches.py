@@ -241,14 +241,12 @@ class Bmv2Switch(P4Switch):
     def command(self) -> list[str]:
         """`simple_switch_grpc --no-p4 ... -- ...`: target options come after the dashes."""
         ports = [f"{port}@{name}" for port, name in self.interfaces()]
-        # its default is a path that depends on nothing but the device id: two fabrics would meet there
-        events = sandbox.private_folder() / f"bmv2-{os.getpid()}-{self.name}.ipc"
         program = find_program("simple_switch_grpc", self.missing)
         return [
             program, "--no-p4",
             *(word for port in ports for word in ("-i", port)),
             "--device-id", str(self.device_id), "--log-level", "warn",
-            *(["--notifications-addr", f"ipc://{events}"] if has_option(program, "--notifications-addr") else []),
+            *notifications(program, self.name),
             "--thrift-port", str(thrift_port(self.device_id)),
             *(["--pcap", str(self.pcap)] if self.pcap else []),
             "--", *self.server_options(),
@@ -256,6 +254,14 @@ class Bmv2Switch(P4Switch):
 
 
 CLASSES: Final[dict[Engine, type[P4Switch]]] = {"softswitch": SoftSwitch, "bmv2": Bmv2Switch}
+
+
+def notifications(program: str, name: str) -> list[str]:
+    """The option that gives a BMv2 a socket of its own for notifications: its default path depends on nothing but the
+    device id, so that two of one machine would meet there.  Nothing, where it has none.  Raises SwitchFailed."""
+    if not has_option(program, "--notifications-addr"):
+        return []
+    return ["--notifications-addr", f"ipc://{sandbox.private_folder()}/bmv2-{os.getpid()}-{name}.ipc"]
 
 
 def thrift_port(device_id: int) -> int:

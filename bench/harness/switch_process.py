@@ -14,6 +14,7 @@ from pathlib import Path
 from netfold.bench.harness.traffic import TrafficLoad
 from netfold.disk import files
 from netfold.fabric.graph import Engine
+from netfold.topo.switches import Bmv2Switch, find_program, notifications
 
 BOUND = 180.0
 """Seconds for a switch to start; softswitch compiles its program then, perhaps on a busy machine."""
@@ -40,8 +41,9 @@ def command(engine: Engine, program: Path | None, address: str, ports: Sequence[
     interfaces = [word for port in ports for word in ("-i", port)]
     what = [str(program)] if program else ["--no-p4"]
     if engine == "bmv2":
-        return ["simple_switch_grpc", *what, *interfaces, "--log-level", "off", "--device-id", "1", "--thrift-port",
-                "9090", "--", "--grpc-server-addr", address, "--cpu-port", "510"]
+        bmv2 = find_program("simple_switch_grpc", Bmv2Switch.missing)
+        return [bmv2, *what, *interfaces, "--log-level", "off", "--device-id", "1", *notifications(bmv2, "bench"),
+                "--thrift-port", "9090", "--", "--grpc-server-addr", address, "--cpu-port", "510"]
     return [sys.executable, "-m", "softswitch", *what, *interfaces, "--device-id", "1", "--grpc-server-addr", address,
             "--cpu-port", "510"]
 

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
+from netfold.bench.harness import switch_process
+from netfold.topo import sandbox
 from netfold.topo.failures import SwitchFailed
-from netfold.topo.switches import excerpt, has_option
+from netfold.topo.switches import excerpt, has_option, notifications
 
 
 def _program(folder: Path, text: str) -> str:
@@ -26,6 +30,20 @@ def _program(folder: Path, text: str) -> str:
 def test_only_a_whole_option_of_the_help_counts(tmp_path: Path, line: str, known: bool) -> None:
     """A longer option that contains the name is another option."""
     assert has_option(_program(tmp_path, line), "--notifications-addr") is known
+
+
+def test_each_bmv2_has_a_socket_of_its_own_for_notifications(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their default path is the same for all of a machine: those of fabrics and of benchmarks get another one."""
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program = _program(tmp_path, "  --notifications-addr arg  address")
+    (_, one), (_, other) = notifications(program, "s1"), notifications(program, "s2")
+    assert one != other
+    words = switch_process.command("bmv2", None, "127.0.0.1:9559", ["1@s1"])
+    assert words[0] == program
+    assert words[words.index("--notifications-addr") + 1].startswith(f"ipc://{sandbox.private_folder()}/")
+    has_option.cache_clear()
+    assert notifications(_program(tmp_path, "  --thrift-port arg"), "s1") == []
 
 
 def test_a_program_that_cannot_be_run_is_explained(tmp_path: Path) -> None:

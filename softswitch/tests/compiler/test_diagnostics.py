@@ -58,7 +58,7 @@ def test_syntax_errors_of_several_declarations() -> None:
         ("hdr.o.a = hdr.i.b[8:0];", r"expected bit<8>, got bit<9>"),
         ("hdr.o.a = hdr.i.a[8:0];", r"bit 8 of a bit<8>"),
         ("if (hdr.i.a) { }", r"expected a bool, got bit<8>"),
-        ("hdr.o.a = hdr.i.a / hdr.i.a;", r"'/' of values that are not known at compile time is not supported"),
+        ("hdr.o.a = hdr.i.a / hdr.i.a;", r"^unsupported: '/' of values that are not known at"),
         ("hdr.o.a = 8w1 / 0;", r"division by zero"),
         ("hdr.i.isvalid();", r"has no method 'isvalid'"),
         ("t.apply();", r"'t' is not declared"),
@@ -110,11 +110,21 @@ def test_header_of_part_bytes_is_refused() -> None:
     assert "header in_t has 9 bits; only whole bytes" in errors(source).diagnostics[0].message
 
 
+@pytest.mark.parametrize(("top", "body"), [
+    ("extern void strange(in bit<8> x);", "strange(hdr.i.a);"),
+    ("", "update_checksum(true, { hdr.i.a, hdr.i.a }, hdr.i.b, HashAlgorithm.csum16);"),
+])
+def test_a_refusal_is_told_from_a_mistake_by_the_word_unsupported(top: str, body: str) -> None:
+    """What p4c's language has, and this compiler or BMv2 has not, is refused with that word; a mistake has none."""
+    assert errors(program(f"{HEADERS}{top}\n", body)).diagnostics[0].message.startswith("unsupported: ")
+    assert "unsupported" not in errors(program(HEADERS, "hdr.o.a = nosuch;")).diagnostics[0].message
+
+
 def test_other_architectures_are_refused_by_name() -> None:
     """A program for another architecture is refused with its name."""
     source = "package Switch(); \nSwitch() main;"
 
-    assert "architecture Switch is not supported" in errors(source).diagnostics[0].message
+    assert errors(source).diagnostics[0].message.startswith("unsupported: architecture Switch is not supported")
 
 
 def test_error_in_an_included_file_is_placed_there(tmp_path: object) -> None:

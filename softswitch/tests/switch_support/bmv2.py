@@ -8,6 +8,7 @@ go in when everything is set up; it merges them by time stamp, so it waits for t
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import re
 import socket
@@ -70,7 +71,7 @@ class Bmv2:
         interfaces = [arg for port in range(ports) for arg in ("-i", f"{port}@{folder}/{port}")]
         self._process = subprocess.Popen(
             ["simple_switch_grpc", "--no-p4", "--use-files", "0", "--device-id", "1", *interfaces, "--log-level", "off",
-             "--thrift-port", "0", "--", "--grpc-server-addr", address, *options],
+             *notifications(folder), "--thrift-port", "0", "--", "--grpc-server-addr", address, *options],
             stdout=(folder / "bmv2.log").open("wb"), stderr=subprocess.STDOUT)
         self._channel = grpc.insecure_channel(address)
         self._stub = p4r_grpc.P4RuntimeStub(self._channel)
@@ -289,6 +290,18 @@ class Bmv2:
 
     def _outputs(self) -> dict[int, list[bytes]]:
         return {port: _frames(self._folder / f"{port}_out.pcap") for port in range(self._ports)}
+
+
+@functools.cache
+def _has_notifications() -> bool:
+    """Whether BMv2 was built with nanomsg."""
+    done = subprocess.run(["simple_switch_grpc", "--help"], capture_output=True, text=True, timeout=_START)
+    return "--notifications-addr " in done.stdout + done.stderr
+
+
+def notifications(folder: Path) -> list[str]:
+    """The option for a socket of its own: the default one is the same for all BMv2 of the machine."""
+    return ["--notifications-addr", f"ipc://{folder}/notifications"] if _has_notifications() else []
 
 
 def slow_queue(thrift_port: int, port: int, rate: int) -> None:

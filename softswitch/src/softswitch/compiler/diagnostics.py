@@ -58,11 +58,21 @@ class P4Error(Exception):
         self.diagnostic = Diagnostic(pos, message)
 
 
+class Unsupported(P4Error):
+    """The program may be right, but this compiler, or BMv2, whose programs it takes, refuses it.
+
+    The message begins with "unsupported: ", which tells a refusal from a mistake.
+    """
+
+    def __init__(self, pos: Pos, message: str) -> None:
+        super().__init__(pos, f"unsupported: {message}")
+
+
 class CompileError(Exception):
     """The program has errors; `diagnostics` lists them, and str() shows them with their lines.
 
     Remedy: mend the program at the file, line and column that each line names. What this compiler does not take is
-    refused by name; docs/softswitch.md lists it.
+    refused by name, with the word "unsupported"; docs/softswitch.md lists it.
     """
 
     def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:

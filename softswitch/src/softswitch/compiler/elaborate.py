@@ -10,7 +10,7 @@ from typing import Any
 from softswitch.compiler import ast as A
 from softswitch.compiler import ir
 from softswitch.compiler import types as T
-from softswitch.compiler.diagnostics import P4Error
+from softswitch.compiler.diagnostics import P4Error, Unsupported
 from softswitch.compiler.lower_stmt import StmtLowering
 from softswitch.compiler.objects import ActionObject, ConstEntry, ExternObject, Key, TableObject, ValueSet
 
@@ -135,14 +135,14 @@ class Elaboration(StmtLowering):
         kind = t.name
         array = _ARRAYS.get(kind)
         if array is None:
-            raise P4Error(call.pos, f"extern {kind} cannot be instantiated: BMv2 has none")
+            raise Unsupported(call.pos, f"extern {kind} cannot be instantiated: BMv2 has none")
         objects = self.program.objects(array)
         made = ExternObject(kind, name, decl, len(objects))
         args = call.bound
         if "size" in args:
             made.size = self.small(args["size"], "size")
             if made.size > _MAX_CELLS:
-                raise P4Error(call.pos, f"{kind} of {made.size} cells; at most {_MAX_CELLS} are supported")
+                raise Unsupported(call.pos, f"{kind} of {made.size} cells; at most {_MAX_CELLS} are supported")
         if "type" in args:
             units = _UNITS if "counter" in kind else ["packets", "bytes"]
             kind_number = self.number(args["type"])
@@ -152,7 +152,7 @@ class Elaboration(StmtLowering):
         if kind == "register":
             made.type, made.declared = self.type(t.args[0], call.pos), t.args[0]
             if not isinstance(made.type, T.Bits) and made.type != T.BOOL:
-                raise P4Error(call.pos, f"a register of {t.args[0]}: only bit, int and bool are supported")
+                raise Unsupported(call.pos, f"a register of {t.args[0]}: only bit, int and bool are supported")
         self.memory += made.size * ((ir.bits_of(made.type) + 7) // 8 if kind == "register" else _CELL)
         if self.memory > _MAX_MEMORY:
             raise P4Error(call.pos, f"registers, counters and meters of more than {_MAX_MEMORY >> 30} GiB in all")
@@ -189,13 +189,13 @@ class Elaboration(StmtLowering):
         table = TableObject(control_plane_name(prefix, decl), decl, -1)
         for k in decl.keys:
             if k.match not in _MATCHES:
-                raise P4Error(k.match_pos, f"match_kind '{k.match}' is not supported by v1model")
+                raise Unsupported(k.match_pos, f"match_kind '{k.match}' is not supported by v1model")
             t = self.type(k.value.type, k.pos)
             assert isinstance(t, T.Bits | T.Basic)
             table.keys.append(Key(self.key_name(k), k.match, t, k))
         lpm = [k for k in decl.keys if k.match == "lpm"]
         if len(lpm) > 1:
-            raise P4Error(lpm[1].match_pos, f"table {decl.name} has two lpm keys; one is supported")
+            raise Unsupported(lpm[1].match_pos, f"table {decl.name} has two lpm keys; one is supported")
         for ref in decl.actions:
             params = [p for p in ref.decl.params if not p.direction]
             action = ActionObject(

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from softswitch.compiler import ir
 from softswitch.compiler.c_text import INCLUDES, c_comment, c_name, c_string, verify, width
 from softswitch.compiler.cell_reads import referring_reads
-from softswitch.compiler.diagnostics import NOWHERE, P4Error
+from softswitch.compiler.diagnostics import NOWHERE, Unsupported
 from softswitch.compiler.emit_extern import stride
 from softswitch.compiler.emit_stmt import MAX_ADDED, StmtEmitter, emitted_bytes
 from softswitch.compiler.emit_trace import TraceEmitter
@@ -81,7 +81,7 @@ class _Emitter(StmtEmitter):
         ]
         text = "\n".join([*head, *functions, *keep, *infos]) + "\n"
         if len(text) > _MAX_TEXT:
-            raise P4Error(NOWHERE, f"the program becomes {len(text)} bytes of C; at most {_MAX_TEXT} are supported")
+            raise Unsupported(NOWHERE, f"the program becomes {len(text)} bytes of C; at most {_MAX_TEXT} are supported")
         return verify(text)
 
     def types(self) -> list[str]:

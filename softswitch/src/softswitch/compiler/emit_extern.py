@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from softswitch.compiler import ir
 from softswitch.compiler.c_text import c_name, c_string, is_wide, limbs, width
-from softswitch.compiler.diagnostics import P4Error
+from softswitch.compiler.diagnostics import P4Error, Unsupported
 from softswitch.compiler.emit_packet import PacketEmitter, stretches
 from softswitch.compiler.emit_wire import REFERRED
 from softswitch.compiler.objects import ExternObject
@@ -25,7 +25,7 @@ class ExternEmitter(PacketEmitter):
     def extern(self, s: ir.Extern) -> None:
         if self.function.name == "deparse" and s.op in ("log", "assert_failed", "digest"):
             # the frame is incomplete: nothing may be reported until it is finished (runtime/switch.h)
-            raise P4Error(s.pos, "log_msg, assert, assume and digest are not supported in a deparser")
+            raise Unsupported(s.pos, "log_msg, assert, assume and digest are not supported in a deparser")
         getattr(self, f"op_{s.op}")(s)
 
     def op_register_read(self, s: ir.Extern) -> None:

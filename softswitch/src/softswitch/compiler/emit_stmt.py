@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from softswitch.compiler import ir
 from softswitch.compiler.c_text import c_comment, c_name, is_wide, limbs, width
-from softswitch.compiler.diagnostics import P4Error, Pos
+from softswitch.compiler.diagnostics import P4Error, Pos, Unsupported
 from softswitch.compiler.emit_extern import ExternEmitter
 from softswitch.compiler.types import BOOL, Bits, Varbit
 from softswitch.compiler.wire_values import in_wire_order
@@ -296,7 +296,7 @@ class StmtEmitter(ExternEmitter):
             items = [ir.StackElement(lv.type.item, lv, ir.const(i, ir.U32)) for i in range(lv.type.size)]
             return [leaf for item in items for leaf in self.leaves(item)]
         if isinstance(lv.type, Varbit):
-            raise P4Error(self.shown or Pos("", 0, 1), f"lookahead of a {lv.type} is not supported")
+            raise Unsupported(self.shown or Pos("", 0, 1), f"lookahead of a {lv.type} is not supported")
         return [(self.lv(lv), lv.type)]
 
     # ---- tables -------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import re
 import sys
 from typing import NamedTuple
 
-from softswitch.compiler.diagnostics import P4Error, Pos
+from softswitch.compiler.diagnostics import P4Error, Pos, Unsupported
 from softswitch.compiler.types import MAX_WIDTH
 
 
@@ -105,7 +105,7 @@ def _number(token: Token) -> tuple[int, int | None, bool]:
         width = int(prefix.group(1)) if len(prefix.group(1)) < 9 else MAX_WIDTH + 1
         signed = prefix.group(2) == "s"
         if width > MAX_WIDTH:
-            raise P4Error(token.pos, f"a literal of {prefix.group(1)[:20]} bits; at most {MAX_WIDTH} are supported")
+            raise Unsupported(token.pos, f"a literal of {prefix.group(1)[:20]} bits; at most {MAX_WIDTH} are supported")
         digits = text[prefix.end() :]
         if width == 0 and signed:  # bit<0> is a type, which has one value
             raise P4Error(token.pos, f"'{text}' has width 0")
@@ -117,7 +117,7 @@ def _number(token: Token) -> tuple[int, int | None, bool]:
         most = sys.get_int_max_str_digits()
         raise P4Error(token.pos, f"'{text[:80]}' is not a number of at most {most} digits") from None
     if value.bit_length() > MAX_WIDTH:
-        raise P4Error(token.pos, f"a number of {value.bit_length()} bits; at most {MAX_WIDTH} are supported")
+        raise Unsupported(token.pos, f"a number of {value.bit_length()} bits; at most {MAX_WIDTH} are supported")
     if width is not None:
         value &= (1 << width) - 1
         if signed and value >> (width - 1):

@@ -12,7 +12,7 @@ from softswitch.compiler import types as T
 from softswitch.compiler.architecture import STANDARD
 from softswitch.compiler.c_text import MORE_STANDARD
 from softswitch.compiler.check import Checker
-from softswitch.compiler.diagnostics import NOWHERE, P4Error
+from softswitch.compiler.diagnostics import NOWHERE, P4Error, Unsupported
 from softswitch.compiler.elaborate import BlockInstance, control_plane_name
 from softswitch.compiler.ir import U32
 from softswitch.compiler.lower_base import ApplyResult
@@ -85,7 +85,7 @@ class _Lowering(ExternLowering):
                 t = decl.type
                 if isinstance(t, T.Declared) and t.kind == "package" and decl.name == "main":
                     if t.name != "V1Switch":
-                        raise P4Error(decl.pos, f"architecture {t.name} is not supported: main must be a V1Switch")
+                        raise Unsupported(decl.pos, f"architecture {t.name} is not supported: main must be a V1Switch")
                     return decl
         raise P4Error(self.ast.decls[-1].pos if self.ast.decls else NOWHERE, "no 'main' instance of V1Switch")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from softswitch.compiler import ir
 from softswitch.compiler import types as T
-from softswitch.compiler.diagnostics import NOWHERE, P4Error, Pos
+from softswitch.compiler.diagnostics import NOWHERE, P4Error, Pos, Unsupported
 from softswitch.compiler.ir import U32
 from softswitch.compiler.objects import TableObject
 from softswitch.compiler.program import Function, LoweredProgram
@@ -138,16 +138,16 @@ class Lowering:
                 stack = ir.StackType(item, t.size)
                 size = ir.memory_of(stack)
                 if size > MAX_MEMORY:
-                    raise P4Error(pos or self.pos, f"{t} takes {size} bytes; at most {MAX_MEMORY} are supported")
+                    raise Unsupported(pos or self.pos, f"{t} takes {size} bytes; at most {MAX_MEMORY} are supported")
                 return stack
             case T.OfTable():
                 return U32
-        raise P4Error(pos or self.pos, f"a value of type {t} is not supported here")
+        raise Unsupported(pos or self.pos, f"a value of type {t} is not supported here")
 
     def make_record(self, key: Any, kind: str, name: str, fields: dict[str, T.Type], p4: str) -> None:
         lowered = {n: self.type(f) for n, f in fields.items()}
         rec = ir.RecordType(kind, self.unique(f"{kind}_{name}"), p4, lowered)
         if rec.memory > MAX_MEMORY:
-            raise P4Error(self.pos, f"a value of {p4} takes {rec.memory} bytes; at most {MAX_MEMORY} are supported")
+            raise Unsupported(self.pos, f"a value of {p4} takes {rec.memory} bytes; at most {MAX_MEMORY} are supported")
         self.records[key] = rec
         self.program.records.append(rec)

@@ -16,7 +16,7 @@ from typing import Any
 from softswitch.compiler import ast as A
 from softswitch.compiler import ir
 from softswitch.compiler import types as T
-from softswitch.compiler.diagnostics import P4Error
+from softswitch.compiler.diagnostics import P4Error, Unsupported
 from softswitch.compiler.ir import U32
 from softswitch.compiler.lower_base import ApplyResult
 from softswitch.compiler.lower_expr import ExprLowering, has_effects
@@ -319,7 +319,7 @@ class CallLowering(ExprLowering):
                 count = e.args[0].value.const
                 self.emit(ir.Shift(base, count if e.builtin == "push_front" else -count))
                 return None
-        raise P4Error(e.pos, f"'{e.builtin}' is not supported here")
+        raise Unsupported(e.pos, f"'{e.builtin}' is not supported here")
 
 
 def _overlap(a: ir.LValue, b: ir.LValue) -> bool:

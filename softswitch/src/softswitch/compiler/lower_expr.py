@@ -15,7 +15,7 @@ from softswitch.compiler import ast as A
 from softswitch.compiler import ir
 from softswitch.compiler import types as T
 from softswitch.compiler.consteval import ConstError, binary, concat, unary
-from softswitch.compiler.diagnostics import P4Error
+from softswitch.compiler.diagnostics import P4Error, Unsupported
 from softswitch.compiler.ir import FALSE, TRUE, U32
 from softswitch.compiler.lower_base import ApplyResult, Lowering
 
@@ -98,7 +98,7 @@ class ExprLowering(Lowering, ABC):
                 return var
             case A.StrLit():
                 raise P4Error(e.pos, "a string can only be an argument of log_msg or an annotation")
-        raise P4Error(e.pos, "this expression is not supported here")
+        raise Unsupported(e.pos, "this expression is not supported here")
 
     @abstractmethod
     def call(self, e: A.CallExpr) -> Any:
@@ -261,7 +261,7 @@ class ExprLowering(Lowering, ABC):
             return self.bin("&", left, ir.const(right.value - 1, t), t)
         if isinstance(left, ir.Const) and left.value == 0:
             return left
-        raise P4Error(e.pos, f"'{op}' of values that are not known at compile time is not supported")
+        raise Unsupported(e.pos, f"'{op}' of values that are not known at compile time is not supported")
 
     def short_circuit(self, e: A.BinaryExpr) -> ir.Value:
         left = self.expr(e.left)

@@ -9,7 +9,7 @@ from softswitch.compiler import ast as A
 from softswitch.compiler import ir, stages
 from softswitch.compiler import types as T
 from softswitch.compiler.architecture import STANDARD
-from softswitch.compiler.diagnostics import P4Error
+from softswitch.compiler.diagnostics import P4Error, Unsupported
 from softswitch.compiler.ir import U32
 from softswitch.compiler.lower_call import SliceTarget, calls_in
 from softswitch.compiler.lower_expr import has_effects, leaves
@@ -95,13 +95,13 @@ class ExternLowering(ParserLowering):
                 raise P4Error(e.pos, f"{extern} cannot be used here")
             handler = getattr(self, f"on_{extern}_{e.function.name}", None)
             if handler is None:
-                raise P4Error(e.pos, f"{extern}.{e.function.name} is not supported")
+                raise Unsupported(e.pos, f"{extern}.{e.function.name} is not supported")
             return handler(e, found)
         self.program.calls_externs = self.program.calls_externs or not self.in_parser
         handler = getattr(self, f"on_{e.decl.name}", None)
         if handler is None or e.decl.name not in FUNCTIONS:
-            raise P4Error(e.pos, f"extern function '{e.decl.name}' is none of core.p4 and v1model.p4, the only ones "
-                                 "supported")
+            raise Unsupported(e.pos, f"extern function '{e.decl.name}' is none of core.p4 and v1model.p4, the "
+                                     "only ones supported")
         stages.check_function(self.function.name, e.decl.name, e.pos)
         return handler(e)
 
@@ -328,7 +328,7 @@ class ExternLowering(ParserLowering):
         values = self.flatten(data)
         for v in values:
             if not ir.is_scalar(v.type):
-                raise P4Error(data.pos, "a digest of a varbit is not supported")
+                raise Unsupported(data.pos, "a digest of a varbit is not supported")
         digest = next((d for d in self.program.digests if d.type is t or d.type == t), None)
         if digest is None:
             name = t.name if isinstance(t, T.Struct) else f"digest_{len(self.program.digests)}"
@@ -353,10 +353,10 @@ class ExternLowering(ParserLowering):
             data = self.flatten(e.bound["data"])
             for value in data:
                 if not isinstance(value, ir.Const) and (not isinstance(value, ir.LValue) or id(value) in self.temps):
-                    raise P4Error(e.bound["data"].pos, "the data of a checksum are fields and constants: BMv2 computes "
-                                                       "nothing there")
+                    raise Unsupported(e.bound["data"].pos, "the data of a checksum are fields and constants: BMv2 "
+                                                           "computes nothing there")
             if payload and algorithm != CSUM16:
-                raise P4Error(e.pos, "a checksum with payload is supported for csum16 alone")
+                raise Unsupported(e.pos, "a checksum with payload is supported for csum16 alone")
             given = e.bound["checksum"]
             value = self.result_of("checksum", U64, data, (algorithm, payload))
             if verify:

@@ -8,7 +8,7 @@ from typing import Any
 from softswitch.compiler import ast as A
 from softswitch.compiler import ir
 from softswitch.compiler import types as T
-from softswitch.compiler.diagnostics import P4Error
+from softswitch.compiler.diagnostics import P4Error, Unsupported
 from softswitch.compiler.elaborate import BlockInstance, Elaboration
 from softswitch.compiler.ir import FALSE, TRUE
 from softswitch.compiler.objects import ValueSet
@@ -134,7 +134,7 @@ class ParserLowering(Elaboration):
                 result = self.local("lookahead", self.type(e.type, e.pos))
                 self.emit(ir.Lookahead(result))
                 return result
-        raise P4Error(e.pos, f"packet_in.{method} is not supported")
+        raise Unsupported(e.pos, f"packet_in.{method} is not supported")
 
     def extract(self, e: A.CallExpr) -> None:
         size = e.bound.get("variableFieldSizeInBits")

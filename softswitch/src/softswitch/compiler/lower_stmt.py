@@ -9,7 +9,7 @@ from dataclasses import replace
 from softswitch.compiler import ast as A
 from softswitch.compiler import ir, stages
 from softswitch.compiler import types as T
-from softswitch.compiler.diagnostics import P4Error, Pos
+from softswitch.compiler.diagnostics import P4Error, Pos, Unsupported
 from softswitch.compiler.ir import FALSE, U32
 from softswitch.compiler.lower_call import CallLowering, SliceTarget
 from softswitch.compiler.source_text import assignment, call, case_text, condition_text, statement_text
@@ -189,7 +189,7 @@ class StmtLowering(CallLowering):
 
     def switch(self, s: A.SwitchStmt) -> None:
         if self.in_action:
-            raise P4Error(s.pos, "'switch' cannot stand in an action, on BMv2")
+            raise Unsupported(s.pos, "'switch' cannot stand in an action, on BMv2")
         stages.check_statement(self.function.name, "'switch'", s.pos, called=True)
         t = self.actual(s.value.type)
         tests: list[tuple[ir.Value, A.SwitchCase]] = []  # condition, case
@@ -299,7 +299,7 @@ class StmtLowering(CallLowering):
         else:
             stack = self.expr(values)
             if not isinstance(stack.type, ir.StackType) or not isinstance(stack, ir.LValue):
-                raise P4Error(values.pos, "'for' over this is not supported")
+                raise Unsupported(values.pos, "'for' over this is not supported")
             items = [ir.StackElement(stack.type.item, stack, ir.const(i, U32)) for i in range(stack.type.size)]
         end = self.unique("done")
         for item in items:

@@ -11,7 +11,7 @@ import contextlib
 
 from softswitch.compiler import ast as A
 from softswitch.compiler.cursor import RESERVED, Cursor
-from softswitch.compiler.diagnostics import P4Error
+from softswitch.compiler.diagnostics import P4Error, Unsupported
 from softswitch.compiler.lexer import Token
 
 BASE_TYPES = {"bit", "int", "varbit", "bool", "error", "string", "void", "match_kind", "tuple", "list"}
@@ -316,7 +316,7 @@ class ExprParser(Cursor):
             self.take()
             return A.DefaultValue(pos=pos)
         if text == "this":
-            raise P4Error(pos, "'this' is not supported")
+            raise Unsupported(pos, "'this' is not supported")
         if text == ".":
             self.take()
             name = self.name()

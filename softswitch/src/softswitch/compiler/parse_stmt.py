@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from softswitch.compiler import ast as A
-from softswitch.compiler.diagnostics import P4Error, Pos
+from softswitch.compiler.diagnostics import P4Error, Pos, Unsupported
 from softswitch.compiler.parse_expr import ASSIGN_OPS, ExprParser
 
 
@@ -41,7 +41,7 @@ class StmtParser(ExprParser):
         args = self.arguments()
         name = self.name()
         if self.at("="):
-            raise P4Error(name.pos, "instances with an initializer block are not supported")
+            raise Unsupported(name.pos, "instances with an initializer block are not supported")
         self.expect(";")
         call = A.CallExpr(A.TypeExpr(syntax, pos=syntax.pos), [], args, pos=syntax.pos)
         return A.InstanceDecl(pos=name.pos, name=name.text, annotations=notes, call=call)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from softswitch.compiler.diagnostics import CompileError, Diagnostic, P4Error, Pos
+from softswitch.compiler.diagnostics import CompileError, Diagnostic, P4Error, Pos, Unsupported
 from softswitch.compiler.macros import Macros, tokens
 from softswitch.compiler.preprocess_if import Condition
 from softswitch.runtime import files
@@ -221,7 +221,7 @@ class _Preprocessor:
         elif word == "error":
             raise P4Error(pos, f"#error {rest}")
         elif word == "include_next":
-            raise P4Error(pos, "#include_next is not supported: use #include")
+            raise Unsupported(pos, "#include_next is not supported: use #include")
 
     def evaluate(self, text: str, pos: Pos) -> bool:
         text = re.sub(

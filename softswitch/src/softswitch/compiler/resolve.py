@@ -10,7 +10,7 @@ from typing import Any
 
 from softswitch.compiler import ast as A
 from softswitch.compiler import types as T
-from softswitch.compiler.diagnostics import Errors, P4Error, Pos, nearest
+from softswitch.compiler.diagnostics import Errors, P4Error, Pos, Unsupported, nearest
 
 Bindings = dict[T.TypeVar, T.Type]
 
@@ -119,7 +119,7 @@ class Resolver(ABC):
                 if size <= 0 or size > 1 << 16:
                     raise P4Error(syntax.pos, f"a stack of {size} elements")
                 if not (isinstance(item, T.Struct) and item.kind in ("header", "header_union")):
-                    raise P4Error(syntax.pos, f"arrays of {item} are not supported, only stacks of headers")
+                    raise Unsupported(syntax.pos, f"arrays of {item} are not supported, only stacks of headers")
                 return T.Stack(item, size)
         decl = self.lookup(syntax.name, syntax.pos, syntax.absolute)
         return self.type_of_decl(decl, tuple(self.resolve(a) for a in syntax.args), syntax.pos)

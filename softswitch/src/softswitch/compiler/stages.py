@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from softswitch.compiler import ir
-from softswitch.compiler.diagnostics import P4Error, Pos
+from softswitch.compiler.diagnostics import P4Error, Pos, Unsupported
 from softswitch.compiler.objects import TableObject
 from softswitch.compiler.program import Function
 
@@ -41,14 +41,14 @@ def check_function(stage: str, name: str, pos: Pos) -> None:
     if stage == "deparse" and name in _CLONES:
         fits = False
     if belongs != stage or not fits:
-        raise P4Error(pos, f"{name}() cannot be called in {NAMES[stage]}, on BMv2")
+        raise Unsupported(pos, f"{name}() cannot be called in {NAMES[stage]}, on BMv2")
 
 
 def check_method(stage: str, extern: str, pos: Pos) -> None:
     """Raises P4Error where methods of this extern cannot be called in this stage."""
     fits = {"packet_in": stage == "parse", "packet_out": stage == "deparse"}.get(extern, stage in _CONTROLS)
     if not fits:
-        raise P4Error(pos, f"{extern} cannot be used in {NAMES[stage]}, on BMv2")
+        raise Unsupported(pos, f"{extern} cannot be used in {NAMES[stage]}, on BMv2")
 
 
 def check_clone(stage: str, member: str, pos: Pos) -> None:
@@ -63,7 +63,7 @@ def check_statement(stage: str, what: str, pos: Pos, *, called: bool = False) ->
     if stage in _CONTROLS or (stage == "parse" and not called):
         return
     where = "in a function that a parser calls" if stage == "parse" else f"in {NAMES[stage]}"
-    raise P4Error(pos, f"{what} cannot stand {where}, on BMv2")
+    raise Unsupported(pos, f"{what} cannot stand {where}, on BMv2")
 
 
 def check_tables(function: Function) -> None:
@@ -79,9 +79,9 @@ def check_tables(function: Function) -> None:
             continue
         message = f"table {apply.table.name} is applied twice, first at {other.pos}: "
         if graph.reaches(other, apply):
-            raise P4Error(apply.pos, message + "on BMv2 a packet meets a table once in a pipeline")
+            raise Unsupported(apply.pos, message + "on BMv2 a packet meets a table once in a pipeline")
         if graph.after(other) is not graph.after(apply):
-            raise P4Error(apply.pos, message + "on BMv2 the same must follow after both")
+            raise Unsupported(apply.pos, message + "on BMv2 the same must follow after both")
 
 
 class _Graph:
