@@ -156,3 +156,17 @@ def test_writes_end_and_read_back_as_on_bmv2(
     """Each write ends with the same code, and the same can be read afterwards."""
     with softswitch() as ours, bmv2(tmp_path) as theirs:
         assert said(ours, steps(), asked()) == said(theirs, steps(), asked())
+
+
+@pytest.mark.needs("bmv2")
+@pytest.mark.timeout(120)
+def test_an_entry_that_stays_idle_is_told_again_as_by_bmv2(tmp_path: Path) -> None:
+    """Once for each timeout that ends: a report starts the timer anew."""
+    asked = aging(500_000_000)
+    with softswitch() as ours, bmv2(tmp_path) as theirs:
+        for client in (ours, theirs):
+            stream = client.become_primary(2)
+            client.write((INSERT, asked))
+            for _ in range(2):
+                (found,) = stream.next().idle_timeout_notification.table_entry
+                assert found.match == asked.table_entry.match
