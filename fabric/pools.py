@@ -5,9 +5,10 @@ the cells of a register."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from types import MappingProxyType
 from typing import Final
 
 SLOTS: Final = 16384
@@ -119,50 +120,104 @@ class RandomPool:
             del self._resting[next(iter(self._resting))]
 
 
-@dataclass
 class Ranges:
-    """Allocates ranges of the cells of one register of one switch, the lowest free ones first."""
+    """Allocates ranges of the cells of one register of one switch, by the buddy system (Knowlton, 1965): what is free
+    is kept as aligned blocks of powers of two, and a range comes from the lowest of the smallest that have room for it.
 
-    size: int
-    what: str
-    """What the cells are, for messages."""
-    ranges: dict[int, int] = field(default_factory=dict)
-    """Allocated ranges: length by first cell."""
+    what  the cells are, for messages
+    """
+
+    def __init__(self, size: int, what: str) -> None:
+        self.size = size
+        self.what = what
+        self.used = 0
+        """Number of allocated cells."""
+        self._lengths: dict[int, int] = {}
+        """The allocated ranges' lengths, by first cell."""
+        self._free: list[set[int]] = [set() for _ in range(size.bit_length())]
+        """First cells of the free blocks of 1, 2, 4, ... cells; no two of them make up a block of the next size."""
+        for first, order in _blocks(0, size):
+            self._free[order].add(first)
 
     @property
-    def used(self) -> int:
-        """Number of allocated cells."""
-        return sum(self.ranges.values())
+    def ranges(self) -> Mapping[int, int]:
+        """The allocated ranges: length by first cell."""
+        return MappingProxyType(self._lengths)
 
-    def allocate(self, length: int, multiple: int = 1) -> int:
-        """Allocate a range whose first cell is a multiple of a number, and return that.  Raises Exhausted."""
-        base = 0
-        for taken in sorted(self.ranges):
-            if base + length <= taken:
-                break
-            base = -(-(taken + self.ranges[taken]) // multiple) * multiple
-        if base + length <= self.size:
-            self.ranges[base] = length
-            return base
-        raise Exhausted(f"no {length} {self.what} in a row, {self.size - self.used} of {self.size} are free in all")
+    def allocate(self, length: int) -> int:
+        """Allocate a range of at least one cell, and return its first one: a multiple of the next power of two.  Raises
+        Exhausted."""
+        wanted = (length - 1).bit_length()
+        order = next((order for order in range(wanted, len(self._free)) if self._free[order]), None)
+        if order is None:
+            raise Exhausted(f"no {length} {self.what} in a row, {self.size - self.used} of {self.size} are free in all")
+        base = min(self._free[order])
+        self._cut(base, wanted)
+        for block in _blocks(base + length, base + (1 << wanted)):
+            self._join(*block)
+        self._lengths[base] = length
+        self.used += length
+        return base
 
     def take(self, base: int, length: int) -> bool:
         """Allocate this range.  Returns False, and allocates nothing, if any of its cells is in use."""
-        if any(b < base + length and base < b + n for b, n in self.ranges.items()):
+        wanted = list(_blocks(base, base + length))
+        if base < 0 or base + length > self.size or not all(self._around(*block) for block in wanted):
             return False
-        self.ranges[base] = length
+        for block in wanted:
+            self._cut(*block)
+        self._lengths[base] = length
+        self.used += length
         return True
 
+    def release(self, base: int) -> None:
+        """Free the allocated range that begins at this cell."""
+        length = self._lengths.pop(base)
+        self.used -= length
+        for block in _blocks(base, base + length):
+            self._join(*block)
 
-@dataclass
+    def _around(self, first: int, order: int) -> tuple[int, int] | None:
+        """The free block in which a block lies; None where cells of it are in use."""
+        return next(((first >> larger << larger, larger) for larger in range(order, len(self._free))
+                     if first >> larger << larger in self._free[larger]), None)
+
+    def _cut(self, first: int, order: int) -> None:
+        """Take a block out of the free one in which it lies, whose other parts stay free."""
+        around = self._around(first, order)
+        assert around is not None
+        base, larger = around
+        self._free[larger].remove(base)
+        while larger > order:
+            larger -= 1
+            self._free[larger].add((first >> larger ^ 1) << larger)
+
+    def _join(self, first: int, order: int) -> None:
+        """Free a block, together with those beside it that are free."""
+        while (buddy := first ^ 1 << order) in self._free[order]:
+            self._free[order].remove(buddy)
+            first, order = min(first, buddy), order + 1
+        self._free[order].add(first)
+
+
 class Slots(Ranges):
-    """Allocates the slots of one switch; ranges are aligned powers of two, since a slot is base + (PSN & mask)."""
+    """Allocates the slots of one switch; ranges are powers of two, since a slot is base + (PSN & mask)."""
 
-    size: int = SLOTS
-    what: str = "slots"
+    def __init__(self, size: int = SLOTS) -> None:
+        super().__init__(size, "slots")
 
-    def allocate(self, length: int, multiple: int | None = None) -> int:
+    def allocate(self, length: int) -> int:
         """Allocate a range and return its first slot.  Raises Exhausted."""
         if length < 1 or length & (length - 1):
             raise ValueError(f"slots: expected a power of two, got {length}")
-        return super().allocate(length, multiple or length)
+        return super().allocate(length)
+
+
+def _blocks(low: int, high: int) -> Iterator[tuple[int, int]]:
+    """The aligned blocks of powers of two that make up the cells low..high-1, the fewest: first cell and exponent."""
+    while low < high:
+        order = (high - low).bit_length() - 1
+        if low:
+            order = min(order, (low & -low).bit_length() - 1)
+        yield low, order
+        low += 1 << order

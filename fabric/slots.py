@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 from netfold.fabric.graph import Engine
 from netfold.fabric.pools import SLOTS, Cycle, Exhausted, RandomPool, Ranges, Slots, runs
-from netfold.fabric.trees import Fold, Tree
+from netfold.fabric.trees import MOST_TREES, Fold, Tree
 from netfold.wire import roce
 
 DATA_SLOTS: Final = {1024: 1024, 4096: 512}
@@ -70,6 +70,11 @@ class Sizes:
     together: int = SLOTS
     """Most data slots of all trees of a job together: its machines' links need so many packets in flight.  More would
     only take cache memory, at switches for the slots' words and at hosts for packets that may be sent again."""
+
+    def most_trees(self, groups: int) -> int:
+        """Trees at most of a job whose ranks fold in so many groups, each of which has all of them: half as many where
+        there are several, and no more than fit into its quota."""
+        return max(1, min(MOST_TREES if groups == 1 else MOST_TREES // 2, self.quota // (2 * self.agreement * groups)))
 
     def fitted(self, trees: int) -> Sizes:
         """The sizes for a job with ``trees`` trees through one switch, those of all local ranks counted."""
@@ -314,7 +319,7 @@ class Allocator:
             for cells, base, length in [*((slots, *found) for found in sorted(holding.ranges)),
                                         *((flows, *found) for found in runs(holding.flows))]:
                 if cells.take(base, length):
-                    returns.append(partial(cells.ranges.pop, base))
+                    returns.append(partial(cells.release, base))
                 else:
                     free = False
         for what, pool, number in wanted:
@@ -359,7 +364,7 @@ class Allocator:
             base = cells[switch].allocate(length)
         except Exhausted as refusal:
             raise Exhausted(f"{switch} has {refusal}") from None
-        self._returns[epoch].append(partial(cells[switch].ranges.pop, base))
+        self._returns[epoch].append(partial(cells[switch].release, base))
         return base
 
     def _connection(self, epoch: int) -> int:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Aggregation trees: which switches fold for a job, who their children are, and in what order.
 
-    spine1            one tree for each spine: breadth first from its root, pruned to the switches that lead to ranks;
-    |  \\              then the root moves down while it has an only child that is a switch, so that ranks under one
-    leaf1 leaf2       leaf are folded right there.  Any depth: the same program serves every level.
+    spine1            one tree for each root that is as near to all ranks as any switch is: ranks under one leaf are
+    |  \\              folded right there, others at spines.  Breadth first from its root, pruned to the switches that
+    leaf1 leaf2       lead to ranks.  Any depth: the same program serves every level.
     | |   | |
     0 1   2 3
 """
@@ -11,10 +11,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary
+
+from netfold.fabric.graph import End
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -25,8 +29,13 @@ MAX_CHILDREN: Final = 64
 Neighbours = dict[str, list[tuple[str, float]]]
 """The switches beside each switch, in the graph's order, with the rate in bit/s of the first link between them."""
 
-MOST_CROSSING: Final = 16
-"""Trees of a job at most where some share links: more of them would share what these carry already."""
+_known: Final = WeakKeyDictionary["nx.MultiGraph[str]", Neighbours]()
+"""The neighbours in graphs that do not change."""
+MOST_TREES: Final = 16
+"""Trees of a job at most: each takes slots, flows and entries of every switch below it, and as many spread the job well
+enough over the fabric, and over what is left when a switch fails."""
+CANDIDATES: Final = 4 * MOST_TREES
+"""Roots at most of which trees are made, to choose from."""
 
 
 class NoTree(Exception):
@@ -91,15 +100,18 @@ class Tree:
 
 
 def plan(
-    graph: nx.MultiGraph[str], ranks: Sequence[str], *, carried: Mapping[int, float] = MappingProxyType({})
+    graph: nx.MultiGraph[str], ranks: Sequence[str], *, carried: Mapping[int, float] = MappingProxyType({}),
+    most: int = MOST_TREES, folding: Mapping[str, int] = MappingProxyType({}), roots: Collection[str] = (),
 ) -> list[Tree]:
-    """One tree for each spine that reaches all ranks, the shallowest ones only.
+    """Trees whose roots are as near to all ranks as any switch is, spines where there are such, ``most`` at the most.
 
     graph    `Fabric.graph`, less whatever is down
     ranks    host names in the order of ranks
     carried  bit/s that other jobs' trees take of links (`tree_loads`): weights leave them room
-    Where no spine is the root of a shallowest tree, other switches are.  A tree is left out where all together would
-    carry less with it, as those of a torus do, which cross each other.  Raises NoTree.
+    folding  trees that others have, by root: of equally good roots, those with few are taken
+    roots    roots of trees that these replace: they are kept where they can be
+    No two trees share a link, but for those that carry more together all the same, as some of a torus do.  Raises
+    NoTree.
     """
     leaves = []
     for rank, host in enumerate(ranks):
@@ -108,46 +120,71 @@ def plan(
         leaf = next(iter(graph.adj[host]))
         leaves.append((leaf, Child(host, port(graph, leaf, host), rank)))
     near = _neighbours(graph)
-    rooted: dict[str, Tree] = {}
-    for start in near:
-        tree = _tree(graph, near, start, leaves)
-        if tree is not None:
-            rooted.setdefault(tree.root, tree)
-    if not rooted:
+    nearest = _nearest(near, {leaf for leaf, _ in leaves})
+    if not nearest:
         raise NoTree(f"no switch reaches all {len(ranks)} ranks over links that are up")
-    shallow = min(tree.depth for tree in rooted.values())
-    trees = [tree for tree in rooted.values() if tree.depth == shallow]
-    trees = [tree for tree in trees if graph.nodes[tree.root]["role"] == "spine"] or trees
+    candidates = [switch for switch in near if switch in nearest]
+    candidates = [switch for switch in candidates if graph.nodes[switch]["role"] == "spine"] or candidates
+    place = {root: place for place, root in enumerate(candidates)}
+    preferred = sorted(_interleaved(near, candidates), key=lambda root: (root not in roots, folding.get(root, 0)))
+    trees = [_tree(graph, near, root, leaves) for root in preferred[:max(CANDIDATES, most)]]
     fitting = [tree for tree in trees if all(len(fold.children) <= MAX_CHILDREN for fold in tree.folds)]
     if not fitting:
         widest = max((fold for fold in trees[0].folds), key=lambda fold: len(fold.children))
         raise NoTree(f"{widest.switch} would fold {len(widest.children)} children, expected at most {MAX_CHILDREN}; "
                      "spread the ranks over more leaves")
-    return _weighted(graph, fitting, carried)
+    return sorted(_weighted(graph, fitting, carried, most, roots), key=lambda tree: place[tree.root])
 
 
 def _neighbours(graph: nx.MultiGraph[str]) -> Neighbours:
     """The switches beside each switch, with the rate of the first link between them, 0.0 where none is stated: read out
-    of the graph once, since every switch is tried as a root."""
+    of the graph once, and of one that is frozen once for all jobs."""
+    if (found := _known.get(graph)) is not None:
+        return found
+    found = _read_neighbours(graph)
+    if getattr(graph, "frozen", False):  # what networkx.freeze leaves
+        _known[graph] = found
+    return found
+
+
+def _read_neighbours(graph: nx.MultiGraph[str]) -> Neighbours:
     switches = {name for name, kind in graph.nodes(data="kind") if kind == "switch"}
     return {switch: [(other, links[min(links)].get("rate") or 0.0)
                      for other, links in graph.adj[switch].items() if other in switches]
             for switch in graph if switch in switches}
 
 
-def _tree(
-    graph: nx.MultiGraph[str], near: Neighbours, start: str, leaves: Sequence[tuple[str, Child]]
-) -> Tree | None:
-    """The breadth-first tree from ``start``, its root moved down while it has a single child that is a switch; None
-    where a rank cannot be reached.
+def _nearest(near: Neighbours, wanted: set[str]) -> set[str]:
+    """The switches from which the farthest of the ``wanted`` ones is the fewest links away; empty where none reaches
+    all of them."""
+    reached = {switch: {switch} for switch in wanted if switch in near}
+    edges = {switch: [switch] for switch in reached}
+    while len(reached) == len(wanted) and any(edges.values()):
+        if found := set.intersection(*reached.values()):
+            return found
+        for switch, edge in edges.items():
+            edges[switch] = list({other for at in edge for other, _ in near[at]} - reached[switch])
+            reached[switch].update(edges[switch])
+    return set()
+
+
+def _interleaved(near: Neighbours, roots: Sequence[str]) -> list[str]:
+    """Roots in an order in which those with the same neighbours, whose trees cross each other above the leaves, are far
+    apart."""
+    alike: dict[frozenset[str], list[str]] = {}
+    for root in roots:
+        alike.setdefault(frozenset(other for other, _ in near[root]), []).append(root)
+    return [root for turn in zip_longest(*alike.values()) for root in turn if root is not None]
+
+
+def _tree(graph: nx.MultiGraph[str], near: Neighbours, root: str, leaves: Sequence[tuple[str, Child]]) -> Tree:
+    """The breadth-first tree from a root that reaches all leaves.
 
     leaves  the switch of each rank, and the rank as its child
     """
-    parent = _parents(near, start, {leaf for leaf, _ in leaves})
-    if parent is None:
-        return None
-    children: dict[str, list[Child]] = {start: []}
-    within = {start}
+    parent = _parents(near, root, {leaf for leaf, _ in leaves})
+    children: dict[str, list[Child]] = {root: []}
+    within = {root}
     for leaf, rank in leaves:
         children.setdefault(leaf, []).append(rank)
         below = leaf
@@ -156,9 +193,6 @@ def _tree(
             up = parent[below]
             children.setdefault(up, []).append(Child(below, port(graph, up, below), None))
             below = up
-    root = start
-    while len(children[root]) == 1 and children[root][0].rank is None:
-        root = children[root][0].node
 
     folds: list[Fold] = []
     queue = [root]
@@ -169,9 +203,9 @@ def _tree(
     return Tree(root, 1.0, tuple(folds))
 
 
-def _parents(near: Neighbours, start: str, wanted: set[str]) -> dict[str, str] | None:
+def _parents(near: Neighbours, start: str, wanted: set[str]) -> dict[str, str]:
     """The parents of the switches of a breadth-first tree as deep as those that are ``wanted``: of equally near ones
-    that with the fastest link, and the first found of those.  None where one of them cannot be reached."""
+    that with the fastest link, and the first found of those."""
     parent: dict[str, str] = {}
     missing = wanted - {start}
     layer = [start]
@@ -184,7 +218,7 @@ def _parents(near: Neighbours, start: str, wanted: set[str]) -> dict[str, str] |
         parent |= {child: up for child, (_, up) in found.items()}
         missing -= found.keys()
         layer = list(found)
-    return None if missing else parent
+    return parent
 
 
 def moved(trees: Sequence[Tree], planned: Sequence[Tree]) -> list[Tree]:
@@ -201,6 +235,28 @@ def moved(trees: Sequence[Tree], planned: Sequence[Tree]) -> list[Tree]:
             load[root] += 1
         result.append(Tree(root, tree.weight, by_root[root].folds))
     return result
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What trees use of the fabric."""
+
+    trees: Sequence[Tree]
+    switches: frozenset[str]
+    links: frozenset[End]
+    """The lower end of each link."""
+    crowding: float
+    """`crowding` of the trees, and the least that as many with the same weights could have."""
+    least: float
+
+
+def footprint(trees: Sequence[Tree]) -> Footprint:
+    """What trees use of the fabric."""
+    return Footprint(
+        trees, frozenset(fold.switch for tree in trees for fold in tree.folds),
+        frozenset(End(fold.switch, fold.parent_port) for tree in trees for fold in tree.folds if not fold.is_root),
+        crowding(trees), max((tree.weight for tree in trees if len(tree.folds) > 1), default=0.0),
+    )
 
 
 def crowding(trees: Sequence[Tree]) -> float:
@@ -244,8 +300,14 @@ def port(graph: nx.MultiGraph[str], here: str, there: str) -> int:
     return int(data[min(data)]["ports"][here])
 
 
-def _weighted(graph: nx.MultiGraph[str], trees: Sequence[Tree], carried: Mapping[int, float]) -> list[Tree]:
-    """The trees that carry the most together, with weights in proportion to what each carries."""
+def _weighted(
+    graph: nx.MultiGraph[str], trees: Sequence[Tree], carried: Mapping[int, float], most: int, kept: Collection[str]
+) -> list[Tree]:
+    """The trees that carry the most together, ``most`` at the most, with weights in proportion to what each carries.
+
+    trees  in the order of preference
+    kept   roots whose trees are taken whatever they share
+    """
     links = [[_link(graph, f.switch, f.parent) for f in tree.folds if f.parent is not None] for tree in trees]
     rates = {link: rate for tree in links for link, rate in tree}
     stated = None not in rates.values() and all(links)  # a tree without rates is not comparable
@@ -256,13 +318,25 @@ def _weighted(graph: nx.MultiGraph[str], trees: Sequence[Tree], carried: Mapping
         sharers = Counter(link for tree in chosen for link, _ in links[tree])
         return [min((room[link] / sharers[link] for link, _ in links[tree]), default=1.0) for tree in chosen]
 
-    chosen = list(range(len(trees)))
-    if max(Counter(link for tree in links for link, _ in tree).values(), default=0) > 1:
-        chosen, most = [], 0.0
-        for tree in range(len(trees)):
-            together = sum(widths([*chosen, tree]))
-            if together >= most * (1 - 1e-9) and len(chosen) < MOST_CROSSING:
-                chosen, most = [*chosen, tree], together
+    alone = [widths([tree])[0] for tree in range(len(trees))]
+    widest = max(alone)
+    order = sorted(range(len(trees)), key=lambda tree: (trees[tree].root not in kept, -round(alone[tree] / widest, 2)))
+    chosen: list[int] = []
+    used: set[int] = set()
+    for tree in order:
+        own = {link for link, _ in links[tree]}
+        if len(chosen) < most and (trees[tree].root in kept or not own & used):
+            chosen.append(tree)
+            used |= own
+    if len(chosen) < min(most, len(trees)):  # others cross these
+        crossing: list[int] = []
+        carry = 0.0
+        for tree in order:
+            together = sum(widths([*crossing, tree]))
+            if len(crossing) < most and (trees[tree].root in kept or together >= carry * (1 - 1e-9)):
+                crossing, carry = [*crossing, tree], together
+        if carry > sum(widths(chosen)) * (1 + 1e-9):
+            chosen = crossing
     shares = widths(chosen) if stated else [1.0] * len(chosen)
     return [Tree(trees[tree].root, share / sum(shares), trees[tree].folds)
             for tree, share in zip(chosen, shares, strict=True)]

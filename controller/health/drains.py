@@ -83,8 +83,11 @@ class Drains:
     # ---- what is left ------------------------------------------------------------------------------------------------
 
     def without(self, graph: nx.MultiGraph[str], *more: str) -> nx.MultiGraph[str]:
-        """The graph without what is drained and without ``more``; leaves always stay in it."""
+        """The graph without what is drained and without ``more``; leaves always stay in it.  Where that is all of it,
+        it is the same one."""
         names = self._avoided.union(more) - set(self._leaf_of.values())
+        if not names:
+            return graph
         left = graph.copy()
         left.remove_edges_from([edge for edge in graph.edges(keys=True) if self._fabric.links[edge[2]].a in names])
         left.remove_nodes_from(names)

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from netfold.controller.health.damping import FlapDamping
@@ -52,6 +52,8 @@ SEND_TIMEOUT: Final = 0.1
 """Seconds that a switch has to take one round's probes: one that stands still takes none when its window is full."""
 DISCOVER_TIMEOUT: Final = 2.0
 """Seconds that a probe has to arrive somewhere when cables are discovered."""
+MOST_GRAPHS: Final = 4
+"""Graphs that are kept: of all that is up, of what can be written to, of what is steady, and one before."""
 REPEAT_INTERVAL: Final = 0.25
 """Seconds until an unanswered probe is repeated."""
 
@@ -72,6 +74,10 @@ class Liveness:
         self._fabric = fabric
         self._targets = targets
         self._changed = changed
+        self._whole = fabric.graph()
+        self._graphs: dict[tuple[frozenset[Hashable], frozenset[Hashable]], nx.MultiGraph[str]] = {}
+        """The graphs that were asked for last, by the links and switches that they lack."""
+        self._numbers = {end: number for number, link in enumerate(fabric.links) for end in link.ends}
         self._links = Links(fabric)
         self._excuses = Excuses(targets, self._links)
         self._silent = SilentLinks(targets, self._links, drained)
@@ -94,14 +100,32 @@ class Liveness:
 
     def graph(self, *, steady: bool = False, writable: bool = False) -> nx.MultiGraph[str]:
         """The fabric's graph without switches and links that are down; with ``steady``, also without those that flap
-        damping suppresses, and with ``writable`` without switches that can be told nothing."""
-        graph = self._fabric.graph()
+        damping suppresses, and with ``writable`` without switches that can be told nothing.  All who ask while nothing
+        changes get the same one, which is frozen."""
         without = self._damping.unsteady() if steady else set()
-        lost = without | self.links_down().keys()
-        graph.remove_edges_from([edge for edge in graph.edges(keys=True) if edge[2] in lost])
-        down = {target.name for target in self._targets.values() if not (target.is_heard if writable else target.is_up)}
-        graph.remove_nodes_from([node for node in graph if node in down or node in without])
+        lost = frozenset(without | self.links_down().keys())
+        down = self.switches_down(writable=writable) | without
+        if (graph := self._graphs.pop((lost, down), None)) is None:
+            import networkx as nx
+
+            graph = self._whole.copy()
+            graph.remove_edges_from([(*(end.node for end in self._fabric.links[number].ends), number)
+                                     for number in lost if isinstance(number, int)])
+            graph.remove_nodes_from(down & self._targets.keys())
+            nx.freeze(graph)
+            while len(self._graphs) >= MOST_GRAPHS:
+                del self._graphs[next(iter(self._graphs))]
+        self._graphs[lost, down] = graph
         return graph
+
+    def switches_down(self, *, writable: bool = False) -> frozenset[str]:
+        """Switches that are down; with ``writable``, also those that can be told nothing."""
+        return frozenset(target.name for target in self._targets.values()
+                         if not (target.is_heard if writable else target.is_up))
+
+    def ends_down(self) -> set[End]:
+        """Both ends of each link that is down."""
+        return {end for number in self.links_down() for end in self._fabric.links[number].ends}
 
     def beside(self, why: Exception) -> str:
         """Why there are no trees, with the switches that are silent, over which none are planned."""
@@ -113,9 +137,8 @@ class Liveness:
         # probes of suspect links that were sent a moment ago count as lost already: only _probe_suspects may judge them
         down = {number: self._links.why_down(number) for number in self._links.down() - self._suspects}
         down |= dict.fromkeys(self._control.dead, "its P4Runtime server is silent, and nothing comes through")
-        dark = {End(name, port) for name, target in self._targets.items() for port in target.ports_down}
-        for number, link in enumerate(self._fabric.links):
-            for end in dark.intersection(link.ends):
+        for end in (End(name, port) for name, target in self._targets.items() for port in target.ports_down):
+            if (number := self._numbers.get(end)) is not None:
                 down[number] = f"{end} is down"
         return down
 

@@ -1,16 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work in the background of the controller's event loop that nobody waits for at once: a task that fails says so in the
-log, and none is forgotten when the controller ends."""
+"""Work in the background of the controller's event loop: tasks that nobody waits for at once, of which one that fails
+says so in the log and none is forgotten when the controller ends, and a thread for what takes longer than the loop may
+stand still."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 log = logging.getLogger("netfold.controller")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class PlanningThread:
+    """The thread on which jobs are planned, one after the other: for one of 1,023 ranks it takes a second."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="jobs")
+
+    async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What ``work`` returns."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *args, **kwargs))
+
+    def shutdown(self) -> None:
+        """End it, whatever it computes."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 class Background:

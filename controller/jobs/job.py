@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from netfold.fabric.graph import DEFAULT_TENANT, Tenant
 from netfold.fabric.slots import Stream
-from netfold.fabric.trees import Tree
+from netfold.fabric.trees import Footprint, Tree, footprint
 from netfold.rpc.limits import RateLimit
 from netfold.wire.jobs import Change, Event, Join, Plan, RankLeft, RankLost, RankReport, Secret
 from netfold.wire.roce import OPERATION_BITS
@@ -116,6 +116,10 @@ class Job:
     """Epoch of the job of which this one is a group (groups.py); 0: it is none."""
     members: list[int] = field(default_factory=list)
     """A group's ranks by their numbers in its job."""
+    uses: Footprint = field(default_factory=lambda: footprint([]))
+    """What ``trees`` used when `footprint` was asked last."""
+    best_over: object = None
+    """The graph over which its trees were found to be the best ones; None: they were not, or have changed since."""
     used: float = 0.0
     """When its ranks' reports last said that they had reduced more, in monotonic seconds; 0: never."""
 
@@ -131,6 +135,13 @@ class Job:
     def parent_name(self) -> str:
         """The name of the job of which it is a group; empty: it is none."""
         return self.name.rpartition(GROUP_MARK)[0]
+
+    @property
+    def footprint(self) -> Footprint:
+        """What its trees use of the fabric."""
+        if self.uses.trees is not self.trees:
+            self.uses, self.best_over = footprint(self.trees), None
+        return self.uses
 
     @property
     def missing(self) -> list[int]:

@@ -25,7 +25,7 @@ from netfold.controller.health.liveness import Liveness
 from netfold.controller.jobs import connecting, groups, leaving, quotas, reports
 from netfold.controller.jobs.admission import check, check_against, check_owner, refuse
 from netfold.controller.jobs.adoption import Adoption
-from netfold.controller.jobs.background import Background
+from netfold.controller.jobs.background import Background, PlanningThread
 from netfold.controller.jobs.callers import CALLER
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.planning import Planning
@@ -84,10 +84,12 @@ class Jobs:
         self.registry = Registry()
         self.totals = Totals()
         self._background = Background()
-        self._placement = TreePlacement(fabric, allocator, installer, liveness, drains)
+        self._thread = PlanningThread()
+        self._placement = TreePlacement(fabric, allocator, installer, liveness, drains, self._thread)
         self._recovery = Recovery(fabric, self._placement, liveness, self.registry, self.totals, self._lose, note)
         self._planning = Planning(fabric, allocator, installer, liveness, drains, self._placement, self._recovery,
-                                  self.registry, self.totals, self._background, self._end, self._lose, note)
+                                  self.registry, self.totals, self._background, self._thread, self._end,
+                                  self._lose, note)
         self._reforming = Reforming(self._begin_successor, fabric.path_mtu)
 
     def all(self) -> list[Job]:
@@ -348,7 +350,7 @@ class Jobs:
         """Wait for background work to end."""
         await self._background.wait()
         await self._recovery.close()
-        self._planning.shutdown()
+        self._thread.shutdown()
 
     async def drop(self, name: str) -> bool:
         """End every incarnation of a job, whatever its ranks do.  Returns False if there is none."""

@@ -13,15 +13,13 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from netfold.controller.health.drains import Drains
 from netfold.controller.health.liveness import Liveness
 from netfold.controller.jobs import connecting, plans, quotas, reports
 from netfold.controller.jobs import groups as group_plans
-from netfold.controller.jobs.background import Background
+from netfold.controller.jobs.background import Background, PlanningThread
 from netfold.controller.jobs.connecting import ConnectStep
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.recovery import Recovery
@@ -40,9 +38,6 @@ from netfold.wire.operator import Note, Totals, unnoted
 
 log = logging.getLogger("netfold.controller")
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 
 class Planning:
     """Plans the jobs of one fabric.
@@ -50,6 +45,7 @@ class Planning:
     registry    all jobs, and the fabric key
     totals      counters that planned jobs are added to
     background  where the second step of RC ranks is waited for
+    thread      where trees, entries and plans are made
     end         ends a job
     lose        called with a job, a rank and the reason why that is to count as lost
     note        records jobs that begin
@@ -67,6 +63,7 @@ class Planning:
         registry: Registry,
         totals: Totals,
         background: Background,
+        thread: PlanningThread,
         end: Callable[[Job], Coroutine[Any, Any, None]],
         lose: Callable[[Job, int, str], None],
         note: Note = unnoted,
@@ -81,6 +78,7 @@ class Planning:
         self._registry = registry
         self._totals = totals
         self._background = background
+        self._thread = thread
         self._end = end
         self._lose = lose
         self._note = note
@@ -88,15 +86,10 @@ class Planning:
         self._turn = asyncio.Lock()
         """Held while a group is placed: groups of one mesh join at once, and each is to see where the others fold."""
         self._unchecked: list[Job] = []
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="jobs")
 
     def close(self) -> None:
         """From now on no rank counts as lost because its lease is over."""
         self._closing = True
-
-    def shutdown(self) -> None:
-        """End the planning thread, whatever it computes."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
 
     def begin(self, job: Job) -> None:
         """Plan a job in the background, and let those go on who wait for its ranks to be there."""
@@ -136,7 +129,7 @@ class Planning:
             async with self._turn if job.is_group else contextlib.nullcontext():
                 await self._place(job)
             if not job.rc_ranks:
-                entries = await self._on_thread(self._placement.entries, job, job.streams)
+                entries = await self._thread.run(self._placement.entries, job, job.streams)
                 await self._installer.install(job.part, entries)
             job.slots = job.streams[0].slots
         except (trees.NoTree, Exhausted, SwitchError) as error:
@@ -155,7 +148,7 @@ class Planning:
         self._activate(job)
         if job.is_empty:  # all ranks went away meanwhile
             await self._end(job)
-        return await self._on_thread(plans.make, self._fabric, self._registry.key, job)
+        return await self._thread.run(plans.make, self._fabric, self._registry.key, job)
 
     async def _place(self, job: Job) -> None:
         """Plan a job's trees, and allocate their slots.  Raises NoTree, Exhausted; Refusal where a group could not gain
@@ -166,15 +159,16 @@ class Planning:
         groups = fold_groups(shared, job.hosts)
         connecting.check_machines(job, shared)
         carried = trees.tree_loads(graph, self._registry.folding_beside(job))
-        planned = await self._on_thread(
-            partial(trees.plan, graph, [job.hosts[rank] for rank in groups[0]], carried=carried)
+        roots = Counter(tree.root for other in self._registry.active() for tree in other.trees)
+        planned = await self._thread.run(
+            trees.plan, graph, [job.hosts[rank] for rank in groups[0]], carried=carried, folding=roots,
+            most=self._allocator.sizes.most_trees(len(groups)),
         )
         share = None
         if job.is_group:
             parent = self._registry.parent_of(job)
             if parent is None:
                 raise Refusal(Code.ABORTED, f"{job}: the job of which it is a group has ended")
-            roots = Counter(tree.root for other in self._registry.active() for tree in other.trees)
             planned, share = shares.fitted(planned, self._allocator.sizes, len(groups),
                                            shares.share(graph, job.hosts, parent.hosts), roots)
         job.trees = job.first_trees = planned
@@ -217,7 +211,7 @@ class Planning:
         job.step = ConnectStep(0, job.streams, changed.set)
         job.ready = asyncio.get_running_loop().create_future()
         job.state = "connecting"
-        made = await self._on_thread(plans.before_connecting, self._fabric, self._registry.key, job, job.step.planned,
+        made = await self._thread.run(plans.before_connecting, self._fabric, self._registry.key, job, job.step.planned,
                                      job.step.number)
         self._background.begin(self._connect_first(job, job.step, job.ready, changed), f"connecting {job}")
         log.info("%s: epoch %d, waits for the queue pairs of the ranks %s", job, job.epoch,
@@ -237,12 +231,12 @@ class Planning:
         try:
             try:
                 job.sessions = self._placement.sessions(job.trees)
-                entries = await self._on_thread(self._placement.entries, job, streams)
+                entries = await self._thread.run(self._placement.entries, job, streams)
                 await self._installer.install(job.part, entries)
                 job.streams = job.announced = streams
             except SwitchError as error:
                 self._unfold(job, error)
-            made = await self._on_thread(plans.make, self._fabric, self._registry.key, job)
+            made = await self._thread.run(plans.make, self._fabric, self._registry.key, job)
         except BaseException:  # a bug: the job must not hold anything then
             await self._end(job)
             raise
@@ -301,11 +295,6 @@ class Planning:
             if other.is_group:  # whoever asks for slots again may find one that was idle since
                 reports.ask(other, now)
         return None, ""
-
-    async def _on_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What ``work`` returns, computed on the planning thread: for a job of 1,023 ranks it takes seconds, which the
-        loop has not."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *args, **kwargs))
 
     def _expire(self, job: Job) -> None:
         """The lease of a job's ranks is over: those that have not registered are lost."""

@@ -86,7 +86,7 @@ class Recovery:
     def notice(self, jobs: Sequence[Job]) -> None:
         """Check jobs after something went down or came up: those whose trees are broken halt, those that wait for trees
         try again, and those that could have better trees move."""
-        graph = self._liveness.graph()
+        down = self._placement.down()
         for job in jobs:
             if job.round is not None and job.stands_still:
                 job.round.changed.set()
@@ -94,7 +94,7 @@ class Recovery:
                 continue
             elif job.left and not job.lost and not job.left_early:
                 continue  # no rank lacks a result (leaving.py), and nothing more can be folded
-            elif why := self._placement.broken_part(job, graph):
+            elif why := self._placement.broken_part(job, down):
                 self._begin(job, why)
             elif job.state != "active" or job.leaving or job.awaited:
                 continue

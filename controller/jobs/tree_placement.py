@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from netfold.controller.health.drains import Drains
 from netfold.controller.health.liveness import Liveness
+from netfold.controller.jobs.background import PlanningThread
 from netfold.controller.switch import fold_tables, tables
 from netfold.controller.switch.entities import Entity
 from netfold.fabric import slots, trees
-from netfold.fabric.graph import Fabric
+from netfold.fabric.graph import End, Fabric
 from netfold.fabric.machines import fold_groups, machines
 from netfold.fabric.pools import Exhausted
 from netfold.fabric.slots import Allocator
@@ -46,13 +47,18 @@ class TreePlacement:
     """Plans trees of one fabric's jobs, and brings them onto the switches."""
 
     def __init__(
-        self, fabric: Fabric, allocator: Allocator, installer: Installer, liveness: Liveness, drains: Drains
+        self, fabric: Fabric, allocator: Allocator, installer: Installer, liveness: Liveness, drains: Drains,
+        thread: PlanningThread,
     ) -> None:
         self._fabric = fabric
         self._allocator = allocator
         self._installer = installer
         self._liveness = liveness
         self._drains = drains
+        self._thread = thread
+        self._links = frozenset(end for link in fabric.links for end in link.ends)
+        self._without: tuple[nx.MultiGraph[str], list[str], nx.MultiGraph[str]] | None = None
+        """What `_steady` returned last, and what it was made of: the graph with what is drained, and that."""
 
     def sessions(self, planned: Sequence[trees.Tree]) -> dict[str, int]:
         """Session number of every switch of the trees; to be read before anything is written there."""
@@ -76,33 +82,47 @@ class TreePlacement:
 
     # ---- whether a job is where it should be -----------------------------------------------------------------------
 
-    def broken_part(self, job: Job, graph: nx.MultiGraph[str] | None = None) -> str:
+    def down(self) -> tuple[frozenset[str], set[End]]:
+        """The switches that are down, and the ends of the links that are."""
+        return self._liveness.switches_down(), self._liveness.ends_down()
+
+    def broken_part(self, job: Job, down: tuple[frozenset[str], set[End]] | None = None) -> str:
         """Describes the part of the job's trees that is broken; empty if nothing is.
 
-        graph  what is up; default: as it is now
+        down  as of `down`; default: as it is now
         """
-        graph = self._liveness.graph() if graph is None else graph
-        for tree in job.trees:
-            for fold in tree.folds:
-                if fold.switch not in graph:
-                    return f"{fold.switch} is down"
-                if self._installer.session(fold.switch) != job.sessions[fold.switch]:
-                    return f"{fold.switch} was away"
-                if fold.parent is not None and not _linked(graph, fold.switch, fold.parent_port, fold.parent):
-                    return f"the link {fold.switch}:{fold.parent_port} - {fold.parent} is down"
-        return ""
+        switches, ends = self.down() if down is None else down
+        uses = job.footprint
+        away = {switch for switch in uses.switches if self._installer.session(switch) != job.sessions[switch]}
+        dead = (ends & uses.links) | (uses.links - self._links)  # what is adopted may be older than the fabric's file
+        if not (away or dead or uses.switches & switches):
+            return ""
+        for fold in (fold for tree in job.trees for fold in tree.folds):
+            if fold.switch in switches:
+                return f"{fold.switch} is down"
+            if fold.switch in away:
+                return f"{fold.switch} was away"
+            if End(fold.switch, fold.parent_port) in dead:
+                return f"the link {fold.switch}:{fold.parent_port} - {fold.parent} is down"
+        raise AssertionError(f"{job}: its trees use none of {away}, {dead}")
 
     def reason_to_move(self, job: Job) -> str:
         """Why the job should move: a part of its trees is drained, or other trees would put less load on its busiest
         link.  Empty if it should not or cannot move."""
-        if job.is_group and job.trees is job.first_trees and not self._drains.under(job.trees):
-            return ""  # it has some of the trees that there are, which others share: these are the ones
-        planned = self._replanned(job, steady=True)
-        if planned is None:
+        drained, uses = self._drains.under(job.trees), job.footprint
+        if not drained and uses.crowding <= uses.least + LEAST_GAIN:
+            return ""  # as even as any trees could be
+        graph = self._steady()
+        if job.best_over is graph:
             return ""
-        if drained := self._drains.under(job.trees):
+        try:
+            planned = _replacements(job, graph)
+        except trees.NoTree:
+            planned = None
+        if planned is not None and drained:
             return f"{', '.join(drained)} is drained"
-        if trees.crowding(planned) > trees.crowding(job.trees) - LEAST_GAIN:
+        if planned is None or trees.crowding(planned) > uses.crowding - LEAST_GAIN:
+            job.best_over = graph
             return ""
         roots = {tree.root for tree in planned} - {tree.root for tree in job.trees}
         return f"{', '.join(sorted(roots)) or 'a link'} is back"
@@ -114,19 +134,14 @@ class TreePlacement:
         graph = self._liveness.graph()
         return job.hosts[0] in graph and set(job.hosts) <= nx.node_connected_component(graph, job.hosts[0])
 
-    def _replanned(self, job: Job, *, steady: bool) -> list[trees.Tree] | None:
-        """The job's trees over what is up now.  With ``steady``, only over what flap damping does not suppress and what
-        is not drained, and None if that has no trees; without, NoTree is raised if there are none."""
-        groups = fold_groups(machines(job.hosts), job.hosts)
-        graph = self._liveness.graph(steady=steady, writable=True)
-        graph = self._drains.without(graph) if steady else self._drains.left(graph)
-        try:
-            planned = trees.plan(graph, [job.hosts[rank] for rank in groups[0]])
-        except trees.NoTree:
-            if steady:
-                return None
-            raise
-        return trees.moved(job.first_trees, planned)
+    def _steady(self) -> nx.MultiGraph[str]:
+        """What is up now, without what flap damping suppresses and what is drained; the same one while nothing changes,
+        which all jobs share."""
+        whole, drained = self._liveness.graph(steady=True, writable=True), self._drains.names
+        if self._without is None or self._without[:2] != (whole, drained):
+            self._without = whole, drained, self._drains.without(whole)
+        return self._without[2]
+
 
     # ---- another place ---------------------------------------------------------------------------------------------
 
@@ -137,8 +152,11 @@ class TreePlacement:
         Trees use what flap damping suppresses only where there are no others.  With ``by_choice``, they must fit beside
         the old ones.  Raises NoTree, Exhausted and SwitchError."""
         groups = fold_groups(machines(job.hosts), job.hosts)
-        planned = self._replanned(job, steady=True) or self._replanned(job, steady=False)
-        assert planned is not None
+        graphs = self._steady(), self._drains.left(self._liveness.graph(writable=True))
+        try:
+            planned = await self._thread.run(_replacements, job, graphs[0])
+        except trees.NoTree:
+            planned = await self._thread.run(_replacements, job, graphs[1])
         sessions = self.sessions(planned)
         epoch = self._allocator.open()
         try:
@@ -155,7 +173,7 @@ class TreePlacement:
                 streams = self._allocator.admit(epoch, planned, groups, like=job.streams)
             part = job.part_of(epoch)
             if not job.rc_ranks:
-                await self._installer.install(part, self.entries(job, streams))
+                await self._installer.install(part, await self._thread.run(self.entries, job, streams))
         except BaseException:
             self._allocator.release(epoch)
             raise
@@ -172,12 +190,16 @@ class TreePlacement:
         job.sessions = self.sessions(job.trees)
         for leftover in leftovers:
             await self.clean(*leftover)
-        await self._installer.install(job.part, self.entries(job, streams))
+        await self._installer.install(job.part, await self._thread.run(self.entries, job, streams))
         if job.state == "finished":  # it ended meanwhile
             await self._installer.uninstall(job.part)
         else:
             job.streams = list(streams)
 
 
-def _linked(graph: nx.MultiGraph[str], here: str, port: int, there: str) -> bool:
-    return graph.has_edge(here, there) and any(edge["ports"][here] == port for edge in graph.adj[here][there].values())
+def _replacements(job: Job, graph: nx.MultiGraph[str]) -> list[trees.Tree]:
+    """The trees that a job would have over a graph in the places of its first ones.  Raises NoTree."""
+    groups = fold_groups(machines(job.hosts), job.hosts)
+    planned = trees.plan(graph, [job.hosts[rank] for rank in groups[0]], most=len(job.first_trees),
+                         roots={tree.root for tree in job.first_trees})
+    return trees.moved(job.first_trees, planned)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 
 import msgspec
 import networkx as nx
@@ -17,7 +18,7 @@ from netfold.fabric import routes, trees
 from netfold.fabric.generate import leafspine, threetier
 from netfold.fabric.graph import Fabric, Link
 from netfold.fabric.pools import Cycle, Exhausted, RandomPool, Slots, runs
-from netfold.fabric.slots import FLOWS, Allocator, Sizes, Stream, holdings
+from netfold.fabric.slots import FLOWS, Allocator, Sizes, Stream, holdings, sizes_of
 from netfold.fabric.trees import NoTree
 from netfold.wire.roce import LaneOperation
 from support.plans import admitted, allocator_of, fabrics_and_ranks
@@ -112,12 +113,59 @@ def test_weights_follow_the_narrowest_link() -> None:
     assert weights["spine2"] == pytest.approx(1 / 3)
 
 
-def test_trees_over_one_link_have_a_share_of_it_each() -> None:
-    """Spines 1 and 3 hang on the same aggs, spine 2 on others of its own: it carries as much as both."""
+def test_trees_share_no_link_where_fewer_carry_as_much() -> None:
+    """Spines 1 and 3 hang on the same aggs, spine 2 on others of its own: a tree of spine 3 would add nothing."""
     graph = threetier(2, 1, 2, 4, 4, rate="1gbit").graph()
     graph.remove_node("spine4")
     weights = {tree.root: tree.weight for tree in trees.plan(graph, ["h1", "h2", "h3", "h4"])}
-    assert weights == pytest.approx({"spine1": 0.25, "spine2": 0.5, "spine3": 0.25})
+    assert weights == pytest.approx({"spine1": 0.5, "spine2": 0.5})
+
+
+def test_trees_over_one_link_have_a_share_of_it_each() -> None:
+    """Where spines' links are a quarter as fast as leaves', the leaves' have room for both spines of an agg: spine 2
+    alone has aggs of its own, and each spine carries the same."""
+    graph = threetier(2, 1, 2, 4, 4, rate="1gbit").graph()
+    graph.remove_node("spine4")
+    for a, b, key in graph.edges(keys=True):
+        if "spine" in a + b:
+            graph.edges[a, b, key]["rate"] = 250_000_000
+    weights = {tree.root: tree.weight for tree in trees.plan(graph, ["h1", "h2", "h3", "h4"])}
+    assert weights == pytest.approx({"spine1": 1 / 3, "spine2": 1 / 3, "spine3": 1 / 3})
+
+
+def test_a_job_has_sixteen_trees_at_most() -> None:
+    """At the spines where others fold least, in a fabric of many; and each job has slots, also with several ranks on a
+    host."""
+    fabric = leafspine(2, 64, 8)
+    hosts, graph = [host.name for host in fabric.hosts], fabric.graph()
+    folding: Counter[str] = Counter()
+    for _ in range(4):
+        planned = trees.plan(graph, hosts, folding=folding)
+        assert len(planned) == trees.MOST_TREES
+        assert sum(tree.weight for tree in planned) == pytest.approx(1)
+        folding.update(tree.root for tree in planned)
+    assert folding == Counter({f"spine{number}": 1 for number in range(1, 65)})
+    sizes = sizes_of("softswitch", 4096)
+    for ranks_per_host in (1, 2, 8, 64):
+        groups = [list(range(place, 8 * ranks_per_host, ranks_per_host)) for place in range(ranks_per_host)]
+        planned = trees.plan(graph, hosts, most=sizes.most_trees(len(groups)))
+        allocator = Allocator([switch.name for switch in fabric.switches], sizes, random.Random(1))
+        allocator.admit(allocator.open(), planned, groups)
+        assert max(allocator.used().values()) <= sizes.quota
+
+
+@given(fabrics_and_ranks(), st.data())
+def test_replacements_keep_the_roots_that_are_left(case: tuple[Fabric, list[str]], data: st.DataObject) -> None:
+    """Whatever others fold by now: a tree whose root still reaches all ranks is where it was."""
+    fabric, ranks = case
+    graph = fabric.graph()
+    before = trees.plan(graph, ranks)
+    folding = Counter({tree.root: 7 for tree in before})
+    dead = data.draw(st.lists(st.sampled_from(before), unique_by=lambda tree: tree.root, max_size=len(before) - 1))
+    graph.remove_nodes_from(tree.root for tree in dead)
+    roots = {tree.root for tree in before}
+    after = trees.plan(graph, ranks, most=len(before), folding=folding, roots=roots)
+    assert {tree.root for tree in after} >= roots - {tree.root for tree in dead}
 
 
 def test_trees_leave_room_for_those_of_other_jobs() -> None:
@@ -197,7 +245,7 @@ def test_slot_ranges_are_aligned_and_disjoint(steps: list[tuple[bool, int]]) -> 
     pool = Slots(256)
     for give_back, number in steps:
         if give_back and pool.ranges:
-            pool.ranges.pop(sorted(pool.ranges)[number % len(pool.ranges)])
+            pool.release(sorted(pool.ranges)[number % len(pool.ranges)])
             continue
         length = 1 << number
         free = [base for base in range(0, 256, length)

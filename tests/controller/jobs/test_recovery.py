@@ -360,6 +360,36 @@ def test_jobs_that_need_nothing_of_it_go_on(tmp_path: Path) -> None:
     run(story())
 
 
+def test_nothing_is_planned_for_jobs_that_a_change_does_not_touch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever goes down and comes back: trees are planned once for a job that loses some, again when it may move back,
+    and never for one below a single leaf."""
+
+    async def story() -> None:
+        async with rig(tmp_path, steady=1000.0) as r:
+            below = await r.together(2, job="below")
+            over = await r.together(4, job="over")
+            planned: list[int] = []
+            plan = trees.plan
+
+            def counted(graph: object, ranks: list[str], **options: object) -> list[trees.Tree]:
+                planned.append(len(ranks))
+                return plan(graph, ranks, **options)  # type: ignore[arg-type]
+
+            monkeypatch.setattr(trees, "plan", counted)
+            lose(r, "spine1")
+            await all_resume(r, over)
+            await until(lambda: not r.controller.jobs._recovery.background)
+            for _ in range(3):
+                await r.controller.replan()
+            assert planned == [4, 4], "once more, after its round: no trees are better over what is steady"
+            assert all(job.stands_still is False for job in r.controller.jobs.all())
+            assert below[0].trees[0].name == "leaf1"
+
+    run(story())
+
+
 @given(st.lists(st.integers(0, 3), unique=True, max_size=3))
 def test_trees_keep_their_number_and_weights(dead: list[int]) -> None:
     """Those whose root is left stay there; the others spread over what is left, evenly."""
