@@ -235,7 +235,7 @@ def test_packets_that_changed_are_named_by_a_warning_and_by_a_timeout(caplog: py
         with caplog.at_level("WARNING", "netfold"):
             for _ in range(2):
                 check_sums(ranks.run(allreduce("ring", [1000], 2)), [1000])
-        ranks.roce[0]._timeout = 0.5
+        ranks.roce[0].operations.timeout = 0.5
         waited = ranks.run(allreduce("ring", [1000], 2), only=[0])[0]
     assert "rank 0: 5 packets so far were dropped, and came again, since their ICRC is wrong" in caplog.text
     assert isinstance(waited, CollectiveTimeout)
@@ -249,7 +249,7 @@ def test_a_stalled_path_does_not_count_as_progress(stay: bool) -> None:
     with RoceRanks(2, queue_pairs=2, stay=stay) as ranks:
         check_sums(ranks.run(allreduce("ring", [1000], 2)), [1000])
         for mesh in ranks.roce:
-            mesh._timeout = 1.0
+            mesh.operations.timeout = 1.0
         for sock in receivers(ranks):
             lose(sock, 1 - 2**-32)
         results = ranks.run(allreduce("ring", [1000], 2), timeout=60)
