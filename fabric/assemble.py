@@ -13,8 +13,8 @@ from typing import Final, NamedTuple, TypedDict, Unpack
 from netfold.fabric import validity
 from netfold.fabric.graph import MAX_PORT, Engine, Fabric, FabricError, Host, Link, Role, Switch
 
-PATH_MTUS: Final[dict[Engine, int]] = {"softswitch": 4096, "bmv2": 1024}
-"""Path MTU of a generated fabric, whose links carry either, by engine: what costs the processor least a byte."""
+PATH_MTU: Final = 4096
+"""Path MTU of a generated fabric, whose links carry either: what costs the processor least a byte, on both engines."""
 MOST_HOSTS: Final = 254
 """Hosts of a switch at most: they share the first three bytes of their addresses."""
 
@@ -36,8 +36,8 @@ class FabricOptions(Faults, total=False):
     seed: int
     """Seed of the injected faults."""
     engine: Engine
-    path_mtu: int | None
-    """Payload bytes of a data packet; None: PATH_MTUS has the engine's."""
+    path_mtu: int
+    """Payload bytes of a data packet."""
     rundir: Path | None
     """Folder in which all gRPC addresses are unix sockets; None: ``base_port``."""
     base_port: int
@@ -86,7 +86,7 @@ def assemble(
     rate: str | None = None,
     seed: int = 0,
     engine: Engine = "softswitch",
-    path_mtu: int | None = None,
+    path_mtu: int = PATH_MTU,
     rundir: Path | None = None,
     base_port: int = 50050,
     rdma: bool = False,
@@ -130,7 +130,7 @@ def assemble(
             links.append(Link(f"{site.name}:{next(ports[site.name])}", f"{hosts[-1].name}:0", own or rate, **faults))
         links += [Link(f"{site.name}:{next(ports[site.name])}", f"{cable.b}:{next(ports[cable.b])}",
                        cable.rate or rate, **inside) for cable in cabled[site.name]]
-    fabric = Fabric(name, engine, grpc("controller", 0), PATH_MTUS[engine] if path_mtu is None else path_mtu, seed=seed,
+    fabric = Fabric(name, engine, grpc("controller", 0), path_mtu, seed=seed,
                     switches=tuple(made), hosts=tuple(hosts), links=tuple(links))
     validity.validate(fabric)
     return fabric

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Unpack
 
 from netfold.fabric import graph_file, grids
-from netfold.fabric.assemble import PATH_MTUS, Edge, FabricOptions, Faults, assemble, sites, spread
+from netfold.fabric.assemble import PATH_MTU, Edge, FabricOptions, Faults, assemble, sites, spread
 from netfold.fabric.graph import Fabric, FabricError
 from netfold.fabric.uplinks import Uplink, number, rate, uplinks
 
-__all__ = ["FORMS", "PATH_MTUS", "PLANES", "PLANE_NAMES", "FabricOptions", "Faults", "leafspine", "parse",
+__all__ = ["FORMS", "PATH_MTU", "PLANES", "PLANE_NAMES", "FabricOptions", "Faults", "leafspine", "parse",
            "parse_planes", "threetier"]
 
 PLANES: Final = {"dual": 2, "triple": 3}

@@ -34,7 +34,7 @@ import msgspec
 
 from netfold.disk import files
 from netfold.fabric import file as fabric_file
-from netfold.fabric.assemble import PATH_MTUS, Edge, FabricOptions, Site, assemble
+from netfold.fabric.assemble import PATH_MTU, Edge, FabricOptions, Site, assemble
 from netfold.fabric.graph import FAULTS, Fabric, FabricError, Link, Role
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _of_fabric_file(found: Fabric, *, rate: str | None = None, **options: Any) -
     """A generated fabric with the switches, hosts and links of a fabric file; addresses of processes, tokens and
     certificates are not taken over."""
     engine = options.pop("engine", "softswitch")
-    path_mtu, seed = options.pop("path_mtu", None), options.pop("seed", 0)
+    path_mtu, seed = options.pop("path_mtu", PATH_MTU), options.pop("seed", 0)
     rundir, base_port, rdma = options.pop("rundir", None), options.pop("base_port", 50050), options.pop("rdma", False)
 
     def grpc(node: str, number: int) -> str:
@@ -133,7 +133,7 @@ def _of_fabric_file(found: Fabric, *, rate: str | None = None, **options: Any) -
                                         p4runtime_certificate=None, p4runtime_key=None)
                 for n, switch in enumerate(found.switches, 1)]
     fabric = Fabric(
-        found.name, engine, grpc("controller", 0), PATH_MTUS[engine] if path_mtu is None else path_mtu,
+        found.name, engine, grpc("controller", 0), path_mtu,
         planner=found.planner, seed=seed or found.seed, switches=tuple(switches),
         hosts=tuple(msgspec.structs.replace(host, rdma=host.rdma or rdma) for host in found.hosts),
         links=tuple(map(link, found.links)),

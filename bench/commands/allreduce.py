@@ -25,7 +25,7 @@ import msgspec
 from netfold.bench.harness.limits import Limit, limited_by, machine
 from netfold.bench.harness.processors import cpu_seconds
 from netfold.disk import files
-from netfold.fabric.generate import PATH_MTUS, leafspine, parse
+from netfold.fabric.generate import leafspine, parse
 from netfold.fabric.graph import Engine, Fabric, FabricError, bits_per_second
 from netfold.host.collectives import ALLREDUCE
 from netfold.host.collectives.tidalmesh import TIDALMESH
@@ -142,7 +142,7 @@ class AllreduceRow(msgspec.Struct, frozen=True):
 
 def spec(
     *, begin: str, end: str, factor: int | None, iterations: int, warmup: int, rounds: int, check: bool, ranks: int,
-    topo: str, engine: Engine, rate: str, loss: float, lane_bits: int, path_mtu: int | None, algorithms: str, seed: int,
+    topo: str, engine: Engine, rate: str, loss: float, lane_bits: int, path_mtu: int, algorithms: str, seed: int,
     timeout: float, increment: str | None = None, datatype: str = "float", operation: str = "sum",
 ) -> AllreduceSpec:
     """Check the options of the command line.  Raises ValueError, which names the option."""
@@ -168,7 +168,6 @@ def spec(
         raise ValueError(f"--ranks {ranks}: expected 2 or more, the same number on each of {leaves} leaves")
     if lane_bits not in LANE_BITS:
         raise ValueError(f"--lane-bits {lane_bits}: expected one of {', '.join(map(str, LANE_BITS))}")
-    path_mtu = PATH_MTUS[engine] if path_mtu is None else path_mtu
     if path_mtu not in roce.PATH_MTUS:
         raise ValueError(f"--path-mtu {path_mtu}: expected one of {', '.join(map(str, roce.PATH_MTUS))}")
     if not 0 < timeout < math.inf:

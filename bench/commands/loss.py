@@ -21,6 +21,7 @@ import msgspec
 
 from netfold.bench.ranks.loss import LossResult, LossTask
 from netfold.disk import files
+from netfold.fabric.assemble import PATH_MTU
 from netfold.fabric.graph import Engine, Fabric
 from netfold.host.innet.core import CREDITS_VARIABLE, Credits
 from netfold.topo import sandbox
@@ -85,7 +86,7 @@ class LossRow(msgspec.Struct, frozen=True):
 
 def spec(
     *, topo: str, engine: Engine, rate: str, nbytes: int, operations: int, rounds: int, losses: str, seed: int,
-    credits: str = "", path_mtu: int | None = None,
+    credits: str = "", path_mtu: int = PATH_MTU,
 ) -> LossSpec:
     """Check the options of the command line.  Raises ValueError, which names the option."""
     from netfold.fabric import generate

@@ -55,7 +55,7 @@ from netfold.bench.harness.training import (
 from netfold.bench.ranks.train import PROBES
 from netfold.bench.ranks.train_command import TrainCommand, TrainResult, Way
 from netfold.disk import files
-from netfold.fabric.generate import PATH_MTUS, leafspine
+from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, FabricError, bits_per_second
 from netfold.host.rails.planes import RAILS_VARIABLE
 from netfold.topo import sandbox
@@ -72,7 +72,7 @@ PORT: Final = 29600
 def spec(
     *, model: str, backends: str, beside: str, lane_bits: str, ranks: int, topo: str, engine: Engine, rate: str,
     loss: float, rails: int, width: int, layers: int, layer_seconds: float, batch: int, bucket_mb: float,
-    learning_rate: float, steps: int, warmup: int, rounds: int, path_mtu: int | None, seed: int, timeout: float,
+    learning_rate: float, steps: int, warmup: int, rounds: int, path_mtu: int, seed: int, timeout: float,
 ) -> TrainSpec:
     """Check the options of the command line.  Raises ValueError, which names the option."""
     if model not in MODELS:
@@ -126,7 +126,7 @@ def spec(
         model, tuple(dict.fromkeys(asked)), beside, ranks, int(leaves), int(spines), engine,
         None if rate == UNSHAPED else rate, loss, rails, width or usual_width, layers, layer_seconds,
         batch or usual_batch, bucket_mb, learning_rate, steps, warmup, rounds,
-        PATH_MTUS[engine] if path_mtu is None else path_mtu, seed, timeout,
+        path_mtu, seed, timeout,
     )
 
 

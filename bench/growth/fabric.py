@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from netfold.bench.commands import allreduce
 from netfold.bench.commands.allreduce import AllreduceRow, AllreduceSpec
-from netfold.fabric.generate import PATH_MTUS
+from netfold.fabric.generate import PATH_MTU
 from netfold.plots.charts import LineChart
 
 Axis = Literal["ranks", "sizes", "credits", "path-mtu"]
@@ -32,7 +32,7 @@ class GrowthPoint:
     spines: int = 2
     sizes: tuple[int, ...] = (16 * MIB,)
     credits: str = ""
-    path_mtu: int = PATH_MTUS["softswitch"]
+    path_mtu: int = PATH_MTU
     algorithms: tuple[str, ...] = ("innet", "gloo")
 
 

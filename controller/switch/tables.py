@@ -91,8 +91,10 @@ MANAGED: Final = (
 MARK_BYTES: Final = 1 << 17
 """Payload bytes in a port's queue above which packets are marked (ECN) on softswitch: late enough for bursts, early
 enough to avoid losses."""
+BMV2_MARK_BYTES: Final = 1 << 15
+"""The same on BMv2: half of what a tree has in flight there at 4096 bytes a packet."""
 BMV2_MARK_DEPTH: Final = 16
-"""The same on BMv2 in packets, of whatever length: a queue holds 64 of them."""
+"""Packets in a queue of BMv2 above which they are marked anyway: it holds 64, of whatever length."""
 
 
 BySwitch = dict[str, list[Entity]]
@@ -210,7 +212,9 @@ def _limits(link: Link, *, corrupt: bool) -> tuple[int, ...]:
 
 def congestion_entries(fabric: Fabric) -> BySwitch:
     """The default action of `congestion`: the queue length above which each switch marks packets."""
-    depth = BMV2_MARK_DEPTH if fabric.engine == "bmv2" else MARK_BYTES // fabric.path_mtu
+    depth = MARK_BYTES // fabric.path_mtu
+    if fabric.engine == "bmv2":
+        depth = min(BMV2_MARK_DEPTH, BMV2_MARK_BYTES // fabric.path_mtu)
     return {s.name: [Entry(CONGESTION, (), MARK_ABOVE, (("depth", depth),))] for s in fabric.switches}
 
 

@@ -23,7 +23,7 @@ from netfold.topo.failures import WrongData
 DEFAULTS: dict[str, Any] = {
     "model": "cnn", "backends": "gloo,netfold", "beside": "", "lane_bits": "32,16", "ranks": 4, "topo": "2,2",
     "engine": "softswitch", "rate": "100mbit", "loss": 0.0, "rails": 1, "width": 0, "layers": 2, "layer_seconds": 0.0,
-    "batch": 0, "bucket_mb": 25.0, "learning_rate": 0.05, "steps": 10, "warmup": 2, "rounds": 3, "path_mtu": None,
+    "batch": 0, "bucket_mb": 25.0, "learning_rate": 0.05, "steps": 10, "warmup": 2, "rounds": 3, "path_mtu": 4096,
     "seed": 0, "timeout": 60.0,
 }
 RESULT = TrainResult(

@@ -93,6 +93,6 @@ def test_strangers_change_no_sum_and_are_counted(engine: Engine, tmp_path: Path)
     assert {end["rail"] for end in ends} == {"innet"}
     assert {end["rounds"] for end in ends} == {0}
     spoofed = {link.b: link.a_to_b.spoofed + link.b_to_a.spoofed for link in status.links}
-    assert spoofed[f"{attacker.name}:0"] > 1000
+    assert spoofed[f"{attacker.name}:0"] > 500
     assert sum(spoofed.values()) == spoofed[f"{attacker.name}:0"], "nobody else is refused"
     assert "packets so far to this rank's queue pairs were dropped" in log

@@ -191,7 +191,7 @@ def test_a_fabric_file_gives_its_graph_alone(tmp_path: Path) -> None:
     (tmp_path / "lab.toml").write_text(text)
     found = parse(f"file:{tmp_path}/lab.toml", rate="1gbit", engine="bmv2", seed=7, loss=0.5, rundir=tmp_path)
     assert found.operator_token_file is None
-    assert (found.engine, found.path_mtu, found.seed) == ("bmv2", 1024, 7)
+    assert (found.engine, found.path_mtu, found.seed) == ("bmv2", 4096, 7)
     assert found.hosts == fabric.hosts
     assert [link.loss for link in found.links] == [0.25] * len(fabric.links)
     assert between(found) == between(fabric)

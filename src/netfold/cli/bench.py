@@ -13,6 +13,7 @@ import typer
 
 from netfold.cli.common import CANNOT, FAILED, engine_of, fail
 from netfold.cli.options import PathMtu
+from netfold.fabric.assemble import PATH_MTU
 from netfold.topo.failures import FabricFailed
 
 app = typer.Typer(no_args_is_help=True, help="Benchmarks: rounds are interleaved, figures are ratios within one run.")
@@ -53,8 +54,8 @@ def allreduce(
     rate: Annotated[str, typer.Option(help="Rate of all links, the bridge's too, in tc's units, or none.")] = "1gbit",
     loss: Annotated[float, typer.Option(help="Share of packets lost on every link of the fabric, each way.")] = 0.0,
     lane_bits: Annotated[int, typer.Option("--lane-bits", help="Bits of a lane in what is folded: 32, 16 or 8.")] = 32,
-    path_mtu: Annotated[int | None, typer.Option("--path-mtu", help="Payload of a packet: 1024, or 4096 over jumbo "
-                                                 "links, the bridge's too; default: 4096, of BMv2 1024.")] = None,
+    path_mtu: Annotated[int, typer.Option("--path-mtu", help="Payload of a packet: 1024, or 4096 over jumbo links, "
+                                          "the bridge's too.")] = PATH_MTU,
     algorithms: Annotated[
         str,
         typer.Option("--algorithms", "--algos",
@@ -300,7 +301,7 @@ def loss(
     rounds: Annotated[int, typer.Option(help="Times that every share has its turn, each with another seed.")] = 3,
     losses: Annotated[str, typer.Option(help="Shares lost on every link, each way.")] = "0.001,0.01,0.05,0.1",
     credits: Annotated[str, typer.Option(help="By commas, as 2x170K: in turn with the window alone.")] = "",
-    path_mtu: PathMtu = None,
+    path_mtu: PathMtu = PATH_MTU,
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here, as a list.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the first round's losses; the next ones count up.")] = 0,
 ) -> None:
@@ -394,7 +395,7 @@ def train(
     steps: Annotated[int, typer.Option(help="Timed steps of a round.")] = 10,
     warmup: Annotated[int, typer.Option("-w", "--warmup", help="Steps of a round before those.")] = 2,
     rounds: Annotated[int, typer.Option(help="Times that every backend has its turn; the median counts.")] = 3,
-    path_mtu: PathMtu = None,
+    path_mtu: PathMtu = PATH_MTU,
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here, as a list.")] = None,
     figure: Annotated[Path | None, typer.Option(metavar="STEM", help="Draw STEM.svg and STEM.png.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of model, data and losses.")] = 0,

@@ -30,7 +30,7 @@ class Generated:
     reorder: Annotated[float, typer.Option(help="Share of packets held back for others to overtake.")] = 0.0
     corrupt: Annotated[float, typer.Option(help="Share of packets changed between a host and its leaf.")] = 0.0
     seed: Annotated[int, typer.Option(help="Seed of the faults: the same one hits the same packets.")] = 0
-    path_mtu: PathMtu = None
+    path_mtu: PathMtu = generate.PATH_MTU
     faults: Annotated[bool | None, typer.Option("--faults/--no-faults", help="Compile the switches' program so that "
                                                 "`netfold fault` can make it lose, double, hold back and change "
                                                 "packets; default: in `netfold up` and `demo --page`.")] = None

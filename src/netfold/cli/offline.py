@@ -14,7 +14,7 @@ from netfold.cli.machines import HERE, OverMachines
 from netfold.cli.options import TOPO_FORM, FabricFile, PathMtu, SwitchKind, Topo
 from netfold.disk import files
 from netfold.fabric import file as fabric_file
-from netfold.fabric.generate import PATH_MTUS
+from netfold.fabric.generate import PATH_MTU
 from netfold.fabric.graph import Fabric
 
 
@@ -115,7 +115,7 @@ def plan(
 def compile_(
     switch: SwitchKind = "softswitch",
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")] = Path("build/p4"),
-    path_mtu: PathMtu = None,
+    path_mtu: PathMtu = PATH_MTU,
     faults: Annotated[bool, typer.Option("--faults", help="As for a fabric of which a link has faults.")] = False,
 ) -> None:
     """Compile the fold program: p4info, and what the switch loads."""
@@ -125,7 +125,7 @@ def compile_(
 
     engine = engine_of(switch)
     try:
-        built = pipeline.build(engine, path_mtu=PATH_MTUS[engine] if path_mtu is None else path_mtu, faults=faults)
+        built = pipeline.build(engine, path_mtu=path_mtu, faults=faults)
         out.mkdir(parents=True, exist_ok=True)
         config = out / {"softswitch": "netfold.p4i", "bmv2": "netfold.json"}[engine]
         files.replace(config, built.device_config)

@@ -20,8 +20,7 @@ Topo = Annotated[str | None, typer.Option("--topo", metavar=TOPO_FORM,
                                                "torus,ROWS,COLUMNS, or any graph's file:PATH. `netfold up`: dual, or "
                                                "triple, before it makes two or three planes with the same hosts.")]
 SwitchKind = Annotated[str, typer.Option("--switch", help="softswitch, or bmv2 (simple_switch_grpc and p4c on PATH).")]
-PathMtu = Annotated[int | None, typer.Option(help="Payload bytes of a data packet: 1024, or 4096 over jumbo frames; "
-                                              "default: 4096, of BMv2 1024.")]
+PathMtu = Annotated[int, typer.Option(help="Payload bytes of a data packet: 1024, or 4096 over jumbo frames.")]
 FabricOption = Annotated[Path | None, typer.Option("--fabric", metavar="FABRIC.toml|NAME", help="The fabric's file, or "
                                                    "the name of one that runs here; default: the one that runs.")]
 Address = Annotated[str | None, typer.Option(help=f"The controller's gRPC address; default: ${CONTROLLER_VARIABLE}.")]
