@@ -274,6 +274,10 @@ class Communicator(Group):
         has left."""
         mesh.told_by(self._parts.membership.lost_rank, self._parts.membership.ranks_left)
 
+    def fail(self, error: NetFoldError) -> None:
+        """No operation can begin any more, for this reason; from any thread.  What is under way goes on."""
+        self._parts.sequencer.fail(error)
+
     def abort(self, why: str = "the program gave it up") -> None:
         """Ends what is under way with Aborted, from any thread, within a tenth of a second; what follows ends so, too.
         ``close`` then returns soon.  Raises NotImplementedError for several rails."""

@@ -23,6 +23,7 @@ import numpy as np
 from netfold.host.api.assembly import Parts
 from netfold.host.api.change import RankChange
 from netfold.host.api.communicator import Communicator
+from netfold.host.api.device_arrays import DeviceAllreduce, on_device
 from netfold.host.api.joinable import Next
 from netfold.host.api.together import Together, Waiting
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, RanksChanged, TreesLost
@@ -56,6 +57,8 @@ class EnduringCommunicator(Communicator):
     def allreduce(self, array: Array, out: Array | None = None, op: ReduceOp = "sum", **how: Any) -> Array:
         """As ``Group.allreduce``; where a rank is lost meanwhile, the reduction is finished as above.  Raises
         RanksChanged where the others were in something else."""
+        if type(array) is not np.ndarray and on_device(array):
+            return DeviceAllreduce(self, array, out)(op=op, **how)  # type: ignore[no-any-return]
         self._check_begin()
         array, feedback = np.asarray(array), how.get("feedback")
         in_place = out is not None and np.may_share_memory(array, out)
@@ -93,6 +96,11 @@ class EnduringCommunicator(Communicator):
         """As ``Group.together``; where a rank is lost meanwhile, it ends with RanksChanged."""
         self._check_begin()
         return _CountedTogether(self)
+
+    @property
+    def repeats_losses(self) -> bool:
+        """Whether an allreduce is finished although a rank is lost."""
+        return True
 
     @property
     def joins_nothing(self) -> str:

@@ -22,6 +22,7 @@ import numpy as np
 
 from netfold.host.api import data_movement, joinable
 from netfold.host.api import reproducible as exact
+from netfold.host.api.device_arrays import DeviceAllreduce, on_device
 from netfold.host.api.members import Members
 from netfold.host.api.parameter_server import ParameterServer
 from netfold.host.api.together import Together
@@ -174,7 +175,8 @@ class Group:
     ) -> Array:
         """The reduction of every rank's array, the same bits on every rank.
 
-        array      any shape (0-d and empty too); the same shape and dtype on all ranks
+        array      any shape (0-d and empty too); the same shape and dtype on all ranks; also an array in a device's
+                   memory, of CuPy, JAX or torch, say (``device_arrays``): then the result is there, too
         out        where the result goes, may be ``array`` itself; default: a new array
         op         "sum", "product" (integers wrap), "average" (no integers), "max", "min"
         dtype      "bfloat16" where uint16 arrays hold it; for arrays that the caller has widened, one of
@@ -196,7 +198,14 @@ class Group:
                    on the ranks' order, the path or what else is in the array (docs/host.md has the cost).  Default: the
                    communicator's; integers are exact in any case
         """
-        array, ranks = array if type(array) is np.ndarray else np.asarray(array), self._ranks
+        if type(array) is not np.ndarray:
+            if on_device(array):
+                return DeviceAllreduce(self, array, out)(  # type: ignore[no-any-return]
+                    op=op, dtype=dtype, algorithm=algorithm, name=name, lane_bits=lane_bits, rounding=rounding,
+                    feedback=feedback, saturate=saturate, reproducible=reproducible,
+                )
+            array = np.asarray(array)
+        ranks = self._ranks
         usual = (
             dtype is None and lane_bits is None and rounding is None and feedback is None and reproducible is None
             and not saturate
@@ -312,13 +321,23 @@ class Group:
     ) -> Work[Array]:
         """Starts an ``allreduce`` and returns at once; several may be under way, and run in the order of their calls.
         """
+        if type(array) is not np.ndarray and on_device(array):
+            call: Callable[..., Array] = DeviceAllreduce(self, array, out)
+            what = str(call)
+        else:
+            call, what = partial(self.allreduce, array, out), f"{np.size(array)} x {np.asarray(array).dtype}"
         return self.later(
             partial(
-                self.allreduce, array, out, op, dtype=dtype, algorithm=algorithm, name=name, lane_bits=lane_bits,
-                rounding=rounding, feedback=feedback, saturate=saturate, reproducible=reproducible,
+                call, op=op, dtype=dtype, algorithm=algorithm, name=name, lane_bits=lane_bits, rounding=rounding,
+                feedback=feedback, saturate=saturate, reproducible=reproducible,
             ),
-            f"{name}, {op} of {np.size(array)} x {np.asarray(array).dtype}",
+            f"{name}, {op} of {what}",
         )
+
+    @property
+    def repeats_losses(self) -> bool:
+        """Whether an allreduce is finished although a rank is lost, for which it has to be one operation."""
+        return False
 
     def later(self, operation: Callable[[], T], what: str) -> Work[T]:
         """Runs any operation asynchronously: ``comm.later(lambda: comm.all_gather(x), "gathering x")``.

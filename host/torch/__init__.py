@@ -19,6 +19,7 @@ or keep another backend and reduce only the gradients with NetFold:
     completion.py      what was started, and torch's futures of it
     work.py            what torch gets for what was started
     reducer.py         asynchronous collectives
+    staged.py          calls with tensors on a device, which are made with copies in pinned memory (host/staging)
     arguments.py       what torch passes to a process group's methods
     process_group.py   the backend
     calls.py           what surrounds each call: the profiler's event, its number, its time-out
@@ -38,6 +39,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
+from netfold.host.staging.device import devices
 from netfold.host.torch.adapting import adapt
 from netfold.host.torch.creation import create
 from netfold.host.torch.distributed_optimizer import Compression, DistributedOptimizer
@@ -67,7 +69,8 @@ __all__ = [
 
 
 def register() -> None:
-    """Registers "netfold" as a backend of torch.distributed for CPU tensors.  A second call does nothing."""
+    """Registers "netfold" as a backend of torch.distributed, for tensors on the CPU and on the accelerator that torch
+    has.  A second call does nothing."""
     if not hasattr(dist.Backend, BACKEND.upper()):
-        dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=devices())
         adapt(BACKEND)

@@ -19,9 +19,8 @@ def adapt(backend: str) -> None:
 
     backend  our name
 
-    Reading which backends a group is to have raises ValueError where ours is to carry anything but CPU tensors, or is
-    beside another: a group is of one backend here, and torch would drop the others silently; it tells a backend nothing
-    of them.  DistributedDataParallel's built-in FP16 hook is, for our groups, the one that torch has in Python, which
+    Reading which backends a group is to have raises ValueError where ours is beside another: a group is of one backend
+    here, and torch would drop the others silently; it tells a backend nothing of them.  DistributedDataParallel's built-in FP16 hook is, for our groups, the one that torch has in Python, which
     does the same: that in C++ takes nothing but the futures of backends in C++.
     """
     reads, registers = dist.distributed_c10d.BackendConfig.__init__, DistributedDataParallel._register_builtin_comm_hook
@@ -29,10 +28,12 @@ def adapt(backend: str) -> None:
     @wraps(reads)
     def read(self: Any, asked: Any) -> None:
         name = str(asked).lower()
-        if backend in re.split("[:,]", name) and name not in (backend, f"cpu:{backend}"):
+        named = {part.rpartition(":")[2] for part in name.split(",")}
+        if backend in re.split("[:,]", name) and named != {backend}:
             raise ValueError(
-                f"backend={str(asked)!r}: a group of backend {backend!r} is for tensors on the CPU alone: expected "
-                f"{backend!r} or 'cpu:{backend}'; give tensors on other devices a group of their own, by new_group"
+                f"backend={str(asked)!r}: a group of backend {backend!r} is for tensors on all devices, and torch would "
+                f"drop the other backend: expected {backend!r}, or the same for each device, as "
+                f"'cpu:{backend},cuda:{backend}'; give the other backend a group of its own, by new_group"
             )
         reads(self, asked)
 

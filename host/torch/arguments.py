@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from netfold.host.operation.reduction import ReduceOp
-from netfold.host.torch.tensors import Factor, check_device, flattened
+from netfold.host.torch.tensors import Factor, flattened
 
 OPS: list[tuple[Any, ReduceOp]] = [
     (dist.ReduceOp.SUM, "sum"), (dist.ReduceOp.AVG, "average"), (dist.ReduceOp.MAX, "max"), (dist.ReduceOp.MIN, "min"),
@@ -31,7 +31,6 @@ def only_tensor(kind: str, tensors: Any, opts: Any) -> torch.Tensor:
     several = flattened([tensors])
     if len(several) != 1 or getattr(opts, "rootTensor", 0) != 0:
         raise ValueError(f"{kind} of {len(several)} tensors: expected one, as torch.distributed passes it")
-    check_device(kind, several)
     return several[0]
 
 
@@ -50,7 +49,7 @@ def factor_of(asked: Any) -> Factor:
     if asked != dist.ReduceOp.PREMUL_SUM:
         return None
     factor: Factor = asked.__getstate__()[1]  # torch 2.13 alone has it as an attribute
-    return factor
+    return factor.cpu() if isinstance(factor, torch.Tensor) else factor
 
 
 def operation_name(op: Any) -> str:

@@ -15,6 +15,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch
 from torch.futures import Future
 
 from netfold.host.errors import CollectiveTimeout, PeerLost, TransportError
+from netfold.host.staging.copies import Staged
 
 Call = Callable[[], object]
 
@@ -88,16 +90,24 @@ class StartedOperation(ABC):
     """
 
     tensors: list[torch.Tensor]
+    staged: Staged | None = None
+    """Copies of tensors that are on a device."""
     begun: float
     """When it was started, in monotonic seconds."""
     deadline: float | None = None
     """When its own time is over; None: its group's counts."""
 
     def wait(self, timeout: float | None = None) -> None:
-        """Returns once it is done; raises its error.
+        """Returns once it is done, or, of tensors on a device, once what the calling thread does next on its stream
+        there comes after it; raises its error.
 
         timeout  seconds; default: its own, else the group's.  Raises CollectiveTimeout; the operation itself goes on
         """
+        self._await(timeout)
+        if self.staged is not None:
+            self.staged.order()
+
+    def _await(self, timeout: float | None = None) -> None:
         if self.deadline is not None:
             left = max(0.0, self.deadline - time.monotonic())
             timeout = left if timeout is None else min(timeout, left)
@@ -125,11 +135,27 @@ class StartedOperation(ABC):
         """Calls this, which must not wait for anything, once it is done: on the thread that ends it, or here if it is
         done already."""
 
+    def source(self) -> int:
+        """The rank that sent what a receive from any rank has received.  Raises ValueError for all else."""
+        raise ValueError("a collective has no source: only a receive from any rank has one to tell")
+
     @cached_property
     def future(self) -> Future[list[torch.Tensor]]:
         """A future whose value is the tensors, or which raises a RuntimeError with the text of what ``wait`` raises."""
+        failed: list[BaseException] = []  # not in the value, which torch searches for tensors on devices
+
+        def value(error: BaseException | None) -> list[torch.Tensor]:
+            failed.extend([] if error is None else [error])
+            return self.tensors if error is None else []
+
+        def value_or_raise(future: Future[list[torch.Tensor]]) -> list[torch.Tensor]:
+            if failed:
+                raise failed[0]
+            found: list[torch.Tensor] = future.value()
+            return found
+
         # Through then() an error becomes one of the C++ future, which DistributedDataParallel waits for, too.
-        return self._after(lambda error: self.tensors if error is None else error).then(_value_or_raise)
+        return self._after(value).then(value_or_raise)
 
     @cached_property
     def future_result(self) -> Future[int]:
@@ -137,16 +163,18 @@ class StartedOperation(ABC):
         return self._after(_result_of)
 
     def _after(self, value: Callable[[BaseException | None], Any]) -> Future[Any]:
-        """A future whose value this makes of the error that it ends with, or of None."""
-        future: Future[Any] = Future()
+        """A future whose value this makes of the error that it ends with, or of None.  Whoever waits for it, and its
+        callbacks, come after the copies to a device."""
+        future: Future[Any] = Future() if self.staged is None else self.staged.lane.device.future()
 
         def complete() -> None:
+            error = None
             try:
-                self.wait()
-            except BaseException as error:
+                self._await()
+            except BaseException as raised:
+                error = raised
+            with nullcontext() if self.staged is None else self.staged.behind():
                 future.set_result(value(error))
-            else:
-                future.set_result(value(None))
 
         if self.deadline is not None:
             run_apart(complete)
@@ -155,6 +183,38 @@ class StartedOperation(ABC):
         else:
             self.when_done(lambda: run_apart(complete))
         return future
+
+
+class MarkedOperation(StartedOperation):
+    """An operation that is done once somebody marks it so."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self.tensors = tensors
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._calls: list[Call] = []
+        self.begun = self._ended = time.monotonic()
+
+    @property
+    def ended(self) -> float:
+        return self._ended
+
+    def when_done(self, call: Call) -> None:
+        with self._lock:
+            if not self._done.is_set():
+                self._calls.append(call)
+                return
+        call()
+
+    def mark(self, error: BaseException | None) -> None:
+        """It is done, or has failed.  Runs what was to be called then."""
+        with self._lock:
+            self._error, self._ended = error, time.monotonic()
+            self._done.set()
+            calls, self._calls = self._calls, []
+        for call in calls:
+            call()
 
 
 SUCCESS, TIMEOUT, COMM_ERROR, UNKNOWN = 0, 1, 2, 100
@@ -166,10 +226,3 @@ def _result_of(error: BaseException | None) -> int:
         return SUCCESS
     timed_out, lost = isinstance(error, CollectiveTimeout), isinstance(error, PeerLost | TransportError)
     return TIMEOUT if timed_out else COMM_ERROR if lost else UNKNOWN
-
-
-def _value_or_raise(future: Future[Any]) -> list[torch.Tensor]:
-    value = future.value()
-    if isinstance(value, BaseException):
-        raise value
-    return value  # type: ignore[no-any-return]

@@ -28,10 +28,11 @@ from torch import nn
 
 from netfold.host.api import verbs
 from netfold.host.api.communicator import Communicator
-from netfold.host.api.work import Work
 from netfold.host.operation.coding import LaneBits, narrows
 from netfold.host.operation.reduction import ReduceOp
-from netfold.host.torch.tensors import FLOATS, as_array, dtype_name
+from netfold.host.staging.device import device_of
+from netfold.host.torch.reducer import PendingCollective, Reducer
+from netfold.host.torch.tensors import FLOATS, dtype_name
 
 BUCKET_BYTES: Final = 4 << 20
 """Bytes of gradients in a bucket at most; a larger parameter has one of its own."""
@@ -64,7 +65,7 @@ class _Bucket:
     """The gradients one after another, and the reduced ones afterwards."""
     ready: set[int] = field(default_factory=set)
     """Places of the parameters that have made all gradients of this step."""
-    work: Work[Any] | None = None
+    work: PendingCollective | None = None
     """The reduction, once it has begun."""
 
 
@@ -77,8 +78,11 @@ class _Gradients:
     ) -> None:
         self._comm, self._op, self._lane_bits = comm, op, lane_bits
         self._predivide, self._dense = predivide, dense
-        self._buckets = [_Bucket([*group], torch.zeros(sum(p.numel() for p in group), dtype=group[0].dtype))
-                         for group in groups]
+        self._reducer = Reducer(comm)
+        self._buckets = [
+            _Bucket([*group], group[0].new_zeros(sum(p.numel() for p in group), requires_grad=False))
+            for group in groups
+        ]
         self._place = {p: (bucket, i) for bucket in self._buckets for i, p in enumerate(bucket.parameters)}
         self.passes = passes
         self._made = dict.fromkeys(self._place, 0)
@@ -145,11 +149,8 @@ class _Gradients:
                     part.copy_(self._whole(gradient))
             if self._predivide != 1:
                 bucket.flat.div_(self._predivide)
-            array, dtype = as_array(bucket.flat)
             bits = self._lane_bits if narrows(self._op, dtype_name(bucket.flat.dtype)) else None
-            bucket.work = self._comm.iallreduce(
-                array, out=array, op=self._op, dtype=dtype, name=f"gradients {self.begun}", lane_bits=bits
-            )
+            bucket.work = self._reducer.allreduce([bucket.flat], self._op, f"gradients {self.begun}", lane_bits=bits)
             self.begun += 1
 
     def _whole(self, gradient: torch.Tensor) -> torch.Tensor:
@@ -243,7 +244,7 @@ def DistributedOptimizer(
     sparse_as_dense    sparse gradients are reduced, and become, dense; otherwise they are a ValueError of backward
     communicator       default: the process's own (``netfold.init``)
     Raises ValueError for what it cannot take: Adasum, process sets, ``num_groups`` (give ``groups``), and parameters
-    that are not dense floats on the CPU.
+    that are not dense floats.
     """
     if process_set is not None:
         raise ValueError(f"process_set={process_set!r}: there are none here; give communicator=")
@@ -282,9 +283,9 @@ def _check_parameters(
     parameters: Sequence[nn.Parameter], named: Iterable[tuple[str, nn.Parameter]] | None
 ) -> None:
     for p in parameters:
-        if p.device.type != "cpu" or p.layout != torch.strided or p.dtype not in FLOATS:
-            raise ValueError(f"parameter of {tuple(p.shape)} is {p.dtype}, {p.layout} on {p.device}: expected dense "
-                             "floats on the CPU")
+        device_of(p)  # refuses other devices than the CPU and the accelerator
+        if p.layout != torch.strided or p.dtype not in FLOATS:
+            raise ValueError(f"parameter of {tuple(p.shape)} is {p.dtype}, {p.layout}: expected dense floats")
     if named is None:
         return
     pairs = list(named)
@@ -302,7 +303,7 @@ def _check_parameters(
 def _grouped(
     parameters: Sequence[nn.Parameter], groups: Sequence[Sequence[nn.Parameter]] | int | None
 ) -> list[list[nn.Parameter]]:
-    """Buckets in the order in which backward makes their gradients; all parameters of one have the same dtype."""
+    """Buckets in the order in which backward makes their gradients; all parameters of one have the same dtype and device."""
     backwards = [*reversed(parameters)]
     if isinstance(groups, int):
         if groups < 1:
@@ -321,12 +322,12 @@ def _grouped(
         together, most = [backwards], BUCKET_BYTES
     found: list[list[nn.Parameter]] = []
     for group in together:
-        nbytes, kind = most, None
+        nbytes, kind = most, (None, None)
         for p in group:
             size = p.numel() * p.element_size()
-            if p.dtype != kind or nbytes + size > most:
+            if (p.dtype, p.device) != kind or nbytes + size > most:
                 found.append([])
-                nbytes, kind = 0, p.dtype
+                nbytes, kind = 0, (p.dtype, p.device)
             found[-1].append(p)
             nbytes += size
     return found

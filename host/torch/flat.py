@@ -63,9 +63,8 @@ def allreduce(comm: Communicator, tensors: Tensors, op: ReduceOp, factor: Factor
         return lambda: comm.allreduce(array, out=array, op=op, dtype=dtype)
 
     def together(several: Tensors) -> Call:
-        flat = FlatCopy(several, factor)
-
         def call() -> None:
+            flat = FlatCopy(several, factor)
             comm.allreduce(flat.array, out=flat.array, op=op, dtype=flat.dtype)
             flat.spread()
 
@@ -79,10 +78,10 @@ def all_gather(comm: Communicator, pairs: Sequence[Pair], calls: Sequence[Call])
     """Calls that gather each pair's part; ``calls`` are those for each pair by itself."""
 
     def together(several: Sequence[Pair]) -> Call:
-        mine = torch.cat([elements(part) for _, part in several]).detach()
         into = [by_rank(whole, comm.size) for whole, _ in several]
 
         def call() -> None:
+            mine = torch.cat([elements(part) for _, part in several]).detach()
             gathered = as_tensor(comm.all_gather(as_bytes(mine)), mine.new_empty(comm.size, mine.numel()))
             for rank, row in enumerate(gathered):
                 spread([parts[rank] for parts in into], row)
@@ -105,10 +104,10 @@ def reduce_scatter(
 
     def together(several: Sequence[Pair]) -> Call:
         rows = [by_rank(whole, comm.size) for whole, _ in several]
-        flat = FlatCopy([row[rank] for rank in range(comm.size) for row in rows], factor)
         counts = [sum(row[rank].numel() for row in rows) for rank in range(comm.size)]
 
         def call() -> None:
+            flat = FlatCopy([row[rank] for rank in range(comm.size) for row in rows], factor)
             piece = comm.reduce_scatter(flat.array, op=op, counts=counts, dtype=flat.dtype)
             spread([part for _, part in several], as_tensor(piece, flat.whole[: piece.size]))
 
@@ -125,9 +124,8 @@ def reduce_scatter(
 
 def reduce(comm: Communicator, tensor: torch.Tensor, op: ReduceOp, root: int, factor: Factor) -> Call:
     """A call that leaves the reduction in the root's tensor; the others' stay as they are."""
-    flat = FlatCopy([tensor], factor)
-
     def call() -> None:
+        flat = FlatCopy([tensor], factor)
         comm.reduce(flat.array, flat.array if comm.rank == root else None, op, root=root, dtype=flat.dtype)
         if comm.rank == root:
             flat.spread()

@@ -27,7 +27,7 @@ from netfold.host.mesh.mesh import Informed, Pending
 from netfold.host.mesh.messages import MessageMesh, OpenReceive
 from netfold.host.mesh.sockets import listen
 from netfold.host.operation.arrays import Flat
-from netfold.host.torch.completion import Call, StartedOperation, on_our_thread
+from netfold.host.torch.completion import MarkedOperation, on_our_thread
 from netfold.wire.jobs import Peer, Plan
 
 log = logging.getLogger("netfold")
@@ -41,7 +41,7 @@ LEFT = "when its process group was destroyed"
 """When a rank has left, for those that still wait for its messages."""
 
 
-class TensorMessage(StartedOperation):
+class TensorMessage(MarkedOperation):
     """A send or receive that has been posted.
 
     tensors  what it sends or fills
@@ -54,21 +54,12 @@ class TensorMessage(StartedOperation):
         self, what: str, tensors: list[torch.Tensor], finish: Callable[[], object] = lambda: None,
         forked: Callable[[], Closed | None] = lambda: None, nbytes: int = 0,
     ) -> None:
+        super().__init__(tensors)
         self.what = what
         self.nbytes = nbytes
         self._forked = forked
-        self.tensors = tensors
         self.pending: Pending | None = None
         self._finish = on_our_thread(finish)
-        self._done = threading.Event()
-        self._error: BaseException | None = None
-        self._lock = threading.Lock()
-        self._calls: list[Call] = []
-        self.begun = self._ended = time.monotonic()
-
-    @property
-    def ended(self) -> float:
-        return self._ended
 
     def await_end(self, timeout: float | None) -> None:
         if not self._done.is_set() and (forked := self._forked()) is not None:
@@ -82,13 +73,6 @@ class TensorMessage(StartedOperation):
     def done(self) -> bool:
         """Whether ``wait`` would return or raise at once."""
         return self._done.is_set() or self._forked() is not None
-
-    def when_done(self, call: Call) -> None:
-        with self._lock:
-            if not self._done.is_set():
-                self._calls.append(call)
-                return
-        call()
 
     def source(self) -> int:
         """The rank whose message was received, where any rank's was asked for.  Raises what ``wait`` raises."""
@@ -104,12 +88,7 @@ class TensorMessage(StartedOperation):
                 self._finish()
             except BaseException as failed:  # whoever waits is to hear it
                 error = failed
-        with self._lock:
-            self._error, self._ended = error, time.monotonic()
-            self._done.set()
-            calls, self._calls = self._calls, []
-        for call in calls:
-            call()
+        self.mark(error)
 
 
 class Messenger:

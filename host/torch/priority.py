@@ -22,6 +22,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -31,8 +32,10 @@ from torch import nn
 from netfold.host.api.communicator import Communicator
 from netfold.host.errors import Closed
 from netfold.host.operation.coding import LaneBits, narrows
+from netfold.host.staging.copies import TensorParts, Staging
+from netfold.host.staging.device import device_of
 from netfold.host.torch.feedback import Residual, as_residual, as_tensor
-from netfold.host.torch.tensors import as_array, dtype_name
+from netfold.host.torch.tensors import as_array, dtype_name, reduces
 from netfold.host.torch.verbs import broadcast_parameters
 
 Order = Literal["priority", "arrival"]
@@ -56,6 +59,8 @@ class _Bucket:
     reduced: threading.Event = field(default_factory=threading.Event)
     residual: Residual | None = None
     """What narrow lanes have left out of the gradients so far, float32[flat.shape]; None without error feedback."""
+    parts: TensorParts | None = None
+    """The copies of ``flat``, where it is on a device, once all of it is there."""
     due: bool = False
     """Whether ``step`` was called and the parameters are not updated yet."""
 
@@ -76,7 +81,7 @@ class PriorityOptimizer:
     order       "arrival": last layers first, as backward makes them, for comparison
     All ranks start with rank 0's parameters.  Evaluating (model.eval(), or without gradients) and state_dict() see all
     updates; other code that reads parameters must call ``synchronize`` first.  Buffers (batch norm's) stay each rank's
-    own. Raises ValueError for a model without parameters or with some that are not dense, on the CPU.
+    own. Raises ValueError for a model without parameters or with some that are not dense.
     """
 
     def __init__(
@@ -101,6 +106,7 @@ class PriorityOptimizer:
             if error_feedback and communicator.lanes(lane_bits) != 32 and _narrows(bucket):
                 bucket.residual = np.zeros(bucket.flat.shape, np.float32)
         self._place = {p: (bucket, i) for bucket in self._buckets for i, p in enumerate(bucket.parameters)}
+        self._staging = Staging()
         self._settings: list[dict[str, Any]] = []
         self._held = False
         self._error: BaseException | None = None
@@ -252,6 +258,8 @@ class PriorityOptimizer:
                 at += parameter.numel()
 
     def _offer(self, bucket: _Bucket) -> None:
+        lane = self._staging.lane("PriorityOptimizer", [bucket.flat])
+        bucket.parts = None if lane is None else TensorParts(lane, bucket.flat)
         with self._changed:
             self._ready.add(bucket.index)
             self._changed.notify_all()
@@ -265,6 +273,8 @@ class PriorityOptimizer:
             bucket.reduced.wait()
             if self._error is not None:
                 raise self._error
+            if bucket.parts is not None:
+                bucket.parts.order()
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 parameter.grad = view
             groups = self.optimizer.param_groups
@@ -284,17 +294,10 @@ class PriorityOptimizer:
         try:
             while (index := self._next()) is not None:
                 bucket = self._buckets[index]
-                array, dtype = as_array(bucket.flat)
-                bits = self._lane_bits if _narrows(bucket) else None
-                self._comm.allreduce(
-                    array,
-                    array,
-                    "average",
-                    dtype=dtype,
-                    name=f"bucket {index}",
-                    lane_bits=bits,
-                    feedback=bucket.residual,
-                )
+                if bucket.parts is None:
+                    self._reduce(bucket, bucket.flat, slice(None))
+                else:
+                    bucket.parts.run(partial(self._reduce, bucket))
                 with self._changed:
                     self._ready.discard(index)
                     self._left = self._left - 1 or len(self._buckets)
@@ -303,6 +306,14 @@ class PriorityOptimizer:
             self._error = error
             for bucket in self._buckets:
                 bucket.reduced.set()
+
+    def _reduce(self, bucket: _Bucket, part: torch.Tensor, place: slice) -> None:
+        array, dtype = as_array(part)
+        self._comm.allreduce(
+            array, array, "average", dtype=dtype, name=f"bucket {bucket.index}",
+            lane_bits=self._lane_bits if _narrows(bucket) else None,
+            feedback=None if bucket.residual is None else bucket.residual[place],
+        )
 
     def _next(self) -> int | None:
         """Index of the bucket that all ranks reduce next; None where this object is closed."""
@@ -327,16 +338,25 @@ def _narrows(bucket: _Bucket) -> bool:
     return narrows("average", dtype_name(bucket.flat.dtype))
 
 
+def _kind(parameter: nn.Parameter) -> tuple[torch.dtype, torch.device]:
+    """What the parameters of a bucket have in common."""
+    return parameter.dtype, parameter.device
+
+
 def _cut(parameters: list[nn.Parameter], limit: int) -> list[_Bucket]:
-    """Buckets of adjacent parameters of one dtype, together ``limit`` bytes at most."""
+    """Buckets of adjacent parameters of one dtype on one device, together ``limit`` bytes at most."""
     if not parameters:
         raise ValueError("PriorityOptimizer of a model without parameters that want gradients")
     groups: list[list[nn.Parameter]] = []
     size = 0
     for parameter in parameters:
-        as_array(parameter)  # refuses what cannot be reduced
+        if device_of(parameter) is None:
+            as_array(parameter)  # refuses what cannot be reduced
+        elif not reduces(parameter, "average"):
+            raise ValueError(f"parameter of {tuple(parameter.shape)} is {parameter.dtype}, {parameter.layout}: "
+                             "expected dense floats")
         nbytes = parameter.numel() * parameter.element_size()
-        if not groups or groups[-1][0].dtype != parameter.dtype or size + nbytes > limit:
+        if not groups or _kind(groups[-1][0]) != _kind(parameter) or size + nbytes > limit:
             groups.append([])
             size = 0
         groups[-1].append(parameter)
@@ -345,7 +365,7 @@ def _cut(parameters: list[nn.Parameter], limit: int) -> list[_Bucket]:
         raise ValueError(f"{len(groups)} buckets of {limit} bytes: expected at most {MOST_BUCKETS}; raise bucket_mb")
     buckets = []
     for index, group in enumerate(groups):
-        flat = torch.zeros(sum(p.numel() for p in group), dtype=group[0].dtype)
+        flat = torch.zeros(sum(p.numel() for p in group), dtype=group[0].dtype, device=group[0].device)
         pieces = flat.split([p.numel() for p in group])
         views = [piece.view(p.shape) for piece, p in zip(pieces, group, strict=True)]
         buckets.append(_Bucket(index, group, flat, views))

@@ -24,6 +24,8 @@ import torch.distributed as dist
 
 from netfold.host.api.communicator import Communicator
 from netfold.host.errors import Closed
+from netfold.host.operation.reduction import ReduceOp
+from netfold.host.staging.device import devices
 from netfold.host.torch import flat, movement, pieces
 from netfold.host.torch.arguments import factor_of, known_operation, only_tensor, operation_name, pairs_of, root_of
 from netfold.host.torch.beside import Following, JoiningScatter, joinable_gather, warn_where_nothing_joins
@@ -31,7 +33,8 @@ from netfold.host.torch.calls import started
 from netfold.host.torch.forked import leave_to_parent
 from netfold.host.torch.messenger import Messenger, open_messenger
 from netfold.host.torch.reducer import Reducer
-from netfold.host.torch.tensors import check_device, check_gloo, dtype_name, flattened, reduced_as, reduces
+from netfold.host.torch.staged import arrive, staged
+from netfold.host.torch.tensors import Factor, check_gloo, dtype_name, flattened, reduced_as, reduces
 from netfold.host.torch.work import TorchWork
 
 GATHERS = (
@@ -81,7 +84,8 @@ class NetfoldGroup(dist.ProcessGroup):
         gloo = _gloo(dist.PrefixStore(prefix, store), communicator, timeout)
         self._inner = dist.ProcessGroup(store, rank, size)
         for group in (self, self._inner):
-            group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+            for kind in devices():
+                group._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.GLOO, gloo)
             group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         leave_to_parent(self)
 
@@ -103,6 +107,7 @@ class NetfoldGroup(dist.ProcessGroup):
         return self._reduce("allreduce_coalesced", tensors, opts, None)
 
     @started("broadcast")
+    @staged("in place")
     def broadcast(
         self, tensors: Any, opts: Any = 0, timeout: timedelta | None = None, *, root: int | None = None
     ) -> dist._Work:
@@ -114,6 +119,7 @@ class NetfoldGroup(dist.ProcessGroup):
         return self._move("broadcast", [mine], movement.broadcast(self.communicator, mine, sender))
 
     @started("reduce")
+    @staged("in place")
     def reduce(
         self, tensors: Any, opts: Any = 0, op: Any = dist.ReduceOp.SUM, timeout: timedelta | None = None, *,
         root: int | None = None,
@@ -135,12 +141,12 @@ class NetfoldGroup(dist.ProcessGroup):
         return self._move("reduce", [mine], call, f"{known} of {dtype}")
 
     @started("gather", 1)
+    @staged("outputs, inputs")
     def gather(
         self, outputs: Any, inputs: Any, opts: Any = 0, timeout: timedelta | None = None, *, root: int | None = None
     ) -> dist._Work:
         """Puts every rank's tensor into the root's list of outputs."""
         del timeout
-        check_device("gather", [outputs, inputs])
         mine = only_tensor("gather", inputs, opts)
         several = flattened([outputs])
         if any(tensor.layout != torch.strided for tensor in [mine, *several]):
@@ -149,12 +155,12 @@ class NetfoldGroup(dist.ProcessGroup):
         return self._move("gather", several or [mine], call)
 
     @started("scatter", 1)
+    @staged("outputs, inputs")
     def scatter(
         self, outputs: Any, inputs: Any, opts: Any = 0, timeout: timedelta | None = None, *, root: int | None = None
     ) -> dist._Work:
         """Fills every rank's output with its tensor of the root's list."""
         del timeout
-        check_device("scatter", [outputs, inputs])
         mine = only_tensor("scatter", outputs, opts)
         several = flattened([inputs])
         if any(tensor.layout != torch.strided for tensor in [mine, *several]):
@@ -163,13 +169,14 @@ class NetfoldGroup(dist.ProcessGroup):
         return self._move("scatter", [mine], call)
 
     @started("all_to_all", 1)
+    @staged("outputs, inputs")
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> dist._Work:
         """Sends each rank its tensor of the inputs, and fills the outputs with what each sends here."""
         del opts
-        check_device("alltoall", [outputs, inputs])
         return self._move("alltoall", list(outputs), movement.all_to_all(self.communicator, outputs, inputs))
 
     @started("all_gather", 1)
+    @staged("outputs, inputs")
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist._Work:
         """Gathers several tensors: ``outputs[r][i]`` becomes rank r's ``inputs[i]``."""
         lists = [[whole[place] for whole in outputs] for place in range(len(inputs))]
@@ -188,17 +195,21 @@ class NetfoldGroup(dist.ProcessGroup):
 
     # ---- messages ----------------------------------------------------------------------------------------------------
     @started("send", counted=False)
+    @staged("input")
     def send(self, tensors: Any, peer: int, tag: int = 0) -> dist._Work:
         """Sends a tensor, whose bytes must stay until the work is done, to a rank that calls ``recv``."""
         mine = self._message("send", tensors)
+        arrive()
         return TorchWork(self._messages().send(pieces.as_bytes(mine), peer, tag, [mine]))
 
     @started("recv", counted=False)
+    @staged("output")
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> dist._Work:
         """Fills a tensor with the peer's next ``send`` with this tag, which must have its size."""
         return self._receive("recv", tensors, peer, tag)
 
     @started("recvAnySource", counted=False)
+    @staged("output")
     def recv_anysource(self, tensors: Any, tag: int = 0) -> dist._Work:
         """Fills a tensor with the next ``send`` with this tag, whoever's it is; the work tells who sent it."""
         return self._receive("recv_anysource", tensors, None, tag)
@@ -257,32 +268,44 @@ class NetfoldGroup(dist.ProcessGroup):
     # ---- inside ------------------------------------------------------------------------------------------------------
     def _reduce(self, kind: str, tensors: Any, opts: Any, timeout: timedelta | None) -> dist._Work:
         several = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        check_device(kind, several)
         asked = getattr(opts, "reduceOp", opts)
         op, factor = known_operation(asked), factor_of(asked)
-        dtypes = sorted({dtype_name(tensor.dtype) for tensor in several})
-        if op is not None and all(reduces(tensor, op, factor) for tensor in several):
-            for dtype in {reduced_as(tensor.dtype) for tensor in several}:
-                name = dtype_name(dtype)
-                self._say(f"{kind}, {op} of {name}", f"goes over {self.communicator.path(op, name)}")
-            if len(several) == 1 and flat.plain(several[0], factor):
-                return TorchWork(self._reducer.allreduce(several, op))
-            calls = flat.allreduce(self.communicator, several, op, factor)
-            return TorchWork(self._reducer.later(several, calls, kind))
-        check_gloo(kind, several, operation_name(asked))
-        sparse = "sparse " if all(tensor.layout != torch.strided for tensor in several) else ""
-        self._say(f"{kind}, {op or operation_name(asked)} of {sparse}{', '.join(dtypes)}")
+        if op is None or not all(reduces(tensor, op, factor) for tensor in several):
+            return self._reduce_by_gloo(several, kind, opts, timeout)
+        for dtype in {reduced_as(tensor.dtype) for tensor in several}:
+            name = dtype_name(dtype)
+            self._say(f"{kind}, {op} of {name}", f"goes over {self.communicator.path(op, name)}")
+        if len(several) == 1 and flat.plain(several[0], factor):
+            return TorchWork(self._reducer.allreduce(several, op))
+        return self._reduce_flat(several, kind, op, factor)
+
+    @staged("in place")
+    def _reduce_flat(self, tensors: list[torch.Tensor], kind: str, op: ReduceOp, factor: Factor) -> TorchWork:
+        calls = flat.allreduce(self.communicator, tensors, op, factor)
+        return TorchWork(self._reducer.later(tensors, calls, kind))
+
+    @staged("in place")
+    def _reduce_by_gloo(
+        self, tensors: list[torch.Tensor], kind: str, opts: Any, timeout: timedelta | None
+    ) -> dist._Work:
+        asked = getattr(opts, "reduceOp", opts)
+        op = known_operation(asked) or operation_name(asked)
+        check_gloo(kind, tensors, operation_name(asked))
+        sparse = "sparse " if all(tensor.layout != torch.strided for tensor in tensors) else ""
+        dtypes = ", ".join(sorted({dtype_name(tensor.dtype) for tensor in tensors}))
         if timeout is not None:
-            return getattr(self._inner, kind)(several, asked, timeout)
-        if kind == "allreduce" or not isinstance(opts, dist.ReduceOp | dist.ReduceOp.RedOpType):
-            return getattr(self._inner, kind)(several, opts)
-        wanted = dist.AllreduceCoalescedOptions()
-        wanted.reduceOp = asked
-        return self._inner.allreduce_coalesced(several, wanted)
+            given: tuple[Any, ...] = (asked, timeout)
+        elif kind == "allreduce" or not isinstance(opts, dist.ReduceOp | dist.ReduceOp.RedOpType):
+            given = (opts,)
+        else:
+            wanted = dist.AllreduceCoalescedOptions()
+            wanted.reduceOp = asked
+            given = (wanted,)
+        return self._delegate(kind, tensors, *given, why=f"{op} of {sparse}{dtypes}")
 
     def _delegate(self, kind: str, *args: Any, why: str = "", **kwargs: Any) -> Any:
-        """Hands the collective to gloo."""
-        check_device(kind, [args, list(kwargs.values())])
+        """Hands the collective to gloo, which reads at once."""
+        arrive()
         self._say(", ".join(filter(None, (kind, why))))
         return getattr(self._inner, kind)(*args, **kwargs)
 
@@ -295,14 +318,12 @@ class NetfoldGroup(dist.ProcessGroup):
     ) -> Any:
         """Sends each rank its rows of the input, and puts the rows from each into the output."""
         del args, kwargs  # options: a timeout, which ``started`` has read
-        check_device(kind, [output, tensor])
         call = movement.all_to_all_rows(self.communicator, output, tensor, list(out_rows or ()), list(rows or ()))
         return self._move(kind, [output], call)
 
     def _message(self, kind: str, tensors: Any) -> torch.Tensor:
         """The one tensor of a message.  Raises ValueError for what cannot be sent as bytes."""
         mine = only_tensor(kind, tensors, None)
-        check_device(kind, mine)
         if mine.layout != torch.strided:
             raise ValueError(f"{kind} of a sparse tensor of {tuple(mine.shape)}: expected a dense one, as gloo does")
         self._say(kind, "goes over TCP, by connections of its own")
@@ -330,11 +351,9 @@ class NetfoldGroup(dist.ProcessGroup):
     def _gather(self, kind: str, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Gathers by the communicator, or sparse tensors by gloo.  For each input there is a list of tensors, or one
         for all of it."""
-        check_device(kind, [outputs, inputs])
         pairs = pairs_of(outputs, inputs)
         if any(tensor.layout != torch.strided for tensor in flattened([outputs, inputs])):
-            self._say(f"{kind} of sparse tensors")
-            return getattr(self._inner, kind)(outputs, inputs, *(() if opts is None else (opts,)))
+            return self._delegate(kind, outputs, inputs, *(() if opts is None else (opts,)), why="sparse")
         calls = [pieces.all_gather(self.communicator, output, mine) for output, mine in pairs]
         calls = flat.all_gather(self.communicator, pairs, calls)
         following, (output, mine) = None, pairs[0]
@@ -350,19 +369,18 @@ class NetfoldGroup(dist.ProcessGroup):
     ) -> Any:
         """Reduces and scatters by the communicator what it can reduce, and all else by gloo.  For each output there is
         a list of tensors, or one to split."""
-        check_device(kind, [outputs, inputs])
         asked = getattr(opts, "reduceOp", opts)
         op, factor = known_operation(asked), factor_of(asked)
         dtypes = ", ".join(sorted({dtype_name(tensor.dtype) for tensor in flattened([inputs])}))
         if op is None or not all(reduces(tensor, op, factor) for tensor in flattened([outputs, inputs])):
             check_gloo(kind, [outputs, inputs], operation_name(asked))
-            self._say(f"{kind}, {op or operation_name(asked)} of {dtypes}")
-            return getattr(self._inner, kind)(outputs, inputs, opts)
+            return self._delegate(kind, outputs, inputs, opts, why=f"{op or operation_name(asked)} of {dtypes}")
         pairs = pairs_of(outputs, inputs)
         alone = [pieces.reduce_scatter(self.communicator, mine, whole, op) for mine, whole in pairs]
         calls = flat.reduce_scatter(self.communicator, [(whole, mine) for mine, whole in pairs], alone, op, factor)
         joins, (mine, whole) = None, pairs[0]
         if self.together and calls == alone and len(pairs) == 1:
+            arrive()  # the all-gather before it may read it
             joins = JoiningScatter(self.communicator, calls[0], mine.detach(), whole, op)
             calls = [joins]
         return self._later(kind, f"{kind}, {op} of {dtypes}", flattened([outputs]), calls, joins=joins)
@@ -420,7 +438,7 @@ def _method(name: str, how: Callable[..., Any], event: str) -> Any:
         return how(self, name, *args, **kwargs)
 
     call.__name__, call.__doc__ = name, how.__doc__
-    return started(event, 1)(call)
+    return started(event, 1)(staged("outputs, inputs")(call))
 
 
 for _how, _names, _event in (

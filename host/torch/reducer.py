@@ -20,9 +20,10 @@ from netfold.host.api.work import Work
 from netfold.host.errors import Closed
 from netfold.host.operation.coding import LaneBits
 from netfold.host.operation.reduction import ReduceOp
+from netfold.host.staging.copies import PART, TensorParts, Staged, Staging
 from netfold.host.torch.beside import Following, JoiningScatter
 from netfold.host.torch.completion import Call, StartedOperation, on_our_thread
-from netfold.host.torch.tensors import as_array
+from netfold.host.torch.tensors import as_array, dtype_name
 
 Tensors = list[torch.Tensor]
 
@@ -35,6 +36,7 @@ class PendingCollective(StartedOperation):
     works: list[Work[Any]]
     awaited: Call = lambda: None
     """Called where the program waits for it."""
+    staged: Staged | None = None
 
     def __post_init__(self) -> None:
         self.begun = time.monotonic()
@@ -50,7 +52,7 @@ class PendingCollective(StartedOperation):
             work.wait(None if end is None else max(0.0, end - time.monotonic()))
 
     def done(self) -> bool:
-        return all(work.done() for work in self.works)
+        return all(work.done() for work in self.works) and (self.staged is None or self.staged.over())
 
     def when_done(self, call: Call) -> None:
         if self.works:
@@ -60,10 +62,14 @@ class PendingCollective(StartedOperation):
 
 
 class Reducer:
-    """Starts collectives on tensors through a communicator that it does not own."""
+    """Starts collectives on tensors through a communicator that it does not own.
 
-    def __init__(self, comm: Communicator) -> None:
+    staging  of tensors on devices
+    """
+
+    def __init__(self, comm: Communicator, staging: Staging | None = None) -> None:
         self.comm = comm
+        self.staging = staging or Staging()
         self._last: PendingCollective | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -80,20 +86,35 @@ class Reducer:
         feedback: NDArray[Any] | None = None,
         reproducible: bool | None = None,
     ) -> PendingCollective:
-        """Starts to reduce tensors in place.  ``lane_bits``, ``feedback`` (of a single tensor) and ``reproducible`` are
-        those of ``Communicator.allreduce``.
+        """Starts to reduce tensors in place, all on the CPU or one on a device.  ``lane_bits``, ``feedback`` (of a
+        single tensor) and ``reproducible`` are those of ``Communicator.allreduce``.
 
-        Raises ValueError for tensors that are not dense ones on the CPU, and Closed.
+        Raises ValueError for tensors that are not dense ones, and Closed.
         """
+        how: dict[str, Any] = {"op": op, "name": name, "lane_bits": lane_bits, "reproducible": reproducible}
+        if (lane := self.staging.lane(name, tensors)) is not None:
+            (tensor,) = tensors
+            # where it is to go on after the loss of a rank, it is done or not done, as a whole
+            parts = TensorParts(lane, tensor, tensor.nbytes if self.comm.repeats_losses else PART)
+
+            def reduce(part: torch.Tensor, place: slice) -> None:
+                array, dtype = as_array(part)
+                residual = None if feedback is None else feedback.reshape(-1)[place].reshape(array.shape)
+                self.comm.allreduce(array, out=array, dtype=dtype, feedback=residual, **how)
+
+            what = f"{name}, {op} of {tensor.numel()} x {dtype_name(tensor.dtype)}"
+            try:
+                pending = self._begin(tensors, lambda: [self.comm.later(lambda: parts.run(reduce), what)], staged=parts)
+            except BaseException:
+                parts.drop()
+                raise
+            pending.when_done(parts.drop)  # where it has not begun to run, since the ranks have changed
+            return pending
         arrays = [as_array(tensor) for tensor in tensors]
         return self._begin(
             tensors,
             lambda: [
-                self.comm.iallreduce(
-                    array, out=array, op=op, dtype=dtype, name=name, lane_bits=lane_bits, feedback=feedback,
-                    reproducible=reproducible,
-                )
-                for array, dtype in arrays
+                self.comm.iallreduce(array, out=array, dtype=dtype, feedback=feedback, **how) for array, dtype in arrays
             ],
         )
 
@@ -112,7 +133,7 @@ class Reducer:
 
     def _begin(
         self, tensors: Sequence[torch.Tensor], begin: Callable[[], list[Work[Any]]],
-        following: Following | None = None, joins: JoiningScatter | None = None,
+        following: Following | None = None, joins: JoiningScatter | None = None, staged: Staged | None = None,
     ) -> PendingCollective:
         with self._lock:
             if self._closed:
@@ -120,7 +141,7 @@ class Reducer:
             works = begin()
             self._following.follow(joins)
             self._following = following or Following()
-            self._last = pending = PendingCollective(list(tensors), works, self._following.awaited)
+            self._last = pending = PendingCollective(list(tensors), works, self._following.awaited, staged)
         return pending
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ def ours_for(asked: str) -> str:
     Raises ValueError where the group would be for other devices of this machine, too
     """
     name = asked.lower()
-    if name == THEIRS:
+    if {part.rpartition(":")[2] for part in name.split(",")} == {THEIRS} and (":" not in name or "cpu" in name):
         return OURS
     parts = dict(part.partition(":")[::2] for part in name.split(","))
     if parts.pop("cpu", "") != THEIRS:
@@ -40,9 +40,9 @@ def ours_for(asked: str) -> str:
     here = [device for device in parts if _is_here(device)]
     if here:
         raise ValueError(
-            f"--as {THEIRS}: backend={asked!r}: a group of backend {OURS!r} is for tensors on the CPU alone, and this "
-            f"machine has {', '.join(here)}: expected {THEIRS!r} or 'cpu:{THEIRS}'; give tensors on other devices a "
-            "group of their own, by new_group"
+            f"--as {THEIRS}: backend={asked!r}: a group of backend {OURS!r} is for tensors on all devices, and this "
+            f"machine has {', '.join(here)}: expected {THEIRS!r} or 'cpu:{THEIRS}'; give the other backend a group of "
+            "its own, by new_group"
         )
     return OURS
 

@@ -37,7 +37,7 @@ def reduced_as(dtype: torch.dtype) -> torch.dtype:
 def reduces(tensor: torch.Tensor, op: ReduceOp | None, factor: Factor = None) -> bool:
     """Whether the communicator can reduce this tensor by ``op``, multiplied by the factor."""
     known = op in OPERATIONS.get(reduced_as(tensor.dtype), ()) and (factor is None or tensor.is_floating_point())
-    return known and tensor.device.type == "cpu" and tensor.layout == torch.strided
+    return known and tensor.layout == torch.strided
 
 
 def check_gloo(what: str, tensors: Any, op: str) -> None:
@@ -72,16 +72,6 @@ def flattened(tensors: Any) -> list[torch.Tensor]:
     if isinstance(tensors, torch.Tensor):
         return [tensors]
     return [tensor for part in tensors for tensor in flattened(part)] if isinstance(tensors, list | tuple) else []
-
-
-def check_device(what: str, tensors: Any) -> None:
-    """Raises ValueError where one of the tensors is not on the CPU."""
-    for tensor in flattened(tensors):
-        if tensor.device.type != "cpu":
-            raise ValueError(
-                f"{what} of a tensor of {tuple(tensor.shape)} on {tensor.device}: backend 'netfold' is for tensors on "
-                "the CPU; move it there with .cpu(), or give it to a group of another backend (dist.new_group)"
-            )
 
 
 def dtype_name(dtype: torch.dtype) -> str:

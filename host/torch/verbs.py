@@ -15,6 +15,7 @@ import torch
 
 from netfold.host.api import verbs
 from netfold.host.api.communicator import Communicator
+from netfold.host.staging.device import device_of
 from netfold.host.torch.tensors import as_array
 
 Parameters = Mapping[str, Any] | Iterable[torch.Tensor | tuple[str, torch.Tensor]]
@@ -32,8 +33,15 @@ def broadcast_parameters(
     values = parameters.values() if isinstance(parameters, Mapping) else parameters
     for value in values:
         tensor = value[1] if isinstance(value, tuple) else value
-        if isinstance(tensor, torch.Tensor):
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        if device_of(tensor) is None:
             comm.broadcast(as_array(tensor)[0], root=root_rank)
+            continue
+        host = tensor.detach().cpu()
+        comm.broadcast(as_array(host)[0], root=root_rank)
+        if comm.rank != root_rank:
+            tensor.detach().copy_(host)
 
 
 def broadcast_optimizer_state(
@@ -53,4 +61,4 @@ def broadcast_optimizer_state(
         received[:] = np.frombuffer(data, np.uint8)
     comm.broadcast(received, root=root_rank)
     if comm.rank != root_rank:
-        optimizer.load_state_dict(torch.load(io.BytesIO(received.tobytes()), weights_only=True))
+        optimizer.load_state_dict(torch.load(io.BytesIO(received.tobytes()), weights_only=True, map_location="cpu"))

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from netfold.host.torch.completion import StartedOperation
-from netfold.host.torch.messenger import TensorMessage
 
 
 class TorchWork(dist._Work):
@@ -25,7 +24,8 @@ class TorchWork(dist._Work):
         """Set once the profiler knows of its end."""
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Returns once the tensors hold the result; raises the communicator's error.
+        """Returns once the tensors hold the result, or, on a device, once what the calling thread does next on its
+        stream there finds it; raises the communicator's error.
 
         timeout  0 (torch's default): the communicator's own.  Raises CollectiveTimeout when it is over; the operation
                  itself goes on
@@ -88,8 +88,6 @@ class TorchWork(dist._Work):
 
     def source_rank(self) -> int:
         """The rank that sent what a receive from any rank has received.  Raises ValueError for all else."""
-        if not isinstance(self._pending, TensorMessage):
-            raise ValueError("a collective has no source: only a receive from any rank has one to tell")
         return self._pending.source()
 
     _source_rank = source_rank

@@ -31,19 +31,20 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def test_a_group_may_be_named_with_its_device(found: list[dict[str, Any]]) -> None:
-    """"cpu:netfold" is a group as "netfold" is: it folds, and groups beside it are planned through the store."""
+    """"cpu:netfold" and "cpu:netfold,cuda:netfold" are as "netfold" is: it folds, and groups beside it are planned
+    through the store."""
     for rank in found:
         assert rank["names"]["rail"] == "innet"
-        assert rank["names"]["sums"] == [2.0, 4.0]
+        assert rank["names"]["sums"] == [2.0, 4.0, 2.0]
 
 
 def test_a_group_of_which_a_part_would_be_dropped_is_refused(found: list[dict[str, Any]]) -> None:
-    """Another device than the CPU is refused with the names, in any order, by new_group and by a mesh."""
+    """Another backend beside ours is refused with the names, in any order, by new_group and by a mesh."""
     for rank in found:
         assert rank["names"]["refused"]
         for asked, error in rank["names"]["refused"].items():
             assert error.startswith("ValueError: backend="), (asked, error)
-            assert "'netfold' is for tensors on the CPU alone: expected 'netfold' or 'cpu:netfold'" in error
+            assert "'netfold' is for tensors on all devices, and torch would drop the other backend" in error
 
 
 def test_a_destroyed_group_is_gone_and_a_forked_child_frees_nothing(found: list[dict[str, Any]]) -> None:

@@ -15,10 +15,12 @@ torch = pytest.importorskip("torch", reason=needs.reason("torch"))
 
 import torch.distributed as dist  # noqa: E402
 
+from netfold.host.staging.copies import Staging  # noqa: E402
 from netfold.host.torch import flat  # noqa: E402
 from netfold.host.torch.process_group import NetfoldGroup  # noqa: E402
 from netfold.host.torch.tensors import as_array  # noqa: E402
 from netfold.testing import loopback_job, on_every_rank  # noqa: E402
+from support.late_device import LateDevice  # noqa: E402
 
 RANKS = 2
 OPS = dist.ReduceOp
@@ -26,12 +28,15 @@ FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2]
 Groups = list[NetfoldGroup]
 
 
-@pytest.fixture(scope="module")
-def groups() -> Iterator[Groups]:
-    """Groups of two ranks of this process, which fold nothing."""
+@pytest.fixture(scope="module", params=["cpu", "device"])
+def groups(request: pytest.FixtureRequest) -> Iterator[Groups]:
+    """Groups of two ranks of this process, which fold nothing; of tensors on the CPU, or all on a device."""
     store = dist.HashStore()
     with loopback_job(RANKS, rail="tcp") as comms:
         made = on_every_rank(comms, lambda comm: NetfoldGroup(store, comm, timedelta(seconds=20)))
+        if request.param == "device":
+            for group in made:
+                group._reducer.staging = Staging(LateDevice(seed=group.rank()).of)
         yield made
         for group in made:
             group.shutdown()
@@ -142,6 +147,7 @@ def test_what_nobody_reduces_is_refused_by_name(groups: Groups, dtype: torch.dty
         assert "gloo" not in str(told.value).lower()
 
 
+@pytest.mark.parametrize("groups", ["cpu"], indirect=True)
 @pytest.mark.parametrize("op", ["SUM", "BOR"])
 def test_what_gloo_reduces_is_refused_where_it_would_reduce_other_memory(groups: Groups, op: str) -> None:
     """gloo reads and writes as many elements as there are, one after another, whatever the strides: silently wrong."""

@@ -30,7 +30,7 @@ from netfold.torch import NetfoldGroup
 from support.ranks.rank_torch import Lines
 from support.ranks.torch_calls import Make, calls
 
-MIXED = ("cpu:netfold,cuda:gloo", "cuda:gloo,cpu:netfold", "netfold,cuda:nccl", "cuda:nccl,cpu:netfold", "cuda:netfold")
+MIXED = ("cpu:netfold,cuda:gloo", "cuda:gloo,cpu:netfold", "netfold,cuda:nccl", "cuda:nccl,cpu:netfold")
 """What asks for a group of which only a part would be ours."""
 
 
@@ -45,17 +45,19 @@ def refusal(call: Callable[[], object]) -> str:
 
 def names(rank: int, world: int) -> dict[str, Any]:
     """The default group is of "cpu:netfold", and folds; a group beside it, and a mesh's, come about as well."""
-    total, part = torch.ones(1000), torch.ones(3)
+    total, part, both = torch.ones(1000), torch.ones(3), torch.ones(3)
     dist.all_reduce(total)
     dist.all_reduce(part, group=dist.new_group())
     mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("x",), backend_override={"x": "cpu:netfold"})  # type: ignore[arg-type]
     dist.all_reduce(part, group=mesh.get_group())
+    dist.all_reduce(both, group=dist.new_group(backend="cpu:netfold,cuda:netfold"))
     refused = {name: refusal(partial(dist.new_group, backend=name)) for name in MIXED}
     refused["a mesh's"] = refusal(
         lambda: init_device_mesh("cpu", (world,), mesh_dim_names=("y",), backend_override={"y": MIXED[0]})  # type: ignore[arg-type]
     )
     assert isinstance(dist.group.WORLD, NetfoldGroup)
-    return {"rail": dist.group.WORLD.communicator.rail, "sums": [total[0].item(), part[0].item()], "refused": refused}
+    sums = [tensor[0].item() for tensor in (total, part, both)]
+    return {"rail": dist.group.WORLD.communicator.rail, "sums": sums, "refused": refused}
 
 
 def forked(rank: int, world: int) -> dict[str, Any]:

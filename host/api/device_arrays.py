@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Allreduce of arrays in a device's memory: CuPy's, JAX's, torch's, and whatever else tells of its memory by DLPack or
+``__cuda_array_interface__``.
+
+They are staged through pinned memory as torch's tensors are (``host/staging``), for which torch has to be installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from netfold.host.operation.arrays import Array
+
+if TYPE_CHECKING:
+    import torch
+
+    from netfold.host.api.group import Group
+
+OF_THE_HOST: Final = (1, 3)
+"""DLPack's numbers of memory that numpy can read: the CPU's, and pinned memory."""
+
+
+def on_device(array: object) -> bool:
+    """Whether an array's memory is a device's."""
+    if hasattr(array, "__dlpack_device__"):
+        return int(array.__dlpack_device__()[0]) not in OF_THE_HOST
+    return hasattr(array, "__cuda_array_interface__")
+
+
+class DeviceAllreduce:
+    """An allreduce of such an array, whose copies have begun.
+
+    array, out  as of ``Group.allreduce``; ``out`` of the same library or another, the same memory or other
+    Raises ValueError where torch is not installed, and for what it cannot take.
+    """
+
+    def __init__(self, group: Group, array: Any, out: Any = None) -> None:
+        try:
+            from netfold.host.staging.copies import PART, TensorParts, Staging
+        except ImportError as error:
+            raise ValueError(
+                f"array is a {type(array).__module__}.{type(array).__name__} on a device, and torch, by which it would "
+                f"be copied, is not installed ({error}): pip install torch, or give a numpy array"
+            ) from error
+        self._group, self._out, self._array = group, out, array
+        source = _as_tensor(array)
+        self._result = source.detach().clone() if out is None else _as_tensor(out)
+        if self._result.shape != source.shape or self._result.dtype != source.dtype:
+            raise ValueError(f"out is {self._result.dtype} of {tuple(self._result.shape)}: expected {source.dtype} of "
+                             f"{tuple(source.shape)}")
+        if out is not None and self._result.data_ptr() != source.data_ptr():
+            self._result.copy_(source)
+        lane = Staging().lane("allreduce", [self._result])
+        if lane is None:
+            raise ValueError("out is on the CPU: expected an array on the device, where the other one is")
+        self._parts = TensorParts(lane, self._result, self._result.nbytes if group.repeats_losses else PART)
+
+    def __str__(self) -> str:
+        return f"{self._result.numel()} x {str(self._result.dtype).removeprefix('torch.')}"
+
+    def __call__(self, *, feedback: Array | None = None, **how: Any) -> Any:
+        """The result, in an array of the same library: ``out``, or a new one.  Parameters are those of
+        ``Group.allreduce``; ``feedback`` is a numpy array."""
+
+        def reduce(part: torch.Tensor, place: slice) -> None:
+            data, element = _as_array(part)
+            given = {**how, "dtype": element} if element else how
+            residual = None if feedback is None else feedback.reshape(-1)[place].reshape(data.shape)
+            self._group.allreduce(data, data, feedback=residual, **given)
+
+        self._parts.run(reduce)
+        self._parts.finish()
+        return _like(self._array, self._result) if self._out is None else self._out
+
+
+def _as_tensor(array: Any) -> torch.Tensor:
+    """A tensor of an array's memory, ordered behind the work that fills it.  Raises ValueError."""
+    import torch
+
+    try:
+        if isinstance(array, torch.Tensor):
+            return array.detach()
+        if hasattr(array, "__dlpack__"):
+            return torch.from_dlpack(array)
+        return torch.as_tensor(array, device=torch.accelerator.current_accelerator())
+    except (RuntimeError, TypeError, BufferError) as error:
+        raise ValueError(f"array is a {type(array).__module__}.{type(array).__name__}, whose memory torch cannot use: "
+                         f"{error}") from error
+
+
+def _as_array(part: torch.Tensor) -> tuple[Array, str | None]:
+    import torch
+
+    if part.dtype == torch.bfloat16:
+        return part.view(torch.int16).numpy().view("uint16"), "bfloat16"
+    return part.numpy(), None
+
+
+def _like(array: Any, result: torch.Tensor) -> Any:
+    """The result as an array of the library that ``array`` is of; a tensor where that library takes none."""
+    import torch
+
+    if isinstance(array, torch.Tensor) or not hasattr(array, "__array_namespace__"):
+        return result
+    takes: Callable[[object], object] = array.__array_namespace__().from_dlpack
+    return takes(result)

@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors on a device, as copies in pinned memory that collectives read and fill.
+
+    caller's stream   work on the tensors | ready                                   wait(): | done ... what comes after
+    out                                    ready -> copies out -> arrived
+    communicator's thread                                         arrived -> collective -> begins the copies back
+    back                                                                                   copies back -> done
+
+Nothing waits for a whole device.  The thread that waits for a collective is blocked until the copies back have begun,
+as with gloo; then its stream is ordered behind ``done``, and the thread goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from itertools import accumulate
+from typing import Any, Final
+
+import torch
+
+from netfold.host.staging.device import Device, DeviceEvent, DeviceStream, device_of
+
+SMALL: Final = 1 << 20
+"""Bytes below which several tensors of a call are put together on the device, and cross in one copy."""
+PART: Final = 16 << 20
+"""Bytes of a part of a long tensor: while one is reduced, the next is copied out and the last one back.  Each part is a
+collective of its own, which has its price as well."""
+AHEAD: Final = 3
+"""TensorParts that are copied out before their turn at the least."""
+
+
+class Lane:
+    """The streams on which one group copies from and to one device."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.out, self.late, self.back = device.stream(), device.stream(), device.stream()
+        """For copies out at the call; for those in their turn, which are not to stand behind later calls'; for copies
+        back."""
+
+    def ready(self) -> DeviceEvent:
+        """The end of what the caller's stream has been given.  Raises ValueError where that is being captured."""
+        if self.device.capturing():
+            raise ValueError(
+                f"a collective on {self.device.place} while a graph is captured: backend 'netfold' sends from the "
+                "host, which no graph can repeat; call it outside of the capture"
+            )
+        event = self.device.event()
+        event.record(self.device.current())
+        return event
+
+
+class Staging:
+    """Finds a lane for tensors; one for each group of ranks.
+
+    find  returns the device that a tensor is on; None: the CPU
+    """
+
+    def __init__(self, find: Callable[[torch.Tensor], Device | None] = device_of) -> None:
+        self._find = find
+        self._lanes: dict[torch.device, Lane] = {}
+
+    def lane(self, what: str, tensors: Sequence[torch.Tensor]) -> Lane | None:
+        """The lane for these tensors; None where all are on the CPU.  Raises ValueError where they are on several
+        devices, or on one that is not staged.
+
+        what  the call, for errors
+        """
+        found: Device | None = None
+        for tensor in tensors:
+            try:
+                device = self._find(tensor)
+            except ValueError as error:
+                raise ValueError(f"{what}: {error}") from None
+            if device is None:
+                continue
+            if found is not None and device.place != found.place:
+                raise ValueError(f"{what} of tensors on {found.place} and {device.place}: expected one device")
+            found = device
+        if found is None:
+            return None
+        return self._lanes.get(found.place) or self._lanes.setdefault(found.place, Lane(found))
+
+
+class Bundle:
+    """Tensors of one dtype on a device, and their copies in one pinned buffer."""
+
+    def __init__(self, lane: Lane, tensors: Sequence[torch.Tensor]) -> None:
+        self._lane, self._tensors = lane, tensors
+        self._buffer: torch.Tensor | None = None
+        self._arrived: DeviceEvent | None = None
+        self.copies: list[torch.Tensor] = []
+        """Dense tensors on the CPU, once there is a buffer."""
+
+    def take(self, *, if_room: bool = False) -> bool:
+        """Takes a buffer; with ``if_room`` only where there is room for copies that are made ahead."""
+        if self._buffer is None:
+            nbytes = sum(tensor.numel() * tensor.element_size() for tensor in self._tensors)
+            self._buffer = self._lane.device.pool.take(nbytes, if_room=if_room)
+            if self._buffer is None:
+                return False
+            self._whole = self._buffer[:nbytes].view(self._tensors[0].dtype)
+            parts = self._whole.split([tensor.numel() for tensor in self._tensors])
+            self.copies = [part.view(like.shape) for part, like in zip(parts, self._tensors, strict=True)]
+        return True
+
+    def out(self, stream: DeviceStream, ready: DeviceEvent) -> None:
+        """Begins to copy out on this stream, behind ``ready``."""
+        device, several, whole = self._lane.device, self._tensors, self._whole
+        for tensor in several:
+            device.hold(tensor, stream)
+
+        def copy() -> None:
+            # on the device, as a copy that does not wait may convert nothing
+            parts = [tensor.detach().resolve_conj().resolve_neg().reshape(-1) for tensor in several]
+            whole.copy_(parts[0].contiguous() if len(parts) == 1 else torch.cat(parts), non_blocking=True)
+
+        stream.wait_event(ready)
+        device.enqueue(stream, copy)
+        self._arrived = device.event()
+        self._arrived.record(stream)
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is being copied out, or was."""
+        return self._arrived is not None
+
+    def arrive(self) -> None:
+        """Waits until it has been copied out."""
+        assert self._arrived is not None
+        self._arrived.synchronize()
+
+    def fill(self, which: Sequence[int]) -> None:
+        """Begins to copy these of the copies back, on the lane's stream for that."""
+        lane, whole = self._lane, self._whole
+        several = [tensor.detach() for tensor in self._tensors]
+        for place in which:
+            lane.device.hold(several[place], lane.back)
+
+        def copy() -> None:
+            if len(several) == 1 and several[0].is_contiguous() and not (several[0].is_conj() or several[0].is_neg()):
+                several[0].view(-1).copy_(whole, non_blocking=True)
+                return
+            there = torch.empty_like(whole, device=several[0].device)
+            there.copy_(whole, non_blocking=True)
+            parts = there.split([tensor.numel() for tensor in several])
+            for place in which:
+                several[place].copy_(parts[place].view(several[place].shape))
+
+        lane.device.enqueue(lane.back, copy)
+
+    def precede(self, stream: DeviceStream) -> None:
+        """Lets what this stream is given from now on begin after the copy out."""
+        if self._arrived is not None:
+            stream.wait_event(self._arrived)
+
+    def release(self, after: DeviceEvent) -> None:
+        """Gives the buffer back, which is used again after this event."""
+        if self._buffer is not None:
+            self._lane.device.pool.give(self._buffer, after)
+        self._buffer, self.copies, self._tensors = None, [], []
+
+
+class SparseBundle(Bundle):
+    """A sparse tensor on a device, whose copy is made at the call: its size is known there alone."""
+
+    def take(self, *, if_room: bool = False) -> bool:
+        self.copies = [self._tensors[0].detach().to("cpu", copy=True)]
+        return True
+
+    def out(self, stream: DeviceStream, ready: DeviceEvent) -> None:
+        """It has arrived."""
+
+    def fill(self, which: Sequence[int]) -> None:
+        tensor, copy = self._tensors[0], self.copies[0]  # a detached one would get other places and values alone
+        self._lane.device.enqueue(self._lane.back, lambda: tensor.copy_(copy))
+
+
+class Staged:
+    """What was copied for one call, and where the copies back end."""
+
+    def __init__(self, lane: Lane, bundles: list[Bundle]) -> None:
+        self.lane, self._bundles = lane, bundles
+        self._ready = lane.ready()
+        self._done = lane.device.event()
+
+    @property
+    def place(self) -> torch.device:
+        """The device."""
+        return self.lane.device.place
+
+    def order(self) -> None:
+        """Orders the calling thread's stream behind the copies back, which have begun."""
+        self.lane.device.current().wait_event(self._done)
+
+    def over(self) -> bool:
+        """Whether the copies back, which have begun, are done."""
+        return self._done.query()
+
+    def finish(self) -> None:
+        """Waits until the copies back, which have begun, are done."""
+        self._done.synchronize()
+
+    def behind(self) -> AbstractContextManager[object]:
+        """A context in which the calling thread's stream is that of the copies back."""
+        return self.lane.device.on(self.lane.back)
+
+    def drop(self) -> None:
+        """The call has ended with an error: nothing more is copied back.  After its end this does nothing."""
+        held = [bundle for bundle in self._bundles if bundle.copies]
+        back, end = self.lane.back, self.lane.device.event()
+        for bundle in held:
+            bundle.precede(back)
+        if held:
+            end.record(back)
+        for bundle in held:
+            bundle.release(end)
+
+    def _end(self) -> None:
+        self._done.record(self.lane.back)
+
+
+class Copies(Staged):
+    """Copies of all tensors of a call, which has its whole memory at once.
+
+    reads  tensors whose elements it takes
+    fills  tensors that it fills; the same ones, or others
+    """
+
+    def __init__(self, lane: Lane, reads: Sequence[torch.Tensor], fills: Sequence[torch.Tensor]) -> None:
+        self._fills = {id(tensor) for tensor in fills}
+        distinct = {id(tensor): tensor for tensor in [*reads, *fills]}
+        self._groups = _together(list(distinct.values()), set(map(id, reads)))
+        super().__init__(
+            lane,
+            [(Bundle if group[0].layout == torch.strided else SparseBundle)(lane, group) for group, _ in self._groups],
+        )
+        self._copy: dict[int, torch.Tensor] = {}
+        try:
+            for bundle, (group, read) in zip(self._bundles, self._groups, strict=True):
+                bundle.take()
+                self._copy.update(zip(map(id, group), bundle.copies, strict=True))
+                if read:
+                    bundle.out(lane.out, self._ready)
+        except BaseException:
+            self.drop()
+            raise
+
+    def swap(self, given: Any) -> Any:
+        """The same arguments with copies instead of the tensors, in lists of lists too."""
+        if isinstance(given, torch.Tensor):
+            return self._copy.get(id(given), given)
+        return [self.swap(one) for one in given] if isinstance(given, list | tuple) else given
+
+    def arrive(self) -> None:
+        """Waits until what the call reads has been copied out."""
+        for bundle in self._bundles:
+            if bundle.begun:
+                bundle.arrive()
+
+    def fill(self) -> None:
+        """Begins to copy back what the call has filled."""
+        self.lane.back.wait_event(self._ready)  # what is filled alone may still have been read
+        for bundle, (group, _) in zip(self._bundles, self._groups, strict=True):
+            which = [place for place, tensor in enumerate(group) if id(tensor) in self._fills]
+            if which:
+                bundle.fill(which)
+        self._end()
+        for bundle in self._bundles:
+            bundle.release(self._done)
+        self._groups, self._copy = [], {}
+
+
+class TensorParts(Staged):
+    """Copies of a tensor that is reduced in place, part by part."""
+
+    def __init__(self, lane: Lane, tensor: torch.Tensor, most: int = PART) -> None:
+        mine = tensor.detach()
+        elements = max(1, most // mine.element_size())
+        plain = mine.is_contiguous() and not (mine.is_conj() or mine.is_neg())
+        parts = list(mine.view(-1).split(elements)) if plain and mine.numel() > elements else [mine]
+        ends = list(accumulate(part.numel() for part in parts))
+        self._places = [slice(end - part.numel(), end) for end, part in zip(ends, parts, strict=True)]
+        super().__init__(lane, [Bundle(lane, [part]) for part in parts])
+        try:
+            for bundle in self._bundles:
+                if not bundle.take(if_room=True):
+                    break
+                bundle.out(lane.out, self._ready)
+        except BaseException:
+            self.drop()
+            raise
+
+    def run(self, reduce: Callable[[torch.Tensor, slice], object]) -> None:
+        """Reduces part by part, on the communicator's thread, and begins the copies back.
+
+        reduce  reduces a tensor of the host in place; gets the place of its elements in the tensor too
+        """
+        lane = self.lane
+        try:
+            lane.back.wait_event(self._ready)
+            for at, bundle in enumerate(self._bundles):
+                for soon in self._bundles[at : at + AHEAD]:
+                    if not soon.begun:
+                        soon.take()
+                        soon.out(lane.late, self._ready)
+                bundle.arrive()
+                reduce(bundle.copies[0], self._places[at])
+                bundle.fill([0])
+                copied = lane.device.event()
+                copied.record(lane.back)
+                bundle.release(copied)
+        except BaseException:
+            self.drop()
+            raise
+        self._end()
+
+
+def _together(tensors: list[torch.Tensor], reads: set[int]) -> list[tuple[list[torch.Tensor], bool]]:
+    """Tensors that share a buffer, and whether the call reads them: small ones of one dtype."""
+    found: list[tuple[list[torch.Tensor], bool]] = []
+    small: dict[tuple[torch.dtype, bool], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        read = id(tensor) in reads
+        if tensor.layout != torch.strided or tensor.numel() * tensor.element_size() >= SMALL:
+            found.append(([tensor], read))
+        elif (tensor.dtype, read) in small:
+            small[tensor.dtype, read].append(tensor)
+        else:
+            small[tensor.dtype, read] = [tensor]
+            found.append((small[tensor.dtype, read], read))
+    return found

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What staging needs of an accelerator: streams, events, and pinned memory.
+
+``Accelerator`` is whichever one torch has (CUDA, ROCm, XPU, a PrivateUse1 device), by the interfaces that all of them
+share.  Tests have one whose copies happen as late as events and streams allow (``tests/support/late_device.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+from torch.futures import Future
+
+from netfold.host.staging.pool import Pool
+
+
+class DeviceEvent(Protocol):
+    """A place in the order of a stream's work, as ``torch.Event``."""
+
+    def record(self, stream: Any) -> None:
+        """Puts it behind all that the stream has been given."""
+
+    def synchronize(self) -> None:
+        """Returns once the stream has come to it, and lets other threads run meanwhile."""
+
+    def query(self) -> bool:
+        """Whether the stream has come to it."""
+
+
+class DeviceStream(Protocol):
+    """Work in order, as ``torch.Stream``."""
+
+    def wait_event(self, event: Any) -> None:
+        """Lets what this stream is given from now on begin after the event."""
+
+
+class Device(Protocol):
+    """One device, whose tensors are staged."""
+
+    @property
+    def place(self) -> torch.device:
+        """The device, for futures and errors."""
+
+    def current(self) -> DeviceStream:
+        """The stream on which the calling thread works."""
+
+    def stream(self) -> DeviceStream:
+        """A new stream."""
+
+    def event(self) -> DeviceEvent:
+        """A new event."""
+
+    def on(self, stream: DeviceStream) -> AbstractContextManager[object]:
+        """A context in which the calling thread works on this stream."""
+
+    def enqueue(self, stream: DeviceStream, work: Callable[[], object]) -> None:
+        """Gives a stream work: calls of torch that return before the device has done them."""
+
+    def hold(self, tensor: torch.Tensor, stream: DeviceStream) -> None:
+        """Keeps the tensor's memory, should the program let go of it, until this stream is done with it."""
+
+    @property
+    def pool(self) -> Pool:
+        """Memory of the host that the device copies from and to by itself."""
+
+    def future(self) -> Future[Any]:
+        """A future that may have tensors of this device as its value."""
+
+    def capturing(self) -> bool:
+        """Whether what the calling thread does is recorded for a graph, and not done."""
+
+
+class Accelerator:
+    """The accelerator that torch has.  Raises RuntimeError where torch has no module for such devices."""
+
+    def __init__(self, place: torch.device) -> None:
+        self._place = place
+        self._module = torch.get_device_module(place)
+        self._pool = Pool(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, pin_memory=True))
+
+    @property
+    def place(self) -> torch.device:
+        return self._place
+
+    def current(self) -> DeviceStream:
+        stream: DeviceStream = self._module.current_stream(self._place)
+        return stream
+
+    def stream(self) -> DeviceStream:
+        stream: DeviceStream = torch.Stream(device=self._place)
+        return stream
+
+    def event(self) -> DeviceEvent:
+        # who waits sleeps: ranks that share a machine with switches have no processor to wait with
+        event: DeviceEvent = torch.Event(device=self._place, blocking=True)
+        return event
+
+    def on(self, stream: DeviceStream) -> AbstractContextManager[object]:
+        context: AbstractContextManager[object] = self._module.stream(stream)
+        return context
+
+    def enqueue(self, stream: DeviceStream, work: Callable[[], object]) -> None:
+        with self.on(stream), torch.inference_mode():
+            work()
+
+    def hold(self, tensor: torch.Tensor, stream: DeviceStream) -> None:
+        tensor.record_stream(stream)
+
+    @property
+    def pool(self) -> Pool:
+        return self._pool
+
+    def future(self) -> Future[Any]:
+        return Future(devices=[self._place])
+
+    def capturing(self) -> bool:
+        asks = getattr(self._module, "is_current_stream_capturing", None)
+        return bool(asks is not None and asks())
+
+
+def kind() -> str | None:
+    """The type of devices that torch has beside the CPU, such as "cuda"; None: there is none."""
+    accelerator = getattr(torch, "accelerator", None)  # torch 2.6
+    found = None if accelerator is None else accelerator.current_accelerator()
+    return None if found is None else str(found.type)
+
+
+def devices() -> list[str]:
+    """The types of devices whose tensors collectives take."""
+    return ["cpu", *filter(None, [kind()])]
+
+
+def device_of(tensor: torch.Tensor) -> Device | None:
+    """The accelerator that a tensor is on; None: the CPU.  Raises ValueError for devices whose tensors cannot be
+    staged."""
+    place = tensor.device
+    if place.type == "cpu":
+        return None
+    if place.type != kind():
+        raise ValueError(
+            f"tensor of {tuple(tensor.shape)} on {place}: expected one on the CPU, or on torch's accelerator, which "
+            f"here is {kind() or 'none'}; move it there"
+        )
+    return _accelerator(place)
+
+
+@cache
+def _accelerator(place: torch.device) -> Device:
+    return Accelerator(place)

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pinned memory in buffers of a few sizes, which are used again and again, since to pin memory takes long."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from netfold.host.staging.device import DeviceEvent
+
+LEAST: Final = 1 << 16
+"""Bytes of the smallest buffer."""
+AHEAD: Final = 256 << 20
+"""Bytes of buffers up to which copies are made before their turn, and that are kept when nobody needs them."""
+
+
+class Pool:
+    """Buffers whose sizes are powers of two, for all threads.
+
+    make  returns so many bytes of pinned memory, uint8
+    """
+
+    def __init__(self, make: Callable[[int], torch.Tensor]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._free: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
+        self._returning: deque[tuple[DeviceEvent, torch.Tensor]] = deque()
+        """Buffers that were given back, and the events after which copies use them no longer."""
+        self.taken = 0
+        """Bytes of buffers that are in use, those that copies still use included."""
+        self._kept = 0
+
+    def take(self, nbytes: int, *, if_room: bool = False) -> torch.Tensor | None:
+        """A buffer of so many bytes or more.
+
+        if_room  return None where more than ``AHEAD`` bytes would be in use
+        """
+        size = max(LEAST, 1 << (nbytes - 1).bit_length())
+        with self._lock:
+            self._reclaim()
+            if if_room and self.taken + size > AHEAD:
+                return None
+            self.taken += size
+            if self._free[size]:
+                self._kept -= size
+                return self._free[size].pop()
+        try:
+            return self._make(size)
+        except BaseException:
+            with self._lock:
+                self.taken -= size
+            raise
+
+    def give(self, buffer: torch.Tensor, after: DeviceEvent) -> None:
+        """Takes a buffer back, which is used again after this event."""
+        with self._lock:
+            self._returning.append((after, buffer))
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+    def _reclaim(self) -> None:
+        for _ in range(len(self._returning)):
+            event, buffer = self._returning.popleft()
+            if event.query():
+                self._keep(buffer)
+            else:
+                self._returning.append((event, buffer))
+
+    def _keep(self, buffer: torch.Tensor) -> None:
+        size = buffer.numel()
+        self.taken -= size
+        if self._kept + size <= AHEAD:
+            self._kept += size
+            self._free[size].append(buffer)

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of a process group with tensors on a device: each is made with copies in pinned memory.
+
+The decorator ``staged`` puts the copies in place of the tensors, so that what a call does knows the CPU alone.  Where
+it reads them is on the communicator's thread, which waits until they have arrived; what reads them at once, as gloo and
+messages do, calls ``arrive`` first.  Allreduce has a way of its own, in parts (``Reducer.allreduce``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from netfold.host.api.communicator import Communicator
+from netfold.host.errors import CollectiveTimeout, TransportError
+from netfold.host.staging.copies import Copies
+from netfold.host.torch.completion import MarkedOperation, StartedOperation
+from netfold.host.torch.reducer import Reducer
+from netfold.host.torch.tensors import flattened
+from netfold.host.torch.work import TorchWork
+
+Method = Callable[..., Any]
+Roles = Literal["in place", "outputs, inputs", "input", "output"]
+"""What the first arguments of a method are."""
+
+_copies: ContextVar[Copies | None] = ContextVar("copies", default=None)
+"""Those of the call that the thread is in."""
+
+
+class StagedGroup(Protocol):
+    """A process group whose calls are staged."""
+
+    communicator: Communicator
+    _reducer: Reducer
+
+
+def arrive() -> None:
+    """Waits until what the call under way reads has been copied from its device."""
+    copies = _copies.get()
+    if copies is not None:
+        copies.arrive()
+
+
+def staged(roles: Roles) -> Callable[[Method], Method]:
+    """Decorator for a method of a group that starts an operation; an argument after the tensors that is a text names it
+    in errors, else the method's own name does."""
+
+    def decorate(how: Method) -> Method:
+        @wraps(how)
+        def call(self: StagedGroup, first: Any, *args: Any, **kwargs: Any) -> Any:
+            second = args[:1] if roles == "outputs, inputs" else ()
+            reads = flattened([second]) if second else [] if roles == "output" else flattened([first])
+            fills = [] if roles == "input" else flattened([first])
+            kind = args[0] if args and isinstance(args[0], str) else how.__name__
+            lane = self._reducer.staging.lane(kind, [*reads, *fills])
+            if lane is None:
+                return how(self, first, *args, **kwargs)
+            _check(kind, fills)
+            copies = Copies(lane, reads, fills)
+            token = _copies.set(copies)
+            try:
+                self.communicator.later(lambda: _arrive(self.communicator, copies), f"{kind}, copying out")
+                swapped = [copies.swap(one) for one in second]
+                work = how(self, copies.swap(first), *swapped, *args[len(swapped) :], **kwargs)
+            except BaseException:
+                copies.drop()
+                raise
+            finally:
+                _copies.reset(token)
+            pending = work._pending if isinstance(work, TorchWork) else DelegatedOperation(work)
+            return TorchWork(StagedOperation(pending, copies, fills or reads))
+
+        return call
+
+    return decorate
+
+
+class StagedOperation(MarkedOperation):
+    """An operation on copies, which are copied back when it is done.
+
+    inner    the operation
+    tensors  that it fills or sends, on the device
+    """
+
+    def __init__(self, inner: StartedOperation, copies: Copies, tensors: list[torch.Tensor]) -> None:
+        super().__init__(tensors)
+        self._inner, self._copies = inner, copies
+        self.staged, self.begun = copies, inner.begun
+        inner.when_done(self._end)
+
+    def await_end(self, timeout: float | None) -> None:
+        end = None if timeout is None else time.monotonic() + timeout
+        self._inner.await_end(timeout)
+        if not self._done.wait(None if end is None else max(0.0, end - time.monotonic())):
+            raise CollectiveTimeout(f"copies to {self._copies.place}: not begun within the {timeout:g} s of wait()")
+        if self._error is not None:
+            raise self._error
+
+    def done(self) -> bool:
+        return self._done.is_set() and (self._error is not None or self._copies.over())
+
+    def source(self) -> int:
+        return self._inner.source()
+
+    def _end(self) -> None:
+        """Begins to copy back; on the thread that has ended the operation."""
+        failed: BaseException | None = None
+        try:
+            self._inner.await_end(0.0)
+            self._copies.fill()
+        except BaseException as error:  # whoever waits is to hear it
+            failed = error
+            self._copies.drop()
+        self.mark(failed)
+
+
+class DelegatedOperation(MarkedOperation):
+    """What gloo does."""
+
+    def __init__(self, work: dist._Work) -> None:
+        super().__init__([])
+        work.get_future().add_done_callback(self._end)
+
+    def await_end(self, timeout: float | None) -> None:
+        if not self._done.wait(timeout):
+            raise CollectiveTimeout(f"gloo: not done within the {timeout:g} s of wait(); it goes on")
+        if self._error is not None:
+            raise self._error
+
+    def done(self) -> bool:
+        return self._done.is_set()
+
+    def _end(self, future: Future[Any]) -> None:
+        try:
+            future.value()
+        except Exception as error:
+            self.mark(error)
+        else:
+            self.mark(None)
+
+
+def _check(what: str, fills: list[torch.Tensor]) -> None:
+    """Raises ValueError where nothing can be copied back."""
+    for tensor in fills:
+        if tensor.layout == torch.strided and torch._debug_has_internal_overlap(tensor) == 1:
+            raise ValueError(f"{what} into a tensor of {tuple(tensor.shape)} with strides {tensor.stride()}, whose "
+                             "elements share memory: expected one with memory for each; give its clone()")
+
+
+def _arrive(comm: Communicator, copies: Copies) -> None:
+    """Waits on the communicator's thread.  Where that fails no operation can begin any more: it would send what was
+    never copied."""
+    try:
+        copies.arrive()
+    except BaseException as error:
+        comm.fail(TransportError(f"{comm!r}: tensors on {copies.place} could not be copied to the host: {error}"))
+        raise
