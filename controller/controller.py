@@ -141,7 +141,7 @@ class Controller:
         self.inspection = Inspection(fabric, self._targets, self.jobs, allocator, self.drains)
         self.injection = Injection(fabric, self._targets)
         self.paths = PathService(
-            self.steering, self.jobs.registry, graph=self.liveness.graph, replan=self.replan,
+            self.steering, self.jobs.registry, up=self.liveness.up, replan=self.replan,
             unpinned=self.inspection.unpinned, links_respond=self.liveness.links_respond,
         )
         self.maintenance = Maintenance(
@@ -179,10 +179,10 @@ class Controller:
         if self._pipeline is None and self._opens_sessions:
             self._pipeline = await asyncio.to_thread(pipeline.of_fabric, self.fabric)
         await serving.check_unused(self.fabric.jobs, token=self._callers.operator_token)
-        fixed = tables.fixed_entries(self.fabric)
+        fixed = await asyncio.to_thread(tables.fixed_entries, self.fabric)
         for target in self._targets.values():
             target.preset("fabric", fixed[target.name])
-        self._routing.preset(self.fabric.graph())
+        await self._routing.preset(self.liveness.whole)
         for target in self._targets.values():
             target.start()
         await self._wait_for_switches()
@@ -272,7 +272,7 @@ class Controller:
         self.jobs.notice()
 
     async def _reroute(self) -> None:
-        await self._routing.update(self.liveness.graph())
+        await self._routing.update(self.liveness.up())
         self.paths.changed()
 
     async def _watch_changes(self) -> None:

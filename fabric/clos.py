@@ -13,7 +13,7 @@ Clos; all others have `ShortestPaths`.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -44,9 +44,18 @@ class Clos(PathGraph):
         """The switches that each leaf climbs to, the lowest first."""
 
     @property
-    def choosers(self) -> list[str]:
-        several = {top for leaf in self.leaves for top, ways in self.climbs(leaf).items() if len(ways) > 1}
-        return [switch for switch in self.tier if len(self._up[switch]) > 1 or switch in several]
+    def middles(self) -> list[str]:
+        return [switch for switch in self.tier if self.tier[switch] > 1]
+
+    @property
+    def layers(self) -> int:
+        most: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))  # climbs of the two leaves that have most
+        for leaf in self.leaves:
+            for top, ways in self.climbs(leaf).items():
+                if top != leaf:
+                    _, *two = sorted((*most[top], len(ways)))
+                    most[top] = two[0], two[1]
+        return max((a * b for a, b in most.values()), default=1)
 
     def uplinks(self, switch: str) -> tuple[Hop, ...]:
         """Live links of a switch towards the next tier, by number."""
@@ -55,7 +64,7 @@ class Clos(PathGraph):
     def climbs(self, leaf: str) -> Mapping[str, Sequence[Path]]:
         """The live paths from a leaf up to every switch above it, by that switch's name."""
         if leaf not in self._climbs:
-            ways: dict[str, list[Path]] = {leaf: [()]} if leaf not in self._dead_switches else {}
+            ways: dict[str, list[Path]] = {leaf: [()]} if leaf in self._up and leaf not in self._dead_switches else {}
             frontier = list(ways)
             while frontier:
                 above: dict[str, None] = {}
@@ -66,6 +75,12 @@ class Clos(PathGraph):
                 frontier = list(above)
             self._climbs[leaf] = ways
         return self._climbs[leaf]
+
+    def reaches(self, source: str, destination: str) -> bool:
+        if self._suspects and any((destination, hop.link) in self._suspects for hop in self._up.get(source, ())):
+            return super().reaches(source, destination)
+        up, down = self.climbs(source), self.climbs(destination)
+        return source == destination or not up.keys().isdisjoint(down)
 
     def single_ways(self, source: str, destination: str) -> list[tuple[str, Path]] | None:
         """The switches where paths between two leaves turn, in a fixed order, with the climb from the source; None
@@ -117,13 +132,13 @@ class Clos(PathGraph):
 
 
 def tiers(graph: nx.MultiGraph[str]) -> dict[str, int]:
-    """The tier of each switch that a host reaches: its distance from the nearest one."""
+    """The tier of each switch that a host reaches, in the graph's order: its distance from the nearest one."""
     import networkx as nx
 
     kinds: dict[str, str] = dict(graph.nodes(data="kind"))
     hosts = {node for node, kind in kinds.items() if kind == "host"}
     distance = nx.multi_source_dijkstra_path_length(graph, hosts, weight=None) if hosts else {}
-    return {node: int(hops) for node, hops in distance.items() if kinds[node] == "switch"}
+    return {node: int(distance[node]) for node, kind in kinds.items() if kind == "switch" and node in distance}
 
 
 def is_clos(graph: nx.MultiGraph[str]) -> bool:

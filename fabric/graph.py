@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -175,7 +175,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """File in which the controller stores what operators have drained, across its restarts; None: not stored."""
 
 
-class Fabric(Settings, frozen=True, kw_only=True):
+class Fabric(Settings, frozen=True, kw_only=True, dict=True):
     """A fabric: its settings, switches, hosts and links.  `file.load` and `generate` make one and check it."""
 
     switches: tuple[Switch, ...]
@@ -196,7 +196,7 @@ class Fabric(Settings, frozen=True, kw_only=True):
 
     def switch(self, name: str) -> Switch:
         """The switch with this name.  Raises KeyError."""
-        return _named(self.switches, name)
+        return _named(self._switches, name)
 
     def p4runtime_files(self, name: str) -> tuple[str | None, str | None, str | None]:
         """The PEM files of TLS with a switch: its CA, the controller's certificate and key.  What the switch does not
@@ -211,11 +211,11 @@ class Fabric(Settings, frozen=True, kw_only=True):
 
     def host(self, name: str) -> Host:
         """The host with this name.  Raises KeyError."""
-        return _named(self.hosts, name)
+        return _named(self._hosts, name)
 
     def node(self, name: str) -> Switch | Host:
         """The switch or host with this name.  Raises KeyError."""
-        return _named(self.nodes, name)
+        return self._switches.get(name) or _named(self._hosts, name)
 
     def tenant(self, name: str) -> Tenant:
         """The tenant with this name; the one called DEFAULT_TENANT without limits if the fabric file has no such."""
@@ -224,7 +224,7 @@ class Fabric(Settings, frozen=True, kw_only=True):
     def fold_address(self, host: Host) -> str:
         """The address in FOLD_NETWORK under which a host's NIC takes what switches have folded: number 1 + the host's
         place in the fabric.  Empty for a host without RDMA."""
-        return str(ipaddress.IPv4Network(roce.FOLD_NETWORK)[1 + self.hosts.index(host)]) if host.rdma else ""
+        return self._fold_addresses[host.name] if host.rdma else ""
 
     def fold_addresses(self) -> list[str]:
         """The fold addresses of all hosts, in their order."""
@@ -233,7 +233,24 @@ class Fabric(Settings, frozen=True, kw_only=True):
 
     def host_at(self, address: str) -> Host | None:
         """The host with this IPv4 address; None if there is none."""
-        return next((h for h in self.hosts if h.address == address), None)
+        return self._by_address.get(address)
+
+    # dictionaries for look-ups; they are no fields, and a copy with other hosts makes its own
+    @cached_property
+    def _switches(self) -> dict[str, Switch]:
+        return {switch.name: switch for switch in self.switches}
+
+    @cached_property
+    def _hosts(self) -> dict[str, Host]:
+        return {host.name: host for host in self.hosts}
+
+    @cached_property
+    def _by_address(self) -> dict[str, Host]:
+        return {host.address: host for host in self.hosts}
+
+    @cached_property
+    def _fold_addresses(self) -> dict[str, str]:
+        return dict(zip(self._hosts, self.fold_addresses(), strict=True))
 
     def leaf_of(self) -> dict[str, str]:
         """The name of each host's leaf, by the host's name."""
@@ -261,6 +278,25 @@ class Fabric(Settings, frozen=True, kw_only=True):
         return graph
 
 
+class Up(NamedTuple):
+    """What of a fabric is up: switches and hosts by name, links by number."""
+
+    nodes: frozenset[str]
+    links: frozenset[int]
+
+    @classmethod
+    def of(cls, graph: nx.MultiGraph[str]) -> Up:
+        """What a graph as of `Fabric.graph` has."""
+        return cls(frozenset(graph), frozenset(number for *_, number in graph.edges(keys=True)))
+
+    def graph(self, fabric: Fabric) -> nx.MultiGraph[str]:
+        """What is left of the fabric's graph."""
+        graph = fabric.graph()
+        graph.remove_edges_from([edge for edge in graph.edges(keys=True) if edge[2] not in self.links])
+        graph.remove_nodes_from([node for node in graph if node not in self.nodes])
+        return graph
+
+
 def bits_per_second(rate: str) -> int:
     """A rate in tc's units (``100mbit``, ``2.5gbit``) in bit/s.  Raises FabricError."""
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)(bit|kbit|mbit|gbit|tbit)", rate, re.ASCII)
@@ -269,11 +305,10 @@ def bits_per_second(rate: str) -> int:
     return round(float(match[1]) * _RATE_UNITS[match[2]])
 
 
-def _named(nodes: Iterable[Node], name: str) -> Node:
-    for node in nodes:
-        if node.name == name:
-            return node
-    raise KeyError(f"the fabric has no {name}")
+def _named(nodes: Mapping[str, Node], name: str) -> Node:
+    if name not in nodes:
+        raise KeyError(f"the fabric has no {name}")
+    return nodes[name]
 
 
 @lru_cache(maxsize=1 << 17)

@@ -119,8 +119,13 @@ class PathGraph(ABC):
 
     @property
     @abstractmethod
-    def choosers(self) -> list[str]:
-        """Switches that have a choice of ways to some leaf."""
+    def middles(self) -> list[str]:
+        """Switches that may be in the middle of a path, in the fabric's order: the n-th, from 1, names path n."""
+
+    @property
+    @abstractmethod
+    def layers(self) -> int:
+        """Paths at most that two leaves have over one middle, each with a name of its own."""
 
     @abstractmethod
     def _find(self, source: str, destination: str) -> list[Way]:
@@ -136,6 +141,13 @@ class PathGraph(ABC):
                                 "suspect; bring one back, or move the job's hosts")
             self._ways[source, destination] = found
         return self._ways[source, destination]
+
+    def reaches(self, source: str, destination: str) -> bool:
+        """Whether a live path leads from one leaf to another, or they are the same one."""
+        try:
+            return source == destination or bool(self.ways(source, destination))
+        except PathError:
+            return False
 
     def paths(self, source: str, destination: str) -> tuple[Path, ...]:
         """The paths of `ways`."""

@@ -18,10 +18,13 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from netfold.fabric.joint_shares import joint_shares
 from netfold.fabric.path_graph import Hop, PathGraph, Way
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 Near = dict[str, list[Hop]]
 """Links by the neighbour that they lead to."""
@@ -30,13 +33,14 @@ Near = dict[str, list[Hop]]
 class ShortestPaths(PathGraph):
     """The paths of a fabric of any shape."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, graph: nx.MultiGraph[str], **options: Any) -> None:
+        super().__init__(graph, **options)
+        self._switches = [node for node, kind in graph.nodes(data="kind") if kind == "switch"]
         self._near: dict[str, Near] = defaultdict(lambda: defaultdict(list))
         for a, b, number in sorted(self._cables, key=lambda cable: cable[2]):
             self._near[a][b].append(Hop(number, a, b))
             self._near[b][a].append(Hop(number, b, a))
-        self._layers = max((len(hops) for near in self._near.values() for hops in near.values()), default=1)
+        self._side_by_side = max((len(hops) for near in self._near.values() for hops in near.values()), default=1)
         """Most links side by side: as many paths may have the same switches."""
         self._distances: dict[str, dict[str, int]] = {}
         self._choices: dict[tuple[str, str], list[Way]] = {}
@@ -47,8 +51,12 @@ class ShortestPaths(PathGraph):
         self._choice_at: dict[tuple[str, str], bool] = {}
 
     @property
-    def choosers(self) -> list[str]:
-        return [switch for switch, near in self._near.items() if sum(map(len, near.values())) > 1]
+    def middles(self) -> list[str]:
+        return self._switches
+
+    @property
+    def layers(self) -> int:
+        return self._side_by_side
 
     def choices(self, source: str, destination: str) -> list[Way]:
         if (source, destination) not in self._choices:
@@ -79,7 +87,7 @@ class ShortestPaths(PathGraph):
         for middle in self._ring(source)[half]:
             if there[middle] != there[source] - half:
                 continue
-            for layer in range(self._layers):
+            for layer in range(self._side_by_side):
                 path = (*self._walk(source, middle, middle, layer), *self._walk(middle, destination, middle, layer))
                 usable = (destination, path[0].link) not in self._suspects and not self._barred & {
                     hop.link for hop in path}

@@ -27,12 +27,6 @@ MAX_SOCKET_PATH: Final = 107
 """Bytes of a socket's path: sun_path of unix(7) without its terminating zero."""
 
 
-ROUTES: Final = 4096
-"""Entries of a switch's routes: ROUTES of p4src/sizes.p4."""
-LEAVES: Final = 1024
-"""Switches that hosts hang on: LEAVES of p4src/sizes.p4."""
-
-
 MOST: Final = {"switch": 8192, "host": 1 << 16, "link": 1 << 18}
 """Things of a kind in a fabric at most, beyond what anybody plans or simulates: larger files are refused at once."""
 
@@ -41,19 +35,6 @@ def count(kind: str, number: int) -> None:
     """Check how many switches, hosts or links there are.  Raises FabricError."""
     if number > MOST[kind]:
         raise FabricError(f"{kind}: expected at most {MOST[kind]:,}, got {number:,}")
-
-
-def fits(fabric: Fabric) -> None:
-    """Check that the switch program has room for a fabric's hosts.  Raises FabricError.  Simulations may be larger."""
-    addresses = sum(1 + host.rdma for host in fabric.hosts)
-    if addresses > ROUTES:
-        raise FabricError(f"host: {fabric.name} has {len(fabric.hosts):,} hosts with {addresses:,} addresses, expected "
-                          f"at most {ROUTES:,}: a switch has a route for each (ROUTES in p4src/sizes.p4). Split the "
-                          "fabric, or simulate it (`netfold sim`)")
-    leaves = len(set(fabric.leaf_of().values()))
-    if leaves > LEAVES:
-        raise FabricError(f"switch: {fabric.name} has {leaves:,} switches with hosts, expected at most {LEAVES:,} "
-                          "(LEAVES in p4src/sizes.p4). Split the fabric, or simulate it (`netfold sim`)")
 
 
 def validate(fabric: Fabric) -> None:

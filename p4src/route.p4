@@ -6,18 +6,11 @@
 #include "paths.p4"
 #include "punt.p4"
 
-// The next hops on the shortest paths to a destination: equal-cost uplinks
-struct next_hops_t {
-    bit<16> leaf;       // the destination's, by its number
-    bit<16> group;      // of uplinks
-    bit<16> members;    // uplinks in the group
-}
-
 // Where does a packet go that is not folded?
 control Route(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     Paths()     paths;
     Punt()      punt;
-    next_hops_t next_hops = { 0, 0, 0 };
+    next_hops_t next_hops = { 0, 0, 0, 0 };
     bit<16>     member = 0;         // the next hop that is taken
 
     action forward(port_t port, mac_t src_mac, mac_t dst_mac) {
@@ -26,8 +19,8 @@ control Route(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
         hdr.ethernet.dst = dst_mac;
         hdr.ipv4.ttl = hdr.ipv4.ttl - 1;
     }
-    action spread(bit<16> leaf, bit<16> group, bit<16> members) {
-        next_hops = { leaf, group, members };
+    action spread(bit<16> leaf, bit<16> group, bit<16> first, bit<16> members) {
+        next_hops = { leaf, group, first, members };
     }
     action unreachable() {
         mark_to_drop(sm);
@@ -60,7 +53,7 @@ control Route(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
         } else {
             switch (route.apply().action_run) {
                 spread: {
-                    paths.apply(hdr, next_hops.leaf, next_hops.members, next_hops.group, member);
+                    paths.apply(hdr, next_hops, member);
                     uplink.apply();
                 }
                 to_cpu: {

@@ -37,19 +37,22 @@
 #define CONNECTIONS     4096
 #define FLOWS           16384
 #define REPLICAS        (2 * CONNECTIONS)
-// Hosts of a fabric, one route each.
+// Routes: one for each host of the switch itself, and one for each leaf whose packets do not go the default way up.
 #define ROUTES          4096
 // Switches that hosts hang on.
-#define LEAVES          1024
+#define LEAVES          4096
 // Ports in all groups of next hops on equally short paths together.
-#define UPLINKS         1024
-// Ports that name paths at a switch, for all destination leaves together: those of UDP, and as many of TCP.
-#define PINS            32768
+#define UPLINKS         8192
+// Paths by number at a switch, for all destination leaves alike, as many as UDP's ports can name.
+#define PINS            2048
+// Exceptions: paths that a switch sends elsewhere for some destination leaf.
+#define BENT            32768
 
 // BMv2's ports are numbers of 9 bits; what is counted by port has a cell for each number.
 #define PORT_BITS       9
 #define PORTS           (1 << PORT_BITS)
 #define CPU_PORT        510
+#define NO_PORT         511
 
 // Packets in a queue, as v1model counts them; no queue is as long as the greatest number.
 #define QUEUE_DEPTH_BITS 19
@@ -78,7 +81,9 @@
 #define ETHERTYPE_IPV4  0x0800
 #define PROTO_TCP       6
 #define PROTO_UDP       17
-// TCP ports from here up name paths.  Two ports that differ in this bit name the same one.
+// UDP source ports from here up, and TCP ports from TCP_PATH_PORT up, have the number of the packet's path in their lowest
+// bits; number 0 is no path.  Two ports that differ in this bit name the same one.
+#define PATH_PORT       0xf000
 #define TCP_PATH_PORT   0xf800
 #define TCP_SAME_PATH   0x0400
 // UDP destination ports of RoCEv2: its own, which a host's first rank has and NICs and switches use, and a range for all

@@ -83,8 +83,8 @@ def flows(fabric: Fabric, topology: Topology, workload: Workload, scheme: Scheme
 
     Raises ValueError for flows that cannot be replayed.
     """
-    number = {switch.name: n for n, switch in enumerate(fabric.switches, 1)}
-    ports = [roce.PATH_PORT + number[switch.name] for switch in fabric.switches if switch.role == "spine"]
+    number = {name: n for n, name in enumerate((s.name for s in fabric.switches if s.role == "spine"), 1)}
+    ports = [roce.PATH_PORT + n for n in number.values()]
     placed = queue_pairs(topology, workload, scheme)
     pieces: dict[int, list[int]] = defaultdict(list)
     for task, path in zip(placed.task.tolist(), placed.path.tolist(), strict=True):

@@ -24,7 +24,7 @@ from netfold.controller.health.silent_control import SilentControl
 from netfold.controller.health.silent_links import SilentLinks
 from netfold.controller.switch.switch import SwitchError
 from netfold.controller.switch.target import Client, Target
-from netfold.fabric.graph import End, Fabric
+from netfold.fabric.graph import End, Fabric, Up
 from netfold.wire.operator import Note, unnoted
 
 if TYPE_CHECKING:
@@ -74,10 +74,11 @@ class Liveness:
         self._fabric = fabric
         self._targets = targets
         self._changed = changed
-        self._whole = fabric.graph()
-        self._graphs: dict[tuple[frozenset[Hashable], frozenset[Hashable]], nx.MultiGraph[str]] = {}
-        """The graphs that were asked for last, by the links and switches that they lack."""
-        self._numbers = {end: number for number, link in enumerate(fabric.links) for end in link.ends}
+        self.whole = Up(frozenset(node.name for node in fabric.nodes), frozenset(range(len(fabric.links))))
+        """Switches, hosts and links, as if all were up."""
+        self._graphs: dict[Up, nx.MultiGraph[str]] = {}
+        """The graphs that were asked for last."""
+        self._number = {end: number for number, link in enumerate(fabric.links) for end in link.ends}
         self._links = Links(fabric)
         self._excuses = Excuses(targets, self._links)
         self._silent = SilentLinks(targets, self._links, drained)
@@ -102,21 +103,21 @@ class Liveness:
         """The fabric's graph without switches and links that are down; with ``steady``, also without those that flap
         damping suppresses, and with ``writable`` without switches that can be told nothing.  All who ask while nothing
         changes get the same one, which is frozen."""
-        without = self._damping.unsteady() if steady else set()
-        lost = frozenset(without | self.links_down().keys())
-        down = self.switches_down(writable=writable) | without
-        if (graph := self._graphs.pop((lost, down), None)) is None:
+        up = self.up(steady=steady, writable=writable)
+        if (graph := self._graphs.pop(up, None)) is None:
             import networkx as nx
 
-            graph = self._whole.copy()
-            graph.remove_edges_from([(*(end.node for end in self._fabric.links[number].ends), number)
-                                     for number in lost if isinstance(number, int)])
-            graph.remove_nodes_from(down & self._targets.keys())
-            nx.freeze(graph)
+            graph = nx.freeze(up.graph(self._fabric))
             while len(self._graphs) >= MOST_GRAPHS:
                 del self._graphs[next(iter(self._graphs))]
-        self._graphs[lost, down] = graph
+        self._graphs[up] = graph
         return graph
+
+    def up(self, *, steady: bool = False, writable: bool = False) -> Up:
+        """What `graph` has, which takes a hundredth of the time to say."""
+        without = self._damping.unsteady() if steady else set()
+        down = self.switches_down(writable=writable)
+        return Up(self.whole.nodes - down - without, self.whole.links - without - self.links_down().keys())
 
     def switches_down(self, *, writable: bool = False) -> frozenset[str]:
         """Switches that are down; with ``writable``, also those that can be told nothing."""
@@ -137,9 +138,9 @@ class Liveness:
         # probes of suspect links that were sent a moment ago count as lost already: only _probe_suspects may judge them
         down = {number: self._links.why_down(number) for number in self._links.down() - self._suspects}
         down |= dict.fromkeys(self._control.dead, "its P4Runtime server is silent, and nothing comes through")
-        for end in (End(name, port) for name, target in self._targets.items() for port in target.ports_down):
-            if (number := self._numbers.get(end)) is not None:
-                down[number] = f"{end} is down"
+        dark = {End(name, port) for name, target in self._targets.items() for port in target.ports_down}
+        for number, end in sorted((self._number[end], end) for end in dark if end in self._number):
+            down[number] = f"{end} is down"
         return down
 
     def log_changes(self) -> None:

@@ -91,13 +91,12 @@ class Inspection:
             totals=self._jobs.totals,
         )
 
-    async def unpinned(self) -> dict[str, dict[int, int]]:
-        """Packets without a pin, by switch and by number of the destination leaf; switches that do not answer are left
-        out."""
-        found: dict[str, dict[int, int]] = {}
+    async def unpinned(self) -> dict[str, int]:
+        """Packets without a pin, by switch; switches that do not answer are left out."""
+        found: dict[str, int] = {}
         for name in self._targets:
             cells = (await self._counters(name, [tables.UNPINNED])).cells.get(tables.UNPINNED, {})
-            found[name] = {number: cell.packets for number, cell in cells.items() if cell.packets}
+            found[name] = sum(cell.packets for cell in cells.values())
         return found
 
     async def _counters(self, name: str, wanted: Sequence[str] = COUNTERS) -> SwitchCounters:

@@ -22,20 +22,22 @@ from netfold.controller.jobs import callers
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.registry import Registry
 from netfold.controller.paths.planning import PathPlanner, View
-from netfold.controller.paths.steering import SUSPECT_SECONDS, Steering
+from netfold.controller.paths.steering import SUSPECT_SECONDS, Steering, path_of
 from netfold.controller.switch import tables
+from netfold.controller.switch.path_tables import NO_PORT, Forwarding
 from netfold.fabric import trees
-from netfold.fabric.graph import End, Fabric, PlannerName
+from netfold.fabric.graph import End, Fabric, PlannerName, Up
 from netfold.fabric.path_graph import Path
 from netfold.rpc import rpc
 from netfold.rpc.limits import Shared
 from netfold.rpc.rpc import Code, Refusal
+from netfold.wire import roce
 from netfold.wire.bounds import Int32, Name
 from netfold.wire.operator import PinnedPath
-from netfold.wire.paths import SERVICE, Follow, Noted, Paths, Suspect
+from netfold.wire.paths import SERVICE, Follow, Noted, Paths, Suspect, tcp_ports
 
 if TYPE_CHECKING:
-    import networkx as nx
+    pass
 
 log = logging.getLogger("netfold.controller")
 
@@ -78,8 +80,6 @@ class LeafRow(msgspec.Struct, frozen=True):
 
     name: str
     mode: tables.Mode
-    unpinned: dict[str, int]
-    """RoCE packets to this leaf in mode "pinned" that no pin was for, by switch."""
 
 
 class UplinkRow(msgspec.Struct, frozen=True):
@@ -94,14 +94,17 @@ class UplinkRow(msgspec.Struct, frozen=True):
 
 
 class PinRow(msgspec.Struct, frozen=True):
-    """The port at which a switch sends packets to a leaf with this source port."""
+    """The port at which a switch sends packets with this source port."""
 
     switch: str
     leaf: str
+    """Where the packets go to; empty: to every leaf for which no other row says something else."""
     source_port: int
+    """Of UDP, or of TCP."""
     port: int
+    """0: which one the hash says."""
     towards: str
-    """The neighbour at that port."""
+    """The neighbour at that port; empty for port 0."""
     chosen: bool
     """Whether an operator has chosen the port."""
 
@@ -112,6 +115,8 @@ class Table(msgspec.Struct, frozen=True):
     leaves: list[LeafRow]
     uplinks: list[UplinkRow]
     pins: list[PinRow]
+    unpinned: dict[str, int]
+    """Packets in mode "pinned" that no pin was for, by the switch that met them."""
     planner: PlannerName = "fewest_pieces"
     """How flows are cut over paths."""
 
@@ -119,9 +124,9 @@ class Table(msgspec.Struct, frozen=True):
 class PathService:
     """The path service of one controller.
 
-    graph            returns the part of the fabric that is up
+    up               returns the part of the fabric that is up
     replan           plans routes and pins anew and writes them to the switches
-    unpinned         reads the counter `unpinned`: packets by switch, then by the leaf's number
+    unpinned         reads the counter `unpinned`: packets by switch
     links_respond    whether probes come through all these links within so many seconds
     """
 
@@ -130,15 +135,15 @@ class PathService:
         steering: Steering,
         jobs: Registry,
         *,
-        graph: Callable[[], nx.MultiGraph[str]],
+        up: Callable[[], Up],
         replan: Callable[[], Awaitable[None]],
-        unpinned: Callable[[], Awaitable[dict[str, dict[int, int]]]],
+        unpinned: Callable[[], Awaitable[dict[str, int]]],
         links_respond: Callable[[Collection[int], float], Awaitable[bool]],
     ) -> None:
         self._steering = steering
         self._fabric: Fabric = steering.fabric
         self._jobs = jobs
-        self._graph = graph
+        self._up = up
         self._replan = Shared(replan)
         self._table = Shared(self._read_table)
         self._read_unpinned = unpinned
@@ -266,7 +271,8 @@ class PathService:
 
     def _current_view(self) -> View:
         if self._view is None:
-            self._view = View(self._steering, self._version, *self._steering.usable_parts(self._graph()))
+            graph = self._up().graph(self._fabric)
+            self._view = View(self._steering, self._version, *self._steering.usable_parts(graph))
         return self._view
 
     def _job(self, request: Follow | Suspect) -> Job:
@@ -282,30 +288,34 @@ class PathService:
         return await self._table()
 
     async def _read_table(self) -> Table:
-        unpinned, graph = await self._read_unpinned(), self._graph()
-        up = {number for *_, number in graph.edges(keys=True)}
-        numbers = tables.leaf_numbers(self._fabric)
-        far = {a: b for link in self._fabric.links for a, b in (link.ends, link.ends[::-1])}
+        unpinned, up = await self._read_unpinned(), self._up()
+        switches = {switch.name for switch in self._fabric.switches}
         suspects, drained = self._steering.suspects(), self._steering.drains.links
-        planned = self._steering.pins(self._steering.left(graph))
+        planned = await asyncio.to_thread(self._steering.plan, self._steering.inputs(up))
         return Table(
-            leaves=[
-                LeafRow(leaf, mode, {s: counts[numbers[leaf]] for s, counts in unpinned.items()
-                                     if numbers[leaf] in counts})
-                for leaf, mode in self._steering.modes.items()
-            ],
+            leaves=[LeafRow(leaf, mode) for leaf, mode in self._steering.modes.items()],
             uplinks=[
-                UplinkRow(link.a, link.b, number in up, number in drained,
+                UplinkRow(link.a, link.b, number in up.links, number in drained,
                           sorted(leaf for leaf, blamed in suspects if blamed == number))
-                for number, link in enumerate(self._fabric.links) if {e.node for e in link.ends} <= set(numbers)
+                for number, link in enumerate(self._fabric.links) if {e.node for e in link.ends} <= switches
             ],
-            pins=[
-                PinRow(switch, leaf, source_port, port, far[End(switch, port)].node,
-                       (switch, leaf, source_port) in self._steering.chosen)
-                for switch, here in sorted(planned.items()) for (leaf, source_port), port in sorted(here.items())
-            ],
+            pins=[row for switch, ways in sorted(planned.items()) for row in self._pin_rows(switch, ways)],
+            unpinned={switch: count for switch, count in unpinned.items() if count},
             planner=self._steering.planner,
         )
+
+    def _pin_rows(self, switch: str, ways: Forwarding) -> Iterator[PinRow]:
+        """A switch's pins, then their exceptions; of each path by its UDP port, then by its TCP port."""
+        far = {end.port: other.node for link in self._fabric.links
+               for end, other in (link.ends, link.ends[::-1]) if end.node == switch}
+        for (leaf, path), ports in [*(((("", path), ports)) for path, ports in ways.pins.items()), *ways.bent.items()]:
+            names = roce.PATH_PORT + path, *tcp_ports(roce.PATH_PORT + path)[:1]
+            for source_port, port in zip(names, ports, strict=False):
+                if port != NO_PORT:
+                    yield PinRow(switch, leaf, source_port, port, far[port],
+                                 (switch, leaf, source_port) in self._steering.chosen)
+                elif leaf:
+                    yield PinRow(switch, leaf, source_port, 0, "", False)
 
     async def set_mode(self, request: SetMode) -> Table:
         """Set the mode of leaves.  Raises Refusal for an unknown leaf."""
@@ -325,14 +335,16 @@ class PathService:
         """Set or remove a pin.  Raises Refusal for an unknown leaf, source port or uplink."""
         self._known_leaf(request.leaf)
         key = (request.switch, request.leaf, request.source_port)
-        pins = self._steering.pins(self._steering.whole).get(request.switch, {})
-        if key[1:] not in pins:
+        given = self._steering.inputs(self._steering.everything)
+        whole = await asyncio.to_thread(self._steering.plan, given)
+        ways, (path, kind) = whole.get(request.switch, Forwarding()), path_of(request.source_port)
+        uplinks = [hop.port for hop in ways.hops(request.leaf)]
+        if len(uplinks) < 2 or getattr(ways.ports(request.leaf, path), kind) == NO_PORT:
             raise Refusal(Code.NOT_FOUND, f"{request.switch} pins no source port {request.source_port} for "
                                           f"{request.leaf}; `netfold paths show --pins` lists them")
-        others = sorted({port for (leaf, _), port in pins.items() if leaf == request.leaf})
-        if request.port and request.port not in others:
+        if request.port and request.port not in uplinks:
             raise Refusal(Code.INVALID_ARGUMENT, f"port: expected an uplink of {request.switch} towards "
-                                                 f"{request.leaf}, one of {others}, or 0, got {request.port}")
+                                                 f"{request.leaf}, one of {uplinks}, or 0, got {request.port}")
         if request.port:
             self._steering.chosen[key] = request.port
         else:

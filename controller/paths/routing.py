@@ -1,25 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps every switch's routes, policies and pins as they follow from what is up, drained, suspect and chosen.
 
-Planning them takes a good part of a minute in a fabric of hundreds of switches, and most of what makes a controller
-look again changes none of it: so a plan is made anew only where something that it follows from has changed, or for a
-switch that was down when it was made.
+Most of what makes a controller look again changes none of it: so a plan is made anew only where something that it
+follows from has changed, and only switches that it changes get new entries.  Plans are made beside the controller's
+loop, one after the other.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
-from netfold.controller.paths.steering import Steering
+from netfold.controller.paths.steering import Inputs, Steering
+from netfold.controller.switch.entities import Entity
+from netfold.controller.switch.path_tables import Forwarding
 from netfold.controller.switch.target import Target
-
-if TYPE_CHECKING:
-    import networkx as nx
+from netfold.fabric.graph import Up
 
 PART: Final = "routes"
 """The part of a switch's desired state."""
+AT_ONCE: Final = 16
+"""Switches that are given their entries in one turn of the controller's loop."""
+_NONE: Final = Forwarding()
+"""Of a switch that is not in the plan."""
 
 
 class Routing:
@@ -32,27 +36,48 @@ class Routing:
     def __init__(self, steering: Steering, targets: Mapping[str, Target]) -> None:
         self._steering = steering
         self._targets = targets
-        self._planned: Hashable = None
+        self._turn = asyncio.Lock()
+        self._planned: Inputs | None = None
         """What the last plan follows from."""
-        self._given: dict[str, Hashable] = {}
-        """What the plan that each switch was given last follows from."""
+        self._ways: dict[str, Forwarding] = {}
+        """The last plan."""
+        self._given: dict[str, Forwarding] = {}
+        """What each switch was given last, of whatever plan."""
 
-    def preset(self, graph: nx.MultiGraph[str]) -> None:
+    async def preset(self, up: Up) -> None:
         """Give all switches their entries before their targets start."""
-        self._planned = self._steering.inputs(graph)
-        found = self._steering.base(graph)
+        found = await asyncio.to_thread(self._plan, self._steering.inputs(up), list(self._targets))
         for name, target in self._targets.items():
             target.preset(PART, found.get(name, ()))
-            self._given[name] = self._planned
 
-    async def update(self, graph: nx.MultiGraph[str]) -> None:
-        """Give the switches that are up what follows from the graph now, where that is not what they were given."""
-        inputs = self._steering.inputs(graph)
-        lacking = {name: target for name, target in self._targets.items()
-                   if target.is_heard and self._given.get(name) != inputs}
-        if not lacking and inputs == self._planned:
-            return
-        found = self._steering.base(graph)
-        self._planned = inputs
-        self._given.update(dict.fromkeys(lacking, inputs))
-        await asyncio.gather(*(target.replace(PART, found.get(name, ())) for name, target in lacking.items()))
+    async def update(self, up: Up) -> None:
+        """Give the switches that are heard what follows from what is up, where that is not what they were given."""
+        # whoever asked may be cancelled: switches are given what the plan says they were
+        await asyncio.shield(asyncio.create_task(self._update(up), name="routes are planned"))
+
+    async def _update(self, up: Up) -> None:
+        async with self._turn:  # until all have been told, since a switch takes what comes last
+            inputs = self._steering.inputs(up)
+            heard = [name for name, target in self._targets.items() if target.is_heard]
+            if inputs == self._planned and all(self._given.get(name) == self._of(name) for name in heard):
+                return
+            found = await asyncio.to_thread(self._plan, inputs, heard)
+            telling = []
+            for count, (name, entities) in enumerate(found.items(), 1):
+                told = self._targets[name].replace(PART, entities)
+                telling.append(asyncio.create_task(told, name=f"routes of {name}"))
+                if count % AT_ONCE == 0:
+                    await asyncio.sleep(0)
+        await asyncio.gather(*telling)
+
+    def _plan(self, inputs: Inputs, heard: list[str]) -> dict[str, list[Entity]]:
+        """Plan, unless nothing has changed, and make the entries of those of some switches that differ from what they
+        were given.  Nothing else runs this at the same time."""
+        if inputs != self._planned:
+            self._ways, self._planned = self._steering.plan(inputs), inputs
+        changed = {name: ways for name in heard if self._given.get(name) != (ways := self._of(name))}
+        self._given.update(changed)
+        return self._steering.tables.all_entries(changed)
+
+    def _of(self, switch: str) -> Forwarding:
+        return self._ways.get(switch, _NONE)

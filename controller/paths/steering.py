@@ -2,8 +2,8 @@
 """Steering: which source port takes which path, how packets to each leaf choose, and which uplinks are avoided.
 
 A path is named by the switch in its middle, where it turns in a folded Clos, so its UDP source port is ``PATH_PORT`` +
-that switch's number in the fabric: the same for every pair of leaves, whatever else is down.  Switches that have a
-choice, leaves above all, pin it to the link that leads there (p4src/paths.p4).
+that switch's number, counted among the switches where paths can turn: the same for every pair of leaves, whatever else
+is down.  Switches that have a choice, leaves above all, pin it to the link that leads there (p4src/paths.p4).
 
 TCP's ports name the same paths (``wire.paths.tcp_ports``).  But a connection cannot leave its port, as a queue pair
 can, so the names of dead or suspect paths are pinned to others meanwhile.
@@ -17,20 +17,22 @@ can, so the names of dead or suspect paths are pinned to others meanwhile.
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, permutations
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import permutations
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from netfold.controller.health.drains import Drains
-from netfold.controller.switch import tables
-from netfold.controller.switch.tables import BySwitch, Mode, Pin, Pins
+from netfold.controller.paths import pinning
+from netfold.controller.switch.path_tables import NO_PORT, UNPINNED, Forwarding, PathTables, Ports
+from netfold.controller.switch.tables import BySwitch, Mode
 from netfold.fabric import routes
-from netfold.fabric.clos import paths_of
-from netfold.fabric.graph import Fabric, PlannerName
-from netfold.fabric.path_graph import Path, PathError, PathGraph, Way
-from netfold.fabric.routes import Route
+from netfold.fabric.climbs import Climbs, LeafSets
+from netfold.fabric.clos import Clos, paths_of
+from netfold.fabric.graph import Fabric, PlannerName, Up
+from netfold.fabric.path_graph import Path, PathGraph, Way
+from netfold.fabric.routes import NextHop
 from netfold.wire import roce
 from netfold.wire.paths import tcp_ports
 
@@ -45,6 +47,18 @@ DEFAULT: Final[Mode] = "pinned"
 
 SuspectUplink = tuple[str, int]
 """Destination leaf, number of the uplink that is suspect for it."""
+Pin = tuple[str, str, int]
+"""Switch, destination leaf, UDP or TCP port that names the path."""
+
+
+class Inputs(NamedTuple):
+    """All that a plan follows from: it is the same wherever this is."""
+
+    up: Up
+    drained: tuple[str, ...]
+    suspects: frozenset[Path]
+    modes: tuple[tuple[str, Mode], ...]
+    chosen: tuple[tuple[Pin, int], ...]
 
 
 class Steering:
@@ -70,14 +84,30 @@ class Steering:
         self._suspected: dict[Path, float] = {}
         self._cleared: dict[Path, float] = {}
         """When the suspicion of a path was last cleared, on ``clock``."""
-        self._numbers = tables.leaf_numbers(fabric)
-        self._kind = paths_of(fabric.graph())
-        self.whole = self._kind(fabric.graph())
+        graph = fabric.graph()
+        self._kind = paths_of(graph)
+        self.whole = self._kind(graph)
         """All paths, whatever is down."""
-        self._now = self.whole
-        """The paths that the switches have pins of."""
+        self.everything = Up.of(graph)
+        self._climbs = Climbs(graph) if self._kind is Clos else None
+        above = {} if self._climbs is None else self._climbs.up
+        self.tables = PathTables(fabric, {switch: {line.hop.node for line in lines} for switch, lines in above.items()})
+        """What makes entries of plans."""
+        self._numbers = {switch: number for number, switch in enumerate(self.whole.middles, 1)}
+        """The numbers of paths, by the switch in the middle."""
+        self._port_of = {number: data["ports"] for *_, number, data in graph.edges(keys=True, data=True)}
+        self._hosts = {host: (leaf, number, NextHop(self._port_of[number][leaf], host))
+                       for host, leaf in self.leaf_of.items() for number in graph.adj[leaf][host]}
+        """Each host's leaf, the number of its link, and the next hop there."""
+        self._now: PathGraph | Up = self.whole
+        """The paths that the switches have pins of, or what they are made of when somebody asks for them."""
         self._names: dict[tuple[str, str], list[int]] = {}
         """The source ports of all paths from leaf to leaf, whatever is down."""
+
+    @property
+    def plans_quickly(self) -> bool:
+        """Whether plans look at single pairs of leaves only where something fails."""
+        return self._climbs is not None and self._climbs.is_regular
 
     # ---- what is known ---------------------------------------------------------------------------------------------
     def suspect(self, path: Path) -> bool:
@@ -105,16 +135,10 @@ class Steering:
         """The uplink of each suspect path, for its destination leaf: hosts cannot know which link is dead."""
         return frozenset((path[-1].head, path[0].link) for path in self._active())
 
-    def answering(self) -> frozenset[SuspectUplink]:
-        """The first uplink of each suspect path's reverse, for the leaf of its sender: answers of TCP take the name
-        by which they were asked for, and silence does not tell which direction is dead."""
-        return frozenset((path[0].tail, path[-1].link) for path in self._active())
-
     def shared_links(self) -> frozenset[int]:
         """Numbers of links that several suspect paths share: such a link is probably the dead one, and all leaves can
         avoid it.  A path and its reverse count as one."""
-        paths = {frozenset(hop.link for hop in path) for path in self._active()}
-        return frozenset(link for link, times in Counter(link for path in paths for link in path).items() if times > 1)
+        return _shared_links(self._active())
 
     def next_end(self) -> float | None:
         """When the next suspicion ends, on ``clock``; None if there is none."""
@@ -141,16 +165,9 @@ class Steering:
         """
         for paths in (self._kind(left, suspects=suspects, barred=shared, carried=carried),
                       self._kind(left, suspects=suspects, carried=carried)):
-            if not (suspects or shared) or all(self._reaches(paths, a, b) for a in paths.leaves for b in paths.leaves):
+            if not (suspects or shared) or all(paths.reaches(a, b) for a in paths.leaves for b in paths.leaves):
                 return paths
         return self._kind(left, carried=carried)
-
-    @staticmethod
-    def _reaches(clos: PathGraph, a: str, b: str) -> bool:
-        try:
-            return a == b or bool(clos.paths(a, b))
-        except PathError:
-            return False
 
     # ---- what follows ----------------------------------------------------------------------------------------------
     def ports(self, paths: PathGraph, source: str, destination: str) -> dict[int, Path]:
@@ -158,36 +175,35 @@ class Steering:
         return {self._port(way): way.path for way in paths.ways(source, destination)}
 
     def _port(self, way: Way) -> int:
-        """The UDP source port of a path: its middle switch's, and in each further layer one beyond all of those."""
-        port = roce.PATH_PORT + self._numbers[way.middle] + way.layer * len(self._numbers)
-        if port >= roce.TCP_PATH_PORT:
-            raise PathError(f"path {way.layer} over {way.middle} would have the source port {port}: "
-                            f"{len(self._numbers)} switches with so many parallel links are too many")
-        return port
+        """The UDP source port of a path: its middle switch's, and in each further layer one beyond all of those.
+        `fabric.room` sees to it that there are enough."""
+        return roce.PATH_PORT + self._numbers[way.middle] + way.layer * len(self._numbers)
 
-    def pins(self, paths: PathGraph, usable: PathGraph | None = None) -> Pins:
-        """The port at which a switch sends (destination leaf, source port) on, at every switch that has a choice.
+    def _every_pin(
+        self, paths: PathGraph, usable: PathGraph | None
+    ) -> dict[str, dict[tuple[str, int], Ports]]:
+        """By switch, then by destination leaf and path: where packets leave, at every switch that has a choice.
 
         usable  the paths that TCP may take, where they are fewer than those of ``paths``
         Where paths of two source leaves disagree about it, as a connection's substitutes may, the first one counts.
         """
-        graph = self.fabric.graph()
-        port_of = {number: data["ports"] for *_, number, data in graph.edges(keys=True, data=True)}
-        pins: Pins = {}
+        found: dict[str, dict[tuple[str, int], Ports]] = defaultdict(dict)
         for a, b in permutations(paths.leaves, 2):
             named = self._named(paths, a, b)
-            for source_port, hops in chain(named, self._tcp_named(a, b, named if usable is None else
-                                                                  self._named(usable, a, b))):
+            for source_port, hops in named:
                 for hop in hops:
-                    pins.setdefault(hop.tail, {}).setdefault((b, source_port), port_of[hop.link][hop.tail])
-        wanted = [
-            (pins[switch], (leaf, source_port), port) for (switch, leaf, source_port), port in self.chosen.items()
-            if (leaf, source_port) in pins.get(switch, {})
-            and port in {p for (towards, _), p in pins[switch].items() if towards == leaf}
-        ]
-        for here, key, port in wanted:
-            here[key] = port
-        return pins
+                    here, key = found[hop.tail], (b, source_port - roce.PATH_PORT)
+                    before = here.get(key, UNPINNED)
+                    if before.roce == NO_PORT:
+                        here[key] = before._replace(roce=self._port_of[hop.link][hop.tail])
+            others = named if usable is None else self._named(usable, a, b)
+            for port, hops in self._tcp_named(a, b, others):
+                for hop in hops:
+                    here, key = found[hop.tail], (b, port - roce.TCP_PATH_PORT)
+                    before = here.get(key, UNPINNED)
+                    if before.connection == NO_PORT:
+                        here[key] = before._replace(connection=self._port_of[hop.link][hop.tail])
+        return found
 
     def _named(self, paths: PathGraph, source: str, destination: str) -> list[tuple[int, Path]]:
         """The source port of every path from leaf to leaf, and its hops at switches that have a choice."""
@@ -205,54 +221,120 @@ class Steering:
             for port in tcp_ports(name)[:1]:
                 yield port, known[name] if name in known else left[turn % len(left)][1]
 
-    def entries(self, graph: nx.MultiGraph[str]) -> BySwitch:
-        """Entries of policies and pins of every switch in ``graph``.
-
-        Suspect paths keep their UDP pins: plans avoid them, but a source port must not change its path.  A host that
-        tries a suspect path has no better one; on another path it would mistake the answer for one over the suspect
-        path, or, if that was the only live one, lose its packets.
-        """
-        left, suspects, shared = self.usable_parts(graph)
-        self._now = paths = self._kind(left)
-        links = {number for *_, number in left.edges(keys=True)}
-        suspects |= {mark for mark in self.answering() if mark[0] in left and mark[1] in links}
-        usable = self.usable(left, suspects, shared) if suspects or shared else None
-        return tables.path_entries(self.fabric, self.modes, self.pins(paths, usable), paths.choosers)
-
-    def inputs(self, graph: nx.MultiGraph[str]) -> Hashable:
-        """All that `base` follows from: entries are the same wherever this is."""
-        return (frozenset(graph), frozenset(number for *_, number in graph.edges(keys=True)),
-                tuple(self.drains.names), frozenset(self._active()), tuple(self.modes.items()),
-                frozenset(self.chosen.items()))
+    def inputs(self, up: Up) -> Inputs:
+        """What a plan follows from now."""
+        return Inputs(up, tuple(self.drains.names), frozenset(self._active()), tuple(self.modes.items()),
+                      tuple(sorted(self.chosen.items())))
 
     def base(self, graph: nx.MultiGraph[str]) -> BySwitch:
         """Entries of routes, policies and pins of every switch in ``graph``."""
-        return tables.merge([tables.route_entries(self.fabric, self.routes(graph)), self.entries(graph)])
+        return self.tables.all_entries(self.plan(self.inputs(Up.of(graph))))
 
-    def routes(self, graph: nx.MultiGraph[str]) -> Iterator[Route]:
-        """Routes that avoid drained switches and links, and suspect uplinks where others are left.  A drained switch
-        keeps routes of its own, for packets that still arrive there."""
-        left = self.drains.left(graph)
-        suspects = self.suspects()
-        aside = (route for route in routes.plan(graph) if route.switch not in left) if len(left) < len(graph) else ()
-        found = chain(routes.plan(left), aside)
-        if not suspects:
-            yield from found
-            return
-        link_at = {(node, port): number
-                   for *_, number, data in graph.edges(keys=True, data=True) for node, port in data["ports"].items()}
-        for route in found:
-            leaf = self.leaf_of[route.host]
-            good = tuple(hop for hop in route.hops if (leaf, link_at[route.switch, hop.port]) not in suspects)
-            yield route._replace(hops=good or route.hops)
+    def plan(self, given: Inputs) -> dict[str, Forwarding]:
+        """What every switch that is up does with packets that are not folded.  Another thread may ask for it.
+
+        Routes avoid drained switches and links, and suspect uplinks where others are left.  A drained switch keeps
+        routes of its own, for packets that still arrive there.  Suspect paths keep their UDP pins: plans avoid them,
+        but a source port must not change its path.  A host that tries a suspect path has no better one; on another
+        path it would mistake the answer for one over the suspect path, or, if that was the only live one, lose its
+        packets.
+        """
+        left = Up.of(self.drains.left(given.up.graph(self.fabric))) if given.drained else given.up
+        suspects = {(path[0].tail, path[-1].head, path[0].link) for path in given.suspects}
+        # answers of TCP take the name by which they were asked for, and silence does not tell which direction is dead
+        answers = {(path[-1].head, path[0].tail, path[-1].link) for path in given.suspects}
+        shared = _shared_links(given.suspects) & left.links
+        self._now = left
+        found, reach = self._routed(left)
+        if left.nodes < given.up.nodes:
+            aside, _ = self._routed(given.up)
+            found |= {switch: ways for switch, ways in aside.items() if switch not in left.nodes}
+        for switch, leaf, link in suspects:
+            if switch in found and leaf in left.nodes:
+                hops, suspect = found[switch].hops(leaf), self._port_of[link][switch]
+                others = tuple([hop for hop in hops if hop.port != suspect])
+                if others and others != hops:
+                    found[switch].routes[leaf] = others
+        marks = {mark for mark in suspects | answers if mark[2] in left.links and mark[1] in left.nodes}
+        if reach is not None and self.plans_quickly:
+            self._pin_climbs(found, pinning.left_of(reach, left.links, marks, shared))
+        else:
+            self._pin_each(found, left, {mark[1:] for mark in marks}, shared)
+        usual = Counter(mode for _, mode in given.modes).most_common(1)[0][0] if given.modes else DEFAULT
+        for switch, ways in found.items():
+            ways.mode = usual
+            ways.modes = {leaf: mode for leaf, mode in given.modes if mode != usual and leaf != switch
+                          and len(ways.hops(leaf)) > 1}
+        self._choose(found, given.chosen)
+        return found
+
+    def _routed(self, left: Up) -> tuple[dict[str, Forwarding], LeafSets | None]:
+        """Every switch's next hops; in a Clos, what it reaches as well."""
+        reach = None
+        if self._climbs is not None:
+            reach = LeafSets(self._climbs, left.links, left.nodes)
+            found = {switch: Forwarding(reach.default(switch), reach.apart(switch)) for switch in reach.below}
+        else:
+            found = {switch.name: Forwarding() for switch in self.fabric.switches if switch.name in left.nodes}
+            for route in routes.plan(left.graph(self.fabric)):
+                if route.switch != self.leaf_of[route.host]:
+                    found[route.switch].routes[self.leaf_of[route.host]] = route.hops
+        for host, (leaf, link, hop) in self._hosts.items():
+            if link in left.links and leaf in found and host in left.nodes:
+                found[leaf].hosts[host] = hop
+        return found, reach
+
+    def _pin_climbs(self, found: Mapping[str, Forwarding], left: pinning.Left) -> None:
+        """Pin at every switch that has a choice."""
+        lost = pinning.lost(left)
+        for switch, ways in found.items():
+            if len(left.reach.climbs.up[switch]) > 1 and switch in left.reach.below:
+                ways.pins, ways.bent = pinning.of_climbs(left, switch, lost)
+
+    def _pin_each(
+        self, found: Mapping[str, Forwarding], left: Up, suspects: set[SuspectUplink], shared: frozenset[int]
+    ) -> None:
+        """The same by the paths of every pair of leaves."""
+        graph = left.graph(self.fabric)
+        links = Up.of(graph).links
+        suspects, shared = {mark for mark in suspects if mark[1] in links}, shared & links
+        pins = self._every_pin(self._kind(graph), self.usable(graph, suspects, shared) if suspects or shared else None)
+        for switch, ways in found.items():
+            if switch in left.nodes:
+                choice = [leaf for leaf in self.modes if leaf != switch and len(ways.hops(leaf)) > 1]
+                ways.pins, ways.bent = pinning.compressed(pins.get(switch, {}), choice)
+
+    def _choose(self, found: Mapping[str, Forwarding], chosen: Iterable[tuple[Pin, int]]) -> None:
+        """Pin what an operator has chosen, while the port leads to the leaf and the path is pinned at all."""
+        for (switch, leaf, source_port), port in chosen:
+            ways = found.get(switch)
+            if ways is not None and port in [hop.port for hop in ways.hops(leaf)]:
+                path, kind = path_of(source_port)
+                ports = ways.ports(leaf, path)
+                if getattr(ports, kind) != NO_PORT:
+                    ways.bent[leaf, path] = ports._replace(**{kind: port})
 
     def path(self, source: str, destination: str, source_port: int) -> Path | None:
         """The path of a source port between two hosts' leaves: by the switches' pins, else as it was before something
         went down; None if it belongs to no path."""
         a, b = self.leaf_of[source], self.leaf_of[destination]
+        if isinstance(self._now, Up):
+            self._now = self._kind(self._now.graph(self.fabric))
         for paths in (self._now, self.whole):
-            if a != b and self._reaches(paths, a, b):
+            if a != b and paths.reaches(a, b):
                 found = self.ports(paths, a, b).get(source_port)
                 if found is not None:
                     return found
         return None
+
+
+def path_of(source_port: int) -> tuple[int, str]:
+    """The number of the path that a UDP or TCP port names, and the field of `Ports` that holds where its packets go."""
+    if source_port < roce.TCP_PATH_PORT:
+        return source_port - roce.PATH_PORT, "roce"
+    return (source_port - roce.TCP_PATH_PORT) % roce.TCP_SAME_PATH, "connection"
+
+
+def _shared_links(suspects: Iterable[Path]) -> frozenset[int]:
+    paths = {frozenset(hop.link for hop in path) for path in suspects}
+    return frozenset(link for link, times in Counter(link for path in paths for link in path).items() if times > 1)

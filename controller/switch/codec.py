@@ -129,6 +129,8 @@ class Codec:
         for name, value in entry.key:
             field, bits, kind = table.fields[name]
             where = f"{table.name} {name}"
+            if kind == _LPM and value == (0, 0):
+                continue  # a prefix of length 0 is left out (P4Runtime 9.1.1)
             match = message.match.add(field_id=field)
             if kind == _EXACT and isinstance(value, int):
                 match.exact.value = _bytes(value, bits, where)

@@ -30,10 +30,15 @@ def diff(actual: State, desired: State) -> list[Update]:
     it: groups come before the entries that send to them, members of an uplink group before the routes to the group.
     A default action cannot be deleted: one that ``desired`` lacks is left as it is.
     """
-    deletes = [Update("delete", e) for key, e in actual.items() if key not in desired and not _is_default(e)]
-    modifies = [Update("modify", e) for key, e in desired.items()
-                if actual.get(key, None if _is_default(e) else e) != e]
-    inserts = [Update("insert", e) for key, e in desired.items() if key not in actual and not _is_default(e)]
+    inserts, modifies = [], []
+    for key, wanted in desired.items():
+        held = actual.get(key)
+        if held is not wanted and held != wanted:
+            if held is None and not _is_default(wanted):
+                inserts.append(Update("insert", wanted))
+            else:
+                modifies.append(Update("modify", wanted))
+    deletes = [Update("delete", held) for key, held in actual.items() if key not in desired and not _is_default(held)]
     deletes.sort(key=lambda update: -_order(update.entity))
     inserts.sort(key=lambda update: _order(update.entity))
     referred = sum(_order(update.entity) < _REFERRING for update in inserts)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the entries of p4src's tables from plans, but for those of the fold (fold_tables.py); has the program's names.
+"""Makes the entries of p4src's tables that follow from the fabric alone; has the names of the program.
 
-    routes   -> route, uplink
+Those of the fold are made by fold_tables.py, those of routes and paths by path_tables.py.
+
     links    -> guard, clone sessions
-    steering -> policy, pin, uplink
     faults   -> fault (on the way in and out)       engine  -> congestion
     probes   -> route (to the CPU port), punt
 """
@@ -14,15 +14,13 @@ import ipaddress
 import math
 import zlib
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Final, Literal
 
 from netfold.controller.switch.entities import Clone, Entity, Entry, MeterRate
 from netfold.fabric.graph import End, Fabric, Link
-from netfold.fabric.routes import NextHop, Route
-from netfold.wire import roce
 
 ROUTERS: Final = "224.0.0.2"
 """Multicast address of all routers on a link (RFC 1112), such as link probes have: switches send them to the CPU."""
@@ -54,9 +52,12 @@ ROUTE: Final = "SwitchIngress.route.route"
 UPLINK: Final = "SwitchIngress.route.uplink"
 FORWARD: Final = "SwitchIngress.route.forward"
 SPREAD: Final = "SwitchIngress.route.spread"
-_PATHS: Final = "SwitchIngress.route.paths"
-POLICY: Final = f"{_PATHS}.policy"
-PIN: Final = f"{_PATHS}.pin"
+UNREACHABLE: Final = "SwitchIngress.route.unreachable"
+PATHS: Final = "SwitchIngress.route.paths"
+POLICY: Final = f"{PATHS}.policy"
+PIN: Final = f"{PATHS}.pin"
+BENT: Final = f"{PATHS}.bent"
+USE: Final = f"{PATHS}.use"
 FAULT_IN: Final = "SwitchIngress.fault_in"
 FAULT_OUT: Final = "SwitchEgress.fault_out"
 CONGESTION: Final = "SwitchEgress.congestion.congestion"
@@ -71,8 +72,8 @@ OVER_RATE: Final = f"{_PUNT}.over_rate"
 PORT_IN: Final = "SwitchIngress.port_in"
 PORT_OUT: Final = "SwitchEgress.port_out"
 CORRUPT: Final = "SwitchIngress.fold.corrupt"
-UNPINNED: Final = f"{_PATHS}.unpinned"
-"""Counter by destination leaf: packets in mode "pinned" that no pin was for."""
+UNPINNED: Final = f"{PATHS}.unpinned"
+"""Counter of one cell: packets in mode "pinned" that no pin was for."""
 OUTCOMES: Final = "SwitchIngress.fold.verdict.outcomes"
 """Counter of packets of trees by outcome: FIRST, ANSWERED, ... of p4src/verdict.p4."""
 GAPS: Final = "SwitchIngress.fold.gaps"
@@ -83,7 +84,7 @@ REORDER_BY: Final = 8
 """Packets that overtake one that is held back: more than hosts tolerate as reordering (NF_REORDER of host/native)."""
 
 MANAGED: Final = (
-    GUARD, ROUTE, UPLINK, POLICY, PIN, PUNT, CONNECTION, ACKNOWLEDGEMENT, REPLICA, f"{FAULT_IN}.fault",
+    GUARD, ROUTE, UPLINK, POLICY, PIN, BENT, PUNT, CONNECTION, ACKNOWLEDGEMENT, REPLICA, f"{FAULT_IN}.fault",
     f"{FAULT_OUT}.fault", CONGESTION,
 )
 """Tables that the controller reconciles: it deletes entries that it does not know."""
@@ -101,82 +102,6 @@ BySwitch = dict[str, list[Entity]]
 
 Mode = Literal["pinned", "ecmp", "spray"]
 """How packets to a leaf choose among equally short uplinks: the actions of `policy` in p4src/paths.p4."""
-Pin = tuple[str, str, int]
-"""The key of a pin: switch, destination leaf, UDP or TCP port that names the path."""
-Pins = dict[str, dict[tuple[str, int], int]]
-"""The port of every pin, by switch, then by destination leaf and port that names the path."""
-
-
-def route_entries(fabric: Fabric, routes: Iterable[Route]) -> BySwitch:
-    """Entries of `route`, and of `uplink` for every group of equally short next hops.  What goes to a host's fold
-    address takes the host's routes: it comes from switches alone, since `guard` lets no host address one."""
-    result: BySwitch = defaultdict(list)
-    groups: dict[str, dict[tuple[NextHop, ...], int]] = defaultdict(dict)
-    addresses = {host.name: [ip_number(address) for address in (host.address, fold) if address]
-                 for host, fold in zip(fabric.hosts, fabric.fold_addresses(), strict=True)}
-    leaves, leaf_of, macs = leaf_numbers(fabric), fabric.leaf_of(), _macs(fabric)
-    once: dict[tuple[object, ...], Entry] = {}  # most leaves spread packets to a host alike
-    for route in sorted(routes, key=lambda r: (r.switch, addresses[r.host])):
-        if len(route.hops) == 1:
-            action, params = FORWARD, _forward(macs, route.switch, route.hops[0])
-        else:
-            known = groups[route.switch]
-            if (group := known.get(route.hops)) is None:
-                known[route.hops] = group = len(known) + 1
-                result[route.switch] += [
-                    Entry(UPLINK, (("group", group), ("member", member)), FORWARD, _forward(macs, route.switch, hop))
-                    for member, hop in enumerate(route.hops)
-                ]
-            action, params = SPREAD, (("leaf", leaves[leaf_of[route.host]]), ("group", group),
-                                      ("members", len(route.hops)))
-        for address in addresses[route.host]:
-            entry = Entry(ROUTE, (("dst", (address, 32)),), action, params)
-            result[route.switch].append(once.setdefault((address, params), entry))
-    return result
-
-
-def leaf_numbers(fabric: Fabric) -> dict[str, int]:
-    """The numbers of leaves in the program, by name: the switch's place in the fabric, from 1."""
-    return {switch.name: number for number, switch in enumerate(fabric.switches, 1)}
-
-
-def path_entries(
-    fabric: Fabric, modes: Mapping[str, Mode], pins: Pins, spreading: Collection[str]
-) -> BySwitch:
-    """Entries of `policy` and `pin`, and group 0 of `uplink`, which holds a switch's uplinks by port.
-
-    The first of UDP's and of TCP's ports that name paths is that of packets to spray.
-
-    modes      how each destination leaf's packets choose among ``spreading``'s uplinks
-    spreading  switches that have a choice of uplinks
-    """
-    result: BySwitch = defaultdict(list)
-    numbers, macs = leaf_numbers(fabric), _macs(fabric)
-    uplinks: dict[str, list[NextHop]] = defaultdict(list)
-    for link in fabric.links:
-        for end, far in (link.ends, link.ends[::-1]):
-            if far.node in numbers:
-                uplinks[end.node].append(NextHop(end.port, far.node))
-    for switch in spreading:
-        result[switch] += [
-            Entry(UPLINK, (("group", 0), ("member", hop.port)), FORWARD, _forward(macs, switch, hop))
-            for hop in uplinks[switch]
-        ]
-        result[switch] += [Entry(POLICY, (("leaf", numbers[leaf]),), f"{_PATHS}.{mode}")
-                           for leaf, mode in modes.items() if leaf != switch]
-        result[switch] += [Entry(PIN, (("leaf", numbers[leaf]), ("sport", port)), f"{_PATHS}.spray")
-                           for leaf in modes if leaf != switch for port in (roce.PATH_PORT, roce.TCP_PATH_PORT)]
-    once: dict[tuple[str, int, int], Entry] = {}  # leaves that are cabled alike have the same pins
-    use = f"{_PATHS}.use"
-    for switch, chosen in pins.items():
-        for (leaf, source_port), port in chosen.items():
-            entry = once.get((leaf, source_port, port))
-            if entry is None:
-                key = (("leaf", numbers[leaf]), ("sport", source_port))
-                entry = once[leaf, source_port, port] = Entry(PIN, key, use, (("port", port),))
-            result[switch].append(entry)
-    return result
-
 
 def fault_entries(fabric: Fabric, seeds: Mapping[int, int] | None = None) -> BySwitch:
     """Entries of `fault`.  ``seeds`` are those of links, by number, that have another one than the fabric's.
@@ -279,15 +204,6 @@ def merge(parts: Iterable[Mapping[str, Sequence[Entity]]]) -> BySwitch:
         for switch, entities in part.items():
             result[switch] += entities
     return result
-
-
-def _macs(fabric: Fabric) -> dict[str, int]:
-    """The MAC addresses of all nodes, by name."""
-    return {node.name: mac_number(node.mac) for node in fabric.nodes}
-
-
-def _forward(macs: Mapping[str, int], switch: str, hop: NextHop) -> tuple[tuple[str, int], ...]:
-    return (("port", hop.port), ("src_mac", macs[switch]), ("dst_mac", macs[hop.node]))
 
 
 def _seed(seed: int, sender: End, receiver: End) -> int:

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from netfold.controller.paths.steering import Steering
 from netfold.controller.switch import fold_tables, tables
 from netfold.controller.switch.entities import Entry
-from netfold.fabric import routes
 from netfold.fabric.graph import End
 from netfold.host.innet.abi import DATA
 from netfold.testing import Packet
@@ -41,7 +41,7 @@ FORGED = np.full(roce.LANES, 0x77777777, np.uint32)
 def fabric() -> Iterator[P4Fabric]:
     """Two leaves and two spines with routes, guards and both jobs' entries."""
     made = P4Fabric(2, 2, 4, TerribleNetwork(random.Random(3), packet_time=2 * MICROSECOND), apart=APART)
-    made.write(tables.route_entries(made.fabric, routes.plan(made.fabric.graph())))
+    made.write(Steering(made.fabric).base(made.fabric.graph()))
     yield made
     made.close()
 
@@ -214,7 +214,7 @@ def test_a_switch_without_entries_forwards_nothing() -> None:
     """Not even a packet that its routes would let through: a port without an entry of the guard takes none."""
     fabric = P4Fabric(1, 0, 3, TerribleNetwork(random.Random(1)))
     try:
-        made = tables.route_entries(fabric.fabric, routes.plan(fabric.fabric.graph()))
+        made = Steering(fabric.fabric).base(fabric.fabric.graph())
         with LocalEngine.open(library(), cpu_port=510) as engine:
             for entity in made["leaf1"]:
                 assert isinstance(entity, Entry)
@@ -238,7 +238,7 @@ def test_bmv2_refuses_and_routes_the_same(tmp_path: Path) -> None:
     fabric = P4Fabric(1, 0, 3, TerribleNetwork(random.Random(1)))
     hosts = fabric.hosts
     made = tables.merge([
-        tables.guard_entries(fabric.fabric), tables.route_entries(fabric.fabric, routes.plan(fabric.fabric.graph())),
+        tables.guard_entries(fabric.fabric), Steering(fabric.fabric).base(fabric.fabric.graph()),
         *(fold_tables.fold_entries(fabric.fabric, hosts, stream) for stream in fabric.streams),
     ])["leaf1"]
     frames = []

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from netfold.controller.paths.steering import Steering
 from netfold.controller.switch import fold_tables, tables
-from netfold.fabric import routes, slots, trees
+from netfold.fabric import slots, trees
 from netfold.fabric.generate import leafspine
 from netfold.host.native.library import Origin
 from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Connection, Endpoint
@@ -94,7 +95,7 @@ class RoutedFabric(Wires):
         streams = allocator.admit(allocator.open(), planned, [range(hosts)])
         folds = [fold_tables.fold_entries(self.fabric, self.hosts, stream) for stream in streams] if folding else []
         guards = tables.guard_entries(self.fabric)
-        self.write(tables.merge([guards, tables.route_entries(self.fabric, routes.plan(graph)), *folds]))
+        self.write(tables.merge([guards, Steering(self.fabric).base(graph), *folds]))
         # queue pair 0 to the right neighbour, 1 from the left one; first PSNs shortly before the wrap
         to_right = [CONNECTION_BIT | rank << 4 for rank in range(hosts)]
         from_left, psn = [qp | 1 for qp in to_right], 0xFFFFF0

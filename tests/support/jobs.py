@@ -130,8 +130,8 @@ class Rig:
 
     def base_only(self) -> bool:
         """True where no switch holds anything of a job."""
-        base = (tables.GUARD, tables.ROUTE, tables.UPLINK, tables.POLICY, tables.PIN, tables.PUNT, tables.CONGESTION,
-                "clone")
+        base = (tables.GUARD, tables.ROUTE, tables.UPLINK, tables.POLICY, tables.PIN, tables.BENT, tables.PUNT,
+                tables.CONGESTION, "clone")
         return all(key[0] in base for s in self.switches.values() for key in s.state)
 
 

@@ -18,8 +18,9 @@ from typing import Final, Literal
 
 import numpy as np
 
+from netfold.controller.paths.steering import Steering
 from netfold.controller.switch import fold_tables, tables
-from netfold.fabric import routes, slots, trees
+from netfold.fabric import slots, trees
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import CPU_PORT, End
 from netfold.fabric.slots import RcEnd, Stream
@@ -87,7 +88,7 @@ class RcFabric(Wires):
         self.stream: Stream
         self.agreement: Stream
         self.fixed = tables.merge([tables.guard_entries(self.fabric), tables.clone_sessions(self.fabric),
-                                   tables.route_entries(self.fabric, routes.plan(self.fabric.graph()))])
+                                   Steering(self.fabric).base(self.fabric.graph())])
         self.write(self.fixed)
         self.admit()
 

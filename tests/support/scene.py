@@ -11,9 +11,10 @@ from pathlib import Path
 
 import msgspec
 
+from netfold.controller.paths.steering import Steering
 from netfold.controller.switch import bmv2_program, fold_tables, pipeline, tables
 from netfold.controller.switch.entities import Clone, Entity, Entry, Multicast
-from netfold.fabric import routes, slots, trees
+from netfold.fabric import slots, trees
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import CPU_PORT
 from netfold.wire import roce
@@ -74,7 +75,7 @@ class Scene:
         ports = {child.rank: child.port for child in fold.children}
         self.ports = [ports[place] for place in range(3)]
         self.here = fabric.switch(leaf)
-        wanted = tables.merge([tables.fixed_entries(fabric), tables.route_entries(fabric, routes.plan(graph)),
+        wanted = tables.merge([tables.fixed_entries(fabric), Steering(fabric).base(graph),
                                fold_tables.fold_entries(fabric, self.hosts, stream)])
         self.entities: list[Entity] = [e for e in wanted[leaf] if not (isinstance(e, Entry) and e.is_default)]
         self.entities = [e for e in self.entities if not (isinstance(e, Entry) and e.rate)]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.fabric import validity
+from netfold.fabric import room
 from netfold.wire import jobs, roce
 from support import needs
 from support.program import p4_defines
@@ -31,12 +31,13 @@ def test_p4_sizes_equal_the_python_ones() -> None:
     """p4src/sizes.p4 and wire/roce.py name the same numbers."""
     p4 = p4_defines()
     assert p4["PATH_MTU"] == roce.PATH_MTU
-    assert (p4["ROUTES"], p4["LEAVES"]) == (validity.ROUTES, validity.LEAVES)
+    assert [p4[name] for name in ("ROUTES", "LEAVES")] == [room.ROUTES, room.LEAVES]
     assert p4["ROCE_PORT"] == roce.UDP_PORT
     matched = [port for port in range(1 << 16) if port & p4["ROCE_PORTS_MASK"] == p4["ROCE_PORTS"]]
     assert matched == list(roce.UDP_PORTS)
     assert max(matched) < 32768, "the least port that kernels choose by themselves"
-    assert (p4["TCP_PATH_PORT"], p4["TCP_SAME_PATH"]) == (roce.TCP_PATH_PORT, roce.TCP_SAME_PATH)
+    assert [p4[name] for name in ("PATH_PORT", "TCP_PATH_PORT", "TCP_SAME_PATH")] == [
+        roce.PATH_PORT, roce.TCP_PATH_PORT, roce.TCP_SAME_PATH]
     for opcode in roce.Opcode:
         assert p4[opcode.name.replace("IMMEDIATE", "IMM")] == opcode
     for opcode in (

@@ -12,16 +12,16 @@ from netfold.controller.paths.steering import Steering
 from netfold.controller.switch import fold_tables, tables
 from netfold.controller.switch.entities import state
 from netfold.controller.switch.reconcile import diff, show
-from netfold.fabric import pools, slots, trees, validity
+from netfold.fabric import pools, room, slots, trees
 from netfold.fabric.graph import Fabric, FabricError
 from netfold.fabric.machines import fold_groups, machines
 
 if TYPE_CHECKING:
-    import networkx as nx
+    pass
 
 
 MOST_ENTRIES: Final = 1 << 19
-"""Routes and children of trees in all switches together that a plan is made of: half a minute, and 1 GB."""
+"""Children of trees in all switches together that a plan is made of: half a minute, and 1 GB."""
 MOST_HOPS: Final = 2_000_000
 """Hops of all paths between all pairs of leaves, which switches pin: a quarter of a minute, and a mesh of 12 x 12."""
 
@@ -44,14 +44,12 @@ def plan(
         gc.enable()
 
 
-def _check_size(fabric: Fabric, steering: Steering, graph: nx.MultiGraph[str]) -> None:
+def _check_size(fabric: Fabric, steering: Steering) -> None:
     """Raise FabricError where a plan would take longer than anybody waits."""
-    validity.fits(fabric)
-    routes = len(fabric.switches) * len(fabric.hosts)
-    if routes > MOST_ENTRIES:
-        raise FabricError(f"{fabric.name}: {len(fabric.switches):,} switches with routes to {len(fabric.hosts):,} "
-                          f"hosts are {routes:,} entries, expected at most {MOST_ENTRIES:,}: plan a part of it")
-    paths = steering.left(graph)
+    room.check(fabric)
+    if steering.plans_quickly:
+        return
+    paths = steering.whole
     hops = len(paths.leaves) * sum(len(way.path) for leaf in paths.leaves[1:]
                                    for way in paths.ways(paths.leaves[0], leaf))
     if hops > MOST_HOPS:
@@ -61,7 +59,7 @@ def _check_size(fabric: Fabric, steering: Steering, graph: nx.MultiGraph[str]) -
 
 def _plan(fabric: Fabric, hosts: Sequence[str], per_host: int, entries: bool, seed: int) -> str:
     graph, steering = fabric.graph(), Steering(fabric)
-    _check_size(fabric, steering, graph)
+    _check_size(fabric, steering)
     ranks = [name for name in hosts for _ in range(per_host)]
     groups = fold_groups(machines(ranks), ranks)
     planned = trees.plan(graph, hosts)

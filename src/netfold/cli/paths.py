@@ -120,11 +120,12 @@ def _print(answer: path_service.Table, *, pins: bool) -> None:
     from rich.table import Table
 
     console = terminal.console()
-    leaves = Table("to leaf", "mode", "unpinned packets", box=None)
+    leaves = Table("to leaf", "mode", box=None)
     for leaf in answer.leaves:
-        strays = ", ".join(f"{switch} {count}" for switch, count in leaf.unpinned.items())
-        leaves.add_row(leaf.name, leaf.mode, strays or "none")
+        leaves.add_row(leaf.name, leaf.mode)
     console.print(leaves)
+    strays = ", ".join(f"{switch} {count}" for switch, count in answer.unpinned.items())
+    console.print(f"packets that no pin was for: {strays or 'none'}")
     console.print(f"flows are cut over paths by {answer.planner}")
     uplinks = Table("link", "state", "suspect for", box=None)
     for link in answer.uplinks:
@@ -135,6 +136,6 @@ def _print(answer: path_service.Table, *, pins: bool) -> None:
     if pins:
         table = Table("at", "to leaf", "source port", "leaves by", "towards", box=None)
         for pin in answer.pins:
-            table.add_row(pin.switch, pin.leaf, str(pin.source_port), str(pin.port),
+            table.add_row(pin.switch, pin.leaf or "any", str(pin.source_port), str(pin.port) if pin.port else "hash",
                           pin.towards + (" (chosen)" if pin.chosen else ""))
         console.print(table)

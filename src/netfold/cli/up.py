@@ -16,7 +16,7 @@ from netfold.cli.common import CANNOT, awaited, checked, fail, load, log_to_stde
 from netfold.cli.generated import DEFAULTS, Generated, with_groups, with_pages
 from netfold.cli.machines import HERE, OverMachines
 from netfold.cli.options import FabricFile, Metrics, Misses, Probe, Steady, Topo, Verbose
-from netfold.fabric import validity
+from netfold.fabric import room, validity
 from netfold.fabric.graph import Fabric
 
 
@@ -79,7 +79,7 @@ def up(
         fail(CANNOT, "up: --switch, --rate, --seed, --path-mtu, --loss and other faults go with --topo; with a file, "
                      f"{file} says these things")
     fabric = _changed(load(file), settings)
-    checked(lambda: validity.fits(fabric))
+    checked(lambda: room.check(fabric))
     if dry_run:
         from netfold.cli.diff import show
         from netfold.controller.operations.differences import dry_run as compare

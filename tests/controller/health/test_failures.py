@@ -17,7 +17,6 @@ from netfold.controller import client
 from netfold.controller.health import links
 from netfold.controller.health.links import Links
 from netfold.controller.switch import tables
-from netfold.controller.switch.entities import Entry
 from netfold.fabric.file import dumps, loads
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import End, Fabric, FabricError
@@ -25,6 +24,7 @@ from netfold.wire import roce
 from support.cables import Cables, link_between
 from support.controller import run, until
 from support.jobs import Rig, rig
+from support.ways import next_ports
 
 FABRIC = leafspine(2, 2, 4)
 
@@ -225,15 +225,7 @@ async def cabled(folder: Path, **settings: Any) -> AsyncIterator[tuple[Rig, Cabl
 
 def ways(r: Rig, switch: str, host: str) -> set[int]:
     """Ports by which a switch reaches a host."""
-    address = int.from_bytes(bytes(map(int, r.fabric.host(host).address.split("."))), "big")
-    entry = r.switches[switch].state.get((tables.ROUTE, (("dst", (address, 32)),)))
-    if not isinstance(entry, Entry):
-        return set()
-    params = dict(entry.params)
-    if entry.action == tables.FORWARD:
-        return {params["port"]}
-    return {dict(e.params)["port"] for e in r.switches[switch].state.values()
-            if isinstance(e, Entry) and e.table == tables.UPLINK and dict(e.key)["group"] == params["group"]}
+    return next_ports(r.switches[switch].state, r.fabric.host(host).address)
 
 
 def test_a_cut_link_is_routed_around_and_taken_back(tmp_path: Path) -> None:

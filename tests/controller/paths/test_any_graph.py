@@ -12,6 +12,7 @@ from netfold.fabric.generate import parse
 from netfold.fabric.graph import Fabric
 from netfold.fabric.graph_file import of_graph
 from netfold.wire.paths import tcp_ports
+from support import ways
 from support.graphs import any_fabrics
 
 
@@ -41,9 +42,7 @@ def check_that_hops_lead_nearer(steering: Steering, graph: nx.MultiGraph[str]) -
     fabric = steering.fabric
     switches = {switch.name for switch in fabric.switches}
     pairs = [(a, b) for a in steering.whole.leaves for b in steering.whole.leaves if a != b]
-    left, suspects, shared = steering.usable_parts(graph)
-    pins = steering.pins(steering.left(graph), steering.usable(left, suspects, shared))
-    routes = {(route.switch, route.host): route.hops for route in steering.routes(graph)}
+    planned, routes = ways.plan(steering, graph), ways.routes(steering, graph)
     far = {(end.node, end.port): other.node for link in fabric.links for end, other in (link.ends, link.ends[::-1])}
     named = sorted({port for a, b in pairs for one in steering.ports(steering.whole, a, b) for port in
                     (one, tcp_ports(one)[0])})
@@ -53,7 +52,7 @@ def check_that_hops_lead_nearer(steering: Steering, graph: nx.MultiGraph[str]) -
         for port in named:
             for start in switches - {leaf}:
                 hops = routes[start, host.name]
-                pin = pins.get(start, {}).get((leaf, port))
+                pin = ways.pinned(planned[start], leaf, port)
                 nexts = {far[start, pin]} if len(hops) > 1 and pin is not None else {hop.node for hop in hops}
                 assert all(distance[node] == distance[start] - 1 for node in nexts), (start, leaf, port)
 
@@ -75,8 +74,7 @@ def test_planned_paths_of_a_torus_are_those_that_packets_take() -> None:
     fabric = parse("torus,3,4", rate="1gbit")
     steering = Steering(fabric)
     graph = fabric.graph()
-    pins = steering.pins(steering.whole)
-    routes = {(route.switch, steering.leaf_of[route.host]): route.hops for route in steering.routes(graph)}
+    planned = ways.plan(steering, graph)
     far = {(end.node, end.port): other.node for link in fabric.links for end, other in (link.ends, link.ends[::-1])}
     several = 0
     for a in steering.whole.leaves:
@@ -85,7 +83,8 @@ def test_planned_paths_of_a_torus_are_those_that_packets_take() -> None:
             several += len(ports) > 1
             for port, path in ports.items():
                 for hop in path:
-                    hops = routes[hop.tail, b]
-                    taken = hops[0].port if len(hops) == 1 else pins[hop.tail][b, port]
+                    hops = planned[hop.tail].hops(b)
+                    taken = hops[0].port if len(hops) == 1 else ways.pinned(planned[hop.tail], b, port)
+                    assert taken is not None
                     assert far[hop.tail, taken] == hop.head
     assert several > 60, "of 132 pairs of places"

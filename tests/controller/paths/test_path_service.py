@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import select
 import threading
 from collections.abc import AsyncIterator, Collection
@@ -29,8 +28,9 @@ from netfold.wire.paths import SERVICE, Follow, Noted, PathFlow, Paths, Suspect,
 from support.cables import Cables
 from support.controller import run
 from support.jobs import Rig, rig
+from support.ways import next_ports
 
-SPINE1, SPINE2 = (roce.PATH_PORT + number for number in (3, 4))  # the fabric's third and fourth switch
+SPINE1, SPINE2 = (roce.PATH_PORT + number for number in (1, 2))
 WAIT = 30.0
 
 
@@ -159,14 +159,10 @@ def test_a_suspicion_moves_everybody_and_the_switches(tmp_path: Path) -> None:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.2):
                     await followers[2].next()
-            pins = [e for e in r.switches["leaf1"].state.values() if isinstance(e, Entry) and e.table == tables.PIN]
-            taken = {dict(pin.key)["sport"]: dict(pin.params).get("port") for pin in pins}
-            assert (taken[SPINE1], taken[SPINE2]) == (3, 4), "a queue pair's port keeps its path"
-            assert {taken[port] for port in (*tcp_ports(SPINE1)[:1], *tcp_ports(SPINE2)[:1])} == {4}, "TCP's do not"
-            routes = {dict(e.key)["dst"][0]: e for e in r.switches["leaf1"].state.values()  # type: ignore[index]
-                      if isinstance(e, Entry) and e.table == tables.ROUTE}
-            far = int(ipaddress.IPv4Address(r.fabric.hosts[2].address))
-            assert (routes[far].action, dict(routes[far].params)["port"]) == (tables.FORWARD, 4), "one way is left"
+            bent = [e for e in r.switches["leaf1"].state.values() if isinstance(e, Entry) and e.table == tables.BENT]
+            assert [(dict(e.key)["path"], e.params) for e in bent] == [(1, (("roce", 3), ("connection", 4)))], (
+                "a queue pair's port keeps its path, TCP's do not")
+            assert next_ports(r.switches["leaf1"].state, r.fabric.hosts[2].address) == {4}, "one way is left"
             table = await operate(r, "Table", path_service.AskTable())
             assert [link.suspect_for for link in table.uplinks] == [["leaf2"], [], [], []]
 
@@ -295,14 +291,15 @@ def test_an_operator_changes_modes_drains_and_pins(tmp_path: Path) -> None:
 
             table = await operate(r, "SetMode", path_service.SetMode("spray", ["leaf2"]))
             assert [(leaf.name, leaf.mode) for leaf in table.leaves] == [("leaf1", "pinned"), ("leaf2", "spray")]
-            assert (policies("leaf1"), policies("leaf2")) == ({"spray"}, {"pinned"})
+            assert (policies("leaf1"), policies("leaf2")) == ({"spray"}, set()), "pinned needs no entry"
             table = await operate(r, "SetMode", path_service.SetMode("ecmp"))
             assert (policies("leaf1"), policies("leaf2")) == ({"ecmp"}, {"ecmp"})
 
             table = await operate(r, "SetPin", path_service.SetPin("leaf1", "leaf2", SPINE1, 4))
-            assert [(p.source_port, p.port, p.chosen) for p in table.pins if p.switch == "leaf1"] == [
-                (SPINE1, 4, True), (SPINE2, 4, False), (*tcp_ports(SPINE1)[:1], 3, False),
-                (*tcp_ports(SPINE2)[:1], 4, False)]
+            tcp1, tcp2 = (tcp_ports(port)[0] for port in (SPINE1, SPINE2))
+            assert [(p.leaf, p.source_port, p.port, p.chosen) for p in table.pins if p.switch == "leaf1"] == [
+                ("", SPINE1, 3, False), ("", tcp1, 3, False), ("", SPINE2, 4, False), ("", tcp2, 4, False),
+                ("leaf2", SPINE1, 4, True), ("leaf2", tcp1, 3, False)]
             table = await operate(r, "SetPin", path_service.SetPin("leaf1", "leaf2", SPINE1, 0))
             assert not any(pin.chosen for pin in table.pins)
 
@@ -310,7 +307,9 @@ def test_an_operator_changes_modes_drains_and_pins(tmp_path: Path) -> None:
             await client.drain(r.fabric.jobs, "spine1:1", True)
             table = await operate(r, "Table", path_service.AskTable())
             assert [link.drained for link in table.uplinks] == [True, False, False, False]
-            assert {pin.port for pin in table.pins} == {4}
+            assert {pin.port for pin in table.pins if pin.switch == "leaf1"} == {4}
+            assert [(p.leaf, p.source_port, p.port) for p in table.pins if p.switch == "leaf2" and p.leaf] == [
+                ("leaf1", SPINE1, 0), ("leaf1", tcp1, 4)]
             await client.drain(r.fabric.jobs, "leaf1:3", False)
             assert r.switches["leaf1"].state == before
 

@@ -15,9 +15,13 @@ from netfold.controller.paths.routing import PART, Routing
 from netfold.controller.paths.steering import Steering
 from netfold.controller.switch.entities import Entity, state
 from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import Up
+from netfold.wire.paths import tcp_ports
 from support.controller import run
 
 FABRIC = leafspine(3, 2, 6)
+UPLINKS = (3, 4)
+"""Ports of leaf1."""
 LINKS = [number for number, link in enumerate(FABRIC.links) if "spine" in link.a or "spine" in link.b]
 
 
@@ -46,21 +50,32 @@ class World:
         self.steering = Steering(FABRIC, self.drains, clock=lambda: self.now)
         self.switches = {switch.name: Switch() for switch in FABRIC.switches}
         self.routing = Routing(self.steering, self.switches)  # type: ignore[arg-type]
-        self.routing.preset(FABRIC.graph())
         self.plans = 0
-        base = self.steering.base
+        plan = self.steering.plan
 
-        def counted(graph: Any) -> Any:
+        def counted(given: Any) -> Any:
             self.plans += 1
-            return base(graph)
+            return plan(given)
 
-        self.base, self.steering.base = base, counted  # type: ignore[method-assign]
+        self.plan, self.steering.plan = plan, counted  # type: ignore[method-assign]
 
-    def graph(self) -> Any:
-        graph = FABRIC.graph()
-        graph.remove_edges_from([edge for edge in graph.edges(keys=True) if edge[2] in self.down])
-        graph.remove_nodes_from([name for name, switch in self.switches.items() if not switch.is_heard])
-        return graph
+    @classmethod
+    async def made(cls) -> World:
+        """One whose switches hold their first entries."""
+        world = cls()
+        await world.routing.preset(world.steering.everything)
+        world.plans = 0
+        return world
+
+    def wanted(self) -> Any:
+        """What a new plan would give the switches."""
+        return self.steering.tables.all_entries(self.plan(self.steering.inputs(self.up())))
+
+    def up(self) -> Up:
+        """What is up."""
+        whole = self.steering.everything
+        away = {name for name, switch in self.switches.items() if not switch.is_heard}
+        return Up(whole.nodes - away, whole.links - self.down)
 
     def change(self, what: str, number: int) -> None:
         """One of the things that routes follow from, or that they do not."""
@@ -83,10 +98,9 @@ class World:
             case "time":
                 self.now += number
             case "pin":
-                pins = self.steering.pins(self.steering.whole)["leaf1"]
-                (leaf, source_port), port = sorted(pins.items())[number % len(pins)]
-                others = sorted({p for (towards, _), p in pins.items() if towards == leaf} - {port})
-                self.steering.chosen["leaf1", leaf, source_port] = others[0]
+                source_port = sorted(self.steering.ports(self.steering.whole, "leaf1", "leaf2"))[number % 2]
+                name = (source_port, *tcp_ports(source_port))[number % 3]
+                self.steering.chosen["leaf1", "leaf2", name] = UPLINKS[(number + 1) % 2]
 
 
 KINDS = ("link", "switch", "drain", "mode", "suspect", "clear", "time", "pin", "nothing")
@@ -98,16 +112,16 @@ def test_every_switch_that_is_up_holds_what_a_new_plan_would_give_it(changes: li
     """After any changes, also of a switch that was away meanwhile; and looking again plans and writes nothing."""
 
     async def story() -> None:
-        world = World()
+        world = await World.made()
         for what, number in changes:
             world.change(what, number)
-            await world.routing.update(world.graph())
-            wanted = world.base(world.graph())
+            await world.routing.update(world.up())
+            wanted = world.wanted()
             for name, switch in world.switches.items():
                 if switch.is_heard:
                     assert switch.held == state(wanted.get(name, ())), (name, what)
             before = world.plans, [switch.writes for switch in world.switches.values()]
-            await world.routing.update(world.graph())
+            await world.routing.update(world.up())
             assert (world.plans, [switch.writes for switch in world.switches.values()]) == before
 
     run(story())
@@ -117,8 +131,8 @@ def test_a_start_with_all_switches_up_plans_once() -> None:
     """What all switches were preset with is not planned again when the first change is looked at."""
 
     async def story() -> None:
-        world = World()
-        await world.routing.update(world.graph())
+        world = await World.made()
+        await world.routing.update(world.up())
         assert world.plans == 0
 
     run(story())
@@ -128,13 +142,13 @@ def test_of_two_updates_at_once_the_later_one_counts() -> None:
     """An update that waits for a switch does not undo the one that was begun after it."""
 
     async def story() -> None:
-        world = World()
+        world = await World.made()
         world.down = {LINKS[0]}
-        first = asyncio.create_task(world.routing.update(world.graph()))
+        first = asyncio.create_task(world.routing.update(world.up()))
         await asyncio.sleep(0)
         world.down = {LINKS[1]}
-        await asyncio.gather(first, world.routing.update(world.graph()))
-        wanted = world.base(world.graph())
+        await asyncio.gather(first, world.routing.update(world.up()))
+        wanted = world.wanted()
         assert all(switch.held == state(wanted[name]) for name, switch in world.switches.items())
 
     run(story())

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from netfold.controller.paths.steering import CLEAR_INTERVAL, SUSPECT_SECONDS, Steering
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry
+from netfold.controller.switch.path_tables import Forwarding
 from netfold.fabric.clos import Clos, Path
 from netfold.fabric.generate import leafspine, threetier
 from netfold.fabric.graph import Fabric
 from netfold.wire import roce
 from netfold.wire.paths import tcp_ports
+from support import ways
 from support.cables import link_between
 
 
@@ -32,13 +34,17 @@ def without(fabric: Fabric, *links: int) -> nx.MultiGraph[str]:
     return graph
 
 
-def walk(fabric: Fabric, pins: tables.Pins, source: str, destination: str, source_port: int) -> list[str]:
-    """The switches that pins lead through, up to the one where there is no choice any more."""
+def walk(
+    fabric: Fabric, planned: dict[str, Forwarding], source: str, destination: str, source_port: int, steps: int = 1
+) -> list[str]:
+    """The switches that so many steps of packets with this port lead through."""
     far = {a: b.node for link in fabric.links for a, b in (link.ends, link.ends[::-1])}
-    at, seen = source, [source]
-    while (port := pins.get(at, {}).get((destination, source_port))) is not None:
-        at = next(node for end, node in far.items() if end.node == at and end.port == port)
-        seen.append(at)
+    seen = [source]
+    for _ in range(steps):
+        at = planned[seen[-1]]
+        hops = at.hops(destination)
+        port = hops[0].port if len(hops) == 1 else ways.pinned(at, destination, source_port)
+        seen.append(next(node for end, node in far.items() if end.node == seen[-1] and end.port == port))
     return seen
 
 
@@ -49,36 +55,34 @@ def test_every_port_leads_over_its_path(leaves: int, spines: int, data: st.DataO
     uplinks = [n for n, link in enumerate(fabric.links) if "spine" in link.b]
     graph = without(fabric, *data.draw(st.sets(st.sampled_from(uplinks), max_size=len(uplinks) // 2)))
     steering = Steering(fabric)
-    clos, whole = steering.usable(*steering.usable_parts(graph)), Clos(fabric.graph())
-    pins = steering.pins(clos)
+    clos, whole, planned = steering.left(graph), Clos(fabric.graph()), ways.plan(steering, graph)
     for a in clos.leaves:
         for b in clos.leaves:
-            if a == b or not steering._reaches(clos, a, b):
+            if a == b or not clos.reaches(a, b):
                 continue
             named = steering.ports(whole, a, b)
             for port, path in steering.ports(clos, a, b).items():
                 assert port > roce.PATH_PORT
                 if len(path) == 2:
                     assert named[port] == path
-                assert walk(fabric, pins, a, b, port) == [a, *(hop.head for hop in path[: len(path) // 2])]
+                assert walk(fabric, planned, a, b, port, len(path) // 2) == [
+                    a, *(hop.head for hop in path[: len(path) // 2])]
 
 
 def test_three_tiers_are_pinned_at_leaf_and_pod() -> None:
     """Across pods a port names a core, and both tiers on the way up pin it; inside a pod it names a spine."""
     fabric = threetier(2, 2, 2, 2, 8)
     steering = Steering(fabric)
-    clos = steering.usable(*steering.usable_parts(fabric.graph()))
-    pins = steering.pins(clos)
+    clos, planned = steering.left(fabric.graph()), ways.plan(steering, fabric.graph())
     lengths = set()
     for a in clos.leaves:
         for b in clos.leaves:
             for port, path in ({} if a == b else steering.ports(clos, a, b)).items():
                 lengths.add(len(path))
-                assert walk(fabric, pins, a, b, port) == [a, *(hop.head for hop in path[: len(path) // 2])]
+                assert walk(fabric, planned, a, b, port, len(path) // 2) == [
+                    a, *(hop.head for hop in path[: len(path) // 2])]
     assert lengths == {2, 4}
-    entries = steering.entries(fabric.graph())
-    assert {switch for switch, made in entries.items() if any(e.table == tables.PIN for e in made
-                                                              if isinstance(e, Entry))} >= set(clos.leaves)
+    assert {switch for switch, here in planned.items() if here.pins} >= set(clos.leaves)
 
 
 @given(st.integers(2, 4), st.integers(1, 5), st.data())
@@ -88,16 +92,15 @@ def test_every_tcp_port_leads_somewhere(leaves: int, spines: int, data: st.DataO
     uplinks = [n for n, link in enumerate(fabric.links) if "spine" in link.b]
     graph = without(fabric, *data.draw(st.sets(st.sampled_from(uplinks), max_size=len(uplinks) // 2)))
     steering = Steering(fabric)
-    clos, whole = steering.usable(*steering.usable_parts(graph)), Clos(fabric.graph())
-    pins = steering.pins(clos)
+    clos, whole, planned = steering.left(graph), Clos(fabric.graph()), ways.plan(steering, graph)
     for a in clos.leaves:
         for b in clos.leaves:
-            if a == b or not steering._reaches(clos, a, b):
+            if a == b or not clos.reaches(a, b):
                 continue
             left = {port: path[0].head for port, path in steering.ports(clos, a, b).items()}
             for port in steering.ports(whole, a, b):
                 name, _ = tcp_ports(port)
-                (_, over) = walk(fabric, pins, a, b, name)
+                (_, over) = walk(fabric, planned, a, b, name)
                 assert over == left.get(port, over)
                 assert over in left.values()
 
@@ -109,19 +112,25 @@ def test_a_suspicion_ends() -> None:
     fabric = leafspine(2, 3, 4)
     steering = Steering(fabric, clock=lambda: now[0])
     suspect = path_over(steering, "leaf1", "spine2", "leaf2")
-    before = steering.entries(fabric.graph())
+    before = steering.base(fabric.graph())
     assert steering.suspect(suspect)
     assert not steering.suspect(suspect), "not new"
     graph = fabric.graph()
     clos = steering.usable(*steering.usable_parts(graph))
     assert len(steering.ports(clos, "leaf1", "leaf2")) == 2
     assert len(steering.ports(clos, "leaf2", "leaf1")) == 3, "the way back is not suspect"
-    ways = {(r.switch, r.host): len(r.hops) for r in steering.routes(graph)}
-    assert (ways["leaf1", "h3"], ways["leaf2", "h1"]) == (2, 3)
-    changed = {(s, entity) for s, made in steering.entries(graph).items() for entity in set(made) ^ set(before[s])}
-    name, = {dict(entity.key)["sport"] for _, entity in changed if isinstance(entity, Entry)}
-    assert {s for s, _ in changed} == {"leaf1", "leaf2"}, "its answers do as well: they may be what does not come"
-    assert name >= roce.TCP_PATH_PORT, "only a connection of TCP goes another way, which cannot take another port"
+    found = ways.routes(steering, graph)
+    assert (len(found["leaf1", "h3"]), len(found["leaf2", "h1"])) == (2, 3)
+    changed = {(switch, entity) for switch, made in steering.base(graph).items()
+               for entity in {*made} ^ {*before[switch]}
+               if isinstance(entity, Entry) and entity.table in (tables.PIN, tables.BENT)}
+    assert {switch for switch, _ in changed} == {"leaf1", "leaf2"}, "its answers do as well: they may be what is lost"
+    for switch, entry in changed:
+        ports, path = dict(entry.params), dict(entry.key)["path"]
+        assert entry.table == tables.BENT
+        own = ways.plan(steering, graph)[switch].pins[path]  # type: ignore[index]
+        assert ports["roce"] == own.roce, "a queue pair can leave its port, and until then means its path"
+        assert ports["connection"] != own.connection, "a connection of TCP goes another way"
     now[0] += SUSPECT_SECONDS / 2
     steering.suspect(suspect)
     now[0] += SUSPECT_SECONDS * 0.75
@@ -191,7 +200,8 @@ def test_suspecting_everything_is_suspecting_nothing() -> None:
         steering.suspect(path_over(steering, "leaf1", spine, "leaf2"))
     graph = fabric.graph()
     assert len(steering.ports(steering.usable(*steering.usable_parts(graph)), "leaf1", "leaf2")) == 2
-    assert all(route.hops for route in steering.routes(graph))
+    assert all((switch, host) in ways.routes(steering, graph) for switch, host in (
+        ("leaf1", "h2"), ("leaf2", "h1")))
 
 
 def test_a_drained_link_carries_nothing_new_unless_it_is_the_last() -> None:

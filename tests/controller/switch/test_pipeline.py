@@ -12,7 +12,7 @@ import pytest
 
 from netfold.controller.operations import status
 from netfold.controller.paths.steering import Steering
-from netfold.controller.switch import fold_tables, pipeline, probe, tables
+from netfold.controller.switch import fold_tables, path_tables, pipeline, probe, tables
 from netfold.controller.switch.codec import Codec
 from netfold.controller.switch.entities import Entity, Entry
 from netfold.controller.switch.pipeline import Pipeline, PipelineError
@@ -35,7 +35,7 @@ MARKED = "SwitchEgress.congestion.congestion_marked"
 
 def everything() -> list[Entity]:
     """Entries of every kind that the controller makes."""
-    fabric = leafspine(2, 2, 4, loss=0.01, duplicate=0.01)
+    fabric = leafspine(2, 3, 4, loss=0.01, duplicate=0.01)
     hosts = tuple(msgspec.structs.replace(host, rdma=True) for host in fabric.hosts)
     fabric = msgspec.structs.replace(fabric, hosts=hosts)
     planned = trees.plan(fabric.graph(), ["h1", "h2", "h3"])
@@ -44,7 +44,10 @@ def everything() -> list[Entity]:
     nics = allocator.admit(allocator.open(), planned, [range(3)], rc=(1, 2))
     ends = {place: slots.RcEnd(17, 18, 1 << 40, 5) for place in (1, 2)}
     streams += [dataclasses.replace(stream, rc=ends) for stream in nics]
-    parts = [Steering(fabric).base(fabric.graph()),
+    steering, graph = Steering(fabric), fabric.graph()
+    steering.modes["leaf2"] = "spray"
+    graph.remove_edge("leaf2", "spine1")
+    parts = [steering.base(graph),
              tables.fixed_entries(fabric),
              *(fold_tables.fold_entries(fabric, fabric.hosts[:3], stream) for stream in streams)]
     return [entity for entities in tables.merge(parts).values() for entity in entities]
@@ -88,6 +91,7 @@ def test_numbers_are_the_programs() -> None:
     assert p4["ANSWERS"] == fold_tables.ANSWERS
     assert p4["FLOWS"] == slots.FLOWS
     assert p4["CPU_PORT"] == CPU_PORT
+    assert p4["NO_PORT"] == path_tables.NO_PORT == (1 << p4["PORT_BITS"]) - 1
     assert 1 << p4["PORT_BITS"] > CPU_PORT
     assert p4["CPU_FRAME"] == 0, "packet-outs of frames do not name a kind, which is 0 then"
     assert p4["CPU_PROBE"] == probe.PROBE

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from netfold.cli import dryrun
+from netfold.controller.paths.steering import Steering
 from netfold.controller.switch import entities, fold_tables, reconcile, tables
 from netfold.controller.switch.entities import Entity, Entry, Multicast
-from netfold.fabric import routes, slots
+from netfold.fabric import slots
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Fabric
 from netfold.wire import roce
+from support import ways
 from support.plans import admitted, allocator_of, fabrics_and_ranks
 
 KEY = ("ingress_port", "src", "dst", "sport", "queue_pair")
@@ -117,15 +119,22 @@ def test_fold_addresses_have_the_routes_of_their_hosts() -> None:
     plain = leafspine(2, 2, 4)
     hosts = [structs.replace(host, rdma=host.name in ("h2", "h3")) for host in plain.hosts]
     fabric = structs.replace(plain, hosts=tuple(hosts))
-    before, after = (tables.route_entries(f, routes.plan(f.graph())) for f in (plain, fabric))
+    before, after = (Steering(f).base(f.graph()) for f in (plain, fabric))
     for switch in fabric.switches:
-        new = [entry for entry in after[switch.name] if entry not in before[switch.name]]
-        assert len(new) == len(after[switch.name]) - len(before[switch.name]) == 2
-        of = {dict(entry.key)["dst"]: entry for entry in before[switch.name]
-              if isinstance(entry, Entry) and entry.table == tables.ROUTE}
+        own = fabric.leaf_of()
+        new = {entry for entry in after[switch.name] if entry not in before[switch.name]}
+        assert not {*before[switch.name]} - {*after[switch.name]}
         for name, fold in (("h2", 2), ("h3", 3)):
-            own = of[int(IPv4Address(fabric.host(name).address)), 32]
-            assert structs.replace(own, key=(("dst", (int(IPv4Address("198.18.0.0")) + fold, 32)),)) in new
+            held = entities.state(after[switch.name])
+            takes = ways.route(held, str(IPv4Address("198.18.0.0") + fold))
+            assert takes is not None
+            there = ways.route(held, fabric.host(name).address)
+            assert there is not None
+            assert (takes.action, takes.params) == (there.action, there.params)
+            if switch.name == own[name] or switch.role == "spine":
+                assert takes in new
+                new.remove(takes)
+        assert not new
 
 
 def test_losses_stand_where_packets_enter_switches_and_leave_to_hosts() -> None:

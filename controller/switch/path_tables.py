@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the entries of p4src/route.p4 and p4src/paths.p4: what a switch does with packets that are not folded.
+
+    Forwarding, planned for each switch (paths/steering.py)  ->  route, uplink, policy, pin, bent
+
+A leaf has no number in these tables (it is leaf 0) as long as a switch sends packets to it the default way up, by the
+pins that hold for all.  It gets one, and a route of its own, at those switches where a failure, a mode or an operator
+makes it differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from netfold.controller.switch.entities import Entity, Entry
+from netfold.controller.switch.tables import (
+    BENT,
+    FORWARD,
+    PATHS,
+    PIN,
+    POLICY,
+    ROUTE,
+    SPREAD,
+    UNREACHABLE,
+    UPLINK,
+    USE,
+    BySwitch,
+    Mode,
+    ip_number,
+    mac_number,
+)
+from netfold.fabric.graph import Fabric
+from netfold.fabric.prefixes import Prefix, prefixes_of
+from netfold.fabric.routes import NextHop
+
+BY_PORT: Final = 0
+"""The group of uplinks whose members are ports, for pins."""
+RING: Final = 1
+"""The group of all uplinks, of which most routes take a part.  It stays as it is whatever goes down: a route takes
+another part of it, so that a lost uplink changes a route or two, and not a group."""
+NO_PORT: Final = 511
+"""In the place of a port: the packet's uplink is chosen by the hash (p4src/sizes.p4)."""
+PINNED: Final[Mode] = "pinned"
+"""The mode that needs no entry."""
+
+
+class Ports(NamedTuple):
+    """Where packets leave whose ports name one path; NO_PORT: where the hash says."""
+
+    roce: int
+    connection: int
+    """Of TCP, which goes another way where its path is gone."""
+
+
+UNPINNED: Final = Ports(NO_PORT, NO_PORT)
+
+
+@dataclass
+class Forwarding:
+    """What a switch does with packets that are not folded.  Leaves are destinations, by name; paths go by number."""
+
+    default: tuple[NextHop, ...] = ()
+    """Next hops to all leaves that ``routes`` does not have; none: there are no others."""
+    routes: dict[str, tuple[NextHop, ...]] = field(default_factory=dict)
+    hosts: dict[str, NextHop] = field(default_factory=dict)
+    """Hosts of this switch whose links are up."""
+    pins: dict[int, Ports] = field(default_factory=dict)
+    """Of each path to all leaves but those of ``bent``; none at a switch that has no choice."""
+    bent: dict[tuple[str, int], Ports] = field(default_factory=dict)
+    mode: Mode = PINNED
+    """How packets choose among next hops, to all leaves but those of ``modes``."""
+    modes: dict[str, Mode] = field(default_factory=dict)
+
+    def hops(self, leaf: str) -> tuple[NextHop, ...]:
+        """The next hops to a leaf."""
+        return self.routes.get(leaf, self.default)
+
+    def ports(self, leaf: str, path: int) -> Ports:
+        """Where packets to a leaf leave whose ports name a path."""
+        return self.bent.get((leaf, path)) or self.pins.get(path, UNPINNED)
+
+
+class PathTables:
+    """Makes the entries of one fabric's switches.
+
+    climbs  the neighbours above each switch, in a Clos
+    """
+
+    def __init__(self, fabric: Fabric, climbs: Mapping[str, Collection[str]]) -> None:
+        leaf_of = fabric.leaf_of()
+        self.numbers = {leaf: number for number, leaf in enumerate(dict.fromkeys(leaf_of.values()), 1)}
+        """The numbers of leaves in the tables, from 1."""
+        switches = [switch.name for switch in fabric.switches]
+        self._macs = {node.name: mac_number(node.mac) for node in fabric.nodes}
+        self._addresses = {host.name: [ip_number(address) for address in (host.address, fold) if address]
+                           for host, fold in zip(fabric.hosts, fabric.fold_addresses(), strict=True)}
+        """Those of each host: its own, and its fold address, which takes the same routes.  Switches alone send to that,
+        since `guard` lets no host address one."""
+        self._prefixes = prefixes_of(fabric)
+        self._uplinks: dict[str, list[NextHop]] = {name: [] for name in switches}
+        """All links of a switch to others, by port."""
+        for link in fabric.links:
+            for end, far in (link.ends, link.ends[::-1]):
+                if end.node in self._uplinks and far.node in self._uplinks:
+                    self._uplinks[end.node].append(NextHop(end.port, far.node))
+        for hops in self._uplinks.values():
+            hops.sort()
+        self._rings = {switch: [*found, *found[:-1]] for switch in switches
+                       if (found := [hop for hop in self._uplinks[switch] if hop.node in climbs.get(switch, ())])}
+        """The links of a switch up, by port, one after the other, and once more: if some lack that are side by side,
+        what is left is side by side somewhere."""
+
+    def all_entries(self, ways: Mapping[str, Forwarding]) -> BySwitch:
+        """The entries of all these switches."""
+        return {switch: self.entries(switch, here) for switch, here in ways.items()}
+
+    def entries(self, switch: str, ways: Forwarding) -> list[Entity]:
+        """The entries of one switch."""
+        apart = dict.fromkeys((*ways.routes, *ways.modes, *(leaf for leaf, _ in ways.bent)))
+        groups = self._groups(switch, ways, apart)
+        found: list[Entity] = []
+        if ways.default:
+            found += [self._uplink(switch, RING, member, hop) for member, hop in enumerate(self._rings[switch])]
+        for hops, (group, _) in groups.items():
+            if group != RING:
+                found += [self._uplink(switch, group, member, hop) for member, hop in enumerate(hops)]
+        if ways.pins or ways.bent:
+            found += [self._uplink(switch, BY_PORT, hop.port, hop) for hop in self._uplinks[switch]]
+        found += self._routes(switch, ways, apart, groups)
+        found += [Entry(POLICY, (("leaf", number),), f"{PATHS}.{mode}")
+                  for number, mode in self._modes(ways, apart) if groups and mode != PINNED]
+        found += [Entry(PIN, (("path", path),), USE, _ports(ports)) for path, ports in ways.pins.items()]
+        found += [Entry(BENT, (("leaf", self.numbers[leaf]), ("path", path)), USE, _ports(ports))
+                  for (leaf, path), ports in ways.bent.items()]
+        return found
+
+    def _modes(self, ways: Forwarding, apart: Mapping[str, None]) -> Iterator[tuple[int, Mode]]:
+        """How packets choose, by the leaf's number."""
+        yield 0, ways.mode
+        for leaf in apart:
+            yield self.numbers[leaf], ways.modes.get(leaf, ways.mode)
+
+    def _routes(
+        self, switch: str, ways: Forwarding, apart: Mapping[str, None],
+        groups: Mapping[tuple[NextHop, ...], tuple[int, int]],
+    ) -> Iterator[Entry]:
+        own = {(address, 32): hop for host, hop in ways.hosts.items() for address in self._addresses[host]}
+        for prefix, hop in own.items():
+            yield Entry(ROUTE, (("dst", prefix),), FORWARD, self._forward(switch, hop))
+        for prefix in self._prefixes.get(switch, ()):  # of hosts that are down, and of none: they do not go up again
+            if prefix not in own:
+                yield Entry(ROUTE, (("dst", prefix),), UNREACHABLE)
+        if ways.default:
+            yield self._route(switch, (0, 0), 0, ways.default, groups)
+        for leaf in apart:
+            for prefix in self._prefixes[leaf]:
+                yield self._route(switch, prefix, self.numbers[leaf], ways.hops(leaf), groups)
+
+    def _route(
+        self, switch: str, prefix: Prefix, leaf: int, hops: tuple[NextHop, ...],
+        groups: Mapping[tuple[NextHop, ...], tuple[int, int]],
+    ) -> Entry:
+        key = (("dst", prefix),)
+        if not hops:
+            return Entry(ROUTE, key, UNREACHABLE)
+        if len(hops) == 1:
+            return Entry(ROUTE, key, FORWARD, self._forward(switch, hops[0]))
+        group, first = groups[hops]
+        return Entry(ROUTE, key, SPREAD,
+                     (("leaf", leaf), ("group", group), ("first", first), ("members", len(hops))))
+
+    def _groups(
+        self, switch: str, ways: Forwarding, apart: Mapping[str, None]
+    ) -> dict[tuple[NextHop, ...], tuple[int, int]]:
+        """The number of each group of uplinks, and which of its members is the first: a part of the ring where it can
+        be, and where it cannot a group of its own."""
+        wanted = {ways.default: None} | {ways.hops(leaf): None for leaf in apart}
+        ring = self._rings[switch] if ways.default else []
+        found: dict[tuple[NextHop, ...], tuple[int, int]] = {}
+        following = RING + 1
+        for hops in sorted(hops for hops in wanted if len(hops) > 1):
+            first = _part_of(ring, hops)
+            if first is None:
+                found[hops] = following, 0
+                following += 1
+            else:
+                found[hops] = RING, first
+        return found
+
+    def _uplink(self, switch: str, group: int, member: int, hop: NextHop) -> Entry:
+        return Entry(UPLINK, (("group", group), ("member", member)), FORWARD, self._forward(switch, hop))
+
+    def _forward(self, switch: str, hop: NextHop) -> tuple[tuple[str, int], ...]:
+        return (("port", hop.port), ("src_mac", self._macs[switch]), ("dst_mac", self._macs[hop.node]))
+
+
+def _ports(ports: Ports) -> tuple[tuple[str, int], ...]:
+    return (("roce", ports.roce), ("connection", ports.connection))
+
+
+def _part_of(ring: Sequence[NextHop], hops: Sequence[NextHop]) -> int | None:
+    """Where in the ring these next hops stand side by side; None: nowhere."""
+    if not set(hops) <= set(ring):
+        return None
+    for first in range((len(ring) + 1) // 2):
+        if set(ring[first: first + len(hops)]) == set(hops):
+            return first
+    return None

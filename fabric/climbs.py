@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every switch of a folded Clos reaches, by which of its links, in what is left of the fabric.
+
+Sets of leaves, and of the switches above them, are whole numbers with a bit for each member: unions and differences for
+a thousand leaves are single operations, and all switches of a fabric of five hundred are gone through in milliseconds.
+
+    Climbs    the whole fabric: tiers, links up and down, numbers
+    LeafSets     what is left of it: what lies below each switch, and what it reaches when it climbs
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from netfold.fabric.clos import tiers
+from netfold.fabric.routes import NextHop
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+MOST_AROUND: Final = 8
+"""Next hops at most of a switch that can only send packets down and up again, around what is dead."""
+
+
+class Adjacency(NamedTuple):
+    """A link of a switch to a neighbour."""
+
+    link: int
+    """Its number in the fabric."""
+    hop: NextHop
+
+
+class Climbs:
+    """The tiers of a fabric, which is a Clos (`clos.is_clos`).
+
+    graph  `Fabric.graph`, with nothing down
+    """
+
+    def __init__(self, graph: nx.MultiGraph[str]) -> None:
+        self.tier = tiers(graph)
+        """The tier of each switch that a host reaches, in the fabric's order; leaves are of tier 1."""
+        self.rising = sorted(self.tier, key=lambda switch: self.tier[switch])
+        """All switches, the lowest tier first."""
+        self.leaf_bit = {leaf: 1 << place for place, leaf in
+                         enumerate(switch for switch in self.tier if self.tier[switch] == 1)}
+        self.name_bit = {switch: 1 << number for number, switch in
+                         enumerate((switch for switch in self.tier if self.tier[switch] > 1), 1)}
+        """A bit for each switch where paths may turn: that of the path's number (`Clos.middles`)."""
+        self.names_of_tier: dict[int, int] = Counter()
+        for switch, bit in self.name_bit.items():
+            self.names_of_tier[self.tier[switch]] |= bit
+        self.up: dict[str, list[Adjacency]] = defaultdict(list)
+        self.down: dict[str, list[Adjacency]] = defaultdict(list)
+        for a, b, number, ports in graph.edges(keys=True, data="ports"):
+            if a in self.tier and b in self.tier:
+                low, high = sorted((a, b), key=self.tier.__getitem__)
+                self.up[low].append(Adjacency(number, NextHop(ports[low], high)))
+                self.down[high].append(Adjacency(number, NextHop(ports[high], low)))
+        for lines in (*self.up.values(), *self.down.values()):
+            lines.sort(key=lambda line: line.hop.port)
+
+    def leaves_of(self, bits: int) -> list[str]:
+        """The leaves of a set."""
+        return [self._leaves[place] for place in members(bits)]
+
+    @cached_property
+    def _leaves(self) -> list[str]:
+        return list(self.leaf_bit)
+
+    @cached_property
+    def toward(self) -> dict[str, dict[int, Adjacency]]:
+        """By switch, then by the number of each switch above it: the link by which the climb there begins; the first
+        one of several."""
+        found: dict[str, dict[int, Adjacency]] = {}
+        for switch in reversed(self.rising):
+            ways = found[switch] = {}
+            for line in self.up[switch]:
+                for number in (self.name_bit[line.hop.node].bit_length() - 1, *found[line.hop.node]):
+                    ways.setdefault(number, line)
+        return found
+
+    @cached_property
+    def is_regular(self) -> bool:
+        """Whether one climb leads from every switch to each one above it, and two leaves that have a switch of a tier
+        in common have all of that tier in common that either has."""
+        above: dict[str, Counter[str]] = {}
+        for switch in reversed(self.rising):
+            ways = above[switch] = Counter()
+            for line in self.up[switch]:
+                ways[line.hop.node] += 1
+                ways.update(above[line.hop.node])
+            if max(ways.values(), default=1) > 1:
+                return False
+        whole = self.whole.above
+        for names in self.names_of_tier.values():
+            masks = {whole[leaf] & names for leaf in self.leaf_bit}
+            union = 0
+            for mask in masks:
+                if mask & union:
+                    return False
+                union |= mask
+        return True
+
+    @cached_property
+    def whole(self) -> LeafSets:
+        """With nothing down."""
+        links = {line.link for lines in self.up.values() for line in lines}
+        return LeafSets(self, links, self.tier)
+
+
+class LeafSets:
+    """What is left of a fabric.
+
+    links     numbers of the links that are up, `Fabric.graph`'s
+    switches  those that are up
+    """
+
+    def __init__(self, climbs: Climbs, links: Collection[int], switches: Collection[str]) -> None:
+        self.climbs = climbs
+        self._alive = [switch for switch in climbs.rising if switch in switches]
+        alive = frozenset(self._alive)
+
+        def left(lines: Sequence[Adjacency]) -> list[Adjacency]:
+            return [line for line in lines if line.link in links and line.hop.node in alive]
+
+        self.up = {switch: left(climbs.up[switch]) for switch in self._alive}
+        """Links that are up towards the next tier, by port."""
+        self.down = {switch: left(climbs.down[switch]) for switch in self._alive}
+        self.leaves = 0
+        """All leaves that are up."""
+        self.below: dict[str, int] = {}
+        """Leaves that a switch reaches downwards, itself included."""
+        for switch in self._alive:
+            below = climbs.leaf_bit.get(switch, 0)
+            self.leaves |= below
+            for line in self.down[switch]:
+                below |= self.below[line.hop.node]
+            self.below[switch] = below
+        self.above: dict[str, int] = {}
+        """Numbers of the switches that a switch reaches upwards."""
+        self._reached: dict[str, list[int]] = {}
+        """Leaves that a switch reaches, by the number of tiers that it climbs for that at most."""
+        for switch in reversed(self._alive):
+            above, reached = 0, [self.below[switch]]
+            for line in self.up[switch]:
+                above |= climbs.name_bit[line.hop.node] | self.above[line.hop.node]
+            tiers_above = max((len(self._reached[line.hop.node]) for line in self.up[switch]), default=0)
+            for climbed in range(1, 1 + tiers_above):
+                more = reached[0]
+                for line in self.up[switch]:
+                    more |= self._at_most(line.hop.node, climbed - 1)
+                reached.append(more)
+            self.above[switch], self._reached[switch] = above, reached
+        self._distances: dict[str, dict[str, int]] = {}
+
+    def _at_most(self, switch: str, climbed: int) -> int:
+        reached = self._reached[switch]
+        return reached[min(climbed, len(reached) - 1)]
+
+    def default(self, switch: str) -> tuple[NextHop, ...]:
+        """The next hops by which a switch reaches most leaves: those of its links up that lead anywhere else."""
+        own = self.below[switch]
+        return tuple([line.hop for line in self.up[switch] if self._reached[line.hop.node][-1] & ~own])
+
+    def apart(self, switch: str) -> dict[str, tuple[NextHop, ...]]:
+        """The next hops of a switch on shortest paths to leaves, by port, where they are not its `default` ones: to
+        those below it, and those that some of its links up do not lead to.  MOST_AROUND at most where no climb leads
+        to a leaf; none where there is no path."""
+        climbs, reached = self.climbs, self._reached[switch]
+        found: dict[str, list[NextHop]] = defaultdict(list)
+        for line in self.down[switch]:
+            for leaf in climbs.leaves_of(self.below[line.hop.node]):
+                found[leaf].append(line.hop)
+        routes = {leaf: tuple(hops) for leaf, hops in found.items()}
+        ups = [line.hop.node for line in self.up[switch] if self._reached[line.hop.node][-1] & ~reached[0]]
+        for climbed in range(1, len(reached)):
+            new, differ = reached[climbed] & ~reached[climbed - 1], 0
+            for node in ups:
+                differ |= new & ~self._at_most(node, climbed - 1)
+            for leaf in climbs.leaves_of(differ):
+                bit = climbs.leaf_bit[leaf]
+                routes[leaf] = tuple([line.hop for line in self.up[switch]
+                                      if self._at_most(line.hop.node, climbed - 1) & bit])
+        for leaf in climbs.leaves_of(self.leaves & ~reached[-1]):
+            routes[leaf] = self._around(switch, leaf)
+        return routes
+
+    def _around(self, switch: str, leaf: str) -> tuple[NextHop, ...]:
+        """The next hops to a leaf where only a way down and up again leads there."""
+        lines = (*self.up[switch], *self.down[switch])
+        distance = self._distance(leaf) if lines else {}
+        if switch not in distance:
+            return ()
+        return tuple(sorted(line.hop for line in lines if distance[line.hop.node] < distance[switch])[:MOST_AROUND])
+
+    def lowest(self, names: int) -> int:
+        """Those of some switches, by number, that are of the lowest tier."""
+        return next((found for tier in sorted(self.climbs.names_of_tier)
+                     if (found := names & self.climbs.names_of_tier[tier])), 0)
+
+    def _distance(self, leaf: str) -> dict[str, int]:
+        """Hops from a leaf to every switch that it reaches."""
+        if leaf not in self._distances:
+            found = {leaf: 0} if leaf in self.below else {}
+            queue = list(found)
+            for at in queue:
+                for line in (*self.up[at], *self.down[at]):
+                    if line.hop.node not in found:
+                        found[line.hop.node] = found[at] + 1
+                        queue.append(line.hop.node)
+            self._distances[leaf] = found
+        return self._distances[leaf]
+
+
+def members(bits: int) -> Iterator[int]:
+    """The places of the bits that are set, the lowest first."""
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What switches hold of routes and paths: few entries, and the same meaning as one for each pair of leaves."""
+
+from __future__ import annotations
+
+import networkx as nx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from netfold.controller.paths.steering import Steering
+from netfold.controller.switch import tables
+from netfold.controller.switch.entities import Entry, state
+from netfold.controller.switch.path_tables import RING
+from netfold.controller.switch.reconcile import diff
+from netfold.fabric import routes
+from netfold.fabric.generate import leafspine, parse, threetier
+from netfold.fabric.graph import Fabric
+from netfold.fabric.path_graph import PathError
+from netfold.wire.paths import tcp_ports
+from support import ways
+
+FABRICS = [leafspine(3, 2, 6), leafspine(4, 4, 4), leafspine(5, 3, 10), threetier(2, 2, 2, 2, 4),
+           threetier(3, 2, 2, 4, 6), threetier(2, 3, 3, 6, 6), parse("leafspine,3,2,6,uplinks=2:1")]
+
+
+def damaged(fabric: Fabric, data: st.DataObject, most: int = 5) -> nx.MultiGraph[str]:
+    """What is left when some links between switches, and some switches, are gone."""
+    graph = fabric.graph()
+    inner = [n for n, link in enumerate(fabric.links) if not any(end.node.startswith("h") for end in link.ends)]
+    dead = data.draw(st.sets(st.sampled_from(inner), max_size=most))
+    graph.remove_edges_from([edge for edge in graph.edges(keys=True) if edge[2] in dead])
+    names = [switch.name for switch in fabric.switches]
+    graph.remove_nodes_from(data.draw(st.sets(st.sampled_from(names), max_size=1)))
+    return graph
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(FABRICS), st.data())
+def test_every_host_is_routed_by_shortest_ways(fabric: Fabric, data: st.DataObject) -> None:
+    """Whatever is down: a switch has a route to a host where there is one, and over next hops alone that are nearer."""
+    graph = damaged(fabric, data)
+    found = ways.routes(Steering(fabric), graph)
+    wanted = {(route.switch, route.host): route.hops for route in routes.plan(graph)}
+    unreached = {way for way in found if way not in wanted}
+    assert {way for way in wanted if way not in found} == set()
+    for way, hops in wanted.items():
+        assert set(found[way]) <= set(hops), way
+    whole = {(route.switch, route.host) for route in routes.plan(fabric.graph())}
+    assert unreached <= whole, "a default route leads up, where what nobody reaches is dropped"
+    for switch, host in unreached:
+        assert Steering(fabric).leaf_of[host] != switch
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(FABRICS), st.data())
+def test_pins_lead_over_the_paths_that_they_name(fabric: Fabric, data: st.DataObject) -> None:
+    """Hop by hop, for every live path of every two leaves, by UDP and by TCP; a name whose path is gone is pinned to
+    nothing for RoCE, and over a live path for TCP."""
+    graph = damaged(fabric, data)
+    steering = Steering(fabric)
+    planned, left, whole = ways.plan(steering, graph), steering.left(graph), steering.whole
+    for a in left.leaves:
+        for b in left.leaves:
+            if a == b or not left.reaches(a, b):
+                continue
+            live = steering.ports(left, a, b)
+            for source_port, path in live.items():
+                for name in (source_port, tcp_ports(source_port)[0]):
+                    for hop in path:
+                        hops = planned[hop.tail].hops(b)
+                        port = hops[0].port if len(hops) == 1 else ways.pinned(planned[hop.tail], b, name)
+                        assert port == graph.edges[hop.tail, hop.head, hop.link]["ports"][hop.tail], (a, b, name)
+            hops = planned[a].hops(b)
+            for source_port in steering.ports(whole, a, b).keys() - live.keys():
+                first = ways.pinned(planned[a], b, tcp_ports(source_port)[0])
+                if len(hops) > 1:
+                    assert ways.pinned(planned[a], b, source_port) is None, (a, b, source_port)
+                    assert first in [hop.port for hop in hops]
+
+
+@settings(max_examples=30)
+@given(st.sampled_from(FABRICS[:6]), st.data())
+def test_a_clos_is_pinned_as_if_each_pair_of_leaves_were_pinned(fabric: Fabric, data: st.DataObject) -> None:
+    """With suspicions too: the two ways of planning agree about every name of every two leaves, but for which of the
+    live paths a connection takes whose own is not to be used."""
+    graph = damaged(fabric, data, most=3)
+    by_sets, by_pairs = Steering(fabric), Steering(fabric)
+    by_pairs._climbs.is_regular = False  # type: ignore[union-attr]
+    pairs = [(a, b) for a in by_sets.whole.leaves for b in by_sets.whole.leaves if a != b]
+    for a, b in data.draw(st.lists(st.sampled_from(pairs), max_size=3)):
+        try:
+            suspect = data.draw(st.sampled_from(by_sets.left(graph).paths(a, b)))
+        except PathError:
+            continue
+        by_sets.suspect(suspect)
+        by_pairs.suspect(suspect)
+    one, other = ways.plan(by_sets, graph), ways.plan(by_pairs, graph)
+    assert {switch: here.routes for switch, here in one.items()} == {s: here.routes for s, here in other.items()}
+    left, plain = by_sets.left(graph), ways.plan(Steering(fabric), graph)
+    usable = by_sets.usable(*by_sets.usable_parts(graph))
+    for a, b in pairs:
+        if not left.reaches(a, b) or len(one[a].hops(b)) < 2:
+            continue
+        free = not any((suspect[-1].head, suspect[0].tail) == (a, b)
+                       for suspect in by_sets.inputs(by_sets.everything).suspects)
+        for source_port, path in by_sets.ports(by_sets.whole, a, b).items():
+            assert ways.pinned(one[a], b, source_port) == ways.pinned(other[a], b, source_port), (a, b, source_port)
+            over = [ways.pinned(planned[a], b, tcp_ports(source_port)[0]) for planned in (one, other)]
+            assert {*over} <= {hop.port for hop in plain[a].hops(b)}, (a, b, source_port)
+            if free and usable.reaches(a, b) and usable.paths(a, b).count(path):
+                own = graph.edges[path[0].tail, path[0].head, path[0].link]["ports"][a]
+                assert over == [own, own], (a, b, source_port)
+
+
+def count(fabric: Fabric, table: str, switch: str) -> int:
+    """Entries of one table at a switch."""
+    return sum(isinstance(entity, Entry) and entity.table == table
+               for entity in Steering(fabric).base(fabric.graph())[switch])
+
+
+def test_what_a_leaf_holds_does_not_grow_with_the_fabric() -> None:
+    """A pin for each uplink, a route for each of its own hosts and two more, however many leaves there are; a spine has
+    a route for each leaf."""
+    for leaves in (2, 20):
+        fabric = leafspine(leaves, 4, 3 * leaves)
+        assert [count(fabric, table, "leaf1") for table in (tables.PIN, tables.ROUTE, tables.BENT, tables.POLICY)] == [
+            4, 3 + 2, 0, 0]
+        assert count(fabric, tables.ROUTE, "spine1") == leaves
+
+
+@pytest.mark.parametrize(("lost", "most"), [("link", 2 * 18 + 6), ("spine", 2 * 20)])
+def test_a_failure_changes_two_entries_a_leaf(lost: str, most: int) -> None:
+    """A lost link: at other leaves a route to its leaf and an exception; a lost spine: the default route and a pin."""
+    fabric = leafspine(20, 4, 40)
+    steering = Steering(fabric)
+    graph = fabric.graph()
+    before = steering.base(graph)
+    if lost == "link":
+        graph.remove_edge("leaf3", "spine2")
+    else:
+        graph.remove_node("spine2")
+    after = steering.base(graph)
+    updates = {switch: diff(state(before[switch]), state(after[switch])) for switch in after}
+    others = [updates[f"leaf{n}"] for n in range(1, 21) if n != 3]
+    assert {len(changes) for changes in others} == {2}
+    touched = {u.entity.table for changes in others for u in changes if isinstance(u.entity, Entry)}
+    assert touched == ({tables.ROUTE, tables.BENT} if lost == "link" else {tables.ROUTE, tables.PIN})
+    assert sum(map(len, updates.values())) - 2 * len(others) <= 15, "at the ends of the link itself"
+
+
+def test_a_group_is_a_part_of_the_ring_where_it_can_be() -> None:
+    """Two uplinks that are not side by side are lost: a group of its own holds the rest, in the order of ports."""
+    fabric = leafspine(3, 5, 3)
+    steering = Steering(fabric)
+    for lost, group in ((("spine5", "spine1"), RING), (("spine1", "spine3"), RING + 1)):
+        graph = fabric.graph()
+        for spine in lost:
+            graph.remove_node(spine)
+        held = state(steering.base(graph)["leaf1"])
+        up = ways.route(held, fabric.hosts[-1].address)
+        assert up is not None
+        assert dict(up.params)["group"] == group
+        kept = {2, 3, 4, 5, 6} - {1 + int(spine[-1]) for spine in lost}
+        assert ways.next_ports(held, fabric.hosts[-1].address) == kept
+
+
+def test_addresses_of_nobody_end_at_the_leaf_that_they_would_belong_to() -> None:
+    """A packet that came down does not go up again by the default route: not for a host that is down, nor for an
+    address among those of a leaf's hosts that none has."""
+    fabric = leafspine(3, 2, 9)
+    graph = fabric.graph()
+    graph.remove_edge("leaf2", "h5")
+    planned = Steering(fabric).base(graph)
+    down = fabric.host("h5").address
+    unknown = down.rpartition(".")[0] + ".0"
+    held = {switch: state(made) for switch, made in planned.items()}
+    for address in (down, unknown):
+        assert ways.next_ports(held["spine1"], address) == {2}
+        assert ways.next_ports(held["leaf2"], address) == set()
+    assert ways.next_ports(held["spine1"], "192.0.2.1") == set()
+    assert ways.next_ports(held["leaf1"], "192.0.2.1") == {4, 5}, "up, where it is dropped"
