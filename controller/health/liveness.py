@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
 from netfold.controller.health.damping import FlapDamping
@@ -117,7 +117,7 @@ class Liveness:
         """What `graph` has, which takes a hundredth of the time to say."""
         without = self._damping.unsteady() if steady else set()
         down = self.switches_down(writable=writable)
-        return Up(self.whole.nodes - down - without, self.whole.links - without - self.links_down().keys())
+        return Up(self.whole.nodes.difference(down, without), self.whole.links.difference(without, self.links_down()))
 
     def switches_down(self, *, writable: bool = False) -> frozenset[str]:
         """Switches that are down; with ``writable``, also those that can be told nothing."""
