@@ -7,6 +7,10 @@ STAMP  := $(VENV)/.installed
 # Programs that we need, and the Debian packages that bring them
 NEEDED := mnexec:mininet ip:iproute2 tc:iproute2 ethtool:ethtool ping:iputils-ping
 
+# No index may carry a name with "+cpu" for a CUDA build, and PyPI carries none at all: pip finds the CPU build where it was
+# told of one (a folder by PIP_FIND_LINKS, PyTorch's own index for CPUs), or nothing
+TORCH := torch==2.13.0+cpu
+
 # Two workers: tests in namespaces run processes of their own, which take what is left of the processors
 WORKERS := 2
 SHARED := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -49,10 +53,16 @@ $(STAMP): pyproject.toml softswitch/pyproject.toml cbuild/pyproject.toml
 	@$(MAKE) --no-print-directory packages
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "NetFold needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V). Try make setup PYTHON=python3.12" >&2; exit 1; }
+	@echo "Installing into $(VENV), with what tests and lint need: 350 MB to download, 1.2 GB on the disk; some minutes."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ./cbuild -e ./softswitch \
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e ./cbuild -e ./softswitch \
 	    -e '.[compiler,demo,test,lint]'
+	@echo "PyTorch, for the torch backend and to compare with gloo: 190 MB, 750 MB on the disk, where pip finds the CPU build."
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on --only-binary torch '$(TORCH)' || printf '%s\n' \
+	    "pip finds no $(TORCH), and NetFold goes on without. To have it, type:" \
+	    "    $(BIN)/python -m pip install torch --index-url https://download.pytorch.org/whl/cpu"
 	@touch $@
+	@echo "Installed. Next: make demo; and, once in each terminal, . $(BIN)/activate, for the commands netfold and softswitch."
 
 demo: $(STAMP)  ## Train a model through a fabric of P4 switches; ARGS="--loss 0.01", "--switch bmv2", ...
 	$(BIN)/netfold demo $(ARGS)
