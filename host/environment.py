@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from netfold.host import shared_log
+
 LAUNCHERS = {
     "netfold run, torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
     "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -68,7 +70,8 @@ def address(*towards: str) -> str:
                 found: str = probe.getsockname()[0]
         except OSError as error:
             raise ValueError(f"no IPv4 route to {target!r} ({error}); set {ADDRESS_VARIABLE}") from error
-        log.warning("%s is not set, using %s, which leads to %s", ADDRESS_VARIABLE, found, target)
+        log.log(shared_log.level(_local_rank()), "%s is not set, using %s, which leads to %s", ADDRESS_VARIABLE, found,
+                target)
         return found
     raise ValueError(
         f"{ADDRESS_VARIABLE} is not set, and no controller at host:port says which interface leads to the fabric: set "
@@ -93,3 +96,11 @@ def number(environment: Mapping[str, str], name: str, default: str = "") -> int:
         return int(value)
     except ValueError:
         raise ValueError(f"environment variable {name}={value!r}: expected an integer") from None
+
+
+def _local_rank() -> int:
+    """This process's rank on its machine; 0 where no launcher says it."""
+    try:
+        return rank_identity().local_rank
+    except ValueError:
+        return 0

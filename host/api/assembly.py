@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
+from netfold.host import shared_log
 from netfold.host.api.folding import open_fold
 from netfold.host.api.group_folds import GroupFolds, GroupMeans, JoinedGroup
 from netfold.host.api.work import OperationSequencer
@@ -411,12 +412,12 @@ def _of_membership(
                     membership.unfold(str(unfit))
                     plan = membership.plan
             if not plan.folds and prospect is None:
-                warnings.warn(
-                    f"{me}: no aggregation tree, every allreduce goes over TCP between the hosts. "
-                    f"Reason: {plan.reason or 'none given by the controller'}",
-                    RuntimeWarning,
-                    stacklevel=4,
-                )
+                words = (f"{me}: no aggregation tree, every allreduce goes over TCP between the hosts. "
+                        f"Reason: {plan.reason or 'none given by the controller'}")
+                if shared_log.level(plan.rank) == logging.WARNING:
+                    warnings.warn(words, RuntimeWarning, stacklevel=4)
+                else:
+                    log.info("%s", words)
         dispatch = Dispatch(
             peers, switches=switches, always=rail in FOLDING, why=path_reason(plan, rail, helpers), flight=flight,
             me=me, groups=groups, members=members, prospect=prospect,

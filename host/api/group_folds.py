@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from netfold.host import shared_log
 from netfold.host.client.jobs import JobClient
 from netfold.host.client.membership import Membership
 from netfold.host.client.plans import check_plan
@@ -175,6 +176,7 @@ class GroupFold:
         self._lock = threading.Lock()
         self._held: tuple[Membership, FoldingRail] | None = None
         self._closed = False
+        self._shared = shared_log.level(0)
         self._never = False
         self._attempts = self._reductions = self._bytes = 0
         self._next = 1
@@ -194,6 +196,7 @@ class GroupFold:
         return True
 
     def open(self, hosts: Peers, progress: Callable[[], RailStats]) -> FoldingRail | None:
+        self._shared = shared_log.level(hosts.mesh.rank)
         number = self._folds.number(self._members)
         mine = _Word(number=number)
         if self._means.refusal or number < 0:
@@ -234,7 +237,7 @@ class GroupFold:
         held = self._release()
         if held is not None:
             self.why = f"this group folds no longer: {held[1].fallback}; it asks again by and by"
-            log.warning("%s: %s", self._means.me, self.why)
+            log.log(self._shared, "%s: %s", self._means.me, self.why)
             threading.Thread(target=self._let_go, args=(held,), name="netfold-group", daemon=True).start()
 
     def close(self, reason: str = "", *, ended: bool = False) -> None:
@@ -304,7 +307,7 @@ class GroupFold:
             reasons.setdefault(why, rank)  # each once, by the first rank that has it
         said = "; ".join(f"rank {self._members[rank]}: {why}" for why, rank in reasons.items())
         self.why = f"this group does not fold: {said}{again}"
-        log.warning("%s: %s", self._means.me, self.why)
+        log.log(self._shared, "%s: %s", self._means.me, self.why)
 
     def _release(self) -> tuple[Membership, FoldingRail] | None:
         with self._lock:

@@ -235,7 +235,7 @@ class JobClient:
             lambda: self._notify(self._settled, settled),
             # an RC rank gets its first ticket once it has connected; until then the next controller refuses it
             (lambda: self._connection.go_on(channel)) if first.ticket.value or first.fold_address else None,
-            folds=first.folds,
+            folds=first.folds, rank=first.rank,
         )
         return self._watcher
 

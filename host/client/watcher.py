@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import grpc
 
-from netfold.host import errors
+from netfold.host import errors, shared_log
 from netfold.host.client.controller_channel import AWAY
 from netfold.host.client.stream_listener import StreamListener
 from netfold.host.errors import NetFoldError, PeerLost
@@ -42,18 +42,20 @@ class Watcher:
     settled  tells the controller that this rank lacks no result
     lost     called when the controller has gone, to look for another one; None: the plan has no ticket, and this rank
              cannot register again
+    rank     of this process in the job
     folds    whether the job needs what switches hold for it, which a controller that does not know the job has removed
     """
 
     def __init__(
         self, call: Callable[[int], Any], me: str, settled: Callable[[], None], lost: Callable[[], None] | None = None,
-        *, folds: bool = False,
+        *, folds: bool = False, rank: int = 0,
     ) -> None:
         self._call = call
         self._settled = settled
         self._lost = lost
         self._folds = folds
         self._me = me
+        self._shared = shared_log.level(rank)
         self._job_error: NetFoldError | None = None
         self._lost_rank: tuple[int, str] | None = None
         self._left: dict[int, str] = {}
@@ -165,7 +167,8 @@ class Watcher:
             return None
         if self._gone_since is None:
             self._gone_since, self._pause = time.monotonic(), FIRST_PAUSE
-            log.warning("%s: the controller has gone (%s): the job goes on, and looks for another one", self._me, why)
+            log.log(self._shared, "%s: the controller has gone (%s): the job goes on, and looks for another one",
+                    self._me, why)
         self._lost()
         pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
         return pause
@@ -173,15 +176,15 @@ class Watcher:
     def _on_event(self, event: Event) -> None:
         if isinstance(event, Watching):
             if self._gone_since is not None:
-                log.warning("%s: registered with a controller again after %.2f s", self._me,
-                            time.monotonic() - self._gone_since)
+                log.log(self._shared, "%s: registered with a controller again after %.2f s", self._me,
+                        time.monotonic() - self._gone_since)
                 self._gone_since = None
             with self._registered:
                 self._watched = True
                 self._registrations += 1
                 self._registered.notify_all()
         elif isinstance(event, Halt):
-            log.warning("%s: %s; going on over other trees", self._me, event.why)
+            log.log(self._shared, "%s: %s; going on over other trees", self._me, event.why)
             with self._lock:
                 self._halt = event.round
                 self._on_halt(event.round)

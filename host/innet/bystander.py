@@ -12,6 +12,7 @@ import logging
 import threading
 from contextlib import AbstractContextManager, nullcontext
 
+from netfold.host import shared_log
 from netfold.host.client.fold_control import FoldControl
 from netfold.host.errors import NetFoldError
 from netfold.host.innet.fallback import Fallback, fell_back
@@ -98,4 +99,4 @@ class Bystander:
             self._rounds.complete(plan.round)
             if plan.stand_in:
                 self._until, self.fallback = plan.folds_until, fell_back(plan)
-                log.warning("%s: %s", self._who, self.fallback)
+                log.log(shared_log.level(plan.rank), "%s: %s", self._who, self.fallback)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import socket
 
+from netfold.host import shared_log
 from netfold.host.errors import TreesLost
 from netfold.host.forked import own_pair
 from netfold.host.innet.core import Core
@@ -83,7 +84,8 @@ class Fallback:
         self._link = StandInLink(core, sock, streams)
         self._until = plan.folds_until
         self.why = fell_back(plan)
-        log.warning("%s: %s; rank %d stands in for the switches until then", self._who, self.why, ranks[0])
+        log.log(shared_log.level(plan.rank), "%s: %s; rank %d stands in for the switches until then", self._who,
+                self.why, ranks[0])
 
     def takes(self, number: int) -> bool:
         """Whether this operation folds: any while there are trees, then those that some rank had begun."""

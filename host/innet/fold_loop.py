@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from netfold.host import shared_log
 from netfold.host.client.fold_control import FoldControl, Waits
 from netfold.host.errors import NetFoldError, PlanError, TransportError
 from netfold.host.innet import failures
@@ -196,7 +197,8 @@ class FoldLoop:
             return
         self._fallback.decline()
         self._connect()
-        log.warning("job %r, rank %d: goes on over %s", plan.job, plan.rank, ", ".join(t.name for t in plan.trees))
+        log.log(shared_log.level(plan.rank), "job %r, rank %d: goes on over %s", plan.job, plan.rank,
+                ", ".join(t.name for t in plan.trees))
 
     def _connect(self) -> None:
         """Connects what carries the packets to the other ranks of a plan that is new.  Raises TransportError."""
