@@ -31,6 +31,7 @@ or keep another backend and reduce only the gradients with NetFold:
     priority.py        an optimizer whose gradients travel first layers first, beside the next forward pass
     verbs.py           Horovod's broadcast_parameters and broadcast_optimizer_state
     distributed_optimizer.py  Horovod's DistributedOptimizer
+    refusal.py         what a program whose group is refused ends with
     launch.py          runs a script with NetFold's process groups, unchanged
     renamed.py         groups of ours for programs that ask for gloo's by name
 """

@@ -11,8 +11,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from netfold.host.errors import JoinRefused
 from netfold.host.torch.join import JOB_VARIABLE, STORE, Options, join
 from netfold.host.torch.process_group import NetfoldGroup
+from netfold.host.torch.refusal import without_traceback
 
 log = logging.getLogger("netfold")
 
@@ -41,14 +43,18 @@ def create(opts: Any, options: Options | None) -> NetfoldGroup:
         job = options.job or f"{os.environ.get(JOB_VARIABLE) or 'default'}.{opts.group_id}"
         options = replace(options, job=job)
     together = options.goes_together()
-    communicator = join(
-        replace(options, together=None),
-        rank=opts.group_rank,
-        world=opts.group_size,
-        store=opts.store,
-        timeout=opts.timeout.total_seconds(),
-        group_of=group_of,
-    )
+    try:
+        communicator = join(
+            replace(options, together=None),
+            rank=opts.group_rank,
+            world=opts.group_size,
+            store=opts.store,
+            timeout=opts.timeout.total_seconds(),
+            group_of=group_of,
+        )
+    except JoinRefused as refused:
+        without_traceback(refused)
+        raise
     try:
         return NetfoldGroup(opts.store, communicator, opts.timeout, together=together)
     except BaseException:
