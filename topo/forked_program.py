@@ -225,6 +225,17 @@ def run(program: Program) -> None:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        if not (isinstance(error, KeyboardInterrupt) and _imports_now(trace)):
+            sys.excepthook(type(error), error.with_traceback(trace), trace)
         sys.excepthook = lambda *_: None  # the interpreter only ends the process as it does after an error
         raise
+
+
+def _imports_now(trace: types.TracebackType | None) -> bool:
+    """Whether an error came up while a module was imported, which says nothing to whoever has pressed Ctrl-C."""
+    while trace is not None:
+        code, name = trace.tb_frame.f_code, trace.tb_frame.f_globals.get("__name__")
+        if code.co_filename.startswith("<frozen importlib") or (code.co_name == "<module>" and name != "__main__"):
+            return True
+        trace = trace.tb_next
+    return False

@@ -33,7 +33,7 @@ from netfold.fabric import file as fabric_file
 from netfold.fabric.graph import Fabric, Host, Link
 from netfold.rpc import rpc
 from netfold.rpc.certificates import Certificates
-from netfold.topo import listeners, sandbox
+from netfold.topo import host_names, listeners, sandbox
 from netfold.topo.failures import ControllerFailed
 from netfold.topo.guests import GuestHosts, Surroundings
 from netfold.topo.lifecycle import Lifecycle, tail, terminate
@@ -113,6 +113,7 @@ class Network(Lifecycle):
             self._pcap.mkdir(parents=True, exist_ok=True)
         kind = CLASSES[self.fabric.engine]
         kind.setup()
+        host_names.tell([self.fabric])
         # Mininet would raise limits of the whole machine, and leave them raised
         Mininet.inited = True
         self.mininet = Mininet(switch=kind, controller=None, build=False)

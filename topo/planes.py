@@ -11,7 +11,7 @@ leave.  A single fabric is one plane and keeps its names.
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from mininet.net import Mininet
 from netfold.fabric.generate import PLANE_NAMES as NAMES
 from netfold.fabric.graph import Fabric, Host, Link
 from netfold.host.rails.planes import PLANES_VARIABLE
+from netfold.topo import host_names
 from netfold.topo.lifecycle import Lifecycle
 from netfold.topo.net import Network, with_sockets_in
 from netfold.topo.ranks import Ranks
@@ -99,19 +100,25 @@ class Planes(Lifecycle):
 
     planes  made by ``on_plane``, in order; their gRPC addresses must be sockets that the hosts reach
     logs    folder for every process's output
+    say     told of each stage of the start, in words
     """
 
-    def __init__(self, planes: Sequence[Fabric], *, logs: Path, offload: bool | None = None) -> None:
+    def __init__(
+        self, planes: Sequence[Fabric], *, logs: Path, offload: bool | None = None,
+        say: Callable[[str], None] = lambda what: None,
+    ) -> None:
         self.fabrics = list(planes)
         folders = [logs / NAMES[n] for n in range(len(planes))] if len(planes) > 1 else [logs]
         self.networks = [Network(fabric, logs=folder) for fabric, folder in zip(planes, folders, strict=True)]
         self._offload = offload
+        self._say = say
         self.mininet: Any = None
 
     def start(self) -> None:
         """Start all planes and their controllers.  Raises SwitchFailed, WiringError, ControllerFailed."""
         kind = CLASSES[self.fabrics[0].engine]
         kind.setup()
+        host_names.tell(self.fabrics)
         for network in self.networks:
             network.logs.mkdir(parents=True, exist_ok=True)
         Mininet.inited = True  # as in Network
@@ -121,6 +128,7 @@ class Planes(Lifecycle):
         )
         self.mininet.build()
         self.mininet.start()
+        self._say("hosts, links and switches are there; the controller gives each switch its program and entries")
         for network in self.networks:
             network.mininet = self.mininet
             network.start_controller()

@@ -31,6 +31,7 @@ from netfold.topo.failures import FabricFailed
 from netfold.topo.host_processes import HostProcess
 from netfold.topo.mininet_path import MininetMissing
 from netfold.topo.ranks import SETTINGS, Enter, environment, in_namespaces, prepare, start
+from netfold.topo.run_report import RunReport
 from netfold.wire.faults import KEY_VARIABLE
 
 FABRIC_VARIABLE: Final = "NETFOLD_FABRIC"
@@ -53,6 +54,7 @@ class RunRequest:
     grace    seconds that the other ranks may run after one has failed
     timeout  seconds for the whole run; None: without a limit
     paths    how packets between hosts choose their paths, in the form of NETFOLD_PATHS; default: that variable
+    quiet    to say nothing of the run's stages and what the network carried
     """
 
     command: Sequence[str]
@@ -62,6 +64,7 @@ class RunRequest:
     grace: float = 15.0
     timeout: float | None = None
     paths: str | None = None
+    quiet: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,9 @@ def run_in(fabrics: Sequence[Fabric], request: RunRequest) -> int:
         import mininet  # noqa: F401
     except MininetMissing as error:
         raise CannotRun(str(error)) from error
+    report = RunReport(request.job, quiet=request.quiet)
+    if not sandbox.inside():
+        report.starting(fabrics)
     listeners.enter(fabrics)
     from mininet.log import setLogLevel
 
@@ -106,7 +112,7 @@ def run_in(fabrics: Sequence[Fabric], request: RunRequest) -> int:
     fabrics = side_by_side(fabrics, sandbox.rundir())
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
     try:
-        planes = Planes(fabrics, logs=logs)
+        planes = Planes(fabrics, logs=logs, say=report.say)
         with stopping(), FaultService(planes.networks, sandbox.rundir()) as service, planes, service.while_up():
             for fabric in fabrics:
                 if page := listeners.url(fabric):
@@ -114,8 +120,7 @@ def run_in(fabrics: Sequence[Fabric], request: RunRequest) -> int:
             hosts = hosts_of_ranks(fabrics[0], request.ranks)
             places = [_here(fabrics, functools.partial(in_namespaces, planes.mininet.get(host.name).pid))
                       for host in hosts]
-            with started(places, request, hosts) as ranks:
-                return ranks.run(grace=request.grace, timeout=request.timeout, check=planes.check)
+            return run_at(places, request, hosts, report, check=planes.check)
     except FabricFailed as error:
         print(f"netfold: {error}", file=sys.stderr)
         return 1
@@ -146,8 +151,7 @@ def run_on(fabrics: Sequence[Fabric], request: RunRequest, places: Sequence[Plac
                 here = {name: held.enter_context(host)
                         for name, host in mininet_hosts({host.name for host in hosts}).items()}
                 places = [_here(fabrics, here[host.name].enter) for host in hosts]
-            with started(places, request, hosts) as ranks:
-                return ranks.run(grace=request.grace, timeout=request.timeout)
+            return run_at(places, request, hosts, RunReport(request.job, quiet=request.quiet))
     except Stopped as stopped:
         return 128 + int(stopped.args[0])
 
@@ -223,6 +227,19 @@ def mininet_hosts(names: Collection[str]) -> dict[str, HostProcess]:
 def _path() -> dict[str, str]:
     """PATH, with the programs of this environment first."""
     return {"PATH": f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}"}
+
+
+def run_at(
+    places: Sequence[Place], request: RunRequest, hosts: Sequence[Host], report: RunReport,
+    check: Callable[[], None] = lambda: None,
+) -> int:
+    """Run the ranks, one at each place, and return an exit status; ``check`` raises where the fabric is gone."""
+    fabrics, names = places[0].fabrics, [host.name for host in hosts]
+    report.begins(fabrics, names)
+    with started(places, request, hosts) as ranks:
+        status = ranks.run(grace=request.grace, timeout=request.timeout, check=check)
+    report.ended(fabrics, names)
+    return status
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ RUNDIR: Final = "NETFOLD_RUNDIR"
 """Environment variable with the folder for sockets, which the launcher makes and removes."""
 
 _CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET = 0x00020000, 0x10000000, 0x20000000, 0x40000000
-_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 2, 4, 8, 0x4000, 1 << 18
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 8, 0x1000, 0x4000, 1 << 18
 _PR_SET_PDEATHSIG = 1
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
@@ -77,6 +77,12 @@ def private_folder() -> Path:
     return rundir() if inside() else socket_folder()
 
 
+def show(file: Path, at: Path) -> None:
+    """Have a file stand in this sandbox in the place of another one of the machine.  Raises SandboxError."""
+    if _libc.mount(os.fsencode(file), os.fsencode(at), None, _MS_BIND, None) != 0:
+        raise _refused(f"mounting {at}")
+
+
 def command(argv: Sequence[str], *, with_parent: bool = False) -> list[str]:
     """The command line that runs ``argv`` in a sandbox; ``with_parent``: the sandbox dies with its parent process."""
     flag = ["--with-parent"] if with_parent else []
@@ -90,6 +96,7 @@ def enter() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     argv = command([sys.executable, *sys.orig_argv[1:]])
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the launcher can end without a traceback
     os.execv(argv[0], argv)
 
 
@@ -127,7 +134,10 @@ def launch(work: Callable[[], NoReturn]) -> int:
     This process goes to other namespaces, and so must have one thread and nothing else to do.
     """
     # the terminal sends Ctrl-C to the command as well; init and the launcher must outlive it to clean up
+    if signal.SIGINT in signal.sigpending():
+        return 128 + signal.SIGINT
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     exposed = Cache().unsafe()  # seen from inside, other users are like root
     try:
         _unshare()

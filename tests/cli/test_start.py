@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -39,3 +41,11 @@ def test_every_command_is_named() -> None:
     """All commands of the table are there, each under its name."""
     made = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     assert set(made) == {name for commands in PANELS.values() for name in commands}
+
+
+def test_ctrl_c_while_modules_are_imported_is_no_traceback(tmp_path: Path) -> None:
+    """The command ends by the signal, and says nothing."""
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    found = subprocess.run([sys.executable, "-m", "netfold.cli", "status"], capture_output=True, text=True, timeout=60,
+                           env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}, check=False)
+    assert (found.returncode, found.stderr) == (-signal.SIGINT, "")

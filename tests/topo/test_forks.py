@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -197,8 +198,9 @@ def forked(
     child = forks.start(command, subprocess.PIPE, subprocess.PIPE, input=subprocess.PIPE, environment=environment)
     assert child.stdin and child.stdout and child.stderr  # noqa: PT018
     with child.stdin, child.stdout, child.stderr:
-        child.stdin.write(given)
-        child.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it may have ended without reading
+            child.stdin.write(given)
+            child.stdin.close()
         return Ended(said=child.stdout.read().decode(), errors=child.stderr.read().decode(), status=child.wait(SECONDS))
 
 
@@ -235,6 +237,15 @@ def test_a_forked_program_notices_no_difference(program: tuple[str, ...], progra
         # a crash shows all frames, and those that started the program come after its own
         own = [line for line in lines(got) if "/topo/fork" not in line and '"<string>"' not in line]
         assert own == lines(expected)
+
+
+def test_ctrl_c_while_it_imports_is_no_traceback(programs: Path, forks: Forks) -> None:
+    """Each rank would print one of a module that is none of the user's; a program's own is printed as ever."""
+    (programs / "slow.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    (programs / "main.py").write_text("import numpy, slow\n")
+    found = forked(forks, [sys.executable, "main.py"])
+    assert (found.status, found.errors) == (-signal.SIGINT, "")
+    assert "KeyboardInterrupt" in forked(forks, [sys.executable, "probe.py", "interrupt"], given=b"words").errors
 
 
 def test_no_two_forks_draw_the_same_random_numbers(programs: Path, forks: Forks) -> None:

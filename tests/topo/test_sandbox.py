@@ -126,6 +126,18 @@ def test_sigterm_is_handed_on_and_takes_everything_along(crowd: subprocess.Popen
 
 
 @pytest.mark.timeout(150)
+def test_ctrl_c_while_the_launcher_is_imported_ends_it_without_a_traceback() -> None:
+    """A program that enters a sandbox blocks SIGINT; the launcher ends by one that has come, and starts nothing."""
+    code = (
+        "import os, signal, sys\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}); os.kill(os.getpid(), signal.SIGINT)\n"
+        f"os.execv(sys.executable, {sandbox.command(python('print(1)'))!r})"
+    )
+    done = subprocess.run(python(code), capture_output=True, timeout=BOUND, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, b"", b"")
+
+
+@pytest.mark.timeout(150)
 def test_ctrl_c_is_the_commands_alone() -> None:
     """SIGINT to the whole foreground group reaches the command; the launcher outlives it and returns its status."""
     code = (

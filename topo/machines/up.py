@@ -18,7 +18,8 @@ from netfold.topo.machines.description import Description
 from netfold.topo.machines.fleet import Fleet, Seat, launcher_of, seat_fabric
 from netfold.topo.machines.fleet_faults import FleetFaults
 from netfold.topo.machines.page import MachinesPage, listen
-from netfold.topo.run import CannotRun, Place, RunRequest, hosts_of_ranks, paths_for, rails_for, started
+from netfold.topo.run import CannotRun, Place, RunRequest, hosts_of_ranks, paths_for, rails_for, run_at
+from netfold.topo.run_report import RunReport
 from netfold.topo.rundir import clear_abandoned, locked_folder
 
 LOOK: Final = 0.5
@@ -98,8 +99,7 @@ def run_over(launch: Launch, request: RunRequest) -> int:
                 _say(f"{fleet.fabric.name}: page and metrics at {fleet.page.url}")
             fleet.ranks = {host.name: [rank for rank, other in enumerate(hosts) if other == host] for host in hosts}
             places = places_of(fleet.fabric, fleet.seats(), [host.name for host in hosts])
-            with started(places, request, hosts) as ranks:
-                return ranks.run(grace=request.grace, timeout=request.timeout, check=fleet.check)
+            return run_at(places, request, hosts, RunReport(request.job, quiet=request.quiet), check=fleet.check)
     except FabricFailed as error:
         _say(str(error))
         return 1

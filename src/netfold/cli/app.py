@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 import sys
 from functools import cache
 from importlib import import_module, metadata
@@ -89,10 +90,12 @@ STORAGE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS
 """Errors of a file system that is full, read-only or broken: the user's to mend, and no bug of ours."""
 
 
-def main() -> None:
-    """Entry point of the command."""
+def main(on_interrupt: Any) -> None:
+    """Entry point of the command; ``on_interrupt`` handles SIGINT once all is imported."""
+    command = application(sys.argv[1] if sys.argv[1:] else None)
+    signal.signal(signal.SIGINT, on_interrupt)
     try:
-        application(sys.argv[1] if sys.argv[1:] else None)(**help_settings())
+        command(**help_settings())
     except OSError as error:
         if error.errno not in STORAGE:
             raise

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from netfold.cli.extras import CONTROL
@@ -13,9 +14,12 @@ CANNOT_START = 2
 
 def netfold() -> None:
     """The command `netfold`; ends the process where packages of the extra `control` are missing."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.default_int_handler:  # while modules are imported there is nothing to say, or to clean up
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     if missing := CONTROL.missing():
         print(f"netfold: not installed: {', '.join(missing)}; type: {CONTROL.remedy}", file=sys.stderr)
         sys.exit(CANNOT_START)
     from netfold.cli.app import main
 
-    main()
+    main(handler)

@@ -26,6 +26,7 @@ FabricOption = Annotated[Path | None, typer.Option("--fabric", metavar="FABRIC.t
 Address = Annotated[str | None, typer.Option(help=f"The controller's gRPC address; default: ${CONTROLLER_VARIABLE}.")]
 Json = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but results and errors.")]
 Probe = Annotated[float | None, typer.Option(help="Seconds between probes of links between switches; 0: none; instead "
                                                "of the fabric's.")]
 Misses = Annotated[int | None, typer.Option(help="Probes lost in a row before a link is down; instead of "

@@ -12,7 +12,7 @@ import typer
 from netfold.cli.common import CANNOT, checked, fail, load
 from netfold.cli.generated import DEFAULTS, Generated, with_groups, with_pages
 from netfold.cli.machines import HERE, OverMachines
-from netfold.cli.options import TOPO_FORM, Metrics
+from netfold.cli.options import TOPO_FORM, Metrics, Quiet
 
 if TYPE_CHECKING:
     from netfold.topo.run import RunRequest
@@ -40,6 +40,7 @@ def run(
     job: Annotated[str, typer.Option(help="The job's name.")] = "run",
     grace: Annotated[float, typer.Option(help="Seconds for the other ranks once one has failed.")] = 15.0,
     timeout: Annotated[float | None, typer.Option(help="Seconds for all of it; default: no end.")] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Run a program on the hosts of a fabric, one rank each, with all that netfold, torch and gloo want to know.
 
@@ -54,7 +55,7 @@ def run(
         fail(CANNOT, f"run: --grace {grace:g}, --timeout {timeout}: expected seconds, 0 or more, above 0")
     if topo is not None and fabric:
         fail(CANNOT, "run: expected either --topo or --fabric, got both")
-    request = runner.RunRequest(command, job, ranks, rails, grace, timeout, paths)
+    request = runner.RunRequest(command, job, ranks, rails, grace, timeout, paths, quiet)
     try:
         if over != HERE and (topo is None or over.machines is None):
             fail(CANNOT, "run: --launcher, --python, --first-vni and --underlay-mtu go with --machines, and that with "
