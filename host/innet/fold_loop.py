@@ -15,7 +15,7 @@ import numpy as np
 from netfold.host import shared_log
 from netfold.host.client.fold_control import FoldControl, Waits
 from netfold.host.errors import NetFoldError, PlanError, TransportError
-from netfold.host.innet import failures
+from netfold.host.innet import failures, long_wait
 from netfold.host.innet.abi import AGREEMENT, DATA
 from netfold.host.innet.core import Core
 from netfold.host.innet.fallback import Fallback
@@ -72,6 +72,8 @@ class FoldLoop:
         """The highest number of an operation that was let in."""
         self._watch: Callable[[float], None] | None = None
         self._stalls = StallDetector()
+        self._told_of = 0
+        """The last result after which nothing came for so long that this was said."""
         self._dropped_warning = 1
         """Dropped packets at which a warning is logged."""
         self.fallback = ""
@@ -137,6 +139,9 @@ class FoldLoop:
             raise self._timed_out(request)
         if now >= progress + LOST_RANK_NS and (news := self._control.job_error()) is not None:
             raise type(news)(f"{self._who(request)}: {news}")
+        if now >= progress + long_wait.WAIT_NS and self._told_of != progress:
+            self._told_of, waits = progress, self._waits()
+            long_wait.tell(self._who(request), self._plan, lambda: self._control.missing(waits))
         slice_ns = SLICE_NS if self._watch is None else WATCHED_SLICE_NS
         until = min(now + slice_ns, end, self._stalls.due(progress, now))
         if self.fallback:

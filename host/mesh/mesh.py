@@ -31,6 +31,8 @@ from netfold.wire.jobs import Secret
 WATCHED_SLICE_SECONDS = 0.01
 """Seconds between two calls of whoever watches a mesh or rail (``watched_by``); they bound how soon one of several
 rails is found dead."""
+WAIT_SECONDS = 10.0
+"""Seconds without any progress after which a rank says for whom it waits, whatever its timeout."""
 LOST_RANK_SECONDS = 0.2
 """Seconds without any progress after which a rank that the controller has lost ends an operation; one that died after
 its last message need not end it."""

@@ -22,6 +22,7 @@ alone.
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,9 +32,20 @@ from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLos
 from netfold.host.mesh.connection import FAILURE_REPORT, FAREWELL, HEADER, TEXT_BYTES, ControlMessage, PeerConnection
 from netfold.host.mesh.connections import MeshConnections, MeshTraffic, Spans
 from netfold.host.mesh.failure_reports import FailureReports
-from netfold.host.mesh.mesh import IDLE, LOST_RANK_SECONDS, WATCHED_SLICE_SECONDS, Call, Pending, no_such_peer, ranks
+from netfold.host.mesh.mesh import (
+    IDLE,
+    LOST_RANK_SECONDS,
+    WAIT_SECONDS,
+    WATCHED_SLICE_SECONDS,
+    Call,
+    Pending,
+    no_such_peer,
+    ranks,
+)
 from netfold.host.mesh.poller import Poller
 from netfold.wire.jobs import Plan
+
+log = logging.getLogger("netfold")
 
 GRACE_FRACTION = 0.1
 """Fraction of the timeout that a rank, after it has timed out, spends on collecting its peers' wait reports, and that a
@@ -149,6 +161,7 @@ class Operations:
         """Moves the bytes that can be moved, waiting at most the timeout until some can.  Raises as ``Mesh.wait``."""
         deadline = self.clock() + self.timeout
         most = self._slice if self._watcher is None else WATCHED_SLICE_SECONDS
+        told = False
         while not self.poll(min(most, deadline - self.clock())):
             if self._watcher is not None:
                 self._watcher(self._moved)
@@ -157,6 +170,9 @@ class Operations:
                 self._time_out()
             if now >= deadline - self.timeout + LOST_RANK_SECONDS:
                 self._ask_controller()
+            if not told and now >= deadline - self.timeout + WAIT_SECONDS:
+                told = True
+                self._say_awaited()
         self._moved = self.clock()
         if self._watcher is not None and self._moved >= self._looked + WATCHED_SLICE_SECONDS:
             self._looked = self._moved
@@ -246,6 +262,13 @@ class Operations:
         if (lost := self._lost_rank()) is not None:
             self._drop_unconnected(*lost)
             self.report_lost(*lost)
+
+    def _say_awaited(self) -> None:
+        """Logs for whom this rank waits: another one may wait for itself, and says so."""
+        plan = self.plan
+        there = ", ".join(f"rank {link.rank} ({plan.peers[link.rank].address})" for link in self._work.awaited())
+        log.warning("job %r, rank %d of %d, %s, %s: nothing has moved for %g s: waiting for %s", plan.job, plan.rank,
+                    plan.world, self._name, self.call, WAIT_SECONDS, there or "nobody that is known")
 
     def _time_out(self) -> None:
         """Handles a timeout, this rank's or a reported one: reports which ranks this one waits for, collects the

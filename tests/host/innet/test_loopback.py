@@ -20,9 +20,10 @@ from cbuild import cc
 from netfold.host.api.assembly import RailName
 from netfold.host.api.communicator import Communicator
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, RankMismatch, TransportError
-from netfold.host.innet import fold, opening
+from netfold.host.innet import fold, long_wait, opening
 from netfold.host.innet.fold import FoldRail
 from netfold.host.job_secret import draw
+from netfold.host.mesh import operations
 from netfold.host.mesh.sockets import listen
 from netfold.host.native import sockets
 from netfold.host.native.sockets import bind_port
@@ -30,8 +31,9 @@ from netfold.host.operation.rail import Op
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.testing import loopback_job, on_every_rank, subnet
-from netfold.wire.jobs import Peer, Plan, RankStream, RankTree
+from netfold.wire.jobs import MissingContributions, Peer, Plan, RankStream, RankTree
 from support.host import impatient, interrupted_by
+from switch_support.ports import wait_for
 
 RAILS: list[RailName] = ["innet", "tcp"]
 
@@ -279,3 +281,37 @@ def test_ring_sums_any_size_over_any_number_of_ranks(world: int, size: int, dtyp
             assert (outs[0] == exact.astype(np.int32)).all()
         else:
             assert np.allclose(outs[0], exact, atol=1e-5)
+
+
+@pytest.mark.parametrize("rail", RAILS)
+def test_a_rank_that_waits_for_long_says_for_whom(
+    rail: RailName, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Long before the timeout, once a wait; with the operation and what is known of the others."""
+    monkeypatch.setattr(long_wait, "WAIT_NS", 10_000_000)
+    monkeypatch.setattr(operations, "WAIT_SECONDS", 0.01)
+    with loopback_job(2, rail=rail, timeout=30) as comms, caplog.at_level("WARNING", "netfold"):
+        work = comms[0].iallreduce(np.ones(1000, np.float32))
+        wait_for(lambda: any("waiting for" in line for line in caplog.messages))
+        comms[1].allreduce(np.ones(1000, np.float32))
+        work.wait()
+    said = [line for line in caplog.messages if "waiting for" in line]
+    assert "rank 0 of 2" in said[0]
+    assert "operation 1" in said[0]
+    assert ("netfold stall loop" in said[0]) if rail == "innet" else ("waiting for rank 1 (127." in said[0])
+
+
+def test_the_first_rank_that_is_there_says_for_whom_all_wait(caplog: pytest.LogCaptureFixture) -> None:
+    """The others log the same at level INFO; a controller that lies about ranks breaks nothing."""
+    caplog.set_level("INFO", "netfold")
+    peers = [Peer(rank=rank, address=f"10.0.1.{rank + 1}", tcp="") for rank in range(3)]
+    for rank, missing in ((1, [0]), (2, [0]), (0, [1, 7]), (2, [])):
+        plan = Plan(job="j", epoch=1, rank=rank, world=3, peers=peers, trees=[], secret=draw())
+        asked = MissingContributions(missing, [] if missing else ["no controller"])
+        long_wait.tell(f"rank {rank}", plan, lambda asked=asked: asked).join()
+    assert [(record.levelname, record.getMessage().partition("; `")[0]) for record in caplog.records] == [
+        ("WARNING", "rank 1: no result for 10 s: waiting for rank 0 (10.0.1.1)"),
+        ("INFO", "rank 2: no result for 10 s: waiting for rank 0 (10.0.1.1)"),
+        ("WARNING", "rank 0: no result for 10 s: waiting for ranks 1, 7 (10.0.1.2)"),
+        ("INFO", "rank 2: no result for 10 s: waiting for others, and nobody knows for whom: no controller"),
+    ]
