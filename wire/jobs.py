@@ -44,7 +44,7 @@ from netfold.wire.bounds import (
 from netfold.wire.roce import PATH_MTU, UDP_PORT
 
 SERVICE: Final = "netfold.Jobs"
-PROTOCOL: Final = 12
+PROTOCOL: Final = 13
 """Version of packets and messages, raised whenever one changes its meaning: sides with different versions refuse each
 other."""
 LANE_BITS: Final = (32, 16, 8)
@@ -228,7 +228,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     controller."""
     ticket: Secret = Secret()
     """Resumption ticket: the controller's own sealed record of the job, opaque to ranks, which give it back in `Watch`
-    so that a controller that was started anew can go on with the job; empty: it cannot."""
+    so that a controller that was started anew can go on with the job; empty: this rank holds none."""
+    waits: bool = False
+    """Whether other ranks hold the job's ticket, and this one registers with a new controller once one of them has."""
     controllers: list[str] = []
     """gRPC addresses at which this fabric's controller or its standby may answer, besides those that the rank knows."""
     stand_in: str = ""
@@ -252,10 +254,19 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether this rank has no trees because its machine has more ranks than the machine with the fewest: the first
     ranks of its machine fold what it adds in their shared memory (``machines``)."""
 
+    shared: str = ""
+    """What all plans of the job say alike, compressed (wire/plans.py): ``peers``, ``machines``, ``ring`` and
+    ``places``, which are empty then.  Empty: they are in their own fields."""
+
     @property
     def folds(self) -> bool:
         """Whether switches fold for this job."""
         return bool(self.trees) or self.inside
+
+    @property
+    def registers(self) -> bool:
+        """Whether a controller that was started anew can go on with the job, so that this rank registers there."""
+        return bool(self.ticket.value) or self.waits
 
 
 class Opened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -274,12 +285,13 @@ class Opened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AllOpened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The answer to `Opened`, the same for all ranks."""
+    """The answer to `Opened`."""
 
     lacking: dict[int, str] = {}
     """What each rank lacks, by rank; empty: they fold."""
     ticket: Secret = Secret()
-    """Where ranks lack something: takes the place of the plan's ticket, by which the switches fold."""
+    """Where ranks lack something: takes the place of the plan's ticket, by which the switches fold; empty where the plan
+    has none."""
 
 
 class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -353,6 +365,12 @@ class Watch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     secret: Secret = Secret()
     ticket: Secret = Secret()
     """The ``ticket`` of this rank's latest plan."""
+    waits: bool = False
+    """``waits`` of that plan: a controller that does not know the job answers once a rank with a ticket has come."""
+    planned: Int32 = 0
+    """``round`` of that plan."""
+    folds: bool = False
+    """Whether by that plan the switches fold."""
     round: Int32 = 0
     """Number of the last recovery round that this rank was told of (`Halt`); 0: of none.  Where it is higher than the
     plan's, the rank stands still."""
@@ -366,8 +384,8 @@ class AskMissing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rank: Int32
     epoch: Int32
     waits: Annotated[dict[Int32, Int32], msgspec.Meta(max_length=MAX_STREAMS)]
-    """Queue pair of this rank, as in its plan -> the lowest PSN that was sent on it and has no result.  An RC rank,
-    whose plan names no queue pairs, names a stream by its place in its plan, as in `Connect.pairs`: 0, 1, 2, ..."""
+    """Place of a stream in this rank's plan -> the lowest PSN that was sent on it and has no result.  Places are
+    counted as in `Connect.pairs`: 0 and 1 are data and agreement of the first tree, 2 and 3 of the second one, ..."""
     secret: Secret = Secret()
     broken: Text = ""
     """Why queue pairs of this RC rank are in error: all ranks are to halt, and it makes them anew.  Empty: none is."""
@@ -393,8 +411,7 @@ class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rank: Int32
     epoch: Int32
     missing: Annotated[dict[Int32, Int32], msgspec.Meta(max_length=MAX_STREAMS)]
-    """Queue pair of this rank, as in its present plan -> the PSN of the lowest packet without a result.  An RC rank
-    names streams as in `AskMissing`."""
+    """Place of each stream in this rank's plan, as in `AskMissing` -> the PSN of the lowest packet without a result."""
     timeout: Seconds = 10.0
     """Seconds to wait for the other ranks, and for switches to come back."""
     secret: Secret = Secret()

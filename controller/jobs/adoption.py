@@ -8,15 +8,18 @@
 A ticket says what a job was, the switches what is true now: a job is adopted only where each switch of its trees holds
 exactly its entries, so that the ticket of a job which has ended adopts nothing.  A switch that was down or empty proves
 neither; the job is adopted, and its trees are planned anew.  A switch that holds another thing may follow a later plan,
-whose ticket is waited for; where all ranks have shown the same ticket, nobody has a later one: an earlier controller
-died before it could answer with the plan that it had written.  The job is then adopted, and planned anew as well.
+whose ticket is waited for; where all that hold tickets have shown the same one, none of them has a later one: an
+earlier controller died before it could answer them with the plan that it had written.  The job is then adopted, and
+planned anew as well, as it is where a rank without a ticket has another plan.  Ranks without tickets wait until one
+with a ticket has come.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from netfold.controller.jobs import ticket
@@ -47,6 +50,8 @@ class Adoption:
         self._targets = targets
         self.is_open = True
         """Whether ranks may still register with tickets: from the start until the grace is over."""
+        self._changed = asyncio.Event()
+        """Set when a job was adopted, and when none is any more."""
         self._shown: dict[tuple[str, int, int], set[int]] = {}
         """Ranks that have shown a ticket that only some switches bear out, by job, epoch and the epoch of its slots."""
         self.has_found = False
@@ -74,6 +79,15 @@ class Adoption:
                                                   f"got that of {record.job!r}, epoch {record.epoch}")
         return record
 
+    async def wait_until(self, known: Callable[[], bool]) -> None:
+        """Wait until a job is known that others may bring by their tickets, or none is adopted any more."""
+        while self.is_open and not known():
+            await self._changed.wait()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
     def adopt(self, record: Record, rank: int) -> Job:
         """The job of a record that a rank has shown, holding what the switches hold for it.  Raises Refusal where they
         hold something else.
@@ -90,11 +104,13 @@ class Adoption:
         job = _job(record, self._fabric.tenant(record.tenant))
         if record.streams:
             self._claim(job, self._entries(record, who), who, rank)
+        asyncio.get_running_loop().call_soon(self._wake)
         return job
 
     async def close(self) -> None:
         """Remove what nobody has claimed, and free its numbers; no job is adopted from now on."""
         self.is_open = False
+        self._wake()
         self._shown.clear()
         unclaimed = {epoch for target in self._targets.values() for epoch in target.found or ()}
         for epoch in sorted(unclaimed):
@@ -120,7 +136,7 @@ class Adoption:
         if without := sorted(entities.keys() - held - unknown):
             shown = self._shown.setdefault((job.name, job.epoch, epoch), set())
             shown.add(rank)
-            if not held or shown != job.joins.keys():
+            if not held or shown != ticket.holders(job):
                 raise Refusal(Code.UNAVAILABLE, f"{who}: {', '.join(without)} does not hold its entries of epoch "
                                                 f"{epoch}: the job has ended, or a rank with a later plan must "
                                                 "register first")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -13,10 +14,10 @@ from netfold.fabric.slots import Stream
 from netfold.fabric.trees import Footprint, Tree, footprint
 from netfold.rpc.limits import RateLimit
 from netfold.wire.jobs import Change, Event, Join, Plan, RankLeft, RankLost, RankReport, Secret
-from netfold.wire.roce import OPERATION_BITS
 
 if TYPE_CHECKING:
     from netfold.controller.jobs.connecting import ConnectStep
+    from netfold.controller.jobs.leaving import Departure
     from netfold.controller.jobs.reforming import Gathering
     from netfold.controller.jobs.rounds import Round
 
@@ -48,9 +49,6 @@ class Job:
     """The streams that its ranks know: while they stand still, those before the change."""
     slots_epoch: int = 0
     """Epoch of ``streams`` on the switches; ``epoch`` stays that of the first plan, by which its ranks know the job."""
-    known: dict[int, list[Stream]] = field(default_factory=dict)
-    """Streams that a rank knows instead of ``announced``, by rank: it missed the last round's end while there was no
-    controller."""
     awaited: set[int] = field(default_factory=set)
     """Ranks of a job that an earlier controller began which have not registered with this one."""
     sessions: dict[str, int] = field(default_factory=dict)
@@ -73,10 +71,8 @@ class Job:
     """Why the job is not folded, or why it is broken."""
     leaving: set[int] = field(default_factory=set)
     """Ranks that have all their results and want to leave; they may, once no other rank lacks one."""
-    settled: set[int] = field(default_factory=set)
-    """Ranks that have answered Settle: they lack no result."""
-    settle_sent: set[int] = field(default_factory=set)
-    """Ranks that have been sent Settle."""
+    departure: Departure | None = None
+    """What they wait for; None: no rank of it, while it was folded, has wanted to leave."""
     left: set[int] = field(default_factory=set)
     said: dict[int, RankLeft] = field(default_factory=dict)
     """Events that tell the others of ranks that have left in order."""
@@ -90,7 +86,7 @@ class Job:
     left_early: bool = False
     """Whether a rank has left while another one may have lacked a result."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when ranks leave or settle, and when rounds end; see `notify`."""
+    """Set when ranks leave, when one settles that others wait for, and when rounds end; see `notify`."""
     complete: asyncio.Event = field(default_factory=asyncio.Event)
     planning: asyncio.Task[list[Plan]] | None = None
     step: ConnectStep | None = None
@@ -98,7 +94,9 @@ class Job:
     ready: asyncio.Future[list[Plan]] | None = None
     """The plans of the windowed ranks of a job with RC ranks, once the first step has ended; None: there was none."""
     ticket: Secret = field(default_factory=Secret)
-    """The ticket that ranks have by now."""
+    """The ticket that some of its ranks have by now (`ticket.holders`)."""
+    shared: str = ""
+    """What all its ranks' plans say alike (`wire.plans`), once a plan was made."""
     limits: dict[int, RateLimit] = field(default_factory=dict)
     """How many requests each rank may make."""
     tenant: Tenant = field(default_factory=lambda: Tenant(DEFAULT_TENANT))
@@ -177,19 +175,11 @@ class Job:
     @property
     def is_empty(self) -> bool:
         """Whether all ranks have left or are lost."""
-        return len(self.left | self.lost.keys()) == self.world
+        return len(self.left) + len(self.lost) >= self.world and len(self.left | self.lost.keys()) == self.world
 
     def streams_of(self, rank: int) -> list[Stream]:
-        """The streams that a rank knows."""
-        return self.known.get(rank, self.announced)
-
-    def stream_names(self, rank: int) -> list[int]:
-        """The numbers by which a rank names its streams, in the order of `streams_of`: windowed ranks by their queue
-        pairs, RC ranks by their places (`wire.jobs.AskMissing`)."""
-        mine = [stream for stream in self.streams_of(rank) if rank in stream.ranks]
-        if self.joins[rank].kind == "rc":
-            return list(range(len(mine)))
-        return [stream.connections[stream.ranks.index(rank)] << OPERATION_BITS for stream in mine]
+        """The streams that a rank knows, in the order in which it names them (`wire.jobs.AskMissing`)."""
+        return [stream for stream in self.announced if rank in stream.ranks]
 
     @property
     def stands_still(self) -> bool:
@@ -212,10 +202,10 @@ class Job:
         if not self.all_opened.is_set() and self.opened and not self.opening:
             self.all_opened.set()
 
-    def broadcast(self, event: Event | None, *, but: int = -1) -> None:
-        """Send an event to every rank with a Watch stream, ``but`` one; None ends the streams."""
+    def broadcast(self, event: Event | None, *, but: Collection[int] = ()) -> None:
+        """Send an event to every rank with a Watch stream, ``but`` some; None ends the streams."""
         for rank, queue in self.watchers.items():
-            if rank != but:
+            if rank not in but:
                 queue.put_nowait(event)
 
     @property

@@ -232,6 +232,7 @@ class Jobs:
         if not request.reason:
             await leaving.wait_for_others(job, request.rank)
         job.left.add(request.rank)
+        leaving.settled(job, request.rank)
         if request.reason:
             job.state, job.reason = "broken", f"rank {request.rank} left: {request.reason}"
             log.warning("%s: %s", job, job.reason)
@@ -243,7 +244,7 @@ class Jobs:
             host = self._fabric.host_at(join.address)
             said = RankLeft(request.rank, join.address, host.name if host else "", request.last)
             job.said[request.rank] = said
-            job.broadcast(said, but=request.rank)
+            job.broadcast(said, but=job.leaving)  # whoever is about to leave as well has no operation any more
         self._recovery.abort_if_ranks_gone(job)
         if request.rank in job.watchers:
             job.watchers[request.rank].put_nowait(None)
@@ -263,6 +264,9 @@ class Jobs:
         if (was := self.registry.evicts(request)) is not None:
             yield EvictedEvent(evicted(was, request.rank))
             return
+        if request.waits:
+            self.registry.proven(request)
+            await self._adoption.wait_until(lambda: self.registry.named_by(request) is not None)
         self._adopt(request)
         job = self.registry.find(request)
         if request.rank in job.watchers:
@@ -284,18 +288,21 @@ class Jobs:
                 yield event
         finally:
             del job.watchers[request.rank]
+            if request.rank not in job.awaited:
+                leaving.settled(job, request.rank)
             if self._standstill.was_recent:
                 self._background.begin(self._lose_if_primary(job, request.rank), f"{job}: rank {request.rank} has gone")
             elif not self._closing:
                 self._lose_watched(job, request.rank)
 
     def _adopt(self, request: Watch) -> None:
-        """Go on with the job of a rank that registers with a ticket of an earlier controller.  Raises Refusal."""
+        """Go on with the job of a rank that registers with the plan of an earlier controller.  Raises Refusal."""
         job = self.registry.named_by(request)
-        if not request.ticket.value or (job is not None and request.rank not in job.awaited):
+        if (job is None and not request.ticket.value) or (job is not None and request.rank not in job.awaited):
             return
         self.registry.proven(request)
-        record = self._adoption.record(request, self.registry.key)
+        if request.ticket.value:
+            record = self._adoption.record(request, self.registry.key)
         if job is None:
             other = self.registry.named.get(request.job)
             if other is not None and other.state != "gathering" and other.tenant.name == record.tenant:
@@ -313,7 +320,7 @@ class Jobs:
             self._note("adopted", job.name, f"{job.world} ranks, from the controller before this one")
             job.ticket = request.ticket
         job.awaited.discard(request.rank)
-        if not self._recovery.register(job, request.rank, record.streams, record.round, request.round):
+        if not self._recovery.register(job, request.planned, request.round, folds=request.folds):
             job.reason = "the controller died while its ranks went over to TCP"
             self._background.begin(self._end(job), f"end of {job}")
             refuse(Code.FAILED_PRECONDITION, f"{job}: {job.reason}; join anew")
@@ -381,6 +388,7 @@ class Jobs:
         log.warning("%s: %s", job, job.reason)
         self._note("lost", job.name, f"rank {rank}{f' on {lost.host}' if lost.host else ''}: {why}")
         job.broadcast(lost)
+        leaving.settled(job, rank)
         job.notify()
         self._recovery.abort_if_ranks_gone(job)
         for group in self.registry.groups_of(job):

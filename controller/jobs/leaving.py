@@ -14,56 +14,96 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final
+import time
+from typing import TYPE_CHECKING, Final
 
-from netfold.controller.jobs.job import Job
 from netfold.wire.jobs import Settle
+
+if TYPE_CHECKING:
+    from netfold.controller.jobs.job import Job
 
 log = logging.getLogger("netfold.controller")
 
 ANSWER_TIMEOUT: Final = 1.0
-"""Seconds for the other ranks to answer Settle; they do so milliseconds after their last result."""
+"""Seconds for the next one of the other ranks to answer Settle; they do so milliseconds after their last result."""
 HALTED_TIMEOUT: Final = 10.0
-"""Seconds for the answers while the job's ranks are halted for new trees, or have yet to register with a new
-controller."""
+"""The same while the job's ranks are halted for new trees, or have yet to register with a new controller."""
+
+
+class Departure:
+    """What ranks of one job wait for that want to leave: all of them for the same, once.
+
+    A rank without a Watch stream cannot be asked, and is not waited for; one that has not registered with a new
+    controller yet will be.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.pending = (job.watchers.keys() | job.awaited) - job.left - job.lost.keys()
+        """Ranks that may lack results."""
+        self._asked: set[int] = set()
+        """Ranks that have been sent Settle."""
+        self._end: asyncio.Task[None] | None = None
+
+    async def wait(self) -> None:
+        """Wait until no rank lacks a result; after the timeout, log that and set ``job.left_early``."""
+        for other in (self.pending & self._job.watchers.keys()) - self._asked:
+            self._asked.add(other)
+            self._job.watchers[other].put_nowait(Settle())
+        if self.pending:
+            if self._end is None or self._end.done():
+                self._end = asyncio.create_task(self._wait(), name=f"{self._job}: ranks leave")
+            await asyncio.shield(self._end)
+
+    def settle(self, rank: int) -> None:
+        """A rank lacks nothing, or is not waited for any more."""
+        if rank in self.pending:
+            self.pending.remove(rank)
+            self._job.notify()
+
+    def asks(self, rank: int) -> bool:
+        """Whether a rank that begins to watch must be sent Settle."""
+        if rank in self._asked or rank in self._job.leaving:
+            return False
+        self._asked.add(rank)
+        self.pending.add(rank)
+        return True
+
+    async def _wait(self) -> None:
+        job, left, since = self._job, len(self.pending), time.monotonic()
+        while self.pending and not job.is_over:
+            changed, halted = job.changed, job.stands_still or bool(job.awaited)
+            try:
+                async with asyncio.timeout(since + HALTED_TIMEOUT - time.monotonic() if halted else ANSWER_TIMEOUT):
+                    await changed.wait()
+            except TimeoutError:
+                if not halted and (job.stands_still or job.awaited):
+                    continue
+                job.left_early = True
+                log.warning("%s: ranks leave although rank %s may lack results", job,
+                            ", ".join(map(str, sorted(self.pending))))
+                return
+            if len(self.pending) < left:
+                left, since = len(self.pending), time.monotonic()
 
 
 async def wait_for_others(job: Job, rank: int) -> None:
-    """Wait until no other rank can need this one; after the timeout, log that and set ``job.left_early``."""
+    """Wait until no other rank can need this one, or has not said so within the timeout."""
     job.leaving.add(rank)
-    job.notify()
     if not job.streams and not job.fell_back:  # the job is not folded
         return
-    for other in (_unsettled(job) & job.watchers.keys()) - job.settle_sent:
-        job.settle_sent.add(other)
-        job.watchers[other].put_nowait(Settle())
-    try:
-        async with asyncio.timeout(HALTED_TIMEOUT):
-            while _unsettled(job):
-                changed = job.changed
-                async with asyncio.timeout(None if job.stands_still or job.awaited else ANSWER_TIMEOUT):
-                    await changed.wait()
-    except TimeoutError:
-        job.left_early = True
-        log.warning("%s: rank %d leaves although rank %s may lack results", job, rank,
-                    ", ".join(map(str, sorted(_unsettled(job)))))
+    if job.departure is None:
+        job.departure = Departure(job)
+    job.departure.settle(rank)
+    await job.departure.wait()
 
 
 def registered(job: Job, rank: int) -> bool:
     """Whether a rank that begins to watch must be sent Settle, because others wait to leave."""
-    if not job.streams or not job.leaving or rank not in _unsettled(job) - job.settle_sent:
-        return False
-    job.settle_sent.add(rank)
-    return True
+    return job.departure is not None and job.departure.asks(rank)
 
 
 def settled(job: Job, rank: int) -> None:
-    """Record that a rank has all results of what it has begun."""
-    job.settled.add(rank)
-    job.notify()
-
-
-def _unsettled(job: Job) -> set[int]:
-    """Ranks that may lack results.  Those without a Watch stream cannot be asked, but those who have not registered
-    with a new controller yet will be."""
-    return (job.watchers.keys() | job.awaited) - job.leaving - job.settled - job.left - job.lost.keys()
+    """A rank has all results of what it has begun, or is gone: nobody who wants to leave waits for it."""
+    if job.departure is not None:
+        job.departure.settle(rank)

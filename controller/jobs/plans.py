@@ -14,7 +14,8 @@ from netfold.fabric.graph import Fabric, Host
 from netfold.fabric.grids import mesh_of, ring_along
 from netfold.fabric.machines import machines, slowest
 from netfold.fabric.ring import ring_order
-from netfold.wire.jobs import Peer, Plan, RankStream, RankTree
+from netfold.wire.jobs import Peer, Plan, RankStream, RankTree, Secret
+from netfold.wire.plans import SharedParts, pack
 from netfold.wire.roce import OPERATION_BITS
 
 MESSAGES: Final = 4
@@ -47,27 +48,39 @@ def before_connecting(
     streams  what the ranks are to know
     number   of the recovery round
     """
-    hosts, shared = hosts_of(fabric, job), machines(job.hosts)
+    hosts = hosts_of(fabric, job)
     rate = slowest(fabric, job.hosts)
-    peers = [Peer(rank, join.address, join.tcp, join.udp_port) for rank, join in sorted(job.joins.items())]
     addresses = [fabric.jobs, *([fabric.standby] if fabric.standby else [])]
+    job.shared = job.shared or pack(_shared(fabric, job))
+    message = streams[0].slots // MESSAGES if streams and job.rc_ranks else 0
+    holders = ticket.holders(job) if job.ticket.value else frozenset()
+    mine: dict[int, list[tuple[slots.Stream, int]]] = {rank: [] for rank in range(job.world)}
+    for stream in streams:
+        for place, rank in enumerate(stream.ranks):
+            mine[rank].append((stream, place))
+    return [
+        Plan(job.name, job.epoch, rank, job.world, [], _trees(fabric, mine[rank], hosts), job.reason, [], rate, [], [],
+             _path_mtu(fabric, job), number, job.secret,
+             fabric_key.rank_secret(key, job.tenant.name, job.name, job.epoch, rank),
+             job.ticket if rank in holders else Secret(), bool(holders) and rank not in holders, addresses,
+             fold_address=fabric.fold_address(hosts[rank]) if job.joins[rank].kind == "rc" else "",
+             verb="send" if message else "write", message=message, change=job.change,
+             presence=fabric.engine == "softswitch" and not job.rc_ranks, inside=bool(streams) and not mine[rank],
+             shared=job.shared)
+        for rank in range(job.world)
+    ]
+
+
+def _shared(fabric: Fabric, job: Job) -> SharedParts:
+    """What all plans of a job say alike."""
+    peers = [Peer(rank, join.address, join.tcp, join.udp_port) for rank, join in sorted(job.joins.items())]
     places: list[list[int]] = []
     order: list[int] = []
     if not job.is_group:  # the ranks of a group have those of their job
         places = mesh_of(fabric.graph(), job.hosts)
         order = ring_along(places) if places else ring_order(
             ((a.node, b.node) for a, b in (link.ends for link in fabric.links)), job.hosts)
-    message = streams[0].slots // MESSAGES if streams and job.rc_ranks else 0
-    return [
-        Plan(job.name, job.epoch, rank, job.world, peers, _trees(fabric, streams, hosts, rank), job.reason, shared,
-             rate, order, places, _path_mtu(fabric, job), number, job.secret,
-             fabric_key.rank_secret(key, job.tenant.name, job.name, job.epoch, rank), job.ticket, addresses,
-             fold_address=fabric.fold_address(hosts[rank]) if job.joins[rank].kind == "rc" else "",
-             verb="send" if message else "write", message=message, change=job.change,
-             presence=fabric.engine == "softswitch" and not job.rc_ranks,
-             inside=bool(streams) and not any(rank in stream.ranks for stream in streams))
-        for rank in range(job.world)
-    ]
+    return SharedParts(peers, machines(job.hosts), order, places)
 
 
 def _path_mtu(fabric: Fabric, job: Job) -> int:
@@ -75,12 +88,16 @@ def _path_mtu(fabric: Fabric, job: Job) -> int:
     return next((join.path_mtu for join in job.joins.values() if join.path_mtu), fabric.path_mtu)
 
 
-def _trees(fabric: Fabric, streams: Sequence[slots.Stream], hosts: Sequence[Host], rank: int) -> list[RankTree]:
+def _trees(
+    fabric: Fabric, mine: Sequence[tuple[slots.Stream, int]], hosts: Sequence[Host]
+) -> list[RankTree]:
     """The trees as one rank sees them: it sends contributions to the next rank that folds with it, and receives
-    results at its own queue pair as if from the rank before.  It learns of no other rank's numbers."""
+    results at its own queue pair as if from the rank before.  It learns of no other rank's numbers.
 
-    def view(stream: slots.Stream) -> RankStream:
-        here = stream.ranks.index(rank)
+    mine  its streams, and its place among the ranks of each
+    """
+
+    def view(stream: slots.Stream, here: int) -> RankStream:
         after, before = stream.successor(here), stream.predecessor(here)
         if here in stream.rc_ranks:
             return RankStream(fabric.fold_address(hosts[stream.ranks[after]]), 0, 0, 0, stream.psn, stream.slots,
@@ -91,6 +108,6 @@ def _trees(fabric: Fabric, streams: Sequence[slots.Stream], hosts: Sequence[Host
             hosts[stream.ranks[before]].address, stream.source_ports[before], stream.udp_ports[after],
         )
 
-    mine = [stream for stream in streams if rank in stream.ranks]
     pairs = zip(mine[::2], mine[1::2], strict=True)
-    return [RankTree(data.tree.root, data.tree.weight, view(data), view(agreement)) for data, agreement in pairs]
+    return [RankTree(data[0].tree.root, data[0].tree.weight, view(*data), view(*agreement))
+            for data, agreement in pairs]

@@ -26,7 +26,7 @@ from typing import Final
 from msgspec import structs
 
 from netfold.controller.health.liveness import Liveness
-from netfold.controller.jobs import plans
+from netfold.controller.jobs import plans, ticket
 from netfold.controller.jobs.background import Background
 from netfold.controller.jobs.connecting import ConnectStep, reused
 from netfold.controller.jobs.job import Job
@@ -122,15 +122,14 @@ class Recovery:
         here = job.round
         if here is None or here.plans.cancelled():
             raise Refusal(Code.FAILED_PRECONDITION, f"{who}: the ranks of this job are not halted")
-        is_rc = job.joins[request.rank].kind == "rc"
-        own, what = job.stream_names(request.rank), "places of streams" if is_rc else "queue pairs"
-        if sorted(request.missing) != sorted(own):
-            raise Refusal(Code.INVALID_ARGUMENT, f"{who}: missing: expected the {what} {sorted(own)} of its plan, got "
-                                                 f"{sorted(request.missing)}")
+        own = list(range(len(job.streams_of(request.rank))))
+        if sorted(request.missing) != own:
+            raise Refusal(Code.INVALID_ARGUMENT, f"{who}: missing: expected the places of streams {own} of its plan, "
+                                                 f"got {sorted(request.missing)}")
         here.resumes[request.rank] = request
         here.changed.set()
         self.abort_if_ranks_gone(job)
-        mine = here.plans_to_connect if is_rc else here.plans
+        mine = here.plans_to_connect if job.joins[request.rank].kind == "rc" else here.plans
         try:
             async with asyncio.timeout(request.timeout):
                 return (await asyncio.shield(mine))[request.rank]
@@ -141,17 +140,17 @@ class Recovery:
             raise Refusal(Code.DEADLINE_EXCEEDED, f"{who}: {here.why}, and no trees in their place after "
                                                   f"{request.timeout:g} s: {problem}") from None
 
-    def register(self, job: Job, rank: int, known: Sequence[slots.Stream], number: int, heard: int) -> bool:
-        """A rank of an adopted job has registered with the plan of round ``number``, and was told of round ``heard``.
-        All halt where it waits for a plan, or where not all ranks have the same one: the controller before was cut off
-        in the middle of a round.  Returns False where it cannot go on: some ranks fold, others went over to TCP."""
+    def register(self, job: Job, number: int, heard: int, *, folds: bool) -> bool:
+        """A rank of an adopted job has registered with the plan of round ``number``, by which it ``folds`` or not, and
+        was told of round ``heard``.  All halt where it waits for a plan, or where not all ranks have the same one: the
+        controller before was cut off in the middle of a round.  Returns False where it cannot go on: some ranks fold,
+        others went over to TCP."""
         wanted = heard if heard > number else 0
         if wanted and job.rc_ranks:
             wanted += 1  # RC ranks may have their plans of that round, and stand still all the same
-        if number != job.rounds or known != job.announced:
+        if number != job.rounds:
             wanted = max(wanted, number + 1, job.rounds + 1)
-            job.known[rank] = list(known)
-        if bool(known) != bool(job.announced) or (wanted and not known):
+        if folds != bool(job.announced) or (wanted and not folds):
             return False
         here = job.round
         if here is not None and job.stands_still:
@@ -350,7 +349,6 @@ class Recovery:
         leftovers, here.leftovers = here.leftovers, []
         for part, epoch in leftovers:
             here.cleaning.append(self.background.begin(self._clean(part, epoch, here), f"leftovers of {job}"))
-        job.known.clear()
         job.rounds = here.number
         here.plans.set_result(make())
         here.ended = time.monotonic()
@@ -387,7 +385,7 @@ class Recovery:
         lacking = {rank: lacks for rank, lacks in sorted(job.opened.items()) if lacks}
         if lacking and job.streams:
             await self._unfold(job, "; ".join(f"rank {rank} cannot fold: {why}" for rank, why in lacking.items()))
-        return AllOpened(lacking, job.ticket if lacking else Secret())
+        return AllOpened(lacking, job.ticket if lacking and request.rank in ticket.holders(job) else Secret())
 
     async def _unfold(self, job: Job, why: str) -> None:
         """Take a job off the switches whose ranks do not use its trees."""

@@ -60,7 +60,7 @@ def next_round(job: Job, why: str) -> Round:
 def rewound(job: Job, resumes: Mapping[int, Resume]) -> list[Stream]:
     """A job's new streams, each starting at the lowest PSN whose result one of its ranks lacks."""
     lacking: dict[int, Iterator[int]] = {  # by rank, stream after stream
-        rank: iter([resumes[rank].missing[name] for name in job.stream_names(rank)]) for rank in range(job.world)
+        rank: iter([psn for _, psn in sorted(resumes[rank].missing.items())]) for rank in range(job.world)
     }
 
     def start(stream: Stream) -> int:

@@ -20,10 +20,14 @@ from typing import Final
 
 import msgspec
 
+from netfold.controller.jobs.job import Job
+from netfold.fabric.machines import machines
 from netfold.fabric.slots import Stream
 from netfold.fabric.trees import Child, Fold, Tree
 from netfold.wire.jobs import Join, Secret
 
+HOLDERS: Final = 8
+"""Ranks at most that hold the ticket of a job without RC ranks."""
 SEAL_BYTES: Final = 32
 _PURPOSE: Final = b"ticket\0"
 """What the key is used for here: a seal of one purpose is none of another."""
@@ -97,6 +101,16 @@ class StoredRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 NO_TREE: Final = Tree("", 0.0, ())
 _decoder: Final = msgspec.json.Decoder(StoredRecord)
+
+
+def holders(job: Job) -> frozenset[int]:
+    """The ranks of a job that hold its ticket: a few on machines far apart, since a job of which one rank is gone goes
+    on with no controller, and a ticket is as long as the job is large.  RC ranks hold one each: it is what tells those
+    that have connected from others."""
+    if job.rc_ranks:
+        return frozenset(range(job.world))
+    first = [ranks[0] for ranks in machines(job.hosts)]
+    return frozenset(first[place * len(first) // min(HOLDERS, len(first))] for place in range(min(HOLDERS, len(first))))
 
 
 def seal(key: bytes, record: Record) -> Secret:

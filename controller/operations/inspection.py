@@ -144,9 +144,8 @@ class Inspection:
     async def missing(self, request: wire.AskMissing) -> wire.MissingContributions:
         """Which ranks a rank waits for: reads the slots of the PSNs that it names, on all switches.  Raises Refusal."""
         job = self._jobs.registry.find(request)
-        mine = [stream for stream in job.streams_of(request.rank) if request.rank in stream.ranks]
-        waits = [(stream, request.waits[name]) for stream, name in
-                 zip(mine, job.stream_names(request.rank), strict=True) if name in request.waits]
+        waits = [(stream, request.waits[place]) for place, stream in enumerate(job.streams_of(request.rank))
+                 if place in request.waits]
         wanted: dict[str, list[int]] = {}
         for stream, psn in waits:
             for switch, base in stream.bases.items():

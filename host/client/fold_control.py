@@ -11,7 +11,7 @@ from netfold.host.errors import NetFoldError
 from netfold.wire.jobs import Connected, MissingContributions, OwnPairs, Plan
 
 Waits = dict[int, int]
-"""Queue pair of this rank, or place of an RC rank's stream -> the lowest PSN sent on it that has no result."""
+"""Place of a stream in this rank's plan -> the lowest PSN sent on it that has no result."""
 
 
 @dataclass(frozen=True)

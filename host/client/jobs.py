@@ -19,6 +19,7 @@ from netfold.host.errors import CollectiveTimeout, Evicted, JobEnded, JoinRefuse
 from netfold.rpc import channel as tls
 from netfold.rpc import tokens
 from netfold.rpc.certificates import TlsError
+from netfold.wire import plans
 from netfold.wire.bounds import MAX_LAST, MAX_TEXT
 from netfold.wire.jobs import (
     SERVICE,
@@ -58,6 +59,9 @@ CONNECT_TIMEOUT = 30.0
 REPORT_TIMEOUT = 2.0
 """Timeout in seconds of requests whose answer is not needed, so that a finished rank does not wait for a controller
 that hangs."""
+RANK_SECONDS = 0.1
+"""Seconds more for each rank of the job: all of them report and leave at once, on machines that may be busy with all of
+them."""
 TAKE_OVER_SECONDS = 5.0
 """Seconds for which a controller that is away is waited for, where something cannot be done without one."""
 RETRY_SECONDS = 0.1
@@ -80,6 +84,7 @@ class JobClient:
         self._token = token
         self._secret = Secret()
         """This rank's secret, from its plan."""
+        self._world = 1
         self._watcher: Watcher | None = None
         self._planning = threading.Lock()
         """Held while a plan may be replaced, so that a rank registers by its latest one."""
@@ -109,8 +114,8 @@ class JobClient:
         controller has died over it."""
         who = f"job {request.job!r}, rank {request.rank} of {request.world}"
         try:
-            plan = self._joined(request)
-            self._secret = plan.rank_secret
+            plan = _whole(self._joined(request))
+            self._secret, self._world = plan.rank_secret, plan.world
             self._connection.learn(plan.controllers)
             return plan
         except grpc.RpcError as error:
@@ -171,7 +176,7 @@ class JobClient:
             request = Reform(plan.job, plan.rank, plan.epoch, tcp, finished, grows, left, plan.rank_secret)
             try:
                 answer: Reformed = self._reform(request, timeout=left + REFORM_MARGIN)
-                return answer.plan
+                return None if answer.plan is None else _whole(answer.plan)
             except grpc.RpcError as error:
                 if error.code() in AWAY and self._registers_again(times, until - time.monotonic()):
                     continue
@@ -186,7 +191,7 @@ class JobClient:
     def follow(self, plan: Plan) -> JobClient:
         """Another connection to the same controllers, for the plan of this rank in the next incarnation of its job."""
         client = JobClient(",".join(self._connection.addresses), token=self._token)
-        client._secret = plan.rank_secret
+        client._secret, client._world = plan.rank_secret, plan.world
         client._connection.learn(plan.controllers)
         return client
 
@@ -228,13 +233,14 @@ class JobClient:
             with self._planning:
                 now = plan()
             channel = self._connection.channel
-            return self._watch(Watch(now.job, now.rank, now.epoch, now.rank_secret, now.ticket, heard))
+            return self._watch(Watch(now.job, now.rank, now.epoch, now.rank_secret, now.ticket, now.waits, now.round,
+                                     now.folds and not now.stand_in, heard))
 
         self._watcher = Watcher(
             call, f"job {first.job!r}, rank {first.rank} of {first.world}",
             lambda: self._notify(self._settled, settled),
             # an RC rank gets its first ticket once it has connected; until then the next controller refuses it
-            (lambda: self._connection.go_on(channel)) if first.ticket.value or first.fold_address else None,
+            (lambda: self._connection.go_on(channel)) if first.registers or first.fold_address else None,
             folds=first.folds, rank=first.rank,
         )
         return self._watcher
@@ -253,8 +259,8 @@ class JobClient:
         while True:
             times = self._registered(until)
             try:
-                self._report(report, timeout=REPORT_TIMEOUT)
-                self._leave(leave, timeout=LEAVE_TIMEOUT)
+                self._report(report, timeout=REPORT_TIMEOUT + RANK_SECONDS * self._world)
+                self._leave(leave, timeout=LEAVE_TIMEOUT + RANK_SECONDS * self._world)
                 return
             except grpc.RpcError as error:
                 if error.code() in AWAY and self._registers_again(times, until - time.monotonic()):
@@ -406,7 +412,7 @@ class JobClient:
             request = Resume(plan.job, plan.rank, plan.epoch, missing, left, plan.rank_secret, begun, stand_in)
             try:
                 with self._planning:
-                    answer: Plan = self._resume(request, timeout=left + ANSWER_MARGIN)
+                    answer = _whole(self._resume(request, timeout=left + ANSWER_MARGIN))
                     follow(answer)
                 return answer
             except grpc.RpcError as error:
@@ -446,3 +452,11 @@ class JobClient:
     def close(self) -> None:
         """Closes the connection, waiting ``CLOSE_SECONDS`` at most."""
         self._connection.close()
+
+
+def _whole(plan: Plan) -> Plan:
+    """The plan with all that it shares with other ranks'.  Raises PlanError."""
+    try:
+        return plans.whole(plan)
+    except ValueError as error:
+        raise PlanError(str(error)) from error

@@ -71,7 +71,7 @@ class Membership:
         timeout  seconds to wait for the other ranks
         """
         answer = client.opened(self._plan, lacks, timeout)
-        if answer.lacking:
+        if answer.ticket.value:
             self._plan = structs.replace(self._plan, ticket=answer.ticket)
         return answer.lacking
 

@@ -170,7 +170,7 @@ class PathClient:
         self._paths: Paths | None = None
         self._why = f"no answer within {ANSWER_SECONDS:g} s"
         self._gone_since: float | None = None
-        self._registers = bool(plan.ticket.value)
+        self._registers = plan.registers
         self._listening = StreamListener(lambda: follow(request), "netfold-paths", self._on_paths, self._on_end)
         came = self._first.wait(ANSWER_SECONDS if needed else patience)
         if self._paths is None and (came or needed):

@@ -209,12 +209,9 @@ class FoldLoop:
         """Connects what carries the packets to the other ranks of a plan that is new.  Raises TransportError."""
 
     def _streams(self) -> list[tuple[int, int, int]]:
-        """For each stream: the number by which the controller knows it, the index of its tree, and its kind."""
-        return [
-            (stream.qp, index, kind)
-            for index, tree in enumerate(self._plan.trees)
-            for kind, stream in ((AGREEMENT, tree.agreement), (DATA, tree.data))
-        ]
+        """For each stream: its place in the plan (`wire.jobs.AskMissing`), the index of its tree, and its kind."""
+        return [(2 * tree + place, tree, kind)
+                for tree in range(len(self._plan.trees)) for place, kind in enumerate((DATA, AGREEMENT))]
 
     def _serve(self) -> None:
         """Serves a recovery round between operations, since other ranks may lack what this rank had long ago."""

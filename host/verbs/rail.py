@@ -17,7 +17,6 @@ from typing import Final
 
 from netfold.host.client.fold_control import FoldControl
 from netfold.host.errors import NetFoldError, PlanError, TransportError
-from netfold.host.innet.abi import AGREEMENT, DATA
 from netfold.host.innet.core import Core
 from netfold.host.innet.fold import FoldRail
 from netfold.host.innet.fold_loop import SLICE_SECONDS
@@ -98,13 +97,6 @@ class VerbsRail(FoldRail):
             core.close()
             raise
         return core, self._verbs
-
-    def _streams(self) -> list[tuple[int, int, int]]:
-        """An RC rank's streams are called by their place in `Connect.pairs`: its plan names no queue pairs."""
-        return [
-            (2 * tree + place, tree, kind)
-            for tree in range(len(self._plan.trees)) for place, kind in enumerate((DATA, AGREEMENT))
-        ]
 
     def _connect(self) -> None:
         """Makes queue pairs, tells the controller, and connects them once the switches know them.  Where the trees have

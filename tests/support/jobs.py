@@ -26,11 +26,13 @@ from netfold.wire.jobs import (
     Join,
     Leave,
     Plan,
+    Reformed,
     Settle,
     Settled,
     Watch,
     Watching,
 )
+from netfold.wire.plans import whole
 from support.controller import BOUND, MemorySwitch, until
 
 Code = grpc.StatusCode
@@ -70,6 +72,12 @@ class Watcher:
             self._events.put_nowait(error)
 
 
+def watching(plan: Plan, heard: int = 0) -> Watch:
+    """The request by which a rank registers."""
+    return Watch(plan.job, plan.rank, plan.epoch, plan.rank_secret, plan.ticket, plan.waits, plan.round,
+                 plan.folds and not plan.stand_in, heard)
+
+
 @dataclass
 class Rig:
     """A running controller, its switches, and a client."""
@@ -85,7 +93,10 @@ class Rig:
         """Call the job service, as a rank does, and return the answer."""
         unary = self.channel.unary_unary(f"/{SERVICE}/{method}", bytes, bytes)
         data = request if isinstance(request, bytes) else msgspec.json.encode(request)
-        return msgspec.json.decode(await unary(data, timeout=timeout, metadata=self.metadata), type=answer)
+        got = msgspec.json.decode(await unary(data, timeout=timeout, metadata=self.metadata), type=answer)
+        if isinstance(got, Reformed) and got.plan is not None:
+            return Reformed(whole(got.plan))
+        return whole(got) if isinstance(got, Plan) else got
 
     def join(self, rank: int, world: int = 2, **changes: Any) -> Join:
         """The request to join of rank `rank`, on host h<rank+1>."""
@@ -104,8 +115,7 @@ class Rig:
     async def watch(self, plan: Plan, heard: int = 0) -> Watcher:
         """One rank watches, who was told of round ``heard``; the controller has said that it does."""
         stream = self.channel.unary_stream(f"/{SERVICE}/Watch", bytes, bytes)
-        request = Watch(plan.job, plan.rank, plan.epoch, plan.rank_secret, plan.ticket, heard)
-        call = stream(msgspec.json.encode(request), metadata=self.metadata)
+        call = stream(msgspec.json.encode(watching(plan, heard)), metadata=self.metadata)
         settled = Settled(plan.job, plan.rank, plan.epoch, plan.rank_secret)
         watcher = Watcher(call, lambda: self.call("Settled", settled, Done))
         assert await watcher.next() == Watching()

@@ -17,14 +17,14 @@ from support.jobs import Rig
 
 def streams(plan: Plan) -> list[RankStream]:
     """All streams of a rank, in order."""
-    return [stream for tree in plan.trees for stream in (tree.agreement, tree.data)]
+    return [stream for tree in plan.trees for stream in (tree.data, tree.agreement)]
 
 
 def resume(
     plan: Plan, *, ahead: int = 0, timeout: float = 30.0, begun: int = 0, stand_in: str = ""
 ) -> Resume:
     """The Resume of a rank that has ``ahead`` results of every stream since its plan."""
-    missing = {stream.qp: (stream.psn + ahead) & roce.PSN_MASK for stream in streams(plan)}
+    missing = {place: (stream.psn + ahead) & roce.PSN_MASK for place, stream in enumerate(streams(plan))}
     return Resume(plan.job, plan.rank, plan.epoch, missing, timeout, plan.rank_secret, begun, stand_in)
 
 

@@ -15,7 +15,7 @@ from netfold.fabric.file import dumps, loads
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import FabricError
 from netfold.fabric.pools import Exhausted
-from netfold.wire.jobs import AskMissing, Done, Halt, Plan, RankLeft, Resume
+from netfold.wire.jobs import AskMissing, Done, Halt, Leave, Plan, RankLeft, Resume, Settled
 from support.cables import Cables, link_between
 from support.controller import BOUND, run, until
 from support.jobs import Code, Rig, rig
@@ -36,7 +36,7 @@ def quick_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def suspect(r: Rig, plan: Plan) -> None:
     """What a rank says whose first tree brings it nothing."""
-    waits = {stream.qp: stream.psn for stream in streams(plan)[:2]}
+    waits = {place: stream.psn for place, stream in enumerate(streams(plan)[:2])}
     await r.call("Suspect", AskMissing(plan.job, plan.rank, plan.epoch, waits, plan.rank_secret), Done)
 
 
@@ -312,7 +312,7 @@ def test_a_rank_leaves_when_nobody_lacks_anything(tmp_path: Path) -> None:
             (job,) = r.controller.jobs.all()
             watchers[1].settles = False
             going = [asyncio.create_task(r.leave(plans[rank])) for rank in (0, 2)]
-            await until(lambda: job.leaving == {0, 2} and 3 in job.settled)
+            await until(lambda: job.departure is not None and job.leaving == {0, 2} and job.departure.pending == {1})
             assert not any(task.done() for task in going)
             assert job.left == set()
             await r.leave(plans[1])
@@ -344,6 +344,33 @@ def test_what_goes_away_after_a_rank_has_left_disturbs_nobody(tmp_path: Path) ->
     run(story())
 
 
+def test_ranks_that_leave_together_cost_one_wait(tmp_path: Path) -> None:
+    """All wait for the same, and are not told of each other; a rank that stays is told of each."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(8)
+            watchers = [await r.watch(plan) for plan in plans]
+            watchers[7].settles = False
+            (job,) = r.controller.jobs.all()
+            going = [asyncio.create_task(r.call("Leave", Leave(plan.job, plan.rank, plan.epoch, "", plan.rank_secret,
+                                                               "after its last operation"), Done))
+                     for plan in plans[:7]]
+            await until(lambda: len(job.leaving) == 7)
+            assert job.departure is not None
+            assert job.departure.pending == {7}
+            assert [task.get_name() for task in asyncio.all_tasks()].count("job 'j': ranks leave") == 1
+            await r.call("Settled", Settled("j", 7, plans[7].epoch, plans[7].rank_secret), Done)
+            await asyncio.gather(*going)
+            assert not job.left_early
+            for watcher in watchers[:7]:
+                assert await watcher.next() is None
+            told = [await watchers[7].next() for _ in range(7)]
+            assert sorted(event.rank for event in told if isinstance(event, RankLeft)) == list(range(7))
+
+    run(story())
+
+
 def test_a_rank_that_does_not_answer_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,7 +387,7 @@ def test_a_rank_that_does_not_answer_is_not_waited_for_for_ever(
             assert job.left_early
             lose(r, "spine1")
             assert await watchers[1].next() == Halt(1, "spine1 is down")
-            missing = {stream.qp: stream.psn for stream in streams(plans[1])}
+            missing = {place: stream.psn for place, stream in enumerate(streams(plans[1]))}
             code, words = await r.refusal(Resume("j", 1, plans[1].epoch, missing, 10.0, plans[1].rank_secret), "Resume")
             assert (code, "rank 0 is not there any more" in words) == (Code.FAILED_PRECONDITION, True)
 

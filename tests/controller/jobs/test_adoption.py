@@ -16,9 +16,9 @@ from netfold.controller.serving import StartError
 from netfold.controller.switch import fold_tables
 from netfold.controller.switch.entities import Entry
 from netfold.wire import roce
-from netfold.wire.jobs import Done, Halt, JobEndedEvent, Leave, Plan, RankLost, Watch
+from netfold.wire.jobs import Done, Halt, JobEndedEvent, Leave, RankLost, Watch
 from support.controller import run, until
-from support.jobs import Code, Rig, Watcher, restarted, rig
+from support.jobs import Code, Rig, Watcher, restarted, rig, watching
 from support.recovery import all_resume, connections, lose, restart, streams
 
 pytestmark = pytest.mark.usefixtures("cleaned_at_once")
@@ -42,11 +42,6 @@ async def refused(r: Rig, request: Watch) -> grpc.aio.AioRpcError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call.read()
     return caught.value
-
-
-def watching(plan: Plan) -> Watch:
-    """The request by which a rank registers."""
-    return Watch(plan.job, plan.rank, plan.epoch, plan.rank_secret, plan.ticket)
 
 
 def test_a_job_goes_on_under_a_new_controller(tmp_path: Path) -> None:
@@ -445,14 +440,100 @@ def test_an_operator_can_end_an_adopted_job(tmp_path: Path) -> None:
     run(story())
 
 
-def test_nothing_of_a_ticket_depends_on_who_asks(tmp_path: Path) -> None:
-    """All ranks hold the same one, made once."""
+def test_a_ticket_is_held_by_some_ranks_alone(tmp_path: Path) -> None:
+    """By one on each machine, of eight machines at most, since it grows with the job; all hold the same one."""
 
     async def story() -> None:
         async with rig(tmp_path) as r:
-            plans = await r.together(4)
-            assert len({plan.ticket for plan in plans}) == 1
+            plans = await r.together(8)
+            assert [bool(plan.ticket.value) for plan in plans] == [True] * 4 + [False] * 4
+            assert [plan.waits for plan in plans] == [False] * 4 + [True] * 4
+            assert all(plan.registers for plan in plans)
+            assert len({plan.ticket for plan in plans[:4]}) == 1
             made = ticket.unseal(r.controller.jobs.registry.key, plans[0].ticket)
             assert (made.job, made.round, made.secret) == ("j", 0, plans[0].secret)
+            (job,) = r.controller.jobs.all()
+            job.hosts = [f"h{rank // 2}" for rank in range(1024)]
+            assert sorted(ticket.holders(job)) == [0, 128, 256, 384, 512, 640, 768, 896]
+
+    run(story())
+
+
+def test_ranks_without_tickets_register_once_one_with_a_ticket_has(tmp_path: Path) -> None:
+    """They wait for it; then the job goes on, and nothing is written."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(8)
+        before = held(r)
+        async with restarted(r) as r:
+            waiting = [asyncio.create_task(r.watch(plan)) for plan in plans[4:]]
+            await until(lambda: len(r.controller._adoption._changed._waiters) == 4)  # type: ignore[attr-defined]
+            assert not r.controller.jobs.all()
+            await r.watch(plans[2])
+            watchers = await asyncio.gather(*waiting, *(r.watch(plan) for plan in (plans[0], plans[1], plans[3])))
+            (job,) = r.controller.jobs.all()
+            assert (job.awaited, job.round, len(watchers)) == (set(), None, 7)
+            assert held(r) == before
+            for plan in plans:
+                await r.leave(plan)
+            await until(r.base_only)
+
+    run(story())
+
+
+def test_ranks_whose_tickets_are_all_gone_are_refused_in_the_end(tmp_path: Path) -> None:
+    """When the grace is over nobody can bring the job; whoever comes later is refused at once, and a liar before."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(8)
+        async with restarted(r, grace=0.2) as r:
+            liar = msgspec.structs.replace(watching(plans[7]), secret=plans[6].rank_secret)
+            assert (await refused(r, liar)).code() is Code.PERMISSION_DENIED
+            for _ in range(2):
+                error = await refused(r, watching(plans[7]))
+                assert error.code() is Code.FAILED_PRECONDITION
+                assert "there is no such rank" in (error.details() or "")
+            await until(r.base_only)
+
+    run(story())
+
+
+@pytest.mark.parametrize("first", [0, 7])
+def test_ranks_without_tickets_may_have_a_later_plan_than_any_ticket_has(tmp_path: Path, first: int) -> None:
+    """The controller dies when it has answered some ranks of a round, none of which holds a ticket.  Whoever registers
+    first, all halt once more, each says what it lacks by its own plan, and all end with one."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(8)
+            watcher = await r.watch(plans[0])
+            lose(r, "spine1")
+            assert await watcher.next() == Halt(1, "spine1 is down")
+            kept = held(r)
+            after = await all_resume(r, plans, dict.fromkeys(range(8), 10))
+        for name, state in kept.items():  # the old entries had not been removed yet
+            if name != "spine1":
+                r.switches[name].state.update(state)
+        restart(r, "spine1")
+        mixed = [*plans[:4], *after[4:]]
+        async with restarted(r) as r:
+            order = sorted(mixed, key=lambda plan: plan.rank != first)
+            watchers = await asyncio.gather(*(r.watch(plan, heard=1) for plan in order))
+            for watcher in watchers:
+                event = await watcher.next()
+                assert isinstance(event, Halt)
+                while event.round < 2:  # the first ranks may hear of a round that others make a later one
+                    event = await watcher.next()
+                    assert isinstance(event, Halt)
+            last = await all_resume(r, mixed, {rank: 12 if rank < 4 else 3 for rank in range(8)})
+            assert {plan.round for plan in last} == {2}
+            for plan, new in zip(plans, last, strict=True):
+                assert [(now.psn - was.psn) & roce.PSN_MASK for was, now in
+                        zip(streams(plan), streams(new), strict=True)] == [12 if plan.rank < 4 else 13] * 4
+            for plan in last:
+                await r.leave(plan)
+            await until(r.base_only)
 
     run(story())

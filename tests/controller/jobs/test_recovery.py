@@ -325,7 +325,7 @@ def test_who_stands_still_without_need_is_refused(tmp_path: Path) -> None:
             await until(lambda: r.controller.jobs.all()[0].round is not None)
             wrong = msgspec.structs.replace(resume(plans[0]), missing={8: 1})
             code, words = await r.refusal(wrong, "Resume")
-            assert (code, "expected the queue pairs" in words) == (Code.INVALID_ARGUMENT, True)
+            assert (code, "expected the places of streams [0, 1, 2, 3]" in words) == (Code.INVALID_ARGUMENT, True)
 
     run(story())
 

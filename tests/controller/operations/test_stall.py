@@ -28,7 +28,6 @@ from netfold.plain_console import Terminal
 from netfold.rpc.rpc import Unreachable
 from netfold.wire import stalls
 from netfold.wire.jobs import AskMissing, MissingContributions
-from netfold.wire.roce import OPERATION_BITS
 from support.controller import BOUND, MemorySession, ScriptedServer, run, session
 from support.jobs import rig
 from support.slots import fold
@@ -243,10 +242,7 @@ def test_a_sum_lost_between_switches_is_not_blamed_on_a_rank() -> None:
 
 
 def test_a_rank_that_waits_is_told_for_whom(tmp_path: Path) -> None:
-    """Only the slots of the PSNs that it names are asked; what is none of its queue pairs says nothing."""
-
-    def qp(stream: slots.Stream, rank: int) -> int:
-        return stream.connections[rank] << OPERATION_BITS
+    """Only the slots of the PSNs that it names are asked; what is none of its streams says nothing."""
 
     async def story() -> None:
         async with rig(tmp_path) as r:
@@ -255,7 +251,7 @@ def test_a_rank_that_waits_is_told_for_whom(tmp_path: Path) -> None:
             stream = job.streams[2]
             for name, held in fold(stream, 77, {0, 2, 3}).items():
                 r.switches[name].slots = held
-            waits = {qp(stream, 3): 77, qp(job.streams[0], 3): 5}
+            waits = {2: 77, 0: 5}
             ask = AskMissing("j", 3, job.epoch, waits, plans[3].rank_secret)
             told = await r.call("Missing", ask, MissingContributions)
             assert told.ranks == [1]
@@ -264,7 +260,7 @@ def test_a_rank_that_waits_is_told_for_whom(tmp_path: Path) -> None:
             assert "PSN 77" in why
             assert "missing rank 1 (h2)" in why
             other = await r.call(
-                "Missing", msgspec.structs.replace(ask, waits={qp(stream, 0): 77}), MissingContributions
+                "Missing", msgspec.structs.replace(ask, waits={4: 77}), MissingContributions
             )
             assert (other.ranks, other.why) == ([], [])
             with pytest.raises(grpc.aio.AioRpcError, match="rank 9: secret: expected that of this rank"):

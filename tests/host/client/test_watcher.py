@@ -299,7 +299,7 @@ def test_ranks_that_stand_still_are_planned_for_by_the_next_controller(tmp_path:
                 streams = [stream for tree in member.plan.trees for stream in (tree.data, tree.agreement)]
                 again = member.fold_control(TIMEOUT).resume
                 assert again is not None
-                return again({stream.qp: stream.psn for stream in streams}, 0, "")
+                return again({place: stream.psn for place, stream in enumerate(streams)}, 0, "")
 
             resumed = [pool.submit(resume, member) for member in members]
             (job,) = first.controller.jobs.all()

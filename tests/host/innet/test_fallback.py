@@ -67,7 +67,7 @@ class Controller:
 
     def _rewound(self, tree: RankTree, number: int, group: list[int]) -> RankTree:
         def first(kind: str) -> int:
-            lacking = [self._lacking[rank][getattr(self.plans[rank].trees[number], kind).qp] for rank in group]
+            lacking = [self._lacking[rank][2 * number + (kind == "agreement")] for rank in group]
             return min(lacking, key=lambda psn: roce.psn_age(psn, lacking[0]))
 
         return structs.replace(tree, data=structs.replace(tree.data, psn=first("data")),

@@ -166,4 +166,4 @@ def test_a_rank_that_waits_for_a_late_one_asks_and_goes_on() -> None:
         first.join(20)
         assert np.array_equal(results[0], np.full(500, 2, np.int32))  # type: ignore[arg-type]
         (tree,) = comms[0].plan.trees
-        assert waits[0] == {stream.qp: stream.psn for stream in (tree.agreement, tree.data)}
+        assert waits[0] == dict(enumerate((tree.data.psn, tree.agreement.psn)))
