@@ -73,25 +73,31 @@ def netlab(fabric: Fabric, image: str = IMAGE) -> str:
 
 
 def write(fabric: Fabric, form: str, folder: Path, image: str = IMAGE) -> list[Path]:
-    """Write the topology file and the fabric file beside it into a folder, and return both.
+    """Write what `texts` has into a folder, and return the files' paths.  Raises FabricError, OSError."""
+    from netfold.disk import files
+
+    written = {folder / name: text for name, text in texts(fabric, form, image).items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    # containers share it; nobody else may reach the sockets in it
+    (folder / "run").mkdir(mode=0o700, exist_ok=True)
+    for path, text in written.items():
+        files.replace(path, text)
+    return list(written)
+
+
+def texts(fabric: Fabric, form: str, image: str = IMAGE) -> dict[str, str]:
+    """The topology file and the fabric file beside it, by their names.
 
     form  "containerlab" or "netlab"
-    Raises FabricError, OSError.
+    Raises FabricError.
     """
-    from netfold.disk import files
     from netfold.fabric import file as fabric_file
 
     forms = {"containerlab": (f"{fabric.name}.clab.yml", containerlab), "netlab": ("topology.yml", netlab)}
     if form not in forms:
         raise FabricError(f"--export {form}: expected {' or '.join(forms)}")
     name, make = forms[form]
-    text = make(fabric, image)
-    folder.mkdir(parents=True, exist_ok=True)
-    # containers share it; nobody else may reach the sockets in it
-    (folder / "run").mkdir(mode=0o700, exist_ok=True)
-    files.replace(folder / name, text)
-    fabric_file.save(with_shared_sockets(fabric), folder / "fabric.toml")
-    return [folder / name, folder / "fabric.toml"]
+    return {name: make(fabric, image), "fabric.toml": fabric_file.dumps(with_shared_sockets(fabric))}
 
 
 def _check(fabric: Fabric, form: str) -> None:

@@ -53,6 +53,9 @@ class CallRefused(Unreachable):
     token of the scope that it wants (NETFOLD_TOKEN_FILE).
     """
 
+    invalid = False
+    """Whether the request itself is wrong, such as a name that is not there."""
+
 
 def service(
     name: str,
@@ -167,6 +170,8 @@ async def call(
             if error.code() in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED):
                 raise Unreachable(f"no controller answers at {address} ({error.details()}): is `netfold up` running, "
                                   f"with this fabric?{tls.hint(address)}") from error
-            raise CallRefused(f"the controller at {address} refused: {error.details()}") from error
+            refused = CallRefused(f"the controller at {address} refused: {error.details()}")
+            refused.invalid = error.code() in (Code.NOT_FOUND, Code.INVALID_ARGUMENT)
+            raise refused from error
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Unreachable(f"the controller at {address} speaks another version: {error}") from error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `netfold bench rails` measures, as --json writes it.  Times are in seconds."""
+"""What `netfold bench rails` measures, as --rows writes it.  Times are in seconds."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def rows_of(file: Path) -> tuple[str, Rows]:
     rows = found["rows"] if isinstance(found, dict) else found
     rows = [row for row in rows if row.get("checkout", "this") == "this"]
     if not rows or "machine" not in rows[0]:
-        raise ValueError(f"{file}: expected rows of `netfold bench allreduce --json`, which name their machine")
+        raise ValueError(f"{file}: expected rows of `netfold bench allreduce --rows`, which name their machine")
     return rows[0]["machine"], rows
 
 

@@ -59,7 +59,7 @@ class Checkout:
         self._json = scratch / f"{name}.json"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [checkouts.python(folder), paced.__file__, str(turns), *options, "--json", str(self._json)],
+                [checkouts.python(folder), paced.__file__, str(turns), *options, "--rows", str(self._json)],
                 cwd=folder, env=checkouts.environment(folder), text=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
             )

@@ -28,8 +28,8 @@ def tell(who: str, plan: Plan, ask: Callable[[], MissingContributions]) -> threa
         missing = ask()
         there = set(range(plan.world)) - set(missing.ranks)
         speaks = plan.rank == min(there, default=0)  # the others learn the same
-        log.log(logging.WARNING if speaks else logging.INFO, "%s: no result for %g s: %s; `netfold stall %s` shows where",
-                who, WAIT_SECONDS, _awaited(plan, missing), plan.job)
+        log.log(logging.WARNING if speaks else logging.INFO, "%s: no result for %g s: %s; `netfold stall %s` shows "
+                "where", who, WAIT_SECONDS, _awaited(plan, missing), plan.job)
 
     thread = threading.Thread(target=say, name="netfold-long-wait", daemon=True)
     thread.start()

@@ -20,8 +20,9 @@ def clean(text: str) -> str:
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-def json_line(message: msgspec.Struct) -> str:
-    """A message in JSON, for programs and terminals alike: control characters stand there as JSON's own escapes."""
+def json_line(message: object) -> str:
+    """What msgspec encodes in JSON, for programs and terminals alike: control characters stand there
+    as JSON's own escapes."""
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", msgspec.json.encode(message).decode())
 
 

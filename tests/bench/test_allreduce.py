@@ -197,7 +197,7 @@ def test_a_small_run_measures_every_algorithm(tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
     done = subprocess.run(
         [sys.executable, "-m", "netfold.cli", "bench", "allreduce", "-b", "64K", "-e", "256K", "-n", "1",
-         "--rounds", "1", "--ranks", "4", "--rate", "200mbit", "--algorithms", ",".join(names), "--json", str(out)],
+         "--rounds", "1", "--ranks", "4", "--rate", "200mbit", "--algorithms", ",".join(names), "--rows", str(out)],
         capture_output=True, text=True, timeout=120, check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -164,7 +164,7 @@ def test_a_small_run_measures_cuts_and_writes_rows(tmp_path: Path) -> None:
     file = tmp_path / "rails.json"
     command = [
         sys.executable, "-m", "netfold.cli", "bench", "rails", "-b", "64K", "-e", "64K", "--rounds", "1",
-        "--ranks", "2", "--cuts", "0.5", "--cut-bytes", "2M", "--stall", "0.5", "--json", str(file),
+        "--ranks", "2", "--cuts", "0.5", "--cut-bytes", "2M", "--stall", "0.5", "--rows", str(file),
         "--train", "1", "--width", "16", "--series", "6", "--out", str(tmp_path / "out"),
     ]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False)

@@ -165,7 +165,7 @@ def test_a_small_run_measures_every_backend(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "netfold.cli", "bench", "train", "--ranks", "2", "--topo", "1,0", "--width", "64",
          "--batch", "2", "--steps", "2", "--warmup", "1", "--rounds", "1", "--lane-bits", "16", "--backends",
-         "gloo,netfold,fsdp,fsdp2-gloo@fabric,fsdp2-together,priority", "--json", str(out)],
+         "gloo,netfold,fsdp,fsdp2-gloo@fabric,fsdp2-together,priority", "--rows", str(out)],
         capture_output=True, text=True, timeout=140, check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -77,7 +77,7 @@ def test_faults_by_command_end_by_themselves_and_no_sum_is_wrong(
     on over all of it.  A rank that is killed ends it, and the others name it."""
     rounds(fabric, 3)
     assert "no faults" in netfold("fault", "list")
-    assert "seed 4" in netfold("fault", "loss", "leaf1-spine1", "--rate", "0.02", "--seed", "4", "--for", "1s")
+    assert "seed 4" in netfold("fault", "loss", "leaf1-spine1", "--share", "0.02", "--seed", "4", "--for", "1s")
     rounds(fabric, 5)
     assert "spine2 is killed" in netfold("fault", "kill", "spine2", "--for", "1s")
     rounds(fabric, 5)

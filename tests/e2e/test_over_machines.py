@@ -185,7 +185,7 @@ def test_faults_and_captures_reach_other_machines(tmp_path: Path) -> None:
             until("it is back", lambda: switches()["spine2"])
             assert page(said, "kill", "spine2", key="guessed")[0] == 403
             assert "is swallowed" in fault("silence", "spine2:1", "--for", "500ms")
-            assert "are lost" in fault("loss", "leaf1-spine2", "--rate", "0.01", "--for", "500ms")
+            assert "are lost" in fault("loss", "leaf1-spine2", "--share", "0.01", "--for", "500ms")
             goes_on()
             netfold("pcap", "spine1", "-w", str(tmp_path / "spine1.pcapng"), "--for", "500ms", "--fabric",
                     str(file.parent))

@@ -89,8 +89,8 @@ FABRIC: Final[dict[str, Run]] = {
         Run("netfold paths set leaf1 leaf2 61443 3"),
     "netfold drain spine1": Run(says="spine1 is drained"),
     "netfold undrain spine1": Run(says="spine1 is in use again"),
-    "netfold drain SWITCH": Run("netfold drain leaf1-spine1", "netfold links", 1),
-    "netfold fault loss leaf1-spine1 --rate 0.02 --for 5s --seed 3": Run(says="ends by itself after 5 s"),
+    "netfold drain SWITCH": Run("netfold drain leaf1-spine1", "netfold links", 2),
+    "netfold fault loss leaf1-spine1 --share 0.02 --for 5s --seed 3": Run(says="ends by itself after 5 s"),
     "netfold fault cut h3 --for 2s": Run(says="ends by itself after 2 s"),
     "netfold fault kill spine1 --for 3s": Run("netfold fault stop spine1 --for 1s", "spine1"),
     "netfold fault list": Run(says="leaf1"),
@@ -118,8 +118,8 @@ NOT_RUN: Final[dict[str, tuple[str, ...]]] = {
     "a benchmark of minutes, whose parts tests/bench runs": (
         "netfold bench allreduce --algorithms auto,innet,ring,... -b 4K -e 64M",
         "netfold bench allreduce --ranks 8 -b 1M -e 64M",
-        "netfold bench allreduce --ranks 8 -b 1M -e 64M -f 4 -n 3 --algos innet,ring,ring@bridge,gloo --json rows.json",
-        "netfold bench collectives --ranks 8 --sizes 4K,4M --collectives barrier,broadcast,together --json rows.json",
+        "netfold bench allreduce --ranks 8 -b 1M -e 64M -f 4 -n 3 --algos innet,ring,ring@bridge,gloo --rows rows.json",
+        "netfold bench collectives --ranks 8 --sizes 4K,4M --collectives barrier,broadcast,together --rows rows.json",
         "netfold bench growth --out FOLDER", "netfold bench loss --credits 2x170K",
         "netfold bench machines --machines 4 --members 2 --rate 200mbit",
         "netfold bench allreduce --topo mesh,2,4 --ranks 8 --algorithms tidalmesh,ring",
@@ -130,10 +130,10 @@ NOT_RUN: Final[dict[str, tuple[str, ...]]] = {
         "netfold bench parameter-server --out papers/collectives", "netfold bench simulator --cases folds",
         "netfold bench paths --planner equal_split",
         "netfold bench paths --modes pinned --collectives all_to_all --fail-link 0.15 --silent",
-        "netfold bench rails --out FOLDER", "netfold bench rails --plot STEM --json FILE",
+        "netfold bench rails --out FOLDER", "netfold bench rails --plot STEM --rows FILE",
         "netfold bench rails --rails innet@a+tcp@b --algorithm ring -e 4M --cut-bytes 8M --out papers/nezha",
         "netfold bench rails --rails tcp@a+tcp@b --algorithm ring -e 4M --cut-bytes 8M --out papers/nezha/tcp-tcp",
-        "netfold bench soak -n 1000000 --seconds 36000 --seed 1 --json soak.json --logs failed",
+        "netfold bench soak -n 1000000 --seconds 36000 --seed 1 --rows soak.json --logs failed",
         "netfold bench train --backends gloo,fsdp2",
         "netfold bench train --model transformer --backends gloo,fsdp-gloo,fsdp,fsdp2-gloo,fsdp2,fsdp2-together "
         "--beside fsdp2-gloo",
@@ -142,7 +142,7 @@ NOT_RUN: Final[dict[str, tuple[str, ...]]] = {
         "netfold bench train --layers 8 --width 512 --layer-seconds 0.03 --rate 200mbit --bucket-mb 1.1 --batch 2 "
         "--backends hook,priority-arrival,priority --beside hook",
         "netfold bench train --model cnn --backends gloo,netfold --lane-bits 32,16",
-        "netfold bench train --model cnn --ranks 4 --backends gloo,netfold --lane-bits 32,16 --json rows.json "
+        "netfold bench train --model cnn --ranks 4 --backends gloo,netfold --lane-bits 32,16 --rows rows.json "
         "--figure train"),
     "a paper's figures, minutes; their short forms are in tests/sim": (
         "netfold sim ethereal --out papers/ethereal", "netfold sim mesh --out papers/collectives",

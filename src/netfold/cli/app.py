@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import sys
 from functools import cache
@@ -30,6 +31,10 @@ PANELS: Final = {
 """Every command, by its heading in --help: its module here, and the name of its function or of typer's app there."""
 
 
+COMPLETION: Final = "_NETFOLD_COMPLETE"
+"""Environment variable by which typer's completion scripts ask for words."""
+
+
 def application(only: str | None = None) -> typer.Typer:
     """The command with all its commands, or with one of them alone: the import of all takes longer than most of them.
 
@@ -39,7 +44,7 @@ def application(only: str | None = None) -> typer.Typer:
         no_args_is_help=True,
         rich_markup_mode="markdown",  # paragraphs are filled, not broken where the source's lines end
         pretty_exceptions_enable=False,
-        add_completion=False,
+        add_completion=True,
     )
     app.callback()(netfold)
     alone = only == "--version" or any(only in commands for commands in PANELS.values())
@@ -92,7 +97,9 @@ STORAGE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS
 
 def main(on_interrupt: Any) -> None:
     """Entry point of the command; ``on_interrupt`` handles SIGINT once all is imported."""
-    command = application(sys.argv[1] if sys.argv[1:] else None)
+    # a shell that completes asks by an environment variable, and may ask for all commands
+    completes = COMPLETION in os.environ
+    command = application(sys.argv[1] if sys.argv[1:] and not completes else None)
     signal.signal(signal.SIGINT, on_interrupt)
     try:
         command(**help_settings())

@@ -62,7 +62,7 @@ def allreduce(
                      help="By commas: innet, roce, auto, ring, halving_doubling, ... over the fabric, with @bridge "
                      "behind one of TCP's over a plain kernel bridge; gloo, always over the bridge."),
     ] = "innet,roce,ring,ring@bridge,halving_doubling@bridge,gloo",
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here, as a list.")] = None,
+    json: Annotated[Path | None, typer.Option("--rows", metavar="FILE", help="Write the rows here, as a list.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the data and the losses.")] = 0,
     timeout: Annotated[float, typer.Option(help="Seconds for one operation.")] = 30.0,
 ) -> None:
@@ -84,7 +84,7 @@ def allreduce(
     sys.exit(1 if any(row.wrong for row in rows) else 0)
 
 
-@app.command()
+@app.command(hidden=True)
 def growth(
     what: Annotated[str, typer.Option(help="By commas: ranks, sizes, credits, path-mtu, controller, programs.")] =
     "ranks,sizes,credits,path-mtu,controller,programs",
@@ -114,7 +114,7 @@ def collectives(
     switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
     iterations: Annotated[int, typer.Option("-n", "--iters", help="Timed operations in a round.")] = 5,
     rounds: Annotated[int, typer.Option(help="Times that every algorithm has its turn; the median counts.")] = 3,
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here.")] = None,
+    json: Annotated[Path | None, typer.Option("--rows", metavar="FILE", help="Write the rows here.")] = None,
 ) -> None:
     """Barriers, broadcasts, reduces, scattered sums and gathers: through the switches, over TCP, and gloo's."""
     from netfold.bench.commands import collectives as bench
@@ -132,7 +132,7 @@ def osu_bcast(
     switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
     iterations: Annotated[int, typer.Option("-n", "--iters", help="Timed broadcasts in a round.")] = 10,
     rounds: Annotated[int, typer.Option(help="Times that every way has its turn.")] = 3,
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here.")] = None,
+    json: Annotated[Path | None, typer.Option("--rows", metavar="FILE", help="Write the rows here.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Figure as SVG and data as CSV, as "
                                              "in papers/collectives.")] = None,
 ) -> None:
@@ -152,7 +152,7 @@ def parameter_server(
     switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
     steps: Annotated[int, typer.Option("-n", "--steps", help="Timed steps in a round.")] = 5,
     rounds: Annotated[int, typer.Option(help="Times that every way has its turn; the median counts.")] = 3,
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here.")] = None,
+    json: Annotated[Path | None, typer.Option("--rows", metavar="FILE", help="Write the rows here.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Figure as SVG and data as CSV, as "
                                              "in papers/collectives.")] = None,
 ) -> None:
@@ -164,7 +164,7 @@ def parameter_server(
                   json=json, out=out)
 
 
-@app.command()
+@app.command(hidden=True)
 def machines(
     machines: Annotated[int, typer.Option(help="Hosts of the fabric.")] = 4,
     members: Annotated[int, typer.Option(help="Ranks on each.")] = 2,
@@ -172,7 +172,7 @@ def machines(
     switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
     sizes: Annotated[str, typer.Option(help="MB of the tensor, by commas.")] = "1,8",
     rounds: Annotated[int, typer.Option("-n", "--rounds", help="The median counts.")] = 5,
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here.")] = None,
+    json: Annotated[Path | None, typer.Option("--rows", metavar="FILE", help="Write the rows here.")] = None,
 ) -> None:
     """Several ranks a machine: folded once a machine, beside a flat ring and Tencent's scheme, and what suffices."""
     from netfold.bench.commands import machines as bench
@@ -182,7 +182,7 @@ def machines(
                   json=json)
 
 
-@app.command()
+@app.command(hidden=True)
 def simulator(
     hosts: Annotated[int, typer.Option(help="Hosts, on two leaves.")] = 8,
     rate: Annotated[str, typer.Option(help="Rate of every link, in tc's units.")] = "50mbit",
@@ -191,7 +191,7 @@ def simulator(
     rounds: Annotated[int, typer.Option("-n", "--rounds", help="The median counts.")] = 3,
     cases: Annotated[str, typer.Option(help="By commas: flows, folds (sums in the network).")] = "flows,folds",
     fold_sizes: Annotated[str, typer.Option(help="KiB that are folded, by commas.")] = "256,1024,4096",
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here.")] = None,
+    json: Annotated[Path | None, typer.Option("--rows", metavar="FILE", help="Write the rows here.")] = None,
 ) -> None:
     """The packet simulator against a real fabric: the same flows and folds; exit status 1 beyond 15 and 10 %."""
     from netfold.bench.commands import simulator as bench
@@ -225,7 +225,7 @@ def paths(
     silent: Annotated[
         bool, typer.Option("--silent", help="With --fail-link: it swallows packets, and both ends think it is up.")
     ] = False,
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all measurements here.")] = None,
+    json: Annotated[Path | None, typer.Option("--rows", metavar="FILE", help="Write all measurements here.")] = None,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="For figures and logs.")] = Path("build/bench-paths"),
 ) -> None:
     """Collectives over planned paths, ECMP, spraying and REPS: bytes of every uplink, and completion times.
@@ -258,7 +258,7 @@ def rails(
     cuts: Annotated[str, typer.Option(help="Parts of a call at which the last plane is cut.")] = "0.3,0.6,0.9",
     cut_bytes: Annotated[str, typer.Option("--cut-bytes", help="Tensor of those calls.")] = "16M",
     algorithm: Annotated[str, typer.Option(help="Between the hosts, on the rails tcp and roce.")] = "auto",
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result here.")] = None,
+    json: Annotated[Path | None, typer.Option("--rows", metavar="FILE", help="Write the result here.")] = None,
     stall: Annotated[float, typer.Option(help="Seconds of silence after which a rail is dead; more on a busy "
                                          "machine.")] = 0.08,
     plot: Annotated[Path | None, typer.Option(metavar="STEM", help="Draw shares and processor time over the tensor's "
@@ -302,7 +302,7 @@ def loss(
     losses: Annotated[str, typer.Option(help="Shares lost on every link, each way.")] = "0.001,0.01,0.05,0.1",
     credits: Annotated[str, typer.Option(help="By commas, as 2x170K: in turn with the window alone.")] = "",
     path_mtu: PathMtu = PATH_MTU,
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here, as a list.")] = None,
+    json: Annotated[Path | None, typer.Option("--rows", metavar="FILE", help="Write the rows here, as a list.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the first round's losses; the next ones count up.")] = 0,
 ) -> None:
     """What lost packets cost, as multiples of the same without: time, bytes on links; and which level answered."""
@@ -324,7 +324,7 @@ def recovery(
     rounds: Annotated[int, typer.Option("-n", "--rounds", help="Rounds of each fault, on a fabric of its own.")] = 5,
     after: Annotated[float, typer.Option(help="Seconds of sums after a fault.")] = 3.0,
     probe: Annotated[float, typer.Option(help="Seconds between probes of a link, as the fabric's file has it.")] = 0.5,
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all pauses here.")] = None,
+    json: Annotated[Path | None, typer.Option("--rows", metavar="FILE", help="Write all pauses here.")] = None,
 ) -> None:
     """How long running sums pause when a spine, a link or a leaf fails, and when a spine comes back."""
     from netfold.bench.commands import recovery as bench
@@ -336,7 +336,7 @@ def recovery(
         )
 
 
-@app.command()
+@app.command(hidden=True)
 def soak(
     switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
     rate: Annotated[str, typer.Option(help="Rate of every link, in tc's units; default: 1gbit, of BMv2 50mbit.")] = "",
@@ -346,7 +346,7 @@ def soak(
     faults: Annotated[str, typer.Option(help="By commas: spine, leaf, cut, silent, stop, controller, standby, spoof, "
                                         "flood, mesh, service, disk; default: all.")] = "",
     per_round: Annotated[int, typer.Option("--per-round", help="Faults in a round.")] = 6,
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all rounds here.")] = None,
+    json: Annotated[Path | None, typer.Option("--rows", metavar="FILE", help="Write all rounds here.")] = None,
     logs: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Keep the logs of failed rounds here.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the first round; the next ones count up.")] = 0,
 ) -> None:
@@ -396,7 +396,7 @@ def train(
     warmup: Annotated[int, typer.Option("-w", "--warmup", help="Steps of a round before those.")] = 2,
     rounds: Annotated[int, typer.Option(help="Times that every backend has its turn; the median counts.")] = 3,
     path_mtu: PathMtu = PATH_MTU,
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here, as a list.")] = None,
+    json: Annotated[Path | None, typer.Option("--rows", metavar="FILE", help="Write the rows here, as a list.")] = None,
     figure: Annotated[Path | None, typer.Option(metavar="STEM", help="Draw STEM.svg and STEM.png.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of model, data and losses.")] = 0,
     timeout: Annotated[float, typer.Option(help="Seconds for one step.")] = 60.0,

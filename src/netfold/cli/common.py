@@ -34,10 +34,12 @@ def fail(code: int, message: str) -> NoReturn:
 
 def awaited(work: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine and return its result; errors of controller and switches end the command with their message."""
-    from netfold.rpc.rpc import Unreachable
+    from netfold.rpc.rpc import CallRefused, Unreachable
 
     try:
         return asyncio.run(work)
+    except CallRefused as error:
+        fail(CANNOT if error.invalid else FAILED, str(error))
     except (Unreachable, FabricError) as error:
         fail(FAILED, str(error))
     except Exception as error:

@@ -15,7 +15,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,10 +24,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from netfold import terminal
+from netfold import plain_text, terminal
 from netfold.cli import extras, shell
 from netfold.cli.common import FAILED
 from netfold.cli.extras import Extra
+from netfold.cli.options import Json
 
 PYTHON: Final = (3, 11)
 SANDBOX_TIMEOUT: Final = 30.0
@@ -41,13 +42,25 @@ RECEIVE_BYTES: Final = 2 * (128 + 16) * 8448
 packets (fabric/slots.py, host/innet/fold.py)."""
 
 
-def doctor() -> None:
+def doctor(json: Json = False) -> None:
     """Say what is missing on this machine, what it is needed for, and how to get it.
 
     Exit status 1 where `make demo` would fail.
     """
-    if not show(examine(checks())):
+    findings = examine(checks())
+    if json:
+        print(plain_text.json_line([
+            {"name": f.check.name, "ok": f.ok, "required": f.check.required, "found": f.detail,
+             "needed_for": f.check.needed_for, "get_it": f.check.remedy} for f in findings]))
+    else:
+        show(findings)
+    if lacking(findings):
         raise typer.Exit(FAILED)
+
+
+def lacking(findings: Iterable[Finding]) -> list[str]:
+    """The names of what `make demo` needs and does not find."""
+    return [finding.check.name for finding in findings if not finding.ok and finding.check.required]
 
 
 class Missing(Exception):
@@ -127,26 +140,24 @@ def checks() -> list[Check]:
     ]
 
 
-def show(findings: Iterable[Finding], console: Console | None = None) -> bool:
-    """Print the findings.  Returns True if nothing that is required is missing."""
+def show(findings: Sequence[Finding], console: Console | None = None) -> None:
+    """Print the verdict, and then the findings."""
     console = console or terminal.console()
-    findings = list(findings)
+    missing = lacking(findings)
+    optional = sum(not finding.ok and not finding.check.required for finding in findings)
+    console.print(f"make demo does not run here: {', '.join(missing)} missing" if missing else "make demo runs here"
+                  + (f"; of what is optional, {optional} of {len(findings)} are not here" if optional else ""))
     table = Table("", "what", "found", box=None)
     table.columns[2].overflow = "fold"  # commands to type are wrapped, never cut
     for finding in findings:
-        mark = ("ok", "green") if finding.ok else ("missing", "red" if finding.check.required else "")
+        absent = ("missing", "red") if finding.check.required else ("optional", "")
+        mark = ("ok", "green") if finding.ok else absent
         detail = finding.detail
         if not finding.ok:
-            detail += f"\nneeded for {finding.check.needed_for}\nget it: {finding.check.remedy}"
+            detail = f"not here: {detail}\nneeded for {finding.check.needed_for}\nget it: {finding.check.remedy}"
         table.add_row(terminal.said(mark), finding.check.name, detail)
     console.print(table)
-    missing = [f.check.name for f in findings if not f.ok and f.check.required]
-    if missing:
-        console.print(f"make demo does not run here: {', '.join(missing)} missing")
-    else:
-        console.print("make demo runs here")
     console.print("What a message means that something ends with, and what to do: docs/failures.md")
-    return not missing
 
 
 def _examine(check: Check) -> Finding:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from netfold import plain_text
-from netfold.cli.options import Address, RunningFabric
+from netfold.cli.options import Address, Json, RunningFabric
 
 Name = Annotated[str, typer.Argument(metavar="SWITCH|SWITCH:PORT", help="A switch, or either end of a link between "
                                                                        "switches.")]
@@ -19,20 +19,21 @@ def drain(
     file: RunningFabric = None,
     controller: Address = None,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait until no job is on it.")] = 30.0,
+    json: Json = False,
 ) -> None:
     """Take a switch or link out of use, without loss: routes, paths and trees go around it, running jobs move away.
 
     When this ends with status 0, nothing uses it any more. It is refused if a host would be cut off.
     """
-    _set(name, file, controller, drained=True, wait=timeout)
+    _set(name, file, controller, drained=True, wait=timeout, json=json)
 
 
-def undrain(name: Name, file: RunningFabric = None, controller: Address = None) -> None:
+def undrain(name: Name, file: RunningFabric = None, controller: Address = None, json: Json = False) -> None:
     """Use a drained switch or link again; running jobs move back where that is better for them."""
-    _set(name, file, controller, drained=False, wait=0.0)
+    _set(name, file, controller, drained=False, wait=0.0, json=json)
 
 
-def _set(name: str, file: RunningFabric, controller: Address, *, drained: bool, wait: float) -> None:
+def _set(name: str, file: RunningFabric, controller: Address, *, drained: bool, wait: float, json: bool) -> None:
     from netfold.cli.common import FAILED, awaited, fail
     from netfold.cli.controllers import controller_of
     from netfold.controller import client
@@ -40,8 +41,9 @@ def _set(name: str, file: RunningFabric, controller: Address, *, drained: bool, 
 
     address, token = controller_of(file, controller)
     done: operator.Drained = awaited(client.drain(address, name, drained, wait=wait, token=token))
-    print(plain_text.clean(f"{done.name} is {'drained' if drained else 'in use again'}; drained in all: "
-                         f"{', '.join(done.names) or 'nothing'}"))
+    print(plain_text.json_line(done) if json else
+          plain_text.clean(f"{done.name} is {'drained' if drained else 'in use again'}; drained in all: "
+                           f"{', '.join(done.names) or 'nothing'}"))
     if done.still:
         fail(FAILED, f"drain: nothing new goes there, but after {wait:g} s {done.name} still carries\n  "
                   + "\n  ".join(done.still))

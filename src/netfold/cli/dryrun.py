@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of a job on an empty fabric, as text: trees, numbers of entries and slots, and optionally every entry."""
+"""The plan of a job on an empty fabric: trees, numbers of entries and slots, and optionally every entry."""
 
 from __future__ import annotations
 
 import gc
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
+
+import msgspec
 
 from netfold.controller.paths.steering import Steering
 from netfold.controller.switch import fold_tables, tables
@@ -16,19 +18,73 @@ from netfold.fabric import pools, room, slots, trees
 from netfold.fabric.graph import Fabric, FabricError
 from netfold.fabric.machines import fold_groups, machines
 
-if TYPE_CHECKING:
-    pass
-
-
 MOST_ENTRIES: Final = 1 << 19
 """Children of trees in all switches together that a plan is made of: half a minute, and 1 GB."""
 MOST_HOPS: Final = 2_000_000
 """Hops of all paths between all pairs of leaves, which switches pin: a quarter of a minute, and a mesh of 12 x 12."""
 
 
+class PlannedFold(msgspec.Struct, frozen=True):
+    """What one switch of a tree folds."""
+
+    switch: str
+    parent: str | None
+    """The switch above; None: this is the root."""
+    parent_port: int
+    children: list[str]
+    """PORT:NODE of each."""
+
+
+class PlannedTree(msgspec.Struct, frozen=True):
+    """One aggregation tree."""
+
+    root: str
+    weight: float
+    levels: int
+    slots: int
+    """On each of its switches."""
+    folds: list[PlannedFold]
+
+
+class PlannedSwitch(msgspec.Struct, frozen=True):
+    """What is written to one switch."""
+
+    name: str
+    entries: int
+    slots: int
+    writes: list[str]
+    """Every write in words, where they were asked for."""
+
+
+class PlannedJob(msgspec.Struct, frozen=True):
+    """What a job gets; as a string for people."""
+
+    places: list[list[int]]
+    """Ranks that fold together, where several share a host."""
+    trees: list[PlannedTree]
+    switches: list[PlannedSwitch]
+
+    def __str__(self) -> str:
+        lines = []
+        if self.places:
+            folding = "; ".join(f"place {place}: ranks {' '.join(map(str, group))}"
+                                for place, group in enumerate(self.places))
+            lines.append(f"{len(self.places)} ranks a host fold in {len(self.places)} sets of streams, {folding}")
+        for tree in self.trees:
+            lines.append(f"tree {tree.root}: weight {tree.weight:.3f}, {tree.levels} levels, {tree.slots} slots a "
+                         "switch")
+            for fold in tree.folds:
+                up = "root" if fold.parent is None else f"up port {fold.parent_port} to {fold.parent}"
+                lines.append(f"  {fold.switch:12} {up}; children {' '.join(fold.children)}")
+        for switch in self.switches:
+            lines.append(f"switch {switch.name}: {switch.entries} entries, {switch.slots} of {pools.SLOTS} slots")
+            lines += switch.writes
+        return "\n".join(lines)
+
+
 def plan(
     fabric: Fabric, hosts: Sequence[str], *, per_host: int = 1, entries: bool = False, seed: int = 0
-) -> str:
+) -> PlannedJob:
     """The plan of one job on these hosts.
 
     hosts     host names, in order of ranks
@@ -57,7 +113,7 @@ def _check_size(fabric: Fabric, steering: Steering) -> None:
                           f"expected at most {MOST_HOPS:,}: plan a part of it")
 
 
-def _plan(fabric: Fabric, hosts: Sequence[str], per_host: int, entries: bool, seed: int) -> str:
+def _plan(fabric: Fabric, hosts: Sequence[str], per_host: int, entries: bool, seed: int) -> PlannedJob:
     graph, steering = fabric.graph(), Steering(fabric)
     _check_size(fabric, steering)
     ranks = [name for name in hosts for _ in range(per_host)]
@@ -73,21 +129,18 @@ def _plan(fabric: Fabric, hosts: Sequence[str], per_host: int, entries: bool, se
     base = tables.merge([steering.base(graph), tables.fixed_entries(fabric)])
     job = tables.merge(fold_tables.fold_entries(fabric, by_rank, stream) for stream in streams)
 
-    text = ""
-    if per_host > 1:
-        folding = "; ".join(f"place {place}: ranks {' '.join(map(str, group))}" for place, group in enumerate(groups))
-        text += f"{per_host} ranks a host fold in {per_host} sets of streams, {folding}\n"
-    for tree, sum_ in zip(planned, streams[: 2 * len(planned) : 2], strict=True):
-        text += f"tree {tree.root}: weight {tree.weight:.3f}, {tree.depth} levels, {sum_.slots} slots a switch\n"
-        for fold in tree.folds:
-            up = "root" if fold.parent is None else f"up port {fold.parent_port} to {fold.parent}"
-            below = " ".join(f"{child.port}:{child.node}" for child in fold.children)
-            text += f"  {fold.switch:12} {up}; children {below}\n"
     used = allocator.used()
-    for switch in fabric.switches:
-        count = len(base.get(switch.name, ())) + len(job.get(switch.name, ()))
-        text += f"switch {switch.name}: {count} entries, {used[switch.name]} of {pools.SLOTS} slots\n"
-        if entries:
-            desired = state([*base.get(switch.name, ()), *job.get(switch.name, ())])
-            text += show(switch.name, diff({}, desired))
-    return text
+    return PlannedJob(
+        groups if per_host > 1 else [],
+        [PlannedTree(tree.root, tree.weight, tree.depth, sum_.slots, [
+            PlannedFold(fold.switch, fold.parent, fold.parent_port,
+                        [f"{child.port}:{child.node}" for child in fold.children])
+            for fold in tree.folds]) for tree, sum_ in zip(planned, streams[: 2 * len(planned) : 2], strict=True)],
+        [_switch(switch.name, [*base.get(switch.name, ()), *job.get(switch.name, ())], used[switch.name], entries)
+         for switch in fabric.switches],
+    )
+
+
+def _switch(name: str, written: Sequence[Any], slots_used: int, entries: bool) -> PlannedSwitch:
+    text = show(name, diff({}, state(written))).splitlines() if entries else []
+    return PlannedSwitch(name, len(written), slots_used, text)

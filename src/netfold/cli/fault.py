@@ -11,6 +11,7 @@ import typer
 from netfold import plain_text
 from netfold.cli.common import CANNOT, fail
 from netfold.cli.local_fabric import WhichFabric, ask, seconds, socket_of
+from netfold.cli.options import Json
 from netfold.wire import faults
 
 app = typer.Typer(no_args_is_help=True, help="Break something on a fabric that runs here, for a while: links, "
@@ -25,7 +26,7 @@ For = Annotated[str | None, typer.Option("--for", metavar="DURATION", help="500m
                                          "becomes of this command; default: until `netfold fault end`.")]
 Seed = Annotated[int | None, typer.Option(min=0, max=2**31 - 1, help="The same seed hits the same packets; default: "
                                           "the fabric's.")]
-Rate = Annotated[float, typer.Option(help="Share of the packets, above 0, up to 1.")]
+Share = Annotated[float, typer.Option(help="Share of the packets, above 0, up to 1.")]
 OneWay = Annotated[bool, typer.Option("--one-way", help="Only what leaves by the port that is named.")]
 
 WHAT: Final = {
@@ -52,11 +53,11 @@ def _for(text: str | None) -> float | None:
 
 
 def _shares(kind: faults.Kind) -> Callable[..., None]:
-    def command(target: Target, lasting: For = None, rate: Rate = faults.DEFAULT_SHARE, seed: Seed = None,
+    def command(target: Target, lasting: For = None, share: Share = faults.DEFAULT_SHARE, seed: Seed = None,
                 fabric: WhichFabric = None) -> None:
-        if not 0 < rate <= 1:
-            fail(CANNOT, f"fault {kind}: --rate {rate:g}: expected a share of the packets, above 0, up to 1")
-        _inject(fabric, faults.Inject(kind, target, _for(lasting), rate, seed))
+        if not 0 < share <= 1:
+            fail(CANNOT, f"fault {kind}: --share {share:g}: expected a share of the packets, above 0, up to 1")
+        _inject(fabric, faults.Inject(kind, target, _for(lasting), share, seed))
 
     return command
 
@@ -100,9 +101,12 @@ def delay(
 
 
 @app.command("list")
-def list_(fabric: WhichFabric = None) -> None:
+def list_(fabric: WhichFabric = None, json: Json = False) -> None:
     """Show the faults that are there."""
     answer: Any = ask(socket_of(fabric), faults.Active(), CALL_SECONDS)[0]
+    if json:
+        print(plain_text.json_line(answer))
+        return
     for fault in answer.faults:
         left = "until it is ended" if fault.left is None else f"{fault.left:.1f} s left"
         problem = f"; {fault.problem}" if fault.problem else ""

@@ -10,11 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-from netfold.cli.common import CANNOT, FAILED, fail
+from netfold.cli.common import CANNOT, FAILED, fail, load
 from netfold.wire import faults
 
-WhichFabric = Annotated[str | None, typer.Option("--fabric", metavar="NAME|FOLDER", help="Which fabric, where several "
-                                                 "run; default: the one that runs, or whose prompt this is.")]
+WhichFabric = Annotated[str | None, typer.Option("--fabric", metavar="FABRIC.toml|NAME", help="Which fabric, where "
+                                                 "several run: by its name, file or folder; default: the one that "
+                                                 "runs, or whose prompt this is.")]
 
 NAME_SECONDS = 5.0
 """Seconds for a fabric to say its name."""
@@ -63,7 +64,7 @@ def _socket_of(which: str | None) -> Path | None:
     found = [folder / faults.SOCKET for folder in rundir.in_use() if (folder / faults.SOCKET).is_socket()]
     if which is not None:
         here = [path for path in found if which in (str(path.parent), path.parent.name)]
-        found = here or [path for path in found if which == _name(path)]
+        found = here or [path for path in found if _is_called(path, which)]
     if len(found) > 1:
         there = ", ".join(f"{_name(path)} ({path.parent})" for path in found)
         fail(CANNOT, f"{len(found)} fabrics run here: {there}: say which one, by its name or folder")
@@ -90,6 +91,18 @@ def seconds(text: str, option: str) -> float:
     if match is None or float(match[1]) == 0:
         fail(CANNOT, f"{option} {text!r}: expected a duration above 0, such as 500ms, 5s or 2m")
     return float(match[1]) * {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}[match[2]]
+
+
+def _is_called(path: Path, which: str) -> bool:
+    """Whether the fabric at a socket has this name, or this file."""
+    said = _active(path)
+    if said is None:
+        return False
+    file = Path(which)
+    if not file.is_file():
+        return which == said.fabric
+    return any(Path(plane.file).exists() and file.samefile(plane.file) for plane in said.planes) or (
+        load(file).name == said.fabric)
 
 
 def _name(path: Path) -> str:

@@ -25,15 +25,15 @@ class OverMachines:
 
     machines: Annotated[Path | None, typer.Option("--machines", metavar="HOSTS.txt", help="Spread the fabric over the "
                                                   "machines in this file, one a line: NAME [address=IPV4] "
-                                                  "[share=N].")] = None
-    launcher: Annotated[str, typer.Option("--launcher", help="With --machines: ssh, srun, or a command in which "
-                                          "{host} stands for a machine's name.")] = "ssh"
-    python: Annotated[str | None, typer.Option("--python", help="With --machines: the Python on them that has NetFold; "
-                                               "default: this one's path.")] = None
-    first_vni: Annotated[int, typer.Option("--first-vni", help="With --machines: VXLAN identifier of the first "
-                                           "cable.")] = 4000
-    underlay_mtu: Annotated[int | None, typer.Option("--underlay-mtu", help="With --machines: MTU between them; "
-                                                     "default: 1500, or 4250 for path MTU 4096.")] = None
+                                                  "[share=N]; docs/machines.md has options for them.")] = None
+    launcher: Annotated[str, typer.Option("--launcher", hidden=True)] = "ssh"
+    """ssh, srun, or a command in which {host} stands for a machine's name."""
+    python: Annotated[str | None, typer.Option("--python", hidden=True)] = None
+    """The Python on the machines that has NetFold; default: this one's path."""
+    first_vni: Annotated[int, typer.Option("--first-vni", hidden=True)] = 4000
+    """VXLAN identifier of the first cable."""
+    underlay_mtu: Annotated[int | None, typer.Option("--underlay-mtu", hidden=True)] = None
+    """MTU between the machines; default: 1500, or 4250 for path MTU 4096."""
 
     def descriptions(self, fabric: Fabric) -> list[Description]:
         """What each machine runs of a fabric."""

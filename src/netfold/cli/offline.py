@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
+from netfold import plain_text
 from netfold.cli.common import CANNOT, FAILED, checked, engine_of, fail, load
 from netfold.cli.generated import DEFAULTS, Generated, with_groups
 from netfold.cli.machines import HERE, OverMachines
-from netfold.cli.options import TOPO_FORM, FabricFile, PathMtu, SwitchKind, Topo
+from netfold.cli.options import TOPO_FORM, FabricFile, Json, PathMtu, SwitchKind, Topo
 from netfold.disk import files
 from netfold.fabric import file as fabric_file
 from netfold.fabric.generate import PATH_MTU
@@ -27,15 +28,16 @@ def fabric_(
                                                "of that tool, and the fabric's, into the folder --out.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; default: standard output. With "
                                              "--machines or --export, a folder.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that differs from what is written.")] = False,
 ) -> None:
     """Write a FABRIC.toml to start from; with --machines, what each machine of a fabric over several runs."""
     if export is not None:
         if out is None or over != HERE:
             fail(CANNOT, "fabric --export: expected --out FOLDER, and no --machines")
-        _export(generated.fabric(topo), export, out)
+        _export(generated.fabric(topo), export, out, force=force)
         return
     if over.machines is not None:
-        _describe(generated.fabric(topo), over, out)
+        _describe(generated.fabric(topo), over, out, force=force)
         return
     if over != HERE:
         fail(CANNOT, "fabric: --launcher, --python, --first-vni and --underlay-mtu go with --machines")
@@ -44,23 +46,33 @@ def fabric_(
         print(text, end="")
     else:
         try:
+            _refuse_to_lose(out, text, force=force)
             files.replace(out, text)
         except OSError as error:
             fail(FAILED, f"fabric: cannot write {out}: {error}")
 
 
-def _export(fabric: Fabric, form: str, out: Path) -> None:
+def _refuse_to_lose(out: Path, text: str, *, force: bool) -> None:
+    """End the command where a file holds something else, which somebody may have written by hand.  Raises OSError."""
+    if not force and out.exists() and out.read_bytes() != text.encode():
+        fail(CANNOT, f"fabric: {out} is there, and differs from what would be written: give another name, or --force "
+                     "to replace it")
+
+
+def _export(fabric: Fabric, form: str, out: Path, *, force: bool) -> None:
     """Write the topology file of another tool into a folder."""
     from netfold.fabric import export
 
     try:
+        for name, text in checked(lambda: export.texts(fabric, form)).items():
+            _refuse_to_lose(out / name, text, force=force)
         written = checked(lambda: export.write(fabric, form, out))
     except OSError as error:
         fail(FAILED, f"fabric: cannot write {out}: {error}")
     print("\n".join(map(str, written)))
 
 
-def _describe(fabric: Fabric, over: OverMachines, out: Path | None) -> None:
+def _describe(fabric: Fabric, over: OverMachines, out: Path | None, *, force: bool) -> None:
     """Show what each machine runs, or write it into a folder: fabric.toml, and a file for each machine."""
     import msgspec
 
@@ -76,11 +88,14 @@ def _describe(fabric: Fabric, over: OverMachines, out: Path | None) -> None:
                   f"({cable.remote})")
     if out is not None:
         try:
+            texts = {"fabric.toml": fabric_file.dumps(fabric)} | {
+                f"{machine.machine}.json": msgspec.json.format(msgspec.json.encode(machine)).decode() + "\n"
+                for machine in descriptions}
+            for name, text in texts.items():
+                _refuse_to_lose(out / name, text, force=force)
             out.mkdir(parents=True, exist_ok=True)
-            fabric_file.save(fabric, out / "fabric.toml")
-            for machine in descriptions:
-                text = msgspec.json.format(msgspec.json.encode(machine)).decode()
-                files.replace(out / f"{machine.machine}.json", text + "\n")
+            for name, text in texts.items():
+                files.replace(out / name, text)
         except OSError as error:
             fail(FAILED, f"fabric: cannot write {out}: {error}")
 
@@ -91,6 +106,7 @@ def plan(
     ranks: Annotated[str | None, typer.Option(help="Host names in order of ranks, with commas; default: all.")] = None,
     per_host: Annotated[int, typer.Option("--ranks-per-host", min=1, help="Ranks that share each host's link.")] = 1,
     entries: Annotated[bool, typer.Option("--entries", help="Every table entry, too.")] = False,
+    json: Json = False,
 ) -> None:
     """Show the trees that a job would get, and the writes that this means, without touching any switch."""
     from netfold.cli import dryrun
@@ -107,9 +123,10 @@ def plan(
     if unknown or len(set(names)) != len(names):
         fail(CANNOT, f"plan --ranks: expected different hosts of {fabric.name}, got {', '.join(unknown or names)}")
     try:
-        print(checked(lambda: dryrun.plan(fabric, names, per_host=per_host, entries=entries)), end="")
+        planned = checked(lambda: dryrun.plan(fabric, names, per_host=per_host, entries=entries))
     except (trees.NoTree, Exhausted) as error:
         fail(FAILED, f"plan: {error}")
+    print(plain_text.json_line(planned) if json else str(planned))
 
 
 def compile_(

@@ -56,7 +56,7 @@ def mode(
     _ask("SetMode", SetMode(mode, leaves or []), fabric, controller, json=json)  # type: ignore[arg-type]
 
 
-@paths.command()
+@paths.command(hidden=True)
 def planner(
     planner: Annotated[str, typer.Argument(help="fewest_pieces, or equal_split, the paper's.")],
     fabric: FabricOption = None,

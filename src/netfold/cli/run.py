@@ -11,6 +11,7 @@ import typer
 
 from netfold.cli.common import CANNOT, checked, fail, load
 from netfold.cli.generated import DEFAULTS, Generated, with_groups, with_pages
+from netfold.cli.local_fabric import file_of
 from netfold.cli.machines import HERE, OverMachines
 from netfold.cli.options import TOPO_FORM, Metrics, Quiet
 
@@ -26,9 +27,9 @@ def run(
     topo: Annotated[str | None, typer.Option("--topo", metavar=TOPO_FORM,
                                              help="Bring this fabric up for the run, as `netfold up --topo` takes it; "
                                                   "dual or triple before it for planes.")] = None,
-    fabric: Annotated[list[Path] | None, typer.Option(metavar="FABRIC.toml", help="A fabric that is up in Mininet; "
-                                                      "given again: its other planes; default: the one whose prompt "
-                                                      "this is.")] = None,
+    fabric: Annotated[list[Path] | None, typer.Option(metavar="FABRIC.toml|NAME", help="A fabric that is up in "
+                                                      "Mininet; given again: its other planes; default: the one "
+                                                      "whose prompt this is.")] = None,
     rails: Annotated[str | None, typer.Option(metavar="KIND@PLANE+...", help="With planes: what carries an allreduce, "
                                               "innet@a+tcp@b; default: $NETFOLD_RAILS, or innet on every plane.")
                      ] = None,
@@ -73,7 +74,7 @@ def run(
             if generated != DEFAULTS:
                 fail(CANNOT, "run: --switch, --rate, --seed, --path-mtu, --loss and other faults go with --topo")
             here = os.environ.get(runner.FABRIC_VARIABLE, "")
-            files = fabric or [Path(file) for file in here.split(os.pathsep) if file]
+            files = [file_of(said) for said in fabric or ()] or [Path(file) for file in here.split(os.pathsep) if file]
             if not files:
                 fail(CANNOT, "run: on which hosts? Give --topo leafspine,LEAVES,SPINES,HOSTS, or --fabric FABRIC.toml "
                              "for one that is up; at the prompt of `netfold up --topo` it is known. Across machines "

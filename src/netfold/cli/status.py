@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from netfold import plain_text
-from netfold.cli.common import FAILED, awaited, fail
+from netfold.cli.common import CANNOT, awaited, fail
 from netfold.cli.controllers import controller_of
 from netfold.cli.options import Address, FabricOption, Json, RunningFabric
 
@@ -79,4 +79,4 @@ def drop(
 
     asked = controller_of(file, controller)
     if not awaited(client.drop(asked.address, job, token=asked.token)):
-        fail(FAILED, f"drop: there is no job {job}; `netfold status` lists them")
+        fail(CANNOT, f"drop: there is no job {job}; `netfold status` lists them")

@@ -14,7 +14,7 @@ import typer
 
 from netfold.cli.common import awaited
 from netfold.cli.controllers import controller_of
-from netfold.cli.options import Address, RunningFabric
+from netfold.cli.options import Address, Json, RunningFabric
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -33,6 +33,7 @@ def top(
     interval: Annotated[float, typer.Option("-d", "--interval", min=0.1, help="Seconds between two looks.")] = 1.0,
     rounds: Annotated[int | None, typer.Option("-n", "--rounds", min=1, help="Looks; default: until Ctrl-C.")] = None,
     once: Annotated[bool, typer.Option("--once", help="One look, for scripts: the same as -n 1.")] = False,
+    json: Json = False,
 ) -> None:
     """Watch a running fabric: what links carry, slots in use, jobs with trees and progress, and what happens.
 
@@ -51,11 +52,16 @@ def top(
     rates.update(before[0])
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError))
-        live = stack.enter_context(Live(console=console, auto_refresh=False)) if console.is_terminal else None
+        shows_live = console.is_terminal and not json
+        live = stack.enter_context(Live(console=console, auto_refresh=False)) if shows_live else None
         for _ in range(1) if once else looks:
             events = [*events, *before[1]][-EVENTS:]
             time.sleep(interval)
             now = awaited(_look(address, token, events[-1].seq if events else 0))
+            if json:
+                print(look_in_json(now[0], rates, now[1]), flush=True)
+                before = now
+                continue
             picture = screen(before[0], now[0], rates, [*events, *now[1]][-EVENTS:])
             if live is not None:
                 live.update(picture, refresh=True)
@@ -74,6 +80,17 @@ async def _look(address: str, token: str, since: int) -> tuple[Status, list[Fabr
         return status, await client.events(address, since, token=token)
     except CallRefused:
         return status, []
+
+
+def look_in_json(now: Status, rates: Rates, events: Sequence[FabricEvent]) -> str:
+    """A line with the status, the rates since the one before, which ``rates`` has had, and the events since then."""
+    from netfold import plain_text
+
+    told = rates.update(now)
+    links = [{"there": link.there._asdict(), "back": link.back._asdict()} for link in told.links]
+    switches = [switch._asdict() for switch in told.switches]
+    rates_now = {"links": links, "switches": switches}
+    return plain_text.json_line({"status": now, "rates": rates_now, "events": list(events)})
 
 
 def screen(before: Status, now: Status, rates: Rates, events: Sequence[FabricEvent] = ()) -> Group:
