@@ -290,8 +290,8 @@ class AllOpened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lacking: dict[int, str] = {}
     """What each rank lacks, by rank; empty: they fold."""
     ticket: Secret = Secret()
-    """Where ranks lack something: takes the place of the plan's ticket, by which the switches fold; empty where the plan
-    has none."""
+    """Where ranks lack something: takes the place of the plan's ticket, by which the switches fold; empty where the
+    plan has none."""
 
 
 class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -37,7 +37,7 @@ class DeviceAllreduce:
 
     def __init__(self, group: Group, array: Any, out: Any = None) -> None:
         try:
-            from netfold.host.staging.copies import PART, TensorParts, Staging
+            from netfold.host.staging.copies import PART, Staging, TensorParts
         except ImportError as error:
             raise ValueError(
                 f"array is a {type(array).__module__}.{type(array).__name__} on a device, and torch, by which it would "

@@ -20,8 +20,9 @@ def adapt(backend: str) -> None:
     backend  our name
 
     Reading which backends a group is to have raises ValueError where ours is beside another: a group is of one backend
-    here, and torch would drop the others silently; it tells a backend nothing of them.  DistributedDataParallel's built-in FP16 hook is, for our groups, the one that torch has in Python, which
-    does the same: that in C++ takes nothing but the futures of backends in C++.
+    here, and torch would drop the others silently; it tells a backend nothing of them.  DistributedDataParallel's
+    built-in FP16 hook is, for our groups, the one that torch has in Python, which does the same: that in C++ takes
+    nothing but the futures of backends in C++.
     """
     reads, registers = dist.distributed_c10d.BackendConfig.__init__, DistributedDataParallel._register_builtin_comm_hook
 
@@ -31,8 +32,8 @@ def adapt(backend: str) -> None:
         named = {part.rpartition(":")[2] for part in name.split(",")}
         if backend in re.split("[:,]", name) and named != {backend}:
             raise ValueError(
-                f"backend={str(asked)!r}: a group of backend {backend!r} is for tensors on all devices, and torch would "
-                f"drop the other backend: expected {backend!r}, or the same for each device, as "
+                f"backend={str(asked)!r}: a group of backend {backend!r} is for tensors on all devices, and torch "
+                f"would drop the other backend: expected {backend!r}, or the same for each device, as "
                 f"'cpu:{backend},cuda:{backend}'; give the other backend a group of its own, by new_group"
             )
         reads(self, asked)

@@ -303,7 +303,7 @@ def _check_parameters(
 def _grouped(
     parameters: Sequence[nn.Parameter], groups: Sequence[Sequence[nn.Parameter]] | int | None
 ) -> list[list[nn.Parameter]]:
-    """Buckets in the order in which backward makes their gradients; all parameters of one have the same dtype and device."""
+    """Buckets in the order in which backward makes their gradients; those of one have one dtype and device."""
     backwards = [*reversed(parameters)]
     if isinstance(groups, int):
         if groups < 1:

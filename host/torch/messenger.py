@@ -13,7 +13,6 @@ import logging
 import math
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta

@@ -32,7 +32,7 @@ from torch import nn
 from netfold.host.api.communicator import Communicator
 from netfold.host.errors import Closed
 from netfold.host.operation.coding import LaneBits, narrows
-from netfold.host.staging.copies import TensorParts, Staging
+from netfold.host.staging.copies import Staging, TensorParts
 from netfold.host.staging.device import device_of
 from netfold.host.torch.feedback import Residual, as_residual, as_tensor
 from netfold.host.torch.tensors import as_array, dtype_name, reduces

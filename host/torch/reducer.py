@@ -20,7 +20,7 @@ from netfold.host.api.work import Work
 from netfold.host.errors import Closed
 from netfold.host.operation.coding import LaneBits
 from netfold.host.operation.reduction import ReduceOp
-from netfold.host.staging.copies import PART, TensorParts, Staged, Staging
+from netfold.host.staging.copies import PART, Staged, Staging, TensorParts
 from netfold.host.torch.beside import Following, JoiningScatter
 from netfold.host.torch.completion import Call, StartedOperation, on_our_thread
 from netfold.host.torch.tensors import as_array, dtype_name
