@@ -108,9 +108,9 @@ typedef struct {        /* what is to be done, and how: first what no operation 
     int32_t collective;       /* nf_collective */
     uint32_t rank, root;      /* this rank among those that fold; of a reduce or a broadcast */
     int32_t dtype, reduction; /* nf_dtype, nf_reduction; for bytes that are moved, a code of what they hold, above it */
-    uint32_t called;          /* what the caller's elements are, where they are another dtype: for the signature alone */
-    uint32_t lane_bits;       /* 32; or 16 or 8 for sums and averages of float32 */
-    uint32_t stochastic;      /* narrow lanes are rounded stochastically, by a generator of this key */
+    uint32_t called;     /* what the caller's elements are, where they are another dtype: for the signature alone */
+    uint32_t lane_bits;  /* 32; or 16 or 8 for sums and averages of float32 */
+    uint32_t stochastic; /* narrow lanes are rounded stochastically, by a generator of this key */
     uint32_t key;
     float divisor;      /* of results of float32 */
     const nf_row *rows; /* one for each rank, which do not overlap, until the operation has begun; NULL: an allreduce's,

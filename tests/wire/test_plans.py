@@ -24,11 +24,11 @@ def plan(shared: str, peers: list[Peer] | None = None) -> Plan:
 
 
 def test_a_rank_has_what_all_ranks_have() -> None:
-    """In the fields of its plan, from a fifth of the bytes."""
+    """In the fields of its plan, from a third of the bytes."""
     packed = plans.pack(PARTS)
     assert plans.whole(plan(packed)) == msgspec.structs.replace(
         plan("", PEERS), machines=PARTS.machines, ring=PARTS.ring)
-    assert 5 * len(packed) < len(msgspec.json.encode(PARTS))
+    assert 3 * len(packed) < len(msgspec.json.encode(PARTS))
 
 
 def test_a_plan_that_shares_nothing_stays_as_it_is() -> None:
