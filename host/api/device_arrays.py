@@ -7,6 +7,7 @@ They are staged through pinned memory as torch's tensors are (``host/staging``),
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,7 +38,7 @@ class DeviceAllreduce:
 
     def __init__(self, group: Group, array: Any, out: Any = None) -> None:
         try:
-            from netfold.host.staging.copies import PART, Staging, TensorParts
+            from netfold.host.staging.copies import Staging, TensorParts
         except ImportError as error:
             raise ValueError(
                 f"array is a {type(array).__module__}.{type(array).__name__} on a device, and torch, by which it would "
@@ -54,7 +55,7 @@ class DeviceAllreduce:
         lane = Staging().lane("allreduce", [self._result])
         if lane is None:
             raise ValueError("out is on the CPU: expected an array on the device, where the other one is")
-        self._parts = TensorParts(lane, self._result, self._result.nbytes if group.repeats_losses else PART)
+        self._parts = TensorParts(lane, self._result, whole=group.repeats_losses)
 
     def __str__(self) -> str:
         return f"{self._result.numel()} x {str(self._result.dtype).removeprefix('torch.')}"
@@ -101,7 +102,10 @@ def _like(array: Any, result: torch.Tensor) -> Any:
     """The result as an array of the library that ``array`` is of; a tensor where that library takes none."""
     import torch
 
-    if isinstance(array, torch.Tensor) or not hasattr(array, "__array_namespace__"):
+    if isinstance(array, torch.Tensor):
         return result
-    takes: Callable[[object], object] = array.__array_namespace__().from_dlpack
-    return takes(result)
+    library: Any = sys.modules.get(type(array).__module__.partition(".")[0])  # as cupy, whose arrays do not name it
+    if hasattr(array, "__array_namespace__"):
+        library = array.__array_namespace__()
+    takes: Callable[[object], object] | None = getattr(library, "from_dlpack", None)
+    return result if takes is None else takes(result)

@@ -23,7 +23,7 @@ from netfold.host.staging.device import Device, DeviceEvent, DeviceStream, devic
 
 SMALL: Final = 1 << 20
 """Bytes below which several tensors of a call are put together on the device, and cross in one copy."""
-PART: Final = 16 << 20
+PART = 16 << 20
 """Bytes of a part of a long tensor: while one is reduced, the next is copied out and the last one back.  Each part is a
 collective of its own, which has its price as well."""
 AHEAD: Final = 3
@@ -145,8 +145,9 @@ class Bundle:
             there = torch.empty_like(whole, device=several[0].device)
             there.copy_(whole, non_blocking=True)
             parts = there.split([tensor.numel() for tensor in several])
-            for place in which:
-                several[place].copy_(parts[place].view(several[place].shape))
+            torch._foreach_copy_(
+                [several[place] for place in which], [parts[place].view(several[place].shape) for place in which]
+            )
 
         lane.device.enqueue(lane.back, copy)
 
@@ -273,11 +274,14 @@ class Copies(Staged):
 
 
 class TensorParts(Staged):
-    """Copies of a tensor that is reduced in place, part by part."""
+    """Copies of a tensor that is reduced in place, part by part.
 
-    def __init__(self, lane: Lane, tensor: torch.Tensor, most: int = PART) -> None:
+    whole  in one part, since the reduction is done or not done as a whole
+    """
+
+    def __init__(self, lane: Lane, tensor: torch.Tensor, *, whole: bool = False) -> None:
         mine = tensor.detach()
-        elements = max(1, most // mine.element_size())
+        elements = mine.numel() if whole else max(1, PART // mine.element_size())
         plain = mine.is_contiguous() and not (mine.is_conj() or mine.is_neg())
         parts = list(mine.view(-1).split(elements)) if plain and mine.numel() > elements else [mine]
         ends = list(accumulate(part.numel() for part in parts))

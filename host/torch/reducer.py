@@ -20,7 +20,7 @@ from netfold.host.api.work import Work
 from netfold.host.errors import Closed
 from netfold.host.operation.coding import LaneBits
 from netfold.host.operation.reduction import ReduceOp
-from netfold.host.staging.copies import PART, Staged, Staging, TensorParts
+from netfold.host.staging.copies import Staged, Staging, TensorParts
 from netfold.host.torch.beside import Following, JoiningScatter
 from netfold.host.torch.completion import Call, StartedOperation, on_our_thread
 from netfold.host.torch.tensors import as_array, dtype_name
@@ -94,8 +94,7 @@ class Reducer:
         how: dict[str, Any] = {"op": op, "name": name, "lane_bits": lane_bits, "reproducible": reproducible}
         if (lane := self.staging.lane(name, tensors)) is not None:
             (tensor,) = tensors
-            # where it is to go on after the loss of a rank, it is done or not done, as a whole
-            parts = TensorParts(lane, tensor, tensor.nbytes if self.comm.repeats_losses else PART)
+            parts = TensorParts(lane, tensor, whole=self.comm.repeats_losses)
 
             def reduce(part: torch.Tensor, place: slice) -> None:
                 array, dtype = as_array(part)

@@ -16,12 +16,11 @@ from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
-from torch.futures import Future
 
 from netfold.host.api.communicator import Communicator
 from netfold.host.errors import CollectiveTimeout, TransportError
 from netfold.host.staging.copies import Copies
-from netfold.host.torch.completion import MarkedOperation, StartedOperation
+from netfold.host.torch.completion import MarkedOperation, StartedOperation, run_apart
 from netfold.host.torch.reducer import Reducer
 from netfold.host.torch.tensors import flattened
 from netfold.host.torch.work import TorchWork
@@ -122,11 +121,12 @@ class StagedOperation(MarkedOperation):
 
 
 class DelegatedOperation(MarkedOperation):
-    """What gloo does."""
+    """What gloo does.  A thread of its own waits for it: not all of gloo's works have a future."""
 
     def __init__(self, work: dist._Work) -> None:
         super().__init__([])
-        work.get_future().add_done_callback(self._end)
+        self._work = work
+        run_apart(self._await_work)
 
     def await_end(self, timeout: float | None) -> None:
         if not self._done.wait(timeout):
@@ -137,13 +137,13 @@ class DelegatedOperation(MarkedOperation):
     def done(self) -> bool:
         return self._done.is_set()
 
-    def _end(self, future: Future[Any]) -> None:
+    def _await_work(self) -> None:
+        failed: BaseException | None = None
         try:
-            future.value()
-        except Exception as error:
-            self.mark(error)
-        else:
-            self.mark(None)
+            self._work.wait()
+        except BaseException as error:  # whoever waits is to hear it
+            failed = error
+        self.mark(failed)
 
 
 def _check(what: str, fills: list[torch.Tensor]) -> None:

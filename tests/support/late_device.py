@@ -94,7 +94,8 @@ class LateDevice:
     test reads there is what it has waited for.
     """
 
-    def __init__(self, seed: int | None = None) -> None:
+    def __init__(self, seed: int | None = None, place: str = "cpu") -> None:
+        self.place = torch.device(place)
         self.lock = threading.RLock()
         self.failure: Exception | None = None
         """What whoever waits for an event gets, as from a device that is lost."""
@@ -119,10 +120,6 @@ class LateDevice:
         return self
 
     # ---- as staging sees it ------------------------------------------------------------------------------------------
-    @property
-    def place(self) -> torch.device:
-        return torch.device("cpu")
-
     def current(self) -> LateStream:
         return getattr(self._here, "stream", self.host)
 

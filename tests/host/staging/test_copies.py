@@ -18,10 +18,10 @@ from support import needs
 
 torch = pytest.importorskip("torch", reason=needs.reason("torch"))
 
+from netfold.host.staging import copies  # noqa: E402
 from netfold.host.staging import pool as pools  # noqa: E402
 from netfold.host.staging.copies import Copies, Staging, TensorParts  # noqa: E402
 from netfold.host.staging.pool import LEAST, Pool  # noqa: E402
-from netfold.host.torch import reducer as reducers  # noqa: E402
 from netfold.host.torch.reducer import Reducer  # noqa: E402
 from support.late_device import LateDevice, LateEvent  # noqa: E402
 
@@ -94,7 +94,7 @@ def test_sums_are_right_whenever_the_device_works(
             assert len(held) > 1 or not len(tensor), "its memory may be given to others while it is copied out or back"
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reducers, "PART", part)
+        patch.setattr(copies, "PART", part)
         patch.setattr(pools, "AHEAD", ahead)
         assert on_every_rank(comms, rank) == [None] * RANKS
 
@@ -107,7 +107,8 @@ def test_the_device_works_while_other_parts_are_reduced() -> None:
     tensor = torch.arange(100, dtype=torch.int32)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pools, "AHEAD", 2 * LEAST)
-        parts = TensorParts(lane, tensor, 40)
+        patch.setattr(copies, "PART", 40)
+        parts = TensorParts(lane, tensor)
         assert [bundle.begun for bundle in parts._bundles] == [True] * 2 + [False] * 8
         begun = []
 
@@ -127,7 +128,9 @@ def test_a_failed_part_ends_the_call_and_keeps_no_buffer() -> None:
     device = LateDevice()
     lane = Staging(device.of).lane("test", [torch.zeros(1)])
     assert lane is not None
-    parts, places = TensorParts(lane, torch.zeros(100), 40), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copies, "PART", 40)
+        parts, places = TensorParts(lane, torch.zeros(100)), []
 
     def reduce(part: torch.Tensor, place: slice) -> None:
         places.append(place.start)
@@ -169,17 +172,16 @@ def test_several_small_tensors_cross_in_one_copy() -> None:
     assert lane is not None
     reads = [torch.full((2, 3), float(place)).T for place in range(20)]
     fills = [torch.zeros(3, 2), torch.zeros(4, dtype=torch.int64), torch.zeros(2, 2).T]
-    copies = Copies(lane, [*reads, fills[2]], fills)
-    assert len(copies._bundles) == 3
-    assert [bundle.begun for bundle in copies._bundles] == [True, False, False]
-    copies.arrive()
-    mine, (one, two, (three,)) = copies.swap(reads), copies.swap((fills[0], fills[1], [fills[2]]))
+    call = Copies(lane, [*reads, fills[2]], fills)
+    assert [bundle.begun for bundle in call._bundles] == [True, False, False]
+    call.arrive()
+    mine, (one, two, (three,)) = call.swap(reads), call.swap((fills[0], fills[1], [fills[2]]))
     assert [copy.tolist() for copy in mine] == [tensor.tolist() for tensor in reads]
     assert three.tolist() == [[0, 0], [0, 0]]
     one.fill_(5), two.fill_(6), three.copy_(torch.tensor([[1, 2], [3, 4]]))
-    copies.fill()
+    call.fill()
     assert [fill.sum() for fill in fills] == [0, 0, 0], "nobody waits for it yet"
-    copies.order()
+    call.order()
     assert [fill.tolist() for fill in fills] == [[[5, 5]] * 3, [6] * 4, [[1, 2], [3, 4]]]
     assert reads[3].tolist() == [[3, 3]] * 3
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,10 +16,16 @@ from support import needs
 torch = pytest.importorskip("torch", reason=needs.reason("torch"))
 
 import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
 
+from netfold.host.api import device_arrays  # noqa: E402
+from netfold.host.api.communicator import Communicator  # noqa: E402
+from netfold.host.staging import copies as staging  # noqa: E402
 from netfold.host.staging.copies import Staging  # noqa: E402
+from netfold.host.torch import priority, reducer  # noqa: E402
 from netfold.host.torch.process_group import NetfoldGroup  # noqa: E402
 from netfold.testing import loopback_job, on_every_rank  # noqa: E402
+from netfold.torch import DistributedOptimizer, NetfoldState, PriorityOptimizer  # noqa: E402
 from support.late_device import LateDevice  # noqa: E402
 
 RANKS = 3
@@ -183,3 +191,126 @@ def test_calls_do_the_same_on_a_device(groups: list[NetfoldGroup], name: str) ->
     """Every rank's outputs have the same values, and its inputs are what they were, wherever the tensors are."""
     wanted = made_by(groups, CALLS[name], False)
     assert made_by(groups, CALLS[name], True) == wanted
+
+
+def test_what_cannot_be_filled_is_refused(groups: list[NetfoldGroup]) -> None:
+    """Tensors whose elements share memory, tensors on two devices, and those on a device that nobody stages."""
+    one, two = LateDevice(), LateDevice(place="meta")
+    shared, group = torch.zeros(1).expand(4), groups[0]
+    group._reducer.staging = Staging(one.of)
+    with pytest.raises(ValueError, match=r"^broadcast into a tensor of \(4,\) with strides \(0,\), whose"):
+        group.broadcast([shared], root=0)
+    several = iter((one, two))
+    group._reducer.staging = Staging(lambda tensor: next(several))
+    with pytest.raises(ValueError, match=r"^alltoall of tensors on cpu and meta: expected one device"):
+        group.alltoall([torch.zeros(1)], [torch.zeros(1)])
+    group._reducer.staging = Staging()
+    with pytest.raises(ValueError, match=r"^allgather: tensor of \(1,\) on meta: expected one on the CPU, or"):
+        group.allgather([[torch.zeros(1)]], [torch.zeros(1, device="meta")])
+
+
+def test_a_callback_of_a_future_comes_after_the_copies_have_begun(groups: list[NetfoldGroup]) -> None:
+    """What a callback does next on its stream finds the result."""
+
+    def rank(comm: Any) -> list[float]:
+        device, group = LateDevice(), groups[comm]
+        group._reducer.staging = Staging(device.of)
+        tensor, seen = torch.full((3,), comm + 1.0), []
+
+        def after(_: object) -> None:
+            assert device.current() is not device.host
+            device.enqueue(device.current(), lambda: seen.append(tensor.tolist()))
+
+        group.allreduce([tensor]).get_future().then(after).wait()
+        for stream in device.streams:
+            device.run(stream)
+        return seen[0]
+
+    assert on_every_rank(list(range(RANKS)), rank) == [[6.0] * 3] * RANKS  # type: ignore[arg-type]
+
+
+def test_optimizers_and_the_hook_reduce_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights after some steps are those without a device, by DistributedOptimizer, PriorityOptimizer, and the hook in
+    8-bit lanes."""
+
+    def train(comm: Communicator, way: str) -> list[float]:
+        model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 1))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(torch.arange(parameter.numel()).view(parameter.shape) % 7 / 10)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        state = NetfoldState(comm, lane_bits=8)
+        if way == "horovod":
+            optimizer = DistributedOptimizer(optimizer, model.named_parameters(), communicator=comm)
+        elif way == "priority":
+            optimizer = PriorityOptimizer(optimizer, model, comm)
+        for turn in range(4):
+            inputs = torch.arange(12.0).view(2, 6) / 12 + comm.rank + turn
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            if way == "hook":
+                for parameter in model.parameters():
+                    state.reduce(parameter.grad).wait()
+                    state._reducer._last.wait()  # type: ignore[union-attr]  # a future orders torch's own streams alone
+            optimizer.step()
+        if way == "priority":
+            optimizer.close()
+        state.close()
+        return [float(value) for parameter in model.parameters() for value in parameter.flatten()]
+
+    def weights() -> list[Any]:
+        with loopback_job(2) as comms:
+            return [on_every_rank(comms, partial(train, way=way)) for way in ("horovod", "priority", "hook")]
+
+    wanted = weights()
+    device = LateDevice(5)
+    for module in (reducer, priority):
+        monkeypatch.setattr(module, "Staging", lambda: Staging(device.of))
+    assert weights() == wanted
+    assert all(one == other and isinstance(one, list) for one, other in wanted)
+
+
+class Foreign:
+    """An array of a library that torch does not know, in a device's memory."""
+
+    def __init__(self, held: torch.Tensor) -> None:
+        self.held = held
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def __array_namespace__(self) -> Any:
+        return type("library", (), {"from_dlpack": Foreign})
+
+
+def test_arrays_of_other_libraries_are_reduced_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result is an array of the same library, a new one or ``out``; bfloat16 is told by its dtype."""
+    devices = LateDevice(1), LateDevice(2)
+    monkeypatch.setattr(device_arrays, "_as_tensor", lambda array: getattr(array, "held", array))
+
+    def rank(comm: Communicator) -> None:
+        mine = Foreign(torch.arange(8.0) + comm.rank)
+        found: Any = comm.allreduce(mine)  # type: ignore[arg-type]
+        assert isinstance(found, Foreign)
+        assert found.held.tolist() == [2 * value + 1.0 for value in range(8)]
+        assert mine.held.tolist() == [value + comm.rank for value in range(8)]
+        half = Foreign(torch.ones(5, dtype=torch.bfloat16))
+        work: Any = comm.iallreduce(half, half, "max", name="largest")  # type: ignore[arg-type]
+        assert work.wait() is half
+        assert half.held.tolist() == [1.0] * 5
+        assert comm.flight()[-1].name == "largest"
+        with pytest.raises(ValueError, match=r"out is torch.float32 of \(3,\): expected torch.float32 of \(8,\)"):
+            comm.allreduce(mine, Foreign(torch.zeros(3)))  # type: ignore[arg-type]
+
+    with loopback_job(2) as comms:
+        monkeypatch.setattr(staging, "device_of", None)
+        monkeypatch.setattr(staging.Staging.__init__, "__defaults__", (devices[0].of,))
+        assert on_every_rank(comms, rank) == [None] * 2
+
+
+def test_arrays_on_a_device_need_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the error names the array's class, and what to install."""
+    monkeypatch.setitem(sys.modules, "netfold.host.staging.copies", None)
+    wanted = r"a .*Foreign on a device, and torch, .*pip install"
+    with loopback_job(1) as (comm,), pytest.raises(ValueError, match=wanted):
+        comm.allreduce(Foreign(torch.ones(1)))  # type: ignore[arg-type]

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks and measurements with tensors on this machine's accelerator; all ranks share one device.
+
+    python bench/scripts/accelerator.py                            # all, some 8 minutes
+    python bench/scripts/accelerator.py --only checks --limit 180
+    python bench/scripts/accelerator.py --only speed --rates 10gbit --ranks 4 --rounds 5 --json FILE
+
+Each stage is a process of its own, with a limit, on a fabric of softswitches in a sandbox; what ends badly is named,
+and the next stage begins.  ``checks`` makes each collective in several ways beside its right result, trains by each
+front end beside gloo, and ends with a rank that dies.  ``speed`` times allreduces of tensors on the device and on the
+CPU, gloo's of tensors on the device beside them on a plain bridge with the same links, in interleaved rounds.  ``gpt2``
+times steps of DistributedDataParallel with a model of 124 million parameters.  Needs torch, and its accelerator; with
+``--device cpu`` the checks run without one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from netfold.bench.harness.processors import cpu_seconds
+from netfold.bench.ranks.accelerator import CHECKS
+from netfold.fabric.generate import leafspine
+from netfold.topo import sandbox
+
+READY_SECONDS: Final = 90.0
+WARMUP: Final = 2
+STAGES: Final = ("checks", "speed", "gpt2")
+
+
+def main() -> None:
+    """Run the stages, or, as a child, one of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(STAGES), help=f"some of {','.join(STAGES)}")
+    parser.add_argument("--checks", default=",".join(CHECKS), help="some of %(default)s")
+    parser.add_argument("--ranks", default="4,8", help="numbers of ranks of speed; checks and gpt2 have the first")
+    parser.add_argument("--rates", default="none,10gbit,1gbit", help="of each link; gpt2 has 10gbit")
+    parser.add_argument("--sizes", default="1,16,64", help="MiB")
+    parser.add_argument("--ways", default="gloo,device,device16,device8,cpu", help="some of %(default)s")
+    parser.add_argument("--part", default="", help="MiB of a part, several by commas; default: the library's")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--limit", type=float, default=480.0, help="seconds for all of it")
+    parser.add_argument("--device", default="", help="default: torch's accelerator")
+    parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--stage", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if not options.device:
+        import torch
+
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        if found is None:
+            print("no accelerator: torch has none here, nothing was run")
+            return
+        options.device = str(found.type)
+    if options.stage:
+        run_stage(options)
+    else:
+        run_all(options)
+
+
+# ---- the stages, one after another -----------------------------------------------------------------------------------
+def run_all(options: argparse.Namespace) -> None:
+    """Run each stage as a process; print what they print, and all figures at the end."""
+    ranks, rates = options.ranks.split(","), options.rates.split(",")
+    stages = [("checks", ranks[0], "none")] if "checks" in options.only else []
+    if "speed" in options.only:
+        stages += [("speed", count, rate) for count in ranks for rate in rates]
+    if "gpt2" in options.only:
+        stages.append(("gpt2", ranks[0], "10gbit"))
+    end, rows = time.monotonic() + options.limit, []
+    for stage, count, rate in stages:
+        left = end - time.monotonic()
+        print(f"== {stage}, {count} ranks, links {rate}, {left:.0f} s left", flush=True)
+        if left < 10:
+            print("   not begun: no time is left", flush=True)
+            continue
+        with tempfile.NamedTemporaryFile(mode="r", suffix=".json") as found:
+            command = [
+                sys.executable, __file__, "--stage", stage, "--ranks", count, "--rates", rate, "--json", found.name,
+                "--device", options.device, "--checks", options.checks, "--sizes", options.sizes, "--ways",
+                options.ways, "--part", options.part, "--rounds", str(options.rounds), "--steps", str(options.steps),
+                "--limit", str(left),
+            ]
+            with subprocess.Popen(command, start_new_session=True) as child:
+                try:
+                    status: object = child.wait(left)
+                except subprocess.TimeoutExpired:
+                    child.terminate()
+                    status = "no time is left"
+            if status:
+                print(f"   ended: {status}", flush=True)
+            rows += [json.loads(line) for line in found.read().splitlines()]
+    text = json.dumps(rows)
+    if options.json:
+        options.json.write_text(text)
+    print(text, flush=True)
+
+
+class Stage:
+    """One stage's ranks and switches, and where its figures go."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.count, self.rate = int(options.ranks), options.rates
+        self.end = time.monotonic() + options.limit
+        self.workers: dict[str, Any] = {}
+        self.switches: list[int] = []
+
+    def ask(self, network: str, what: str, patience: float = 60.0, **how: Any) -> list[dict[str, Any]]:
+        """All ranks' answers to a command.  Raises WorkerFailed."""
+        self.workers[network].send(json.dumps({"do": what, **how}).encode())
+        left = self.end - time.monotonic()
+        return [json.loads(line) for line in self.workers[network].receive(max(1.0, min(patience, left)))]
+
+    def tell(self, row: dict[str, Any], text: str) -> None:
+        """Print a line, and write its figures."""
+        print(f"   {text}", flush=True)
+        if self.options.json:
+            with self.options.json.open("a") as file:
+                file.write(json.dumps({"ranks": self.count, "rate": self.rate, **row}) + "\n")
+
+    @contextlib.contextmanager
+    def running(self, *networks: str) -> Iterator[None]:
+        """Ranks on a fabric of two leaves and two spines, and on a bridge."""
+        from netfold.bench.harness.bridge import Bridge
+        from netfold.bench.harness.workers import Workers
+        from netfold.topo.net import Network
+        from netfold.topo.ranks import SETTINGS, environment, in_namespaces
+        from netfold.wire.roce import LINK_MTUS
+
+        logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
+        command = [sys.executable, "-m", "netfold.bench.ranks.accelerator"]
+        rate = None if self.rate == "none" else self.rate
+        threads = {"OMP_NUM_THREADS": "1", "DEVICE": self.options.device}
+        with contextlib.ExitStack() as stack:
+            fabric = leafspine(2, 2, self.count, rate=rate, rundir=sandbox.rundir())
+            if "fabric" in networks:
+                network = stack.enter_context(Network(fabric, logs=logs))
+                hosts = network.fabric.hosts
+                self.switches = [switch.child.pid for switch in network.switches if switch.child is not None]
+                envs = [{**environment(network.fabric, hosts, rank, job="accelerator"), **threads}
+                        for rank in range(self.count)]
+                enters = [in_namespaces(network.mininet.get(host.name).pid) for host in hosts]
+                self.workers["fabric"] = stack.enter_context(Workers("fabric", command, enters, envs, logs))
+            if "bridge" in networks:
+                bridge = stack.enter_context(Bridge(self.count, rate, LINK_MTUS[fabric.path_mtu]))
+                envs = [{
+                    "RANK": str(rank), "WORLD_SIZE": str(self.count), "MASTER_ADDR": bridge.addresses[0],
+                    "GLOO_SOCKET_IFNAME": bridge.interface, **SETTINGS, **threads,
+                } for rank in range(self.count)]
+                self.workers["bridge"] = stack.enter_context(Workers("bridge", command, bridge.enters, envs, logs))
+            for workers in self.workers.values():
+                workers.receive(READY_SECONDS)
+            yield
+
+
+def run_stage(options: argparse.Namespace) -> None:
+    """Run one stage, in a sandbox."""
+    sandbox.enter()
+    from mininet.log import setLogLevel
+
+    setLogLevel("error")
+    {"checks": checks, "speed": speed, "gpt2": gpt2}[options.stage](Stage(options))
+
+
+def checks(stage: Stage) -> None:
+    """What has to be right; a check that fails by its result leaves the ranks to the next."""
+    from netfold.bench.harness.workers import WorkerFailed
+
+    left = [name for name in stage.options.checks.split(",") if name in CHECKS]
+    while left:
+        try:
+            with stage.running("fabric"):
+                stage.ask("fabric", "join", backend="netfold", port=29700)
+                while left:
+                    name = left.pop(0)
+                    begin = time.monotonic()
+                    answers = stage.ask("fabric", "check", name=name, dies=name == "death")
+                    seconds = time.monotonic() - begin
+                    wrong = next((answer["error"] for answer in answers if answer["error"]), "")
+                    stage.tell({"check": name, "error": wrong, "seconds": seconds, "found": answers[0]["found"]},
+                               f"{'FAILED' if wrong else 'ok':<7}{name:<14}{seconds:6.1f} s  "
+                               f"{wrong or answers[0]['found'] or ''}")
+                    if wrong:  # the ranks may be in different calls
+                        break
+        except WorkerFailed as failed:
+            stage.tell({"check": name, "error": str(failed)}, f"FAILED {name}: {failed}")
+            if stage.end - time.monotonic() < 30:
+                return
+
+
+def speed(stage: Stage) -> None:
+    """Allreduces of each size in each way, in turns, and each way's time beside gloo's in the same round."""
+    ways = stage.options.ways.split(",")
+    parts = [float(part) for part in stage.options.part.split(",") if part]
+    variants = [(way, part) for way in ways for part in (parts if parts and way.startswith("device") else [0.0])]
+    with stage.running("fabric", *(["bridge"] if "gloo" in ways else [])):
+        for network, workers in stage.workers.items():
+            del workers
+            stage.ask(network, "join", backend="netfold" if network == "fabric" else "gloo", port=29700)
+        for size in stage.options.sizes.split(","):
+            calls = {"1": 20, "16": 6}.get(size, 3)
+            rounds: dict[tuple[str, float], list[dict[str, float]]] = {variant: [] for variant in variants}
+            for number in range(stage.options.rounds):
+                for way, part in variants[number % len(variants):] + variants[:number % len(variants)]:
+                    if stage.end - time.monotonic() < 5:
+                        continue
+                    network = "bridge" if way == "gloo" else "fabric"
+                    before = sum(map(cpu_seconds, stage.switches))
+                    answers = stage.ask(
+                        network, "allreduce", nbytes=int(size) << 20, calls=calls, warmup=WARMUP, part=part,
+                        place="cpu" if way == "cpu" else "device",
+                        lanes=int(way.removeprefix("device") or 32) if way.startswith("device") else 32,
+                    )
+                    spent = sum(map(cpu_seconds, stage.switches)) - before
+                    rounds[way, part].append({
+                        "seconds": max(one["seconds"] for one in answers),
+                        "rank_cpu": sum(one["cpu"] for one in answers), "wait": max(one["wait"] for one in answers),
+                        "switch_cpu": spent / (calls + WARMUP) if network == "fabric" else 0.0,
+                    })
+            show(stage, size, rounds)
+
+
+def show(stage: Stage, size: str, rounds: dict[tuple[str, float], list[dict[str, float]]]) -> None:
+    """Print and write a row of each way."""
+    beside = next((found for (way, _), found in rounds.items() if way == "gloo"), [])
+    for (way, part), found in rounds.items():
+        if not found:
+            continue
+        ratios = [other["seconds"] / one["seconds"] for one, other in zip(found, beside, strict=False)]
+        median = {name: statistics.median(one[name] for one in found) for name in found[0]}
+        gigabytes = (int(size) << 20) * stage.count / 1e9
+        row = {"way": way, "part": part, "MiB": int(size), **median, "rounds": len(found), "gloo/this": sorted(ratios)}
+        of_gloo = f"{statistics.median(ratios):5.2f} ({min(ratios):.2f}..{max(ratios):.2f})" if ratios else ""
+        name = way if not part else f"{way}, parts of {part:g}"
+        stage.tell(row, f"{size:>3} MiB {name:<24}{median['seconds'] * 1e3:9.2f} ms  host waits "
+                        f"{median['wait'] * 1e3:8.2f}  processors of ranks {median['rank_cpu'] / gigabytes:6.3f} s/GB, "
+                        f"of switches {median['switch_cpu'] / gigabytes:6.3f}  gloo's time over it {of_gloo}")
+
+
+def gpt2(stage: Stage) -> None:
+    """Steps of DistributedDataParallel; the losses of all ways have to be alike."""
+    with stage.running("fabric", "bridge"):
+        for network in stage.workers:
+            stage.ask(network, "join", backend="netfold" if network == "fabric" else "gloo", port=29700)
+        found: dict[str, list[dict[str, Any]]] = {}
+        for way, network, lanes in (("gloo", "bridge", 32), ("netfold", "fabric", 32), ("hook, 8 bits", "fabric", 8)):
+            found[way] = stage.ask(network, "gpt2", 200.0, steps=stage.options.steps, lanes=lanes)
+            first, mine = found["gloo"], found[way]
+            seconds, beside = (
+                statistics.median([max(times) for times in zip(*(one["seconds"] for one in some), strict=True)][1:])
+                for some in (mine, first)
+            )
+            losses = mine[0]["losses"]
+            off = max(abs(a - b) / abs(b) for a, b in zip(losses, first[0]["losses"], strict=True))
+            stage.tell(
+                {"gpt2": way, "seconds": seconds, "losses": losses, "gloo/this": beside / seconds, "off": off},
+                f"{way:<14}{seconds * 1e3:9.1f} ms a step, {mine[0]['parameters']} parameters, gloo's time over it "
+                f"{beside / seconds:5.2f}, losses off by {off:.1e}: {losses}",
+            )
+
+
+if __name__ == "__main__":
+    main()
