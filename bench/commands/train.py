@@ -2,12 +2,13 @@
 """`netfold bench train`: training steps over several backends, on links of one rate.
 
 The backends are gloo, netfold (both under DistributedDataParallel), hook (gloo, with NetFold's communication hook),
-fsdp and fsdp-gloo (FullyShardedDataParallel over either), fsdp2 and fsdp2-gloo (fully_shard over either),
-fsdp2-prefetch and fsdp2-together (its all-gathers under way while it computes backward, by themselves or joined by
-reduce-scatters), priority and priority-arrival (PriorityOptimizer, first layers first or last layers first).  What
-NetFold carries runs on a leaf-spine fabric of P4 switches.  gloo, fsdp-gloo and fsdp2-gloo run on a plain kernel bridge
-with the same link rates, which is the best case for them: no switch in software takes a core; with @fabric behind the
-name they run on the fabric's hosts, whose TCP the switches forward.
+fsdp and fsdp-gloo (FullyShardedDataParallel over either), fsdp2 and fsdp2-gloo (fully_shard over either), hsdp and
+hsdp-gloo (fully_shard over two replicas, each sharded over half of the ranks), fsdp2-prefetch and fsdp2-together (its
+all-gathers under way while it computes backward, by themselves or joined by reduce-scatters), priority and
+priority-arrival (PriorityOptimizer, first layers first or last layers first).  What NetFold carries runs on a
+leaf-spine fabric of P4 switches.  gloo, fsdp-gloo, fsdp2-gloo and hsdp-gloo run on a plain kernel bridge with the same
+link rates, which is the best case for them: no switch in software takes a core; with @fabric behind the name they run
+on the fabric's hosts, whose TCP the switches forward.
 
 Rounds are interleaved, and each begins with the next backend.  In every turn the ranks join anew and train the same
 model from the same start on the same batches, so that ratios are of neighbouring turns, and losses can be compared with
@@ -113,8 +114,10 @@ def spec(
         if loss and name in PLAIN:
             raise ValueError(f"--loss {loss:g}: the plain bridge that {name} runs on loses nothing; give "
                              f"{name}{ON_FABRIC}")
-        if rails > 1 and way in ("fsdp-gloo", "fsdp2-gloo") and name != way:
+        if rails > 1 and way in ("fsdp-gloo", "fsdp2-gloo", "hsdp-gloo") and name != way:
             raise ValueError(f"--rails {rails}: {name} would use one plane of the fabric; give {way}")
+        if way.startswith("hsdp") and ranks % 2:
+            raise ValueError(f"--ranks {ranks}: {name} has two replicas: expected an even number")
         asked += [(name, bits) for bits in widths] if way in NARROWS else [(name, 32)]
     if not asked:
         raise ValueError("--backends: expected at least one")
@@ -139,7 +142,7 @@ def run(
     """
     if find_spec("torch") is None:
         raise ValueError("torch is not installed: pip install torch")
-    newest = [name for name, _ in spec.backends if name.startswith("fsdp2")]
+    newest = [name for name, _ in spec.backends if name.startswith(("fsdp2", "hsdp"))]
     if newest and tuple(map(int, version("torch").split(".")[:2])) < (2, 6):
         raise ValueError(f"--backends {','.join(newest)}: torch {version('torch')} has no fully_shard: expected 2.6 or "
                          "later")

@@ -19,7 +19,7 @@ from netfold.fabric.graph import Engine, bits_per_second
 from netfold.topo.failures import WrongData
 
 ON_FABRIC: Final = "@fabric"
-PLAIN: Final = ("gloo", "fsdp-gloo", "fsdp2-gloo")
+PLAIN: Final = ("gloo", "fsdp-gloo", "fsdp2-gloo", "hsdp-gloo")
 """Backends that NetFold has no part in."""
 NARROWS: Final = ("netfold", "hook", "priority", "priority-arrival")
 """Backends that are measured with each width of lanes."""
@@ -157,13 +157,17 @@ def least_bytes(way: str, ranks: int, nbytes: int, lane_bits: int) -> float:
 
     An allreduce folds M, and moves 2 (N-1)/N M between hosts.  Sharded, a host receives (N-1)/N M in each of two
     all-gathers, and sends as much in the reduce-scatter, whoever carries them.  Where that goes at the same time as an
-    all-gather, to which a host sends M/N, both send, and receive, M.
+    all-gather, to which a host sends M/N, both send, and receive, M.  With two replicas the same happens in each, and
+    two hosts reduce each shard.
     """
     rest = (ranks - 1) / ranks * nbytes
     if way == "fsdp2-together":
         return rest + nbytes
     if way.startswith("fsdp"):
         return 3 * rest
+    if way.startswith("hsdp"):  # half of the ranks have a replica; two of them exchange a shard, folded or not
+        shards = ranks // 2
+        return (3 * (shards - 1) + 1) / shards * nbytes
     return 2 * rest if way == "gloo" else nbytes * lane_bits / 32
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 Way = Literal[
     "gloo", "netfold", "hook", "fsdp", "fsdp-gloo", "fsdp2", "fsdp2-gloo", "fsdp2-prefetch", "fsdp2-together",
-    "priority", "priority-arrival",
+    "hsdp", "hsdp-gloo", "priority", "priority-arrival",
 ]
 """How gradients are reduced:
 
@@ -19,6 +19,7 @@ Way = Literal[
     fsdp2, fsdp2-gloo  fully_shard (FSDP2) over netfold or gloo, as it is by default
     fsdp2-prefetch    over netfold, the next layer's all-gather under way while a layer computes backward
     fsdp2-together    the same, and a layer's reduce-scatter joins that all-gather
+    hsdp, hsdp-gloo   the same as fsdp2 over a mesh of two replicas, each of which is sharded over half of the ranks
     priority          PriorityOptimizer
     priority-arrival  PriorityOptimizer with buckets in the order in which backward makes them, last layers first
 """

@@ -12,10 +12,11 @@ from netfold.bench.ranks.train_command import TrainCommand
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
 
     from netfold.bench.ranks.models import Task
 
-BACKEND: Final = ("netfold", "fsdp", "fsdp2", "fsdp2-prefetch", "fsdp2-together")
+BACKEND: Final = ("netfold", "fsdp", "fsdp2", "fsdp2-prefetch", "fsdp2-together", "hsdp")
 """Ways whose process group is of backend netfold; of the others it is gloo's, and priority's have none."""
 PREFETCHES: Final = ("fsdp2-prefetch", "fsdp2-together")
 PRIORITIES: Final = ("priority", "priority-arrival")
@@ -101,6 +102,31 @@ class Sharded(Plain):
             backward.wait()
 
 
+class Hybrid(Sharded):
+    """HSDP: two replicas of the model, each sharded over half of the ranks, whose shards' gradients are reduced between
+    the replicas."""
+
+    def __init__(self, task: Task, command: TrainCommand) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = init_device_mesh("cpu", (2, command.world // 2), mesh_dim_names=("replicate", "shard"))
+        super().__init__(fully_sharded(task, mesh, prefetches=False), command)
+        self.replicas: Any = mesh.get_group("replicate")
+        self._shards = mesh.get_group("shard")
+
+    def reduce(self, elements: int) -> None:
+        import torch
+        import torch.distributed as dist
+
+        shards = self._world // 2
+        gradients = torch.ones(-(-elements // shards) * shards)
+        mine, reduced = (torch.ones(gradients.numel() // shards) for _ in range(2))
+        for _ in range(2):
+            dist.all_gather_into_tensor(torch.empty_like(gradients), mine, group=self._shards)
+        dist.reduce_scatter_tensor(reduced, gradients, group=self._shards)
+        dist.all_reduce(reduced, group=self.replicas)
+
+
 class Prioritised(Plain):
     """PriorityOptimizer, without DistributedDataParallel."""
 
@@ -155,7 +181,10 @@ def opened(command: TrainCommand, task: Task) -> Iterator[TrainedModel]:
         if way in ("fsdp", "fsdp-gloo"):
             trainer = Sharded(wrapped(task), command)
         elif way.startswith("fsdp2"):
-            trainer = Sharded(fully_sharded(task, prefetches=way in PREFETCHES), command)
+            trainer = Sharded(fully_sharded(task, world_mesh(), prefetches=way in PREFETCHES), command)
+        elif way.startswith("hsdp"):
+            trainer = Hybrid(task, command)
+            comm = trainer.replicas.communicator if way in BACKEND else None
         elif way in PRIORITIES:
             trainer = Prioritised(model, command, comm)
             stack.callback(trainer.optimizer.close)
@@ -190,19 +219,24 @@ def wrapped(task: Task) -> nn.Module:
     return FullyShardedDataParallel(task.model, device_id=torch.device("cpu"), auto_wrap_policy=policy)
 
 
-def fully_sharded(task: Task, *, prefetches: bool) -> nn.Module:
-    """The task's model under fully_shard over the default group: each layer by itself, and what is in none of them.
-
-    prefetches  the next layer's all-gather is under way while a layer computes backward
-    """
+def world_mesh() -> DeviceMesh:
+    """All ranks in one dimension, by the default group."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import fully_shard
 
     group = dist.group.WORLD
     if group is None:
         raise RuntimeError("fully_shard: expected the default group of torch.distributed, got none")
-    mesh = DeviceMesh.from_group(group, "cpu")
+    return DeviceMesh.from_group(group, "cpu")
+
+
+def fully_sharded(task: Task, mesh: DeviceMesh, *, prefetches: bool) -> nn.Module:
+    """The task's model under fully_shard over a mesh: each layer by itself, and what is in none of them.
+
+    prefetches  the next layer's all-gather is under way while a layer computes backward
+    """
+    from torch.distributed.fsdp import fully_shard
+
     for layer in task.layers:
         fully_shard(layer, mesh=mesh)
     model: Any = task.model

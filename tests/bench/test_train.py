@@ -54,6 +54,7 @@ def test_lanes_are_those_of_what_narrows() -> None:
     ({"rate": "fast"}, "--rate: "),
     ({"loss": 0.01}, "the plain bridge that gloo runs on loses nothing; give gloo@fabric"),
     ({"rails": 3}, "--rails 3: expected 1 or 2"),
+    ({"backends": "hsdp", "ranks": 3, "topo": "3,1"}, "two replicas: expected an even number"),
     ({"rails": 2, "backends": "fsdp2-gloo@fabric"}, "would use one plane of the fabric; give fsdp2-gloo"),
     ({"backends": "fsdp2@fabric"}, "no backend is called 'fsdp2@fabric'"),
     ({"beside": "hook"}, "--beside hook: expected one of --backends, in 32-bit lanes: gloo, netfold"),
@@ -82,6 +83,8 @@ def test_the_link_is_charged_what_a_step_must_move() -> None:
     for way in ("fsdp", "fsdp-gloo", "fsdp2", "fsdp2-gloo", "fsdp2-prefetch"):
         assert training.least_bytes(way, 8, 800, 32) == 2100
     assert training.least_bytes("fsdp2-together", 8, 800, 32) == 1500
+    for way in ("hsdp", "hsdp-gloo"):
+        assert training.least_bytes(way, 8, 800, 32) == 2000
 
 
 def test_wrong_training_raises() -> None:
@@ -165,14 +168,15 @@ def test_a_small_run_measures_every_backend(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "netfold.cli", "bench", "train", "--ranks", "2", "--topo", "1,0", "--width", "64",
          "--batch", "2", "--steps", "2", "--warmup", "1", "--rounds", "1", "--lane-bits", "16", "--backends",
-         "gloo,netfold,fsdp,fsdp2-gloo@fabric,fsdp2-together,priority", "--rows", str(out)],
+         "gloo,netfold,fsdp,hsdp,fsdp2-gloo@fabric,fsdp2-together,priority", "--rows", str(out)],
         capture_output=True, text=True, timeout=140, check=False,
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads(out.read_text())
     assert [(row["backend"], row["lane_bits"], row["network"]) for row in rows] == [
         ("gloo", 32, "bridge"), ("netfold", 16, "softswitch"), ("fsdp", 32, "softswitch"),
-        ("fsdp2-gloo@fabric", 32, "softswitch"), ("fsdp2-together", 32, "softswitch"), ("priority", 16, "softswitch")]
+        ("hsdp", 32, "softswitch"), ("fsdp2-gloo@fabric", 32, "softswitch"), ("fsdp2-together", 32, "softswitch"),
+        ("priority", 16, "softswitch")]
     for row in rows:
         assert (row["model"], row["ranks"], row["batch"]) == ("cnn", 2, 4)
         assert row["step_seconds"] > 0
@@ -181,5 +185,6 @@ def test_a_small_run_measures_every_backend(tmp_path: Path) -> None:
         assert row["loss_difference"] <= 0.02
         assert row["wait_seconds"] >= 0
         by_gloo = row["backend"] in ("gloo", "fsdp2-gloo@fabric")
-        if row["backend"] not in ("fsdp", "fsdp2-together"):  # whose calls the chooser may send between the hosts
+        # the calls of the others may go between the hosts, where that is cheaper
+        if row["backend"] not in ("fsdp", "hsdp", "fsdp2-together"):
             assert row["path"].startswith("gloo" if by_gloo else "innet")
