@@ -23,8 +23,8 @@ PathPort = Annotated[int, Meta(ge=roce.PATH_PORT, lt=roce.TCP_PATH_PORT)]
 
 
 def tcp_ports(source_port: int) -> tuple[int, ...]:
-    """The TCP ports that name the same path as a UDP source port, the one to try first ahead; none where the path has a
-    greater number than TCP's ports can name, as in a fabric of more than 1023 switches."""
+    """The TCP ports that name the same path as a UDP source port, the one to try first ahead; none for a port that
+    names no path, or one beyond those that TCP's ports can name (`netfold.fabric.room`)."""
     place = source_port - roce.PATH_PORT
     if not 0 <= place < roce.TCP_SAME_PATH:
         return ()

@@ -21,7 +21,7 @@ UDP_PORTS: Final = range(0x4800, 0x4C00)
 kernels choose by themselves (from 32768 up), and switches parse what goes there as RoCEv2: ROCE_PORTS of
 p4src/sizes.p4."""
 PATH_PORT: Final = 0xF000
-"""UDP source ports from here up name paths (controller/paths/steering.py); the kernel chooses others by itself.
+"""UDP source ports from here up name paths, by number (controller/paths/steering.py); the kernel chooses others itself.
 This one names none: its packets are sprayed, each at random over the equally short paths."""
 TCP_PATH_PORT: Final = 0xF800
 """TCP ports from here up name paths, the one of path ``PATH_PORT`` + n by ``TCP_PATH_PORT`` + n."""

@@ -85,8 +85,8 @@ FABRIC: Final[dict[str, Run]] = {
     "netfold paths planner equal_split how flows are cut, until a restart: fewest_pieces or equal_split":
         Run("netfold paths planner equal_split", "equal_split"),
     "netfold paths planner equal_split": Run("netfold paths planner fewest_pieces", "fewest_pieces"),
-    "netfold paths set leaf1 leaf3 61446 5 this port of the plan by another uplink":
-        Run("netfold paths set leaf1 leaf2 61443 3"),
+    "netfold paths set leaf1 leaf3 61442 5 this port of the plan by another uplink":
+        Run("netfold paths set leaf1 leaf2 61441 3"),
     "netfold drain spine1": Run(says="spine1 is drained"),
     "netfold undrain spine1": Run(says="spine1 is in use again"),
     "netfold drain SWITCH": Run("netfold drain leaf1-spine1", "netfold links", 2),

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from netfold.controller.health.drains import Drains
 from netfold.controller.paths.routing import PART, Routing
-from netfold.controller.paths.steering import Steering
+from netfold.controller.paths.steering import Inputs, Steering
 from netfold.controller.switch.entities import Entity, state
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Up
 from netfold.wire.paths import tcp_ports
-from support.controller import run
+from support.controller import BOUND, run, until
 
 FABRIC = leafspine(3, 2, 6)
 UPLINKS = (3, 4)
@@ -150,5 +150,69 @@ def test_of_two_updates_at_once_the_later_one_counts() -> None:
         await asyncio.gather(first, world.routing.update(world.up()))
         wanted = world.wanted()
         assert all(switch.held == state(wanted[name]) for name, switch in world.switches.items())
+
+    run(story())
+
+
+def test_planning_leaves_the_loop_to_others() -> None:
+    """While a plan is made the loop runs: the plan waits for what only the loop does."""
+
+    async def story() -> None:
+        world = await World.made()
+        loop, plan = asyncio.get_running_loop(), world.plan
+
+        def waits(given: Inputs) -> Any:
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(BOUND)
+            return plan(given)
+
+        world.steering.plan = waits  # type: ignore[method-assign]
+        world.down = {LINKS[0]}
+        await world.routing.update(world.up())
+        assert world.switches["leaf1"].writes == 1
+
+    run(story())
+
+
+def test_who_asks_and_goes_away_leaves_no_switch_behind() -> None:
+    """An update whose caller is cancelled, as an operator's call may be, is written all the same."""
+
+    async def story() -> None:
+        world = await World.made()
+        world.down = {LINKS[0]}
+        asked = asyncio.create_task(world.routing.update(world.up()))
+        await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        await world.routing.update(world.up())
+        wanted = world.wanted()
+        await until(lambda: all(switch.held == state(wanted[name]) for name, switch in world.switches.items()))
+
+    run(story())
+
+
+def test_a_switch_that_hangs_holds_up_no_other() -> None:
+    """The next update reaches all others, though the last one still waits for this one; and it gets both in order."""
+
+    async def story() -> None:
+        world = await World.made()
+        gate, hanging = asyncio.Event(), world.switches["leaf1"]
+        replace, turn = hanging.replace, asyncio.Lock()
+
+        async def hangs(part: str, entities: Iterable[Entity]) -> None:
+            async with turn:
+                await gate.wait()
+                await replace(part, entities)
+
+        hanging.replace = hangs  # type: ignore[method-assign]
+        world.down = {LINKS[0]}
+        first = asyncio.create_task(world.routing.update(world.up()))
+        await until(lambda: world.switches["leaf2"].writes == 1)
+        world.down = {LINKS[0], LINKS[-1]}
+        second = asyncio.create_task(world.routing.update(world.up()))
+        await until(lambda: world.switches["leaf2"].writes == 2)
+        assert hanging.writes == 0
+        gate.set()
+        await asyncio.gather(first, second)
+        assert hanging.held == state(world.wanted()["leaf1"])
 
     run(story())

@@ -110,7 +110,7 @@ def test_packets_find_their_way_up_and_down_every_tree(case: tuple[Fabric, list[
 def test_entries_of_a_small_fabric() -> None:
     """Every entry of a 2x2x4 fabric with losses and one job of all hosts, as text."""
     fabric = leafspine(2, 2, 4, loss=0.01, seed=3)
-    text = dryrun.plan(fabric, [host.name for host in fabric.hosts], entries=True, seed=1)
+    text = f"{dryrun.plan(fabric, [host.name for host in fabric.hosts], entries=True, seed=1)}\n"
     assert text == GOLDEN.read_text(), f"if this is meant: write the new text to {GOLDEN.name}"
 
 
