@@ -186,6 +186,7 @@ class Controller:
         for target in self._targets.values():
             target.start()
         await self._wait_for_switches()
+        await self._check_cpu_ports()
         self._server = await serving.serve(self.fabric, self._handlers(), tls=tls, token=self._callers.exist)
         self._callers.tell_admitted = self._server.watch.admit
         self._tasks.append(asyncio.create_task(self._watch_changes(), name="changes"))
@@ -258,6 +259,30 @@ class Controller:
         if not self._adoption.has_found or len(problems) == len(waiting):
             raise StartError(f"{count} did not come up:\n" + "\n".join(problems))
         log.warning("going on without %s, since others hold entries of running jobs: %s", count, "; ".join(problems))
+
+    async def _check_cpu_ports(self) -> None:
+        """Have each switch that is up answer a packet of the controller's.  Raises StartError, or where running jobs
+        need this controller, warns: without a CPU port no link is found up, and no slot can be looked at."""
+
+        async def problem(target: Target) -> str:
+            for last in (False, False, True):  # a machine may be too busy for the first packets
+                try:
+                    await target.client.probe_all([0])
+                    return ""
+                except SwitchError as error:
+                    if last or not target.is_up:
+                        return str(error) if target.is_up else ""
+            return ""
+
+        up = [target for target in self._targets.values() if target.is_up]
+        problems = [said for said in await asyncio.gather(*map(problem, up)) if said]
+        if not problems:
+            return
+        count = f"{len(problems)} of {len(up)} switches of the fabric {self.fabric.name}"
+        text = "\n".join([f"{count} pass the controller no packets:", *problems])
+        if not self._adoption.has_found:
+            raise StartError(text)
+        log.warning("going on without links and slots of switches: %s", text)
 
     # ---- failures ------------------------------------------------------------------------------------------------
 

@@ -318,7 +318,8 @@ class Session:
         finally:
             self._probes[slot].remove(waiting)
         raise SwitchError(f"{self.name} ({self.address}): probe of slot {slot}: no answer to {PROBE_TRIES} packets "
-                          f"within {PROBE_TRIES * PROBE_TIMEOUT:g} s. Is its CPU port {CPU_PORT} (--cpu-port)?")
+                          f"within {PROBE_TRIES * PROBE_TIMEOUT:g} s. Is its CPU port {CPU_PORT}, as by --cpu-port "
+                          f"{CPU_PORT}?")
 
     async def probe_all(self, slots: Iterable[int]) -> dict[int, SlotState]:
         """The states of many slots, as by `probe`; the first slot without an answer ends all.  Raises SwitchError."""

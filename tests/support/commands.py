@@ -28,6 +28,7 @@ class Run:
 _PACKET: Final = "02000000000102000000000208004500001400010000400663e00a0001020a000202"
 
 OFFLINE: Final[dict[str, Run]] = {
+    "netfold fabric leafspine,2,1,2": Run(says='name = "leafspine-2-1-2"'),
     "netfold fabric leafspine,2,2,8": Run(says='name = "leafspine-2-2-8"'),
     "netfold fabric leafspine,2,2,8 -o lab.toml": Run(),
     "netfold fabric leafspine,2,2,8 --export containerlab -o lab": Run("netfold fabric leafspine,2,2,8 --export "
@@ -68,6 +69,7 @@ OFFLINE: Final[dict[str, Run]] = {
 
 FABRIC: Final[dict[str, Run]] = {
     "netfold status lab.toml --json": Run(says='"jobs"'),
+    "netfold status lab.toml": Run(says="steady"),
     "netfold status --json": Run(says='"jobs"'),
     "netfold status FILE": Run("netfold status lab.toml", "steady"),
     "netfold top lab.toml": Run("netfold top lab.toml --once", "steady"),
