@@ -371,9 +371,9 @@ def train(
     model: Annotated[str, typer.Option(help="cnn, or transformer.")] = "cnn",
     backends: Annotated[
         str,
-        typer.Option(help="By commas: netfold, hook, fsdp, fsdp2, fsdp2-prefetch, fsdp2-together, priority, "
-                     "priority-arrival; gloo, fsdp-gloo and fsdp2-gloo over a plain kernel bridge, with @fabric behind "
-                     "them over the fabric."),
+        typer.Option(help="By commas: netfold, hook, fsdp, fsdp2, fsdp2-prefetch, fsdp2-together, hsdp, priority, "
+                     "priority-arrival; gloo, fsdp-gloo, fsdp2-gloo and hsdp-gloo over a plain kernel bridge, with "
+                     "@fabric behind them over the fabric."),
     ] = "gloo,netfold,hook,priority",
     beside: Annotated[str, typer.Option(help="The backend that ratios are to; default: gloo, or gloo@fabric.")] = "",
     lane_bits: Annotated[str, typer.Option("--lane-bits", help="Of netfold, hook and priority, by commas.")] = "32",

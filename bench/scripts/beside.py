@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What folds beside what: two jobs at once on the same hosts, machines of several ranks, and the creation of groups.
+
+    python bench/scripts/beside.py                     # all, a minute or two
+    python bench/scripts/beside.py --only jobs --rate 1gbit --mib 16 --calls 5
+    python bench/scripts/beside.py --only machines --members 1,2,4
+    python bench/scripts/beside.py --only groups --hosts 8 --group-count 64
+
+jobs      each of two jobs with a rank on every host alone, then both at once: MiB of tensor a second and rank
+machines  an allreduce with so many ranks on every host, beside one rank
+groups    a job's ranks make so many groups of half of them; seconds from the first call until all have folded once
+
+Everything runs on a 2 x 2 fabric of softswitches in a sandbox, with links of one rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from netfold.fabric.generate import leafspine
+from netfold.topo import sandbox
+
+if TYPE_CHECKING:
+    from netfold.topo.net import Network
+    from netfold.topo.ranks import Ranks
+
+
+def main() -> None:
+    """Measure what was asked for, in a sandbox; as a rank: do what a rank does."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="jobs,machines,groups", help="some of %(default)s")
+    parser.add_argument("--rate", default="1gbit", help="of each link")
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--mib", type=int, default=16, help="of a tensor")
+    parser.add_argument("--calls", type=int, default=5, help="timed ones")
+    parser.add_argument("--members", default="1,2,4", help="ranks a host")
+    parser.add_argument("--group-count", type=int, default=64)
+    parser.add_argument("--rank", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank:
+        from netfold.topo.rank_program import run_rank
+
+        run_rank({"sums": sums, "groups": groups}[options.rank], options)
+        return
+    sandbox.enter()
+    from mininet.log import setLogLevel
+
+    from netfold.topo.net import Network
+
+    setLogLevel("error")
+    logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
+    fabric = leafspine(2, 2, options.hosts, rate=options.rate, rundir=sandbox.rundir())
+    with Network(fabric, logs=logs) as network:
+        for name in options.only.split(","):
+            {"jobs": two_jobs, "machines": machines, "groups": made}[name](network, options)
+
+
+# ---- what is measured ------------------------------------------------------------------------------------------------
+def launch(network: Network, options: argparse.Namespace, job: str, program: str, **how: Any) -> Ranks:
+    """Start a job's ranks, which run this file."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--rank", program]
+    for name in ("mib", "calls", "group_count"):
+        command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
+    return network.launch(command, job=job, **how)
+
+
+def results(ranks: Ranks) -> list[dict[str, Any]]:
+    """The last line of each rank."""
+    return [json.loads(lines[-1]) for lines in ranks.wait(within=300)]
+
+
+def two_jobs(network: Network, options: argparse.Namespace) -> None:
+    """Print the rate of a job alone, and of two at once."""
+    (alone,) = (rate(results(launch(network, options, "alone", "sums")), options),)
+    pair = [launch(network, options, name, "sums", env={"BESIDE": "2"}) for name in ("red", "blue")]
+    both = [rate(results(ranks), options) for ranks in pair]
+    print(f"jobs: one alone {alone:.1f} MiB/s, two at once {both[0]:.1f} and {both[1]:.1f}, together "
+          f"{sum(both) / alone:.2f} of one", flush=True)
+
+
+def rate(found: list[dict[str, Any]], options: argparse.Namespace) -> float:
+    """MiB a second of a job, by its slowest rank's median call."""
+    assert all(one["rail"] == "innet" for one in found), found
+    return float(options.mib / max(statistics.median(one["seconds"]) for one in found))
+
+
+def machines(network: Network, options: argparse.Namespace) -> None:
+    """Print the time with several ranks a host beside one."""
+    first = 0.0
+    for members in map(int, options.members.split(",")):
+        hosts = [host for host in network.fabric.hosts for _ in range(members)]
+        found = results(launch(network, options, f"of{members}", "sums", hosts=hosts))
+        seconds = max(statistics.median(one["seconds"]) for one in found)
+        first = first or seconds
+        print(f"machines: {members} ranks on each of {options.hosts}: {1e3 * seconds:.1f} ms, {seconds / first:.2f} "
+              f"of one rank's, by {found[0]['rail']}", flush=True)
+
+
+def made(network: Network, options: argparse.Namespace) -> None:
+    """Print the time until groups have folded."""
+    found = results(launch(network, options, "groups", "groups"))
+    slowest = max(found, key=lambda one: float(one["seconds"]))
+    print(f"groups: {options.group_count} made in {slowest['seconds']:.2f} s, {slowest['folded']} of "
+          f"{slowest['mine']} of a rank's fold", flush=True)
+
+
+# ---- ranks -----------------------------------------------------------------------------------------------------------
+def sums(options: argparse.Namespace) -> None:
+    """Timed allreduces; with BESIDE more before and after, so that two jobs are under way all the time."""
+    import numpy as np
+
+    import netfold
+
+    rest = options.calls if os.environ.get("BESIDE") else 1
+    with netfold.init(rail="auto") as comm:
+        data = np.ones(options.mib << 18, np.float32)
+        seconds = []
+        for number in range(rest + options.calls + (rest if rest > 1 else 0)):
+            data.fill(1)
+            begin = time.perf_counter()
+            comm.allreduce(data, data)
+            if rest <= number < rest + options.calls:
+                seconds.append(time.perf_counter() - begin)
+            assert data[0] == data[-1] == comm.size
+        print(json.dumps({"seconds": seconds, "rail": comm.rail}))
+
+
+def groups(options: argparse.Namespace) -> None:
+    """Groups of each residue and each half, made anew until there are enough."""
+    import numpy as np
+
+    import netfold
+
+    with netfold.init(rail="innet") as comm:
+        size, rank = comm.size, comm.rank
+        data = np.ones(1 << 15, np.float32)
+        comm.allreduce(data)
+        members = [place for place in range(size) if place % (size // 2) == rank % (size // 2)]
+        mine = options.group_count // (size // 2)  # each is made at the same time as its neighbours, as in a mesh
+        begin, folded, kept = time.perf_counter(), 0, []
+        for _ in range(mine):
+            kept.append(comm.group(members))
+            assert kept[-1].allreduce(data)[0] == len(members)
+            folded += "tree(s) for this group" in kept[-1].explain(data.nbytes)
+        print(json.dumps({"seconds": time.perf_counter() - begin, "folded": folded, "mine": mine}))
+
+
+if __name__ == "__main__":
+    main()
