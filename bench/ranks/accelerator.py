@@ -484,6 +484,50 @@ def arrays() -> str:
     return ", ".join(found)
 
 
+def lanes() -> str:
+    """Narrow lanes that the device makes are those of the native library, to the last bit, and so are their sums."""
+    import numpy as np
+    import torch
+    import torch.distributed as dist
+
+    from netfold.host.innet import quantise
+    from netfold.host.innet.native import library
+    from netfold.host.staging.lanes import NarrowLanes, blocks_of, scales_of
+    from netfold.torch import NetfoldState
+
+    rank, world = rank_and_world()
+    random = np.random.default_rng(rank)
+    given = (random.standard_normal(1 << 20) * 10.0 ** random.integers(-20, 20, 1 << 20)).astype(np.float32)
+    given[:256] = np.float32(3e38)
+    blocks = blocks_of(torch.from_numpy(given).to(device()))
+    own = quantise.scales(given, 8)
+    same("scales", scales_of(blocks), torch.from_numpy(own.view(np.int32)))
+    for bits in (8, 16):
+        for key in (None, int(library().nf_key(3, 5, rank))):
+            how = NarrowLanes(bits, world, key)
+            made = how.integers(blocks, scales_of(blocks), 0)
+            native = quantise.narrow(given, own, world, bits, key=key)
+            same(f"{bits}-bit lanes", made.view(-1), torch.from_numpy(native))
+            words = how.packed(made) * world
+            wide = quantise.widen(native * world, own, world, bits, 3.0)
+            same("values", how.widened(words, scales_of(blocks), 3.0).view(-1), torch.from_numpy(wide))
+    comm: Any = dist.group.WORLD.communicator
+    found = []
+    for width in (16, 8):
+        state: Any = NetfoldState(comm, lane_bits=width)
+        with closing(state) as here, closing(NetfoldState(comm, lane_bits=state.lane_bits)) as there:
+            count = 3 * LONG // 2
+            mine = torch.from_numpy(np.resize(given[256:], count))
+            left, right = torch.zeros(count), torch.zeros(count, device=device())
+            result = mine.to(device())
+            there.reduce(result, feedback=right).wait()
+            here.reduce(mine, feedback=left).wait()
+            same(f"an average in {width}-bit lanes", result, mine)
+            same("residuals", right, left)
+            found.append(str(width))
+    return f"{', '.join(found)} bits, alike to the last bit"
+
+
 def graphs() -> str:
     """A capture is refused by name, and what comes after it is right."""
     import torch
@@ -575,7 +619,7 @@ def die() -> None:
 
 CHECKS: Final[dict[str, Callable[[], str]]] = {
     check.__name__: check for check in (
-        machine, collectives, coalesced, overlap, ddp, fsdp, optimizers, arrays, graphs, death)
+        machine, collectives, coalesced, overlap, ddp, fsdp, optimizers, arrays, lanes, graphs, death)
 }
 """By name, in the order in which they are made."""
 

@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--ranks", default="4,8", help="numbers of ranks of speed; checks and gpt2 have the first")
     parser.add_argument("--rates", default="none,10gbit,1gbit", help="of each link; gpt2 has 10gbit")
     parser.add_argument("--sizes", default="1,16,64", help="MiB")
-    parser.add_argument("--ways", default="gloo,device,device16,device8,cpu", help="some of %(default)s")
+    parser.add_argument("--ways", default="gloo,device,device16,device8,cpu,cpu16,cpu8", help="some of %(default)s")
     parser.add_argument("--part", default="", help="MiB of a part, several by commas; default: the library's")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4)
@@ -219,8 +219,8 @@ def speed(stage: Stage) -> None:
                     before = sum(map(cpu_seconds, stage.switches))
                     answers = stage.ask(
                         network, "allreduce", nbytes=int(size) << 20, calls=calls, warmup=WARMUP, part=part,
-                        place="cpu" if way == "cpu" else "device",
-                        lanes=int(way.removeprefix("device") or 32) if way.startswith("device") else 32,
+                        place="cpu" if way.startswith("cpu") else "device",
+                        lanes=int(way.removeprefix("device").removeprefix("cpu") or 32) if network == "fabric" else 32,
                     )
                     spent = sum(map(cpu_seconds, stage.switches)) - before
                     rounds[way, part].append({

@@ -28,6 +28,7 @@ from netfold.host.api.parameter_server import ParameterServer
 from netfold.host.api.together import Together
 from netfold.host.api.work import OperationSequencer, Work
 from netfold.host.collectives import REDUCE
+from netfold.host.innet.native import library
 from netfold.host.operation.arrays import Array, native, pieces_of, result_of, rows_of
 from netfold.host.operation.coding import PLAIN, Coding, LaneBits, Rounding, check_levels
 from netfold.host.operation.rail import RailStats
@@ -145,6 +146,11 @@ class Group:
             return 32
         check_levels(bits, narrow.members)
         return bits
+
+    def rounding_key(self) -> int:
+        """The key by which this rank rounds what it narrows itself, as its last operation would have rounded: it
+        depends on the job's name, the operation's number and the rank.  While no operation is under way."""
+        return int(library().nf_key(self._coding.seed, self._ranks.finished(), self.rank))
 
     def path(self, op: str = "sum", dtype: str = "float32") -> str:
         """Name of the rail that carries such an allreduce where the call names no algorithm: ``rail``, or "tcp" or

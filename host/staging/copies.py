@@ -145,9 +145,12 @@ class Bundle:
             there = torch.empty_like(whole, device=several[0].device)
             there.copy_(whole, non_blocking=True)
             parts = there.split([tensor.numel() for tensor in several])
-            torch._foreach_copy_(
-                [several[place] for place in which], [parts[place].view(several[place].shape) for place in which]
-            )
+            pairs = [(several[place], parts[place].view(several[place].shape)) for place in which]
+            plain = [pair for pair in pairs if not (pair[0].is_neg() or pair[0].is_conj())]
+            if plain:
+                torch._foreach_copy_([into for into, _ in plain], [part for _, part in plain])
+            for into, part in pairs if len(plain) < len(pairs) else ():
+                into.copy_(part)
 
         lane.device.enqueue(lane.back, copy)
 

@@ -16,23 +16,27 @@ Residual = NDArray[np.float32]
 
 
 class Feedback:
-    """The residuals of a model whose gradients come in buckets, in the layout of those."""
+    """The residuals of a model whose gradients come in buckets, in the layout of those.
 
-    def __init__(self) -> None:
-        self._buckets: dict[int, Residual] = {}
+    on_host  they are on the CPU, wherever the parameters are
+    """
+
+    def __init__(self, *, on_host: bool = False) -> None:
+        self._on_host = on_host
+        self._buckets: dict[int, torch.Tensor] = {}
         self._places = WeakIdKeyDictionary()
-        """Parameter -> its bucket's array, and the index where the parameter begins there."""
+        """Parameter -> its bucket's residuals, and the index where the parameter begins there."""
 
-    def of_bucket(self, index: int, parameters: Sequence[torch.Tensor]) -> Residual:
+    def of_bucket(self, index: int, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
         """The residual of a bucket, float32[elements of its parameters].  DistributedDataParallel changes its buckets
         after the first step; each parameter's part then moves with it."""
         starts = [0, *accumulate(parameter.numel() for parameter in parameters)]
         whole = self._buckets.get(index)
         places = [self._places.get(parameter, (None, 0)) for parameter in parameters]
         known = all(array is whole and at == start for (array, at), start in zip(places, starts[:-1], strict=True))
-        if whole is not None and whole.size == starts[-1] and known:
+        if whole is not None and whole.numel() == starts[-1] and known:
             return whole
-        fresh: Residual = np.zeros(starts[-1], np.float32)
+        fresh = torch.zeros(starts[-1], device=self._place(parameters[0]))
         for parameter, (array, at), start in zip(parameters, places, starts[:-1], strict=True):
             if array is not None:
                 fresh[start : start + parameter.numel()] = array[at : at + parameter.numel()]
@@ -45,7 +49,7 @@ class Feedback:
         gradients."""
         found = {name: self._places[parameter] for name, parameter in parameters.items() if parameter in self._places}
         return {
-            name: as_tensor(array[start : start + parameters[name].numel()], parameters[name])
+            name: array[start : start + parameters[name].numel()].to("cpu", copy=True).view(parameters[name].shape)
             for name, (array, start) in found.items()
         }
 
@@ -55,7 +59,11 @@ class Feedback:
         for name, tensor in saved.items():
             if name not in parameters:
                 raise ValueError(f"residual of {name!r}: no parameter of this model that wants gradients")
-            self._places[parameters[name]] = as_residual(tensor, parameters[name], name), 0
+            residual = torch.from_numpy(as_residual(tensor, parameters[name], name))
+            self._places[parameters[name]] = residual.to(self._place(parameters[name])), 0
+
+    def _place(self, parameter: torch.Tensor) -> torch.device:
+        return torch.device("cpu") if self._on_host else parameter.device
 
 
 def as_tensor(residual: Residual, parameter: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from netfold.host.api.communicator import Communicator
 from netfold.host.operation.coding import LaneBits, narrows
 from netfold.host.operation.reduction import ReduceOp
-from netfold.host.torch.feedback import Feedback, Residual
+from netfold.host.torch.feedback import Feedback
 from netfold.host.torch.reducer import Reducer
 from netfold.host.torch.tensors import dtype_name
 
@@ -50,15 +50,15 @@ class NetfoldState:
         self.lane_bits = lane_bits
         self.reproducible = communicator.reproducible if reproducible is None else reproducible
         bits = communicator.lanes(lane_bits, reproducible=self.reproducible)
-        self._residuals = Feedback() if error_feedback and bits != 32 else None
+        self._residuals = self._feedback() if error_feedback and bits != 32 else None
         self._reducer = Reducer(communicator)
 
     def reduce(
-        self, tensor: torch.Tensor, name: str = "allreduce", feedback: Residual | None = None
+        self, tensor: torch.Tensor, name: str = "allreduce", feedback: torch.Tensor | None = None
     ) -> Future[torch.Tensor]:
         """Begins to reduce a tensor in place; the future's value is that tensor.
 
-        feedback  float32[tensor.shape], as for ``Communicator.allreduce``
+        feedback  float32[tensor.shape], as for ``Reducer.allreduce``
         """
         # The average is taken of the sum, behind the integers that the switches add: no precision is lost before.
         op: ReduceOp = "average" if self.average else "sum"
@@ -78,7 +78,7 @@ class NetfoldState:
     def reset(self) -> None:
         """Forgets the residuals, for when gradients change their scale.  To be called between steps."""
         if self._residuals is not None:
-            self._residuals = Feedback()
+            self._residuals = self._feedback()
 
     def state_dict(self, model: nn.Module) -> dict[str, torch.Tensor]:
         """The residuals of this rank's gradients by name of the parameter: a part of the checkpoint that every rank has
@@ -92,11 +92,14 @@ class NetfoldState:
         """Restores what ``state_dict`` of the same rank returned, so that training goes on exactly as it would have.
         To be called between steps.  Raises ValueError for names or shapes that are not this model's."""
         if self._residuals is not None:
-            self._residuals = Feedback()
+            self._residuals = self._feedback()
             self._residuals.load(_named(model), saved)
         elif saved:
             log.warning("%r: lanes are whole here: what narrow ones left out of %d gradients is forgotten",
                         self.communicator, len(saved))
+
+    def _feedback(self) -> Feedback:
+        return Feedback(on_host=self.communicator.repeats_losses)
 
     def close(self) -> None:
         """Waits for what is under way, and ends the reducer's thread."""

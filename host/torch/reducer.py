@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 
 from netfold.host.api.communicator import Communicator
 from netfold.host.api.work import Work
 from netfold.host.errors import Closed
-from netfold.host.operation.coding import LaneBits
+from netfold.host.operation.coding import LaneBits, narrows
 from netfold.host.operation.reduction import ReduceOp
 from netfold.host.staging.copies import Staged, Staging, TensorParts
+from netfold.host.staging.lanes import NarrowLanes
+from netfold.host.staging.narrow_parts import NarrowParts
 from netfold.host.torch.beside import Following, JoiningScatter
 from netfold.host.torch.completion import Call, StartedOperation, on_our_thread
 from netfold.host.torch.tensors import as_array, dtype_name
@@ -83,39 +84,73 @@ class Reducer:
         name: str = "allreduce",
         *,
         lane_bits: LaneBits | None = None,
-        feedback: NDArray[Any] | None = None,
+        feedback: torch.Tensor | None = None,
         reproducible: bool | None = None,
     ) -> PendingCollective:
         """Starts to reduce tensors in place, all on the CPU or one on a device.  ``lane_bits``, ``feedback`` (of a
         single tensor) and ``reproducible`` are those of ``Communicator.allreduce``.
+
+        feedback  float32 of the tensor's shape, where the tensor is; on the CPU for a communicator that goes on when a
+                  rank is lost, whose lanes are made by the processor
 
         Raises ValueError for tensors that are not dense ones, and Closed.
         """
         how: dict[str, Any] = {"op": op, "name": name, "lane_bits": lane_bits, "reproducible": reproducible}
         if (lane := self.staging.lane(name, tensors)) is not None:
             (tensor,) = tensors
+            bits = self._lanes_of(tensor, op, lane_bits, reproducible)
+            if bits != 32:
+                narrow = NarrowParts(lane, tensor, feedback)
+                return self._run(tensor, f"{name}, {op}", narrow, lambda: self._narrow(narrow, bits, op, name))
+            residual = None if feedback is None else feedback.numpy().reshape(-1)
             parts = TensorParts(lane, tensor, whole=self.comm.repeats_losses)
 
             def reduce(part: torch.Tensor, place: slice) -> None:
                 array, dtype = as_array(part)
-                residual = None if feedback is None else feedback.reshape(-1)[place].reshape(array.shape)
-                self.comm.allreduce(array, out=array, dtype=dtype, feedback=residual, **how)
+                left = None if residual is None else residual[place].reshape(array.shape)
+                self.comm.allreduce(array, out=array, dtype=dtype, feedback=left, **how)
 
-            what = f"{name}, {op} of {tensor.numel()} x {dtype_name(tensor.dtype)}"
-            try:
-                pending = self._begin(tensors, lambda: [self.comm.later(lambda: parts.run(reduce), what)], staged=parts)
-            except BaseException:
-                parts.drop()
-                raise
-            pending.when_done(parts.drop)  # where it has not begun to run, since the ranks have changed
-            return pending
+            return self._run(tensor, f"{name}, {op}", parts, lambda: parts.run(reduce))
         arrays = [as_array(tensor) for tensor in tensors]
+        how["feedback"] = None if feedback is None else feedback.numpy()
         return self._begin(
-            tensors,
-            lambda: [
-                self.comm.iallreduce(array, out=array, dtype=dtype, feedback=feedback, **how) for array, dtype in arrays
-            ],
+            tensors, lambda: [self.comm.iallreduce(array, out=array, dtype=dtype, **how) for array, dtype in arrays]
         )
+
+    def _lanes_of(
+        self, tensor: torch.Tensor, op: ReduceOp, lane_bits: LaneBits | None, reproducible: bool | None
+    ) -> LaneBits:
+        """Width of the lanes that the device makes; 32: it makes none."""
+        plain = tensor.is_contiguous() and not tensor.is_neg()
+        if not plain or self.comm.repeats_losses or not narrows(op, dtype_name(tensor.dtype)):
+            return 32
+        return self.comm.lanes(lane_bits, reproducible=reproducible)
+
+    def _narrow(self, parts: NarrowParts, bits: LaneBits, op: ReduceOp, name: str) -> None:
+        """Reduces a tensor in lanes that the device makes, on the communicator's thread."""
+        comm = self.comm
+
+        def reduce(words: torch.Tensor, how: ReduceOp) -> None:
+            array = words.numpy()
+            comm.allreduce(array, array, how, name=f"{name}, scales" if how == "max" else name)
+
+        def lanes() -> NarrowLanes:
+            return NarrowLanes(bits, comm.size, None if parts.keeps_residual else comm.rounding_key())
+
+        parts.run(lanes, float(comm.size) if op == "average" else 1.0, reduce)
+
+    def _run(
+        self, tensor: torch.Tensor, what: str, staged: TensorParts | NarrowParts, call: Callable[[], object]
+    ) -> PendingCollective:
+        """Starts the reduction of a tensor on a device."""
+        what = f"{what} of {tensor.numel()} x {dtype_name(tensor.dtype)}"
+        try:
+            pending = self._begin([tensor], lambda: [self.comm.later(call, what)], staged=staged)
+        except BaseException:
+            staged.drop()
+            raise
+        pending.when_done(staged.drop)  # where it has not begun to run, since the ranks have changed
+        return pending
 
     def later(
         self, tensors: Sequence[torch.Tensor], calls: Sequence[Callable[[], object]], what: str, *,

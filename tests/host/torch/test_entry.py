@@ -66,4 +66,4 @@ def test_a_refused_group_ends_in_one_line(environment: dict[str, str], tmp_path:
     assert "netfold run -np 1 --topo leafspine,2,1,2 -- python SCRIPT" in line
     asked = run(environment | {"NETFOLD_TRACEBACK": "1"}, tmp_path, "netfold")
     assert "Traceback" in asked.stderr
-    assert "on the CPU alone" in run(environment, tmp_path, "cpu:netfold,cuda:gloo").stderr
+    assert "is for tensors on all devices" in run(environment, tmp_path, "cpu:netfold,cuda:gloo").stderr

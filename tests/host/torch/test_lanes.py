@@ -107,7 +107,7 @@ def test_residuals_follow_their_parameter() -> None:
     a, b, c = torch.zeros(2), torch.zeros(3), torch.zeros(1)
     feedback = Feedback()
     first = feedback.of_bucket(0, [a, b])
-    first[:] = [1, 1, 2, 2, 2]
+    first[:] = torch.tensor([1, 1, 2, 2, 2])
     assert feedback.of_bucket(0, [a, b]) is first
     assert feedback.of_bucket(0, [b, a]).tolist() == [2, 2, 2, 1, 1]
     assert feedback.of_bucket(1, [c, b]).tolist() == [0, 2, 2, 2]
@@ -224,7 +224,7 @@ def test_residuals_can_be_saved_and_loaded() -> None:
         state = NetfoldState(comms[0], lane_bits=8)
         assert state.state_dict(model) == {}
         assert state._residuals is not None
-        state._residuals.of_bucket(0, [model[1].weight, model[0].weight])[:] = torch.arange(9.0).numpy()
+        state._residuals.of_bucket(0, [model[1].weight, model[0].weight])[:] = torch.arange(9.0)
         saved = through_a_file(state.state_dict(model))
         assert set(saved) == {"0.weight", "1.weight"}
         assert saved["0.weight"].tolist() == [[3, 4], [5, 6], [7, 8]]

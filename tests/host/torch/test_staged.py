@@ -250,13 +250,13 @@ def test_optimizers_and_the_hook_reduce_on_a_device(monkeypatch: pytest.MonkeyPa
             model(inputs).square().mean().backward()
             if way == "hook":
                 for parameter in model.parameters():
-                    state.reduce(parameter.grad).wait()
+                    state.reduce(parameter.grad, feedback=torch.zeros_like(parameter)).wait()
                     state._reducer._last.wait()  # type: ignore[union-attr]  # a future orders torch's own streams alone
             optimizer.step()
         if way == "priority":
             optimizer.close()
         state.close()
-        return [float(value) for parameter in model.parameters() for value in parameter.flatten()]
+            return [float(value) for parameter in model.parameters() for value in parameter.detach().flatten()]
 
     def weights() -> list[Any]:
         with loopback_job(2) as comms:
