@@ -99,7 +99,7 @@ def scales_of(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _divided(values: torch.Tensor, by: torch.Tensor | float) -> torch.Tensor:
-    """A quotient that is rounded once: by a number of Python's, torch multiplies with its reciprocal on some devices."""
+    """A quotient that is rounded once: of a number of Python's, torch takes the reciprocal on some devices."""
     return torch.div(values, by if isinstance(by, torch.Tensor) else values.new_full((1,), by))
 
 

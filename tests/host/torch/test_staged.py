@@ -256,7 +256,7 @@ def test_optimizers_and_the_hook_reduce_on_a_device(monkeypatch: pytest.MonkeyPa
         if way == "priority":
             optimizer.close()
         state.close()
-            return [float(value) for parameter in model.parameters() for value in parameter.detach().flatten()]
+        return [float(value) for parameter in model.parameters() for value in parameter.detach().flatten()]
 
     def weights() -> list[Any]:
         with loopback_job(2) as comms:
