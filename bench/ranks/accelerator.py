@@ -519,7 +519,7 @@ def lanes() -> str:
             count = 3 * LONG // 2
             mine = torch.from_numpy(np.resize(given[256:], count))
             left, right = torch.zeros(count), torch.zeros(count, device=device())
-            result = mine.to(device())
+            result = mine.to(device(), copy=True)
             there.reduce(result, feedback=right).wait()
             here.reduce(mine, feedback=left).wait()
             same(f"an average in {width}-bit lanes", result, mine)
