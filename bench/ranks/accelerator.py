@@ -681,6 +681,8 @@ def gpt2(steps: int, lanes: Any) -> dict[str, Any]:
         def __init__(self) -> None:
             super().__init__()
             self.words, self.places = nn.Embedding(words, width), nn.Embedding(1024, width)
+            for table in (self.words, self.places):
+                nn.init.normal_(table.weight, std=0.02)
             layer = nn.TransformerEncoderLayer(width, 12 if width == 768 else 4, 4 * width, 0.0, "gelu",
                                                batch_first=True, norm_first=True)
             self.layers = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
