@@ -19,8 +19,11 @@ MAX_CALLS: Final = 1 << 16
 """Most calls that are open at once: 32 streams of each of 2,000 ranks."""
 _SERVER_OPTIONS: Final = (
     ("grpc.so_reuseport", 0),
-    # gRPC ends calls as CANCELLED that nobody has taken within 30 s, as in a storm of them: each has its own deadline
+    # gRPC ends calls as CANCELLED, which says to ranks that the controller is gone, where nobody has taken them within
+    # 30 s, and at random where more than 1,000 wait for that: all ranks of a job call at once, each with a deadline
     ("grpc.server_max_unrequested_time_in_server", 600),
+    ("grpc.server.max_pending_requests", MAX_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_CALLS),
     # a process that dies closes its connection, a machine that dies does not
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 5000),

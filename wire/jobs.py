@@ -84,7 +84,7 @@ class GroupOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """This rank in the job."""
     secret: Secret
     """That of this rank in the job."""
-    members: Annotated[list[Int32], msgspec.Meta(max_length=1023)]
+    members: Annotated[list[Int32], msgspec.Meta(max_length=4096)]
     """The ranks of the group by their numbers in the job, in the group's order."""
     number: Count
     """Tells apart groups of the same ranks: all members say the same one, which none of them has used."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Final, NoReturn
 
@@ -14,8 +15,9 @@ from netfold.wire import listeners
 from netfold.wire.jobs import LANE_BITS, PROTOCOL, Join
 from netfold.wire.roce import PATH_MTUS, UDP_PORT, UDP_PORTS, is_udp_port
 
-MAX_WORLD: Final = 1023
-"""Most ranks of a job: the encoding of Inf and NaN cannot count more."""
+MAX_WORLD: Final = 4096
+"""Most ranks of a job that the controller plans.  Our own ranks are 1,023 at most, since the lanes of a block with Inf
+or NaN can count no more of them (host/client/plans.py)."""
 MAX_TIMEOUT: Final = 600.0
 
 
@@ -87,15 +89,16 @@ def check_against(job: Job, r: Join, path_mtu: int) -> None:
         first = min(job.joins)
         refuse(Code.FAILED_PRECONDITION, f"{job}, rank {r.rank}: world: expected {job.world}, as rank {first} "
                                          f"has said, got {r.world}. Start all ranks with one world size")
-    wanted = {other.lane_bits for other in job.joins.values()}
-    if wanted and r.lane_bits not in wanted:
-        refuse(Code.FAILED_PRECONDITION, f"{job}, rank {r.rank}: lane_bits: expected {wanted.pop()}, as rank "
-                                         f"{min(job.joins)} has said, got {r.lane_bits}. Give all ranks the same")
-    for rank, other in job.joins.items():
+    for rank, other in itertools.islice(job.joins.items(), 1):  # all the others have said the same
+        if r.lane_bits != other.lane_bits:
+            refuse(Code.FAILED_PRECONDITION, f"{job}, rank {r.rank}: lane_bits: expected {other.lane_bits}, as rank "
+                                             f"{rank} has said, got {r.lane_bits}. Give all ranks the same")
         if (other.path_mtu or path_mtu) != (r.path_mtu or path_mtu):
             refuse(Code.FAILED_PRECONDITION, f"{job}, rank {r.rank}: path_mtu: expected {other.path_mtu or path_mtu}, "
                                              f"as rank {rank} has said, got {r.path_mtu or path_mtu}. Give all ranks "
                                              "the same")
+    job.has_rc |= r.kind == "rc"
+    for rank, other in job.joins.items() if job.has_rc else ():
         if other.address == r.address and "rc" in (r.kind, other.kind):
             refuse(Code.FAILED_PRECONDITION, f"{job}, rank {r.rank}: address: rank {rank} is at {r.address} already: "
                                              "expected a machine for each rank where one folds with its NIC (kind "

@@ -116,6 +116,8 @@ class Job:
     """A group's ranks by their numbers in its job."""
     uses: Footprint = field(default_factory=lambda: footprint([]))
     """What ``trees`` used when `footprint` was asked last."""
+    has_rc: bool = False
+    """Whether a rank with a NIC has asked to join."""
     best_over: object = None
     """The graph over which its trees were found to be the best ones; None: they were not, or have changed since."""
     used: float = 0.0
@@ -145,6 +147,11 @@ class Job:
     def missing(self) -> list[int]:
         """Ranks that have not joined."""
         return [rank for rank in range(self.world) if rank not in self.joins]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all ranks have joined."""
+        return len(self.joins) == self.world
 
     @property
     def rc_ranks(self) -> list[int]:

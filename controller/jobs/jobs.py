@@ -128,7 +128,7 @@ class Jobs:
         check_against(job, request, self._fabric.path_mtu)
         job.joins[request.rank] = request
         log.info("%s: rank %d of %d joined from %s", job, request.rank, job.world, request.address)
-        if not job.missing:
+        if job.is_complete:
             self._planning.begin(job)
         try:
             async with asyncio.timeout(request.timeout):

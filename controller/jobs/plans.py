@@ -25,8 +25,8 @@ switches and on links, may be as many (docs/protocol.md)."""
 
 def hosts_of(fabric: Fabric, job: Job) -> list[Host]:
     """The hosts of the ranks, in order of ranks."""
-    hosts = [fabric.host_at(join.address) for _, join in sorted(job.joins.items())]
-    return [host for host in hosts if host is not None]
+    at = {host.address: host for host in fabric.hosts}
+    return [at[join.address] for _, join in sorted(job.joins.items()) if join.address in at]
 
 
 def make(fabric: Fabric, key: bytes, job: Job) -> list[Plan]:

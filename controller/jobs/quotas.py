@@ -12,7 +12,7 @@ from netfold.fabric.graph import Tenant
 from netfold.fabric.trees import Tree
 from netfold.rpc.rpc import Code, Refusal
 
-MAX_GATHERING: Final = 4096
+MAX_GATHERING: Final = 16384
 """Most ranks of one tenant that wait for others to join: four times the largest job."""
 
 

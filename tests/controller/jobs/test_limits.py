@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
+import grpc
 import msgspec
 import pytest
 
 from netfold.controller import client
 from netfold.controller.jobs import callers, registry
 from netfold.rpc import rpc
-from netfold.wire.jobs import AskMissing, Done, RankReport
+from netfold.wire.jobs import SERVICE, AskMissing, Done, RankReport
 from netfold.wire.operator import Status
-from support.controller import run
+from support.controller import BOUND, run
 from support.credentials import scopes
 from support.jobs import Code, rig
 
@@ -91,5 +93,23 @@ def test_reports_of_any_size_leave_totals_that_can_be_read(tmp_path: Path) -> No
                     await r.call("Report", report, Done)
             status = msgspec.json.decode(msgspec.json.encode(await r.controller.status()), type=Status)
             assert status.totals.bytes_reduced == 2**63 - 1
+
+    run(story())
+
+
+def test_requests_of_thousands_of_ranks_at_once_are_all_answered(tmp_path: Path) -> None:
+    """However long the controller has no time for them: none is cancelled, which would mean that it is gone."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            channels = [grpc.insecure_channel(r.fabric.jobs, options=[("grpc.use_local_subchannel_pool", 1)])
+                        for _ in range(8)]
+            calls = [channels[number % 8].unary_unary(f"/{SERVICE}/Report").future(b"no report", timeout=BOUND)
+                     for number in range(2500)]
+            time.sleep(0.5)  # this thread is the controller's, which takes none of them meanwhile
+            codes = await asyncio.to_thread(lambda: [call.code() for call in calls])
+            for channel in channels:
+                channel.close()
+            assert set(codes) == {Code.INVALID_ARGUMENT}
 
     run(story())
