@@ -65,7 +65,8 @@ def staged(roles: Roles) -> Callable[[Method], Method]:
             copies = Copies(lane, reads, fills)
             token = _copies.set(copies)
             try:
-                self.communicator.later(lambda: _arrive(self.communicator, copies), f"{kind}, copying out")
+                if roles in ("in place", "outputs, inputs"):
+                    self.communicator.later(lambda: _arrive(self.communicator, copies), f"{kind}, copying out")
                 swapped = [copies.swap(one) for one in second]
                 work = how(self, copies.swap(first), *swapped, *args[len(swapped) :], **kwargs)
             except BaseException:

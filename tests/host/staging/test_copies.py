@@ -230,3 +230,19 @@ def test_buffers_are_used_again_once_their_copies_are_done() -> None:
         pool.give(large, event())
         device.run(stream)
         assert pool.take(8 * LEAST) is not large
+
+
+def test_what_is_only_filled_is_filled_after_what_reads_it() -> None:
+    """Work that the caller's stream was given before the call finds what was there before."""
+    device = LateDevice()
+    lane = Staging(device.of).lane("test", [torch.zeros(1)])
+    assert lane is not None
+    into, stream, seen = torch.zeros(3), device.stream(), []
+    with device.on(stream):
+        device.enqueue(stream, lambda: seen.append(into.tolist()))
+        call = Copies(lane, [], [into])
+    call.arrive()
+    call.swap(into).fill_(4)
+    call.fill()
+    call.finish()
+    assert (seen, into.tolist()) == ([[0] * 3], [4] * 3)

@@ -127,3 +127,20 @@ def test_a_failed_reduction_keeps_no_buffer() -> None:
             device.run(stream)
         assert device.pool.take(1) is not None
         assert device.pool.taken == 1 << 16
+
+
+def test_parts_round_as_the_whole_does() -> None:
+    """The numbers that stochastic rounding draws go by the value's place in the tensor, not in its part."""
+    found = []
+    for part in (1024, 1 << 20):
+        device, tensor = LateDevice(), torch.linspace(-1, 1, 5000)
+        lane = Staging(device.of).lane("test", [tensor])
+        assert lane is not None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(copies, "PART", part)
+            parts = NarrowParts(lane, tensor, None)
+            parts.run(lambda: NarrowLanes(8, 1, 77), 1.0, lambda words, how: None)
+        parts.finish()
+        found.append(tensor.tolist())
+    assert found[0] == found[1]
+    assert found[0] != torch.linspace(-1, 1, 5000).tolist()

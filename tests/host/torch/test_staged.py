@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
@@ -20,6 +21,7 @@ from torch import nn  # noqa: E402
 
 from netfold.host.api import device_arrays  # noqa: E402
 from netfold.host.api.communicator import Communicator  # noqa: E402
+from netfold.host.api.joinable import PART_BYTES  # noqa: E402
 from netfold.host.staging import copies as staging  # noqa: E402
 from netfold.host.staging.copies import Staging  # noqa: E402
 from netfold.host.torch import priority, reducer  # noqa: E402
@@ -191,6 +193,52 @@ def test_calls_do_the_same_on_a_device(groups: list[NetfoldGroup], name: str) ->
     """Every rank's outputs have the same values, and its inputs are what they were, wherever the tensors are."""
     wanted = made_by(groups, CALLS[name], False)
     assert made_by(groups, CALLS[name], True) == wanted
+
+
+def test_a_message_waits_for_its_copy_and_for_no_collective(groups: list[NetfoldGroup]) -> None:
+    """What is sent has been copied out, although the communicator's thread is busy."""
+
+    def rank(comm: Any) -> list[float]:
+        group, busy = groups[comm], threading.Event()
+        group._reducer.staging = Staging(LateDevice().of)
+        blocked = group.communicator.later(lambda: busy.wait(20), "busy")
+        tensor = mine(group, 4)
+        if comm == 0:
+            group.send([tensor], 2, 3).wait()
+        elif comm == 2:
+            group.recv([tensor], 0, 3).wait()
+        busy.set()
+        assert blocked.wait()
+        return tensor.tolist()
+
+    found = on_every_rank(list(range(RANKS)), rank)  # type: ignore[arg-type]
+    assert found[2] == found[0] == [0, 1, 2, 3]
+
+
+def test_a_reduce_scatter_that_joins_an_all_gather_has_been_copied_out() -> None:
+    """With ``together``, too, no part of the gather reads what the reduce-scatter's copy has yet to bring."""
+    count, store = 2 * PART_BYTES // 4, dist.HashStore()
+
+    def rank(comm: Communicator) -> int:
+        group = NetfoldGroup(store, comm, timedelta(seconds=20), together=True)
+        device = LateDevice(comm.rank or None)
+        group._reducer.staging = Staging(device.of)
+        for turn in range(3):
+            whole, piece = torch.zeros(2 * count), torch.zeros(100)
+            gather = group._allgather_base(whole, torch.full((count,), comm.rank + turn + 1.0))
+            scatter = group._reduce_scatter_base(piece, torch.arange(200.0) * (turn + 1))
+            scatter.wait()
+            gather.wait()
+            assert whole.tolist() == [turn + 1.0] * count + [turn + 2.0] * count
+            assert piece.tolist() == [2.0 * (turn + 1) * (100 * comm.rank + place) for place in range(100)]
+        joined = sum(one.name == "together" for one in comm.flight())
+        group.shutdown()
+        return joined
+
+    with loopback_job(2) as comms:
+        one, other = on_every_rank(comms, rank)
+    assert one == other
+    assert isinstance(one, int), one
 
 
 def test_what_cannot_be_filled_is_refused(groups: list[NetfoldGroup]) -> None:
