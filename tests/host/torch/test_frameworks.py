@@ -185,8 +185,10 @@ def test_accelerate_gets_netfolds_group_by_gloos_name(tmp_path: Path) -> None:
 
 
 def test_other_names_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only gloo for the CPU is NetFold's; beside devices that are there it is refused by name."""
-    assert [renamed.ours_for(name) for name in ("gloo", "GLOO", "cpu:gloo", "cuda:nccl,cpu:gloo")] == ["netfold"] * 4
+    """Only gloo for the CPU is NetFold's, alone or for all devices; beside another backend for devices that are there it
+    is refused by name."""
+    names = ("gloo", "GLOO", "cpu:gloo", "cuda:nccl,cpu:gloo", "cpu:gloo,cuda:gloo")
+    assert [renamed.ours_for(name) for name in names] == ["netfold"] * 5
     for other in ("nccl", "mpi", "netfold", "cuda:gloo", "cpu:mpi,cuda:gloo", "cpu:netfold"):
         assert renamed.ours_for(other) == other
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
