@@ -141,7 +141,7 @@ class Controller:
         self.inspection = Inspection(fabric, self._targets, self.jobs, allocator, self.drains)
         self.injection = Injection(fabric, self._targets)
         self.paths = PathService(
-            self.steering, self.jobs.registry, up=self.liveness.up, replan=self.replan,
+            self.steering, self.jobs.registry, graph=self.liveness.graph, replan=self.replan,
             unpinned=self.inspection.unpinned, links_respond=self.liveness.links_respond,
         )
         self.maintenance = Maintenance(

@@ -83,8 +83,8 @@ def flows(fabric: Fabric, topology: Topology, workload: Workload, scheme: Scheme
 
     Raises ValueError for flows that cannot be replayed.
     """
-    number = {name: n for n, name in enumerate((s.name for s in fabric.switches if s.role == "spine"), 1)}
-    ports = [roce.PATH_PORT + n for n in number.values()]
+    spines = [switch.name for switch in fabric.switches if switch.role == "spine"]
+    ports = [roce.PATH_PORT + path for path in range(1, len(spines) + 1)]
     placed = queue_pairs(topology, workload, scheme)
     pieces: dict[int, list[int]] = defaultdict(list)
     for task, path in zip(placed.task.tolist(), placed.path.tolist(), strict=True):

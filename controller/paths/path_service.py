@@ -37,7 +37,7 @@ from netfold.wire.operator import PinnedPath
 from netfold.wire.paths import SERVICE, Follow, Noted, Paths, Suspect, tcp_ports
 
 if TYPE_CHECKING:
-    pass
+    import networkx as nx
 
 log = logging.getLogger("netfold.controller")
 
@@ -124,7 +124,7 @@ class Table(msgspec.Struct, frozen=True):
 class PathService:
     """The path service of one controller.
 
-    up               returns the part of the fabric that is up
+    graph            returns the part of the fabric that is up
     replan           plans routes and pins anew and writes them to the switches
     unpinned         reads the counter `unpinned`: packets by switch
     links_respond    whether probes come through all these links within so many seconds
@@ -135,7 +135,7 @@ class PathService:
         steering: Steering,
         jobs: Registry,
         *,
-        up: Callable[[], Up],
+        graph: Callable[[], nx.MultiGraph[str]],
         replan: Callable[[], Awaitable[None]],
         unpinned: Callable[[], Awaitable[dict[str, int]]],
         links_respond: Callable[[Collection[int], float], Awaitable[bool]],
@@ -143,7 +143,7 @@ class PathService:
         self._steering = steering
         self._fabric: Fabric = steering.fabric
         self._jobs = jobs
-        self._up = up
+        self._graph = graph
         self._replan = Shared(replan)
         self._table = Shared(self._read_table)
         self._read_unpinned = unpinned
@@ -271,8 +271,7 @@ class PathService:
 
     def _current_view(self) -> View:
         if self._view is None:
-            graph = self._up().graph(self._fabric)
-            self._view = View(self._steering, self._version, *self._steering.usable_parts(graph))
+            self._view = View(self._steering, self._version, *self._steering.usable_parts(self._graph()))
         return self._view
 
     def _job(self, request: Follow | Suspect) -> Job:
@@ -288,7 +287,8 @@ class PathService:
         return await self._table()
 
     async def _read_table(self) -> Table:
-        unpinned, up = await self._read_unpinned(), self._up()
+        unpinned = await self._read_unpinned()
+        up = Up.of(self._graph())
         switches = {switch.name for switch in self._fabric.switches}
         suspects, drained = self._steering.suspects(), self._steering.drains.links
         planned = await asyncio.to_thread(self._steering.plan, self._steering.inputs(up))

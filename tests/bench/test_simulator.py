@@ -15,6 +15,8 @@ from netfold.bench.commands.simulator import Case
 from netfold.bench.ranks.loss import LossResult
 from netfold.bench.ranks.simulator import ReplayTimes
 from netfold.cli.app import app
+from netfold.controller.paths.steering import Steering
+from netfold.fabric.clos import paths_of
 from netfold.fabric.generate import leafspine
 from netfold.sim.placement import SCHEMES
 from netfold.sim.topology import of_fabric
@@ -33,8 +35,8 @@ def test_flows_are_those_of_the_simulator(workload: str) -> None:
     topology = of_fabric(fabric, delay=1e-6)
     work = COLLECTIVES[workload](range(8), 1 << 20)
     flows, ports = simulator.flows(fabric, topology, work, simulator.SCHEME)
-    names = {roce.PATH_PORT + n: switch.name for n, switch in enumerate(fabric.switches, 1)}
-    assert [names[port] for port in ports] == ["spine1", "spine2"]
+    named = Steering(fabric).ports(paths_of(fabric.graph())(fabric.graph()), "leaf1", "leaf2")
+    assert [named[port][0].head for port in ports] == ["spine1", "spine2"]
     assert [(flow.source, flow.destination, flow.nbytes) for flow in flows] == list(
         zip(work.source.tolist(), work.destination.tolist(), work.size.tolist(), strict=True)
     )

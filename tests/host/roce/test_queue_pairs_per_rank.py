@@ -16,7 +16,6 @@ from netfold.controller.paths.path_service import PathService
 from netfold.controller.paths.steering import Steering
 from netfold.fabric import collectives
 from netfold.fabric.generate import leafspine
-from netfold.fabric.graph import Up
 from netfold.fabric.trees import Tree
 from netfold.host.mesh.source_ports import SourcePorts
 from netfold.wire import roce
@@ -49,12 +48,12 @@ class Fleet:
     def __init__(self, collective: str) -> None:
         fabric = leafspine(LEAVES, SPINES, WORLD)
         job = Job("j", WORLD, hosts=[host.name for host in fabric.hosts])
-        up = Up.of(fabric.graph())
+        graph = fabric.graph()
 
         async def nothing(*_: object) -> Any:
             """Does nothing: there are no switches."""
 
-        self._service = PathService(Steering(fabric), cast(Any, OneJob(job)), up=lambda: up, replan=nothing,
+        self._service = PathService(Steering(fabric), cast(Any, OneJob(job)), graph=lambda: graph, replan=nothing,
                                     unpinned=nothing, links_respond=nothing)
         self._collective = collective
         self._paths: dict[int, Paths] = {}
