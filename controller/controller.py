@@ -445,10 +445,9 @@ class Controller:
         return await self._status()
 
     async def _read_status(self) -> Status:
-        up = {number for *_, number in self.liveness.graph().edges(keys=True)}
-        why = self.liveness.links_down()
+        up, why = self.liveness.links_up(), self.liveness.links_down()
         status = await self.inspection.status(up, why, time.monotonic() - self._ready)
-        self.history.note(status)
+        await asyncio.to_thread(self.history.note, status)
         return status
 
     async def _answer_status(self, _: operator.AskStatus) -> Status:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
+from netfold.controller.switch.codec import Cells, Wanted
 from netfold.controller.switch.entities import Entry, State
 from netfold.controller.switch.probe import SlotState
 from netfold.controller.switch.reconcile import Update
-from netfold.controller.switch.switch import Count, PacketIn
+from netfold.controller.switch.switch import PacketIn
 
 
 class MemorySwitch:
@@ -46,9 +47,9 @@ class MemorySwitch:
         return {key: entity for key, entity in self.state.items()
                 if not isinstance(entity, Entry) or entity.table in wanted}
 
-    async def read_counter(self, name: str) -> dict[int, Count]:
+    async def read_counters(self, wanted: Wanted) -> Callable[[], Cells]:
         """Nothing was counted."""
-        return {}
+        return dict
 
     async def read_cell(self, name: str, index: int) -> int:
         """Nothing was counted."""

@@ -65,6 +65,8 @@ class Drains:
     def links(self) -> set[int]:
         """Numbers of the links that are avoided, because they or a switch at one end are drained."""
         avoided = self._avoided
+        if not avoided:
+            return set()
         return {number for number, link in enumerate(self._fabric.links)
                 if link.a in avoided or any(end.node in avoided for end in link.ends)}
 

@@ -79,6 +79,10 @@ class Liveness:
         self._graphs: dict[Up, nx.MultiGraph[str]] = {}
         """The graphs that were asked for last."""
         self._number = {end: number for number, link in enumerate(fabric.links) for end in link.ends}
+        self._at: defaultdict[str, list[int]] = defaultdict(list)
+        """Numbers of the links at each node."""
+        for end, number in self._number.items():
+            self._at[end.node].append(number)
         self._links = Links(fabric)
         self._excuses = Excuses(targets, self._links)
         self._silent = SilentLinks(targets, self._links, drained)
@@ -142,6 +146,11 @@ class Liveness:
         for number, end in sorted((self._number[end], end) for end in dark if end in self._number):
             down[number] = f"{end} is down"
         return down
+
+    def links_up(self) -> set[int]:
+        """Numbers of the links that are up, of switches that are."""
+        down = {number for name in self.switches_down() for number in self._at[name]}
+        return set(range(len(self._fabric.links))) - down - self.links_down().keys()
 
     def log_changes(self) -> None:
         """Log what went down or came up since the last call, and call ``changed`` again when its suppression ends."""

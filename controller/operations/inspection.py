@@ -17,8 +17,9 @@ from netfold.controller.health.drains import Drains
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.jobs import Jobs
 from netfold.controller.operations import connections, stall
-from netfold.controller.operations.status import COUNTERS, SwitchCounters, of_job, of_link, of_switch
+from netfold.controller.operations.status import SwitchCounters, of_job, of_link, of_switch, wanted
 from netfold.controller.switch import tables
+from netfold.controller.switch.codec import Wanted
 from netfold.controller.switch.probe import SlotState
 from netfold.controller.switch.switch import SwitchError
 from netfold.controller.switch.target import Target
@@ -28,7 +29,7 @@ from netfold.rpc.limits import Shared
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire import jobs as wire
 from netfold.wire import operator, stalls
-from netfold.wire.operator import Status
+from netfold.wire.operator import LinkStatus, Status
 from netfold.wire.stalls import JobSlots, Stall
 
 log = logging.getLogger("netfold.controller")
@@ -37,6 +38,7 @@ COUNTER_TIMEOUT: Final = 5.0
 """Seconds to read a switch's counters: a status does not wait longer for a switch that hangs."""
 SLOTS_FRESH: Final = 1.0
 """Seconds for which the open slots of a switch are given to others who ask."""
+_UNPINNED: Final[Wanted] = {tables.UNPINNED: None}
 REST: Final = 1.0
 """Pause between two readings of slots, in times of what the first one took: they take half of the controller's time at
 most, however many ask."""
@@ -55,6 +57,11 @@ class Inspection:
         self._allocator = allocator
         self._drains = drains
         self._clock = clock
+        ports: dict[str, list[int]] = {name: [] for name in targets}
+        for end in (end for link in fabric.links for end in link.ends if end.node in ports):
+            ports[end.node].append(end.port)
+        self._wanted = {name: wanted(sorted(found)) for name, found in ports.items()}
+        """The counters that a status needs, by switch."""
         self._reading = asyncio.Lock()
         """Held while an operator's reading of slots is under way: there is one at a time."""
         self._rests_until = 0.0
@@ -70,9 +77,16 @@ class Inspection:
         why     why others are not, where it is not for a switch
         uptime  in seconds
         """
-        names = list(self._targets)
-        counters = dict(zip(names, await asyncio.gather(*map(self._counters, names)), strict=True))
+        answers = await asyncio.gather(*(self._read_counters(name, wanted) for name, wanted in self._wanted.items()))
         used, drained = self._allocator.used(), self._drains.links
+
+        def decoded() -> tuple[dict[str, SwitchCounters], list[LinkStatus]]:
+            counters = {name: answer() for name, answer in zip(self._wanted, answers, strict=True)}
+            return counters, [of_link(link, counters, up=number in up, problem=why.get(number, ""),
+                                      drained=number in drained)
+                              for number, link in enumerate(self._fabric.links)]
+
+        counters, links = await asyncio.to_thread(decoded)  # of hundreds of switches that takes a second
         return Status(
             fabric=self._fabric.name,
             engine=self._fabric.engine,
@@ -82,11 +96,7 @@ class Inspection:
                           drained=switch.name in self._drains)
                 for switch in self._fabric.switches
             ],
-            links=[
-                of_link(link, counters, up=number in up, problem=why.get(number, ""),
-                        drained=number in drained)
-                for number, link in enumerate(self._fabric.links)
-            ],
+            links=links,
             jobs=[of_job(job) for job in self._jobs.all()],
             totals=self._jobs.totals,
         )
@@ -95,24 +105,31 @@ class Inspection:
         """Packets without a pin, by switch; switches that do not answer are left out."""
         found: dict[str, int] = {}
         for name in self._targets:
-            cells = (await self._counters(name, [tables.UNPINNED])).cells.get(tables.UNPINNED, {})
+            answer = await self._read_counters(name, _UNPINNED)
+            cells = (await asyncio.to_thread(answer)).cells.get(tables.UNPINNED, {})
             found[name] = sum(cell.packets for cell in cells.values())
         return found
 
-    async def _counters(self, name: str, wanted: Sequence[str] = COUNTERS) -> SwitchCounters:
-        """SwitchCounters of one switch; empty if it is down or does not answer."""
-        cells, read = {}, {}
+    async def _read_counters(self, name: str, wanted: Wanted) -> Callable[[], SwitchCounters]:
+        """Read counters of one switch.  Returns what decodes them, on another thread; there are none if it is down or
+        does not answer."""
         try:
-            client = self._targets[name].client
+            client, asked = self._targets[name].client, self._clock()
             async with asyncio.timeout(COUNTER_TIMEOUT):
-                for counter in wanted:
-                    asked = self._clock()
-                    cells[counter] = await client.read_counter(counter)
-                    read[counter] = (asked + self._clock()) / 2
+                cells = await client.read_counters(wanted)
+            read = (asked + self._clock()) / 2
         except (SwitchError, TimeoutError) as error:
             log.warning("no counters of %s: %s", name, error or f"no answer within {COUNTER_TIMEOUT:g} s")
-            return SwitchCounters()
-        return SwitchCounters(cells, read)
+            return SwitchCounters
+
+        def decoded() -> SwitchCounters:
+            try:
+                return SwitchCounters(cells(), read)
+            except SwitchError as error:
+                log.warning("no counters of %s: %s", name, error)
+                return SwitchCounters()
+
+        return decoded
 
     # ---- slots -----------------------------------------------------------------------------------------------------
 

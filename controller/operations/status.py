@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -13,7 +13,7 @@ import msgspec
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.rounds import Round
 from netfold.controller.switch import tables
-from netfold.controller.switch.switch import Count
+from netfold.controller.switch.codec import Count, Wanted
 from netfold.controller.switch.target import Target
 from netfold.fabric import pools
 from netfold.fabric.graph import End, Link, Switch
@@ -30,23 +30,29 @@ from netfold.wire.operator import (
     TreeStatus,
 )
 
-COUNTERS: Final = (
-    tables.PORT_IN, tables.PORT_OUT, tables.CORRUPT, tables.OUTCOMES, tables.SPOOFED, tables.UNASSIGNED,
-    tables.UNFOLDED, tables.GAPS, tables.REFUSED, tables.OVER_RATE,
+_BY_PORT: Final = (
+    tables.PORT_IN, tables.PORT_OUT, tables.SPOOFED, tables.UNFOLDED, tables.GAPS, tables.REFUSED, tables.OVER_RATE,
     *(tables.fault_counter(control, fault) for control in (tables.FAULT_IN, tables.FAULT_OUT)
       for fault in tables.FAULTS),
 )
+"""Counters with a cell for each number of a port, of which only those with a link count anything."""
+_WHOLE: Final = (tables.CORRUPT, tables.OUTCOMES, tables.UNASSIGNED)
+COUNTERS: Final = (*_BY_PORT, *_WHOLE)
 """The counters that a status needs of every switch."""
 
 
+def wanted(ports: Sequence[int]) -> Wanted:
+    """What a status needs of the counters of a switch that has links at these ports."""
+    return {**dict.fromkeys(_BY_PORT, ports), **dict.fromkeys(_WHOLE)}
+
+
 class SwitchCounters(NamedTuple):
-    """What was read of one switch's counters.  They are read one after the other, so that each has its own moment."""
+    """What was read of one switch's counters, at once."""
 
     cells: Mapping[str, Mapping[int, Count]] = MappingProxyType({})
     """Cells by counter name and index."""
-    read: Mapping[str, float] = MappingProxyType({})
-    """When each was read, by its name: monotonic seconds, halfway between question and answer; none where it was
-    not."""
+    read: float = 0.0
+    """When: monotonic seconds, halfway between question and answer; 0: they were not read."""
 
 
 _NOTHING: Final = Count(0, 0)
@@ -60,7 +66,7 @@ def of_switch(switch: Switch, target: Target, used: int, counters: SwitchCounter
         _outcomes(counters), drained,
         switch.device_id, _punts(target, counters), _total(counters, tables.SPOOFED),
         _total(counters, tables.UNASSIGNED), _total(counters, tables.UNFOLDED), _total(counters, tables.GAPS),
-        counters.read.get(tables.OUTCOMES, 0.0),
+        counters.read,
     )
 
 
@@ -99,7 +105,7 @@ def _traffic(counters: Mapping[str, SwitchCounters], sender: End, receiver: End)
     done = (counters[at.node].cells.get(name, {}) for name in names)
     return msgspec.structs.replace(
         Traffic(count.packets, count.bytes, *(cells.get(at.port, _NOTHING).packets for cells in done)),
-        read=counted.read.get(counter, 0.0),
+        read=counted.read,
     )
 
 

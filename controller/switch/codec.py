@@ -6,12 +6,28 @@ Bytestrings are canonical (P4Runtime specification, section 8.4).
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from finsy.proto import p4i, p4r
+from google.protobuf.message import DecodeError
 
 from netfold.controller.switch.entities import Clone, Entity, Entry, MeterRate, Multicast, Value
+
+Wanted = Mapping[str, Sequence[int] | None]
+"""Cells of counters that are to be read, by name; None: all of a counter's."""
+
+
+class Count(NamedTuple):
+    """A cell of a counter."""
+
+    packets: int
+    bytes: int
+
+
+Cells = dict[str, dict[int, Count]]
+"""Cells of counters, by name and index."""
 
 
 class CodecError(ValueError):
@@ -198,6 +214,26 @@ class Codec:
         if index is not None:
             message.index.index = index
         return p4r.Entity(counter_entry=message)
+
+    def read_cells(self, wanted: Wanted) -> list[p4r.Entity]:
+        """A request for cells of those counters that the program has."""
+        return [self.read_counter(name, index) for name, cells in wanted.items() if name in self._counters
+                for index in ([None] if cells is None else cells)]
+
+    def cells(self, answers: Iterable[bytes]) -> Cells:
+        """The non-zero cells in answers to reads of counters, by name and index.  Raises CodecError."""
+        names = {number: name for name, number in self._counters.items()}
+        found: Cells = {}
+        try:
+            for answer in answers:
+                for entity in p4r.ReadResponse.FromString(answer).entities:
+                    entry = entity.counter_entry
+                    if packets := entry.data.packet_count:
+                        cell = Count(packets, entry.data.byte_count)
+                        found.setdefault(names[entry.counter_id], {})[entry.index.index] = cell
+        except (DecodeError, KeyError) as error:
+            raise CodecError(f"counters: expected those that were asked for, got {error!r}") from error
+        return found
 
     def packet_out(self, payload: bytes, fields: dict[str, int]) -> p4r.PacketOut:
         """A packet-out with these fields of its `packet_out` header; other fields are 0."""

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import grpc
 from finsy.p4client import P4RpcStatus
@@ -28,7 +28,7 @@ from google.protobuf.struct_pb2 import Struct
 
 from netfold.controller.switch import arbitration, channel, probe, reach
 from netfold.controller.switch.arbitration import EOF
-from netfold.controller.switch.codec import Codec, CodecError
+from netfold.controller.switch.codec import Cells, Codec, CodecError, Wanted
 from netfold.controller.switch.entities import Entity, State, state
 from netfold.controller.switch.pipeline import Pipeline
 from netfold.controller.switch.probe import SlotState
@@ -77,13 +77,6 @@ class NotPrimary(SwitchError):
         self.present = present
 
 
-class Count(NamedTuple):
-    """A cell of a counter."""
-
-    packets: int
-    bytes: int
-
-
 @dataclass(frozen=True)
 class PacketIn:
     """A packet that the switch sent to its CPU port.
@@ -130,6 +123,10 @@ class Session:
         self._speaks_tls = credentials is not None
         self._channel = channel.opened(address, credentials)
         self._stub: Any = p4r_grpc.P4RuntimeStub(self._channel)
+        self._read_raw: Any = self._channel.unary_stream("/p4.v1.P4Runtime/Read", bytes, bytes)
+        """Read in bytes, for what is decoded elsewhere."""
+        self._counters_asked: tuple[Wanted, bytes] | None = None
+        """The counters that were read last, and the request for them."""
         self._stream: Any = None
         self._reader: asyncio.Task[str] | None = None
         self._probes: defaultdict[int, list[asyncio.Future[SlotState]]] = defaultdict(list)
@@ -409,14 +406,24 @@ class Session:
         with self._errors("Capabilities"):
             await self._stub.Capabilities(p4r.CapabilitiesRequest(), timeout=RPC_TIMEOUT)
 
-    async def read_counter(self, name: str) -> dict[int, Count]:
-        """The non-zero cells of an indirect counter, by index; none if the program lacks it.  Raises
-        SwitchError."""
-        if not self._codec.has_counter(name):
-            return {}
-        entities = await self._read([self._codec.read_counter(name)])
-        cells = ((e.counter_entry.index.index, e.counter_entry.data) for e in entities)
-        return {i: Count(data.packet_count, data.byte_count) for i, data in cells if data.packet_count}
+    async def read_counters(self, wanted: Wanted) -> Callable[[], Cells]:
+        """Read cells of indirect counters that the program has, by one request.  Returns what decodes the answer, which
+        takes some milliseconds: to be called on another thread, raises SwitchError.  Raises SwitchError."""
+        if self._counters_asked is None or self._counters_asked[0] is not wanted:
+            request = p4r.ReadRequest(device_id=self._device_id, entities=self._codec.read_cells(wanted))
+            self._counters_asked = wanted, request.SerializeToString()
+        answers: list[bytes] = []
+        with self._errors("Read"):
+            async for answer in self._read_raw(self._counters_asked[1], timeout=RPC_TIMEOUT):
+                answers.append(answer)
+
+        def decode() -> Cells:
+            try:
+                return self._codec.cells(answers)
+            except CodecError as error:
+                raise SwitchError(f"{self.name} ({self.address}): {error}") from error
+
+        return decode
 
     async def read_cell(self, name: str, index: int) -> int:
         """The packets in one cell of an indirect counter.  Raises SwitchError."""

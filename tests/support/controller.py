@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 import grpc
 from finsy.proto import p4i, p4r, p4r_grpc, rpc_code, rpc_status
 
+from netfold.controller.switch.codec import Cells, Count, Wanted
 from netfold.controller.switch.entities import Entry, State
 from netfold.controller.switch.pipeline import Pipeline
 from netfold.controller.switch.probe import SlotState
 from netfold.controller.switch.reconcile import Update
-from netfold.controller.switch.switch import Count, PacketIn, Session, SwitchError
+from netfold.controller.switch.switch import PacketIn, Session, SwitchError
 
 T = TypeVar("T")
 BOUND = 60.0
@@ -107,8 +108,10 @@ class MemorySession:
         wanted = set(tables)
         return {k: e for k, e in self.switch.state.items() if not isinstance(e, Entry) or e.table in wanted}
 
-    async def read_counter(self, name: str) -> dict[int, Count]:
-        return self.switch.counters.get(name, {})
+    async def read_counters(self, wanted: Wanted) -> Callable[[], Cells]:
+        cells = {name: {index: count for index, count in self.switch.counters.get(name, {}).items()
+                        if some is None or index in some} for name, some in wanted.items()}
+        return lambda: cells
 
     async def read_cell(self, name: str, index: int) -> int:
         return self.switch.counters.get(name, {}).get(index, Count(0, 0)).packets

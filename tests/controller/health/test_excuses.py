@@ -11,7 +11,7 @@ import pytest
 from netfold.controller.health import excuses
 from netfold.controller.health.liveness import Liveness
 from netfold.controller.switch import tables
-from netfold.controller.switch.switch import Count
+from netfold.controller.switch.codec import Count
 from support.cables import Cables, link_between
 from support.controller import run
 from support.jobs import Rig, rig

@@ -12,7 +12,7 @@ from netfold.controller import client
 from netfold.controller.controller import Controller
 from netfold.controller.serving import StartError
 from netfold.controller.switch import tables
-from netfold.controller.switch.switch import Count
+from netfold.controller.switch.codec import Count
 from netfold.fabric.generate import leafspine
 from netfold.wire.jobs import (
     Done,

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netfold.controller.switch import channel
-from netfold.controller.switch.codec import Codec, CodecError
+from netfold.controller.switch.codec import Codec, CodecError, Count
 from netfold.controller.switch.entities import Entry, Multicast
 from netfold.controller.switch.pipeline import Pipeline
 from netfold.controller.switch.reconcile import Update
-from netfold.controller.switch.switch import Count, NotPrimary, PacketIn, Session, SwitchError
+from netfold.controller.switch.switch import NotPrimary, PacketIn, Session, SwitchError
 from softswitch.p4runtime import notices
 from support.controller import PIPELINE, ScriptedServer, run, session, tiny_p4info, until
 
@@ -139,11 +139,20 @@ def test_reads_give_states_and_counters(tmp_path: Path) -> None:
             server.entities = []
             for index, packets in ((0, 0), (3, 7)):
                 cell = p4r.Entity()
+                cell.counter_entry.counter_id = codec.read_counter("In.seen").counter_entry.counter_id
                 cell.counter_entry.index.index = index
                 cell.counter_entry.data.packet_count = packets
                 cell.counter_entry.data.byte_count = packets * 10
                 server.entities.append(cell)
-            assert await s.read_counter("In.seen") == {3: Count(7, 70)}
+            assert (await s.read_counters({"In.seen": None}))() == {"In.seen": {3: Count(7, 70)}}
+            asked = codec.read_cells({"In.seen": [2, 3], "In.none": None})
+            assert [(one.counter_entry.index.index, one.counter_entry.HasField("index")) for one in asked] == [
+                (2, True), (3, True)]
+            server.entities[0].counter_entry.counter_id = 77
+            server.entities[0].counter_entry.data.packet_count = 1
+            decode = await s.read_counters({"In.seen": None})
+            with pytest.raises(SwitchError, match="leaf1 .*: counters: expected those that were asked for"):
+                decode()
 
     run(story())
 

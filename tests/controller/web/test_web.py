@@ -25,7 +25,7 @@ from netfold.controller.jobs import callers
 from netfold.controller.jobs.callers import Callers
 from netfold.controller.operations.events import EventLog
 from netfold.controller.switch import tables
-from netfold.controller.switch.switch import Count
+from netfold.controller.switch.codec import Count
 from netfold.controller.web import answers, metrics, serve, view
 from netfold.controller.web.answers import Answers, Sources
 from netfold.fabric import file as fabric_file
