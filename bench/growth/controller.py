@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures a controller as its fabric grows: its start, its memory, a job's plan, and planning anew after a failure.
+"""Measures a controller as its fabric grows: its start, its memory, a job's plan, planning anew after a failure under
+that job, a round of probes, a look at its status, and how long its loop stands still meanwhile.
 
     python -m netfold.bench.growth.controller leafspine,32,16,128       # prints one row as JSON
 
-The switches are in the controller's process and have no data plane (`bench.harness.memory_switch`).  Each fabric has a
-process of its own, since memory that was used once does not go back.
+The switches are in the controller's process and have no data plane (`bench.harness.memory_switch`): P4Runtime's
+messages are made, and not sent.  Each fabric has a process of its own, since memory that was used once does not go
+back.
 """
 
 from __future__ import annotations
@@ -26,9 +28,11 @@ import msgspec
 from netfold.bench.harness.limits import machine
 from netfold.bench.harness.memory_switch import MemorySwitch
 from netfold.controller.controller import Controller
+from netfold.controller.switch import pipeline
+from netfold.controller.switch.codec import Codec
 from netfold.fabric import generate
 from netfold.fabric.graph import Switch
-from netfold.wire.jobs import Join
+from netfold.wire.jobs import Join, Plan, Resume
 
 FABRICS: Final = ("leafspine,2,2,8", "leafspine,32,16,128", "leafspine,464,16,928")
 """4, 48 and 480 switches."""
@@ -57,13 +61,20 @@ class ControllerRow(msgspec.Struct, frozen=True):
     job: tuple[float, float]
     """Until all ranks have their plans, and the switches the job's entries."""
     link: tuple[float, float]
-    """Planning anew after a link between switches went down."""
+    """Planning anew after a link between switches went down, until all ranks of the job that folds over it go on."""
     link_updates: int
     spine: tuple[float, float]
-    """Planning anew after all links of a spine went down, and the link above came back."""
+    """The same after all links of another spine went down, and the link above came back."""
     spine_updates: int
     unchanged: tuple[float, float]
     """Planning anew where nothing has changed."""
+    status: tuple[float, float]
+    """One look at the status."""
+    probes: tuple[float, float]
+    """One round of probes of all links, and what arrives of the one before."""
+    probes_sent: int
+    stall: float
+    """Processor seconds of the longest time for which the loop did not turn, from the start on."""
 
 
 def measure(fabrics: Sequence[str], echo: Callable[[str], None]) -> list[ControllerRow]:
@@ -76,8 +87,23 @@ def measure(fabrics: Sequence[str], echo: Callable[[str], None]) -> list[Control
         echo(f"{row.switches:>4} switches, {row.hosts:>5} hosts: {row.entries:>8} entries, {row.mebibytes:>7.0f} MiB "
              f"(peak {row.peak_mebibytes:.0f}); start {row.start[0]:.2f} s, a job's plan {row.job[0]:.2f} s; "
              f"anew after a link {row.link[0]:.2f} s ({row.link_updates} updates), a spine {row.spine[0]:.2f} s "
-             f"({row.spine_updates})")
+             f"({row.spine_updates}); a look {row.status[0]:.2f} s, a round of {row.probes_sent} probes "
+             f"{row.probes[0]:.2f} s; the loop stood still for {row.stall:.2f} s")
     return rows
+
+
+class Stalls:
+    """How long the event loop does not turn, by the processor's seconds of its thread."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+
+    async def run(self) -> None:
+        """Look each millisecond, or as soon as the loop turns, until cancelled."""
+        while True:
+            began = time.thread_time()
+            await asyncio.sleep(0.001)
+            self.longest = max(self.longest, time.thread_time() - began)
 
 
 async def _timed(work: Callable[[], Awaitable[Any]]) -> tuple[float, float]:
@@ -95,8 +121,13 @@ def _mebibytes(field: str) -> float:
 
 
 async def _measure(text: str, folder: Path) -> ControllerRow:
-    fabric = msgspec.structs.replace(generate.parse(text, rundir=folder), probe=0)
-    switches = {switch.name: MemorySwitch() for switch in fabric.switches}
+    fabric = generate.parse(text, rundir=folder)
+    codec = Codec(pipeline.of_fabric(fabric).p4info)
+    fabric = msgspec.structs.replace(fabric, probe=0)  # rounds are begun here
+    switches = {switch.name: MemorySwitch(codec) for switch in fabric.switches}
+    for a, b in (pair for link in fabric.links for pair in (link.ends, link.ends[::-1])):
+        if {a.node, b.node} <= switches.keys():
+            switches[a.node].cables[a.port] = switches[b.node], b.port
     gc.collect()
     before = _mebibytes("VmRSS")
 
@@ -114,39 +145,57 @@ async def _measure(text: str, folder: Path) -> ControllerRow:
                 (down.discard if up else down.add)(end.port)
 
     controller = Controller(fabric, connect=connect, start_timeout=SECONDS)
+    plans: list[Plan] = []
+
+    async def join() -> None:
+        plans.extend(await asyncio.gather(*(controller.jobs.join(
+            Join("growth", world, rank, host.address, "10.0.0.1:1", fabric.path_mtu)
+        ) for rank, host in enumerate(hosts))))
+
+    async def replan() -> None:
+        """Plan anew, with ranks that halt where they are told to."""
+        await controller.replan()
+        if any(job.stands_still for job in controller.jobs.all()):
+            await asyncio.gather(*(controller.jobs.resume(Resume(
+                plan.job, plan.rank, plan.epoch, dict.fromkeys(range(2 * len(plan.trees)), 0), SECONDS, plan.rank_secret
+            )) for plan in plans))
+
+    stalls = Stalls()
+    watch = asyncio.create_task(stalls.run())
     try:
         start = await _timed(controller.start)
         gc.collect()
         after, entries = _mebibytes("VmRSS"), sum(len(switch.state) for switch in switches.values())
         world = min(RANKS, len(fabric.hosts))
         hosts = fabric.hosts[:: len(fabric.hosts) // world][:world]
-        spine = next((switch.name for switch in reversed(fabric.switches) if switch.role == "spine"), "")
-
-        async def join() -> None:
-            await asyncio.gather(*(controller.jobs.join(
-                Join("growth", world, rank, host.address, "10.0.0.1:1", fabric.path_mtu)
-            ) for rank, host in enumerate(hosts)))
+        spines = [switch.name for switch in fabric.switches if switch.role == "spine"]
 
         await controller.replan()  # what the start has left to do comes before what is timed
         await asyncio.sleep(0)
         unchanged = await _timed(controller.replan)
-        known = updates()
-        cable(spine, up=False, count=1)
-        link, link_updates = await _timed(controller.replan), updates() - known
-        cable(spine, up=True, count=1)
-        await controller.replan()
-        known = updates()
-        cable(spine, up=False, count=len(fabric.links))
-        lost, spine_updates = await _timed(controller.replan), updates() - known
-        cable(spine, up=True, count=len(fabric.links))
-        await controller.replan()
         job = await _timed(join)
+        known = updates()
+        cable(spines[-1], up=False, count=1)
+        link, link_updates = await _timed(replan), updates() - known
+        cable(spines[-1], up=True, count=1)
+        await replan()
+        known = updates()
+        cable(spines[0], up=False, count=len(fabric.links))
+        lost, spine_updates = await _timed(replan), updates() - known
+        cable(spines[0], up=True, count=len(fabric.links))
+        await replan()
+        status = await _timed(controller.status)
+        await controller.liveness.check()
+        sent = sum(switch.packets.qsize() for switch in switches.values())
+        probes = await _timed(controller.liveness.check)
     finally:
+        watch.cancel()
         await controller.stop()
     return ControllerRow(
         fabric=text, switches=len(fabric.switches), hosts=len(fabric.hosts), machine=machine(), entries=entries,
         start=start, mebibytes=after - before, peak_mebibytes=_mebibytes("VmHWM") - before, ranks=world, job=job,
         link=link, link_updates=link_updates, spine=lost, spine_updates=spine_updates, unchanged=unchanged,
+        status=status, probes=probes, probes_sent=sent, stall=stalls.longest,
     )
 
 

@@ -111,10 +111,13 @@ def _axis(name: str) -> Axis:
 
 def _of_controller(rows: Sequence[ControllerRow]) -> list[list[LineChart]]:
     ticks = [str(row.switches) for row in rows]
-    times = {"start": "start", "a job's plan": "job", "anew after a link": "link", "anew after a spine": "spine"}
+    times = {"start": "start", "a job's plan": "job", "anew after a link": "link", "anew after a spine": "spine",
+             "a look": "status", "a round of probes": "probes"}
     return [
         [LineChart("processor seconds", ticks, {
             label: [getattr(row, field)[1] for row in rows] for label, field in times.items()})],
+        [LineChart("processor seconds for which the loop stands still", ticks,
+                   {"longest": [row.stall for row in rows]})],
         [LineChart("MiB", ticks, {"memory": [row.mebibytes for row in rows],
                                   "most memory": [row.peak_mebibytes for row in rows]})],
     ]

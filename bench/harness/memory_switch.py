@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A switch without a data plane, in the controller's own process: it holds what is written to it, and answers at once.
 
-What the controller costs with such switches is its own planning and comparing, without P4Runtime's messages.
+What the controller costs with such switches is its own planning and comparing, and with a codec the making of
+P4Runtime's messages, which are not sent.
 """
 
 from __future__ import annotations
@@ -9,17 +10,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from netfold.controller.switch.codec import Cells, Wanted
+from finsy.proto import p4r
+
+from netfold.controller.switch.codec import Cells, Codec, Wanted
 from netfold.controller.switch.entities import Entry, State
 from netfold.controller.switch.probe import SlotState
 from netfold.controller.switch.reconcile import Update
-from netfold.controller.switch.switch import PacketIn
+from netfold.controller.switch.switch import BATCH, PacketIn
 
 
 class MemorySwitch:
-    """Implements netfold.controller.switch.target.Client; one session, which never ends by itself."""
+    """Implements netfold.controller.switch.target.Client; one session, which never ends by itself.
 
-    def __init__(self) -> None:
+    codec  makes P4Runtime's messages of what is written and sent; None: nothing does
+    """
+
+    def __init__(self, codec: Codec | None = None) -> None:
+        self._codec = codec
+        self.cables: dict[int, tuple[MemorySwitch, int]] = {}
+        """The switch and its port at the other end of each port's link, where there is one."""
         self.state: State = {}
         self.updates = 0
         """Number of updates that were written."""
@@ -31,7 +40,13 @@ class MemorySwitch:
         self._closed = asyncio.Event()
 
     async def packet_out(self, port: int, payload: bytes) -> None:
-        """Drop the packet."""
+        """Let the packet come in at the other end of the link, to be sent to the controller from there; where there is
+        none, drop it."""
+        if self._codec is not None:
+            self._codec.packet_out(payload, {"egress_port": port}).SerializeToString()
+        if port in self.cables:
+            switch, there = self.cables[port]
+            switch.packets.put_nowait(PacketIn(there, payload))
 
     async def hear(self) -> None:
         """It has said nothing."""
@@ -58,6 +73,10 @@ class MemorySwitch:
     async def write(self, updates: list[Update]) -> None:
         """Hold what the updates say."""
         self.updates += len(updates)
+        if self._codec is not None:
+            for start in range(0, len(updates), BATCH):
+                p4r.WriteRequest(updates=[p4r.Update(entity=self._codec.encode(update.entity))
+                                          for update in updates[start:start + BATCH]]).SerializeToString()
         for update in updates:
             if update.verb == "delete":
                 del self.state[update.entity.identity]

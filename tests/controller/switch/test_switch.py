@@ -151,7 +151,7 @@ def test_reads_give_states_and_counters(tmp_path: Path) -> None:
             server.entities[0].counter_entry.counter_id = 77
             server.entities[0].counter_entry.data.packet_count = 1
             decode = await s.read_counters({"In.seen": None})
-            with pytest.raises(SwitchError, match="leaf1 .*: counters: expected those that were asked for"):
+            with pytest.raises(SwitchError, match=r"leaf1 .*: counters: expected those that were asked for"):
                 decode()
 
     run(story())
