@@ -189,7 +189,7 @@ def _run(
         files.replace(out / "fabric.svg", draw(fabric, report.links, title, reports.size))
         console.print(f"\nreport {out / 'report.json'}, picture {out / 'fabric.svg'}, logs {out / 'logs'}")
         if stays_open:
-            _wait(network, page, console)
+            _stay(network, spec, page, console, trains=guests is None)
     return report
 
 
@@ -241,13 +241,26 @@ def summary(fabric: Fabric, hosts: Hosts, spec: train.TrainingSpec, found: DemoM
     )
 
 
-def _wait(network: Network, page: str, console: Console) -> None:
-    """Keep the fabric until Ctrl-C.  Raises SwitchFailed, ControllerFailed where that ends before."""
-    console.print(f"\nthe fabric stays open, its page at {page}: Ctrl-C ends it")
+def _stay(network: Network, spec: train.TrainingSpec, page: str, console: Console, *, trains: bool) -> None:
+    """Keep the fabric until Ctrl-C, and train anew, again and again, so that there is something to look at, and to
+    break; virtual machines, which take long to start a training, stand idle.  Raises SwitchFailed, ControllerFailed
+    where the fabric ends before."""
+    from netfold.demo import measure
+    from netfold.topo.failures import RankFailed
+
+    on = ", and trains on" if trains else ""
+    console.print(f"\nthe fabric stays open, its page at {page}{on}: Ctrl-C ends it")
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             network.check()
-            time.sleep(1)
+            if not trains:
+                time.sleep(1)
+                continue
+            try:
+                measure.launch(network, spec).wait(measure.TRAIN_SECONDS)
+            except RankFailed as error:  # somebody has killed a rank, say: the others have told why
+                console.print(f"the training has failed, and begins anew: {str(error).splitlines()[0]}")
+                time.sleep(1)
 
 
 def _load_weights(path: Path) -> np.ndarray[tuple[int], np.dtype[np.float32]]:

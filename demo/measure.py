@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from netfold.topo.net import Network
+    from netfold.topo.ranks import Ranks
     from netfold.topo.rxe.counts import NicCounts
     from netfold.topo.rxe.hosts import Guests
 
@@ -101,6 +102,12 @@ def _command(way: str, elements: int) -> TimingCommand:
     return TimingCommand(way, 4 * elements, TIMING_REPEATS, TIMING_WARMUP, check=False)
 
 
+def launch(network: Network, spec: TrainingSpec) -> Ranks:
+    """Start a training, a rank in each host."""
+    command = [sys.executable, "-m", train.__name__, msgspec.json.encode(spec).decode()]
+    return network.launch(command, job="digits")
+
+
 def _train(
     network: Network, spec: TrainingSpec, console: Console, lines: Lines | None, workers: int
 ) -> list[TrainingResult]:
@@ -111,8 +118,7 @@ def _train(
     results: list[TrainingResult] = []
     goes_on = lines is not None  # the ranks do something else after the training
     if lines is None:
-        command = [sys.executable, "-m", train.__name__, msgspec.json.encode(spec).decode()]
-        lines = network.launch(command, job="digits").lines(within=TRAIN_SECONDS)
+        lines = launch(network, spec).lines(within=TRAIN_SECONDS)
     columns = (
         TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"),
         TextColumn("loss {task.fields[loss]}"), TextColumn("{task.fields[pace]}"), TimeElapsedColumn(),

@@ -30,12 +30,14 @@ class Sample:
     """Unix seconds."""
     rates: FabricRates
     jobs: dict[str, float | None]
-    """Payload bytes per second by job, summed over its ranks, of jobs that have not ended; None: not known yet."""
+    """Payload bit/s of each rank by job, the mean of its ranks, of jobs that have not ended; None: not known, at first
+    and while its trees are planned anew, when reports that were held up come at once."""
 
 
 class _Reduced(NamedTuple):
     moment: float
     epoch: int
+    round: int
     bytes: int
 
 
@@ -70,8 +72,9 @@ class History:
 
     def _job(self, job: JobStatus, now: float) -> float | None:
         reduced = sum(report.bytes_reduced for report in job.reports)
-        before = self._reduced.get(job.name)
-        self._reduced[job.name] = _Reduced(now, job.epoch, reduced)
-        if before is None or before.epoch != job.epoch or reduced < before.bytes:
+        rounds = 0 if job.round is None else job.round.number
+        before, here = self._reduced.get(job.name), _Reduced(now, job.epoch, rounds, reduced)
+        self._reduced[job.name] = here
+        if before is None or here[1:3] != before[1:3] or reduced < before.bytes:
             return None
-        return (reduced - before.bytes) / (now - before.moment)
+        return 8 * (reduced - before.bytes) / (now - before.moment) / job.world

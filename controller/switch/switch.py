@@ -233,7 +233,7 @@ class Session:
             try:
                 message = await self._stream.read()
             except grpc.aio.AioRpcError as error:
-                return f"stream broke: {error.code().name}: {error.details()}"
+                return f"the connection to its P4Runtime server broke ({error.code().name}: {error.details()})"
             if message is EOF:
                 return "the switch closed the stream"
             if message.HasField("arbitration"):

@@ -13,6 +13,7 @@ made once, too: a hundred who ask cost what one does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ from netfold.rpc.limits import Shared
 from netfold.wire.operator import FabricEvent, PinnedPath, Status
 from netfold.wire.stalls import JobSlots, SwitchSlots
 
+EVERY: Final = 4.0
+"""Seconds between two samples while nobody looks."""
 MAX_AGE: Final = 0.9
 """Seconds for which a status is reused for further requests."""
 MAX_NUMBER: Final = 2**62
@@ -95,6 +98,15 @@ class Answers:
         status = await self._sources.status()
         self._sources.history.note(status)
         return status
+
+    async def look(self) -> None:
+        """Take a sample each EVERY seconds, so that whoever opens the page finds what was before; returns when
+        cancelled.  A switch or rank that does not answer then is told to whoever looks."""
+        while True:
+            self._sources.ask_progress()
+            with contextlib.suppress(Exception):
+                await self._read()
+            await asyncio.sleep(EVERY)
 
     async def _of_status(self, path: str, make: Callable[[Status], bytes]) -> bytes:
         """The answer for a path, made of the status in a thread, once for each status."""

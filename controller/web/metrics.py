@@ -88,7 +88,8 @@ def _links(links: list[LinkStatus], switches: set[str]) -> Iterator[Metric]:
     ends = ["a", "b", "kind"]
     up = GaugeMetricFamily("netfold_link_up", "1 where both ends are up and probes arrive", labels=ends)
     drained = GaugeMetricFamily("netfold_link_drained", "1 where nothing new goes over it, by choice", labels=ends)
-    rate = GaugeMetricFamily("netfold_link_rate_bits_per_second", "Of each direction, where it is limited", labels=ends)
+    rate = GaugeMetricFamily("netfold_link_rate_bytes_per_second", "Of each direction, where it is limited",
+                             labels=ends)
     way = ["sender", "receiver", "kind"]
     count = CounterMetricFamily("netfold_link_bytes", "Ethernet frames without FCS, each direction", labels=way)
     packets = CounterMetricFamily("netfold_link_packets", "Frames, each direction", labels=way)
@@ -103,7 +104,7 @@ def _links(links: list[LinkStatus], switches: set[str]) -> Iterator[Metric]:
         up.add_metric([link.a, link.b, kind], float(link.up))
         drained.add_metric([link.a, link.b, kind], float(link.drained))
         if link.rate is not None:
-            rate.add_metric([link.a, link.b, kind], bits_per_second(link.rate))
+            rate.add_metric([link.a, link.b, kind], bits_per_second(link.rate) / 8)
         for sender, receiver, traffic in ((link.a, link.b, link.a_to_b), (link.b, link.a, link.b_to_a)):
             count.add_metric([sender, receiver, kind], traffic.bytes)
             packets.add_metric([sender, receiver, kind], traffic.packets)

@@ -83,6 +83,7 @@ class Web:
         self._faults = sources.faults
         self._server: _Server | None = None
         self._retries: asyncio.Task[None] | None = None
+        self._looks: asyncio.Task[None] | None = None
         self.url = ""
         """Where it listens; empty while it does not."""
 
@@ -97,6 +98,7 @@ class Web:
                 raise
             log.warning("%s Serving jobs without it, and trying again each %g s", error, RETRY)
             self._retries = asyncio.create_task(self._retry(address), name="page")
+        self._looks = asyncio.create_task(self._answers.look(), name="samples")
         return self.url
 
     async def _retry(self, address: str) -> None:
@@ -123,10 +125,11 @@ class Web:
 
     async def stop(self) -> None:
         """Stop listening and end the server's thread."""
-        if self._retries is not None:
-            self._retries.cancel()
-            await asyncio.gather(self._retries, return_exceptions=True)
-            self._retries = None
+        tasks = [task for task in (self._retries, self._looks) if task is not None]
+        self._retries = self._looks = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._server is not None:
             await asyncio.to_thread(self._server.shutdown)
             self._server.server_close()

@@ -136,8 +136,11 @@ class JobLive(msgspec.Struct, frozen=True):
     operations: int
     """Collectives that a rank has finished: the most of any rank."""
     bytes: int
-    """Payload that was reduced."""
-    bytes_per_s: float | None
+    """Payload of each rank that was reduced, the mean of those that have reported."""
+    folded: int
+    """The part of it that switches have folded: about what its host's link carried each way."""
+    bps: float | None
+    """Payload bit/s of each rank."""
     retransmissions: int
     trees: list[TreeLive]
     rails: list[RailLive]
@@ -185,7 +188,7 @@ class HistoryView(msgspec.Struct, frozen=True):
     switches: list[list[float | None]]
     """Contributions and results folded per second, by switch."""
     jobs: dict[str, list[float | None]]
-    """Payload bytes reduced per second, by job; null while it was not there."""
+    """Payload bit/s of each rank, by job; null while it was not there."""
 
 
 class OpenSlotView(msgspec.Struct, frozen=True):
@@ -284,13 +287,14 @@ def _link(link: LinkStatus, rates: FabricRates, number: int) -> LinkLive:
     return LinkLive(there.bits, back.bits, there.packets, back.packets, lost, link.up, link.drained, link.problem)
 
 
-def _job(finder: LinkFinder, job: JobStatus, bytes_per_s: float | None) -> JobLive:
-    reports = job.reports
+def _job(finder: LinkFinder, job: JobStatus, bps: float | None) -> JobLive:
+    reports, each = job.reports, max(1, len(job.reports))
     return JobLive(
         job.name, job.state, job.tenant, job.epoch, job.world, len(job.joined), len(job.left), job.lost,
         [finder.host_at.get(address, address) for address in job.hosts[:MAX_HOSTS]],
         max((report.operations for report in reports), default=0),
-        sum(report.bytes_reduced for report in reports), bytes_per_s,
+        sum(report.bytes_reduced for report in reports) // each,
+        sum(sum(report.by_tree.values()) for report in reports) // each, bps,
         sum(report.retransmissions for report in reports),
         [finder.of_tree(tree) for tree in job.trees], _rails(job),
         None if job.round is None else _recovery(job.round), job.reason or job.stays,

@@ -78,8 +78,10 @@ class FoldTotals:
 
     def progress(self, retransmissions: int) -> RailStats:
         """Operations and bytes so far, and so many packets sent again; may be called on any thread, at any time."""
+        carried = self._all_bytes()
         return RailStats(
-            operations=self._all_operations(), bytes_reduced=sum(self._all_bytes()), retransmissions=retransmissions
+            operations=self._all_operations(), bytes_reduced=sum(carried), retransmissions=retransmissions,
+            by_tree={name: TreeStats(bytes_reduced=count) for name, count in zip(self._names, carried, strict=True)},
         )
 
     def _all_operations(self) -> int:

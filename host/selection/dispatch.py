@@ -344,7 +344,8 @@ class Dispatch:
             return own
         folded = self.switches.progress()
         return replace(own, operations=folded.operations + own.operations,
-                       bytes_reduced=folded.bytes_reduced + own.bytes_reduced, retransmissions=folded.retransmissions)
+                       bytes_reduced=folded.bytes_reduced + own.bytes_reduced, retransmissions=folded.retransmissions,
+                       by_tree=folded.by_tree)
 
     def interrupt(self, error: NetFoldError) -> None:
         """Called by another thread: what is under way ends with this error soon."""

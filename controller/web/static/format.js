@@ -18,8 +18,6 @@ function scaled(value, units, step, digits = 3) {
 export const bits = (value) => scaled(value, ["b/s", "kb/s", "Mb/s", "Gb/s", "Tb/s"], 1000);
 /** A number of bytes. */
 export const bytes = (value) => scaled(value, ["B", "kB", "MB", "GB", "TB", "PB"], 1000);
-/** Bytes per second. */
-export const byteRate = (value) => scaled(value, ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"], 1000);
 /** A count, shortened from ten thousand on. */
 export const count = (value) => value === null || value === undefined ? NONE
   : value < 10000 ? Math.round(value).toLocaleString("en") : scaled(value, ["", "k", "M", "G", "T"], 1000);

@@ -7,6 +7,9 @@ import { nodeOf } from "./format.js";
 const ROWS = ["spine", "agg", "leaf"];
 const SIDE = 10;
 const HOST = { width: 46, height: 26, gap: 6 };
+/** Pixels of a letter of a host's name, and beside all of them. */
+const LETTER = 7;
+const BESIDE = 10;
 const DOT = { width: 14, height: 14, gap: 4 };
 /** Length of the two ends of a cable that leads around a torus. */
 const STUB = 16;
@@ -29,7 +32,8 @@ function tiers(fabric, width) {
   const inner = width - 2 * SIDE;
   const most = Math.max(1, ...leaves.map((leaf) => (hosts.get(leaf.name) || []).length));
   const column = inner / Math.max(1, leaves.length);
-  const compact = column / most < HOST.width;
+  const longest = Math.max(1, ...fabric.nodes.filter((node) => node.role === "host").map((node) => node.name.length));
+  const compact = column / most < LETTER * longest + BESIDE;
   const busy = fabric.links.length > 40;
   const gap = Math.max(84, Math.min(busy ? 170 : 128, inner * 0.2));
   const nodes = new Map();

@@ -2,7 +2,7 @@
 // Everything beside the drawing: headline, what is selected, jobs, events, and switches with their slots.
 
 import { el, keyed, put, say } from "./dom.js";
-import { bits, bytes, byteRate, clock, count, duration, nodeOf, percent, perSecond, several } from "./format.js";
+import { bits, bytes, clock, count, duration, nodeOf, percent, perSecond, several } from "./format.js";
 import { jobKey, running, trees, way } from "./routes.js";
 
 const TROUBLE = new Set(["down", "killed", "link down", "fault"]);
@@ -22,6 +22,15 @@ export function headline(live) {
   return { level: "good", text: "All switches and links are up" };
 }
 
+/** What folding saves: bytes on a rank's link, beside those that a ring of as many ranks sends for the same sums. */
+export function saved(live) {
+  const shown = running(live).length ? running(live) : live.jobs.filter((job) => job.state === "finished").slice(-1);
+  const folds = shown.filter((job) => job.folded > 0);
+  if (!folds.length) return "–";
+  const total = (each) => folds.map(each).reduce((one, other) => one + other, 0);
+  return `${bytes(total((job) => job.folded))}, ring ${bytes(total((job) => job.folded * 2 * (job.world - 1) / job.world))}`;
+}
+
 export function drawHeadline(parent, figures, live) {
   const { level, text } = headline(live);
   put(parent, { "data-level": level });
@@ -29,10 +38,11 @@ export function drawHeadline(parent, figures, live) {
   const known = (values) => values.filter((value) => value !== null);
   const sum = (values) => known(values).length ? known(values).reduce((one, other) => one + other, 0) : null;
   const facts = [
+    ["Each rank's link carried", saved(live)],
     ["Switches up", `${live.switches.filter((one) => one.up).length} of ${live.switches.length}`],
     ["Jobs", count(running(live).length)],
     ["Packets folded", perSecond(sum(live.switches.map((one) => one.folded_per_s)))],
-    ["Reduced", byteRate(sum(running(live).map((job) => job.bytes_per_s)))],
+    ["Reduced, each rank", bits(sum(running(live).map((job) => job.bps)))],
     ["Repeats at switches", perSecond(sum(live.switches.map((one) => one.repeats_per_s)))],
   ];
   keyed(figures, facts, ([name]) => name, ([name]) => el("div", {}, el("dt", {}, name), el("dd")),
@@ -59,7 +69,7 @@ export function drawJobs(parent, store, palette) {
     put(title.firstElementChild, { "aria-pressed": store.selected?.kind === "job" && store.selected.name === job.name ? "true" : "false" });
     const lost = job.lost.length ? `, lost ${job.lost.join(", ")}` : "";
     say(state, `${job.state} · ${job.joined} of ${several(job.world, "rank")}${job.left ? `, ${job.left} left` : ""}${lost} · epoch ${job.epoch}`);
-    say(numbers, `${several(job.operations, "operation")} · ${bytes(job.bytes)} reduced · ${byteRate(job.bytes_per_s)} · ${several(job.retransmissions, "packet")} sent again`);
+    say(numbers, `${several(job.operations, "operation")} · each rank ${bytes(job.bytes)} reduced${job.bps === null ? "" : `, ${bits(job.bps)}`} · ${several(job.retransmissions, "packet")} sent again`);
     put(shares, { "aria-label": `Shares of rails: ${job.rails.map((rail) => `${rail.name} ${percent(rail.share)}`).join(", ") || "not known"}`,
       hidden: job.rails.length === 0 });
     keyed(shares, job.rails, (rail) => rail.name, () => el("span"), (node, rail) => {
@@ -96,7 +106,7 @@ export function drawSwitches(parent, store) {
   const live = store.live;
   let table = parent.querySelector("table");
   if (!table) {
-    const heads = ["Switch", "State", "Slots", "Packets folded", "Repeats", "Entries"];
+    const heads = ["Switch", "State", "Slots", "Packets folded", "Repeats at switch", "Entries"];
     table = el("table", {}, el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", { scope: "col" }, head)))), el("tbody"));
     parent.replaceChildren(table);
   }
@@ -142,7 +152,7 @@ export function details(store) {
     return now && { title: selected.name, rows: [
       ["State", now.up ? now.drained ? "drained" : "up" : `down: ${now.problem}`],
       ["Slots", `${count(now.slots_used)} of ${count(now.slots)}`],
-      ["Packets folded", perSecond(now.folded_per_s)], ["Repeats", perSecond(now.repeats_per_s)], ["Entries", count(now.entries)],
+      ["Packets folded", perSecond(now.folded_per_s)], ["Repeats at switch", perSecond(now.repeats_per_s)], ["Entries", count(now.entries)],
     ] };
   }
   const job = live.jobs.find((one) => one.name === selected.name);

@@ -57,7 +57,7 @@ export class Store {
     if (!last || live.time > last.time + 0.5) {
       this.samples.push({
         time: live.time, there: live.links.map((link) => link.there_bps), back: live.links.map((link) => link.back_bps),
-        jobs: Object.fromEntries(live.jobs.map((job) => [job.name, job.bytes_per_s])),
+        jobs: Object.fromEntries(live.jobs.map((job) => [job.name, job.bps])),
       });
       this.samples.splice(0, this.samples.length - MOST_SAMPLES);
     }

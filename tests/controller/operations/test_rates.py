@@ -10,7 +10,7 @@ from netfold.controller.operations import history
 from netfold.controller.operations.history import History
 from netfold.controller.operations.rates import Rates
 from netfold.wire.jobs import RankReport
-from netfold.wire.operator import JobStatus, LinkStatus, Outcomes, Status, SwitchStatus, Traffic
+from netfold.wire.operator import JobStatus, LinkStatus, Outcomes, RoundStatus, Status, SwitchStatus, Traffic
 
 RATE = 100e6
 NONE = Traffic(0, 0, 0)
@@ -86,9 +86,9 @@ def test_the_history_is_made_of_what_was_read_anyway() -> None:
     now = [100.0]
     told = History(clock=lambda: now[0], wall=lambda: 1e9 + now[0])
 
-    def note(reduced: int) -> None:
+    def note(reduced: int, last: RoundStatus | None = None) -> None:
         report = RankReport("j", 0, 1, 1, reduced, 0, 0)
-        job = JobStatus("j", "active", 1, 1, [0], [], [], 0, [], "", [report])
+        job = JobStatus("j", "active", 1, 1, [0], [], [], 0, [], "", [report], round=last)
         told.note(msgspec.structs.replace(status(traffic(8 * reduced, now[0])), jobs=[job]))
 
     note(0)
@@ -99,7 +99,10 @@ def test_the_history_is_made_of_what_was_read_anyway() -> None:
     note(1000)
     assert told.samples[-1].time == 1e9 + 102
     assert told.samples[-1].rates.links[0].there.bits == pytest.approx(4000)
-    assert told.samples[-1].jobs == {"j": pytest.approx(500)}
+    assert told.samples[-1].jobs == {"j": pytest.approx(4000)}
+    now[0] += 2
+    note(90_000, RoundStatus(1, "spine1 is down", 1.0, 0.04, ""))  # what ranks could not report meanwhile
+    assert told.samples[-1].jobs == {"j": None}
     now[0] += history.GAP + 1
     note(1_000_000)
     assert told.samples[-1].rates.links[0].there.bits is None

@@ -61,7 +61,7 @@ def live(**changes: Any) -> view.Live:
     links = [view.LinkLive(5e8, 2.5e8, 1e5, 1e5, 0.0, "spine2" not in f"{link.a} {link.b}", False, "")
              for link in FABRIC.links]
     job = view.JobLive(
-        HOSTILE, "active", "default", 3, 4, 4, 0, [], [host.name for host in FABRIC.hosts], 120, 5_000_000, 2e6, 7,
+        HOSTILE, "active", "default", 3, 4, 4, 0, [], [host.name for host in FABRIC.hosts], 120, 5_000_000, 4_000_000, 2e6, 7,
         [view.TreeLive("spine1", 1.0, [0, 2], [4, 5])], [view.RailLive("innet", 0.75), view.RailLive("tcp", 0.25)],
         view.RecoveryLive(1, "spine2 does not answer", 0.042), "")
     events = [FabricEvent(1, 1_700_000_000.0, "down", "spine2", HOSTILE),
@@ -143,7 +143,8 @@ def test_a_browser_shows_what_is_down_and_who_was_planned_anew() -> None:
     said = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", document))
     assert "Down: spine2" in said
     assert "Planned anew 1 time, last: spine2 does not answer; ranks stood still for 42 ms" in said
-    assert "120 operations · 5 MB reduced · 2 MB/s · 7 packets sent again" in said
+    assert "120 operations · each rank 5 MB reduced, 2 Mb/s · 7 packets sent again" in said
+    assert "4 MB, ring 6 MB" in said
     assert "innet 75 %" in said
     assert re.search(r'<g[^>]*class="switch down"[^>]*data-node="spine2"', document)
     assert len(re.findall(r'<path[^>]*class="link down"', document)) == 2
