@@ -164,6 +164,20 @@ def test_compile_writes_what_is_asked_for(program: Path, tmp_path: Path) -> None
     assert softswitch("compile", program, "--dump-ir").stdout.strip()
 
 
+def test_messages_begin_with_their_file_and_success_names_what_was_made(program: Path, tmp_path: Path) -> None:
+    """Editors find places of errors and warnings by the beginning of the line; whoever compiles learns what there is
+    now."""
+    bad = tmp_path / "bad.p4"
+    bad.write_text(program.read_text().replace("apply {", "apply { nothing = 1; ", 1))
+    for command in ("compile", "explain"):
+        done = softswitch(command, bad)
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"{bad}:"), done.stderr
+    done = softswitch("compile", program)
+    assert done.stdout.startswith(f"{program}: compiled to /"), done.stdout
+    assert f"{program}: wrote {tmp_path / 'a.c'}" in softswitch("compile", program, "-o", tmp_path / "a.c").stderr
+
+
 def test_stf_says_whether_a_packet_test_passes(program: Path, tmp_path: Path) -> None:
     """The exit status is 0 where all expectations hold, and 1 where one does not."""
     entry = "add I.dmac h.ethernet.dst:0x020000000001 I.forward(port:3)\n"

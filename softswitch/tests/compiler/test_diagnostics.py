@@ -156,3 +156,28 @@ def test_an_error_does_not_reach_the_terminal() -> None:
         compile_source('#line 1 "a\x1b]0;title\x07.p4"\nconst bit<8> a = \x1b[31m b; // \u202e\n', "a.p4")
     assert not set(str(caught.value)) & set("\x1b\x07\u202e")
     assert str(caught.value).count("^") == 1
+
+
+def test_what_is_hardly_meant_is_warned_of() -> None:
+    """As p4c does: a constant that becomes another value, and mark_to_drop() without an argument; with line and caret,
+    also where the program comes from the cache; a program without them warns of nothing."""
+    text = program(HEADERS, "hdr.o.a = 0x1ff;\nmark_to_drop();")
+    for _ in range(2):
+        warned = compile_source(text, "odd.p4").warnings
+        assert re.search(r"odd\.p4:\d+:\d+: warning: 0x1ff does not fit in bit<8>, and becomes 0xff\n", warned)
+        drop = r"odd\.p4:\d+:\d+: warning: mark_to_drop\(\) without an argument is old.*\n.*\n +\| +\^{12}"
+        assert re.search(drop, warned)
+    assert compile_source(program(HEADERS, "hdr.o.a = 0xff;\nmark_to_drop(sm);"), "odd.p4").warnings == ""
+
+
+def test_constants_of_a_select_and_states_without_a_transition_are_warned_of() -> None:
+    """Each once: the packets of 0x10800 would be those of 0x800, and a state that only ends rejects its packets."""
+    text = program(HEADERS, "")
+    assert text.count("transition accept;") == 1
+    odd = text.replace("transition accept;", "transition select(h.i.b) { 0x10800: next; default: accept; }\n    }\n"
+                                             "    state next {")
+    warned = [line for line in compile_source(odd, "odd.p4").warnings.splitlines() if "warning" in line]
+    assert [line.partition("warning: ")[2] for line in warned] == [
+        "0x10800 does not fit in bit<16>, and becomes 0x800",
+        "state next has no transition, and so rejects the packet: add `transition accept;`, or where it goes on",
+    ]

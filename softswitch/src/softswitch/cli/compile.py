@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from softswitch.cli.options import CliOption, Defines, Includes, Program, defines, fail, p4_text
+from softswitch.cli.options import CliOption, Defines, Includes, Program, defines, fail, p4_text, refuse, warn
 from softswitch.compiler.p4info_files import FORMATS, written
 from softswitch.runtime import files
 
@@ -43,19 +45,19 @@ def compile_command(
     if dump_ir:
         print(compiled.dump_ir())
     try:
-        if p4info is not None:
-            files.replace(p4info, written(compiled.p4info, FORMATS.get(p4info.suffix, "text")))
-        if c is not None:
-            files.replace(c, compiled.c_source)
-        if preprocessed is not None:
-            files.replace(preprocessed, compiled.preprocessed)
-        if json is not None:
-            files.replace(json, compiled.bmv2_json)
+        outputs: list[tuple[Path | None, Callable[[], str | bytes]]] = [
+            (p4info, lambda: written(compiled.p4info, FORMATS.get(p4info.suffix if p4info else "", "text"))),
+            (c, lambda: compiled.c_source), (preprocessed, lambda: compiled.preprocessed),
+            (json, lambda: compiled.bmv2_json)]
+        for path, content in outputs:
+            if path is not None:
+                files.replace(path, content())
+                print(f"{program}: wrote {path}", file=sys.stderr)
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}; expected a file that can be written")
     if build:
         try:
-            print(build_executable(compiled.c_source))
+            print(f"{program}: compiled to {build_executable(compiled.c_source)}")
         except EngineError as error:
             fail(str(error), 1)
 
@@ -66,6 +68,8 @@ def _compile(program: Path, include: list[Path] | None, define: list[str] | None
 
     p4_text(program)
     try:
-        return compile_file(program, include=include or [], defines=defines(define))
+        compiled = compile_file(program, include=include or [], defines=defines(define))
     except CompileError as error:
-        fail(str(error), 1)
+        refuse(error)
+    warn(compiled)
+    return compiled

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from softswitch.cli.options import CliOption, Defines, Includes, Program, defines, fail, p4_text
+from softswitch.cli.options import CliOption, Defines, Includes, Program, defines, fail, p4_text, refuse, warn
 
 if TYPE_CHECKING:
     from softswitch.trace import PacketTrace
@@ -54,6 +54,7 @@ def explain(
         failed: list[str] = []
         frames = [(port, frame) for one in packet or [] for frame in packets.read(one)]
         compiled = compile_file(program, include=include or [], defines=defines(define), trace=True)
+        warn(compiled)
         with TracedEngine.of(compiled, cpu_port=cpu_port, seed=seed) as engine:
             for path in entries or []:
                 own, said, wrong = load(engine, compiled, path)
@@ -66,7 +67,9 @@ def explain(
             traces: list[PacketTrace] = []
             for at, frame in frames:
                 traces += engine.receive_traced(at, frame, now_us=engine.now_us + 1)
-    except (CompileError, cc.BuildError) as error:
+    except CompileError as error:
+        refuse(error)
+    except cc.BuildError as error:
         fail(str(error), 1)
     except (packets.PacketError, EntriesError, EngineError, TraceError) as error:
         fail(str(error))

@@ -10,7 +10,11 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+if TYPE_CHECKING:
+    from softswitch.compiler.diagnostics import CompileError
+    from softswitch.compiler.driver import Program as CompiledProgram
 
 
 class CliParameter:
@@ -48,6 +52,18 @@ def fail(message: str, status: int = 2) -> NoReturn:
     """Ends the program with one clear message."""
     print(f"softswitch: {message}", file=sys.stderr)
     sys.exit(status)
+
+
+def refuse(error: CompileError) -> NoReturn:
+    """Ends the program with a compiler's messages as they are, since editors find file and line at their beginning."""
+    print(error, file=sys.stderr)
+    sys.exit(1)
+
+
+def warn(program: CompiledProgram) -> None:
+    """Prints what the compiler warns of."""
+    if program.warnings:
+        print(program.warnings, file=sys.stderr)
 
 
 def readable(path: Path) -> None:

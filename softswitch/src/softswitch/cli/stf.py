@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from softswitch.cli.options import CliArgument, Defines, Includes, Program, defines, fail, p4_text, readable
+from softswitch.cli.options import CliArgument, Defines, Includes, Program, defines, fail, p4_text, readable, refuse
 
 
 def stf(
@@ -26,7 +26,7 @@ def stf(
     try:
         report = runner.run(program, test, include=include or [], defines=defines(define))
     except CompileError as error:
-        fail(str(error), 1)
+        refuse(error)
     except StfSyntaxError as error:
         fail(str(error))
     except UnicodeDecodeError:

@@ -143,13 +143,15 @@ class SelectCase(Node):
 
 @dataclass(eq=False, kw_only=True)
 class StateDecl(Decl):
-    """A parser state: its statements, then a plain transition (`next_state`) or a select (`select` and `cases`)."""
+    """A parser state: its statements, then a plain transition (`next_state`) or a select (`select` and `cases`);
+    `ends` says whether the program has either, else it rejects."""
 
     body: list[Stmt]
     next_state: str | None  # plain transition
     next_pos: Pos
     select: list[Expr] | None
     cases: list[SelectCase]
+    ends: bool = False
 
 
 @dataclass(eq=False, kw_only=True)

@@ -32,24 +32,27 @@ def _name(preprocessed: str, name: str, trace: bool) -> str:
     return f"program-{key}"
 
 
-def load(preprocessed: str, name: str, *, trace: bool = False) -> tuple[str, p4i.P4Info, str, str] | None:
-    """The C source, P4Info, JSON sections and description (trace_sites.py) of a program that was compiled before, or
-    None."""
+def load(preprocessed: str, name: str, *, trace: bool = False) -> tuple[str, p4i.P4Info, str, str, str] | None:
+    """The C source, P4Info, JSON sections, description (trace_sites.py) and warnings of a program that was compiled
+    before, or None."""
     try:
         known = Cache().find(_name(preprocessed, name, trace))
         if known is None:
             return None
-        c_source, sections, description, p4info = unpack(known.read_bytes())
-        return c_source.decode(), p4i.P4Info.FromString(p4info), sections.decode(), description.decode()
+        c_source, sections, description, p4info, warnings = unpack(known.read_bytes())
+        return (c_source.decode(), p4i.P4Info.FromString(p4info), sections.decode(), description.decode(),
+                warnings.decode())
     except (OSError, ValueError, DecodeError):
         return None
 
 
 def store(
-    preprocessed: str, name: str, c_source: str, info: p4i.P4Info, sections: str, description: str = ""
+    preprocessed: str, name: str, c_source: str, info: p4i.P4Info, sections: str, description: str = "",
+    warnings: str = "",
 ) -> None:
     """Stores a result, atomically, so that several processes may store it."""
-    data = pack(c_source.encode(), sections.encode(), description.encode(), info.SerializeToString(deterministic=True))
+    data = pack(c_source.encode(), sections.encode(), description.encode(), info.SerializeToString(deterministic=True),
+                warnings.encode())
     try:
         files.replace(Cache().folder(lasting=True) / _name(preprocessed, name, bool(description)), data, mode=0o644)
     except OSError:

@@ -242,6 +242,9 @@ class Checker(TableChecker):
         if "start" not in names:
             raise P4Error(decl.pos, f"parser {decl.name} has no state 'start'")
         for state in decl.states:
+            if not state.ends:
+                self.errors.warn(state.pos, f"state {state.name} has no transition, and so rejects the packet: add "
+                                            "`transition accept;`, or where it goes on")
             try:
                 self.state(state, names)
             except P4Error as error:

@@ -68,7 +68,7 @@ class Converter(Resolver):
             value = expr.const
             low = -(1 << (to.width - 1)) if to.width else 0
             if value >= 1 << to.width or value < low:
-                pass  # p4c warns and wraps
+                self.errors.warn(expr.pos, f"{value:#x} does not fit in {to}, and becomes {to.wrap(value):#x}")
             expr.const, expr.type = to.wrap(value), to
             return expr
         if isinstance(expr, A.MuxExpr) and source == T.INFINT:

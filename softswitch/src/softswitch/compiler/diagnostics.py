@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from softswitch.runtime.printable import clean
 
@@ -37,10 +38,11 @@ class Diagnostic:
 
     pos: Pos
     message: str
+    kind: Literal["error", "warning"] = "error"
 
     def __str__(self) -> str:
         pos = self.pos
-        head = clean(f"{pos.file}:{pos.line}:{pos.col}: error: {self.message}", keep="\n\t")
+        head = clean(f"{pos.file}:{pos.line}:{pos.col}: {self.kind}: {self.message}", keep="\n\t")
         if not pos.text:
             return head
         number = f"{pos.line:5d}"
@@ -82,10 +84,20 @@ class CompileError(Exception):
 
 @dataclass
 class Errors:
-    """Collects errors, so that one run reports all; stops after `limit`, since later ones are mostly follow-ups."""
+    """Collects errors, so that one run reports all; stops after `limit`, since later ones are mostly follow-ups.
+
+    warnings  what p4c warns of, too: the program means something, but hardly what was meant; as many at most
+    """
 
     limit: int = 20
     found: list[Diagnostic] = field(default_factory=list)
+    warnings: list[Diagnostic] = field(default_factory=list)
+
+    def warn(self, pos: Pos, message: str) -> None:
+        """Adds a warning, once: what is generic is checked for each of its uses."""
+        warning = Diagnostic(pos, message, "warning")
+        if pos.line and warning not in self.warnings and len(self.warnings) < self.limit:
+            self.warnings.append(warning)
 
     def add(self, error: P4Error) -> None:
         """Adds an error, once. Raises CompileError when there are too many."""

@@ -40,6 +40,7 @@ class Program:
     sections      BMv2's JSON of it, without the program's text
     preprocessed  the whole program as one text without #include; compiling it gives the same program
     trace         the description of what it records (trace_sites.py), where it is compiled for the packet trace
+    warnings      what is hardly meant so, drawn as errors are; empty where there is nothing to warn of
     """
 
     name: str
@@ -48,6 +49,7 @@ class Program:
     sections: str
     preprocessed: str
     trace: str = ""
+    warnings: str = ""
 
     @property
     def bmv2_json(self) -> str:
@@ -58,7 +60,7 @@ class Program:
 
     def dump_ir(self) -> str:
         """The intermediate representation as text."""
-        return _lower(self.preprocessed, self.name).dump()
+        return _lower(self.preprocessed, self.name, Errors()).dump()
 
 
 def compile_file(
@@ -90,34 +92,37 @@ def compile_source(
         preprocessed = preprocess(text, name, include=include, defines=defines)
         known = cache.load(preprocessed, name, trace=trace)
         if known is not None:
-            c_source, info, sections, description = known
-            return Program(name, c_source, info, sections, preprocessed, description)
+            c_source, info, sections, description, warnings = known
+            return Program(name, c_source, info, sections, preprocessed, description, warnings)
         from softswitch.compiler import bmv2_json, emit_c, p4info, p4info_ids, trace_sites
 
-        program = _lower(preprocessed, name, trace=trace)
+        errors = Errors()
+        program = _lower(preprocessed, name, errors, trace=trace)
         ids = p4info_ids.Ids(program)
         sections = bmv2_json.sections(program, p4info.control(program))
         info = p4info.make(program, ids)
         sites = trace_sites.Sites() if trace else None
         c_source = emit_c.emit(program, ids, sites)
         description = trace_sites.describe(program, sites, preprocessed) if sites is not None else ""
-        result = Program(name, c_source, info, sections, preprocessed, description)
+        found = sorted(errors.warnings, key=lambda warning: (warning.pos.file, warning.pos.line, warning.pos.col))
+        warnings = "\n".join(map(str, found))
+        result = Program(name, c_source, info, sections, preprocessed, description, warnings)
     except P4Error as error:
         raise CompileError([error.diagnostic]) from None
     except RecursionError:
         raise CompileError([Diagnostic(Pos(name, 1, 1), "the program nests too deeply")]) from None
-    cache.store(preprocessed, name, result.c_source, result.p4info, result.sections, result.trace)
+    cache.store(preprocessed, name, result.c_source, result.p4info, result.sections, result.trace,
+                warnings)
     return result
 
 
-def _lower(preprocessed: str, name: str, *, trace: bool = False) -> Lowered:
-    """Runs the passes from text to IR. Raises CompileError or P4Error."""
+def _lower(preprocessed: str, name: str, errors: Errors, *, trace: bool = False) -> Lowered:
+    """Runs the passes from text to IR, and collects what they warn of. Raises CompileError or P4Error."""
     from softswitch.compiler import architecture
     from softswitch.compiler.check import Checker
     from softswitch.compiler.lower import lower
     from softswitch.compiler.parser import parse
 
-    errors = Errors()
     tree = parse(preprocessed, errors)
     shapes = architecture.shapes(tree)
     checker = Checker(errors)

@@ -38,7 +38,7 @@ class _Lowering(ExternLowering):
     """Lowers one checked program: finds `main`, makes its instances, and lowers each stage."""
 
     def __init__(self, program: A.SyntaxTree, checker: Checker, source: str) -> None:
-        super().__init__(checker.specialize, source)
+        super().__init__(checker.specialize, source, checker.errors)
         self.ast = program
         self.checker = checker
         self.program.errors = checker.error_names

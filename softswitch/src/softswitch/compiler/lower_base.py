@@ -9,7 +9,7 @@ from typing import Any
 
 from softswitch.compiler import ir
 from softswitch.compiler import types as T
-from softswitch.compiler.diagnostics import NOWHERE, P4Error, Pos, Unsupported
+from softswitch.compiler.diagnostics import NOWHERE, Errors, P4Error, Pos, Unsupported
 from softswitch.compiler.ir import U32
 from softswitch.compiler.objects import TableObject
 from softswitch.compiler.program import Function, LoweredProgram
@@ -30,8 +30,11 @@ class ApplyResult:
 class Lowering:
     """The state of lowering one program."""
 
-    def __init__(self, specialize: Callable[[Any, tuple[T.Type, ...]], T.Type], source: str) -> None:
+    def __init__(
+        self, specialize: Callable[[Any, tuple[T.Type, ...]], T.Type], source: str, errors: Errors
+    ) -> None:
         self.program = LoweredProgram(source)
+        self.errors = errors
         self.function = Function("")
         self.out: list[ir.Instruction] = []
         self.bindings: dict[int, Any] = {}  # id(declaration) -> l-value, constant, instance

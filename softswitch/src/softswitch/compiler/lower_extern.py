@@ -190,6 +190,9 @@ class ExternLowering(ParserLowering):
         target: ir.Value = self.standard
         if e.bound:
             target = self.expr(e.bound["standard_metadata"])
+        else:
+            self.errors.warn(e.pos, "mark_to_drop() without an argument is old, and p4c refuses it for BMv2: write "
+                                    "mark_to_drop(standard_metadata)")
         assert isinstance(target, ir.LValue)
         assert isinstance(target.type, ir.RecordType)
         for name, value in (("egress_spec", DROP_PORT), ("mcast_grp", 0)):

@@ -26,6 +26,7 @@ class BlockParser(StmtParser):
             if self.at("transition"):
                 self.take()
                 self.transition(state)
+                state.ends = True
                 break
             body.append(self.statement())
         self.expect("}")
