@@ -21,17 +21,19 @@ more is number partitioning, NP-hard: not tried.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 from math import gcd, lcm
-from typing import Final, Literal, NamedTuple
+from typing import Final, Generic, Literal, NamedTuple, TypeVar
 
 from netfold.fabric.graph import PlannerName
 from netfold.fabric.path_graph import Path, PathError, PathGraph
 
 Share = int | Fraction
+Host = TypeVar("Host", bound=Hashable)
+Leaf = TypeVar("Leaf", bound=Hashable)
 
 
 class Cut(NamedTuple):
@@ -163,6 +165,57 @@ class PathPlan:
     """The first two leaves between which `equal_where_possible` could not split equally, ``a -> b``; else empty."""
 
 
+class CutGroup(NamedTuple, Generic[Leaf]):
+    """The flows of a step that were cut together: those of a leaf, or of a host, to a leaf."""
+
+    source: Leaf
+    destination: Leaf
+    shares: Sequence[Share]
+    """What each path between the two leaves is to carry; one for the empty path, where they are the same leaf."""
+    cuts: list[Cut]
+    """With the flows' numbers in the step, and the paths' numbers in ``shares``."""
+
+
+def cut_step(
+    flows: Sequence[tuple[Host, Host, int]],
+    leaf_of: Callable[[Host], Leaf],
+    place_of: Callable[[Host], tuple[int, int]],
+    shares: Callable[[Mapping[tuple[Leaf, Leaf], int]], Mapping[tuple[Leaf, Leaf], Sequence[Share]]],
+    *,
+    planner: Planner,
+    scope: Literal["leaf", "host"],
+    unit: int,
+) -> list[CutGroup[Leaf]]:
+    """Group the flows of a step, and cut each group: the one rule of the controller and of the simulator.
+
+    flows      (source, destination, bytes) of each; hosts and leaves are named as the caller likes
+    place_of   how many hosts of its leaf come before a host, and how many the leaf has
+    shares     of the paths of each pair of different leaves, by the bytes that each pair sends, all above 0
+    planner, scope, unit   as in `plan`
+    """
+    groups: dict[tuple[Leaf, Leaf, Host | None], list[int]] = {}
+    demands: dict[tuple[Leaf, Leaf], int] = {}
+    for i, (source, destination, size) in enumerate(flows):
+        a, b = leaf_of(source), leaf_of(destination)
+        groups.setdefault((a, b, source if scope == "host" else None), []).append(i)
+        if a != b:
+            demands[a, b] = demands.get((a, b), 0) + size
+    # above 0, since the planner is what rejects flows without a byte
+    known = shares({pair: max(1, nbytes) for pair, nbytes in demands.items()})
+    result: list[CutGroup[Leaf]] = []
+    for (a, b, _), members in groups.items():
+        if a == b:
+            result.append(CutGroup(a, b, (1,), [Cut(i, 0, 0, flows[i][2]) for i in members]))
+            continue
+        # a host begins with the same path to all leaves: what it sends at any time, to however many, is no more than
+        # its own link takes; where all hosts of a leaf send, others begin elsewhere
+        before, hosts = place_of(flows[members[0]][0])
+        cuts = planner(tuple([flows[i][2] for i in members]), known[a, b], unit=unit,
+                       start=before * len(known[a, b]) // hosts)
+        result.append(CutGroup(a, b, known[a, b], [cut._replace(flow=members[cut.flow]) for cut in cuts]))
+    return result
+
+
 def plan(
     clos: PathGraph,
     flows: Sequence[Flow],
@@ -178,34 +231,15 @@ def plan(
     unit         cuts fall on multiples of this many bytes
     Raises PathError where two hosts have no live path, or for a host that the fabric does not have.
     """
-    groups: dict[tuple[str, str, str], list[int]] = {}
     for i, flow in enumerate(flows):
-        try:
-            a, b = clos.leaf_of[flow.source], clos.leaf_of[flow.destination]
-        except KeyError as error:
-            raise PathError(f"flow {i}: the fabric has no host {error.args[0]} with a link") from None
-        groups.setdefault((a, b, flow.source if scope == "host" else ""), []).append(i)
-
-    demands: dict[tuple[str, str], int] = {}  # above 0, since the planner is what rejects flows without a byte
-    for (a, b, _), members in groups.items():
-        if a != b:
-            demands[a, b] = demands.get((a, b), 0) + max(1, sum(flows[i].size for i in members))
-    known = clos.shares(demands)
+        if unknown := {flow.source, flow.destination} - clos.leaf_of.keys():
+            raise PathError(f"flow {i}: the fabric has no host {min(unknown)} with a link")
     pieces: list[Piece] = []
     not_equal = ""
-    for (a, b, _), members in groups.items():
-        if a == b:
-            pieces += [Piece(i, (), 0, flows[i].size) for i in members]
-            continue
-        paths = clos.paths(a, b)
-        sizes = [flows[i].size for i in members]
-        shares = known[a, b]
-        if planner is equal_where_possible and not _alike(sizes, shares):
+    for a, b, shares, cuts in cut_step(flows, clos.leaf_of.__getitem__, clos.place_of.__getitem__, clos.shares,
+                                       planner=planner, scope=scope, unit=unit):
+        paths = clos.paths(a, b) if a != b else ((),)
+        pieces += [Piece(c.flow, paths[c.path], c.offset, c.size) for c in cuts]
+        if planner is equal_where_possible and not _alike([flows[c.flow].size for c in cuts], shares):
             not_equal = not_equal or f"{a} -> {b}"
-        # a host begins with the same path to all leaves: what it sends at any time, to however many, is no more than
-        # its own link takes; where all hosts of a leaf send, others begin elsewhere
-        before, hosts = clos.place_of[flows[members[0]].source]
-        start = before * len(paths) // hosts
-        pieces += [Piece(members[c.flow], paths[c.path], c.offset, c.size)
-                   for c in planner(sizes, shares, unit=unit, start=start)]
     return PathPlan(tuple(flows), tuple(sorted(pieces, key=lambda p: (p.flow, p.offset))), not_equal)

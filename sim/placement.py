@@ -1,26 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schemes of load balancing: how they split a workload's flows into pieces, and which path each piece takes.
 
-Pinned schemes use the controller's planners (`netfold.fabric.paths`) twice: with all links, and without those that will
-fail.  A host that has learnt of a failure follows the second plan.
+Pinned schemes use the controller's planner (`netfold.fabric.paths.cut_step`) twice: with all links, and without those
+that will fail.  A host that has learnt of a failure follows the second plan.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from netfold.fabric.clos import PathError
-from netfold.fabric.paths import Cut, Planner, Share, equal_split, fewest_pieces
+from netfold.fabric.paths import Cut, Planner, Share, cut_step, equal_split, fewest_pieces
 from netfold.sim.topology import Topology
 from netfold.sim.workload import Workload
 
 Mode = Literal["pinned", "spray", "reps"]
-Scope = Literal["host", "leaf"]
+Scope = Literal["leaf", "host"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,42 +93,38 @@ def place(topology: Topology, workload: Workload, scheme: Scheme, *, dead: froze
     if scheme.planner is None or scheme.mode != "pinned":
         return _hashed(topology, workload, scheme, flows, dead, seed, mtu)
 
-    groups: dict[tuple[int, int, int], list[int]] = {}
-    by_host = scheme.scope == "host"
-    source, destination = workload.source.tolist(), workload.destination.tolist()
-    step, sizes = workload.step.tolist(), workload.size.tolist()
-    for i in flows.tolist():
-        sender = source[i] if by_host else topology.leaf(source[i])
-        groups.setdefault((step[i], sender, topology.leaf(destination[i])), []).append(i)
+    steps: dict[int, list[int]] = {}
+    for i, number in zip(flows.tolist(), workload.step[flows].tolist(), strict=True):
+        steps.setdefault(number, []).append(i)
     known: dict[tuple[int, int], tuple[list[int], tuple[Share, ...]]] = {}
+
+    def shares(demands: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], tuple[Share, ...]]:
+        for pair in demands.keys() - known.keys():
+            live = topology.live_paths(*pair, dead)
+            known[pair] = live, tuple(topology.shares(live, *pair) if scheme.weighted else [1] * len(live))
+        return {pair: known[pair][1] for pair in demands}
+
+    source, destination, sizes = (column.tolist() for column in (workload.source, workload.destination, workload.size))
     task: list[int] = []
     size: list[int] = []
     path: list[int] = []
-    for (_, sender, to), members in groups.items():
-        a = topology.leaf(sender) if by_host else sender
-        if a == to:
-            task += members
-            size += [sizes[i] for i in members]
-            path += [0] * len(members)
-            continue
-        if (a, to) not in known:
-            live = topology.live_paths(a, to, dead)
-            known[a, to] = live, tuple(topology.shares(live, a, to) if scheme.weighted else [1] * len(live))
-        paths, shares = known[a, to]
-        # neighbours start at different paths, so that the first packets of a step do not all meet in one queue
-        start = (sender + to) % max(1, len(paths))
-        for cut in _cuts(scheme.planner, tuple(sizes[i] for i in members), shares, scheme.unit, start):
-            task.append(members[cut.flow])
-            size.append(cut.size)
-            path.append(paths[cut.path])
+    for members in steps.values():
+        for a, b, _, cuts in cut_step([(source[i], destination[i], sizes[i]) for i in members], topology.leaf,
+                                      lambda host: (host % topology.hosts, topology.hosts), shares,
+                                      planner=partial(_cuts, scheme.planner), scope=scheme.scope, unit=scheme.unit):
+            paths = known[a, b][0] if a != b else [0]
+            for cut in cuts:
+                task.append(members[cut.flow])
+                size.append(cut.size)
+                path.append(paths[cut.path])
     return _placement(workload, scheme, task, size, path)
 
 
 @lru_cache(maxsize=2**16)
-def _cuts(planner: Planner, sizes: tuple[int, ...], shares: tuple[Share, ...], unit: int, start: int) -> list[Cut]:
+def _cuts(planner: Planner, sizes: tuple[int, ...], shares: tuple[Share, ...], *, unit: int, start: int) -> list[Cut]:
     if planner is equal_split and len(set(sizes)) > 1:  # parts of one buffer may differ by a byte
         return [c for i, size in enumerate(sizes)
-                for c in _cuts(planner, (size,) * len(sizes), shares, unit, start) if c.flow == i]
+                for c in _cuts(planner, (size,) * len(sizes), shares, unit=unit, start=start) if c.flow == i]
     return planner(sizes, shares, unit=unit, start=start)
 
 

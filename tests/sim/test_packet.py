@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from math import ceil
 
@@ -18,7 +19,6 @@ from netfold.sim.packet import Fault, Transport, simulate
 from netfold.sim.placement import SCHEMES, place
 from netfold.sim.topology import ClosCable, Topology, leaf_spine
 from netfold.sim.workload import COLLECTIVES, Workload, all_to_all, halving_doubling, ring, shifted_all_to_all
-from support.plans import hop_loads
 
 TWO_TIERS = leaf_spine(hosts=16, leaves=4, spines=4)
 THREE_TIERS = Topology(hosts=2, leaves=2, aggs=2, pods=2, cores=2)
@@ -286,30 +286,36 @@ def test_tree_ranks_are_inner_in_one_tree_only() -> None:
         assert max(np.bincount(work.destination, work.size)) <= 2 * 3200
 
 
-@pytest.mark.parametrize(("planner", "scope", "scheme"), [(equal_split, "host", "ethereal"),
-                                                          (fewest_pieces, "leaf", "netfold")])
-def test_the_simulators_plan_is_the_controllers_plan(planner, scope, scheme) -> None:
-    """Same flows on the same fabric, one by numbers, one by graph: equal pieces, equal loads."""
-    topology = THREE_TIERS
-    dead = topology.directions(ClosCable("core", 0, 1, 0))
-    clos = Clos(topology.graph(), dead_links={dead[0]})
-    work = all_to_all(range(topology.size), topology.size * 12_000)
+@pytest.mark.parametrize(("planner", "scope", "scheme", "broken"), [
+    (equal_split, "host", "ethereal", None), (fewest_pieces, "leaf", "netfold", None),
+    (fewest_pieces, "leaf", "netfold", ClosCable("leaf", 1, 0)), (fewest_pieces, "leaf", "netfold", "top")])
+@pytest.mark.parametrize("topology", [THREE_TIERS, leaf_spine(hosts=12, leaves=3, spines=4)])
+def test_the_simulators_plan_is_the_controllers_plan(planner, scope, scheme, broken, topology) -> None:
+    """Same flows on the same fabric, one by numbers, one by graph: each piece has the same bytes on the same links."""
+    if broken == "top":
+        broken = ClosCable("core", 0, 1, 0) if topology.cores else ClosCable("leaf", 0, topology.aggs - 1)
+    broken = [broken] if broken else []
+    dead = frozenset(topology.directions(cable)[0] for cable in broken)
+    clos = Clos(topology.graph(), dead_links=dead)
+    work = all_to_all(range(1, topology.size), (topology.size - 1) * 12_000)
     wanted = [Flow(f"h{a}", f"h{b}", int(s)) for a, b, s in zip(work.source, work.destination, work.size, strict=True)]
-    shares = {"planner": planner, "scope": scope}
-    if planner is equal_split:  # takes no unequal shares: compare it on the healthy fabric
-        clos, dead = Clos(topology.graph()), ()
-    plans = plan(clos, wanted, **shares)
 
-    placed = place(topology, work, replace(SCHEMES[scheme], unit=1), dead=frozenset(dead))
+    placed = place(topology, work, replace(SCHEMES[scheme], unit=1), dead=topology.dead(broken))
 
-    assert len(placed) == len(plans.pieces)
-    carried = np.zeros(topology.links, np.int64)
-    for task, size, path in zip(placed.task, placed.size, placed.path, strict=True):
-        carried[topology.route(int(work.source[task]), int(work.destination[task]), int(path))] += size
-    for hop, load in hop_loads(plans).items():
-        upward = clos.tier[hop.tail] < clos.tier[hop.head]
-        kind = 2 if clos.tier[min(hop.tail, hop.head, key=clos.tier.__getitem__)] == 1 else 4
-        assert carried[hop.link if upward else hop.link + topology.blocks[kind]] == load
+    found = Counter((int(task), int(size), tuple(sorted(topology.between(
+        topology.leaf(int(work.source[task])), topology.leaf(int(work.destination[task])), int(path)))))
+        for task, size, path in zip(placed.task, placed.size, placed.path, strict=True))
+    planned: Counter[tuple[int, int, tuple[int, ...]]] = Counter()
+    for step in sorted(set(work.step.tolist())):
+        members = np.flatnonzero(work.step == step).tolist()
+        for piece in plan(clos, [wanted[i] for i in members], planner=planner, scope=scope).pieces:
+            links = []
+            for hop in piece.path:
+                block = 2 if "leaf" in hop.tail + hop.head else 4
+                upward = clos.tier[hop.tail] < clos.tier[hop.head]
+                links.append(hop.link if upward else hop.link + topology.blocks[block])
+            planned[members[piece.flow], piece.size, tuple(sorted(links))] += 1
+    assert found == planned
 
 
 def test_hashed_pieces_cover_their_flows_on_live_paths() -> None:
