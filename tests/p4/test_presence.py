@@ -362,7 +362,7 @@ class Links(Wires):
         planned = trees.plan(self.fabric.graph(), [host.name for host in self.hosts])[:1]
         stream = allocator.admit(allocator.open(), planned, [range(len(self.hosts))])[0]
         self.streams: list[RankStream] = [
-            plans._trees(self.fabric, [stream, stream], self.hosts, rank)[0].data for rank in range(len(self.hosts))]
+            plans._trees(self.fabric, [(stream, rank)] * 2, self.hosts)[0].data for rank in range(len(self.hosts))]
         self.write(tables.merge([tables.clone_sessions(self.fabric),
                                  fold_tables.fold_entries(self.fabric, self.hosts, stream)]))
         self.carried: Counter[End] = Counter()

@@ -61,7 +61,8 @@ def live(**changes: Any) -> view.Live:
     links = [view.LinkLive(5e8, 2.5e8, 1e5, 1e5, 0.0, "spine2" not in f"{link.a} {link.b}", False, "")
              for link in FABRIC.links]
     job = view.JobLive(
-        HOSTILE, "active", "default", 3, 4, 4, 0, [], [host.name for host in FABRIC.hosts], 120, 5_000_000, 4_000_000, 2e6, 7,
+        HOSTILE, "active", "default", 3, 4, 4, 0, [], [host.name for host in FABRIC.hosts], 120, 5_000_000, 4_000_000,
+        2e6, 7,
         [view.TreeLive("spine1", 1.0, [0, 2], [4, 5])], [view.RailLive("innet", 0.75), view.RailLive("tcp", 0.25)],
         view.RecoveryLive(1, "spine2 does not answer", 0.042), "")
     events = [FabricEvent(1, 1_700_000_000.0, "down", "spine2", HOSTILE),

@@ -185,8 +185,8 @@ def test_accelerate_gets_netfolds_group_by_gloos_name(tmp_path: Path) -> None:
 
 
 def test_other_names_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only gloo for the CPU is NetFold's, alone or for all devices; beside another backend for devices that are there it
-    is refused by name."""
+    """Only gloo for the CPU is NetFold's, alone or for all devices; beside another backend for devices that are there
+    it is refused by name."""
     names = ("gloo", "GLOO", "cpu:gloo", "cuda:nccl,cpu:gloo", "cpu:gloo,cuda:gloo")
     assert [renamed.ours_for(name) for name in names] == ["netfold"] * 5
     for other in ("nccl", "mpi", "netfold", "cuda:gloo", "cpu:mpi,cuda:gloo", "cpu:netfold"):
