@@ -142,6 +142,7 @@ class Stage:
         command = [sys.executable, "-m", "netfold.bench.ranks.accelerator"]
         rate = None if self.rate == "none" else self.rate
         threads = {"OMP_NUM_THREADS": "1", "DEVICE": self.options.device}
+        threads["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # JAX would take most of the device that all share
         with contextlib.ExitStack() as stack:
             fabric = leafspine(2, 2, self.count, rate=rate, rundir=sandbox.rundir())
             if "fabric" in networks:
