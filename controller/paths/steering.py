@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from itertools import permutations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -34,7 +34,6 @@ from netfold.fabric.graph import Fabric, PlannerName, Up
 from netfold.fabric.path_graph import Path, PathGraph, Way
 from netfold.fabric.routes import NextHop
 from netfold.wire import roce
-from netfold.wire.paths import tcp_ports
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -185,41 +184,43 @@ class Steering:
         """By switch, then by destination leaf and path: where packets leave, at every switch that has a choice.
 
         usable  the paths that TCP may take, where they are fewer than those of ``paths``
-        Where paths of two source leaves disagree about it, as a connection's substitutes may, the first one counts.
+        TCP takes its own path where that is left, else one of the others, in turn.  Where those of two source leaves
+        disagree at a switch further on, the first one counts, and a path's own name before all.
         """
         found: dict[str, dict[tuple[str, int], Ports]] = defaultdict(dict)
+
+        def pin(leaf: str, source_port: int, hops: Path, kind: str) -> None:
+            for hop in hops:
+                here, key = found[hop.tail], (leaf, source_port - roce.PATH_PORT)
+                before = here.get(key, UNPINNED)
+                if getattr(before, kind) == NO_PORT:
+                    here[key] = before._replace(**{kind: self._port_of[hop.link][hop.tail]})
+
+        substitutes: list[tuple[str, int, Path]] = []
         for a, b in permutations(paths.leaves, 2):
             named = self._named(paths, a, b)
             for source_port, hops in named:
-                for hop in hops:
-                    here, key = found[hop.tail], (b, source_port - roce.PATH_PORT)
-                    before = here.get(key, UNPINNED)
-                    if before.roce == NO_PORT:
-                        here[key] = before._replace(roce=self._port_of[hop.link][hop.tail])
-            others = named if usable is None else self._named(usable, a, b)
-            for port, hops in self._tcp_named(a, b, others):
-                for hop in hops:
-                    here, key = found[hop.tail], (b, port - roce.TCP_PATH_PORT)
-                    before = here.get(key, UNPINNED)
-                    if before.connection == NO_PORT:
-                        here[key] = before._replace(connection=self._port_of[hop.link][hop.tail])
+                pin(b, source_port, hops, "roce")
+            left = named if usable is None else self._named(usable, a, b)
+            for source_port, hops in left:
+                pin(b, source_port, hops, "connection")
+            if left:
+                known = {source_port for source_port, _ in left}
+                substitutes += [(b, name, left[turn % len(left)][1]) for turn, name in enumerate(self._all_names(a, b))
+                                if name not in known]
+        for leaf, source_port, hops in substitutes:
+            pin(leaf, source_port, hops, "connection")
         return found
 
     def _named(self, paths: PathGraph, source: str, destination: str) -> list[tuple[int, Path]]:
         """The source port of every path from leaf to leaf, and its hops at switches that have a choice."""
         return [(self._port(way), way.path) for way in paths.choices(source, destination)]
 
-    def _tcp_named(self, source: str, destination: str, left: Sequence[tuple[int, Path]]) -> Iterator[tuple[int, Path]]:
-        """The TCP port of every path from leaf to leaf, whatever is down, and the hops that it takes: its own where
-        that is left, else those of one of the others, in turn."""
-        if not left:
-            return
-        known = dict(left)
+    def _all_names(self, source: str, destination: str) -> list[int]:
+        """The source ports of all paths from leaf to leaf, whatever is down."""
         if (source, destination) not in self._names:
             self._names[source, destination] = [port for port, _ in self._named(self.whole, source, destination)]
-        for turn, name in enumerate(self._names[source, destination]):
-            for port in tcp_ports(name)[:1]:
-                yield port, known[name] if name in known else left[turn % len(left)][1]
+        return self._names[source, destination]
 
     def inputs(self, up: Up) -> Inputs:
         """What a plan follows from now."""

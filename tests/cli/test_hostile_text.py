@@ -98,5 +98,7 @@ def test_no_reason_forges_a_record_of_the_log() -> None:
 
 def test_paths_of_a_hostile_leaf(capsys: pytest.CaptureFixture[str]) -> None:
     """`netfold paths show` prints to a console of its own."""
-    show_paths(path_service.Table([path_service.LeafRow("[/x]", "pinned", {"[/x]": 1})], [], []), pins=True)
+    show_paths(path_service.Table(
+        [path_service.LeafRow("[/x]", "pinned")], [], [path_service.PinRow("[/x]", "[/x]", 1, 1, "[/x]", True)],
+        {"[/x]": 1}), pins=True)
     assert "[/x]" in capsys.readouterr().out

@@ -40,7 +40,7 @@ rates = Rates()
 rates.update(status)
 console().print(top.screen(status, status, rates))
 links.show(Cables([Cable("leaf1:1", long, True, long, False, True, long, long)]))
-paths._print(path_service.Table([path_service.LeafRow(long, "pinned", {{}})], [], []), pins=True)
+paths._print(path_service.Table([path_service.LeafRow(long, "pinned")], [], [], {{}}), pins=True)
 doctor.show([doctor.Finding(doctor.Check("thing", long, long, lambda: long), False, long)])
 loss._show([loss.LossRow(0.1, long, 1, 1, 1, 1, 0.1, 1, 1, 1, 1, 1, 1, {{long: 3}}, 1)],
            loss.LossSpec("leafspine,2,2,4", "bmv2", 1024, "1gbit", 1024, 1, 1, (0.1,), 0, ("",)))

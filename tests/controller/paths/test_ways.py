@@ -129,8 +129,17 @@ def test_what_a_leaf_holds_does_not_grow_with_the_fabric() -> None:
         assert count(fabric, tables.ROUTE, "spine1") == leaves
 
 
-@pytest.mark.parametrize(("lost", "most"), [("link", 2 * 18 + 6), ("spine", 2 * 20)])
-def test_a_failure_changes_two_entries_a_leaf(lost: str, most: int) -> None:
+@pytest.mark.parametrize(("leaves", "spines", "hosts"), [(2, 2, 2), (8, 3, 4), (30, 16, 2)])
+def test_switches_hold_what_the_handbook_says(leaves: int, spines: int, hosts: int) -> None:
+    """The sums of "What a switch holds" in docs/controller.md."""
+    fabric = leafspine(leaves, spines, leaves * hosts)
+    made = tables.merge([Steering(fabric).base(fabric.graph()), tables.fixed_entries(fabric)])
+    assert {len(made[f"leaf{n}"]) for n in range(1, leaves + 1)} == {3 * hosts + 7 * spines + 3}
+    assert {len(made[f"spine{n}"]) for n in range(1, spines + 1)} == {4 * leaves + 2}
+
+
+@pytest.mark.parametrize("lost", ["link", "spine"])
+def test_a_failure_changes_two_entries_a_leaf(lost: str) -> None:
     """A lost link: at other leaves a route to its leaf and an exception; a lost spine: the default route and a pin."""
     fabric = leafspine(20, 4, 40)
     steering = Steering(fabric)
