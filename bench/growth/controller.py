@@ -92,7 +92,7 @@ def measure(fabrics: Sequence[str], echo: Callable[[str], None]) -> list[Control
     return rows
 
 
-class Stalls:
+class LoopStalls:
     """How long the event loop does not turn, by the processor's seconds of its thread."""
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ async def _measure(text: str, folder: Path) -> ControllerRow:
                 plan.job, plan.rank, plan.epoch, dict.fromkeys(range(2 * len(plan.trees)), 0), SECONDS, plan.rank_secret
             )) for plan in plans))
 
-    stalls = Stalls()
+    stalls = LoopStalls()
     watch = asyncio.create_task(stalls.run())
     try:
         start = await _timed(controller.start)
