@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -83,6 +84,25 @@ def test_it_runs_a_program_and_stops_when_told(program: Path, tmp_path: Path) ->
         assert process.stderr is None or "died" not in process.stderr.read()
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_entries_of_a_file_are_there_when_it_is_ready(program: Path, tmp_path: Path) -> None:
+    """`run --entries` takes a file of p4lang's tutorials as `explain --entries` does, and a controller reads them; what
+    cannot be written, and a packet test, ends the command before it is ready."""
+    file, wrong, test = (tmp_path / name for name in ("s1-runtime.json", "s2.json", "s3.stf"))
+    entry = {"table": "I.dmac", "match": {"h.ethernet.dst": "02:00:00:00:00:01"}, "action_name": "I.forward",
+             "action_params": {"port": 3}}
+    file.write_text(json.dumps({"table_entries": [entry]}))
+    wrong.write_text(json.dumps({"table_entries": [{**entry, "table": "I.none"}]}))
+    test.write_text("packet 1 00\n")
+    with running(program, "--entries", file, "--grpc-server-addr", f"unix:{tmp_path}/s") as (_, _), Client(
+            f"unix:{tmp_path}/s") as client:
+        (found,) = client.read(p4r.Entity(table_entry=p4r.TableEntry()))
+        assert found.table_entry.match[0].exact.value == bytes.fromhex("020000000001")
+    for path, says in ((wrong, "table I.none is unknown"), (test, "a packet test is for `softswitch stf`")):
+        done = softswitch(program, "--entries", path, "--grpc-server-addr", f"unix:{tmp_path}/s")
+        assert done.returncode == 2
+        assert says in done.stderr, done.stderr
 
 
 def test_without_program_it_waits_for_one(tmp_path: Path) -> None:

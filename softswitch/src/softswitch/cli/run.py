@@ -40,6 +40,8 @@ def run(options: SwitchOptions) -> None:
 
     if (options.program is None) == (not options.no_p4):
         fail("give either a PROGRAM.p4 or --no-p4")
+    if options.entries and options.no_p4:
+        fail("--entries: expected a PROGRAM.p4; with --no-p4 the controller that pushes the program writes them")
     _set_up_log(options.log_level, options.log_file)
     ports = _ports(options)
     if options.pcap is not None and not options.pcap.is_dir():
@@ -58,6 +60,8 @@ def run(options: SwitchOptions) -> None:
     try:
         if options.program is not None:
             _push(server, compiler, options.program, options)
+            for path in options.entries or []:
+                _write(server, path)
         server.listen(*addresses, tls=tls, insecure=options.insecure)
         if options.thrift_port is not None:
             serving.enter_context(serve(server, options.thrift_port))
@@ -89,6 +93,22 @@ def _push(server: Server, compiler: Compiler, program: Path, options: SwitchOpti
         server.push(compiler.file(program, include=options.include or [], defines=defines(options.define)))
     except EngineError as error:  # which names what a controller would have pushed
         fail(str(error).replace("p4_device_config", str(program), 1))
+
+
+def _write(server: Server, path: Path) -> None:
+    """Writes the entries of a file into the running program."""
+    from softswitch.explain.entries import EntriesError, PushedProgram, load
+
+    running = server.running()
+    try:
+        with server.writing:
+            program = PushedProgram(running.built.p4info, running.built.json)
+            _, said, failed = load(running.context.engine, program, path)
+    except EntriesError as error:
+        fail(str(error))
+    sys.stderr.write(said)
+    if failed:
+        fail(f"--entries {path}: {failed} of its commands failed, above", 1)
 
 
 def _set_up_log(level: LogLevel, file: Path | None) -> None:

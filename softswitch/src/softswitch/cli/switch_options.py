@@ -26,6 +26,11 @@ class SwitchOptions:
     """What a switch is started with; what was not given is at its default."""
 
     program: Annotated[Path | None, CliArgument(metavar="PROGRAM.p4", help="Pushed at the start.")] = None
+    entries: Annotated[
+        list[Path] | None,
+        CliOption(metavar="FILE", help="Table entries: NAME.json as in p4lang's tutorials, else commands of "
+                                       "simple_switch_CLI; repeat."),
+    ] = None
     interface: Annotated[
         list[str] | None,
         CliOption("-i", "--interface", metavar="PORT@IFACE", help="Port number and its Linux interface; repeat."),

@@ -6,11 +6,10 @@ from __future__ import annotations
 import contextlib
 import io
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from thrift.Thrift import TApplicationException
 
-from softswitch.compiler.driver import Program
 from softswitch.engine.engine import Engine
 from softswitch.engine.errors import EngineError, Unimplemented
 from softswitch.p4runtime.context import Context
@@ -26,8 +25,11 @@ from softswitch.thrift.tables import Tables
 from softswitch.tools.cli.main import SwitchShell
 from softswitch.tools.cli.program import Names
 
+if TYPE_CHECKING:
+    from softswitch.explain.entries import Described
 
-def run(engine: Engine, program: Program, text: str) -> tuple[str, int]:
+
+def run(engine: Engine, program: Described, text: str) -> tuple[str, int]:
     """Executes commands, one a line, and returns what they say in BMv2's words, and how many have failed, after which
     the real one goes on. Lines that begin with # are comments."""
     switch = _LocalSwitch(engine, program)
@@ -93,7 +95,7 @@ class _LocalSwitch:
 
     device_id = 0
 
-    def __init__(self, engine: Engine, program: Program) -> None:
+    def __init__(self, engine: Engine, program: Described) -> None:
         digests = Digests(lambda _: None)
         schema = Schema(program.p4info, engine)
         digests.describe(schema.digests, program.p4info)

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
-from softswitch.compiler.driver import Program
+from finsy.proto import p4i
+
+from softswitch.engine.engine import Engine
 from softswitch.engine.local import LocalEngine
 from softswitch.explain import runtime_json
 from softswitch.runtime import files
@@ -20,7 +23,23 @@ class EntriesError(Exception):
     """
 
 
-def load(engine: LocalEngine, program: Program, path: Path) -> tuple[list[tuple[int, bytes]], str, int]:
+class Described(Protocol):
+    """The part of a compiled program that its entries are written by."""
+
+    @property
+    def p4info(self) -> p4i.P4Info: ...
+    @property
+    def bmv2_json(self) -> str: ...
+
+
+class PushedProgram(NamedTuple):
+    """A program that a switch runs, by what it tells control planes of it."""
+
+    p4info: p4i.P4Info
+    bmv2_json: str
+
+
+def load(engine: Engine, program: Described, path: Path) -> tuple[list[tuple[int, bytes]], str, int]:
     """Writes what a file says into a switch: NAME.json as p4lang's tutorials have it, NAME.stf a packet test, any other
     commands of simple_switch_CLI.
 
@@ -39,6 +58,9 @@ def load(engine: LocalEngine, program: Program, path: Path) -> tuple[list[tuple[
             raise EntriesError(str(error)) from None
         return [], "", 0
     if path.suffix == ".stf":
+        if not isinstance(engine, LocalEngine):
+            raise EntriesError(f"--entries {path}: a packet test is for `softswitch stf` and `explain`: expected "
+                               "NAME.json as in p4lang's tutorials, or commands of simple_switch_CLI")
         return _packet_test(engine, text, path, names), "", 0
     try:
         from softswitch.explain import commands
