@@ -370,9 +370,12 @@ class Recovery:
         """Wait until all ranks that are there have opened what they fold with, or have said what they lack.  Where one
         lacks something, take the job off the switches.  Raises Refusal."""
         who = f"{job}, rank {request.rank}"
-        if job.all_opened.is_set() and request.lacks and request.rank not in job.opened:
-            raise Refusal(Code.FAILED_PRECONDITION, f"{who}: the other ranks fold already, and it cannot: "
-                                                    f"{request.lacks}. It must leave")
+        said = job.opened.get(request.rank, "")
+        if job.all_opened.is_set() and request.lacks != said:  # the others go by what it has said
+            raise Refusal(Code.FAILED_PRECONDITION, (
+                f"{who}: it has told the others that it cannot fold: {said}. Expected the same again, got "
+                f"{request.lacks!r}" if said else
+                f"{who}: the other ranks fold already, and it cannot: {request.lacks}. It must leave"))
         job.opened[request.rank] = request.lacks
         job.check_opened()
         try:
