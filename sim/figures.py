@@ -10,7 +10,7 @@ from math import isfinite
 from pathlib import Path
 
 from netfold.plots.charts import BarChart, LineChart, bar_charts, line_charts
-from netfold.sim.claims import IN_WORDS, STATES, ComparisonRow, Key, relative
+from netfold.sim.claims import BASELINES, IN_WORDS, STATES, ComparisonRow, Key, relative
 from netfold.sim.training import KINDS, kind
 
 
@@ -59,7 +59,7 @@ def draw_claims(rows: Sequence[ComparisonRow], fabric: str, folder: Path) -> lis
     """
     mine = [r for r in rows if r.fabric == fabric]
     charts = []
-    for baseline, percent in (("spray", 30), ("reps", 40)):
+    for baseline, percent in BASELINES:
         for state in STATES:
             ratios = {scheme: relative(mine, scheme, baseline, [state]) for scheme in ("ethereal", "netfold")}
             groups: dict[str, dict[str, float]] = {}

@@ -30,7 +30,7 @@ _PS = 1e12
 _NEVER = 2**64 - 1
 _KINDS = ("up", "down", "ask up", "ask down")
 """Packets of folds, as enum fold_kind of verdict.h counts them from 1."""
-_MODES = {"pinned": 0, "spray": 1, "reps": 2}
+_MODES = {"pinned": 0, "spray": 1, "reps": 2, "spray-rr": 3, "spray-ideal": 4}
 
 _TASK = np.dtype([("size", "u8"), ("gap", "u8"), ("source", "u4"), ("destination", "u4"), ("waits", "u4"),
                   ("first_next", "u4"), ("nexts", "u4"), ("first_piece", "u4", 2), ("pieces", "u4", 2),

@@ -20,7 +20,7 @@ from netfold.fabric.paths import Cut, Planner, Share, cut_step, equal_split, few
 from netfold.sim.topology import Topology
 from netfold.sim.workload import Workload
 
-Mode = Literal["pinned", "spray", "reps"]
+Mode = Literal["pinned", "spray", "reps", "spray-rr", "spray-ideal"]
 Scope = Literal["leaf", "host"]
 
 
@@ -30,7 +30,9 @@ class Scheme:
 
     name: str
     mode: Mode = "pinned"
-    """"pinned": each piece has a path; "spray": each packet takes a random one; "reps": recycled entropies."""
+    """"pinned": each piece has a path; "reps": recycled entropies; "spray": each packet takes a random path;
+    "spray-rr": each switch on the way up sends packets to its uplinks in turn; "spray-ideal": to the one that is free
+    soonest."""
     planner: Planner | None = None
     """Splits flows into pieces on planned paths; None: ``splits`` equal pieces on random (hashed) paths."""
     scope: Scope = "host"
@@ -55,6 +57,8 @@ SCHEMES = {
         Scheme(name="netfold", planner=fewest_pieces, scope="leaf", weighted=True, unit=1024,
                proportional=True, moves=True),
         Scheme(name="spray", mode="spray", tolerant=True),
+        Scheme(name="spray-rr", mode="spray-rr", tolerant=True),
+        Scheme(name="spray-ideal", mode="spray-ideal", tolerant=True),
         Scheme(name="reps", mode="reps", tolerant=True),
         Scheme(name="ecmp"),
         Scheme(name="mp-rdma-2", splits=2),

@@ -49,7 +49,8 @@ int fabric_open(struct sim *s) {
     s->link_count = s->block[LINK_KINDS];
     s->links = calloc(s->link_count, sizeof *s->links);
     s->buffer = calloc(leaves + aggs + cores, sizeof *s->buffer);
-    if (!s->links || !s->buffer) return 0;
+    s->turn = calloc(leaves + aggs + cores, sizeof *s->turn);
+    if (!s->links || !s->buffer || !s->turn) return 0;
     for (uint32_t kind = 0; kind < LINK_KINDS; kind++)
         for (uint32_t n = s->block[kind]; n < s->block[kind + 1]; n++) {
             struct link *l = &s->links[n];
@@ -85,6 +86,7 @@ void fabric_close(struct sim *s) {
     }
     free(s->links);
     free(s->buffer);
+    free(s->turn);
 }
 
 /* ---- packets ---- */
@@ -123,6 +125,43 @@ static int dropped(const struct sim *s, uint32_t link, const struct packet *p) {
     return 0;
 }
 
+/* Can a packet of leaf a still reach leaf b by this agg, and by this core where one is chosen, as far as routing
+ * knows? */
+static int open_way(const struct sim *s, uint32_t a, uint32_t b, uint32_t agg, uint32_t core) {
+    uint32_t last = core == NONE ? s->c->cores : core + 1;
+    if (pod_of(s, a) == pod_of(s, b)) return !blocked(s, a, b, agg, 0, 1);
+    for (uint32_t i = core == NONE ? 0 : core; i < last; i++)
+        if (!blocked(s, a, b, agg, i, 1)) return 1;
+    return 0;
+}
+
+/* The uplink of a leaf or an agg that a packet takes.  A switch knows a dead port of its own where it looks at its
+ * queues, and otherwise what routing knows. */
+static void steer(struct sim *s, const struct link *l, struct packet *p) {
+    uint32_t to = leaf_of(s, p->destination), at_leaf = l->kind == HOST_UP;
+    if (at_leaf ? l->place == to : l->kind != LEAF_UP || l->place == pod_of(s, to)) return;
+    uint32_t leaf = at_leaf ? l->place : l->from, n = at_leaf ? s->c->aggs : s->c->cores;
+    uint32_t *turn = &s->turn[at_leaf ? leaf : s->c->pods * s->c->leaves + l->place * s->c->aggs + p->agg];
+    uint32_t first = s->c->mode == SPRAY_LEAST ? below(s, n) : *turn, best = first; /* ties are broken at random */
+    uint64_t least = UINT64_MAX, now = s->events.now;
+    for (uint32_t i = 0; i < n && least; i++) {
+        uint32_t choice = (first + i) % n, agg = at_leaf ? choice : p->agg, core = at_leaf ? NONE : choice;
+        const struct link *up = &s->links[at_leaf ? leaf_up(s, leaf, choice) : core_up(s, l->place, p->agg, choice)];
+        if (s->known_faults && !open_way(s, leaf, to, agg, core)) continue;
+        if (s->c->mode == SPRAY_LEAST && up->down) continue;
+        uint64_t wait = s->c->mode == SPRAY_LEAST && up->free > now ? up->free - now : 0;
+        if (wait < least) {
+            least = wait;
+            best = choice;
+        }
+    }
+    *turn = (best + 1) % n;
+    if (at_leaf)
+        p->agg = (uint16_t)best;
+    else
+        p->core = (uint16_t)best;
+}
+
 int link_event(struct sim *s, uint32_t number, struct packet *p) {
     struct link *l = &s->links[number];
     *p = *(struct packet *)front(&l->queue, sizeof *p);
@@ -148,6 +187,7 @@ int link_event(struct sim *s, uint32_t number, struct packet *p) {
     l->count.bytes += p->bytes;
     s->r.hops++;
     if (l->kind == HOST_DOWN || p->fold) return 1;
+    if (s->c->mode == SPRAY_TURN || s->c->mode == SPRAY_LEAST) steer(s, l, p);
     transmit(s, next_link(s, l, p), p);
     return 0;
 }

@@ -6,7 +6,9 @@
 #define SIM_PACKET_H
 #include <stdint.h>
 
-enum mode { PINNED, SPRAY, REPS }; /* how a flow's packets choose paths */
+/* How a flow's packets get their paths: the flow's own, a random one, a recycled one; or each switch on the way up
+ * gives them its uplinks in turn (SPRAY_TURN), or the one that is free soonest (SPRAY_LEAST). */
+enum mode { PINNED, SPRAY, REPS, SPRAY_TURN, SPRAY_LEAST };
 enum outcome { FINISHED, DEADLINE, NO_MEMORY, BAD_INPUT };
 
 struct config {

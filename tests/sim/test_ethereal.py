@@ -118,7 +118,7 @@ def test_verdicts_follow_the_numbers() -> None:
     for time, wins, near in ((0.65, True, True), (0.75, False, True), (1.04, False, True), (1.2, False, False)):
         rows = [ROW, replace(mine, time=time)]
         assert verdict(rows, "30 % earlier than spray") is wins
-        assert verdict(rows, "nearly as good as packet spraying") is near
+        assert verdict(rows, "nearly as good as random packet spraying") is near
         assert verdict(rows, "do not care about the balancer") is (0.9 < time < 1.1)
     assert verdict([mine], "64 queue pairs")
     assert not verdict([replace(mine, queue_pairs=65)], "64 queue pairs")
@@ -141,6 +141,17 @@ def test_a_claim_speaks_only_of_states_that_were_compared() -> None:
     (alone,) = [claim for claim in claims(never) if "earlier than" in claim.says]
     assert not alone.holds
     assert alone.found == "spray never finished in 1 of 1 runs, which are left out"
+
+
+def test_each_kind_of_spraying_has_its_own_verdict() -> None:
+    """What is earlier than random spraying need not be earlier than ideal spraying, and each claim names its
+    opponent."""
+    mine = replace(ROW, scheme="ethereal", time=0.6)
+    rows = [mine, ROW, replace(ROW, scheme="spray-rr", time=0.75), replace(ROW, scheme="spray-ideal", time=0.55)]
+    assert [claim.holds for claim in claims(rows) if "30 % earlier" in claim.says] == [True, False, False]
+    near = {claim.says: claim.holds for claim in claims(rows) if "nearly as good" in claim.says}
+    assert [(words, holds) for words in ("random", "round-robin", "ideal") for says, holds in near.items()
+            if f"as {words} packet" in says] == [("random", True), ("round-robin", True), ("ideal", False)]
 
 
 def test_equal_times_are_not_called_earlier() -> None:

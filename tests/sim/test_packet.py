@@ -119,6 +119,39 @@ def test_schemes_rank_as_theory_says() -> None:
     assert max(times["netfold"], times["ethereal"]) < times["spray"] < times["ecmp"]
 
 
+@pytest.mark.parametrize("topology", [leaf_spine(hosts=64, leaves=8, spines=8),
+                                      Topology(hosts=4, leaves=4, aggs=4, pods=4, cores=4)])
+def test_ideal_spraying_is_as_good_as_planned_paths_and_random_spraying_is_not(topology) -> None:
+    """Halving-doubling over 64 hosts: the least loaded uplink for each packet takes what planned paths take, uplinks in
+    turn load each of them evenly, and random ones make steps wait; seed 1."""
+    work = halving_doubling(range(64), 2 << 20)
+    ran = {name: simulate(topology, work, SCHEMES[name], seed=1)
+           for name in ("ethereal", "spray", "spray-rr", "spray-ideal")}
+    assert ran["spray-ideal"].time == pytest.approx(ran["ethereal"].time, rel=0.02)
+    assert ran["spray"].time > 1.15 * ran["spray-ideal"].time
+    first = 2 * topology.size
+    up = ran["spray-rr"].link_packets[first:first + topology.blocks[2]].reshape(-1, topology.aggs)
+    assert np.ptp(up, axis=1).max() <= 1, "a leaf gives its uplinks packets in turn"
+
+
+@pytest.mark.parametrize("scheme", ["spray-rr", "spray-ideal"])
+def test_switches_that_spray_leave_out_what_routing_knows_to_be_dead(scheme) -> None:
+    """A cable that is known to be out carries nothing, and nothing is lost; seed 1."""
+    for topology, cable in ((TWO_TIERS, ClosCable("leaf", 1, 2)), (THREE_TIERS, ClosCable("core", 1, 0, 1))):
+        outcome = simulate(topology, all_to_all(range(topology.size), topology.size * 9000), SCHEMES[scheme],
+                           faults=[Fault(cable, time=0.0, announced=0.0)], seed=1)
+        assert outcome.unfinished == outcome.counts["dropped"] == outcome.counts["timeouts"] == 0
+        assert not outcome.link_packets[list(topology.directions(cable))].any()
+
+
+def test_a_switch_does_not_take_its_own_dead_port_for_an_empty_one() -> None:
+    """Ideal spraying while only the leaf can see that its uplink is down: what the leaf sends is not lost; seed 1."""
+    fault = Fault(ClosCable("leaf", 0, 0), time=0.0, announced=1.0)
+    outcome = simulate(TWO_TIERS, flows((0, 4, 90_000)), SCHEMES["spray-ideal"], faults=[fault], seed=1)
+    assert outcome.counts["dropped"] == 0
+    assert outcome.time < 1e-4
+
+
 SMALL = st.tuples(
     st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7), st.integers(1, 400_000)).filter(lambda f: f[0] != f[1]),
              min_size=1, max_size=12),
