@@ -147,7 +147,7 @@ def test_switches_that_spray_leave_out_what_routing_knows_to_be_dead(scheme) -> 
 def test_a_switch_does_not_take_its_own_dead_port_for_an_empty_one() -> None:
     """Ideal spraying while only the leaf can see that its uplink is down: what the leaf sends is not lost; seed 1."""
     fault = Fault(ClosCable("leaf", 0, 0), time=0.0, announced=1.0)
-    outcome = simulate(TWO_TIERS, flows((0, 4, 90_000)), SCHEMES["spray-ideal"], faults=[fault], seed=1)
+    outcome = simulate(TWO_TIERS, flows((0, 4, 900_000)), SCHEMES["spray-ideal"], faults=[fault], seed=1)
     assert outcome.counts["dropped"] == 0
     assert outcome.time < 1e-4
 
