@@ -69,6 +69,7 @@ INTERNAL: Final = {
     "softswitch.compiler.confined.CompilerFailed": "becomes INTERNAL of P4Runtime",
     "softswitch.compiler.consteval.ConstError": "becomes CompileError",
     "softswitch.compiler.diagnostics.P4Error": "becomes CompileError",
+    "softswitch.compiler.diagnostics.Unsupported": "becomes CompileError",
     "cbuild.cc.LimitError": "becomes RESOURCE_EXHAUSTED of P4Runtime",
     "softswitch.engine.errors.EngineError": "the base of P4Runtime's refusals",
     "softswitch.explain.runtime_json.RuntimeJsonError": "becomes EntriesError",
