@@ -184,8 +184,8 @@ def calls(dtype: torch.dtype, count: int) -> Iterator[tuple[str, Callable[[], tu
         received = dist.irecv(into, (rank - 1) % world)
 
         def check() -> None:
-            assert sent is not None
-            sent.wait()
+            if sent is not None:  # None of a rank outside of the group
+                sent.wait()
             same("message", into, every[(rank - 1) % world])
 
         return received, check

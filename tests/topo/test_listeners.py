@@ -82,7 +82,7 @@ def test_the_page_of_a_run_is_reached_from_the_machine_itself(tmp_path: Path) ->
     with socket.socket() as held:  # two ports in a row that nobody has; both are free again at once
         held.bind(("127.0.0.1", 0))
         port = min(held.getsockname()[1], 65000)
-    command = [*NETFOLD, "run", "--topo", "dual,leafspine,1,0,1", "--metrics", f"127.0.0.1:{port}", "--",
+    command = [*NETFOLD, "run", "--quiet", "--topo", "dual,leafspine,1,0,1", "--metrics", f"127.0.0.1:{port}", "--",
                sys.executable, "-c", WAIT, str(done)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as running:
         assert running.stderr is not None
