@@ -15,12 +15,12 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import joblib
 import numpy as np
 
 from netfold.disk import files
 from netfold.plots.charts import LineChart, PlotsMissing, line_charts
 from netfold.sim.folding import FoldRules, SimulatedFold, beside, fold, shifted
+from netfold.sim.kept import simulate_all
 from netfold.sim.packet import PacketOutcome, Transport, simulate
 from netfold.sim.placement import SCHEMES
 from netfold.sim.topology import Topology
@@ -56,8 +56,8 @@ class AllreducePoint:
     """GB/s."""
     alpha: float
     """Seconds of two links."""
-    loss: float
     size: int
+    loss: float
     jobs: int
     time: float
     """Seconds; inf where it did not end within 10 simulated seconds."""
@@ -139,7 +139,9 @@ def nearest_first(topology: Topology, size: int) -> Job:
 
 WAYS: Final[dict[str, Callable[[Topology, int], Job]]] = {
     "PN": parallel_netreduce,
+    "PN-credits": parallel_netreduce,
     "NR": netreduce,
+    "NR-credits": netreduce,
     "FR": lambda topology, size: (ring(range(topology.size), size), []),
     "TA": tencent,
     "HD": nearest_first,
@@ -147,6 +149,17 @@ WAYS: Final[dict[str, Callable[[Topology, int], Job]]] = {
 }
 """Parallel NetReduce, NetReduce over one GPU of each machine, flat ring, Tencent's hierarchy, halving-doubling, double
 binary tree."""
+OURS: Final = FoldRules(slots=2048)
+"""1,024 packets of each stream in flight, 4 MiB: more than any link here holds."""
+PAPERS: Final = FoldRules(slots=256, message=42, credits=2)
+"""The paper's flow control: 2 messages of 170 packets of 1 KB in flight, so 42 packets of 4,096 bytes a message."""
+RULES: Final[dict[str, FoldRules]] = {"PN": OURS, "NR": OURS, "PN-credits": PAPERS, "NR-credits": PAPERS}
+"""What bounds the folds of each way that folds."""
+LABELS: Final[dict[str, str]] = {
+    "PN": "parallel NetReduce, our window", "PN-credits": "parallel NetReduce, the paper's credits",
+    "NR": "NetReduce, our window", "NR-credits": "NetReduce, the paper's credits", "FR": "flat ring",
+    "TA": "Tencent's hierarchy", "HD": "halving-doubling", "DBT": "double binary tree"}
+"""The ways as figures name them."""
 
 
 def bound(gpus: int) -> float:
@@ -166,19 +179,19 @@ def point(figure: str, scheme: str, gpus: int, inside: float, alpha: float, size
     """Simulate one allreduce, or ``jobs`` of them at the same time over the same machines."""
     topology = fabric(gpus, inside, alpha)
     job = together([WAYS[scheme](topology, size)] * jobs)
-    out = run_job(topology, job, loss=loss, rules=FoldRules(slots=2048))
+    out = run_job(topology, job, loss=loss, rules=RULES.get(scheme))
     c = out.counts
-    return AllreducePoint(figure, scheme, gpus, inside, alpha, loss, size, jobs, np.inf if out.unfinished else out.time,
+    return AllreducePoint(figure, scheme, gpus, inside, alpha, size, loss, jobs, np.inf if out.unfinished else out.time,
                  c["resent"] + c["fold_resent"], c["hops"])
 
 
-def crossover(gpus: int, size: int, alpha: float) -> float:
-    """The measured ratio of bandwidths at which PN and the flat ring take equally long, by bisection."""
+def crossover(gpus: int, size: int, alpha: float, scheme: str = "PN") -> float:
+    """The measured ratio of bandwidths at which ``scheme`` and the flat ring take equally long, by bisection."""
     low, high = 1.0, 3.0
     for _ in range(7):
         middle = (low + high) / 2
         inside = middle * OUTSIDE / 1e9
-        pn, fr = (point("", way, gpus, inside, alpha, size).time for way in ("PN", "FR"))
+        pn, fr = (point("", way, gpus, inside, alpha, size).time for way in (scheme, "FR"))
         low, high = (low, middle) if pn < fr else (middle, high)
     return (low + high) / 2
 
@@ -196,35 +209,33 @@ def sweep(*, short: bool) -> Iterator[tuple[str, str, int, float, float, int, fl
     for loss in (0.0, 1e-3) if short else (0.0, 1e-5, 1e-4, 1e-3):
         yield from (("loss", way, 32, 100.0, 1e-6, size, loss, 1) for way in WAYS)
     for jobs in (1, 2) if short else (1, 2, 4):
-        yield from (("jobs", way, 32, 100.0, 1e-6, size, 0.0, jobs) for way in ("PN", "FR", "TA"))
+        yield from (("jobs", way, 32, 100.0, 1e-6, size, 0.0, jobs) for way in ("PN", "PN-credits", "FR", "TA"))
 
 
-def run(*, out: Path, short: bool) -> list[AllreducePoint]:
+def run(*, out: Path, short: bool, resume: bool = False) -> list[AllreducePoint]:
     """Simulate all points, write points.csv, crossover.csv, netreduce.svg and crossover.svg there, and say the ratios.
 
-    Raises PlotsMissing, and OSError where a file cannot be written.
+    resume  take over the rows that an interrupted run has left in points.csv
+    Raises ValueError where that file has others, PlotsMissing, and OSError where a file cannot be written.
     """
     out.mkdir(parents=True, exist_ok=True)
-    points = []
-    workers = joblib.Parallel(n_jobs=1 if short else -1, return_as="generator")
-    for one in workers(joblib.delayed(point)(*arguments) for arguments in sweep(short=short)):
-        points.append(one)
-        print(f"{one.figure:8} {one.scheme:4} {one.gpus:5} GPUs {one.inside:6.2f} GB/s {one.alpha * 1e6:6.1f} us loss "
-              f"{one.loss:g} jobs {one.jobs}: {one.time * 1e3:9.3f} ms, {one.resent} packets again", flush=True)
-    write_csv(out / "points.csv", points)
+    points = simulate_all(out / "points.csv", AllreducePoint, point, list(sweep(short=short)), key=8, resume=resume,
+                          jobs=1 if short else None)
     counts = (32, 64) if short else (32, 64, 128, 256)
     size = (1 if short else 8) << 20
     measured = [crossover(gpus, size, 1e-7) for gpus in counts]
+    credited = [crossover(gpus, size, 1e-7, "PN-credits") for gpus in counts]
     theory = [bound(gpus) for gpus in counts]
-    for gpus, seen, least in zip(counts, measured, theory, strict=True):
-        print(f"PN passes the flat ring at {gpus} GPUs where inside / outside is {seen:.3f}; by bandwidth alone "
-              f"{least:.3f}")
-    _csv(out / "crossover.csv", ["gpus", "measured", "condition"], list(zip(counts, measured, theory, strict=True)))
+    for gpus, seen, with_credits, least in zip(counts, measured, credited, theory, strict=True):
+        print(f"PN passes the flat ring at {gpus} GPUs where inside / outside is {seen:.3f}, with the paper's credits "
+              f"{with_credits:.3f}; by bandwidth alone {least:.3f}")
+    _csv(out / "crossover.csv", ["gpus", "measured", "credits", "condition"],
+         list(zip(counts, measured, credited, theory, strict=True)))
     line_charts(out / "netreduce", f"allreduce of {size >> 20} MiB, 8 GPUs a machine, 12.5 GB/s outside",
                 _charts(points), x="", y="ms")
     line_charts(out / "crossover", "where parallel NetReduce passes the flat ring",
                 [[LineChart("0.1 us a step", [str(gpus) for gpus in counts],
-                            {"simulated": measured, "sufficient condition": theory})]],
+                            {LABELS["PN"]: measured, LABELS["PN-credits"]: credited, "sufficient condition": theory})]],
                 x="GPUs", y="bandwidth inside / outside")
     return points
 
@@ -235,7 +246,7 @@ def _charts(points: Sequence[AllreducePoint]) -> list[list[LineChart]]:
         ways = list(dict.fromkeys(p.scheme for p in chosen))
         values = {(p.scheme, getattr(p, attribute)): p.time * 1e3 for p in chosen}
         return LineChart(f"{figure}: {name}", [f"{tick * scale:g}" for tick in ticks],
-                         {way: [values.get((way, tick)) for tick in ticks] for way in ways})
+                         {LABELS[way]: [values.get((way, tick)) for tick in ticks] for way in ways})
 
     of = {name: [p for p in points if p.figure == name] for name in ("gpus", "inside", "latency", "loss", "jobs")}
     by_inside = [line(f"GPUs, {inside:g} GB/s inside", "", "gpus", 1, [p for p in of["gpus"] if p.inside == inside])

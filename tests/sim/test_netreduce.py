@@ -41,10 +41,17 @@ def test_the_short_form_writes_figures_and_data(tmp_path) -> None:
     """Every way at every point ends; folds win where GPUs are well joined; figures and CSV are there."""
     points = netreduce.run(out=tmp_path, short=True)
     time = {(p.scheme, p.inside): p.time for p in points if p.figure == "gpus" and p.gpus == 64}
-    assert min(time, key=lambda key: time[key]) == ("PN", 100.0)
+    assert min(time, key=lambda key: time[key])[0] in ("PN", "PN-credits")
     assert {f.name for f in tmp_path.iterdir()} >= {"points.csv", "crossover.csv", "netreduce.svg", "crossover.svg"}
     rows = list(csv.DictReader((tmp_path / "points.csv").open()))
     assert len(rows) == len(points)
     assert all(float(row["time"]) < 1 for row in rows)
     for row in csv.DictReader((tmp_path / "crossover.csv").open()):
         assert float(row["condition"]) < float(row["measured"]) < 1.15 * float(row["condition"])
+
+
+def test_with_the_papers_credits_long_latencies_cost_netreduce_its_lead() -> None:
+    """At 100 us and 64 GPUs parallel NetReduce is earlier than halving-doubling by our window, and later by the paper's
+    2 messages of 170 KB."""
+    time = {way: netreduce.point("latency", way, 64, 100.0, 1e-4, 8 << 20).time for way in ("PN", "PN-credits", "HD")}
+    assert time["PN"] < time["HD"] < time["PN-credits"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -170,6 +171,8 @@ def netreduce(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the figures and their data.")] = Path("build/sim"),
     only: Annotated[str, typer.Option(help="By commas: allreduce, training (steps of CNNs and transformers), beside (a "
                                            "fold beside flows); default: all.")] = "allreduce,training,beside",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where a run with this --out was ended: keep the "
+                                                            "allreduces in its points.csv.")] = False,
     short: Annotated[bool, typer.Option("--short", help="Up to 64 GPUs, 1 MiB: seconds.")] = False,
 ) -> None:
     """NetReduce's questions: sums in switches against rings, trees and hierarchies at 32 to 1,024 GPUs."""
@@ -177,8 +180,8 @@ def netreduce(
     from netfold.sim import netreduce as paper
     from netfold.sim.packet import SimulationError
 
-    parts: dict[str, Callable[..., object]] = {"allreduce": paper.run, "training": netreduce_training.run,
-                                               "beside": fold_beside.run}
+    parts: dict[str, Callable[..., object]] = {"allreduce": partial(paper.run, resume=resume),
+                                               "training": netreduce_training.run, "beside": fold_beside.run}
     try:
         if unknown := [name for name in only.split(",") if name not in parts]:
             raise ValueError(f"--only: no part is called {unknown[0]!r}; there are {', '.join(parts)}")

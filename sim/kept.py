@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Simulations whose rows are in a CSV as soon as each is done, so that a run that is interrupted goes on from there.
+
+    rows = simulate_all(out / "points.csv", AllreducePoint, point, arguments, key=8, resume=True)
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from netfold.disk import files
+from netfold.sim.sweep import sweep
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Row = TypeVar("Row", bound="DataclassInstance")
+_READ: Final[dict[str, Callable[[str], object]]] = {"str": str, "int": int, "float": float}
+
+
+def simulate_all(path: Path, kind: type[Row], simulate: Callable[..., Row], arguments: Sequence[tuple[object, ...]], *,
+                 key: int, resume: bool, jobs: int | None = None, echo: Callable[[str], None] = print) -> list[Row]:
+    """The row of each of ``arguments``, in order; the file at ``path`` has in the end exactly these.
+
+    kind, simulate   rows are of this class, whose first ``key`` fields are the arguments that `simulate` takes
+    resume           take over rows that the file has; else it is written anew
+    jobs             processes; None: as joblib is configured, else all cores
+    echo             receives a line for each row, with the number that are done and how long the rest may take
+    Raises ValueError where the file has other rows than ``kind``, OSError where it cannot be read or written.
+    """
+    names = [field.name for field in fields(kind)]
+    done = {astuple(row)[:key]: row for row in (_read(path, kind) if resume else [])}
+    todo = [one for one in dict.fromkeys(arguments) if one not in done]
+    files.replace(path, _lines([names, *map(astuple, done.values())]))
+    echo(f"{len(arguments)} simulations, {len(arguments) - len(todo)} of them done")
+    begin = time.perf_counter()
+    with files.append(path) as file:
+        for number, row in enumerate(sweep(partial(_call, simulate), todo, jobs=jobs, echo=echo), 1):
+            done[astuple(row)[:key]] = row
+            file.write(_lines([astuple(row)]))
+            file.flush()
+            left = (time.perf_counter() - begin) / number * (len(todo) - number)
+            said = " ".join(f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
+                            for name, value in zip(names, astuple(row), strict=True))
+            echo(f"{len(arguments) - len(todo) + number}/{len(arguments)}, about {left:.0f} s left: {said}")
+    rows = [done[one] for one in arguments]
+    files.replace(path, _lines([names, *map(astuple, rows)]))
+    return rows
+
+
+def _read(path: Path, kind: type[Row]) -> list[Row]:
+    """The rows of a file, without a last line that was not written to its end; none where there is no file."""
+    if not path.exists():
+        return []
+    whole, _, _ = files.read_text(path).rpartition("\n")
+    read = {field.name: _READ[str(field.type)] for field in fields(kind)}
+    head, *lines = csv.reader(io.StringIO(whole)) if whole else [list(read)]
+    if sorted(head) != sorted(read) or any(len(line) != len(head) for line in lines):
+        raise ValueError(f"{path}: expected the columns {', '.join(read)} and a cell for each in all lines, got "
+                         f"{', '.join(head)}; run without --resume, or with another --out")
+    make: Callable[..., Row] = kind
+    try:
+        return [make(**{name: read[name](cell) for name, cell in zip(head, line, strict=True)}) for line in lines]
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; run without --resume, or with another --out") from None
+
+
+def _call(simulate: Callable[..., Row], arguments: tuple[object, ...]) -> Row:
+    return simulate(*arguments)
+
+
+def _lines(rows: Sequence[Sequence[object]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
