@@ -136,7 +136,7 @@ NOT_RUN: Final[dict[str, tuple[str, ...]]] = {
         "netfold bench rails --rails innet@a+tcp@b --algorithm ring -e 4M --cut-bytes 8M --out papers/nezha",
         "netfold bench rails --rails tcp@a+tcp@b --algorithm ring -e 4M --cut-bytes 8M --out papers/nezha/tcp-tcp",
         "netfold bench soak -n 1000000 --seconds 36000 --seed 1 --rows soak.json --logs failed",
-        "netfold bench train --backends gloo,fsdp2",
+        "netfold bench train --backends gloo,fsdp2", "netfold bench train --backends hsdp-gloo,hsdp",
         "netfold bench train --model transformer --backends gloo,fsdp-gloo,fsdp,fsdp2-gloo,fsdp2,fsdp2-together "
         "--beside fsdp2-gloo",
         "netfold bench train --layers 6 --width 512 --backends fsdp2,fsdp2-gloo,fsdp2-prefetch,fsdp2-together --beside "
