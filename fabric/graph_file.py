@@ -25,7 +25,8 @@ import io
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Unpack, get_args
@@ -84,9 +85,11 @@ def of_graph(graph: nx.Graph[Any], name: str, **options: Unpack[FabricOptions]) 
     if not switches:
         raise FabricError("expected at least one switch, got none")
     names = _names(kinds, {node: str(data.get("label", node)) for node, data in graph.nodes(data=True)})
+    usual = 0 if "host" in kinds.values() or stated else 1
+    hosts_of = {node: _hosts(node, graph.nodes[node], usual) for node in switches}
+    count_of("host", len(kinds) - len(switches) + sum(hosts_of.values()))
     below: dict[Any, list[tuple[str | None, Mapping[str, Any]]]] = {
-        node: [(None, {})] * _hosts(node, graph.nodes[node], 0 if "host" in kinds.values() or stated else 1)
-        for node in switches
+        node: [(None, {})] * number for node, number in hosts_of.items()
     }
     for node, kind in kinds.items():
         if kind == "host":
@@ -172,7 +175,8 @@ def _gml(content: bytes) -> nx.Graph[Any]:
         text = content.decode()
     except UnicodeDecodeError:
         text = content.decode("latin-1")  # what the format's description asks for
-    text = re.sub(r"^(\s*)multigraph\s+[01]\s*$", "", text, flags=re.MULTILINE)
+    # blanks of one line alone, each taken once: what follows many of them is not looked for from each anew
+    text = re.sub(r"^[ \t\r]*+multigraph[ \t]++[01][ \t\r]*+$", "", text, flags=re.MULTILINE)
     return nx.parse_gml(re.sub(r"\bgraph\s*\[", "graph [\n  multigraph 1", text, count=1), label="id")
 
 
@@ -200,13 +204,15 @@ def _names(kinds: Mapping[Any, str], labels: Mapping[Any, str]) -> dict[Any, str
     names: dict[Any, str] = {}
     used: set[str] = set()
     numbers = {"switch": count(1), "host": count(1)}
+    others: defaultdict[str, Iterator[int]] = defaultdict(lambda: count(2))
+    """What comes behind names that several nodes would have, by name: each number is tried once."""
     for node, kind in kinds.items():
         plain = unicodedata.normalize("NFKD", labels[node])
         base = re.sub(r"[^A-Za-z0-9]|^[^A-Za-z]+", "", re.sub(r"[^\x00-\x7f]", "", plain))[:LONGEST_NAME]
         if not re.fullmatch(r"[A-Za-z]{2}.*", base):  # one letter and digits may be another node's s1 or h1
             base = ""
         other = {"switch": "s", "host": "h"}[kind]
-        tries = chain([base], (f"{base[: LONGEST_NAME - len(str(n))]}{n}" for n in count(2))) if base else (
+        tries = chain([base], (f"{base[: LONGEST_NAME - len(str(n))]}{n}" for n in others[base])) if base else (
             f"{other}{n}" for n in numbers[kind])
         names[node] = next(name for name in tries if name not in used)
         used.add(names[node])
