@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7a5195", "#666666")
-"""The palette of Okabe and Ito, whose colours stay distinct to colour-blind readers."""
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7a5195", "#666666",
+           "#000000", "#8c5a2b")
+"""The palette of Okabe and Ito, whose colours stay distinct to colour-blind readers, and four more: as many as
+`sim.placement.SCHEMES`."""
 
 STRIP = 0.08
 """Part of a line chart's height, above all values, in which the crosses of unfinished runs stand."""

@@ -49,8 +49,11 @@ int fabric_open(struct sim *s) {
     s->link_count = s->block[LINK_KINDS];
     s->links = calloc(s->link_count, sizeof *s->links);
     s->buffer = calloc(leaves + aggs + cores, sizeof *s->buffer);
-    s->turn = calloc(leaves + aggs + cores, sizeof *s->turn);
-    if (!s->links || !s->buffer || !s->turn) return 0;
+    if (c->mode == SPRAY_TURN) {
+        s->turn = calloc((size_t)(leaves + aggs) * (leaves + 1), sizeof *s->turn);
+        if (!s->turn) return 0;
+    }
+    if (!s->links || !s->buffer) return 0;
     for (uint32_t kind = 0; kind < LINK_KINDS; kind++)
         for (uint32_t n = s->block[kind]; n < s->block[kind + 1]; n++) {
             struct link *l = &s->links[n];
@@ -135,28 +138,59 @@ static int open_way(const struct sim *s, uint32_t a, uint32_t b, uint32_t agg, u
     return 0;
 }
 
-/* The uplink of a leaf or an agg that a packet takes.  A switch knows a dead port of its own where it looks at its
- * queues, and otherwise what routing knows. */
-static void steer(struct sim *s, const struct link *l, struct packet *p) {
-    uint32_t to = leaf_of(s, p->destination), at_leaf = l->kind == HOST_UP;
-    if (at_leaf ? l->place == to : l->kind != LEAF_UP || l->place == pod_of(s, to)) return;
-    uint32_t leaf = at_leaf ? l->place : l->from, n = at_leaf ? s->c->aggs : s->c->cores;
-    uint32_t *turn = &s->turn[at_leaf ? leaf : s->c->pods * s->c->leaves + l->place * s->c->aggs + p->agg];
-    uint32_t first = s->c->mode == SPRAY_LEAST ? below(s, n) : *turn, best = first; /* ties are broken at random */
+/* Where packets climb: a leaf or an agg, from which leaf to which, and its uplinks. */
+struct climb {
+    uint32_t leaf, to, agg, first, count;
+    int at_leaf;
+};
+
+/* May a switch take this uplink?  It goes by what routing knows, and where it looks at its queues it sees a dead port
+ * of its own too. */
+static int usable(const struct sim *s, const struct climb *c, uint32_t choice) {
+    if (s->c->mode == SPRAY_LEAST && s->links[c->first + choice].down) return 0;
+    return !s->known_faults || open_way(s, c->leaf, c->to, c->at_leaf ? choice : c->agg, c->at_leaf ? NONE : choice);
+}
+
+/* The uplink that is free soonest; of several, any with the same chance: the first after a random one would be taken
+ * more often where it stands behind one that is often busy or dead. */
+static uint32_t least_loaded(struct sim *s, const struct climb *c) {
     uint64_t least = UINT64_MAX, now = s->events.now;
-    for (uint32_t i = 0; i < n && least; i++) {
-        uint32_t choice = (first + i) % n, agg = at_leaf ? choice : p->agg, core = at_leaf ? NONE : choice;
-        const struct link *up = &s->links[at_leaf ? leaf_up(s, leaf, choice) : core_up(s, l->place, p->agg, choice)];
-        if (s->known_faults && !open_way(s, leaf, to, agg, core)) continue;
-        if (s->c->mode == SPRAY_LEAST && up->down) continue;
-        uint64_t wait = s->c->mode == SPRAY_LEAST && up->free > now ? up->free - now : 0;
-        if (wait < least) {
-            least = wait;
-            best = choice;
-        }
+    uint32_t best = 0, ties = 0;
+    for (uint32_t i = 0; i < c->count; i++) {
+        const struct link *up = &s->links[c->first + i];
+        uint64_t wait = up->free > now ? up->free - now : 0;
+        if (wait > least || ((s->broken || s->known_faults) && !usable(s, c, i))) continue;
+        ties = wait < least ? 1 : ties + 1;
+        if (ties == 1 || !below(s, ties)) best = i;
+        least = wait;
     }
-    *turn = (best + 1) % n;
-    if (at_leaf)
+    return best;
+}
+
+/* The next uplink in turn.  A switch takes turns in each set of uplinks that leads to some leaves: in all, or in what
+ * is left towards one leaf. */
+static uint32_t next_in_turn(struct sim *s, const struct climb *c, uint32_t node) {
+    uint32_t leaves = s->c->pods * s->c->leaves, left = c->count;
+    if (s->known_faults)
+        for (uint32_t i = left = 0; i < c->count; i++) left += (uint32_t)usable(s, c, i);
+    if (!left) return 0;
+    uint32_t *turn = &s->turn[(size_t)node * (leaves + 1) + (left < c->count ? 1 + c->to : 0)];
+    uint32_t skip = (*turn)++ % left, choice = 0;
+    if (left == c->count) return skip;
+    while (!usable(s, c, choice) || skip--) choice++;
+    return choice;
+}
+
+/* Give a packet the uplink that its switch chooses. */
+static void steer(struct sim *s, const struct link *l, struct packet *p) {
+    struct climb c = {.to = leaf_of(s, p->destination), .agg = p->agg, .at_leaf = l->kind == HOST_UP};
+    if (c.at_leaf ? l->place == c.to : l->kind != LEAF_UP || l->place == pod_of(s, c.to)) return;
+    c.leaf = c.at_leaf ? l->place : l->from;
+    c.count = c.at_leaf ? s->c->aggs : s->c->cores;
+    c.first = c.at_leaf ? leaf_up(s, c.leaf, 0) : core_up(s, l->place, p->agg, 0);
+    uint32_t node = c.at_leaf ? c.leaf : s->c->pods * s->c->leaves + l->place * s->c->aggs + p->agg;
+    uint32_t best = s->c->mode == SPRAY_LEAST ? least_loaded(s, &c) : next_in_turn(s, &c, node);
+    if (c.at_leaf)
         p->agg = (uint16_t)best;
     else
         p->core = (uint16_t)best;

@@ -112,7 +112,7 @@ struct sim {
     struct link *links;
     struct host *hosts;
     uint64_t *buffer;              /* bytes in each switch */
-    uint32_t *turn;                /* SPRAY_TURN: which uplink is next at each switch */
+    uint32_t *turn;                /* SPRAY_TURN: which uplink is next at [switch][destination leaf + 1], 0: any */
     uint32_t broken, known_faults; /* links that are down; that all routing knows to be down */
     struct fifo acks[3];
     uint64_t ack_delay[3];

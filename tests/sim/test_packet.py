@@ -144,6 +144,18 @@ def test_switches_that_spray_leave_out_what_routing_knows_to_be_dead(scheme) -> 
         assert not outcome.link_packets[list(topology.directions(cable))].any()
 
 
+@pytest.mark.parametrize("scheme", ["spray-rr", "spray-ideal"])
+def test_the_uplinks_beside_a_dead_one_share_its_packets(scheme) -> None:
+    """Towards a leaf that has lost a spine, no other spine carries a tenth more than the mean, the one beside it
+    neither; seed 1."""
+    topology = leaf_spine(hosts=64, leaves=8, spines=8)
+    outcome = simulate(topology, all_to_all(range(64), 64 * 270_000), SCHEMES[scheme],
+                       faults=[Fault(ClosCable("leaf", 1, 2), time=0.0, announced=0.0)], seed=1)
+    down = [topology.directions(ClosCable("leaf", 1, spine))[1] for spine in range(8) if spine != 2]
+    carried = outcome.link_packets[down]
+    assert carried.max() < 1.1 * carried.mean()
+
+
 def test_a_switch_does_not_take_its_own_dead_port_for_an_empty_one() -> None:
     """Ideal spraying while only the leaf can see that its uplink is down: what the leaf sends is not lost; seed 1."""
     fault = Fault(ClosCable("leaf", 0, 0), time=0.0, announced=1.0)
