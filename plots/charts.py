@@ -215,11 +215,17 @@ def _draw_lines(axes: Axes, chart: LineChart, colour: Mapping[str, str]) -> None
 
 
 def _legend(figure: Figure, colour: Mapping[str, str]) -> None:
-    """A legend of all series below the charts."""
+    """A legend of all series below the charts, in as few lines as the figure is wide enough for."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.lines import Line2D
 
-    figure.legend(handles=[Line2D([], [], color=value, linewidth=4, label=name) for name, value in colour.items()],
-                  loc="outside lower center", ncols=min(8, len(colour), max(1, int(figure.get_figwidth() / 1.6))))
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    handles = [Line2D([], [], color=value, linewidth=4, label=name) for name, value in colour.items()]
+    for columns in range(min(8, len(handles)), 0, -1):
+        legend = figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+        if columns == 1 or legend.get_window_extent(renderer).width < figure.bbox.width:
+            return
+        legend.remove()
 
 
 def _save(figure: Figure, stem: Path, with_png: bool) -> list[Path]:

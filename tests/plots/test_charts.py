@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from netfold.plots import charts
 from netfold.plots.charts import BarChart, LineChart, PlotsMissing, bar_charts, line_charts
 
 SPACE = "{http://www.w3.org/2000/svg}"
@@ -46,6 +47,35 @@ def test_a_chart_without_values_says_why(tmp_path: Path) -> None:
     alone, _ = line_charts(tmp_path / "alone", "t", [[full]], x="x", y="y")
     assert "nothing < came" in texts(ET.parse(both).getroot())
     assert "nothing < came" not in texts(ET.parse(alone).getroot())
+
+
+@pytest.mark.needs("matplotlib")
+@pytest.mark.parametrize("kind", ["lines", "bars"])
+def test_a_legend_of_many_long_names_is_whole_and_covers_no_chart(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 12 names of 45 letters the legend is within the picture, and no chart with its labels reaches into it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    drawn = []
+    monkeypatch.setattr(charts, "_save", lambda figure, stem, png: drawn.append(figure))
+    names = [f"{number:02} {'long name ' * 4}{number:02}" for number in range(12)]
+    if kind == "lines":
+        one = LineChart("a chart", ["1", "2"], {name: [1.0 + i, 2.0] for i, name in enumerate(names)})
+        line_charts(tmp_path / "t", "t", [[one, one]], x="bytes", y="seconds")
+    else:
+        bar_charts(tmp_path / "t", "t", [BarChart("a chart", {"g": {name: 1.0 + i for i, name in enumerate(names)}})])
+    (figure,) = drawn
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == names
+    place = legend.get_window_extent()
+    assert place.x0 >= figure.bbox.x0
+    assert place.x1 <= figure.bbox.x1
+    assert place.y0 >= figure.bbox.y0
+    for axes in figure.axes:
+        assert axes.get_tightbbox(canvas.get_renderer()).y0 >= place.y1
 
 
 @pytest.mark.needs("matplotlib")
