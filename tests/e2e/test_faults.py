@@ -31,7 +31,7 @@ from netfold.topo.switches import thrift_port
 
 pytestmark = pytest.mark.timeout(300)
 RATES = {"softswitch": "1gbit", "bmv2": "20mbit"}
-SIZES = {"softswitch": 120_000, "bmv2": 10_000}
+SIZES = {"softswitch": 120_000, "bmv2": 40_000}
 """Elements of a sum: enough to go around the slots."""
 ALL = Faults(loss=0.01, duplicate=0.03, reorder=0.03, corrupt=0.01)
 

@@ -165,7 +165,7 @@ def fabric_file(place: Path) -> None:
     assert command("netfold.cli", "fabric", "leafspine,1,0,2", "--out", path).returncode == 0
     before = path.read_text()
     fill(place)
-    done = command("netfold.cli", "fabric", "leafspine,4,4,64", "--out", path)
+    done = command("netfold.cli", "fabric", "leafspine,4,4,64", "--out", path, "--force")
     assert done.returncode == 1
     assert f"cannot write {path}" in done.stderr
     assert FULL in done.stderr

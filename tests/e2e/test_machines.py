@@ -22,7 +22,7 @@ from netfold.topo.net import Network
 
 pytestmark = pytest.mark.timeout(300)
 RATES = {"softswitch": "1gbit", "bmv2": "20mbit"}
-ELEMENTS = {"softswitch": 500_000, "bmv2": 50_000}
+ELEMENTS = {"softswitch": 500_000, "bmv2": 100_000}
 HEADERS = 76
 """Bytes of a packet on a link beside its payload."""
 OVERHEAD = 1.2
