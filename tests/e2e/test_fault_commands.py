@@ -102,10 +102,18 @@ def test_faults_by_command_end_by_themselves_and_no_sum_is_wrong(
 
 
 def settled(fabric: subprocess.Popen[str]) -> None:
-    """Wait until all faults have ended by themselves, while sums go on."""
+    """Wait until all faults have ended by themselves, while sums go on, and a controller watches all ranks."""
     while "no faults" not in netfold("fault", "list"):
         rounds(fabric, 1)
+    while not watched():
+        rounds(fabric, 1)
     rounds(fabric, 3)
+
+
+def watched() -> bool:
+    """Whether a controller answers, with whom all ranks of the job have registered."""
+    status, said = invoked("netfold status --json")
+    return status == 0 and [job["awaited"] for job in json.loads(said)["jobs"]] == [[]]
 
 
 @pytest.mark.needs("tshark")

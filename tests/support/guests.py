@@ -80,11 +80,23 @@ class Jobs:
         assert [result["rail"] for result in results] == ["verbs"] * len(self._guests.names) + ["innet"] * mixed
         assert len({result["digest"] for result in results}) == 1
         return (results, [now.since(nics[name]) for name, now in self._guests.nic_counts().items()],
-                {name: now - folded[name] for name, now in self.folded().items()})
+                {name: now - folded[name] for name, now in self.at_rest().items()})
 
     def folded(self) -> dict[str, int]:
         """Contributions and results that each switch has taken for the first time."""
         return {switch.name: switch.folded.first for switch in self._network.status().switches}
+
+    def at_rest(self) -> dict[str, int]:
+        """The same, once two readings are equal: a switch that is short of time counts packets after it has sent
+        them."""
+        found: list[dict[str, int]] = [{}]
+
+        def equal(status: Status) -> bool:
+            found.append({switch.name: switch.folded.first for switch in status.switches})
+            return found[-1] == found[-2]
+
+        self.until("counters at rest", equal)
+        return found[-1]
 
     def run_everywhere(self, script: str) -> str:
         """What a shell script prints in all guests."""
