@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `netfold bench rails` measures, as --rows writes it.  Times are in seconds."""
+"""The figures of `netfold bench rails`, as --rows writes them.  Times are in seconds."""
 
 from __future__ import annotations
 

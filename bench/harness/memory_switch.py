@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A switch without a data plane, in the controller's own process: it holds what is written to it, and answers at once.
 
-What the controller costs with such switches is its own planning and comparing, and with a codec the making of
+With such switches the controller's time goes into its own planning and comparing, and, with a codec, into making
 P4Runtime's messages, which are not sent.
 """
 

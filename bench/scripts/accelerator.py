@@ -175,7 +175,7 @@ def run_stage(options: argparse.Namespace) -> None:
 
 
 def checks(stage: Stage) -> None:
-    """What has to be right; a check that fails by its result leaves the ranks to the next."""
+    """Run the checks; one that fails by its result leaves the ranks to the next."""
     from netfold.bench.harness.workers import WorkerFailed
 
     left = [name for name in stage.options.checks.split(",") if name in CHECKS]

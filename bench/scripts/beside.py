@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What folds beside what: two jobs at once on the same hosts, machines of several ranks, and the creation of groups.
+"""Measures folds beside each other: two jobs at once on the same hosts, several ranks on a machine, new groups.
 
     python bench/scripts/beside.py                     # all, a minute or two
     python bench/scripts/beside.py --only jobs --rate 1gbit --mib 16 --calls 5

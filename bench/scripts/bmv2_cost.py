@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What BMv2's time for a packet is made of: instructions of small programs, and a linear model fitted to them.
+"""Explains the time that BMv2 takes for a packet: instructions of small programs, and a linear model fitted to them.
 
     python bench/scripts/bmv2_cost.py [--packets 100 300] [--only small|fold]
 
@@ -47,7 +47,7 @@ PCAP_HEAD = struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65535, 1)
 
 @dataclass(frozen=True)
 class Shape:
-    """What a program has for one packet, beside the plain forwarding that all have."""
+    """The work of a program for one packet, beside the plain forwarding that all do."""
 
     words: int = 0
     """Headers of 256 bytes that are parsed and deparsed."""
@@ -72,7 +72,7 @@ class Shape:
 
     @property
     def counts(self) -> list[float]:
-        """What the model counts, a number for each of `NAMES`."""
+        """The counts of the model, one for each of `NAMES`."""
         return [1, self.words, self.metadata, self.steps, self.jumps, self.actions, self.conditions, self.hits,
                 self.hits * self.keys, self.hashed, self.registers]
 
@@ -188,13 +188,13 @@ Each = tuple[float, float]
 
 
 def each(few: tuple[int, int], many: tuple[int, int], packets: Sequence[int]) -> Each:
-    """What one packet takes, from two runs of so many packets."""
+    """The cost of one packet, from two runs of so many packets."""
     more = packets[1] - packets[0]
     return (many[0] - few[0]) / more, (many[0] - many[1] - few[0] + few[1]) / more
 
 
 def small(shape: Shape, packets: Sequence[int]) -> Each:
-    """What one packet takes in a small program."""
+    """The cost of one packet in a small program."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         (folder / "program.p4").write_text(source(shape))
@@ -224,8 +224,8 @@ def contribution(stream: RankStream, source: str, psn: int, path_mtu: int) -> by
 
 
 async def fold(path_mtu: int, packets: Sequence[int]) -> Each:
-    """What one packet takes in the whole fold: two ranks under one switch send every PSN, and get every result.  Raises
-    SystemExit where these are not the sums."""
+    """The cost of one packet in the whole fold: two ranks under one switch send every PSN, and get every result.
+    Raises SystemExit where these are not the sums."""
     found, sums = [], struct.pack(f"!{path_mtu // 4}I", *range(0, path_mtu // 2, 2))
     for number in packets:
         with tempfile.TemporaryDirectory() as scratch:
