@@ -85,7 +85,7 @@ class Server(Generic[Request]):
                 self._free.release()
                 if self._closed.is_set():
                     return
-                log.warning("%s: a caller waits: %s", self.path, error)
+                log.warning("%s takes nobody: %s; callers wait", self.path, error)
                 self._closed.wait(RETRY)  # it is tried again at once else, while file descriptors are lacking
                 continue
             try:

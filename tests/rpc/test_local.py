@@ -76,19 +76,22 @@ def test_a_process_without_descriptors_serves_again_once_it_has_some(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A caller that cannot be taken waits, and the log says why; it does not end the service."""
-    server: local.Server[Ask] = local.Server(tmp_path / "s", Ask, _double, Told)
+    server: local.Server[Ask] = local.Server(tmp_path / "s", Ask, lambda ask: (Told(str(ask.number)), []), Told)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        with socket.socket(socket.AF_UNIX) as caller:
-            caller.settimeout(30.0)
-            free = os.dup(caller.fileno())
-            os.close(free)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))  # no descriptor is below it
-            caller.connect(str(tmp_path / "s"))
-            caller.sendall(msgspec.json.encode(Ask(0)) + b"\n")
-            wait_for(lambda: "a caller waits: [Errno 24]" in caplog.text)
+        with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
+            first.settimeout(30.0)
+            second.settimeout(30.0)
+            # only standard input's number is left: no thread that closes a file meanwhile makes room
+            resource.setrlimit(resource.RLIMIT_NOFILE, (1, limits[1]))
+            first.connect(str(tmp_path / "s"))  # the kernel has a descriptor for it since accept() was called
+            second.connect(str(tmp_path / "s"))
+            second.sendall(msgspec.json.encode(Ask(2)) + b"\n")
+            wait_for(lambda: "takes nobody: [Errno 24]" in caplog.text)
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-            assert caller.recv(10) == b'{"text":"y'
+            assert second.recv(100) == b'{"text":"2"}\n'
+            first.sendall(msgspec.json.encode(Ask(1)) + b"\n")
+            assert first.recv(100) == b'{"text":"1"}\n'
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         server.close()
