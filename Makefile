@@ -16,7 +16,7 @@ WORKERS := 2
 SHARED := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup packages machines viewers demo test test-quick test-long fuzz bench site wheels lint clean
+.PHONY: help setup packages machines viewers demo test test-quick test-long fuzz bench site wheels lint prose clean
 
 help:  ## Show this list
 	@sed -nE 's/^([a-z-]+):[^#]*## */\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -93,6 +93,9 @@ lint: $(STAMP)  ## Check style (ruff; clang-format for C) and types (mypy, stric
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	git ls-files '*.c' '*.h' | xargs $(BIN)/clang-format --dry-run -Werror
+
+prose: $(STAMP)  ## Print how long the sentences of each page are, and how docstrings begin
+	@PYTHONPATH=tests $(BIN)/python -m support.prose
 
 clean:  ## Remove .venv and everything that was built
 	rm -rf build */build $(VENV) src/*.egg-info */src/*.egg-info .mypy_cache .ruff_cache \
