@@ -45,8 +45,9 @@ def main(seed: int, elements: int, victim: int) -> None:
             work(comm, seed, elements)
         return
     with netfold.init(rail="innet", on_loss="shrink") as comm:
+        goes = comm.rank == victim  # asked now: after a loss the ranks have other numbers
         comm.allreduce(np.ones(FEW, np.int32))  # with the one that goes, or without it where no other rank has it then
-        if comm.rank == victim:
+        if goes:
             os._exit(0)
         ones = comm.allreduce(np.ones(FEW, np.int32))  # ends without the one that has gone, since it never calls it
         check_data(ones, comm.size, rank=comm.rank, operation="sum of ones")
