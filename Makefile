@@ -16,7 +16,7 @@ WORKERS := 2
 SHARED := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup packages machines viewers demo test test-quick test-long fuzz bench site wheels lint prose clean
+.PHONY: help setup packages machines viewers demo test test-quick test-long fuzz bench site library wheels lint prose clean
 
 help:  ## Show this list
 	@sed -nE 's/^([a-z-]+):[^#]*## */\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -85,6 +85,9 @@ bench: $(STAMP)  ## Run the benchmarks
 site: $(STAMP)  ## Write docs/ as a site with search to build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "In build/site; to read and search it: $(BIN)/python -m http.server --directory build/site --bind 127.0.0.1 8000"
+
+library: $(STAMP)  ## Write libnetfold.so and netfold.h, for programs in C, to build/lib
+	$(BIN)/python -m netfold.host.capi build/lib
 
 wheels: $(STAMP)  ## Write the wheels of NetFold, softswitch and cbuild to build/wheels
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheels ./cbuild ./softswitch .

@@ -34,6 +34,37 @@ _world: Communicator | None = None
 os.register_at_fork(after_in_child=lambda: atexit.unregister(_leave_at_exit))  # only who has joined leaves
 
 
+def join(
+    *,
+    job: str | None = None,
+    rank: int | None = None,
+    world: int | None = None,
+    address: str | None = None,
+    controller: str | None = None,
+    rail: RailName = "auto",
+    **settings: Any,
+) -> Communicator:
+    """Joins the job that the environment names, as ``init``, which leaves its communicator to the caller.
+
+    settings  further ones of ``Communicator.join``
+    """
+    if rank is None or world is None:
+        place = environment.rank_identity()
+        rank, world = place.rank if rank is None else rank, place.world if world is None else world
+    where = controller or os.environ.get(CONTROLLER_VARIABLE, "")
+    if address is None and rail == "auto" and os.environ.get(RAILS_VARIABLE):
+        address = ""  # several rails have planes with addresses
+    return Communicator.join(
+        job if job is not None else os.environ.get("NETFOLD_JOB", "default"),
+        rank,
+        world,
+        address=address if address is not None else environment.address(where, os.environ.get("MASTER_ADDR", "")),
+        controller=controller,
+        rail=rail,
+        **settings,
+    )
+
+
 def init(
     *,
     job: str | None = None,
@@ -60,25 +91,10 @@ def init(
     global _world
     if _world is not None:
         raise NetFoldError("netfold.init() was called before; call netfold.shutdown() first")
-    if rank is None or world is None:
-        place = environment.rank_identity()
-        rank, world = place.rank if rank is None else rank, place.world if world is None else world
-    where = controller or os.environ.get(CONTROLLER_VARIABLE, "")
-    if address is None and rail == "auto" and os.environ.get(RAILS_VARIABLE):
-        address = ""  # several rails have planes with addresses
     atexit.register(_leave_at_exit)  # a script that ends without calling shutdown() still leaves its job
-    _world = Communicator.join(
-        job if job is not None else os.environ.get("NETFOLD_JOB", "default"),
-        rank,
-        world,
-        address=address if address is not None else environment.address(where, os.environ.get("MASTER_ADDR", "")),
-        controller=controller,
-        timeout=timeout,
-        join_timeout=join_timeout,
-        rail=rail,
-        algorithm=algorithm,
-        lane_bits=lane_bits,
-        reproducible=reproducible,
+    _world = join(
+        job=job, rank=rank, world=world, address=address, controller=controller, timeout=timeout,
+        join_timeout=join_timeout, rail=rail, algorithm=algorithm, lane_bits=lane_bits, reproducible=reproducible,
         on_loss=on_loss,
     )
     return _world

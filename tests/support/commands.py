@@ -158,6 +158,7 @@ NOT_RUN: Final[dict[str, tuple[str, ...]]] = {
         "netfold run --topo dual,leafspine,2,2,8 --rails innet@a+tcp@b -- python train.py",
         "netfold run --topo dual,leafspine,2,2,8 --rate 150mbit,75mbit --rails innet@a+tcp@b -- python train.py",
         "netfold run --topo leafspine,2,2,8 --metrics 127.0.0.1:9464 -- python train.py",
+        "netfold run -np 4 --topo leafspine,2,2,4 -- ./allreduce",
         "netfold run -np 8 --topo leafspine,2,2,8 -- python train.py", "netfold up --topo leafspine,2,2,8",
         "netfold run --topo mesh,2,3,rows=1gbit,columns=250mbit -- python train.py",
         "netfold up --topo leafspine,2,2,8,uplinks=2:1 --rate 1gbit",

@@ -109,6 +109,12 @@ def _verbs() -> str | None:
     return None if tried.returncode == 0 else "no infiniband/verbs.h"
 
 
+def _libpython() -> str | None:
+    from netfold.host.capi import library
+
+    return library.lacking()
+
+
 NEEDS |= {
     "namespaces": Need("root, or a kernel that lets users make namespaces; apt install iproute2 ethtool util-linux",
                        ("unshare", "ip", "ethtool"), check=_namespaces),
@@ -129,6 +135,7 @@ NEEDS |= {
                                 "jsonschema pyyaml", modules=("jsonschema", "yaml"),
                                 check=variable("CONTAINERLAB_SCHEMA")),
     "verbs": Need("apt install libibverbs-dev", ("gcc",), check=_verbs),
+    "libpython": Need("as root, apt install the package libpython3.*-dev of this Python's version", check=_libpython),
     "lightning": Need("pip install lightning", modules=("torch", "lightning")),
     "kubernetes": Need("pip install 'kubernetes>=37'", modules=("kubernetes",)),
     "ray": Need("pip install 'ray[train]'", modules=("torch", "ray", "pyarrow")),

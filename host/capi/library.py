@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the library of the C interface for this interpreter, and puts what C programs need into a folder."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Final
+
+from cbuild import cc
+from netfold.disk import files
+
+HERE: Final = Path(__file__).resolve().parent
+LIBRARY: Final = "libnetfold.so"
+HEADER: Final = "netfold.h"
+VERSION: Final = f"{sys.version_info.major}.{sys.version_info.minor}{getattr(sys, 'abiflags', '')}"
+"""Of this Python, as its library is called."""
+
+
+def lacking() -> str | None:
+    """What is missing to build the library, and what to install; None where nothing is."""
+    include, library = _python()
+    missing = [str(path) for path in (include / "Python.h", library) if not path.exists()]
+    if not missing:
+        return None
+    return (f"the C interface needs {' and '.join(missing)}. On Debian or Ubuntu: apt install libpython{VERSION}-dev. "
+            "With pyenv: PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install")
+
+
+def build() -> Path:
+    """The compiled library, built on first use.  It runs the CPython that runs this.
+
+    Raises cbuild.cc.BuildError, with what to install where Python's headers or its shared library are missing.
+    """
+    if (words := lacking()) is not None:
+        raise cc.BuildError(words)
+    include, library = _python()
+    return cc.build(
+        [HERE / "netfold.c"],
+        kind="shared",
+        name="netfold-c",
+        include=[HERE],
+        flags=[f"-I{include}", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-missing-field-initializers",
+               f'-DNETFOLD_PYTHON="{sys.executable}"'],
+        libs=[f"-L{library.parent}", f"-lpython{VERSION}", f"-Wl,-rpath,{library.parent}", f"-Wl,-soname,{LIBRARY}",
+              "-lpthread"],
+    )
+
+
+def _python() -> tuple[Path, Path]:
+    """The folder of Python's headers, and its shared library."""
+    folder = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
+    return Path(sysconfig.get_path("include")), folder / f"libpython{VERSION}.so"
+
+
+def install(folder: Path) -> None:
+    """Writes the library and its header to a folder, which is made where it is missing.
+
+    Raises cbuild.cc.BuildError, and OSError where the folder cannot be written.
+    """
+    library = build().read_bytes()
+    folder.mkdir(parents=True, exist_ok=True)
+    files.replace(folder / LIBRARY, library, mode=0o755)
+    files.replace(folder / HEADER, (HERE / HEADER).read_bytes(), mode=0o644)
+
+
+def options(folder: Path) -> list[str]:
+    """The options by which a C compiler finds in a folder what ``install`` has put there."""
+    return [f"-I{folder}", f"-L{folder}", "-lnetfold", f"-Wl,-rpath,{folder}"]
