@@ -15,7 +15,7 @@ import pytest
 from netfold.fabric.generate import leafspine
 from netfold.topo import sandbox
 from support import needs, snippets
-from support.c_programs import compiled
+from support.c_programs import FORKS, compiled
 from support.snippets import SCENES, Snippet
 from support.steady import PATIENCE
 from support.topo import in_sandbox, program
@@ -72,13 +72,17 @@ def on_ranks(network: Network, kind: str, ranks: int, folder: Path) -> None:
 @pytest.mark.timeout(200)
 @in_sandbox(timeout=180)
 def test_examples_run_on_the_ranks_of_a_fabric(tmp_path: Path) -> None:
-    """Examples with a communicator, also in C, run on four ranks, those of torch on two, over switches that fold."""
+    """Examples with a communicator, also in C, run on four ranks, those of torch on two, over switches that fold; a
+    child that a C program has forked adds nothing to its parent's sums."""
     fabric = leafspine(2, 2, snippets.RANKS, rundir=sandbox.rundir())
     with Network(msgspec.structs.replace(fabric, misses=PATIENCE), logs=tmp_path / "logs") as network:
         on_ranks(network, "ranks", snippets.RANKS, tmp_path)
         if needs.missing("torch") is None:
             on_ranks(network, "torch", 2, tmp_path)
         if needs.missing("libpython") is None:
-            example = compiled(tmp_path, (snippets.ROOT / "examples/allreduce.c").read_text())
+            forks = compiled(tmp_path / "forks", FORKS)
+            for lines in network.launch([str(forks)], job="forks").wait(within=60):
+                assert f"child NETFOLD_CLOSED, sum {snippets.RANKS}" in lines
+            example = compiled(tmp_path / "example", (snippets.ROOT / "examples/allreduce.c").read_text())
             for rank, lines in enumerate(network.launch([str(example)], job="c").wait(within=60)):
                 assert any(line.startswith(f"rank {rank} of {snippets.RANKS}: exact; ") for line in lines), lines

@@ -6,13 +6,37 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from typing import Final
 
 from cbuild import cc
 from netfold.host.capi import library
 
+FORKS: Final = """
+#include <netfold.h>
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+int main(void) {
+    netfold_comm *comm;
+    if (netfold_join(NULL, &comm)) return fprintf(stderr, "%s\\n", netfold_error()), 1;
+    int ones[1000], status = -1;
+    for (int i = 0; i < 1000; i++) ones[i] = 1;
+    pid_t child = fork();
+    if (!child) return netfold_allreduce(comm, ones, ones, 1000, NETFOLD_INT32, NETFOLD_SUM, NULL);
+    waitpid(child, &status, 0);
+    if (netfold_allreduce(comm, ones, ones, 1000, NETFOLD_INT32, NETFOLD_SUM, NULL) || netfold_leave(comm))
+        return fprintf(stderr, "%s\\n", netfold_error()), 1;
+    printf("child %s, sum %d\\n", netfold_status_name(WEXITSTATUS(status)), ones[999]);
+    return 0;
+}
+"""
+"""Each rank's child calls an allreduce first; then the ranks do."""
+
 
 def compiled(folder: Path, source: str) -> Path:
     """A C program on the library, built as the documentation says."""
+    folder.mkdir(exist_ok=True)
     library.install(folder / "lib")
     (folder / "program.c").write_text(source)
     compiler = cc.find_compiler()
