@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -51,7 +52,16 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[STATE].cleanup()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """What is imported now stays: no search for garbage in it, while it grows."""
+    gc.disable()
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """All that tests import is imported, and none of them has run: what tests in sandboxes are forked from."""
+    """All that tests import is imported, and none of them has run: what tests in sandboxes are forked from, which share
+    it, and in which no test's search for garbage looks."""
+    gc.freeze()
+    gc.enable()
     if any(item.get_closest_marker("netns") for item in session.items) and not session.config.option.collectonly:
         TEMPLATES.append(Template(session))

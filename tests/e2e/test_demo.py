@@ -18,8 +18,7 @@ import pytest
 
 from support import needs
 
-pytest.importorskip("sklearn", reason=needs.reason("scikit-learn"))
-pytestmark = [pytest.mark.netns, pytest.mark.needs("namespaces", "mininet"), pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.netns, pytest.mark.needs("namespaces", "mininet", "scikit-learn"), pytest.mark.timeout(280)]
 
 NETFOLD = [sys.executable, "-m", "netfold.cli"]
 BOUND = 240.0

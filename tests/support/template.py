@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import gc
 import json
 import os
 import pickle
@@ -115,7 +114,6 @@ def _serve(line: socket.socket, items: dict[str, pytest.Item], worker: int, warm
     try:
         sandbox.die_with_parent(worker)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the worker, with which this ends
-        gc.freeze()  # the forks share what there is by now
         while asked := line.recv(MOST_BYTES):
             template = os.getpid()
             launcher = os.fork()
