@@ -37,6 +37,11 @@ def test_generated_c_names_the_lines_of_included_files() -> None:
     assert re.search(r"/\* .*fold\.p4:\d+ \*/", compile_file(NETFOLD).c_source)
 
 
+def test_the_compiler_warns_of_nothing() -> None:
+    """A warning of ours in the program that everybody compiles would teach people to read over warnings."""
+    assert compile_file(NETFOLD).warnings == ""
+
+
 @pytest.mark.needs("p4c")
 def test_p4c_writes_the_same_p4info() -> None:
     """The controller may take either compiler's P4Info."""

@@ -118,7 +118,7 @@ def compile_source(
 
 def _lower(preprocessed: str, name: str, errors: Errors, *, trace: bool = False) -> Lowered:
     """Runs the passes from text to IR, and collects what they warn of. Raises CompileError or P4Error."""
-    from softswitch.compiler import architecture
+    from softswitch.compiler import architecture, invalid_reads
     from softswitch.compiler.check import Checker
     from softswitch.compiler.lower import lower
     from softswitch.compiler.parser import parse
@@ -128,4 +128,5 @@ def _lower(preprocessed: str, name: str, errors: Errors, *, trace: bool = False)
     checker = Checker(errors)
     checker.program(tree)
     architecture.check(tree, shapes, checker.specialize)
+    invalid_reads.warn(tree, errors)
     return lower(tree, checker, name, trace=trace)
