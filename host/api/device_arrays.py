@@ -55,7 +55,7 @@ class DeviceAllreduce:
         lane = Staging().lane("allreduce", [self._result])
         if lane is None:
             raise ValueError("out is on the CPU: expected an array on the device, where the other one is")
-        self._parts = TensorParts(lane, self._result, whole=group.repeats_losses)
+        self._parts = TensorParts(lane, self._result, whole=True)  # as an array in the host's memory, which others give
 
     def __str__(self) -> str:
         return f"{self._result.numel()} x {str(self._result.dtype).removeprefix('torch.')}"

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from itertools import accumulate
 from typing import Any, Final
 
 import torch
@@ -25,9 +24,23 @@ SMALL: Final = 1 << 20
 """Bytes below which several tensors of a call are put together on the device, and cross in one copy."""
 PART = 16 << 20
 """Bytes of a part of a long tensor: while one is reduced, the next is copied out and the last one back.  Each part is a
-collective of its own, which has its price as well."""
+collective of its own, so tensors on the CPU are reduced in the same parts: where a tensor lies is each rank's own."""
 AHEAD: Final = 3
 """TensorParts that are copied out before their turn at the least."""
+
+
+def dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements lie in memory as they are, one after another."""
+    return tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+
+
+def places_of_parts(elements: int, itemsize: int, *, whole: bool = False) -> list[slice]:
+    """The places of the parts in which so many elements of so many bytes are reduced.
+
+    whole  in one part, since the reduction is done or not done as a whole
+    """
+    length = max(1, elements if whole else PART // itemsize)
+    return [slice(at, min(at + length, elements)) for at in range(0, max(1, elements), length)]
 
 
 class Lane:
@@ -139,7 +152,7 @@ class Bundle:
             lane.device.hold(several[place], lane.back)
 
         def copy() -> None:
-            if len(several) == 1 and several[0].is_contiguous() and not (several[0].is_conj() or several[0].is_neg()):
+            if len(several) == 1 and dense(several[0]):
                 several[0].view(-1).copy_(whole, non_blocking=True)
                 return
             there = torch.empty_like(whole, device=several[0].device)
@@ -182,10 +195,13 @@ class SparseBundle(Bundle):
 
 
 class Staged:
-    """What was copied for one call, and where the copies back end."""
+    """What was copied for one call, and where the copies back end.
 
-    def __init__(self, lane: Lane, bundles: list[Bundle]) -> None:
-        self.lane, self._bundles = lane, bundles
+    spread  tensors of the call that are filled from copies on the device
+    """
+
+    def __init__(self, lane: Lane, bundles: list[Bundle], *spread: Spread | None) -> None:
+        self.lane, self._bundles, self._spread = lane, bundles, spread
         self._ready = lane.ready()
         self._done = lane.device.event()
 
@@ -222,7 +238,30 @@ class Staged:
             bundle.release(end)
 
     def _end(self) -> None:
+        for spread in self._spread:
+            if spread is not None:
+                spread.back(self.lane)
         self._done.record(self.lane.back)
+
+
+class Spread:
+    """A tensor on a device whose elements may lie anywhere in its memory, and what is reduced in its place.
+
+    dense  the tensor itself, or a copy on the device
+    """
+
+    def __init__(self, device: Device, tensor: torch.Tensor) -> None:
+        self.dense = self._tensor = tensor.detach()
+        if not dense(tensor):
+            self.dense = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+            device.enqueue(device.current(), lambda: self.dense.copy_(self._tensor))
+
+    def back(self, lane: Lane) -> None:
+        """Begins to fill the tensor, behind the copies back."""
+        if self.dense is not self._tensor:
+            for held in (self.dense, self._tensor):
+                lane.device.hold(held, lane.back)
+            lane.device.enqueue(lane.back, lambda: self._tensor.copy_(self.dense))
 
 
 class Copies(Staged):
@@ -283,13 +322,10 @@ class TensorParts(Staged):
     """
 
     def __init__(self, lane: Lane, tensor: torch.Tensor, *, whole: bool = False) -> None:
-        mine = tensor.detach()
-        elements = mine.numel() if whole else max(1, PART // mine.element_size())
-        plain = mine.is_contiguous() and not (mine.is_conj() or mine.is_neg())
-        parts = list(mine.view(-1).split(elements)) if plain and mine.numel() > elements else [mine]
-        ends = list(accumulate(part.numel() for part in parts))
-        self._places = [slice(end - part.numel(), end) for end, part in zip(ends, parts, strict=True)]
-        super().__init__(lane, [Bundle(lane, [part]) for part in parts])
+        spread = Spread(lane.device, tensor)
+        flat = spread.dense.view(-1)
+        self._places = places_of_parts(flat.numel(), flat.element_size(), whole=whole)
+        super().__init__(lane, [Bundle(lane, [flat[place]]) for place in self._places], spread)
         try:
             for bundle in self._bundles:
                 if not bundle.take(if_room=True):

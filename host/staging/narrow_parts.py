@@ -16,7 +16,7 @@ from typing import Final, Literal
 import torch
 
 from netfold.host.staging import copies
-from netfold.host.staging.copies import Lane, Staged
+from netfold.host.staging.copies import Lane, Spread, Staged
 from netfold.host.staging.device import DeviceEvent, DeviceStream
 from netfold.host.staging.lanes import BLOCK, NarrowLanes, blocks_of, scales_of
 
@@ -69,9 +69,11 @@ class NarrowParts(Staged):
     """
 
     def __init__(self, lane: Lane, tensor: torch.Tensor, residual: torch.Tensor | None) -> None:
-        super().__init__(lane, [])
-        self._flat = tensor.detach().view(-1)
-        self._residual = None if residual is None else residual.view(-1)
+        spread, kept = (None if one is None else Spread(lane.device, one) for one in (tensor, residual))
+        assert spread is not None
+        super().__init__(lane, [], spread, kept)
+        self._flat = spread.dense.view(-1)
+        self._residual = None if kept is None else kept.dense.view(-1)
         self._blocks = -(-self._flat.numel() // BLOCK)
         self._words: list[Words] = []
         """Those that hold a buffer."""

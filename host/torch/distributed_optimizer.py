@@ -150,7 +150,7 @@ class _Gradients:
             if self._predivide != 1:
                 bucket.flat.div_(self._predivide)
             bits = self._lane_bits if narrows(self._op, dtype_name(bucket.flat.dtype)) else None
-            bucket.work = self._reducer.allreduce([bucket.flat], self._op, f"gradients {self.begun}", lane_bits=bits)
+            bucket.work = self._reducer.allreduce(bucket.flat, self._op, f"gradients {self.begun}", lane_bits=bits)
             self.begun += 1
 
     def _whole(self, gradient: torch.Tensor) -> torch.Tensor:

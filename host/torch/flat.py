@@ -15,6 +15,7 @@ import torch
 
 from netfold.host.api.communicator import Communicator
 from netfold.host.operation.reduction import ReduceOp
+from netfold.host.torch.parts import allreduce as allreduce_in_parts
 from netfold.host.torch.pieces import Call, as_bytes, as_tensor
 from netfold.host.torch.tensors import Factor, as_array, dtype_name, flattened, reduced_as
 
@@ -60,12 +61,12 @@ def allreduce(comm: Communicator, tensors: Tensors, op: ReduceOp, factor: Factor
 
     def alone(tensor: torch.Tensor) -> Call:
         array, dtype = as_array(tensor)
-        return lambda: comm.allreduce(array, out=array, op=op, dtype=dtype)
+        return lambda: allreduce_in_parts(comm, array, op, dtype=dtype)
 
     def together(several: Tensors) -> Call:
         def call() -> None:
             flat = FlatCopy(several, factor)
-            comm.allreduce(flat.array, out=flat.array, op=op, dtype=flat.dtype)
+            allreduce_in_parts(comm, flat.array, op, dtype=flat.dtype)
             flat.spread()
 
         return call

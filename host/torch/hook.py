@@ -64,7 +64,7 @@ class NetfoldState:
         op: ReduceOp = "average" if self.average else "sum"
         bits = self.lane_bits if narrows(op, dtype_name(tensor.dtype)) else None
         pending = self._reducer.allreduce(
-            [tensor], op, name, lane_bits=bits, feedback=feedback, reproducible=self.reproducible
+            tensor, op, name, lane_bits=bits, feedback=feedback, reproducible=self.reproducible
         )
         return pending.future.then(_only)
 

@@ -32,7 +32,7 @@ from torch import nn
 from netfold.host.api.communicator import Communicator
 from netfold.host.errors import Closed
 from netfold.host.operation.coding import LaneBits, narrows
-from netfold.host.staging.copies import Staging, TensorParts
+from netfold.host.staging.copies import Staging, TensorParts, places_of_parts
 from netfold.host.staging.device import device_of
 from netfold.host.torch.feedback import Residual, as_residual, as_tensor
 from netfold.host.torch.tensors import as_array, dtype_name, reduces
@@ -259,7 +259,7 @@ class PriorityOptimizer:
 
     def _offer(self, bucket: _Bucket) -> None:
         lane = self._staging.lane("PriorityOptimizer", [bucket.flat])
-        bucket.parts = None if lane is None else TensorParts(lane, bucket.flat)
+        bucket.parts = None if lane is None else TensorParts(lane, bucket.flat, whole=self._comm.repeats_losses)
         with self._changed:
             self._ready.add(bucket.index)
             self._changed.notify_all()
@@ -295,7 +295,9 @@ class PriorityOptimizer:
             while (index := self._next()) is not None:
                 bucket = self._buckets[index]
                 if bucket.parts is None:
-                    self._reduce(bucket, bucket.flat, slice(None))
+                    flat, whole = bucket.flat, self._comm.repeats_losses
+                    for place in places_of_parts(flat.numel(), flat.element_size(), whole=whole):
+                        self._reduce(bucket, flat[place], place)
                 else:
                     bucket.parts.run(partial(self._reduce, bucket))
                 with self._changed:

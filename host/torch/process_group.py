@@ -276,7 +276,7 @@ class NetfoldGroup(dist.ProcessGroup):
             name = dtype_name(dtype)
             self._say(f"{kind}, {op} of {name}", f"goes over {self.communicator.path(op, name)}")
         if len(several) == 1 and flat.plain(several[0], factor):
-            return TorchWork(self._reducer.allreduce(several, op))
+            return TorchWork(self._reducer.allreduce(several[0], op))
         return self._reduce_flat(several, kind, op, factor)
 
     @staged("in place")

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from netfold.host.staging.lanes import NarrowLanes
 from netfold.host.staging.narrow_parts import NarrowParts
 from netfold.host.torch.beside import Following, JoiningScatter
 from netfold.host.torch.completion import Call, StartedOperation, on_our_thread
+from netfold.host.torch.parts import allreduce
 from netfold.host.torch.tensors import as_array, dtype_name
 
 Tensors = list[torch.Tensor]
@@ -79,7 +81,7 @@ class Reducer:
 
     def allreduce(
         self,
-        tensors: Sequence[torch.Tensor],
+        tensor: torch.Tensor,
         op: ReduceOp,
         name: str = "allreduce",
         *,
@@ -87,42 +89,40 @@ class Reducer:
         feedback: torch.Tensor | None = None,
         reproducible: bool | None = None,
     ) -> PendingCollective:
-        """Starts to reduce tensors in place, all on the CPU or one on a device.  ``lane_bits``, ``feedback`` (of a
-        single tensor) and ``reproducible`` are those of ``Communicator.allreduce``.
+        """Starts to reduce a tensor in place, in parts.  ``lane_bits``, ``feedback`` and ``reproducible`` are those of
+        ``Communicator.allreduce``.
 
         feedback  float32 of the tensor's shape, where the tensor is; on the CPU for a communicator that goes on when a
                   rank is lost, whose lanes are made by the processor
 
-        Raises ValueError for tensors that are not dense ones, and Closed.
+        Raises ValueError for sparse tensors, and Closed.
         """
         how: dict[str, Any] = {"op": op, "name": name, "lane_bits": lane_bits, "reproducible": reproducible}
-        if (lane := self.staging.lane(name, tensors)) is not None:
-            (tensor,) = tensors
-            bits = self._lanes_of(tensor, op, lane_bits, reproducible)
-            if bits != 32:
-                narrow = NarrowParts(lane, tensor, feedback)
-                return self._run(tensor, f"{name}, {op}", narrow, lambda: self._narrow(narrow, bits, op, name))
-            residual = None if feedback is None else feedback.numpy().reshape(-1)
-            parts = TensorParts(lane, tensor, whole=self.comm.repeats_losses)
+        lane = self.staging.lane(name, [tensor])
+        if lane is None:
+            array, dtype = as_array(tensor)
+            left = None if feedback is None else feedback.numpy()
+            call = partial(allreduce, self.comm, array, feedback=left, dtype=dtype, **how)
+            return self._begin([tensor], lambda: [self.comm.later(call, _named(name, op, tensor))])
+        bits = self._lanes_of(tensor, op, lane_bits, reproducible)
+        if bits != 32:
+            narrow = NarrowParts(lane, tensor, feedback)
+            return self._run(tensor, _named(name, op, tensor), narrow, lambda: self._narrow(narrow, bits, op, name))
+        residual = None if feedback is None else feedback.numpy().reshape(-1)
 
-            def reduce(part: torch.Tensor, place: slice) -> None:
-                array, dtype = as_array(part)
-                left = None if residual is None else residual[place].reshape(array.shape)
-                self.comm.allreduce(array, out=array, dtype=dtype, feedback=left, **how)
+        def reduce(part: torch.Tensor, place: slice) -> None:
+            array, dtype = as_array(part)
+            left = None if residual is None else residual[place].numpy()
+            self.comm.allreduce(array, out=array, dtype=dtype, feedback=left, **how)
 
-            return self._run(tensor, f"{name}, {op}", parts, lambda: parts.run(reduce))
-        arrays = [as_array(tensor) for tensor in tensors]
-        how["feedback"] = None if feedback is None else feedback.numpy()
-        return self._begin(
-            tensors, lambda: [self.comm.iallreduce(array, out=array, dtype=dtype, **how) for array, dtype in arrays]
-        )
+        parts = TensorParts(lane, tensor, whole=self.comm.repeats_losses)
+        return self._run(tensor, _named(name, op, tensor), parts, lambda: parts.run(reduce))
 
     def _lanes_of(
         self, tensor: torch.Tensor, op: ReduceOp, lane_bits: LaneBits | None, reproducible: bool | None
     ) -> LaneBits:
         """Width of the lanes that the device makes; 32: it makes none."""
-        plain = tensor.is_contiguous() and not tensor.is_neg()
-        if not plain or self.comm.repeats_losses or not narrows(op, dtype_name(tensor.dtype)):
+        if self.comm.repeats_losses or not narrows(op, dtype_name(tensor.dtype)):
             return 32
         return self.comm.lanes(lane_bits, reproducible=reproducible)
 
@@ -143,7 +143,6 @@ class Reducer:
         self, tensor: torch.Tensor, what: str, staged: TensorParts | NarrowParts, call: Callable[[], object]
     ) -> PendingCollective:
         """Starts the reduction of a tensor on a device."""
-        what = f"{what} of {tensor.numel()} x {dtype_name(tensor.dtype)}"
         try:
             pending = self._begin([tensor], lambda: [self.comm.later(call, what)], staged=staged)
         except BaseException:
@@ -187,3 +186,7 @@ class Reducer:
             over = threading.Event()
             last.when_done(over.set)
             over.wait()
+
+
+def _named(name: str, op: ReduceOp, tensor: torch.Tensor) -> str:
+    return f"{name}, {op} of {tensor.numel()} x {dtype_name(tensor.dtype)}"

@@ -77,7 +77,7 @@ def test_sums_are_right_whenever_the_device_works(
             with device.on(streams[call.called]):
                 values = (torch.arange(call.count) % 50 + place + comm.rank).to(call.dtype)
                 device.enqueue(device.current(), lambda tensor=tensor, values=values: tensor.copy_(values))
-                works.append(reducer.allreduce([tensor], "sum"))
+                works.append(reducer.allreduce(tensor, "sum"))
         for place in waits:
             with device.on(streams[calls[place].waited]):
                 works[place].wait()
@@ -156,7 +156,7 @@ def test_what_cannot_be_copied_out_is_never_sent(comms: list[Communicator]) -> N
             reducer = Reducer(comm, Staging(device.of))
             device.failure = RuntimeError("the device is gone") if comm.rank == 0 else None
             with pytest.raises((RuntimeError, NetFoldError)) as caught:
-                reducer.allreduce([torch.ones(100)], "sum").wait(10)
+                reducer.allreduce(torch.ones(100), "sum").wait(10)
             comm.close("its device is gone")
             return str(caught.value)
 

@@ -68,7 +68,7 @@ class Program:
     def allreduce(self, turn: int) -> PendingCollective:
         tensor = torch.full((7,), turn, dtype=torch.int32)
         self.expected.append((tensor, torch.full((7,), turn * WORLD)))
-        return self.reducer.allreduce([tensor], "sum")
+        return self.reducer.allreduce(tensor, "sum")
 
     def check(self) -> list[tuple[int, str, int]]:
         """Ends it; fails where a number is wrong.  Returns what the rank has made, in order."""

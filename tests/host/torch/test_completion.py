@@ -52,7 +52,7 @@ def test_a_callback_may_wait_for_collectives_that_it_starts_itself() -> None:
         groups = [[Reducer(comm) for comm in comms] for comms in (first, second)]
         found = [
             nested(lambda rank, depth, mine=mine: mine[rank].allreduce(  # type: ignore[misc]
-                [torch.full((3,), float(depth + rank))], "sum"), rank)
+                torch.full((3,), float(depth + rank)), "sum"), rank)
             for mine in groups for rank in range(2)
         ]
         assert [value_of(one) for one in found] == [sum(2 * depth + 1 for depth in range(DEPTH + 1))] * 4
@@ -80,11 +80,11 @@ def test_a_callback_that_raises_ends_its_own_future_alone() -> None:
     """Its future has the error; the operation's own, and those of later operations, have their values."""
     with loopback_job(2, rail="tcp") as comms:
         reducers = [Reducer(comm) for comm in comms]
-        first, later = (reducers[0].allreduce([torch.ones(2)], "sum") for _ in range(2))
+        first, later = (reducers[0].allreduce(torch.ones(2), "sum") for _ in range(2))
         wrong = first.future.then(lambda _: 1 // 0)
         right = later.future.then(lambda done: float(done.value()[0][0]))
         for _ in range(2):
-            reducers[1].allreduce([torch.ones(2)], "sum")
+            reducers[1].allreduce(torch.ones(2), "sum")
         assert value_of(right) == 2.0
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):
             wrong.wait()

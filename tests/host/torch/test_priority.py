@@ -38,7 +38,7 @@ def batch(step: int) -> torch.Tensor:
 class Alone:
     """A communicator of one rank whose first operation waits, and which records the names of the others."""
 
-    size, rank = 1, 0
+    size, rank, repeats_losses = 1, 0, False
 
     def __init__(self) -> None:
         self.go = threading.Event()

@@ -197,7 +197,7 @@ def test_several_are_under_way_in_order() -> None:
         reducers = [Reducer(comm) for comm in comms]
         tensors = [[torch.full((size,), rank + size, dtype=torch.int32) for size in range(1, 20)] for rank in range(3)]
         pending = [
-            [reducer.allreduce([t], "sum") for t in mine] for reducer, mine in zip(reducers, tensors, strict=True)
+            [reducer.allreduce(t, "sum") for t in mine] for reducer, mine in zip(reducers, tensors, strict=True)
         ]
         for reducer in reducers:
             reducer.close()
@@ -207,14 +207,14 @@ def test_several_are_under_way_in_order() -> None:
                 assert one.future.done()
                 assert one.tensors[0].tolist() == [3 * size + 3] * size
         with pytest.raises(Closed):
-            reducers[0].allreduce([torch.ones(1)], "sum")
+            reducers[0].allreduce(torch.ones(1), "sum")
 
 
 def test_waiting_has_a_bound_and_a_named_error() -> None:
     """wait(timeout) gives up by itself, the operation by the communicator's timeout; the future says the same."""
     with loopback_job(2, rail="tcp", timeout=1.0) as comms:
         reducer = Reducer(comms[0])
-        pending = reducer.allreduce([torch.ones(3)], "sum")
+        pending = reducer.allreduce(torch.ones(3), "sum")
         work = TorchWork(pending)
         with pytest.raises(CollectiveTimeout, match="it goes on"):
             work.wait(timedelta(milliseconds=1))

@@ -318,6 +318,41 @@ def test_optimizers_and_the_hook_reduce_on_a_device(monkeypatch: pytest.MonkeyPa
     assert all(one == other and isinstance(one, list) for one, other in wanted)
 
 
+PLACES = {"on a device": (True, False), "strided on a device": (True, True), "on the CPU": (False, False),
+          "strided on the CPU": (False, True)}
+
+
+@pytest.mark.parametrize(
+    ("bits", "places"), [(32, [*PLACES]), (8, [*PLACES][:2]), (8, [*PLACES][2:])], ids=["whole", "devices", "CPUs"]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_ranks_may_have_their_tensors_in_different_places(
+    monkeypatch: pytest.MonkeyPatch, bits: Any, places: list[str], dtype: torch.dtype
+) -> None:
+    """A long tensor is reduced in as many operations on each rank, wherever it lies and whatever its strides; narrow
+    lanes are made by all devices, or by all processors."""
+    monkeypatch.setattr(staging, "PART", 3000)
+
+    def shaped(values: torch.Tensor, strided: bool) -> torch.Tensor:
+        return values.view(50, 80).T.contiguous().T if strided else values.view(50, 80)
+
+    def rank(comm: Communicator) -> tuple[torch.Tensor, int]:
+        on_device, strided = PLACES[places[comm.rank]]
+        made = reducer.Reducer(comm, Staging(LateDevice(comm.rank).of if on_device else lambda _: None))
+        values = shaped((torch.arange(4000) % 16 * (comm.rank + 1)).to(dtype), strided)
+        residual = shaped(torch.zeros(4000), strided) if bits == 8 else None
+        made.allreduce(values, "sum", lane_bits=bits, feedback=residual).wait(20)
+        made.close()
+        return values, len(comm.flight())
+
+    with loopback_job(len(places)) as comms:
+        found: list[Any] = on_every_rank(comms, rank)
+    right = torch.arange(4000).view(50, 80) % 16 * sum(range(1, len(places) + 1))
+    for values, operations in found:
+        assert operations == found[0][1] >= 3
+        assert (values.to(torch.float32) - right).abs().max() <= (0 if bits == 32 else 3)
+
+
 class Foreign:
     """An array of a library that torch does not know, in a device's memory."""
 
