@@ -9,16 +9,20 @@ connections open after its parent has died, which nobody would notice.  So in a 
     owners    end: what they are asked for from then on raises Closed, and so does what was under way
 
 The parent and its connections are not touched, and nothing is sent.  What the child joins itself is its own.
+
+Python tells nobody of a fork that a C library makes by itself.  A page that the kernel fills with zeros in every child
+does (MADV_WIPEONFORK, Linux 4.14): whatever begins looks at it, and the above happens then.
 """
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import socket
 import weakref
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Final, Protocol
 
 from netfold.host.errors import Closed
 
@@ -31,12 +35,26 @@ class Owner(Protocol):
         locks may be held by threads that are not there."""
 
 
+_MADV_WIPEONFORK: Final = 18
+
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 _owners: weakref.WeakSet[Owner] = weakref.WeakSet()
+_page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+"""Its first byte is 1 until a child is forked, and there until that is known."""
+_page[0] = 1
+with contextlib.suppress(OSError):  # an older kernel: Python's forks alone are known
+    _page.madvise(_MADV_WIPEONFORK)
+
+
+def notice() -> None:
+    """To be called before something begins: in a child that was forked past Python, what its parent has joined ends."""
+    if not _page[0]:
+        _after_fork()
 
 
 def own(sock: socket.socket) -> socket.socket:
     """Returns the socket, which a forked child must not use: every socket of a rank goes through here."""
+    notice()
     _sockets.add(sock)
     return sock
 
@@ -49,6 +67,7 @@ def own_pair() -> tuple[socket.socket, socket.socket]:
 
 def ends_in_child(owner: Owner) -> None:
     """From now on, a forked child calls ``owner.after_fork``."""
+    notice()
     _owners.add(owner)
 
 
@@ -80,6 +99,7 @@ def disconnect(descriptors: Iterable[int]) -> None:
 
 
 def _after_fork() -> None:
+    _page[0] = 1
     disconnect([number for sock in list(_sockets) if (number := sock.fileno()) >= 0])
     for owner in list(_owners):
         owner.after_fork()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from netfold.host.errors import Aborted, Busy, Closed, CollectiveTimeout, NetFoldError, RanksChanged
-from netfold.host.forked import closed_in_child, ends_in_child
+from netfold.host.forked import closed_in_child, ends_in_child, notice
 from netfold.host.mesh.connection import printable
 from netfold.host.tracing.flight import Flight
 from netfold.host.tracing.timeline import QUEUED
@@ -98,6 +98,7 @@ class Work(Generic[T]):
         timeout  seconds; default: the operation's own timeout.  Raises CollectiveTimeout when it is over; the operation
                  itself goes on, and may be waited for again
         """
+        notice()
         if self._left_behind():
             raise self._news.forked  # type: ignore[misc]
         if not self._done.wait(timeout):
@@ -219,6 +220,7 @@ class OperationSequencer:
         Raises Busy where another thread is inside one, Closed, also for a group whose ranks have changed since, what
         ``wait`` raises, and the error of an operation that failed before.
         """
+        notice()
         if self._last is not None:
             self.wait()
         if not self._lock.acquire(blocking=False):
@@ -260,6 +262,7 @@ class OperationSequencer:
     def paused(self) -> Iterator[None]:
         """While this is open, no operation is under way and none can begin.  Raises Busy, Closed, Aborted, and what
         ``wait`` raises."""
+        notice()
         self.wait()
         if not self._lock.acquire(blocking=False):
             raise Busy(f"{self.me}: another thread is inside a collective; call from one thread, or use a lock")
@@ -287,6 +290,7 @@ class OperationSequencer:
 
     def later(self, call: Callable[[], T], what: str) -> Work[T]:
         """Runs ``call``, which begins its operation itself, after all that were started before it."""
+        notice()
         if self._closed is not None:
             raise self._closed
         if self._thread is None:
@@ -305,6 +309,7 @@ class OperationSequencer:
         """Waits for what is under way, and ends.  Returns False where it was closed before, as it is in a forked child,
         or where another thread is closing it.
         """
+        notice()
         if self._closed is not None:
             return False
         if self._thread is not None and threading.current_thread() is not self._thread:

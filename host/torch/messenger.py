@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from netfold.host.errors import Closed, CollectiveTimeout
-from netfold.host.forked import closed_in_child, ends_in_child
+from netfold.host.forked import closed_in_child, ends_in_child, notice
 from netfold.host.mesh.mesh import Informed, Pending
 from netfold.host.mesh.messages import MessageMesh, OpenReceive
 from netfold.host.mesh.sockets import listen
@@ -144,6 +144,7 @@ class Messenger:
         flush  seconds without progress after which what is left is not sent: it fails with Closed, and its number is
                logged; the least of all calls counts
         """
+        notice()
         with self._lock:
             self._closing, self._flush_seconds = True, min(flush, self._flush_seconds)
             thread = self._thread
@@ -162,6 +163,7 @@ class Messenger:
 
     # ---- inside ------------------------------------------------------------------------------------------------------
     def _check(self, peer: int | None, tag: int) -> None:
+        notice()
         mesh = self._mesh
         if peer is not None and (peer == mesh.rank or not 0 <= peer < mesh.size):
             raise ValueError(f"{self._me}: peer={peer}: expected another rank of 0 .. {mesh.size - 1}")

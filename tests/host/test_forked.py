@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import socket
@@ -13,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,10 +42,10 @@ def said_by(call: Callable[[], object]) -> str:
         return f"{type(error).__name__} {error}"
 
 
-def in_child(call: Callable[[], object]) -> str:
+def in_child(call: Callable[[], object], fork: Callable[[], int] = os.fork) -> str:
     """What a forked child hears when it makes a call; bounded by the test's time-out."""
     reads, writes = os.pipe()
-    child = os.fork()
+    child = fork()
     if child == 0:
         said = "the child hears nothing"
         try:
@@ -160,6 +162,20 @@ def test_every_way_to_fork_is_known() -> None:
             os._exit(0)
         assert os.waitpid(terminal, 0)[1] == 0
         os.close(fd)
+        for out in on_every_rank(comms, lambda comm: comm.allreduce(np.ones(4, np.float32))):
+            assert list(out) == [2.0] * 4
+
+
+@pytest.mark.parametrize("rail", RAILS)
+@pytest.mark.parametrize("call", [
+    lambda comm: comm.allreduce(OWN), lambda comm: comm.iallreduce(OWN).wait(), lambda comm: comm.group([0, 1]),
+], ids=["call", "started", "group"])
+def test_a_fork_past_python_is_noticed(rail: Any, call: Callable[[Communicator], object]) -> None:
+    """A C library's own fork runs none of Python's handlers, and the child is refused all the same."""
+    with loopback_job(2, rail=rail) as comms:
+        on_every_rank(comms, lambda comm: comm.allreduce(OWN))
+        told = in_child(lambda: call(comms[1]), ctypes.PyDLL(None).fork)
+        assert told.startswith("Closed job 'loop', rank 1 of 2: the communicator was closed in this process"), told
         for out in on_every_rank(comms, lambda comm: comm.allreduce(np.ones(4, np.float32))):
             assert list(out) == [2.0] * 4
 
