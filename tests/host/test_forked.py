@@ -168,7 +168,7 @@ def test_every_way_to_fork_is_known() -> None:
 
 @pytest.mark.parametrize("rail", RAILS)
 @pytest.mark.parametrize("call", [
-    lambda comm: comm.allreduce(OWN), lambda comm: comm.iallreduce(OWN).wait(), lambda comm: comm.group([0, 1]),
+    CALLS["allreduce"], lambda comm: comm.iallreduce(OWN).wait(), CALLS["group"],
 ], ids=["call", "started", "group"])
 def test_a_fork_past_python_is_noticed(rail: Any, call: Callable[[Communicator], object]) -> None:
     """A C library's own fork runs none of Python's handlers, and the child is refused all the same."""
