@@ -115,6 +115,24 @@ def test_a_scrape_has_what_the_fabric_does(tmp_path: Path) -> None:
     run(story())
 
 
+def test_the_names_of_metrics_keep_the_rules_of_promtools_lint() -> None:
+    """Base units written out and last, _total on counters alone, a help text for each, no type in a name, no camelCase:
+    the rules of prometheus/client_golang/prometheus/testutil/promlint, over every metric that there is."""
+    families = list(text_string_to_metric_families(metrics.text(Status("lab", "softswitch", 1.0, [], [], [])).decode()))
+    assert len(families) > 25
+    abbreviated = {"s", "ms", "us", "ns", "sec", "b", "kb", "mb", "gb", "tb", "pb", "m", "h", "d"}
+    scaled = re.compile(r"(milli|micro|nano|kilo|mega|giga|kibi|mebi|gibi)|^(bits?|minutes?|hours?|days?|percent)$")
+    for family in families:
+        name, words = family.name, family.name.split("_")
+        assert family.documentation, f"{name} has no help text"
+        assert re.fullmatch(r"netfold(_[a-z]+)+", name), name
+        assert not set(words) & (abbreviated | {"gauge", "counter", "summary", "histogram", "metric"}), name
+        assert not any(map(scaled.search, words)), f"{name}: expected a base unit"
+        assert not name.endswith(("_total", "_count", "_sum", "_bucket")), name  # the parser takes a counter's _total off
+        if family.type == "counter":
+            assert all(sample.name == f"{name}_total" for sample in family.samples), name
+
+
 def test_what_the_page_asks_for_comes_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fabric, its present state and its history, in the same order of links; other paths are named."""
     monkeypatch.setenv(KEY_VARIABLE, "the-key")
