@@ -76,6 +76,14 @@ def test_json_is_where_the_table_says() -> None:
     assert taking("--json") == (said - {"paths"}) | paths
 
 
+def test_what_tells_what_it_does_can_be_quiet() -> None:
+    """--quiet and --verbose are where the table says."""
+    (row,) = re.findall(r"^\| `--quiet`.*$", TABLE, re.MULTILINE)
+    quiet, _, verbose = row.rpartition("; ")
+    assert taking("--quiet") == set(re.findall(r"`([a-z][a-z ]+)`", quiet))
+    assert taking("--verbose") == set(re.findall(r"`([a-z][a-z ]+)`", verbose))
+
+
 def test_plans_findings_and_rates_are_printed_for_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one line of JSON, with the names that the tables have; the exit status is the same as for people."""
     planned = json.loads(CliRunner().invoke(app, ["plan", "--topo", "leafspine,2,2,4", "--json"]).stdout)

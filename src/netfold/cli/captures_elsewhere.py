@@ -16,11 +16,12 @@ from netfold.disk import files
 from netfold.wire import faults
 
 
-def capture_elsewhere(tapped: faults.TappedElsewhere, options: Sequence[str], out: Path | None) -> int:
+def capture_elsewhere(tapped: faults.TappedElsewhere, options: Sequence[str], out: Path | None, *, quiet: bool) -> int:
     """Capture until all machines have ended, and return the first status that is not 0.
 
     options  of `netfold pcap` there
     out      the file; of several machines each gets its name; None: standard output
+    quiet    say nothing of what is captured
     """
     if len(tapped.machines) > 1 and out is None:
         names = ", ".join(machine.machine for machine in tapped.machines)
@@ -38,8 +39,10 @@ def capture_elsewhere(tapped: faults.TappedElsewhere, options: Sequence[str], ou
         file = out
         if out is not None and len(tapped.machines) > 1:
             file = out.with_name(f"{out.stem}-{machine.machine}{out.suffix or '.pcapng'}")
-        print(plain_text.clean(f"machine {machine.machine} captures {machine.links} link{'s' * (machine.links > 1)} of "
-                             f"{tapped.fabric} to {file or 'standard output'}"), file=sys.stderr, flush=True)
+        if not quiet:
+            print(plain_text.clean(f"machine {machine.machine} captures {machine.links} link"
+                                   f"{'s' * (machine.links > 1)} of {tapped.fabric} to {file or 'standard output'}"),
+                  file=sys.stderr, flush=True)
         try:
             running.append(_start([*machine.command, *options], file))
         except OSError as error:

@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from types import FrameType
@@ -23,6 +24,7 @@ from netfold import plain_text
 from netfold.cli.captures_elsewhere import capture_elsewhere
 from netfold.cli.common import CANNOT, FAILED, fail
 from netfold.cli.local_fabric import WhichFabric, ask, seconds, socket_of
+from netfold.cli.options import Quiet
 from netfold.disk.files import create
 from netfold.wire import faults
 
@@ -49,6 +51,7 @@ def pcap(
     dissector: Annotated[bool, typer.Option("--dissector", help="Print the path of the dissector for Wireshark and "
                                             "tshark (-X lua_script:PATH).")] = False,
     fabric: WhichFabric = None,
+    quiet: Quiet = False,
 ) -> None:
     """Capture the packets on links of a fabric that runs here, with an interface named leaf1:3 for each link."""
     if dissector:
@@ -69,12 +72,17 @@ def pcap(
         if limit is not None:
             fail(CANNOT, "pcap --ring: expected no ring on a fabric over machines, whose captures come as streams")
         options = ["--snap", str(snap), *(["--filter", filter_] if filter_ else []), *["--whole"] * whole,
-                   *(["--for", f"{end:g}s"] if end is not None else [])]
-        raise typer.Exit(capture_elsewhere(tapped, options, _file(target, write)))
+                   *(["--for", f"{end:g}s"] if end is not None else []), *["--quiet"] * quiet]
+        raise typer.Exit(capture_elsewhere(tapped, options, _file(target, write), quiet=quiet))
     assert isinstance(tapped, faults.Tapped)
+
+    def say(what: str, certainly: bool = False) -> None:
+        if certainly or not quiet:
+            print(plain_text.clean(what), file=sys.stderr, flush=True)
+
     if program is not None:
         _attach(files, program)
-    _capture(path, tapped, files, _file(target, write), limit, end, whole, snap)
+    _capture(path, tapped, files, _file(target, write), limit, end, whole, snap, say)
 
 
 def _file(target: str, write: str | None) -> Path | None:
@@ -85,7 +93,7 @@ def _file(target: str, write: str | None) -> Path | None:
 
 
 def _capture(path: Path, tapped: faults.Tapped, files: list[int], out: Path | None, limit: int | None,
-             end: float | None, whole: bool, snap: int) -> None:
+             end: float | None, whole: bool, snap: int, say: Callable[..., None]) -> None:
     from netfold.rpc import local
     from netfold.rpc.rpc import Unreachable
     from netfold.topo.capture import Capture, FileRing
@@ -118,9 +126,8 @@ def _capture(path: Path, tapped: faults.Tapped, files: list[int], out: Path | No
         fail(FAILED, f"pcap: cannot write {out}: {error.strerror}")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
-    print(plain_text.clean(f"captures {len(tapped.links)} link{'s' * (len(tapped.links) > 1)} of {tapped.fabric} "
-                         + ("" if end is None else f"for {end:g} s ") + f"to {out or 'standard output'}"),
-          file=sys.stderr, flush=True)
+    say(f"captures {len(tapped.links)} link{'s' * (len(tapped.links) > 1)} of {tapped.fabric} "
+        + ("" if end is None else f"for {end:g} s ") + f"to {out or 'standard output'}")
     until = None if end is None else time.monotonic() + end
     try:
         with contextlib.suppress(BrokenPipeError):  # Wireshark was closed
@@ -135,7 +142,7 @@ def _capture(path: Path, tapped: faults.Tapped, files: list[int], out: Path | No
                                    ", none dropped")
     why = f" ({ended[0]})" if ended else ""
     where = f"; {', '.join(file.name for file in ring.files)}" if ring is not None else ""
-    print(plain_text.clean(f"{said}{where}{why}"), file=sys.stderr)
+    say(f"{said}{where}{why}", bool(dropped))
 
 
 def _bytes(text: str) -> int:
