@@ -70,7 +70,9 @@ class FoldLoop:
         """Contributions sent again so far, as of the last run."""
         self._begun = 0
         """The highest number of an operation that was let in."""
-        self._watch: Callable[[float], None] | None = None
+        self._watch: Callable[[float], bool] | None = None
+        self._watched = False
+        """Whether who watches says for whom this operation waits."""
         self._stalls = StallDetector()
         self._told_of = 0
         """The last result after which nothing came for so long that this was said."""
@@ -84,15 +86,16 @@ class FoldLoop:
         if timeline is not None:
             link.trace()
 
-    def watched_by(self, watch: Callable[[float], None] | None) -> None:
+    def watched_by(self, watch: Callable[[float], bool] | None) -> None:
         """Calls ``watch`` every ``WATCHED_SLICE_SECONDS`` from now on while an operation waits, with the monotonic
-        seconds of its last progress; what it raises ends the operation.  None: stops that."""
-        self._watch = watch
+        seconds of its last progress; what it raises ends the operation, and where it returns True it says itself for
+        whom the operation waits.  None: stops that."""
+        self._watch, self._watched = watch, False
 
     def interrupt(self, error: NetFoldError) -> None:
         """Called by another thread: the operation under way ends with this error within ``SLICE_SECONDS``."""
 
-        def end(moved: float) -> None:
+        def end(moved: float) -> bool:
             raise error
 
         self._watch = end
@@ -119,7 +122,7 @@ class FoldLoop:
             if status == DONE:
                 return totals.saturated
             if self._watch is not None and status == AGAIN:
-                self._watch(self._core.progress() / 1e9)
+                self._watched = self._watch(self._core.progress() / 1e9)
             if status == AGAIN and self._is_stalled(progress):
                 self._control.suspect(self._waits())
             if status == FAILED:
@@ -139,7 +142,7 @@ class FoldLoop:
             raise self._timed_out(request)
         if now >= progress + LOST_RANK_NS and (news := self._control.job_error()) is not None:
             raise type(news)(f"{self._who(request)}: {news}")
-        if now >= progress + long_wait.WAIT_NS and self._told_of != progress:
+        if now >= progress + long_wait.WAIT_NS and self._told_of != progress and not self._watched:
             self._told_of, waits = progress, self._waits()
             long_wait.tell(self._who(request), self._plan, lambda: self._control.missing(waits))
         slice_ns = SLICE_NS if self._watch is None else WATCHED_SLICE_NS

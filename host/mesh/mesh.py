@@ -127,7 +127,7 @@ class Mesh(ABC):
         """
         del algorithm, ranks, root
 
-    def watched_by(self, watch: Callable[[float], None] | None) -> None:
+    def watched_by(self, watch: Callable[[float], bool] | None) -> None:
         """Calls ``watch`` every ``WATCHED_SLICE_SECONDS`` from now on while anything is waited for, with the monotonic
         seconds of the last progress; what it raises ends the operation.  None: stops that."""
         raise NotImplementedError(f"a mesh over {self.kind} cannot be watched")

@@ -104,7 +104,7 @@ class Operations:
         self.connections = MeshConnections(plan, listener, work, self, lanes=lanes, spanned=spanned, poller=poller,
                                        clock=clock)
         self._work, self._name = work, name
-        self._watcher: Callable[[float], None] | None = None
+        self._watcher: Callable[[float], bool] | None = None
         self._lost_rank: Callable[[], tuple[int, str] | None] = lambda: None
         self._ranks_left: Callable[[], Mapping[int, str]] = dict
         self._slice = timeout
@@ -161,16 +161,16 @@ class Operations:
         """Moves the bytes that can be moved, waiting at most the timeout until some can.  Raises as ``Mesh.wait``."""
         deadline = self.clock() + self.timeout
         most = self._slice if self._watcher is None else WATCHED_SLICE_SECONDS
-        told = False
+        told = watched = False
         while not self.poll(min(most, deadline - self.clock())):
             if self._watcher is not None:
-                self._watcher(self._moved)
+                watched = self._watcher(self._moved)
             now = self.clock()
             if now >= deadline:
                 self._time_out()
             if now >= deadline - self.timeout + LOST_RANK_SECONDS:
                 self._ask_controller()
-            if not told and now >= deadline - self.timeout + WAIT_SECONDS:
+            if not (told or watched) and now >= deadline - self.timeout + WAIT_SECONDS:
                 told = True
                 self._say_awaited()
         self._moved = self.clock()
@@ -188,7 +188,7 @@ class Operations:
                 self.report_lost(link.rank, self._why_gone(link))
         return self._work.poll(seconds)
 
-    def watched_by(self, watch: Callable[[float], None] | None) -> None:
+    def watched_by(self, watch: Callable[[float], bool] | None) -> None:
         """See ``Mesh``; every ``WATCHED_SLICE_SECONDS``."""
         self._watcher = watch
 

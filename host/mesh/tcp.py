@@ -93,7 +93,7 @@ class TcpMesh(Mesh):
     def expect(self, algorithm: str, *, ranks: Sequence[int] = (), root: int = 0) -> None:
         self.posted.lanes.expect(algorithm, ranks, root)
 
-    def watched_by(self, watch: Callable[[float], None] | None) -> None:
+    def watched_by(self, watch: Callable[[float], bool] | None) -> None:
         """See ``Mesh``."""
         self.operations.watched_by(watch)
 

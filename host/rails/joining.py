@@ -107,7 +107,8 @@ def join_rails(
                 timeout=options.timeout,
             ),
             listeners=RailListeners(
-                me=f"job {job!r}, rank {rank} of {world}", note=flight.note, timeline=timeline, keep=keep
+                me=f"job {job!r}, rank {rank} of {world}", job=job, note=flight.note, timeline=timeline, keep=keep,
+                addresses=[peer.address for peer in rails[0].plan.peers],
             ),
             reopen=reopen,
         )

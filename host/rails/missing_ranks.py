@@ -13,7 +13,7 @@ ranks that came later, or looked a moment later, then name the same ranks instea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, RankMismatch
 from netfold.host.mesh.mesh import ranks
@@ -65,6 +65,11 @@ class MissingRankDetector:
                        "operations in the same order on every rank, then join anew")
                 raise self._give_up(RankMismatch(why), why)
         return answers
+
+    def awaited(self, answers: Mapping[int, Answer]) -> list[int]:
+        """The ranks that have not come, or do not answer, where all were asked."""
+        return [rank for rank in self.others
+                if rank not in answers or answers[rank].outcome is AgreementOutcome.ABSENT]
 
     def may_give_up(self, position: int, rail: int) -> bool:
         """Whether the arbiter grants that a quiet rail is given up; it never grants the last one.  Raises as

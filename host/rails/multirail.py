@@ -39,7 +39,7 @@ from netfold.host.rails.ledger import Ledger
 from netfold.host.rails.missing_ranks import MissingRankDetector
 from netfold.host.rails.operation_costs import OperationCosts
 from netfold.host.rails.policy import DEFAULT_POLICY, NO_LISTENERS, OutOfBand, RailListeners, RailPolicy, Start
-from netfold.host.rails.rail_set import RailSet, ReopenRail, WatchedRail
+from netfold.host.rails.rail_set import Place, RailSet, ReopenRail, WatchedRail
 from netfold.host.rails.rank_state import first_line
 from netfold.host.rails.shares import BRIEF_BYTES, RailShares, Split
 from netfold.host.selection.choice import INNET
@@ -96,14 +96,15 @@ class MultiRail:
             state, channel, [other for other in range(world) if other != rank], timeout=policy.timeout,
             job_error=out_of_band.job_error,
         )
-        self._rails = RailSet(rails, names, state, detector, reopen, stall=policy.stall, clock=clock)
+        self._me = listeners.me or f"rank {rank} of {world}"
+        place = Place(rank, listeners.job, self._me, listeners.addresses)
+        self._rails = RailSet(rails, names, state, detector, reopen, place=place, stall=policy.stall, clock=clock)
         self._agreements = Agreements(
             self._rails, state, detector, lambda: self.shares.quickest(self._rails.live), clock
         )
         self._stripes = striping.StripeThreads(self._rails, state, timeline=listeners.timeline, clock=clock)
         self._state, self._channel, self._detector, self._clock = state, channel, detector, clock
         self._note, self._keep = listeners.note, listeners.keep
-        self._me = listeners.me or f"rank {rank} of {world}"
         self._account = Account(self._rails)
         self._resent = [0] * len(rails)
         self._schedule = ExchangeSchedule()
@@ -135,6 +136,7 @@ class MultiRail:
             raise Closed("the rails were closed")
         if self._pinned is not None:
             return self._pinned_rail(self._rails.names).allreduce(request)
+        self._rails.number = request.number
         source, coding, algorithm = request.source, request.coding, request.algorithm
         nbytes, live = source.nbytes, self._rails.live
         ledger = self._own if algorithm is None or algorithm == INNET else self._costs.of(f"allreduce by {algorithm}")
@@ -171,6 +173,7 @@ class MultiRail:
         if self._pinned is not None:
             cut.carry(self._pinned_rail(self._costs.names(cut.folded is not None)), slice(0, cut.size), number)
             return
+        self._rails.number = number
         if cut.either and self.carries_rows and not self._costs.way(cut.kind).choose(cut.size, self._rails.live):
             cut = cut.between_hosts()
         ledger = self._costs.of(cut.kind, folded=cut.folded is not None)

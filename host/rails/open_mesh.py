@@ -14,7 +14,7 @@ import os
 import socket
 from typing import Any, Literal, get_args
 
-from netfold.host import environment
+from netfold.host import environment, shared_log
 from netfold.host.client.jobs import JobClient
 from netfold.host.client.path_client import PlannedPaths
 from netfold.host.errors import PlanError
@@ -117,5 +117,5 @@ def _planned(plan: Plan, client: JobClient | None) -> PlannedPaths | None:
     try:
         return PlannedPaths(client, plan)
     except PlanError as error:
-        log.warning("%s; the switches choose paths by their hash", error)
+        log.log(shared_log.level(plan.rank), "%s; the switches choose paths by their hash", error)
         return None

@@ -154,7 +154,7 @@ class OpenRail:
         """
         return None if self._membership is None else self._membership.job_error(left)
 
-    def watched_by(self, watch: Callable[[float], None] | None) -> None:
+    def watched_by(self, watch: Callable[[float], bool] | None) -> None:
         """Sets the function that watches the rail (``rail_set.WatchedRail``)."""
         self._rail.watched_by(watch)
         if self._rail is not self._between:

@@ -84,12 +84,16 @@ class RailListeners:
     """The functions and records that are informed of what rails do.
 
     me        job and rank, for errors; default: the rank
+    job       the job's name, for messages
+    addresses of all ranks on the first plane, for messages
     note      called with which rail carries what share of a call, and why
     timeline  records what each rail carries when, where one was asked for
     keep      called with the rails' figures at the end, to be saved for the next run
     """
 
     me: str = ""
+    job: str = "default"
+    addresses: Sequence[str] = ()
     note: Callable[[str], None] = lambda path: None
     timeline: Timeline | None = None
     keep: Callable[[list[Figure]], None] = lambda figures: None

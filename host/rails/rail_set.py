@@ -11,14 +11,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from netfold.host import shared_log
 from netfold.host.errors import NetFoldError, PeerLost, RailDown, TransportError
+from netfold.host.mesh.mesh import WAIT_SECONDS, ranks
 from netfold.host.operation.coding import Coding
 from netfold.host.operation.rail import Rail, RailStats
 from netfold.host.operation.request import AllreduceRequest, RowsRequest
 from netfold.host.rails.missing_ranks import ANSWER_SECONDS, MissingRankDetector
-from netfold.host.rails.rank_state import AgreementOutcome, Question, QuestionKind, RankState, first_line
+from netfold.host.rails.rank_state import AgreementOutcome, Answer, Question, QuestionKind, RankState, first_line
 from netfold.host.selection.peers import Peers
 
 STALL_SECONDS = 0.08
@@ -63,11 +66,10 @@ class WatchedRail(Rail, Protocol):
         """This rank leaves in order, after this: the controller of the rail's plane tells the others once it is closed.
         """
 
-    def watched_by(self, watch: Callable[[float], None] | None) -> None:
+    def watched_by(self, watch: Callable[[float], bool] | None) -> None:
         """From now on ``watch`` is called on the rail's own thread, at least every 10 ms while an allreduce waits, with
         the monotonic seconds of its last progress; what it raises ends the allreduce at once, and the rail for good.
-        None: nobody is told any more."""
-
+        Where it returns True, it says itself for whom the allreduce waits.  None: nobody is told any more."""
 
     def counted_by(self, carried: Callable[[], dict[str, int]]) -> None:
         """From now on the rail reports what ``carried`` returns: the payload bytes that each of the rails has carried,
@@ -92,6 +94,16 @@ ReopenRail = Callable[[int, int], RailReopening]
 """Starts reopening a rail, given its index and how many times it has failed.  Returns at once."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """Who this rank is, for messages: its job's name, job and rank in words, and the ranks' addresses on a plane."""
+
+    rank: int
+    job: str
+    me: str
+    addresses: Sequence[str] = ()
+
+
 class Fenced(RailDown):
     """Another rank has fenced this agreement, so that it must not be completed here."""
 
@@ -107,6 +119,7 @@ class RailSet:
         detector: MissingRankDetector,
         reopen: ReopenRail | None,
         *,
+        place: Place,
         stall: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -116,9 +129,12 @@ class RailSet:
         """Indices of the rails that are up, as all ranks agree; a new list whenever that changes."""
         self.names = list(names)
         self._state, self._detector, self._reopen = state, detector, reopen
-        self._stall, self._clock = stall, clock
+        self._stall, self._clock, self._place = stall, clock, place
         self.position = 0
         """Number of the last operation of the rails, agreements included: the same on all ranks."""
+        self.number = 0
+        """Number of the caller's operation under way, for messages."""
+        self._told_of, self._telling = 0, threading.Lock()
         self.stopped: BaseException | None = None
         """An error that has ended everything for good: ranks are missing or call different operations, or Ctrl-C."""
         self.broken: dict[int, NetFoldError] = {}
@@ -193,7 +209,8 @@ class RailSet:
             self._past.append((self.names[index], rail.stats()))
             rail.watched_by(None)
             self._put(index, None)
-            log.warning("rail %s is down: %s", self.names[index], error)
+            log.log(shared_log.level(self._place.rank), "%s: rail %s is down: %s", self._place.me, self.names[index],
+                    error)
             # on a thread, since closing a rail takes longer than the call that waits for this may
             threading.Thread(target=rail.close, name="netfold-rail-close", daemon=True).start()
             if self._reopen is not None:
@@ -211,7 +228,7 @@ class RailSet:
         """Takes a rail into use again that is open on all ranks with the same epoch."""
         self._put(index, self._reopenings.pop(index).take())
         self._attach(index)
-        log.info("rail %s is up again", self.names[index])
+        log.info("%s: rail %s is up again", self._place.me, self.names[index])
 
     def close(self) -> None:
         """Closes all rails; safe to call twice."""
@@ -236,14 +253,15 @@ class RailSet:
         self[index].watched_by(lambda moved: self._watch(index, moved))
         self[index].counted_by(lambda: self._carried())
 
-    def _watch(self, index: int, moved: float) -> None:
-        """Called by a rail that waits.  Raises what ends its allreduce."""
+    def _watch(self, index: int, moved: float) -> bool:
+        """Called by a rail that waits.  Returns whether ranks for which it waits long are named here; raises what ends
+        its allreduce."""
         why = self.stopped
         if why is not None:
             raise why if isinstance(why, NetFoldError) else NetFoldError(f"interrupted ({why!r})")
         if not self._state.carries(index):  # what is under way on its mesh is of some ranks alone, or between two
             self._detector.check_job(self._clock() - moved, left=False)
-            return
+            return False
         position, name = self.position, self.names[index]
         if self._state.fenced(position):
             raise Fenced(f"{name}: another rank found it dead")
@@ -252,7 +270,7 @@ class RailSet:
         now = self._clock()
         every = min(max(self._stall, quiet) / 8, ANSWER_SECONDS)  # a slow rank is not asked all the time
         if quiet < self._stall or not self._detector.others or (now < self._asked[index] + every and not late):
-            return
+            return True
         self._asked[index] = now
         # The rail is quiet here: ask whether it is on all ranks, and whether all are present.
         try:
@@ -260,6 +278,8 @@ class RailSet:
             quiet = self._state.record_progress(
                 index, moved, ANSWER_SECONDS
             )  # this process is running, however long the others take
+            if quiet >= WAIT_SECONDS:
+                self._say_awaited(position, answers)
             self._detector.check(answers, self._detector.others, quiet)
         except NetFoldError as error:
             self.stop(error)
@@ -272,9 +292,24 @@ class RailSet:
         if everybody and quiet >= patience and min(a.age for a in answers.values()) >= PEER_STALL_FRACTION * patience:
             if late or self._may_give_up(position, index):
                 raise RailDown(f"{name}: nothing moved for {quiet * 1e3:.0f} ms, on any rank")
-            return
+            return True
         if late and not any(answer.outcome is AgreementOutcome.BEHIND for answer in answers.values()):
             raise RailDown(f"{name}: nothing moved for {quiet:.1f} s here, though it did elsewhere")
+        return True
+
+    def _say_awaited(self, position: int, answers: Mapping[int, Answer]) -> None:
+        """Names, once an operation, the ranks for which all others wait; the first of these others warns for all."""
+        missing = self._detector.awaited(answers)
+        with self._telling:  # several rails of the operation wait, each on a thread of its own
+            if not missing or self._told_of == position:
+                return
+            self._told_of = position
+        place = self._place
+        there = min({place.rank, *self._detector.others} - set(missing))
+        at = ", ".join(place.addresses[rank] for rank in missing if rank < len(place.addresses))
+        log.log(logging.WARNING if place.rank == there else logging.INFO, "%s, operation %d: nothing has moved for %g "
+                "s: waiting for %s%s; `netfold stall %s` shows where", place.me, self.number, WAIT_SECONDS,
+                ranks(missing), f" ({at})" if at else "", place.job)
 
     def _may_give_up(self, position: int, index: int) -> bool:
         try:

@@ -418,7 +418,7 @@ class RoceMesh(Mesh):
         self._queue_pairs.warn_of_dropped()
         self.operations.carry_text(call_text(call))
 
-    def watched_by(self, watch: Callable[[float], None] | None) -> None:
+    def watched_by(self, watch: Callable[[float], bool] | None) -> None:
         """See ``Mesh``."""
         self.operations.watched_by(watch)
 

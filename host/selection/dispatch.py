@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 from msgspec import structs
 
+from netfold.host import shared_log
 from netfold.host.errors import NetFoldError
 from netfold.host.operation.arrays import flat_copy, native
 from netfold.host.operation.coding import Coding, LaneBits, check_levels, narrows
@@ -287,7 +288,8 @@ class Dispatch:
         if not self._said_whole:
             self._said_whole = True
             over = f" over {', '.join(self._rails.whole)}" if self._rails is not None else ""
-            log.warning(
+            log.log(
+                shared_log.level(self.hosts.rank),
                 "%s: lanes of %d bits are for what the switches fold; floats go between the hosts whole%s",
                 self._me, lane_bits, over,
             )

@@ -275,7 +275,7 @@ class Peers:
         """How it would carry a tensor of ``nbytes`` bytes."""
         return self.explain(nbytes)
 
-    def watched_by(self, watch: Callable[[float], None] | None) -> None:
+    def watched_by(self, watch: Callable[[float], bool] | None) -> None:
         """Sets the mesh's ``watch`` (``Mesh.watched_by``)."""
         self.mesh.watched_by(watch)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import torch
 
+from netfold.host import shared_log
 from netfold.host.api.communicator import Communicator
 from netfold.host.api.joinable import Next
 from netfold.host.operation.reduction import ReduceOp
@@ -26,7 +27,8 @@ log = logging.getLogger("netfold")
 def warn_where_nothing_joins(comm: Communicator) -> None:
     """Warns that the option changes nothing where no reduce-scatter of this communicator can join an all-gather."""
     if comm.size > 1 and (why := comm.joins_nothing):
-        log.warning(
+        log.log(
+            shared_log.level(comm.rank),
             "%r: Options(together=True), or %s=1, changes nothing in this group, where no reduce-scatter joins an "
             "all-gather: %s. Leave it out for this group, or have the switches of one rail fold for it",
             comm, TOGETHER_VARIABLE, why,

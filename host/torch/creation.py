@@ -11,6 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from netfold.host import shared_log
 from netfold.host.errors import JoinRefused
 from netfold.host.torch.join import JOB_VARIABLE, STORE, Options, join
 from netfold.host.torch.process_group import NetfoldGroup
@@ -32,7 +33,7 @@ def create(opts: Any, options: Options | None) -> NetfoldGroup:
     if options is not None and not isinstance(options, Options):
         raise TypeError(f"pg_options is a {type(options).__name__}: expected netfold.torch.Options")
     if dist.get_debug_level() == dist.DebugLevel.DETAIL:
-        warn_of_details()
+        warn_of_details(opts.group_rank)
     options = options or Options()
     group_of = None
     if dist.is_initialized():
@@ -63,9 +64,10 @@ def create(opts: Any, options: Options | None) -> NetfoldGroup:
 
 
 @cache
-def warn_of_details() -> None:
-    """Warns, once, of what torch checks for its own backends in this debug mode, and not for this one."""
-    log.warning(
+def warn_of_details(rank: int) -> None:
+    """Warns, once and on rank 0, of what torch checks for its own backends in this debug mode, and not for this one."""
+    log.log(
+        shared_log.level(rank),
         "TORCH_DISTRIBUTED_DEBUG=DETAIL: torch does not put its checks around groups of backend 'netfold': no barrier "
         "names late ranks before each collective, and shapes of as many elements are not compared. NetFold compares "
         "each operation's number, kind, dtype and elements itself, and its time-outs name the ranks that are missing"

@@ -17,7 +17,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from netfold.host import environment
+from netfold.host import environment, shared_log
 from netfold.host.api.assembly import RailName
 from netfold.host.api.communicator import Communicator
 from netfold.host.client import addresses
@@ -104,7 +104,8 @@ def join(
     job = options.job or os.environ.get(JOB_VARIABLE) or "default"
     me = f"job {job!r}, rank {rank} of {world}"
     if options.together:
-        log.warning(
+        log.log(
+            shared_log.level(rank),
             "%s: Options(together=True) changes nothing in a communicator of its own, only in groups of backend "
             "\"netfold\": leave it out here, and let `with comm.together()` make both calls at once", me,
         )
@@ -124,7 +125,8 @@ def join(
         address, controller = options.address or "", options.controller
     else:
         if rails:
-            log.warning("%s: controller=%r plans one rail: %s=%s is not followed", me, STORE, RAILS_VARIABLE, rails)
+            log.log(shared_log.level(rank), "%s: controller=%r plans one rail: %s=%s is not followed", me, STORE,
+                    RAILS_VARIABLE, rails)
         address = options.address or environment.address(
             os.environ.get("MASTER_ADDR", ""), "" if controller == STORE else controller or ""
         )

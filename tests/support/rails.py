@@ -123,7 +123,7 @@ class FakeRail:
         name: str = "fake", narrows: bool = False,
     ) -> None:
         self.name, self.narrows = name, narrows
-        self.watch: Callable[[float], None] | None = None
+        self.watch: Callable[[float], bool] | None = None
         self.plane, self.rank, self.life = plane, rank, life
         self.calls = 0
         self.charge = charge
@@ -144,7 +144,7 @@ class FakeRail:
     def collect(self, request: RowsRequest) -> None:
         raise NotImplementedError("nothing of rows goes over a fake plane")
 
-    def watched_by(self, watch: Callable[[float], None] | None) -> None:
+    def watched_by(self, watch: Callable[[float], bool] | None) -> None:
         self.watch = watch
 
     def takes(self, reduction: Reduction, coding: Coding) -> bool:

@@ -118,7 +118,7 @@ def test_a_flood_of_strangers_costs_bounded_descriptors_and_keeps_nobody_out() -
     connect and sum, and at no time does a rank keep more of them than it should."""
     most = [0] * 3
 
-    def count(mesh: TcpMesh) -> Callable[[float], None]:
+    def count(mesh: TcpMesh) -> Callable[[float], bool]:
         """On the mesh's own thread: in the middle of an accept another one would see one more."""
 
         def counted(moved: float) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from netfold.host.errors import NetFoldError, PeerLost, RailDown
 from netfold.host.rails.missing_ranks import MissingRankDetector
-from netfold.host.rails.rail_set import STALL_SECONDS, RailSet
+from netfold.host.rails.rail_set import STALL_SECONDS, Place, RailSet
 from netfold.host.rails.rank_state import MAX_LOOK_GAP, AgreementOutcome, Question, QuestionKind, RankState
 from support.rails import FakeChannels, Plane
 from support.rails import FakeRail as Fake
@@ -35,6 +35,7 @@ class Machine:
                     self.channels.states[rank], self.channels, [r for r in range(world) if r != rank], timeout=TIMEOUT
                 ),
                 None,
+                place=Place(rank, "run", f"job 'run', rank {rank}", ["10.0.1.1", "10.0.1.2", "10.0.1.3"]),
                 stall=STALL_SECONDS,
                 clock=lambda: self.now,
             )
@@ -128,6 +129,25 @@ def test_when_all_is_silent_one_rail_is_kept_until_the_timeout(rails: int, backw
     assert {rail for _, rail in machine.lost} == set(range(rails)), "the timeout ends the call"
 
 
+def test_the_first_rank_that_is_there_says_once_for_whom_all_wait(caplog: pytest.LogCaptureFixture) -> None:
+    """After ten seconds, once an operation, though both rails of three ranks wait; the others log the same at level
+    INFO."""
+    caplog.set_level("INFO", "netfold")
+    machine = Machine(3, 2)
+    for rails_ in machine.sets:
+        rails_.number = 17
+        rails_._detector.timeout = 60.0
+    del machine.moved[0, 0], machine.moved[0, 1]
+    machine.channels.deaf.add(0)
+    machine.passes(9.5)
+    assert caplog.messages == []
+    machine.passes(4.0)
+    assert machine.lost == {}
+    said = "operation 17: nothing has moved for 10 s: waiting for rank 0 (10.0.1.1); `netfold stall run` shows where"
+    assert sorted((record.levelname, record.getMessage()) for record in caplog.records) == [
+        ("INFO", f"job 'run', rank 2, {said}"), ("WARNING", f"job 'run', rank 1, {said}")]
+
+
 def test_the_arbiter_grants_all_rails_but_the_last() -> None:
     """A grant stays until every rank has reported what it gave up, and does not outlive the rail."""
     state = RankState()
@@ -157,7 +177,8 @@ def test_what_no_rail_carries_with_all_ranks_ends_when_all_controllers_have_lost
         job_error=lambda ranks_left: told[0] if told else left if ranks_left else None,
     )
     rails = RailSet(
-        [Fake(Plane(2), 0)], ["rail0"], channels.states[0], detector, None, stall=STALL_SECONDS, clock=lambda: 100.0
+        [Fake(Plane(2), 0)], ["rail0"], channels.states[0], detector, None, place=Place(0, "run", "rank 0"),
+        stall=STALL_SECONDS, clock=lambda: 100.0,
     )
     watch = rails[0].watch
     assert watch is not None

@@ -117,7 +117,7 @@ def test_torchs_own_hooks_train_as_with_gloo(found: list[dict[str, Any]]) -> Non
 
 def test_the_debug_mode_that_is_not_followed_is_named_once(found: list[dict[str, Any]]) -> None:
     """TORCH_DISTRIBUTED_DEBUG=DETAIL puts no checks around our groups, which one warning says; they work as before."""
-    for rank in found:
+    for number, rank in enumerate(found):
         assert rank["detailed"]["sum"] == [4.0, 4.0]
-        assert len(rank["detailed"]["said"]) == 1
-        assert "torch does not put its checks around groups of backend 'netfold'" in rank["detailed"]["said"][0]
+        assert len(rank["detailed"]["said"]) == (1 if number == 0 else 0), "rank 0 warns for all"
+    assert "torch does not put its checks around groups of backend 'netfold'" in found[0]["detailed"]["said"][0]
