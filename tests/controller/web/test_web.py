@@ -128,7 +128,7 @@ def test_the_names_of_metrics_keep_the_rules_of_promtools_lint() -> None:
         assert re.fullmatch(r"netfold(_[a-z]+)+", name), name
         assert not set(words) & (abbreviated | {"gauge", "counter", "summary", "histogram", "metric"}), name
         assert not any(map(scaled.search, words)), f"{name}: expected a base unit"
-        assert not name.endswith(("_total", "_count", "_sum", "_bucket")), name  # the parser takes a counter's _total off
+        assert not name.endswith(("_total", "_count", "_sum", "_bucket")), name  # the parser takes _total off a counter
         if family.type == "counter":
             assert all(sample.name == f"{name}_total" for sample in family.samples), name
 
