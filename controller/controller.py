@@ -332,14 +332,18 @@ class Controller:
 
     # ---- tree_placement.Installer --------------------------------------------------------------------------------
 
-    async def install(self, part: str, entities: Mapping[str, Sequence[Entity]]) -> None:
-        """Write a part to all its switches at once; if one fails, remove it from all and raise SwitchError."""
+    async def install(self, parts: Mapping[str, Mapping[str, Sequence[Entity]]]) -> None:
+        """Write parts to all their switches at once; if one fails, remove them from all and raise SwitchError."""
+        wanted: dict[str, dict[str, Sequence[Entity]]] = {}
+        for part, entities in parts.items():
+            for name, those in entities.items():
+                wanted.setdefault(name, {})[part] = those
         outcomes = await asyncio.gather(
-            *(self._targets[name].install(part, wanted) for name, wanted in entities.items()), return_exceptions=True
+            *(self._targets[name].install(those) for name, those in wanted.items()), return_exceptions=True
         )
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if failures:
-            await self.uninstall(part)
+            await self.uninstall(parts)
             for failure in failures:
                 if not isinstance(failure, SwitchError):
                     raise failure
@@ -356,9 +360,9 @@ class Controller:
         """Number of the current session with a switch."""
         return self._targets[switch].sessions
 
-    async def uninstall(self, part: str) -> None:
-        """Remove a part everywhere; a switch that is down loses it when it comes back."""
-        await asyncio.gather(*(target.uninstall(part) for target in self._targets.values()))
+    async def uninstall(self, parts: Collection[str]) -> None:
+        """Remove parts everywhere; a switch that is down loses them when it comes back."""
+        await asyncio.gather(*(target.uninstall(parts) for target in self._targets.values()))
 
     # ---- connections ---------------------------------------------------------------------------------------------
 

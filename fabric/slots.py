@@ -250,17 +250,18 @@ class Allocator:
         """Allocated slots, by switch."""
         return {name: slots.used for name, slots in self._slots.items()}
 
-    def open(self) -> int:
-        """Allocate a new job's epoch, by which `admit` and `release` know the job.  Raises Exhausted."""
+    def draw(self) -> int:
+        """A number for a new job, as no stream has one, nor had lately.  Raises Exhausted."""
         epoch = self._epochs.allocate("epochs")
-        self._returns[epoch] = [partial(self._epochs.release, epoch)]
+        self._epochs.release(epoch)
         return epoch
 
     def admit(
-        self, epoch: int, trees: Sequence[Tree], groups: Sequence[Sequence[int]], *, like: Sequence[Stream] = (),
+        self, trees: Sequence[Tree], groups: Sequence[Sequence[int]], *, like: Sequence[Stream] = (),
         room: int | None = None, rc: Collection[int] = (), lane_bits: int = 32, udp_ports: Sequence[int] = (),
     ) -> list[Stream]:
-        """Allocate a job's streams: for each group of ranks that fold together, tree by tree, data then agreement.
+        """Allocate a job's streams: for each group of ranks that fold together, tree by tree, data then agreement.  The
+        streams of a tree have one epoch, by which `release` knows them.
 
         groups  the job's fold groups (``machines.fold_groups``)
         like    streams that these replace: they have the same sizes and UDP ports, which the ranks have bound, and
@@ -269,21 +270,39 @@ class Allocator:
         rc      the job's RC ranks; there is one group of ranks then
         lane_bits  the width of the job's lanes
         udp_ports  UDP ports at which the job's ranks receive; default: roce.UDP_PORT for all
-        Raises Exhausted, and OverQuota where it is not for want of free slots; the caller must then `release` what was
-        allocated.
+        Raises Exhausted, and OverQuota where it is not for want of free slots; nothing is allocated then.
         """
-        if like:
-            placed = [tree for _ in groups for tree in trees for _ in range(2)]
-            again = [
-                replace(self._stream(epoch, tree, old.kind, old.slots, old.ranks, old.source_ports, old.udp_ports),
-                        rc_ranks=old.rc_ranks, operation=old.operation)
-                for tree, old in zip(placed, like, strict=True)
-            ]
-            for stream in again:
-                for fold in stream.tree.folds:
-                    for host, port in _bound(stream, fold):
-                        self._bind(epoch, host, port)
-            return again
+        epochs: list[int] = []
+        try:
+            for _ in trees:
+                epochs.append(self._epochs.allocate("epochs"))
+                self._returns[epochs[-1]] = [partial(self._epochs.release, epochs[-1])]
+            if like:
+                return self._again(epochs, trees, groups, like)
+            return self._first(epochs, trees, groups, room, rc, lane_bits, udp_ports)
+        except Exhausted:
+            self.release(*epochs)
+            raise
+
+    def _again(
+        self, epochs: Sequence[int], trees: Sequence[Tree], groups: Sequence[Sequence[int]], like: Sequence[Stream]
+    ) -> list[Stream]:
+        placed = [place for _ in groups for place in zip(epochs, trees, strict=True) for _ in range(2)]
+        again = [
+            replace(self._stream(epoch, tree, old.kind, old.slots, old.ranks, old.source_ports, old.udp_ports),
+                    rc_ranks=old.rc_ranks, operation=old.operation)
+            for (epoch, tree), old in zip(placed, like, strict=True)
+        ]
+        for stream in again:
+            for fold in stream.tree.folds:
+                for host, port in _bound(stream, fold):
+                    self._bind(stream.epoch, host, port)
+        return again
+
+    def _first(
+        self, epochs: Sequence[int], trees: Sequence[Tree], groups: Sequence[Sequence[int]], room: int | None,
+        rc: Collection[int], lane_bits: int, udp_ports: Sequence[int],
+    ) -> list[Stream]:
         through = Counter(fold.switch for tree in trees for fold in tree.folds)
         most = max(through.values(), default=0) * len(groups)
         sizes = self.sizes if room is None else replace(self.sizes, quota=min(self.sizes.quota, room))
@@ -294,7 +313,8 @@ class Allocator:
                           f"{sizes.quota} of a switch")
         kinds: tuple[tuple[Kind, int], ...] = (("data", sizes.data), ("agreement", sizes.agreement))
         streams: list[Stream] = []
-        for group, tree in ((tuple(group), tree) for group in groups for tree in trees):
+        for group, epoch, tree in ((tuple(group), *place) for group in groups
+                                   for place in zip(epochs, trees, strict=True)):
             # Both streams of a tree have the same source ports: their packets can leave as one super-packet.
             hosts = {child.rank: child.node for fold in tree.folds for child in fold.children}
             sources = tuple(self._source_port(epoch, hosts[place]) for place in range(len(group)))
@@ -336,11 +356,16 @@ class Allocator:
                 free &= (what, number) in mine  # a connection is known at both of its ends
         return free
 
-    def release(self, epoch: int) -> None:
-        """Free everything that the job with this epoch holds; an unknown epoch holds nothing."""
-        self._reserved.pop(epoch, None)
-        for give_back in self._returns.pop(epoch, ()):
-            give_back()
+    def holds(self, epoch: int) -> bool:
+        """Whether anything is allocated to trees of this epoch."""
+        return epoch in self._returns
+
+    def release(self, *epochs: int) -> None:
+        """Free everything that trees with these epochs hold; an unknown epoch holds nothing."""
+        for epoch in epochs:
+            self._reserved.pop(epoch, None)
+            for give_back in self._returns.pop(epoch, ()):
+                give_back()
 
     def _stream(
         self, epoch: int, tree: Tree, kind: Kind, length: int, ranks: tuple[int, ...], source_ports: tuple[int, ...],

@@ -44,7 +44,7 @@ from netfold.wire.bounds import (
 from netfold.wire.roce import PATH_MTU, UDP_PORT
 
 SERVICE: Final = "netfold.Jobs"
-PROTOCOL: Final = 13
+PROTOCOL: Final = 14
 """Version of packets and messages, raised whenever one changes its meaning: sides with different versions refuse each
 other."""
 LANE_BITS: Final = (32, 16, 8)
@@ -181,6 +181,9 @@ class RankTree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     agreement: RankStream
     """Stream for signatures of operations and for the scales of blocks, of which the switches take the maximum over all
     ranks (host/native/fold.h)."""
+    stays: bool = False
+    """After a recovery round: this tree's switches hold what they held, so that its streams are those of the plan
+    before and go on where they are; no ``psn`` counts."""
 
 
 class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

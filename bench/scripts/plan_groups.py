@@ -33,7 +33,7 @@ def main() -> None:
     allocator = Allocator([switch.name for switch in fabric.switches], sizes, random.Random(1))
     job = [host.name for host in fabric.hosts]
     folding = [(trees.plan(fabric.graph(), job), job)]
-    allocator.admit(allocator.open(), folding[0][0], [range(len(job))])
+    allocator.admit(folding[0][0], [range(len(job))])
     roots: Counter[str] = Counter()
     spent: Counter[str] = Counter()
     at = time.process_time()
@@ -53,7 +53,7 @@ def main() -> None:
         share = groups.share(graph, group, job)
         planned, room = groups.fitted(planned, sizes, 1, share, roots)
         done("trees")
-        streams = allocator.admit(allocator.open(), planned, [range(len(group))], room=room)
+        streams = allocator.admit(planned, [range(len(group))], room=room)
         done("slots")
         hosts = [fabric.host(name) for name in group]
         tables.merge(fold_tables.fold_entries(fabric, hosts, stream) for stream in streams)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from netfold.controller.jobs import ticket
@@ -31,7 +31,7 @@ from netfold.controller.switch.entities import State, state
 from netfold.controller.switch.target import Target
 from netfold.fabric import slots
 from netfold.fabric.graph import Fabric, Tenant
-from netfold.fabric.slots import Allocator
+from netfold.fabric.slots import Allocator, Stream
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.jobs import Watch
 
@@ -52,8 +52,8 @@ class Adoption:
         """Whether ranks may still register with tickets: from the start until the grace is over."""
         self._changed = asyncio.Event()
         """Set when a job was adopted, and when none is any more."""
-        self._shown: dict[tuple[str, int, int], set[int]] = {}
-        """Ranks that have shown a ticket that only some switches bear out, by job, epoch and the epoch of its slots."""
+        self._shown: dict[tuple[str | int, ...], set[int]] = {}
+        """Ranks that have shown a ticket that only some switches bear out, by job, epoch and epochs of its slots."""
         self.has_found = False
         """Whether any switch held entries of jobs when this controller first connected to it."""
 
@@ -119,46 +119,60 @@ class Adoption:
                 await target.forget(epoch)
             self._allocator.release(epoch)
 
-    def _entries(self, record: Record, who: str) -> dict[str, State]:
-        """The entities of a job by switch.  Raises Refusal where the fabric is not the one that it was planned on."""
+    def _entries(self, record: Record, who: str) -> dict[int, dict[str, State]]:
+        """The entities of a job by epoch and switch.  Raises Refusal where it was planned on another fabric."""
         try:
             hosts = [self._fabric.host(name) for name in record.hosts]
-            entities = tables.merge(fold_tables.fold_entries(self._fabric, hosts, stream) for stream in record.streams)
+            entities = {
+                epoch: tables.merge(fold_tables.fold_entries(self._fabric, hosts, stream) for stream in streams)
+                for epoch, streams in _by_epoch(record.streams).items()
+            }
         except KeyError as error:
             raise Refusal(Code.FAILED_PRECONDITION, f"{who} was planned on another fabric: {error.args[0]}. Was the "
                                                     "fabric file changed? Join anew") from error
-        return {switch: state(those) for switch, those in entities.items()}
+        return {epoch: {switch: state(those) for switch, those in by_switch.items()}
+                for epoch, by_switch in entities.items()}
 
-    def _claim(self, job: Job, entities: Mapping[str, State], who: str, rank: int) -> None:
-        epoch = job.slots_epoch
-        held = {name for name in entities if (self._targets[name].found or {}).get(epoch) == entities[name]}
-        unknown = {name for name in entities if self._targets[name].found is None or self._targets[name].was_empty}
-        if without := sorted(entities.keys() - held - unknown):
-            shown = self._shown.setdefault((job.name, job.epoch, epoch), set())
+    def _claim(self, job: Job, entities: Mapping[int, Mapping[str, State]], who: str, rank: int) -> None:
+        wanted = [(name, epoch) for epoch, by_switch in entities.items() for name in by_switch]
+        names, epochs = {name for name, _ in wanted}, ", ".join(map(str, sorted(entities)))
+        held = {(name, epoch) for name, epoch in wanted
+                if (self._targets[name].found or {}).get(epoch) == entities[epoch][name]}
+        unknown = {name for name in names if self._targets[name].found is None or self._targets[name].was_empty}
+        if without := sorted({name for name, epoch in wanted if (name, epoch) not in held} - unknown):
+            shown = self._shown.setdefault((job.name, job.epoch, *sorted(entities)), set())
             shown.add(rank)
             if not held or shown != ticket.holders(job):
-                raise Refusal(Code.UNAVAILABLE, f"{who}: {', '.join(without)} does not hold its entries of epoch "
-                                                f"{epoch}: the job has ended, or a rank with a later plan must "
+                raise Refusal(Code.UNAVAILABLE, f"{who}: {', '.join(without)} does not hold its entries of the "
+                                                f"epochs {epochs}: the job has ended, or a rank with a later plan must "
                                                 "register first")
-            log.warning("%s: %s does not hold its entries of epoch %d, but no rank has a later plan", who,
-                        ", ".join(without), epoch)
-        self._allocator.release(epoch)
-        if not self._allocator.reserve(epoch, slots.holdings(job.streams)):
-            self._allocator.release(epoch)
+            log.warning("%s: %s does not hold its entries of the epochs %s, but no rank has a later plan", who,
+                        ", ".join(without), epochs)
+        self._allocator.release(*entities)
+        if not all(self._allocator.reserve(epoch, slots.holdings(streams))
+                   for epoch, streams in _by_epoch(job.streams).items()):
+            self._allocator.release(*entities)
             for name, target in self._targets.items():
-                if target.found and epoch in target.found:
-                    self.reserve(name, {epoch: target.found[epoch]})
+                self.reserve(name, {epoch: those for epoch, those in (target.found or {}).items() if epoch in entities})
             raise Refusal(Code.FAILED_PRECONDITION, f"{who}: numbers of its are another job's by now; join anew")
-        for name in entities:
-            target = self._targets[name]
-            job.sessions[name] = target.sessions if target.claim(epoch, job.part, entities[name].values()) else NEVER
+        claimed = {(name, epoch) for name, epoch in wanted if self._targets[name].claim(
+            epoch, job.part_of(epoch), entities[epoch][name].values())}
+        lacking = {name for name, epoch in wanted if (name, epoch) not in claimed}
+        job.sessions |= {name: NEVER if name in lacking else self._targets[name].sessions for name in names}
+
+
+def _by_epoch(streams: Sequence[Stream]) -> dict[int, list[Stream]]:
+    found: dict[int, list[Stream]] = {}
+    for stream in streams:
+        found.setdefault(stream.epoch, []).append(stream)
+    return found
 
 
 def record_of(job: Job, fabric: str) -> Record:
     """What the ticket of a running job says."""
     joins = [job.joins[rank] for rank in sorted(job.joins)]
     return Record(fabric, job.name, job.epoch, job.secret, joins, job.hosts, job.first_trees, job.trees, job.streams,
-                  job.slots_epoch, job.rounds, job.reason, job.fell_back, job.tenant.name, job.parent_epoch,
+                  job.rounds, job.reason, job.fell_back, job.tenant.name, job.parent_epoch,
                   job.members)
 
 
@@ -166,10 +180,10 @@ def _job(record: Record, tenant: Tenant) -> Job:
     """The job of a record and its tenant, none of whose ranks has registered yet."""
     job = Job(
         record.job, len(record.joins), "active", dict(enumerate(record.joins)), record.epoch, record.secret,
-        record.hosts, record.first_trees, record.trees, record.streams, record.streams, record.slots_epoch,
+        record.hosts, record.first_trees, record.trees, record.streams, record.streams,
         slots=record.streams[0].slots if record.streams else 0, reason=record.reason,
-        awaited=set(range(len(record.joins))), rounds=record.round, tenant=tenant, fell_back=record.fell_back,
-        parent_epoch=record.parent_epoch, members=record.members, used=time.monotonic(),
+        awaited=set(range(len(record.joins))), rounds=record.round, is_adopted=True, tenant=tenant,
+        fell_back=record.fell_back, parent_epoch=record.parent_epoch, members=record.members, used=time.monotonic(),
     )
     job.all_opened.set()
     return job

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -36,6 +36,7 @@ class Job:
     state: JobState = "gathering"
     joins: dict[int, Join] = field(default_factory=dict)
     epoch: int = 0
+    """By which its ranks know the job; the slots of each of its trees have one of their own."""
     secret: Secret = field(default_factory=lambda: Secret(secrets.token_hex(32)))
     """The job's secret, which all its ranks know."""
     hosts: list[str] = field(default_factory=list)
@@ -47,8 +48,6 @@ class Job:
     """Streams that the switches hold for it: for each tree the data and the agreement."""
     announced: list[Stream] = field(default_factory=list)
     """The streams that its ranks know: while they stand still, those before the change."""
-    slots_epoch: int = 0
-    """Epoch of ``streams`` on the switches; ``epoch`` stays that of the first plan, by which its ranks know the job."""
     awaited: set[int] = field(default_factory=set)
     """Ranks of a job that an earlier controller began which have not registered with this one."""
     sessions: dict[str, int] = field(default_factory=dict)
@@ -57,6 +56,8 @@ class Job:
     """The last time that this controller has planned its trees anew; None if that never happened."""
     rounds: int = 0
     """Number of the last recovery round that is over."""
+    is_adopted: bool = False
+    """Whether its ranks have their plans of an earlier controller, and perhaps not all of them the same one."""
     stay_reason: str = ""
     """Why its trees could not move where they should be; empty if they are there."""
     opened: dict[int, str] = field(default_factory=dict)
@@ -216,9 +217,13 @@ class Job:
                 queue.put_nowait(event)
 
     @property
-    def part(self) -> str:
-        """Name of the job's part of the switches' desired state."""
-        return self.part_of(self.slots_epoch)
+    def parts(self) -> dict[str, int]:
+        """The job's parts of the switches' desired state, one for each tree: name, and epoch of its slots."""
+        return self.parts_of(self.streams)
+
+    def parts_of(self, streams: Iterable[Stream]) -> dict[str, int]:
+        """The parts of these streams."""
+        return {self.part_of(stream.epoch): stream.epoch for stream in streams}
 
     def part_of(self, epoch: int) -> str:
         """Name of the part with this epoch."""

@@ -109,7 +109,7 @@ class Planning:
             await self._end(old)
         try:
             connecting.check_ranks(job)
-            job.epoch = job.slots_epoch = self._allocator.open()
+            job.epoch = self._allocator.draw()
         except Refusal as refusal:
             job.reason = str(refusal)
             await self._end(job)
@@ -129,8 +129,7 @@ class Planning:
             async with self._turn if job.is_group else contextlib.nullcontext():
                 await self._place(job)
             if not job.rc_ranks:
-                entries = await self._thread.run(self._placement.entries, job, job.streams)
-                await self._installer.install(job.part, entries)
+                await self._installer.install(await self._thread.run(self._placement.entries, job, job.streams))
             job.slots = job.streams[0].slots
         except (trees.NoTree, Exhausted, SwitchError) as error:
             self._unfold(job, error)
@@ -177,9 +176,8 @@ class Planning:
 
     def _unfold(self, job: Job, why: Exception) -> None:
         """Let a job begin without trees, whose switches hold nothing of it."""
+        self._allocator.release(*job.parts.values())
         job.reason, job.trees, job.streams, job.announced, job.slots = self._liveness.beside(why), [], [], [], 0
-        self._allocator.release(job.epoch)
-        job.slots_epoch = 0  # it holds none, and this one will be another job's
         wanted = job.world > 1 and all(join.fold for join in job.joins.values())
         log.log(logging.WARNING if wanted else logging.INFO, "%s: not folded: %s", job, job.reason)
 
@@ -231,8 +229,7 @@ class Planning:
         try:
             try:
                 job.sessions = self._placement.sessions(job.trees)
-                entries = await self._thread.run(self._placement.entries, job, streams)
-                await self._installer.install(job.part, entries)
+                await self._installer.install(await self._thread.run(self._placement.entries, job, streams))
                 job.streams = job.announced = streams
             except SwitchError as error:
                 self._unfold(job, error)
@@ -241,7 +238,7 @@ class Planning:
             await self._end(job)
             raise
         if job.state == "finished" or ready.done():  # it ended meanwhile, and is to hold nothing
-            await self._installer.uninstall(job.part)
+            await self._installer.uninstall(job.parts)
             return
         ready.set_result(made)
         step.finish(job.streams, job.ticket, job.reason)
@@ -261,7 +258,7 @@ class Planning:
             room = quotas.room(job.tenant, job.trees, others)
             most = min((limit for limit in (room, share) if limit is not None), default=None)
             try:
-                return self._allocator.admit(job.epoch, job.trees, groups, room=most, rc=job.rc_ranks,
+                return self._allocator.admit(job.trees, groups, room=most, rc=job.rc_ranks,
                                              lane_bits=job.joins[0].lane_bits, udp_ports=job.udp_ports)
             except Exhausted as error:
                 over = isinstance(error, slots.OverQuota)
@@ -273,10 +270,8 @@ class Planning:
                         raise
                     raise Exhausted(f"tenant {job.tenant.name!r} may take {room} more of its {job.tenant.slots} "
                                     f"slots of these switches: {error}") from error
-                self._allocator.release(job.epoch)
                 await self._recovery.preempt(victim, why)
                 kept = bool(victim.streams) and victim.state != "finished"
-                job.epoch = job.slots_epoch = self._allocator.open()
 
     @staticmethod
     def _who_yields(job: Job, others: Sequence[Job], *, of_tenant: bool) -> tuple[Job | None, str]:

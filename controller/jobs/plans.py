@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from netfold.controller.jobs import fabric_key, ticket
@@ -29,17 +29,18 @@ def hosts_of(fabric: Fabric, job: Job) -> list[Host]:
     return [at[join.address] for _, join in sorted(job.joins.items()) if join.address in at]
 
 
-def make(fabric: Fabric, key: bytes, job: Job) -> list[Plan]:
+def make(fabric: Fabric, key: bytes, job: Job, staying: Collection[int] = ()) -> list[Plan]:
     """A plan for each rank, with the streams that the ranks are to know, and with a new ticket (``job.ticket``).
 
-    key  the fabric key, by which rank secrets are derived and the ticket is sealed
+    key      the fabric key, by which rank secrets are derived and the ticket is sealed
+    staying  epochs of the trees whose switches hold what they held under the plan before
     """
     job.ticket = ticket.seal(key, record_of(job, fabric.name))
-    return before_connecting(fabric, key, job, job.announced, job.rounds)
+    return before_connecting(fabric, key, job, job.announced, job.rounds, staying)
 
 
 def before_connecting(
-    fabric: Fabric, key: bytes, job: Job, streams: Sequence[slots.Stream], number: int
+    fabric: Fabric, key: bytes, job: Job, streams: Sequence[slots.Stream], number: int, staying: Collection[int] = ()
 ) -> list[Plan]:
     """A plan for each rank, which is for RC ranks alone until they have connected their queue pairs.  The ticket is the
     one before, which the switches still bear out: there is none at first.
@@ -47,6 +48,7 @@ def before_connecting(
     key      as above
     streams  what the ranks are to know
     number   of the recovery round
+    staying  as above
     """
     hosts = hosts_of(fabric, job)
     rate = slowest(fabric, job.hosts)
@@ -59,8 +61,8 @@ def before_connecting(
         for place, rank in enumerate(stream.ranks):
             mine[rank].append((stream, place))
     return [
-        Plan(job.name, job.epoch, rank, job.world, [], _trees(fabric, mine[rank], hosts), job.reason, [], rate, [], [],
-             _path_mtu(fabric, job), number, job.secret,
+        Plan(job.name, job.epoch, rank, job.world, [], _trees(fabric, mine[rank], hosts, staying), job.reason, [], rate,
+             [], [], _path_mtu(fabric, job), number, job.secret,
              fabric_key.rank_secret(key, job.tenant.name, job.name, job.epoch, rank),
              job.ticket if rank in holders else Secret(), bool(holders) and rank not in holders, addresses,
              fold_address=fabric.fold_address(hosts[rank]) if job.joins[rank].kind == "rc" else "",
@@ -89,12 +91,13 @@ def _path_mtu(fabric: Fabric, job: Job) -> int:
 
 
 def _trees(
-    fabric: Fabric, mine: Sequence[tuple[slots.Stream, int]], hosts: Sequence[Host]
+    fabric: Fabric, mine: Sequence[tuple[slots.Stream, int]], hosts: Sequence[Host], staying: Collection[int] = ()
 ) -> list[RankTree]:
     """The trees as one rank sees them: it sends contributions to the next rank that folds with it, and receives
     results at its own queue pair as if from the rank before.  It learns of no other rank's numbers.
 
-    mine  its streams, and its place among the ranks of each
+    mine     its streams, and its place among the ranks of each
+    staying  epochs of the trees that stay
     """
 
     def view(stream: slots.Stream, here: int) -> RankStream:
@@ -109,5 +112,5 @@ def _trees(
         )
 
     pairs = zip(mine[::2], mine[1::2], strict=True)
-    return [RankTree(data[0].tree.root, data[0].tree.weight, view(*data), view(*agreement))
+    return [RankTree(data[0].tree.root, data[0].tree.weight, view(*data), view(*agreement), data[0].epoch in staying)
             for data, agreement in pairs]

@@ -20,7 +20,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from msgspec import structs
@@ -209,9 +209,8 @@ class Recovery:
         """Remove what rounds of a job that has ended left on switches."""
         if job.round is not None:
             job.round.hurry.set()
-            leftovers, job.round.leftovers = job.round.leftovers, []
-            for part, epoch in leftovers:
-                await self._placement.clean(part, epoch)
+            leftovers, job.round.leftovers = job.round.leftovers, {}
+            await self._placement.clean(leftovers)
             await asyncio.gather(*job.round.cleaning, return_exceptions=True)
 
     async def close(self) -> None:
@@ -285,8 +284,9 @@ class Recovery:
             return
         if not job.rc_ranks:
             job.streams = rewound(job, here.resumes)
+        staying = {stream.epoch for stream in job.announced} & {stream.epoch for stream in job.streams}
         job.announced = job.streams
-        self._end_round(job, here, lambda: plans.make(self._fabric, self._registry.key, job))
+        self._end_round(job, here, lambda: plans.make(self._fabric, self._registry.key, job, staying))
         if job.step is not None:
             job.step.finish(job.streams, job.ticket, job.reason)
         where = ", ".join(dict.fromkeys(tree.root for tree in job.trees))
@@ -335,9 +335,9 @@ class Recovery:
 
     async def _write(self, job: Job, here: Round, streams: Sequence[slots.Stream]) -> str:
         """Write the entries of a job whose RC ranks have connected.  Returns what went wrong; empty: nothing."""
-        leftovers: list[tuple[str, int]] = []
+        leftovers: dict[str, int] = {}
         if reused(job.announced, streams):  # what entries name can be there once, and all ranks have stopped
-            leftovers, here.leftovers = here.leftovers, []
+            leftovers, here.leftovers = here.leftovers, {}
         try:
             await self._placement.connect(job, streams, leftovers)
         except SwitchError as error:
@@ -346,23 +346,23 @@ class Recovery:
 
     def _end_round(self, job: Job, here: Round, make: Callable[[], list[Plan]]) -> None:
         """Give the ranks their plans, and remove what the trees before left on switches."""
-        leftovers, here.leftovers = here.leftovers, []
-        for part, epoch in leftovers:
-            here.cleaning.append(self.background.begin(self._clean(part, epoch, here), f"leftovers of {job}"))
-        job.rounds = here.number
+        leftovers, here.leftovers = here.leftovers, {}
+        if leftovers:
+            here.cleaning.append(self.background.begin(self._clean(leftovers, here), f"leftovers of {job}"))
+        job.rounds, job.is_adopted = here.number, False
         here.plans.set_result(make())
         here.ended = time.monotonic()
         self._totals.rounds += 1
         self._totals.round_seconds += here.ended - here.began
         job.notify()
 
-    async def _clean(self, part: str, epoch: int, here: Round) -> None:
+    async def _clean(self, leftovers: Mapping[str, int], here: Round) -> None:
         """Remove what trees left on switches: when the ranks have gone on, or as soon as somebody waits for it, as a
         job of a higher priority does, the next round, or the job's end."""
         if not here.yields:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(here.hurry.wait(), CLEANING_DELAY)
-        await self._placement.clean(part, epoch)
+        await self._placement.clean(leftovers)
 
     # ---- without trees -------------------------------------------------------------------------------------------
 
@@ -395,13 +395,13 @@ class Recovery:
         if job.stands_still:  # the round's end gives it trees again
             log.warning("%s: keeps its slots to its end, since its ranks are halted, and does not fold: %s", job, why)
             return
-        part, epoch = job.part, job.slots_epoch
-        job.reason, job.slots, job.slots_epoch = why, 0, 0
+        parts = job.parts
+        job.reason, job.slots = why, 0
         job.trees, job.streams, job.announced = [], [], []
         plans.make(self._fabric, self._registry.key, job)
         log.warning("%s: not folded after all: %s", job, job.reason)
         self._note("re-planned", job.name, f"not folded after all: {job.reason}")
-        await self._placement.clean(part, epoch)
+        await self._placement.clean(parts)
 
     def _until_fallback(self, job: Job, here: Round) -> float | None:
         """Seconds until ranks that have all stopped go on over TCP; None where one of them cannot, as RC ranks, whose
@@ -425,7 +425,7 @@ class Recovery:
         # a rank that folds inside its machine alone gets one too, and learns by it that the switches fold no longer
         stand_ins = dict.fromkeys(range(job.world), here.resumes[streams[0].ranks[0]].stand_in)
         stand_ins |= {rank: here.resumes[stream.ranks[0]].stand_in for stream in streams for rank in stream.ranks}
-        here.leftovers.append((job.part, job.slots_epoch))
+        here.leftovers |= job.parts
         job.trees, job.streams, job.fell_back = [], [], True
 
         def make() -> list[Plan]:

@@ -37,9 +37,10 @@ class Round:
     ended: float = 0.0
     problem: str = ""
     """Why there are no trees yet."""
-    leftovers: list[tuple[str, int]] = field(default_factory=list)
-    """Parts and epochs of the trees before.  Their entries stay until every rank has stopped: without an entry, a
-    contribution would be routed to the next rank, which might still run and take it for a result."""
+    leftovers: dict[str, int] = field(default_factory=dict)
+    """Parts of trees that are not the job's any more, with their epochs.  Their entries stay until every rank has
+    stopped: without an entry, a contribution would be routed to the next rank, which might still run and take it for a
+    result."""
     cleaning: list[asyncio.Task[None]] = field(default_factory=list)
     """What removes the leftovers, once the round is over, of rounds before it as well."""
     hurry: asyncio.Event = field(default_factory=asyncio.Event)

@@ -57,8 +57,6 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trees: list[Tree]
     streams: list[Stream]
     """Streams that the switches hold, which are those that the ranks know; empty for a job that is not folded."""
-    slots_epoch: int
-    """Epoch of ``streams`` on the switches."""
     round: int
     """Number of recovery rounds so far."""
     reason: str

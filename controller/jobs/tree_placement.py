@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from netfold.controller.health.drains import Drains
@@ -30,11 +30,12 @@ LEAST_GAIN: Final = 0.01
 class Installer(Protocol):
     """Writes parts of the desired state to switches; the controller implements it."""
 
-    async def install(self, part: str, entities: Mapping[str, Sequence[Entity]]) -> None:
-        """Write a part of the desired state to all of its switches, or raise SwitchError and write nothing of it."""
+    async def install(self, parts: Mapping[str, Mapping[str, Sequence[Entity]]]) -> None:
+        """Write parts of the desired state, by name and switch, to all of their switches, or raise SwitchError and
+        write nothing of them."""
 
-    async def uninstall(self, part: str) -> None:
-        """Remove a part from all switches."""
+    async def uninstall(self, parts: Collection[str]) -> None:
+        """Remove parts from all switches."""
 
     async def confirm(self) -> None:
         """Hear from every switch whether another client has taken it."""
@@ -64,21 +65,22 @@ class TreePlacement:
         """Session number of every switch of the trees; to be read before anything is written there."""
         return {fold.switch: self._installer.session(fold.switch) for tree in planned for fold in tree.folds}
 
-    def entries(self, job: Job, streams: Sequence[slots.Stream]) -> tables.BySwitch:
-        """The entries of a job's streams, by switch."""
+    def entries(self, job: Job, streams: Sequence[slots.Stream]) -> dict[str, tables.BySwitch]:
+        """The entries of a job's streams: for each part those of its switches."""
         hosts = [self._fabric.host(name) for name in job.hosts]
-        return tables.merge(fold_tables.fold_entries(self._fabric, hosts, stream) for stream in streams)
+        return {part: tables.merge(fold_tables.fold_entries(self._fabric, hosts, stream) for stream in streams
+                                   if stream.epoch == epoch)
+                for part, epoch in job.parts_of(streams).items()}
 
-    async def clean(self, part: str, epoch: int) -> None:
-        """Remove a part's entries, then free its slots."""
-        await self._installer.uninstall(part)
-        self._allocator.release(epoch)
+    async def clean(self, parts: Mapping[str, int]) -> None:
+        """Remove the entries of parts, then free the slots of their epochs."""
+        if parts:
+            await self._installer.uninstall(parts)
+            self._allocator.release(*parts.values())
 
     async def leave(self, job: Job) -> None:
         """Remove a job's entries, then free its slots."""
-        if job.trees:
-            await self._installer.uninstall(job.part)
-        self._allocator.release(job.slots_epoch)
+        await self.clean(job.parts)
 
     # ---- whether a job is where it should be -----------------------------------------------------------------------
 
@@ -97,14 +99,23 @@ class TreePlacement:
         dead = (ends & uses.links) | (uses.links - self._links)  # what is adopted may be older than the fabric's file
         if not (away or dead or uses.switches & switches):
             return ""
-        for fold in (fold for tree in job.trees for fold in tree.folds):
+        if why := self._broken_part(job, job.trees, switches, ends):
+            return why
+        raise AssertionError(f"{job}: its trees use none of {away}, {dead}")
+
+    def _broken_part(
+        self, job: Job, planned: Sequence[trees.Tree], switches: Collection[str], ends: Collection[End]
+    ) -> str:
+        """Describes what is broken of some of a job's trees while these switches and links are down; empty: nothing."""
+        for fold in (fold for tree in planned for fold in tree.folds):
             if fold.switch in switches:
                 return f"{fold.switch} is down"
-            if fold.switch in away:
+            if self._installer.session(fold.switch) != job.sessions[fold.switch]:
                 return f"{fold.switch} was away"
-            if End(fold.switch, fold.parent_port) in dead:
+            end = End(fold.switch, fold.parent_port)
+            if not fold.is_root and (end in ends or end not in self._links):
                 return f"the link {fold.switch}:{fold.parent_port} - {fold.parent} is down"
-        raise AssertionError(f"{job}: its trees use none of {away}, {dead}")
+        return ""
 
     def reason_to_move(self, job: Job) -> str:
         """Why the job should move: a part of its trees is drained, or other trees would put less load on its busiest
@@ -146,55 +157,70 @@ class TreePlacement:
     # ---- another place ---------------------------------------------------------------------------------------------
 
     async def move(self, job: Job, here: Round, *, by_choice: bool = False) -> None:
-        """Plan trees, allocate their slots and write their entries; those of a job with RC ranks are written once
-        they have connected.
+        """Plan trees, allocate slots for those that change, and write their entries; those of a job with RC ranks are
+        written once they have connected.
 
-        Trees use what flap damping suppresses only where there are no others.  With ``by_choice``, they must fit beside
-        the old ones.  Raises NoTree, Exhausted and SwitchError."""
+        A tree of which nothing is broken, and which would be planned again as it is, keeps its slots, epoch and
+        entries (docs/protocol.md, "Trees that stay"), unless an earlier controller has made the ranks' plans, which may
+        differ.  Trees use what
+        flap damping suppresses only where there are no others.  With ``by_choice``, they must fit beside the old ones.
+        Raises NoTree, Exhausted and SwitchError."""
         groups = fold_groups(machines(job.hosts), job.hosts)
         graphs = self._steady(), self._drains.left(self._liveness.graph(writable=True))
         try:
             planned = await self._thread.run(_replacements, job, graphs[0])
         except trees.NoTree:
             planned = await self._thread.run(_replacements, job, graphs[1])
-        sessions = self.sessions(planned)
-        epoch = self._allocator.open()
+        switches, ends = self.down()
+        kept = {place for place, (old, new) in enumerate(zip(job.trees, planned, strict=True))
+                if old == new and not (job.rc_ranks or job.is_adopted)
+                and self._allocator.holds(job.streams[2 * place].epoch)
+                and not self._broken_part(job, [old], switches, ends)}
+        anew = [tree for place, tree in enumerate(planned) if place not in kept]
+        stay = [stream for place, stream in zip(_places(job), job.streams, strict=True) if place in kept]
+        go = [stream for place, stream in zip(_places(job), job.streams, strict=True) if place not in kept]
+        sessions = self.sessions(planned) | {fold.switch: job.sessions[fold.switch]
+                                             for place in kept for fold in planned[place].folds}
+        leaving = job.parts_of(go)
         try:
-            try:
-                streams = self._allocator.admit(epoch, planned, groups, like=job.streams)
-            except Exhausted as refusal:  # they do not fit beside the old ones: free those once all ranks stopped
-                if by_choice or len(here.resumes) < job.world:
-                    raise Exhausted(f"{refusal}, before all ranks have stopped") from None
-                self._allocator.release(epoch)
-                for leftover in [*here.leftovers, (job.part, job.slots_epoch)]:
-                    await self.clean(*leftover)
-                here.leftovers.clear()
-                epoch = self._allocator.open()
-                streams = self._allocator.admit(epoch, planned, groups, like=job.streams)
-            part = job.part_of(epoch)
-            if not job.rc_ranks:
-                await self._installer.install(part, await self._thread.run(self.entries, job, streams))
+            fresh = self._allocator.admit(anew, groups, like=go) if anew else []
+        except Exhausted as refusal:  # they do not fit beside the old ones: free those once all ranks stopped
+            if by_choice or len(here.resumes) < job.world:
+                raise Exhausted(f"{refusal}, before all ranks have stopped") from None
+            await self.clean(here.leftovers | leaving)
+            here.leftovers.clear()
+            fresh = self._allocator.admit(anew, groups, like=go)
+        parts = job.parts_of(fresh)
+        try:
+            if not job.rc_ranks and fresh:
+                await self._installer.install(await self._thread.run(self.entries, job, fresh))
         except BaseException:
-            self._allocator.release(epoch)
+            self._allocator.release(*parts.values())
             raise
         if job.state == "finished":  # it ended meanwhile
-            await self.clean(part, epoch)
+            await self.clean(parts)
             return
-        here.leftovers.append((job.part, job.slots_epoch))
+        here.leftovers |= leaving
         job.stay_reason = ""
-        job.slots_epoch, job.trees, job.streams, job.sessions = epoch, planned, streams, sessions
+        kept_on, moved = iter(stay), iter(fresh)
+        job.streams = [next(kept_on if place in kept else moved) for place in _places(job)]
+        job.trees, job.sessions = planned, sessions
 
-    async def connect(self, job: Job, streams: Sequence[slots.Stream], leftovers: Sequence[tuple[str, int]]) -> None:
+    async def connect(self, job: Job, streams: Sequence[slots.Stream], leftovers: Mapping[str, int]) -> None:
         """Write the entries of a job whose RC ranks have connected, after the leftovers have gone whose place they
         take.  Raises SwitchError."""
         job.sessions = self.sessions(job.trees)
-        for leftover in leftovers:
-            await self.clean(*leftover)
-        await self._installer.install(job.part, await self._thread.run(self.entries, job, streams))
+        await self.clean(leftovers)
+        await self._installer.install(await self._thread.run(self.entries, job, streams))
         if job.state == "finished":  # it ended meanwhile
-            await self._installer.uninstall(job.part)
+            await self._installer.uninstall(job.parts_of(streams))
         else:
             job.streams = list(streams)
+
+
+def _places(job: Job) -> Iterator[int]:
+    """The place among the job's trees of each of its streams: two for each tree, group after group."""
+    return (number // 2 % len(job.trees) for number in range(len(job.streams)))
 
 
 def _replacements(job: Job, graph: nx.MultiGraph[str]) -> list[trees.Tree]:

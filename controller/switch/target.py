@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Final, Protocol
 
 from netfold.controller.switch import fold_tables, tables
@@ -193,19 +193,20 @@ class Target:
         """Set a part of the desired state before `start`."""
         self._parts[part] = state(entities)
 
-    async def install(self, part: str, entities: Iterable[Entity]) -> None:
-        """Add or replace a part of the desired state, and wait until the switch has it.
+    async def install(self, parts: Mapping[str, Iterable[Entity]]) -> None:
+        """Add or replace parts of the desired state, and wait until the switch has them.
 
-        Raises SwitchError if the switch is down or refuses; the part is removed from the desired state then.
+        Raises SwitchError if the switch is down or refuses; the parts are removed from the desired state then.
         """
-        wanted = state(entities)
+        wanted = {part: state(entities) for part, entities in parts.items()}
         async with self._busy:
             client = self.client
-            self._parts[part] = wanted
+            self._parts |= wanted
             try:
                 await self._apply(client)
             except BaseException as error:
-                del self._parts[part]
+                for part in wanted:
+                    del self._parts[part]
                 if isinstance(error, SwitchError) and not self.silence:
                     await self._retry(client)
                 raise
@@ -218,10 +219,10 @@ class Target:
                 self._parts[part] = wanted
                 await self._reconcile()
 
-    async def uninstall(self, part: str) -> None:
-        """Remove a part from the desired state; a switch that is down loses it when it comes back."""
+    async def uninstall(self, parts: Collection[str]) -> None:
+        """Remove parts from the desired state; a switch that is down loses them when it comes back."""
         async with self._busy:
-            if self._parts.pop(part, None) is not None or self._actual_unknown:
+            if [part for part in parts if self._parts.pop(part, None) is not None] or self._actual_unknown:
                 await self._reconcile()
 
     def claim(self, epoch: int, part: str, entities: Iterable[Entity]) -> bool:
@@ -236,7 +237,7 @@ class Target:
 
     async def forget(self, epoch: int) -> None:
         """Remove what an earlier controller has left of an epoch."""
-        await self.uninstall(_left_part(epoch))
+        await self.uninstall([_left_part(epoch)])
         if self.found:
             self.found.pop(epoch, None)
 

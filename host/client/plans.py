@@ -77,6 +77,9 @@ def check_plan(plan: Plan) -> None:
     for tree in plan.trees:
         if not 0 < tree.weight < float("inf"):
             raise refuse(f"tree {tree.name!r} has weight {tree.weight}: expected a positive number")
+        if tree.stays and (not plan.round or plan.stand_in or plan.fold_address):
+            raise refuse(f"tree {tree.name!r} stays as it is: expected that after a recovery round alone, where "
+                         "switches fold, and not of RC ranks")
         for kind, stream in (("data", tree.data), ("agreement", tree.agreement)):
             name = f"tree {tree.name!r}, {kind} stream"
             if stream.slots < 2 or stream.slots & (stream.slots - 1) or stream.slots > 1 << 20:

@@ -47,9 +47,9 @@ class StreamPlan(C.Structure):
 
 
 class TreePlan(C.Structure):
-    """``nf_tree_plan``: a tree's weight and its two streams, by kind."""
+    """``nf_tree_plan``: a tree's weight, its two streams, by kind, and whether they go on as they are."""
 
-    _fields_ = [("weight", C.c_double), ("streams", StreamPlan * 2)]
+    _fields_ = [("weight", C.c_double), ("streams", StreamPlan * 2), ("stays", C.c_bool)]
 
 
 class Row(C.Structure):

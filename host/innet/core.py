@@ -141,7 +141,8 @@ class Core:
             )
 
         return (TreePlan * len(trees))(
-            *(TreePlan(tree.weight, (StreamPlan * 2)(stream(tree.agreement), stream(tree.data))) for tree in trees)
+            *(TreePlan(tree.weight, (StreamPlan * 2)(stream(tree.agreement), stream(tree.data)), tree.stays)
+              for tree in trees)
         )
 
     def lowest(self, tree: int, kind: int) -> int:
@@ -157,8 +158,9 @@ class Core:
         }
 
     def resume(self, trees: Sequence[RankTree], now: int) -> None:
-        """Goes on over these trees, as many as before, from the first PSN that each stream names; nothing may have been
-        sent or received since ``missing``.  Raises ValueError where the data for that PSN is not kept any more."""
+        """Goes on over these trees, as many as before, from the first PSN that each stream names, and where it is on
+        those that stay; nothing may have been sent or received since ``missing``.  Raises ValueError where the data for
+        that PSN is not kept any more, or a tree that stays is none of its own."""
         if len(trees) != len(self.trees):
             raise ValueError(f"fold engine: {len(self.trees)} trees cannot become {len(trees)}")
         why = C.c_char_p()

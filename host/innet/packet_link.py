@@ -31,7 +31,7 @@ class PacketLink(Protocol):
         """Lets ``run`` return AGAIN whenever ``fd`` is readable."""
 
     def discard(self) -> None:
-        """Discards what was ready to be sent, since it is for trees that are gone."""
+        """Discards what was ready to be sent, some of it for trees that are gone; what is for others leaves again."""
 
     def run(self, until: int) -> tuple[int, int]:
         """Runs until done, failed, interrupted or CLOCK_MONOTONIC ``until`` (ns).  Returns the status (DONE ..) and an
@@ -67,7 +67,7 @@ class Io:
         self._lib.nf_io_interrupt_by(self._handle, fd)
 
     def discard(self) -> None:
-        """Discards the packets that were ready to be sent, since they are for trees that are gone."""
+        """Discards the packets that were ready to be sent, some for trees that are gone; others leave again."""
         self._lib.nf_io_discard(self._handle)
 
     def run(self, until: int) -> tuple[int, int]:

@@ -74,6 +74,7 @@ typedef struct {   /* wire.jobs.Stream */
 typedef struct { /* wire.jobs.Tree */
     double weight;
     nf_stream_plan streams[2]; /* by nf_kind */
+    bool stays;                /* for nf_fold_resume: the streams go on as they are */
 } nf_tree_plan;
 
 typedef enum { /* what the signature holds, and what can be wrong */
@@ -168,9 +169,9 @@ void nf_fold_no_presence(nf_fold *);
  * be. */
 bool nf_fold_start(nf_fold *, const nf_operation *, int64_t now, const char **why);
 
-/* The switches have lost what they held, or others fold from now on: these are the streams, and each one's `psn` is
- * where all ranks begin again.  Nothing may have been sent or received since nf_fold_missing told where this rank
- * was.  False with *why set where that is not to be had. */
+/* Switches have lost what they held, or others fold from now on: these are the streams, and each one's `psn` is where
+ * all ranks begin again, but for those of trees that stay, whose switches have lost nothing.  Nothing may have been
+ * sent or received since nf_fold_missing told where this rank was.  False with *why set where that is not to be had. */
 bool nf_fold_resume(nf_fold *, const nf_tree_plan *trees, int64_t now, const char **why);
 uint32_t nf_fold_missing(
     const nf_fold *, uint32_t tree,

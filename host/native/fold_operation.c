@@ -287,6 +287,12 @@ uint32_t nf_fold_missing(const nf_fold *f, uint32_t t, nf_kind kind) {
     return nf_stream_psn(&c->stream, seq);
 }
 
+/* A tree that stays has the queue pairs that it had: a rank that began there anew would repeat PSNs whose slots may
+ * have moved on, by what it sent before. */
+static bool stays_as_planned(const nf_channel *c, const nf_stream_plan *plan) {
+    return plan->qp == c->plan.qp && plan->peer_qp == c->plan.peer_qp && plan->slots == c->plan.slots;
+}
+
 /* How many packets before the lowest one without a result all ranks begin: not more than are kept. */
 static bool rewind_of(const nf_channel *c, const nf_stream_plan *plan, uint64_t *back) {
     *back = (nf_stream_psn(&c->stream, c->history.una) - plan->psn) & NF_PSN_MASK;
@@ -297,12 +303,15 @@ bool nf_fold_resume(nf_fold *f, const nf_tree_plan *plans, int64_t now, const ch
     uint64_t back;
     for (uint32_t t = 0; t < f->n_trees; t++)
         for (int kind = 0; kind < 2; kind++) {
-            *why = "the first PSN is none that this rank still has";
-            if (!rewind_of(&f->trees[t].channels[kind], &plans[t].streams[kind], &back)) return false;
+            const nf_channel *c = &f->trees[t].channels[kind];
+            const nf_stream_plan *plan = &plans[t].streams[kind];
+            *why = plans[t].stays ? "a tree is to stay whose queue pairs or slots this rank does not have"
+                                  : "the first PSN is none that this rank still has";
+            if (!(plans[t].stays ? stays_as_planned(c, plan) : rewind_of(c, plan, &back))) return false;
         }
     *why = "out of memory";
     for (uint32_t t = 0; t < f->n_trees; t++)
-        for (int kind = 0; kind < 2; kind++) {
+        for (int kind = 0; kind < 2 && !plans[t].stays; kind++) {
             nf_channel *c = &f->trees[t].channels[kind];
             rewind_of(c, &plans[t].streams[kind], &back);
             c->plan = plans[t].streams[kind];

@@ -43,7 +43,10 @@ void nf_io_close(nf_io *io) {
 }
 
 void nf_io_interrupt_by(nf_io *io, int fd) { io->interrupt = fd; }
-void nf_io_discard(nf_io *io) { io->run.packets = io->taken = 0; }
+void nf_io_discard(nf_io *io) {
+    nf_fold_unsent(io->fold, &io->run, io->taken);
+    io->run.packets = io->taken = 0;
+}
 
 void nf_io_transient_errors(const nf_io *io, uint64_t *count, int32_t *error) {
     nf_udp_transient_errors(io->udp, count, error);

@@ -59,11 +59,11 @@ def test_the_groups_of_a_mesh_all_fold_beside_their_job(engine: str) -> None:
     sizes = sizes_of(engine, 4096)  # type: ignore[arg-type]
     allocator = Allocator([switch.name for switch in fabric.switches], sizes, random.Random(3))
     graph, job = fabric.graph(), [host.name for host in fabric.hosts]
-    allocator.admit(allocator.open(), trees.plan(graph, job), [range(64)])
+    allocator.admit(trees.plan(graph, job), [range(64)])
     roots: dict[str, int] = {}
     for group in [*(job[place::8] for place in range(8)), *(job[8 * leaf:8 * leaf + 8] for leaf in range(8))]:
         planned, room = groups.fitted(trees.plan(graph, group), sizes, 1, groups.share(graph, group, job), roots)
-        streams = allocator.admit(allocator.open(), planned, [range(8)], room=room)
+        streams = allocator.admit(planned, [range(8)], room=room)
         assert sum(tree.weight for tree in planned) == pytest.approx(1)
         for switch in {name for stream in streams for name in stream.bases}:
             assert sum(stream.slots for stream in streams if switch in stream.bases) <= room

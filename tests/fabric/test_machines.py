@@ -65,7 +65,7 @@ def test_connections_and_source_ports_tell_the_ranks_of_a_machine_apart(members:
     allocator = Allocator([s.name for s in fabric.switches], slots.sizes_of("softswitch", 1024), random.Random(seed))
     by_rank = [name for name in names for _ in range(members)]
     groups = fold_groups(machines(by_rank), by_rank)
-    streams = allocator.admit(allocator.open(), trees.plan(fabric.graph(), names), groups)
+    streams = allocator.admit(trees.plan(fabric.graph(), names), groups)
     assert [stream.ranks for stream in streams] == [tuple(group) for group in groups for _ in range(4)]
     ports = [[port for s in streams for port in s.source_ports[host:host + 1]] for host in range(len(names))]
     for of_host in ports:
@@ -98,7 +98,7 @@ def test_a_stall_names_ranks_of_the_job_not_of_their_group() -> None:
     hosts = [name for name in names for _ in range(2)]
     allocator = Allocator([s.name for s in fabric.switches], slots.sizes_of("bmv2", 1024), random.Random(3))
     groups = fold_groups(machines(hosts), hosts)
-    streams = allocator.admit(allocator.open(), trees.plan(fabric.graph(), names), groups)
+    streams = allocator.admit(trees.plan(fabric.graph(), names), groups)
     second = next(stream for stream in streams if stream.ranks == (1, 3, 5))
     report = stall.report("j", 7, streams, hosts, fold(second, second.psn, {0, 2}))
     assert report.missing == [3]

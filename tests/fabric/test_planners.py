@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.controller.switch import fold_tables, tables
+from netfold.controller.switch import fold_tables
 from netfold.fabric import routes, trees
 from netfold.fabric.generate import leafspine, threetier
 from netfold.fabric.graph import Fabric, Link
@@ -150,7 +150,7 @@ def test_a_job_has_sixteen_trees_at_most() -> None:
         groups = [list(range(place, 8 * ranks_per_host, ranks_per_host)) for place in range(ranks_per_host)]
         planned = trees.plan(graph, hosts, most=sizes.most_trees(len(groups)))
         allocator = Allocator([switch.name for switch in fabric.switches], sizes, random.Random(1))
-        allocator.admit(allocator.open(), planned, groups)
+        allocator.admit(planned, groups)
         assert max(allocator.used().values()) <= sizes.quota
 
 
@@ -358,7 +358,8 @@ def test_jobs_share_no_slot_group_or_connection(case: tuple[Fabric, list[str]], 
     assert all(1 <= group <= 4095 for _, group in groups)
     assert len(connections) == len(set(connections))
     assert all(0 < number < 2**21 for number in connections)
-    assert len({stream.epoch for stream in streams}) == jobs
+    assert len({stream.epoch for stream in streams}) == jobs * len({stream.tree.root for stream in streams})
+    assert len({(stream.epoch, stream.tree.root) for stream in streams}) == len({stream.epoch for stream in streams})
     assert all(1 <= stream.epoch < 2**31 for stream in streams)
     for epoch in {stream.epoch for stream in streams}:
         allocator.release(epoch)
@@ -371,10 +372,8 @@ def test_a_job_too_many_is_refused_with_figures_and_leaves_nothing() -> None:
     allocator = allocator_of(fabric, Sizes(data=4096, agreement=128, quota=16384))
     epochs = [admitted(fabric, ["h1", "h3"], allocator)[0].epoch for _ in range(3)]
     before = allocator.used()
-    epoch = allocator.open()
     with pytest.raises(Exhausted, match=r"spine1 has no 4096 slots in a row, 3712 of 16384 are free"):
-        allocator.admit(epoch, trees.plan(fabric.graph(), ["h1", "h3"]), [range(2)])
-    allocator.release(epoch)
+        allocator.admit(trees.plan(fabric.graph(), ["h1", "h3"]), [range(2)])
     assert allocator.used() == before
     allocator.release(epochs[0])
     assert admitted(fabric, ["h1", "h3"], allocator)
@@ -396,12 +395,8 @@ def test_nobody_can_count_until_an_epochs_turn_comes(seed: int) -> None:
     """A tenant that has used an epoch and starts one job after the other does not have the next job get it; it comes
     again no sooner than after 65,536 others."""
     allocator = Allocator(["leaf1"], Sizes(64, 16), random.Random(seed))
-    first = allocator.open()
-    allocator.release(first)
-    drawn = []
-    for _ in range(2**16 - 2):
-        drawn.append(allocator.open())
-        allocator.release(drawn[-1])
+    first = allocator.draw()
+    drawn = [allocator.draw() for _ in range(2**16 - 2)]
     assert first not in drawn
     assert not any(b == a + 1 for a, b in itertools.pairwise(drawn)), "a circle would have dealt them in order"
 
@@ -419,8 +414,9 @@ def test_rc_ranks_have_a_ring_of_their_own_and_every_sender_has_its_flow(
     epochs = []
     for bits in (32, 8):
         rc = data.draw(st.sets(st.sampled_from(range(len(ranks)))))
-        epochs.append(allocator.open())
-        for stream in allocator.admit(epochs[-1], planned, [range(len(ranks))], rc=rc, lane_bits=bits):
+        streams = allocator.admit(planned, [range(len(ranks))], rc=rc, lane_bits=bits)
+        epochs += [stream.epoch for stream in streams]
+        for stream in streams:
             rings: dict[bool, set[int]] = {True: set(), False: set()}
             assert [stream.ranks[place] for place in stream.rc_ranks] == sorted(rc)
             for place in range(len(stream.ranks)):
@@ -469,18 +465,20 @@ def test_no_two_jobs_have_the_same_source_port_of_a_host(
     for _ in range(jobs):
         streams = admitted(fabric, ranks, allocator)
         take(streams)
-        epochs += [streams[0].epoch, allocator.open()]
-        again = allocator.admit(epochs[-1], planned, [range(len(ranks))], like=streams)
+        again = allocator.admit(planned, [range(len(ranks))], like=streams)
         assert [one.source_ports for one in again] == [one.source_ports for one in streams]
-        allocator.release(epochs[-2])
+        allocator.release(*(one.epoch for one in streams))
+        epochs += [one.epoch for one in again]
     later = allocator_of(fabric, seed=seed + 1)
-    for switch, entities in tables.merge(fold_tables.fold_entries(fabric, hosts, one) for one in again).items():
-        assert later.reserve(epochs[-1], {switch: fold_tables.holding(fabric, entities)})
+    for one in again:
+        for switch, entities in fold_tables.fold_entries(fabric, hosts, one).items():
+            assert later.reserve(one.epoch, {switch: fold_tables.holding(fabric, entities)})
     known = {key: set(epochs) for key, epochs in later._bound.items()}
-    later.release(epochs[-1])
+    later.release(*(one.epoch for one in again))
     assert not later._bound
-    assert later.reserve(epochs[-1], holdings(again))
-    assert later._bound == known == {(host, port): {epochs[-1]} for stream in again
+    assert all(later.reserve(one.epoch, holdings([one, other]))
+               for one, other in zip(again[::2], again[1::2], strict=True))
+    assert later._bound == known == {(host, port): {stream.epoch} for stream in again
                                      for host, port in zip(ranks, stream.source_ports, strict=True)}
     taken = {host: {port for name, port in known if name == host} for host in ranks}
     take(admitted(fabric, ranks, later))

@@ -37,7 +37,7 @@ class Leaf:
         planned = trees.plan(fabric.graph(), [host.name for host in fabric.hosts])
         switches = [switch.name for switch in fabric.switches]
         allocator = slots.Allocator(switches, slots.Sizes(data=16, agreement=1), random.Random(5))
-        stream = allocator.admit(allocator.open(), planned[:1], [range(4)])[0]
+        stream = allocator.admit(planned[:1], [range(4)])[0]
         fold = next(fold for fold in stream.tree.folds if not fold.is_root)
         entries = tables.merge([tables.clone_sessions(fabric), fold_tables.fold_entries(fabric, fabric.hosts, stream)])
         self.engine, self.up = engine, fold.parent_port

@@ -360,7 +360,7 @@ class Links(Wires):
         super().__init__(parse("leafspine,2,1,4", path_mtu=roce.PATH_MTU), TerribleNetwork(random.Random(1)))
         allocator = slots.Allocator([s.name for s in self.fabric.switches], slots.Sizes(16, 1), random.Random(5))
         planned = trees.plan(self.fabric.graph(), [host.name for host in self.hosts])[:1]
-        stream = allocator.admit(allocator.open(), planned, [range(len(self.hosts))])[0]
+        stream = allocator.admit(planned, [range(len(self.hosts))])[0]
         self.streams: list[RankStream] = [
             plans._trees(self.fabric, [(stream, rank)] * 2, self.hosts)[0].data for rank in range(len(self.hosts))]
         self.write(tables.merge([tables.clone_sessions(self.fabric),

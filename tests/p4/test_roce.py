@@ -92,7 +92,7 @@ class RoutedFabric(Wires):
         graph = self.fabric.graph()
         planned = trees.plan(graph, [host.name for host in self.hosts])
         allocator = slots.Allocator(self.engines, slots.Sizes(data=64, agreement=16), random.Random(5))
-        streams = allocator.admit(allocator.open(), planned, [range(hosts)])
+        streams = allocator.admit(planned, [range(hosts)])
         folds = [fold_tables.fold_entries(self.fabric, self.hosts, stream) for stream in streams] if folding else []
         guards = tables.guard_entries(self.fabric)
         self.write(tables.merge([guards, Steering(self.fabric).base(graph), *folds]))

@@ -102,7 +102,7 @@ class Machine(RuleBasedStateMachine):
         planned = trees.plan(fabric.graph(), [host.name for host in self.hosts])
         sizes = slots.Sizes(data=self.slots, agreement=1)
         allocator = slots.Allocator([s.name for s in fabric.switches], sizes, random.Random(5))
-        stream = allocator.admit(allocator.open(), planned[:1], [range(world)])[0]
+        stream = allocator.admit(planned[:1], [range(world)])[0]
         self.streams: list[RankStream] = [
             plans._trees(fabric, [(stream, rank)] * 2, self.hosts)[0].data for rank in range(world)
         ]

@@ -59,7 +59,7 @@ class P4Fabric(Wires):
         them."""
         mine = [self.hosts[place] for place in members]
         planned = trees.plan(self.fabric.graph(), [host.name for host in mine])
-        streams = self.allocator.admit(self.allocator.open(), planned, [range(len(mine))],
+        streams = self.allocator.admit(planned, [range(len(mine))],
                                        udp_ports=[self.ports[place] for place in members])
         self.streams = streams = [agreed(stream) for stream in streams]
         self.write(tables.merge(fold_tables.fold_entries(self.fabric, mine, stream) for stream in streams))

@@ -26,7 +26,7 @@ def fabrics_and_ranks(draw: st.DrawFn) -> tuple[Fabric, list[str]]:
 
 def admitted(fabric: Fabric, ranks: list[str], allocator: Allocator) -> list[slots.Stream]:
     """The streams of one more job."""
-    return allocator.admit(allocator.open(), trees.plan(fabric.graph(), ranks), [range(len(ranks))])
+    return allocator.admit(trees.plan(fabric.graph(), ranks), [range(len(ranks))])
 
 
 def allocator_of(fabric: Fabric, sizes: Sizes | None = None, seed: int = 1) -> Allocator:

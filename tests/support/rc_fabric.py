@@ -97,12 +97,12 @@ class RcFabric(Wires):
         if self.epoch:
             self.allocator.release(self.epoch)
         planned = trees.plan(self.fabric.graph(), [host.name for host in self.hosts])[:1]
-        self.epoch = self.allocator.open()
         world = len(self.hosts)
         self.stream, self.agreement = (
             self._connected(stream) for stream in
-            self.allocator.admit(self.epoch, planned, [range(world)], rc=self.rc_ranks)
+            self.allocator.admit(planned, [range(world)], rc=self.rc_ranks)
         )
+        self.epoch = self.stream.epoch
         self._pair(self.stream)
         if entries:
             self.write(self.entries())

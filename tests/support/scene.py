@@ -62,7 +62,7 @@ class Scene:
         self.fabric = fabric = msgspec.structs.replace(fabric, hosts=hosts)
         graph = fabric.graph()
         allocator = slots.Allocator([s.name for s in fabric.switches], slots.Sizes(64, 8), random.Random(3))
-        stream = allocator.admit(allocator.open(), trees.plan(graph, names)[:1], [range(len(names))],
+        stream = allocator.admit(trees.plan(graph, names)[:1], [range(len(names))],
                                  rc=(0, 1) if nics else ())[0]
         self.stream = stream = dataclasses.replace(
             stream, psn=roce.PSN_MASK - 20,

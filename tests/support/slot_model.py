@@ -12,7 +12,7 @@ import random
 import socket
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -154,16 +154,19 @@ class Fabric:
         self._layout, self.slots = layout, slots
         self.grow()
 
-    def die(self) -> None:
-        """Nothing that a rank sends arrives any more; what is on its way already does."""
-        self.entry = dict.fromkeys(self.entry, lambda *_: None)
+    def die(self, staying: Collection[int] = ()) -> None:
+        """Nothing that a rank sends arrives any more, but over trees that stay; what is on its way already does."""
+        for core in self.cores:
+            for tree in [tree for number, tree in enumerate(core.trees) if number not in staying]:
+                self.entry |= dict.fromkeys((tree.data.qp, tree.agreement.qp), lambda *_: None)
 
     def grow(self) -> None:
-        """Switches without state for the cores' present trees; those before them are gone."""
-        self.entry.clear()
+        """Switches without state for those of the cores' present trees that do not stay; those before them are gone."""
+        self.entry = {stream.qp: self.entry[stream.qp] for core in self.cores for tree in core.trees if tree.stays
+                      for stream in (tree.data, tree.agreement)}
         layout, slots = self._layout, self.slots
         for core in self.cores[:1]:
-            for tree in core.trees:
+            for tree in [tree for tree in core.trees if not tree.stays]:
                 for stream in (tree.data, tree.agreement):
                     self._grow(layout, stream.qp & ~0x7FFF, stream.source_port, slots)
 
@@ -342,8 +345,11 @@ def make_fabric(
     return Fabric(layout, network, cores, slots)
 
 
-def plan_anew(fabric: Fabric, network: TerribleNetwork, at: int, trees: int, *, again: int) -> None:
-    """At a given time the switches lose all they hold; ranks halt one by one, and go on together over new trees."""
+def plan_anew(
+    fabric: Fabric, network: TerribleNetwork, at: int, trees: int, *, again: int, staying: Collection[int] = ()
+) -> None:
+    """At a given time the switches lose all they hold, but of trees that are staying; ranks halt one by one, and go on
+    together, over new trees in the others' place."""
     missing: dict[int, dict[int, int]] = {}
 
     def stop(rank: int) -> None:
@@ -356,6 +362,7 @@ def plan_anew(fabric: Fabric, network: TerribleNetwork, at: int, trees: int, *, 
         for rank, core in enumerate(fabric.cores):
             planned = plan_trees(rank, len(fabric.cores), trees=trees, slots=fabric.slots, again=again)
             core.resume([
+                msgspec.structs.replace(core.trees[t], stays=True) if t in staying else
                 msgspec.structs.replace(tree, agreement=msgspec.structs.replace(tree.agreement, psn=starts[2 * t]),
                                         data=msgspec.structs.replace(tree.data, psn=starts[2 * t + 1]))
                 for t, tree in enumerate(planned)
@@ -363,7 +370,7 @@ def plan_anew(fabric: Fabric, network: TerribleNetwork, at: int, trees: int, *, 
         fabric.grow()
         fabric.frozen.clear()
 
-    network.at(at, fabric.die)
+    network.at(at, partial(fabric.die, staying))
     for rank in range(len(fabric.cores)):
         network.at(at + network.rng.randrange(MILLISECOND), lambda rank=rank: stop(rank))
     network.at(at + 2 * MILLISECOND, go_on)

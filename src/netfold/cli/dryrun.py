@@ -124,7 +124,7 @@ def _plan(fabric: Fabric, hosts: Sequence[str], per_host: int, entries: bool, se
                           f"entries, expected at most {MOST_ENTRIES:,}: plan fewer ranks, --ranks")
     sizes = slots.sizes_of(fabric.engine, fabric.path_mtu)
     allocator = slots.Allocator([switch.name for switch in fabric.switches], sizes, random.Random(seed))
-    streams = allocator.admit(allocator.open(), planned, groups)
+    streams = allocator.admit(planned, groups)
     by_rank = [fabric.host(name) for name in ranks]
     base = tables.merge([steering.base(graph), tables.fixed_entries(fabric)])
     job = tables.merge(fold_tables.fold_entries(fabric, by_rank, stream) for stream in streams)

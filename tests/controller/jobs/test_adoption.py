@@ -112,6 +112,35 @@ def test_a_switch_that_died_with_the_controller_does_not_keep_the_next_one_from_
     run(story())
 
 
+def test_a_job_of_which_some_trees_were_planned_anew_goes_on_under_a_new_controller(tmp_path: Path) -> None:
+    """Its trees are of several rounds, each with an epoch of its own: nothing is written and nobody halts; in the first
+    round that it makes itself all trees are new, since ranks might have different plans."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            lose(r, "spine1")
+            (job,) = r.controller.jobs.all()
+            await until(lambda: job.round is not None)
+            plans = await all_resume(r, plans)
+            assert [tree.stays for tree in plans[0].trees].count(True) == 1
+            await until(lambda: not r.controller.jobs._recovery.background)
+        before = held(r)
+        async with asyncio.timeout(20), restarted(r) as r:
+            watchers = [await r.watch(plan) for plan in plans]
+            (job,) = r.controller.jobs.registry.active()
+            assert (job.awaited, job.round) == (set(), None)
+            assert held(r) == before
+            restart(r, "spine1")
+            for watcher in watchers:
+                assert isinstance(await watcher.next(), Halt)
+            after = await all_resume(r, plans)
+            assert not any(tree.stays for plan in after for tree in plan.trees)
+            assert not {tree.data.qp for tree in after[0].trees} & {tree.data.qp for tree in plans[0].trees}
+
+    run(story())
+
+
 def test_a_plan_that_no_rank_was_told_does_not_keep_a_job_from_going_on(tmp_path: Path) -> None:
     """A leaf was written anew for a plan, but the controller died before it could answer with it: all ranks have the
     ticket of before, which the leaf no longer bears out.  The last one of them to register has it adopted."""
@@ -121,7 +150,9 @@ def test_a_plan_that_no_rank_was_told_does_not_keep_a_job_from_going_on(tmp_path
             plans = await r.together(4)
             later = await r.together(4, job="later")
         leaf = r.switches["leaf1"]
-        gone = fold_tables.by_epoch(leaf.state.values())[plans[0].epoch]
+        (job,) = [job for job in r.controller.jobs.all() if job.name == plans[0].job]
+        epoch = job.streams[0].epoch
+        gone = fold_tables.by_epoch(leaf.state.values())[epoch]
         leaf.state = {key: entity for key, entity in leaf.state.items() if entity not in gone}
         async with restarted(r) as r:
             for plan in plans[:3]:

@@ -11,7 +11,7 @@ from netfold.wire import roce
 from netfold.wire.jobs import Halt, Plan
 from support.controller import run, until
 from support.jobs import Rig, Watcher, rig
-from support.recovery import all_resume, connections, lose, restart, streams
+from support.recovery import all_resume, connections, lose, restart
 
 
 @pytest.fixture(autouse=True)
@@ -22,13 +22,14 @@ def never_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def moved(r: Rig) -> tuple[set[int], list[Plan], Watcher]:
-    """A job that has moved off spine1, which is down: its old connections, the ranks' new plans, and what rank 0
-    hears."""
+    """A job that has moved off spine1, which is down: the connections that it had through there, the ranks' new plans,
+    and what rank 0 hears."""
     plans = await r.together(4)
     watcher = await r.watch(plans[0])
     lose(r, "spine1")
     assert await watcher.next() == Halt(1, "spine1 is down")
-    old = {s.qp >> roce.OPERATION_BITS for plan in plans for s in streams(plan)}
+    old = {s.qp >> roce.OPERATION_BITS for plan in plans for tree in plan.trees if tree.name == "spine1"
+           for s in (tree.agreement, tree.data)}
     return old, await all_resume(r, plans), watcher
 
 

@@ -89,7 +89,7 @@ def test_after_a_failure_queue_pairs_are_connected_anew(tmp_path: Path, kinds: l
                     (stream.psn + 5) & roce.PSN_MASK for stream in streams(plan)]
             (job,) = r.controller.jobs.all()
             await until(lambda: {entry["epoch"] for name in ("leaf1", "leaf2") for entry in rc_entries(r, name)}
-                        == {job.slots_epoch})
+                        == set(job.parts.values()))
             numbers = {entry["queue_pair"] for name in ("leaf1", "leaf2") for entry in rc_entries(r, name)}
             assert numbers == {pair.in_qp for pair in pairs_of(after[rc[0]], again)}
             code, words = await refused(connect(r, plans[rc[0]]))
@@ -212,7 +212,7 @@ def test_what_else_happens_when_a_job_is_to_move_back_begins_no_second_round(
             assert {plan.round for plan in after} == {job.rounds} == {2}
             assert {tree.name for tree in after[0].trees} == {"spine1", "spine2"}
             await until(lambda: {entry["epoch"] for name in ("leaf1", "leaf2") for entry in rc_entries(r, name)}
-                        == {job.slots_epoch})
+                        == set(job.parts.values()))
             assert all(watcher._events.empty() for watcher in watchers)
             for plan in after:
                 await r.leave(plan)
@@ -234,12 +234,12 @@ def test_a_rank_that_dies_while_the_trees_are_planned_ends_the_round(
             (job,) = r.controller.jobs.all()
             watchers = [await r.watch(plan) for plan in plans]
             allocator, admit = r.controller._allocator, r.controller._allocator.admit
-            held = {job.slots_epoch}
+            held = set(job.parts.values())
 
-            def full(epoch: int, *args: Any, **kwargs: Any) -> list[slots.Stream]:
+            def full(*args: Any, **kwargs: Any) -> list[slots.Stream]:
                 if held & allocator._returns.keys():
                     raise Exhausted("the old ones are there still")
-                return admit(epoch, *args, **kwargs)
+                return admit(*args, **kwargs)
 
             allocator.admit = full  # type: ignore[method-assign]
             gate = r.switches["leaf1"].gate = asyncio.Event()

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.fabric import trees
+from netfold.controller.switch import fold_tables
+from netfold.fabric import slots, trees
 from netfold.fabric.generate import leafspine
 from netfold.wire import roce
 from netfold.wire.jobs import Halt, RankLost
@@ -28,8 +29,9 @@ def quick_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_dead_spines_trees_move_to_the_others(tmp_path: Path) -> None:
-    """Every rank hears why; the new plan has as many trees, new queue pairs under the old source ports, and begins each
-    stream at what the slowest rank lacks; nothing of the old entries stays, and in the end no slot is held."""
+    """Every rank hears why; the new plan has as many trees, each stream of the one that was lost has new queue pairs
+    under the old source ports, the other's are as they were, and each begins at what the slowest rank lacks; nothing of
+    the old entries stays, and in the end no slot is held."""
 
     async def story() -> None:
         async with rig(tmp_path) as r:
@@ -40,7 +42,8 @@ def test_a_dead_spines_trees_move_to_the_others(tmp_path: Path) -> None:
                 assert await watcher.next() == Halt(1, "spine1 is down")
             late = {0: 7, 1: 1030, 2: 3, 3: 8}
             after = await all_resume(r, plans, late)
-            old = {qp >> roce.OPERATION_BITS for plan in plans for stream in streams(plan) for qp in (stream.qp,)}
+            old = {stream.qp >> roce.OPERATION_BITS for plan in plans for tree in plan.trees if tree.name == "spine1"
+                   for stream in (tree.agreement, tree.data)}
             for plan, new in zip(plans, after, strict=True):
                 assert (new.round, new.epoch) == (1, plan.epoch)
                 assert [tree.name for tree in new.trees] == ["spine2", "spine2"]
@@ -48,7 +51,7 @@ def test_a_dead_spines_trees_move_to_the_others(tmp_path: Path) -> None:
                 for before, now in zip(streams(plan), streams(new), strict=True):
                     assert now.psn == (before.psn + 3) & roce.PSN_MASK
                     assert (now.slots, now.source_port) == (before.slots, before.source_port)
-                    assert now.qp >> roce.OPERATION_BITS not in old
+                    assert (now.qp == before.qp) == (before.qp >> roce.OPERATION_BITS not in old)
             for mine, theirs in zip(after, after[1:] + after[:1], strict=True):
                 assert [s.peer_qp for s in streams(mine)] == [s.qp for s in streams(theirs)]
             await until(lambda: not any(connections(r, name) & old for name in ("leaf1", "leaf2", "spine2")))
@@ -62,6 +65,40 @@ def test_a_dead_spines_trees_move_to_the_others(tmp_path: Path) -> None:
                 await r.leave(plan)
             await until(lambda: set(r.controller._allocator.used().values()) == {0})
             assert r.base_only()
+
+    run(story())
+
+
+def test_a_tree_that_nothing_touches_stays_as_it_is(tmp_path: Path) -> None:
+    """A spine that fails, and one that comes back, cost its own tree alone: the other's slots and entries are the same
+    and not written again, its streams are those of before, and the plan says so."""
+
+    async def story() -> None:
+        async with rig(tmp_path, steady=0.01) as r:
+            plans = await r.together(4)
+            (job,) = r.controller.jobs.all()
+            leaf = r.switches["leaf1"]
+            for number, change in enumerate((lose, restart), start=1):
+                (before,) = [stream.epoch for stream in job.streams[::2] if stream.tree.root == "spine2"][-1:]
+                entries = fold_tables.by_epoch(leaf.state.values())[before]
+                holdings = slots.holdings(stream for stream in job.streams if stream.epoch == before)
+                change(r, "spine1")
+                await until(lambda number=number: job.round is not None and job.round.number == number)
+                after = await all_resume(r, plans)
+                for plan, new in zip(plans, after, strict=True):
+                    assert [tree.stays for tree in new.trees] == [False, True]
+                    for old, tree in zip(plan.trees, new.trees, strict=True):
+                        assert tree.stays == (tree.data.qp == old.data.qp) == (tree.agreement.qp == old.agreement.qp)
+                await until(lambda: not r.controller.jobs._recovery.background)
+                now = fold_tables.by_epoch(leaf.state.values())
+                assert now.keys() == {stream.epoch for stream in job.streams}
+                assert all(mine is its for mine, its in zip(now[before], entries, strict=True))
+                assert holdings == slots.holdings(stream for stream in job.streams if stream.epoch == before)
+                plans = after
+            assert [tree.name for tree in plans[0].trees] == ["spine1", "spine2"]
+            for plan in plans:
+                await r.leave(plan)
+            await until(lambda: set(r.controller._allocator.used().values()) == {0})
 
     run(story())
 

@@ -30,10 +30,9 @@ def record(leaves: int = 2, spines: int = 2, ranks: int = 4) -> Record:
     hosts = [host.name for host in fabric.hosts]
     planned = trees.plan(fabric.graph(), hosts)
     allocator = Allocator([s.name for s in fabric.switches], sizes_of("softswitch", 1024), random.Random(3))
-    epoch = allocator.open()
-    streams = allocator.admit(epoch, planned, [list(range(ranks))])
+    streams = allocator.admit(planned, [list(range(ranks))])
     joins = [Join("j", ranks, rank, host.address, "10.0.0.1:1", 1024) for rank, host in enumerate(fabric.hosts)]
-    return Record(fabric.name, "j", epoch, Secret("5ec3e7"), joins, hosts, planned, planned, streams, epoch, 2,
+    return Record(fabric.name, "j", allocator.draw(), Secret("5ec3e7"), joins, hosts, planned, planned, streams, 2,
                   "", False, "red")
 
 

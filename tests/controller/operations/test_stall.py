@@ -185,7 +185,7 @@ def test_a_stall_report_names_exactly_the_missing_ranks(
     fabric = leafspine(leaves, spines, count)
     names = [host.name for host in fabric.hosts]
     allocator = slots.Allocator([s.name for s in fabric.switches], slots.sizes_of("bmv2", 1024), random.Random(3))
-    streams = allocator.admit(allocator.open(), trees.plan(fabric.graph(), names), [range(count)])
+    streams = allocator.admit(trees.plan(fabric.graph(), names), [range(count)])
     sent = data.draw(st.sets(st.integers(0, count - 1)))
     stream = streams[0]
     states = fold(stream, stream.psn, sent)
@@ -209,7 +209,7 @@ def test_the_oldest_slot_says_whom_a_stream_waits_for() -> None:
     fabric = leafspine(1, 0, 3)
     names = ["h1", "h2", "h3"]
     allocator = slots.Allocator(["leaf1"], slots.sizes_of("bmv2", 1024), random.Random(3))
-    stream = allocator.admit(allocator.open(), trees.plan(fabric.graph(), names), [range(3)])[0]
+    stream = allocator.admit(trees.plan(fabric.graph(), names), [range(3)])[0]
     old, young = 2**24 - 1, 1
     held = fold(stream, old, {0, 1})["leaf1"] | fold(stream, 0, {0, 2})["leaf1"] | fold(stream, young, {0})["leaf1"]
     report = stall.report("j", 7, [stream], names, {"leaf1": held})
@@ -223,7 +223,7 @@ def test_a_sum_lost_between_switches_is_not_blamed_on_a_rank() -> None:
     fabric = leafspine(2, 1, 4)
     names = [host.name for host in fabric.hosts]
     allocator = slots.Allocator([s.name for s in fabric.switches], slots.sizes_of("bmv2", 1024), random.Random(3))
-    stream = allocator.admit(allocator.open(), trees.plan(fabric.graph(), names), [range(4)])[0]
+    stream = allocator.admit(trees.plan(fabric.graph(), names), [range(4)])[0]
     states = fold(stream, 5, {0, 1, 2})
     leaf2 = states["leaf2"]
     leaf2.update({slot: SlotState(s.epoch, s.psn, False, False, 0b11) for slot, s in leaf2.items()})

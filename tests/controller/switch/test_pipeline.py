@@ -40,8 +40,8 @@ def everything() -> list[Entity]:
     fabric = msgspec.structs.replace(fabric, hosts=hosts)
     planned = trees.plan(fabric.graph(), ["h1", "h2", "h3"])
     allocator = slots.Allocator([s.name for s in fabric.switches], slots.sizes_of("softswitch", 1024), random.Random(1))
-    streams = allocator.admit(allocator.open(), planned, [range(3)])
-    nics = allocator.admit(allocator.open(), planned, [range(3)], rc=(1, 2))
+    streams = allocator.admit(planned, [range(3)])
+    nics = allocator.admit(planned, [range(3)], rc=(1, 2))
     ends = {place: slots.RcEnd(17, 18, 1 << 40, 5) for place in (1, 2)}
     streams += [dataclasses.replace(stream, rc=ends) for stream in nics]
     steering, graph = Steering(fabric), fabric.graph()

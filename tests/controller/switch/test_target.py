@@ -38,12 +38,12 @@ def test_a_failed_install_is_taken_back(tmp_path: Path) -> None:
         await target.wait_up(BOUND)
         switch.refuse = lambda update: isinstance(update.entity, Entry) and dict(update.entity.params)["port"] == 3
         with pytest.raises(SwitchError, match=r"port=3"):
-            await target.install("job", [route(2, 2), route(3, 3)])
+            await target.install({"job": [route(2, 2), route(3, 3)]})
         assert list(switch.state.values()) == [route(1)]
         assert (await target.compare())[1] == []
-        await target.install("job", [route(2, 2)])
+        await target.install({"job": [route(2, 2)]})
         assert len(switch.state) == 2
-        await target.uninstall("job")
+        await target.uninstall(["job"])
         assert list(switch.state.values()) == [route(1)]
         await target.stop()
 
@@ -60,9 +60,9 @@ def test_a_silent_switch_is_told_nothing_and_gets_what_it_lacks_when_it_answers(
         target.preset("fabric", [route(1)])
         target.start()
         await target.wait_up(BOUND)
-        await target.install("old", [route(2, 2)])
+        await target.install({"old": [route(2, 2)]})
         switch.gate, switch.applies_before_gate = asyncio.Event(), True
-        writing = asyncio.create_task(target.install("new", [route(3, 3)]))
+        writing = asyncio.create_task(target.install({"new": [route(3, 3)]}))
         await until(lambda: len(switch.state) == 3)
         target.fall_silent("it does not answer")
         for _ in range(5):
@@ -72,8 +72,8 @@ def test_a_silent_switch_is_told_nothing_and_gets_what_it_lacks_when_it_answers(
         with pytest.raises(SwitchError, match="s: it does not answer"):
             await writing
         with pytest.raises(SwitchError, match="s: it does not answer"):
-            await target.install("newer", [route(4, 4)])
-        await target.uninstall("old")
+            await target.install({"newer": [route(4, 4)]})
+        await target.uninstall(["old"])
         await target.replace("fabric", [route(5)])
         assert (target.is_up, target.is_heard, target.sessions) == (True, False, 1)
         switch.gate = None
@@ -117,7 +117,7 @@ def test_what_a_comparison_found_is_mended_with_the_next_write() -> None:
         _, lacking = await target.compare()
         assert [update.verb for update in lacking] == ["delete"]
         assert foreign.identity in switch.state
-        await target.install("job", [route(2, 2)])
+        await target.install({"job": [route(2, 2)]})
         assert list(switch.state.values()) == [route(1), route(2, 2)]
         await target.stop()
 
@@ -134,7 +134,7 @@ def test_installing_on_a_dead_switch_says_why() -> None:
         target.start()
         await until(lambda: "nobody answers" in target.problem)
         with pytest.raises(SwitchError, match="s is down: s: nobody answers"):
-            await target.install("job", [route(1)])
+            await target.install({"job": [route(1)]})
         switch.unreachable = False
         await target.wait_up(BOUND)
         assert switch.state == {}

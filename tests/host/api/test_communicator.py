@@ -270,9 +270,8 @@ def plan(**changes: Any) -> Plan:
     """A valid plan of rank 0 of 2, with changes to its data stream."""
     sound: dict[str, Any] = {"peer": "127.0.0.2", "peer_qp": 8, "qp": 16, "source_port": 50000, "psn": 0, "slots": 64,
                              "predecessor": "127.0.0.2", "predecessor_port": 50000}
-    tree = RankTree(
-        "t", changes.pop("weight", 1.0), RankStream(**{**sound, **changes}), RankStream(**{**sound, "qp": 24})
-    )
+    weight, stays = changes.pop("weight", 1.0), changes.pop("stays", False)
+    tree = RankTree("t", weight, RankStream(**{**sound, **changes}), RankStream(**{**sound, "qp": 24}), stays)
     return Plan("j", 1, 0, 2, [Peer(0, "10.0.0.1", "10.0.0.1:1"), Peer(1, "10.0.0.2", "10.0.0.2:1")], [tree])
 
 
@@ -288,6 +287,7 @@ def plan(**changes: Any) -> Plan:
         ({"qp": 24}, "queue pair 24 is also"),
         ({"source_port": 4791}, "source port 4791"),
         ({"weight": 0.0}, "weight 0.0"),
+        ({"stays": True}, "tree 't' stays as it is: expected that after a recovery round alone"),
     ],
 )
 def test_plans_that_contradict_themselves_are_refused(changes: dict[str, Any], words: str) -> None:

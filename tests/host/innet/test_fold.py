@@ -93,15 +93,16 @@ def test_floats_get_the_same_bits_on_every_rank_with_and_without_loss(
     slots=st.sampled_from([2, 4, 16, 64]),
     psn=st.sampled_from([0, (1 << 24) - 7]),
     loss=st.sampled_from([0.0, 0.05]),
-    disasters=st.lists(st.integers(0, 4 * MILLISECOND), min_size=1, max_size=3),
+    disasters=st.lists(st.tuples(st.integers(0, 4 * MILLISECOND), st.sets(st.integers(0, 1))), min_size=1, max_size=3),
     seed=st.integers(0, 2**32 - 1),
 )
 @pytest.mark.slow
 def test_sums_stay_exact_when_switches_lose_what_they_hold(
-    layout: list[Layout], trees: int, slots: int, psn: int, loss: float, disasters: list[int], seed: int
+    layout: list[Layout], trees: int, slots: int, psn: int, loss: float, disasters: list[tuple[int, set[int]]],
+    seed: int,
 ) -> None:
     """Operations in place, of different dtypes, run one after another; ranks halt anywhere, some already in the next
-    operation or idle, and go on over new trees from what the slowest rank lacks."""
+    operation or idle, and go on over new trees from what the slowest rank lacks, and over those that stay."""
     network = TerribleNetwork(random.Random(seed), loss=loss, duplicate=loss, reorder=loss)
     fabric = make_fabric(layout, network, trees=trees, slots=slots, psn=psn)
     world = len(fabric.cores)
@@ -111,9 +112,9 @@ def test_sums_stay_exact_when_switches_lose_what_they_hold(
         rounds.append((number, sources, [source.copy() for source in sources]))
     calls = [[Call(arrays[rank], arrays[rank], 1.0, number) for number, _, arrays in rounds] for rank in range(world)]
     at = 0
-    for again, pause in enumerate(disasters, start=1):
+    for again, (pause, staying) in enumerate(disasters, start=1):
         at += pause
-        plan_anew(fabric, network, at, trees, again=again)
+        plan_anew(fabric, network, at, trees, again=again, staying=staying)
         at += 2 * MILLISECOND
     for _ in run(fabric, calls, late=[network.rng.randrange(MILLISECOND) for _ in range(world)]):
         pass
@@ -141,6 +142,8 @@ def test_a_first_psn_that_is_no_longer_kept_is_refused() -> None:
             core.resume([msgspec.structs.replace(tree, data=msgspec.structs.replace(tree.data, psn=psn),
                                                  agreement=msgspec.structs.replace(tree.agreement, psn=101))], 0)
     assert core.finished()
+    with pytest.raises(ValueError, match="a tree is to stay whose queue pairs or slots this rank does not have"):
+        core.resume([msgspec.structs.replace(tree, stays=True)], 0)
     with pytest.raises(ValueError, match="1 trees cannot become 2"):
         core.resume([tree, tree], 0)
 

@@ -60,7 +60,7 @@ def admit(sizes: slots.Sizes, jobs: int) -> None:
     planned = trees.plan(fabric.graph(), hosts)
     allocator = slots.Allocator([switch.name for switch in fabric.switches], sizes, random.Random(1), slots=4096)
     for _ in range(jobs):
-        allocator.admit(allocator.open(), planned, [[rank] for rank in range(len(hosts))])
+        allocator.admit(planned, [[rank] for rank in range(len(hosts))])
 
 
 @scene(pools.Exhausted)
