@@ -15,7 +15,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Annotated, Final, Self
 
 import msgspec
 
@@ -28,13 +28,15 @@ NAMESPACES: Final = ("net", "mnt")
 """The namespaces that a host has of its own."""
 MOST_RECORD: Final = 4096
 """Bytes of a record at most: a name and two numbers."""
+MOST_PID: Final = (1 << 31) - 1
+"""The largest number of a process that the kernel's calls take."""
 
 
 class HostRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A host's name, its process, and when that began, in ticks after the machine's start."""
 
     name: str
-    pid: int
+    pid: Annotated[int, msgspec.Meta(ge=1, le=MOST_PID)]
     began: int
 
 
@@ -45,20 +47,22 @@ class HostProcess:
     def __init__(self, record: HostRecord) -> None:
         self.name = record.name
         self._open: list[int] = []
-        process = os.pidfd_open(record.pid)
+        process = -1
         try:
+            process = os.pidfd_open(record.pid)
             place = Path(f"/proc/{record.pid}")
             if began(record.pid) != record.began or not _is_ours(place):
-                raise ProcessLookupError(f"process {record.pid} is not the host {record.name}")
+                raise ProcessLookupError(f"it is not the host {record.name}")
             self._open = [os.open(place / "ns" / kind, os.O_RDONLY | os.O_CLOEXEC) for kind in NAMESPACES]
             # all of this was the process's, if it still runs: only then is its number not another one's
             if select.select([process], [], [], 0)[0]:
-                raise ProcessLookupError(f"process {record.pid} has ended")
+                raise ProcessLookupError("it has ended")
         except OSError as error:
             self.close()
-            raise ProcessLookupError(f"process {record.pid}: {error}") from error
+            raise ProcessLookupError(f"process {record.pid}: {error.strerror or error}") from error
         finally:
-            os.close(process)
+            if process >= 0:
+                os.close(process)
 
     def __enter__(self) -> Self:
         return self

@@ -63,7 +63,7 @@ def test_hosts_are_those_that_were_recorded(records: Path) -> None:
 
 def test_a_number_that_another_process_has_by_now_is_no_host(records: Path) -> None:
     """The record says when the process began; one that began at another time has its number by chance."""
-    with process() as pid, pytest.raises(ProcessLookupError, match="is not the host h1"):
+    with process() as pid, pytest.raises(ProcessLookupError, match=rf"^process {pid}: it is not the host h1$"):
         HostProcess(HostRecord("h1", pid, began(pid) - 1))
 
 
@@ -96,11 +96,14 @@ def test_a_command_runs_in_the_hosts_namespaces_in_this_folder(tmp_path: Path, m
 
 
 def test_records_that_others_could_write_are_not_believed(records: Path) -> None:
-    """A folder that others may write to is refused; a link and a file of nonsense in it are no records."""
+    """A folder that others may write to is refused; a link, a file of nonsense, and numbers that no process has are no
+    records."""
     with process() as pid:
         host_processes.record("h1", pid)
         (records / "link.json").symlink_to(records / f"{pid}.json")
         (records / "word.json").write_text("mininet:h1")
+        for number in (0, -1, 1 << 31):  # of which the kernel says something else than of a process that has ended
+            (records / f"{number}.json").write_text(f'{{"name": "h1", "pid": {number}, "began": 0}}')
         run.mininet_hosts({"h1"})["h1"].close()
         records.chmod(0o777)
         with pytest.raises(run.CannotRun, match="anyone may exchange what is in"):
