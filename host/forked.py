@@ -39,16 +39,16 @@ _MADV_WIPEONFORK: Final = 18
 
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 _owners: weakref.WeakSet[Owner] = weakref.WeakSet()
-_page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-"""Its first byte is 1 until a child is forked, and there until that is known."""
-_page[0] = 1
+SAME_PROCESS = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+"""Its first byte is 1, in a forked child 0 until that is noticed."""
+SAME_PROCESS[0] = 1
 with contextlib.suppress(OSError):  # an older kernel: Python's forks alone are known
-    _page.madvise(_MADV_WIPEONFORK)
+    SAME_PROCESS.madvise(_MADV_WIPEONFORK)
 
 
 def notice() -> None:
     """To be called before something begins: in a child that was forked past Python, what its parent has joined ends."""
-    if not _page[0]:
+    if not SAME_PROCESS[0]:
         _after_fork()
 
 
@@ -99,7 +99,7 @@ def disconnect(descriptors: Iterable[int]) -> None:
 
 
 def _after_fork() -> None:
-    _page[0] = 1
+    SAME_PROCESS[0] = 1
     disconnect([number for sock in list(_sockets) if (number := sock.fileno()) >= 0])
     for owner in list(_owners):
         owner.after_fork()
