@@ -46,7 +46,7 @@ def test_the_groups_of_a_mesh_fold_beside_their_job(engine: Engine, tmp_path: Pa
         (tmp_path / "look").touch()
         output = ranks.wait(within=150)
         after = network.status()
-        lost = network.launch(program("rank_group_lost.py"), job="lost").wait(within=100)
+        lost = network.launch([*program("rank_group_lost.py"), str(tmp_path)], job="lost").wait(within=100)
     results = [json.loads(lines[-1]) for lines in output]
     groups = {job.name.partition("#")[2]: job for job in status.jobs if job.group_of}
     assert set(groups) == {f"{name.replace(' ', '-')}.1" for name in ACROSS}
