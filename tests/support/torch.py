@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 import grpc
 
@@ -18,6 +21,7 @@ import support
 from netfold.host.job_secret import draw
 from netfold.rpc import rpc
 from netfold.testing import LoopbackSwitch
+from netfold.topo.forks import Forked, Forks
 from netfold.wire.jobs import (
     SERVICE,
     AllOpened,
@@ -35,12 +39,27 @@ from netfold.wire.jobs import (
 )
 
 SLOTS = 64
-FORKED: Final = """
-import netfold.torch, torch._dynamo, torch.distributed.fsdp
-from torch.distributed.run import main
-main()
-"""
-"""torchrun in a process that has imported what ranks need and that has used nothing of it."""
+SETTINGS: Final = {"OMP_NUM_THREADS": "1", "PYTEST_CURRENT_TEST": "",
+                   "TORCHINDUCTOR_CACHE_DIR": f"{tempfile.gettempdir()}/torchinductor"}
+"""Variables that torch._dynamo or a test sets: a program runs in a fork of a process that has the same ones
+(topo/forked_program.py)."""
+FORKS: Final = Forks("netfold.torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.run",
+                     environment=support.environment() | SETTINGS)
+"""Starts programs of torch in forks of one process, which has imported what they need and has used nothing of it: 5 s
+of processor time less for each, of which DistributedDataParallel's torch._dynamo is 1.5 s."""
+
+
+def start(
+    command: Sequence[str], output: IO[bytes], errors: IO[bytes] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Forked:
+    """Start a Python program of torch, in a session of its own, without NetFold's variables but those given.
+
+    errors  default: with its output
+    """
+    clean = {name: value for name, value in support.environment().items() if not name.startswith("NETFOLD_")}
+    return FORKS.start([sys.executable, *command], output, errors or output,
+                       environment=clean | SETTINGS | dict(environment or {}))
 
 
 def torchrun(
@@ -53,27 +72,26 @@ def torchrun(
 ) -> str:
     """Runs a script on so many ranks of this host.  Returns what they printed; fails where one of them fails.
 
-    forks  the ranks are forks of torchrun's process: 3.5 s of processor time less for each, of which
-           DistributedDataParallel's torch._dynamo is 1.5 s
+    forks  the ranks are forks of torchrun's process
     """
-    clean = {name: value for name, value in support.environment().items() if not name.startswith("NETFOLD_")}
-    command = ["-c", FORKED, "--start-method", "fork", "--run-path"] if forks else ["-m", "torch.distributed.run"]
-    with subprocess.Popen(
-        [sys.executable, *command, "--standalone", "--nproc-per-node", str(ranks), str(script), *arguments],
-        env=clean | {"OMP_NUM_THREADS": "1"} | dict(environment),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
+    command = ["-m", "torch.distributed.run", *(["--start-method", "fork", "--run-path"] if forks else []),
+               "--standalone", "--nproc-per-node", str(ranks), str(script), *arguments]
+    with tempfile.TemporaryFile() as output:
+        process = start(command, output, environment=environment)
+        late = ""
         try:
-            said, _ = process.communicate(timeout=timeout)
+            process.wait(timeout)
         except subprocess.TimeoutExpired:
-            process.terminate()  # torchrun ends its workers then
-            try:
-                said, _ = process.communicate(timeout=20)
-            finally:
-                process.kill()
-            raise AssertionError(f"{script.name} on {ranks} ranks: not done in {timeout:g} s\n{said}") from None
+            late = f"not done in {timeout:g} s"
+            process.send_signal(signal.SIGTERM)  # torchrun ends its workers then
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+        finally:
+            process.kill()
+            process.wait(20)
+        output.seek(0)
+        said = output.read().decode()
+    assert not late, f"{script.name} on {ranks} ranks: {late}\n{said}"
     assert process.returncode == 0, f"{script.name} on {ranks} ranks: exit status {process.returncode}\n{said}"
     return said
 

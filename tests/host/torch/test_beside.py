@@ -208,7 +208,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = f"unix:{folder}/jobs"
     with loopback_jobs(f"{net}.200", [f"{net}.{rank + 1}" for rank in range(RANKS)], where):
         script = PROGRAMS / "rank_torch_sharded.py"
-        torchrun(script, net, where, str(folder), ranks=RANKS, environment={"GLOO_SOCKET_IFNAME": "lo"}, timeout=200)
+        torchrun(script, net, where, str(folder), ranks=RANKS, environment={"GLOO_SOCKET_IFNAME": "lo"}, timeout=200,
+                 forks=True)
     return folder
 
 

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
+import tempfile
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -17,6 +19,8 @@ from support import needs
 
 torch = pytest.importorskip("torch", reason=needs.reason("torch"))
 
+from support.torch import start  # noqa: E402
+
 RANKS: Final = Path(__file__).resolve().parents[2] / "support" / "ranks"
 BOUND: Final = 120.0
 
@@ -27,21 +31,23 @@ def test_a_group_is_made_anew_in_the_same_processes_after_a_death() -> None:
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
     world = 3
-    processes = [
-        subprocess.Popen([sys.executable, str(RANKS / "rank_torch_again.py"), str(rank), str(world), str(store.port)],
-                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                         env={**support.environment(), "GLOO_SOCKET_IFNAME": "lo"})
-        for rank in range(world)
-    ]
-    try:
-        said = [process.communicate(timeout=BOUND) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert processes[-1].returncode == -signal.SIGKILL
-    for process, (output, errors) in list(zip(processes, said, strict=True))[:-1]:
-        assert process.returncode == 0, errors[-3000:]
-        assert float(output) >= 0
+    with contextlib.ExitStack() as files:
+        said = [[files.enter_context(tempfile.TemporaryFile()) for _ in ("output", "errors")] for _ in range(world)]
+        processes = [
+            start([str(RANKS / "rank_torch_again.py"), str(rank), str(world), str(store.port)], *said[rank],
+                  {"GLOO_SOCKET_IFNAME": "lo"})
+            for rank in range(world)
+        ]
+        try:
+            ends = [process.wait(BOUND) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        assert ends[-1] == -signal.SIGKILL
+        for end, files_of in zip(ends[:-1], said, strict=False):
+            output, errors = (file.seek(0) or file.read().decode() for file in files_of)
+            assert end == 0, errors[-3000:]
+            assert float(output) >= 0
 
 
 @pytest.mark.needs("torchft")

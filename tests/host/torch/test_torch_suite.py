@@ -10,20 +10,19 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-import support
 from support import RANKS as PROGRAMS
 from support import needs
 
 pytestmark = pytest.mark.slow
 
 pytest.importorskip("torch", reason=needs.reason("torch"))
+
+from support.torch import start  # noqa: E402
 
 RANKS: Final = 3
 SECONDS: Final = 280
@@ -54,11 +53,8 @@ Rows = dict[str, Any]
 def run(folder: Path, way: str, *names: str) -> Rows:
     """What became of these tests, or all: name -> result, why, seconds, bytes that each rank folded."""
     results, log = folder / "results.json", folder / "suite.log"
-    with log.open("w") as said:
-        suite = subprocess.Popen(
-            [sys.executable, str(PROGRAMS / "torch_suite.py"), str(results), way, *names], stdout=said, stderr=said,
-            env=support.environment(), start_new_session=True,
-        )
+    with log.open("wb") as said:
+        suite = start([str(PROGRAMS / "torch_suite.py"), str(results), way, *names], said)
         try:
             status = suite.wait(SECONDS)
         finally:  # with its ranks, where one of them hangs
