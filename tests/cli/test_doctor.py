@@ -46,6 +46,7 @@ def test_what_is_missing_comes_with_its_purpose_and_its_remedy() -> None:
         assert "make demo runs here" in text
 
 
+@pytest.mark.slow
 @pytest.mark.without("torch", "bmv2")
 def test_this_machine_is_examined_by_trying() -> None:
     """The interpreter and packages that run this test are found; every check ends, with words."""

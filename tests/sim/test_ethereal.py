@@ -236,6 +236,7 @@ def test_several_links_break_the_papers_first(tmp_path: Path) -> None:
     assert all(row["time"] for row in rows if row["scheme"] == "netfold")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_a_run_that_was_ended_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is simulated twice, and the results are those of a run in one go; other settings are not mixed in."""

@@ -114,6 +114,7 @@ def test_spoiled_messages_are_answered_with_errors(bench: tuple[Server, Client, 
     assert client.read(p4r.Entity(table_entry=p4r.TableEntry()))
 
 
+@pytest.mark.slow
 def test_table_writes_by_the_hundred_thousand(bench: tuple[Server, Client, Stream]) -> None:
     """Entries come and go in large batches; none is left, and the process lives."""
     server, client, _ = bench

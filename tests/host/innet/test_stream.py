@@ -65,6 +65,7 @@ def test_without_loss_nothing_is_sent_twice() -> None:
         assert sum(core.state(t, k).counters.sent for t in (0, 1) for k in (AGREEMENT, DATA)) == 196 + 2 + 1
 
 
+@pytest.mark.slow
 def test_one_percent_loss_is_repaired_without_waiting_for_timers() -> None:
     """Fast retransmit repairs a long stream: 1 % loss costs less than 1.3 times, timers only at its end."""
     times = []
@@ -80,6 +81,7 @@ def test_one_percent_loss_is_repaired_without_waiting_for_timers() -> None:
     assert times[1] < 1.3 * times[0], times
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("slots", "bound"), [(64, 8.0), (2048, 2.2)])
 def test_five_percent_loss_on_every_link_slows_but_does_not_stall(slots: int, bound: float) -> None:
     """Lost retransmissions are repaired within round trips: no sequence of timeouts, no storm of retransmissions."""

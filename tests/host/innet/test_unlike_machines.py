@@ -52,6 +52,7 @@ def same(outs: list[Any], expected: list[Any]) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.data())
+@pytest.mark.slow
 def test_every_collective_is_numpys_on_any_machines(data: st.DataObject) -> None:
     """Any machines, dtypes, reductions, uneven and empty rows, and roots: exact, and the same bits on all ranks; whole
     numbers, so that float32 is exact too."""

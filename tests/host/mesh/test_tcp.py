@@ -321,6 +321,7 @@ with Communicator.of_plan(plan, address=peers[rank].address, rail="tcp", timeout
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_in_the_middle_is_named_by_all() -> None:
     """Four processes share memory, then have many allreduces in flight when one of them is killed by SIGKILL."""
     with contextlib.ExitStack() as stack:

@@ -60,6 +60,7 @@ CALLS = st.lists(
     CALLS, st.randoms(use_true_random=False), st.sampled_from([64, 512, 1 << 20]),
     st.sampled_from([0, 2 * LEAST, 1 << 28]), st.sampled_from([None, 1, 2]),
 )
+@pytest.mark.slow
 def test_sums_are_right_whenever_the_device_works(
     comms: list[Communicator], calls: list[Call], order: random.Random, part: int, ahead: int, seed: int | None
 ) -> None:

@@ -219,6 +219,7 @@ def found(folder: Path) -> list[dict[str, dict[str, list[float]]]]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
 
 
+@pytest.mark.slow
 def test_a_process_group_warns_once_where_the_option_changes_nothing(folder: Path) -> None:
     """The group that the store plans says so when it is made; that which folds says nothing of it."""
     for rank in range(RANKS):
@@ -229,6 +230,7 @@ def test_a_process_group_warns_once_where_the_option_changes_nothing(folder: Pat
         assert all("without the fabric's controller" in line for line in said["store"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "joined"), [("prefetch", LAYERS - 1), ("default", 0), ("fsdp1", 0)])
 def test_fully_shard_with_all_gathers_under_way_has_its_reduce_scatters_join(
     found: list[dict[str, dict[str, list[float]]]], way: str, joined: int

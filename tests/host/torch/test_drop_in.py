@@ -16,6 +16,7 @@ pytest.importorskip("torch", reason=needs.reason("torch"))
 
 from support.torch import loopback_jobs, torchrun
 
+pytestmark = pytest.mark.slow
 RANKS = 2
 
 

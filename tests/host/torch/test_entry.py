@@ -45,6 +45,7 @@ def run(environment: dict[str, str], tmp_path: Path, backend: str) -> subprocess
                           capture_output=True, timeout=240, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_group_needs_no_import_of_ours(environment: dict[str, str], tmp_path: Path) -> None:
     """`import torch` alone imports nothing of NetFold; a group of its backend does, and other backends do not."""
@@ -54,6 +55,7 @@ def test_a_group_needs_no_import_of_ours(environment: dict[str, str], tmp_path: 
     assert run(environment, tmp_path, "gloo").stdout.endswith("False\n")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_refused_group_ends_in_one_line(environment: dict[str, str], tmp_path: Path) -> None:
     """Without a controller the message names three ways on, without a traceback unless that is asked for; a group with

@@ -17,6 +17,7 @@ pytest.importorskip("torch", reason=needs.reason("torch"))
 
 from support.torch import loopback_jobs, torchrun
 
+pytestmark = pytest.mark.slow
 RANKS = 4
 FEATURES = [
     "gradients_added_up", "parameters_unused", "a_static_graph", "uneven_inputs", "a_checkpoint", "a_compiled_model",

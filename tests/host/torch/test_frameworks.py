@@ -89,6 +89,7 @@ def test_ray_train_folds(tmp_path: Path) -> None:
     assert ends[0]["weights"] == pytest.approx(json.loads((tmp_path / "alone.json").read_text()), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_script_runs_unchanged_in_netfolds_group(tmp_path: Path) -> None:
     """``python -m netfold.torch SCRIPT`` makes the default group, and gives the script its arguments and its folder."""
     script = tmp_path / "script.py"
@@ -133,6 +134,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_names_gloo_gets_netfolds_groups(tmp_path: Path) -> None:
     """With ``--as gloo`` every way to make a group by that name makes NetFold's, in processes that the program spawns
     too; one line for each says so, and all else is as Python runs a script."""

@@ -25,6 +25,7 @@ RANKS: Final = Path(__file__).resolve().parents[2] / "support" / "ranks"
 BOUND: Final = 120.0
 
 
+@pytest.mark.slow
 def test_a_group_is_made_anew_in_the_same_processes_after_a_death() -> None:
     """The lost rank is named; the others sum together again, exactly; torch's store has to outlive the rank."""
     import torch.distributed as dist

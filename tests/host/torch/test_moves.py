@@ -17,6 +17,7 @@ pytest.importorskip("torch", reason=needs.reason("torch"))
 
 from support.torch import loopback_jobs, torchrun
 
+pytestmark = pytest.mark.slow
 RANKS = 4
 KINDS = [
     "broadcasts", "reductions_to_one", "gathered_and_scattered", "exchanges", "lists", "messages", "order",

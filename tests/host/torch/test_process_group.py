@@ -54,6 +54,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[dic
 Trained = tuple[list[dict[str, Any]], LoopbackJobs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["tcp", "innet", "hook"])
 @pytest.mark.parametrize("example", ["torch_cnn", "torch_lm"])
 def test_losses_are_those_of_gloo(trained: Trained, example: str, way: str) -> None:
@@ -64,6 +65,7 @@ def test_losses_are_those_of_gloo(trained: Trained, example: str, way: str) -> N
         np.testing.assert_allclose(rank["losses"][example][way], gloo, rtol=BOUND)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bits", "bound"), [(16, 0.02), (8, 0.03)])
 def test_narrow_lanes_with_feedback_learn_as_whole_ones(trained: Trained, bits: int, bound: float) -> None:
     """In 60 steps of the hook on 16 and 8 bits the mean loss is within the bound of docs/torch.md, that of the last ten
@@ -77,6 +79,7 @@ def test_narrow_lanes_with_feedback_learn_as_whole_ones(trained: Trained, bits: 
         assert narrow[-10:].mean() == pytest.approx(gloo[-10:].mean(), abs=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["tcp", "innet"])
 def test_reductions_are_those_of_gloo(trained: Trained, way: str) -> None:
     """Integers, maxima and what gloo carries are exact, and sums of floats right within rounding, whatever the
@@ -95,6 +98,7 @@ def test_reductions_are_those_of_gloo(trained: Trained, way: str) -> None:
         assert max(difference.values()) < 4e-6  # sums of four values below 8
 
 
+@pytest.mark.slow
 def test_gradients_go_through_the_switch(trained: Trained) -> None:
     """In a group that folds, all float32 gradients of both examples pass the switch, in several buckets."""
     import importlib.util
@@ -116,6 +120,7 @@ def test_gradients_go_through_the_switch(trained: Trained) -> None:
     assert sorted(jobs.reports) == list(range(RANKS)), "a rank did not leave the job"
 
 
+@pytest.mark.slow
 def test_sharded_training_is_that_of_gloo(trained: Trained) -> None:
     """FSDP, the old and the new one, shards and gathers through the communicator, over TCP and in the network, with
     gloo's losses."""
@@ -128,6 +133,7 @@ def test_sharded_training_is_that_of_gloo(trained: Trained) -> None:
                 np.testing.assert_allclose(ours, gloo, rtol=BOUND, err_msg=way)
 
 
+@pytest.mark.slow
 def test_the_path_of_each_kind_is_logged_once(trained: Trained) -> None:
     """What folds, what goes between the hosts and what gloo carries is logged, once for each kind and group."""
     for rank in trained[0]:
@@ -147,6 +153,7 @@ def test_the_path_of_each_kind_is_logged_once(trained: Trained) -> None:
                 assert len(set(named)) == len(named)
 
 
+@pytest.mark.slow
 def test_backward_names_the_rank_that_never_calls(trained: Trained) -> None:
     """Where a rank never calls, DistributedDataParallel's backward raises on all others, and the error names it."""
     results = trained[0]
@@ -156,6 +163,7 @@ def test_backward_names_the_rank_that_never_calls(trained: Trained) -> None:
         assert f"rank {RANKS - 1}" in rank["error"], rank["error"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", ["torch_cnn", "torch_lm"])
 def test_examples_run_as_their_first_lines_say(trained: Trained, example: str) -> None:
     """Each example's own command line works without a fabric, and rank 0 prints the result."""

@@ -17,7 +17,7 @@ pytest.importorskip("torch", reason=needs.reason("torch"))
 
 from support.torch import torchrun
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 RANKS = 2
 
 
