@@ -12,7 +12,7 @@ import contextlib
 import os
 import select
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Final, Self
@@ -27,17 +27,21 @@ from netfold.topo.ranks import Namespaces
 NAMESPACES: Final = ("net", "mnt")
 """The namespaces that a host has of its own."""
 MOST_RECORD: Final = 4096
-"""Bytes of a record at most: a name and two numbers."""
+"""Bytes of a record at most: a name, two numbers, and an address for each plane."""
 MOST_PID: Final = (1 << 31) - 1
 """The largest number of a process that the kernel's calls take."""
 
 
 class HostRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A host's name, its process, and when that began, in ticks after the machine's start."""
+    """A host's name, its process, and when that began, in ticks after the machine's start.
+
+    jobs  addresses of the job services of the fabrics that it is on
+    """
 
     name: str
     pid: Annotated[int, msgspec.Meta(ge=1, le=MOST_PID)]
     began: int
+    jobs: list[str] = []
 
 
 class HostProcess:
@@ -45,7 +49,7 @@ class HostProcess:
     not that of a running process of this user's."""
 
     def __init__(self, record: HostRecord) -> None:
-        self.name = record.name
+        self.name, self.jobs = record.name, record.jobs
         self._open: list[int] = []
         process = -1
         try:
@@ -87,10 +91,10 @@ def folder() -> Path:
     return sandbox.private_folder() / "hosts"
 
 
-def record(name: str, pid: int) -> None:
-    """Record a host that this process has started.  Raises OSError."""
+def record(name: str, pid: int, jobs: Sequence[str]) -> None:
+    """Record a host that this process has started, on the fabrics with these job services.  Raises OSError."""
     os.close(folders.opened(folder(), make=0o700))
-    files.replace(folder() / f"{pid}.json", msgspec.json.encode(HostRecord(name, pid, began(pid))))
+    files.replace(folder() / f"{pid}.json", msgspec.json.encode(HostRecord(name, pid, began(pid), [*jobs])))
 
 
 def forget(pid: int) -> None:

@@ -149,7 +149,7 @@ def run_on(fabrics: Sequence[Fabric], request: RunRequest, places: Sequence[Plac
         with stopping(), contextlib.ExitStack() as held:
             if places is None:
                 here = {name: held.enter_context(host)
-                        for name, host in mininet_hosts({host.name for host in hosts}).items()}
+                        for name, host in mininet_hosts({host.name for host in hosts}, fabrics[0].jobs).items()}
                 places = [_here(fabrics, here[host.name].enter) for host in hosts]
             return run_at(places, request, hosts, RunReport(request.job, quiet=request.quiet))
     except Stopped as stopped:
@@ -191,10 +191,11 @@ def hosts_of_ranks(fabric: Fabric, ranks: int | None) -> list[Host]:
     return [host for place, host in enumerate(fabric.hosts) for _ in range(least + (place < rest))]
 
 
-def mininet_hosts(names: Collection[str]) -> dict[str, HostProcess]:
+def mininet_hosts(names: Collection[str], jobs: str) -> dict[str, HostProcess]:
     """The running Mininet hosts of these names, by name, of those that are recorded (host_processes.py).
 
-    Raises CannotRun where a host is missing, and where two running fabrics have hosts of the same name.
+    jobs  address of the fabric's job service, which tells it from another one with hosts of the same names
+    Raises CannotRun where a host is missing, and where it cannot be told which of several is meant.
     """
     found: dict[str, list[HostProcess]] = {name: [] for name in names}
     try:
@@ -210,10 +211,17 @@ def mininet_hosts(names: Collection[str]) -> dict[str, HostProcess]:
                 "and run this at its prompt (`sh netfold run ...`), or as root beside `mn --custom topo/leafspine.py`; "
                 "or let --topo make a fabric"
             )
+        for name, several in found.items():
+            if len(several) > 1 and (ours := [host for host in several if jobs in host.jobs]):
+                for host in several:
+                    if host not in ours:
+                        host.close()
+                found[name] = ours
         if twice := [name for name, hosts in found.items() if len(hosts) > 1]:
             raise CannotRun(
-                f"{len(found[twice[0]])} Mininet hosts are called {twice[0]}, of different fabrics: run this at the "
-                "prompt of the one that is meant (`sh netfold run ...`)"
+                f"{len(found[twice[0]])} Mininet hosts are called {twice[0]}, of different fabrics, and none, or "
+                f"several, is on the one with its job service at {jobs}: run this at the prompt of the one that is "
+                "meant (`sh netfold run ...`)"
             )
     except BaseException as error:
         for host in (host for hosts in found.values() for host in hosts):

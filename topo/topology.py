@@ -63,9 +63,11 @@ class FabricTopo(Topo):  # type: ignore[misc]
         for host in fabric.hosts:
             wired = host.name in gateways and host.name not in guests
             interfaces = [HostInterface(host.address, *gateways[host.name], network)] if wired else []
+            jobs = [fabric.jobs]
             if host.name in self.hosts():  # it is on another plane already
-                interfaces = [*self.nodeInfo(host.name)["interfaces"], *interfaces]
-            self.addHost(host.name, cls=FabricHost, interfaces=interfaces)
+                known = self.nodeInfo(host.name)
+                interfaces, jobs = [*known["interfaces"], *interfaces], [*known["jobs"], *jobs]
+            self.addHost(host.name, cls=FabricHost, interfaces=interfaces, jobs=jobs)
         # the interfaces of switches keep Mininet's random addresses, so that the kernel takes no packet for its own
         macs = {host.name: host.mac for host in fabric.hosts}
         for link in fabric.links:

@@ -118,17 +118,22 @@ class HostInterface:
 
 
 class FabricHost(Host):  # type: ignore[misc]
-    """A host with an address, a link and a gateway for every fabric that it is on; most are on one."""
+    """A host with an address, a link and a gateway for every fabric that it is on; most are on one.
 
-    def __init__(self, name: str, interfaces: Sequence[HostInterface] = (), **params: Any) -> None:
-        self.interfaces = interfaces
+    jobs  addresses of these fabrics' job services
+    """
+
+    def __init__(
+        self, name: str, interfaces: Sequence[HostInterface] = (), jobs: Sequence[str] = (), **params: Any
+    ) -> None:
+        self.interfaces, self.jobs = interfaces, jobs
         super().__init__(name, **params)
 
     def startShell(self, mnopts: str | None = None) -> None:
         """Start its process, and record it for `netfold run --fabric`.  Raises WiringError."""
         super().startShell(mnopts)
         try:
-            host_processes.record(self.name, self.pid)
+            host_processes.record(self.name, self.pid, self.jobs)
         except OSError as error:
             raise WiringError(f"host {self.name}: its process cannot be recorded: {error}") from error
 

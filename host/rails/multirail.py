@@ -39,7 +39,7 @@ from netfold.host.rails.ledger import Ledger
 from netfold.host.rails.missing_ranks import MissingRankDetector
 from netfold.host.rails.operation_costs import OperationCosts
 from netfold.host.rails.policy import DEFAULT_POLICY, NO_LISTENERS, OutOfBand, RailListeners, RailPolicy, Start
-from netfold.host.rails.rail_set import Place, RailSet, ReopenRail, WatchedRail
+from netfold.host.rails.rail_set import RailSet, RankLabel, ReopenRail, WatchedRail
 from netfold.host.rails.rank_state import first_line
 from netfold.host.rails.shares import BRIEF_BYTES, RailShares, Split
 from netfold.host.selection.choice import INNET
@@ -97,7 +97,7 @@ class MultiRail:
             job_error=out_of_band.job_error,
         )
         self._me = listeners.me or f"rank {rank} of {world}"
-        place = Place(rank, listeners.job, self._me, listeners.addresses)
+        place = RankLabel(rank, listeners.job, self._me, listeners.addresses)
         self._rails = RailSet(rails, names, state, detector, reopen, place=place, stall=policy.stall, clock=clock)
         self._agreements = Agreements(
             self._rails, state, detector, lambda: self.shares.quickest(self._rails.live), clock

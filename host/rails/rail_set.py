@@ -95,7 +95,7 @@ ReopenRail = Callable[[int, int], RailReopening]
 
 
 @dataclass(frozen=True)
-class Place:
+class RankLabel:
     """Who this rank is, for messages: its job's name, job and rank in words, and the ranks' addresses on a plane."""
 
     rank: int
@@ -119,7 +119,7 @@ class RailSet:
         detector: MissingRankDetector,
         reopen: ReopenRail | None,
         *,
-        place: Place,
+        place: RankLabel,
         stall: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

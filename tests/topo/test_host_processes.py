@@ -34,6 +34,9 @@ def process(*before: str, called: str = "bash") -> Iterator[int]:
             started.kill()
 
 
+JOBS, OTHER = "unix:/one/jobs", "unix:/other/jobs"
+
+
 @pytest.fixture
 def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of records, in a folder of the test."""
@@ -42,23 +45,38 @@ def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "netfold" / "hosts"
 
 
+def test_of_several_hosts_of_a_name_the_fabrics_own_is_taken(records: Path) -> None:
+    """Its job service tells which; a host may be on several planes, and the only one of its name is taken anyway."""
+    with process() as first, process() as second:
+        host_processes.record("h1", first, [OTHER, "unix:/plane"])
+        with run.mininet_hosts({"h1"}, JOBS)["h1"] as found:
+            assert found.jobs == [OTHER, "unix:/plane"]
+        host_processes.record("h1", second, ["unix:/plane", JOBS])
+        with run.mininet_hosts({"h1"}, JOBS)["h1"] as found:
+            assert found.jobs == ["unix:/plane", JOBS]
+        with run.mininet_hosts({"h1"}, OTHER)["h1"] as found:
+            assert found.jobs == [OTHER, "unix:/plane"]
+        with pytest.raises(run.CannotRun, match="2 Mininet hosts are called h1"):
+            run.mininet_hosts({"h1"}, "unix:/third")
+
+
 def test_hosts_are_those_that_were_recorded(records: Path) -> None:
     """A process that calls itself a host is none, and does not make the real one ambiguous; missing hosts, two hosts of
     one name, and hosts that have ended are told apart."""
     with process(called="mininet:h1"), process() as first:
         with pytest.raises(run.CannotRun, match="no Mininet host here is called h1"):
-            run.mininet_hosts({"h1"})
-        host_processes.record("h1", first)
-        with run.mininet_hosts({"h1"})["h1"] as found:
+            run.mininet_hosts({"h1"}, JOBS)
+        host_processes.record("h1", first, [OTHER])
+        with run.mininet_hosts({"h1"}, JOBS)["h1"] as found:
             assert found.name == "h1"
         with process() as second:
-            host_processes.record("h1", second)
+            host_processes.record("h1", second, [OTHER])
             with pytest.raises(run.CannotRun, match="2 Mininet hosts are called h1"):
-                run.mininet_hosts({"h1"})
-        run.mininet_hosts({"h1"})["h1"].close()
+                run.mininet_hosts({"h1"}, JOBS)
+        run.mininet_hosts({"h1"}, JOBS)["h1"].close()
         host_processes.forget(first)
         with pytest.raises(run.CannotRun, match="no Mininet host here is called h1"):
-            run.mininet_hosts({"h1"})
+            run.mininet_hosts({"h1"}, JOBS)
 
 
 def test_a_number_that_another_process_has_by_now_is_no_host(records: Path) -> None:
@@ -99,15 +117,15 @@ def test_records_that_others_could_write_are_not_believed(records: Path) -> None
     """A folder that others may write to is refused; a link, a file of nonsense, and numbers that no process has are no
     records."""
     with process() as pid:
-        host_processes.record("h1", pid)
+        host_processes.record("h1", pid, [OTHER])
         (records / "link.json").symlink_to(records / f"{pid}.json")
         (records / "word.json").write_text("mininet:h1")
         for number in (0, -1, 1 << 31):  # of which the kernel says something else than of a process that has ended
             (records / f"{number}.json").write_text(f'{{"name": "h1", "pid": {number}, "began": 0}}')
-        run.mininet_hosts({"h1"})["h1"].close()
+        run.mininet_hosts({"h1"}, JOBS)["h1"].close()
         records.chmod(0o777)
         with pytest.raises(run.CannotRun, match="anyone may exchange what is in"):
-            run.mininet_hosts({"h1"})
+            run.mininet_hosts({"h1"}, JOBS)
 
 
 @pytest.mark.parametrize(("of_mn", "of_run"), [("run/user/{}", ""), ("", "run/user/{}"), ("login", "login")])
@@ -124,11 +142,11 @@ def test_hosts_of_another_shell_of_this_user_are_found(
 
     with process() as pid:
         shell(of_mn)
-        host_processes.record("h1", pid)
+        host_processes.record("h1", pid, [OTHER])
         shell(of_run)
-        run.mininet_hosts({"h1"})["h1"].close()
+        run.mininet_hosts({"h1"}, JOBS)["h1"].close()
         with pytest.raises(run.CannotRun, match=f"called h2, with a record in .*{tmp_path}/run/netfold/hosts: bring"):
-            run.mininet_hosts({"h2"})
+            run.mininet_hosts({"h2"}, JOBS)
 
 
 @pytest.mark.needs("root")

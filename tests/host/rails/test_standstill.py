@@ -10,7 +10,7 @@ import pytest
 
 from netfold.host.errors import NetFoldError, PeerLost, RailDown
 from netfold.host.rails.missing_ranks import MissingRankDetector
-from netfold.host.rails.rail_set import STALL_SECONDS, Place, RailSet
+from netfold.host.rails.rail_set import STALL_SECONDS, RailSet, RankLabel
 from netfold.host.rails.rank_state import MAX_LOOK_GAP, AgreementOutcome, Question, QuestionKind, RankState
 from support.rails import FakeChannels, Plane
 from support.rails import FakeRail as Fake
@@ -35,7 +35,7 @@ class Machine:
                     self.channels.states[rank], self.channels, [r for r in range(world) if r != rank], timeout=TIMEOUT
                 ),
                 None,
-                place=Place(rank, "run", f"job 'run', rank {rank}", ["10.0.1.1", "10.0.1.2", "10.0.1.3"]),
+                place=RankLabel(rank, "run", f"job 'run', rank {rank}", ["10.0.1.1", "10.0.1.2", "10.0.1.3"]),
                 stall=STALL_SECONDS,
                 clock=lambda: self.now,
             )
@@ -177,7 +177,7 @@ def test_what_no_rail_carries_with_all_ranks_ends_when_all_controllers_have_lost
         job_error=lambda ranks_left: told[0] if told else left if ranks_left else None,
     )
     rails = RailSet(
-        [Fake(Plane(2), 0)], ["rail0"], channels.states[0], detector, None, place=Place(0, "run", "rank 0"),
+        [Fake(Plane(2), 0)], ["rail0"], channels.states[0], detector, None, place=RankLabel(0, "run", "rank 0"),
         stall=STALL_SECONDS, clock=lambda: 100.0,
     )
     watch = rails[0].watch
