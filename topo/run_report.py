@@ -69,11 +69,14 @@ def summary(job: str, hosts: Sequence[str], before: Sequence[Status], after: Seq
     ranks = _count(len(hosts), "rank")
     old = {(each.name, each.epoch) for status in before for each in status.jobs if each.state == "finished"}
     new = [each for status in after for each in status.jobs if (each.name, each.epoch) not in old]
+    rails = [each for each in new if each.name.startswith(f"{job}+")]  # of the planes after the first
     ours = [each for each in new if each.name == job or each.name.startswith(f"{job}.") or each.group_of == job]
+    ours += rails
     if not ours:
         return f"{ranks}; none of them joined the job {job!r}"
     reports = [report for each in ours for report in each.reports]
-    operations = sum(max((report.operations for report in each.reports), default=0) for each in ours)
+    operations = sum(max((report.operations for report in each.reports), default=0) for each in ours
+                     if each not in rails)
     folded: dict[str, int] = {}
     for report in reports:
         for tree, count in report.by_tree.items():

@@ -45,6 +45,14 @@ def test_what_another_job_sent_is_not_counted_as_ours() -> None:
     assert "links" in summary("run", HOSTS, [status([])], [status([ours])])
 
 
+def test_what_every_plane_folded_is_counted() -> None:
+    """The job of a rail after the first is named after the run's; an operation over two rails is one of the first."""
+    ours = job("run", 1, [report(0, {"aspine1": 40_000_000})])
+    second = job("run+1", 1, [report(0, {"bspine1": 8_000_000})])
+    said = summary("run", ["h1"], [status([]), status([])], [status([ours]), status([second])])
+    assert said == "1 rank, 100 operations, 48 MB of each rank folded by aspine1 and bspine1, 0 packets sent again"
+
+
 def test_ranks_that_fold_nothing_or_never_joined_are_told_so() -> None:
     """A program that goes over TCP, and one that does not use NetFold, do not look like one that folds."""
     ours = job("run", 1, [report(0, {})])
