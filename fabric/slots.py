@@ -250,6 +250,11 @@ class Allocator:
         """Allocated slots, by switch."""
         return {name: slots.used for name, slots in self._slots.items()}
 
+    def free(self, trees: Iterable[Tree]) -> int:
+        """Slots that are free on that switch of these trees which has the fewest."""
+        return min(slots.size - slots.used
+                   for slots in (self._slots[fold.switch] for tree in trees for fold in tree.folds))
+
     def draw(self) -> int:
         """A number for a new job, as no stream has one, nor had lately.  Raises Exhausted."""
         epoch = self._epochs.allocate("epochs")

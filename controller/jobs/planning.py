@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from netfold.controller.health.drains import Drains
@@ -159,20 +159,47 @@ class Planning:
         connecting.check_machines(job, shared)
         carried = trees.tree_loads(graph, self._registry.folding_beside(job))
         roots = Counter(tree.root for other in self._registry.active() for tree in other.trees)
-        planned = await self._thread.run(
-            trees.plan, graph, [job.hosts[rank] for rank in groups[0]], carried=carried, folding=roots,
-            most=self._allocator.sizes.most_trees(len(groups)),
-        )
-        share = None
-        if job.is_group:
-            parent = self._registry.parent_of(job)
-            if parent is None:
-                raise Refusal(Code.ABORTED, f"{job}: the job of which it is a group has ended")
-            planned, share = shares.fitted(planned, self._allocator.sizes, len(groups),
-                                           shares.share(graph, job.hosts, parent.hosts), roots)
+
+        async def plan(most: int) -> list[trees.Tree]:
+            return await self._thread.run(trees.plan, graph, [job.hosts[rank] for rank in groups[0]], carried=carried,
+                                          folding=roots, most=most)
+
+        most = self._allocator.sizes.most_trees(len(groups))
+        if not job.is_group:
+            await self._place_beside_others(job, groups, most, plan)
+            return
+        parent = self._registry.parent_of(job)
+        if parent is None:
+            raise Refusal(Code.ABORTED, f"{job}: the job of which it is a group has ended")
+        planned, share = shares.fitted(await plan(most), self._allocator.sizes, len(groups),
+                                       shares.share(graph, job.hosts, parent.hosts), roots)
         job.trees = job.first_trees = planned
         job.sessions = self._placement.sessions(job.trees)
         job.streams = job.announced = await self._admit(job, groups, share)
+
+    async def _place_beside_others(
+        self, job: Job, groups: Sequence[Sequence[int]], most: int, plan: Callable[[int], Awaitable[list[trees.Tree]]]
+    ) -> None:
+        """Give a job half of what is free on any of its switches at most, so that others may come: smaller ranges where
+        its trees need more, then half as many trees, and in the end one tree in whatever is left.  A job for which
+        another one yields its slots need not be modest.  Raises NoTree, Exhausted."""
+        whole = False
+        while True:
+            job.trees = job.first_trees = await plan(most)
+            job.sessions = self._placement.sessions(job.trees)
+            others = [other for other in self._registry.active() if other is not job]
+            if self._who_yields(job, others, of_tenant=False)[0] is not None:
+                job.streams = job.announced = await self._admit(job, groups, None)
+                return
+            free = self._allocator.free(job.trees)
+            limit = max(free, 2 * self._allocator.sizes.agreement * len(groups)) if whole else free // 2
+            try:
+                job.streams = job.announced = await self._admit(job, groups, limit)
+                return
+            except Exhausted:
+                if whole:
+                    raise
+            most, whole = max(1, len(job.trees) // 2), len(job.trees) == 1
 
     def _unfold(self, job: Job, why: Exception) -> None:
         """Let a job begin without trees, whose switches hold nothing of it."""

@@ -48,6 +48,6 @@ uint64_t nf_io_traced(nf_io *, uint64_t *lost);
 
 /* While this file descriptor is readable nf_io_run returns NF_RUN_AGAIN at once.  -1: none. */
 void nf_io_interrupt_by(nf_io *, int fd);
-/* Drops the run that waits to be sent: it is for trees that are gone. */
+/* Drops the run that waits to be sent: what it has for trees that stay leaves again. */
 void nf_io_discard(nf_io *);
 #endif

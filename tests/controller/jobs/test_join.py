@@ -168,7 +168,7 @@ def test_without_slots_a_job_gets_a_reason_instead_of_trees(tmp_path: Path) -> N
 
     async def story() -> None:
         async with rig(tmp_path) as r:
-            r.controller._allocator.sizes = Sizes(data=8192, agreement=128, quota=1 << 15)
+            r.controller._allocator.sizes = Sizes(data=16384, agreement=16384, quota=1 << 16)
             plans = await r.together(4)
             assert all(plan.trees == [] and "slots in a row" in plan.reason for plan in plans)
             assert [peer.address for peer in plans[0].peers] == [h.address for h in r.fabric.hosts]
@@ -176,6 +176,25 @@ def test_without_slots_a_job_gets_a_reason_instead_of_trees(tmp_path: Path) -> N
             assert set(r.controller._allocator.used().values()) == {0}
             for plan in plans:
                 await r.leave(plan)
+
+    run(story())
+
+
+def test_late_jobs_fold_with_fewer_slots_and_trees(tmp_path: Path) -> None:
+    """A job takes half of what is free at most: where twelve of the largest would fill a leaf, fifteen fold, the last
+    ones with smaller ranges and then with one tree; those that have left leave nothing."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            jobs = [await r.together(4, job=f"j{number}") for number in range(15)]
+            held = [sum(tree.data.slots + tree.agreement.slots for tree in plans[0].trees) for plans in jobs]
+            assert held == sorted(held, reverse=True)
+            assert held[0] == 2 * (512 + 128)
+            assert 0 < held[-1] < held[0]
+            assert [len(jobs[0][0].trees), len(jobs[-1][0].trees)] == [2, 1]
+            for plan in (plan for plans in jobs for plan in plans):
+                await r.leave(plan)
+            assert set(r.controller._allocator.used().values()) == {0}
 
     run(story())
 

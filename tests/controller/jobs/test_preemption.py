@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from netfold.controller.jobs import recovery
+from netfold.fabric.slots import Sizes
 from netfold.rpc import tokens
 from netfold.wire.jobs import Halt, Plan
 from support.connecting import connect, join_all, nics
@@ -17,13 +18,16 @@ from support.credentials import scopes, tenant
 from support.jobs import Rig, Watcher, rig
 from support.recovery import resume
 
-FULL = 14
+SIZES = Sizes(data=512, agreement=512, quota=1024)
+"""Each job has one tree and 1024 of the 16,384 slots of a leaf: jobs that come late have no less."""
+FULL = 17
 """More jobs of four ranks than the switches have slots for."""
 
 
 async def fill(r: Rig, name: str) -> dict[str, list[Plan]]:
     """Jobs of a tenant until the switches are full; those that fold."""
     r.metadata = tokens.metadata(name)
+    r.controller._allocator.sizes = SIZES
     folded: dict[str, list[Plan]] = {}
     for number in range(FULL):
         plans = await r.together(4, job=f"{name}{number}")
