@@ -113,7 +113,7 @@ class Agreements:
         # kept short until a failure: a small allreduce takes only a third of a millisecond
         state, rail = self._state, known.rail
         self.carrier, self.failed = rail, False
-        position = self._rails.advance()
+        position = self._rails.advance(request.number)
         self._turn = turn = self._turn ^ 1
         result = known.results[turn]
         begin = state.enter_agreement(position, rail)

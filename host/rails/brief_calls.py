@@ -93,7 +93,6 @@ class BriefCalls:
             return None
         agreements, rail, nbytes = self._agreements, known.rail, known.nbytes
         self._note(known.text)
-        rails.number = request.number
         try:
             saturated = agreements.repeat(known.agreement, request)
             self.owed += known.seconds

@@ -136,7 +136,7 @@ class MultiRail:
             raise Closed("the rails were closed")
         if self._pinned is not None:
             return self._pinned_rail(self._rails.names).allreduce(request)
-        self._rails.number = request.number
+        self._rails.begin(request.number)
         source, coding, algorithm = request.source, request.coding, request.algorithm
         nbytes, live = source.nbytes, self._rails.live
         ledger = self._own if algorithm is None or algorithm == INNET else self._costs.of(f"allreduce by {algorithm}")
@@ -173,7 +173,7 @@ class MultiRail:
         if self._pinned is not None:
             cut.carry(self._pinned_rail(self._costs.names(cut.folded is not None)), slice(0, cut.size), number)
             return
-        self._rails.number = number
+        self._rails.begin(number)
         if cut.either and self.carries_rows and not self._costs.way(cut.kind).choose(cut.size, self._rails.live):
             cut = cut.between_hosts()
         ledger = self._costs.of(cut.kind, folded=cut.folded is not None)

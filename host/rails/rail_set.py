@@ -164,6 +164,10 @@ class RailSet:
         assert rail is not None, f"rail {self.names[index]} is down"
         return rail
 
+    def begin(self, number: int) -> None:
+        """The caller's operation of this number begins."""
+        self.number = number
+
     def stats(self) -> list[tuple[str, RailStats]]:
         """Names and statistics of all rails, those of their earlier lives first."""
         now = ((name, rail.stats()) for name, rail in zip(self.names, self.rails, strict=True) if rail is not None)
@@ -188,9 +192,14 @@ class RailSet:
         """Calls it whenever a rail has failed or is back, on all ranks in the same operation."""
         self._changed = call
 
-    def advance(self) -> int:
-        """Begins an operation on the rails.  Returns its position."""
+    def advance(self, number: int = 0) -> int:
+        """Begins an operation on the rails.  Returns its position.
+
+        number  of the caller's operation that begins with it; 0: it is part of the one under way
+        """
         self.position += 1
+        if number:
+            self.number = number
         return self.position
 
     def stop(self, error: BaseException) -> None:
