@@ -4,18 +4,19 @@ paper's sentences on completion times, each held against the best case of each w
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
 
-from netfold.plots.charts import BarChart, LineChart, bar_charts, line_charts
+from netfold.plots.charts import BarChart, LineChart, Value, bar_charts, line_charts, spread
+from netfold.plots.style import words
 from netfold.sim.claims import BASELINES, IN_WORDS, STATES, ComparisonRow, Key, relative
 from netfold.sim.training import KINDS, kind
 
 
 def draw(rows: Sequence[ComparisonRow], fabric: str, folder: Path) -> list[Path]:
-    """Draw the completion times on one fabric relative to spraying and return the files, FABRIC.svg and FABRIC.png.
+    """Draw the completion times on one fabric relative to spraying and return the files,
+    FABRIC-STATE.svg and .pdf.
 
     Raises PlotsMissing where matplotlib is not installed, OSError where ``folder`` cannot be written.
     """
@@ -24,31 +25,33 @@ def draw(rows: Sequence[ComparisonRow], fabric: str, folder: Path) -> list[Path]
     names = list(dict.fromkeys(r.workload for r in mine if r.size))
     models = list(dict.fromkeys(r.workload for r in mine if not r.size))
     schemes = list(dict.fromkeys(r.scheme for r in mine))
-    lines: list[list[LineChart]] = []
+    seeds, over = ", ".join(map(str, sorted({r.seed for r in mine}))), words(base)
+    written = []
     for state, links in dict.fromkeys((r.state, r.links) for r in mine):
         such = [r for r in mine if (r.state, r.links) == (state, links)]
         ratios = {scheme: relative(such, scheme, base) for scheme in schemes}
-        empty = f"{base} never finished"
-        title = state if links == 1 else f"{state} ({links})"
 
         def value(scheme: str, work: str, size: int, ratios: dict[str, dict[Key, float]] = ratios
-                  ) -> float | None:
+                  ) -> Value | None:
             found = [ratio for key, ratio in ratios[scheme].items() if key[1:3] == (work, size)]
-            return statistics.median(found) if found else None
+            return spread(found) if found else None
 
         line = []
         for name in names:
             sizes = sorted({r.size for r in mine if r.workload == name})
-            line.append(LineChart(f"{name}, {title}", [str(size >> 20) for size in sizes],
-                              {scheme: [value(scheme, name, size) for size in sizes] for scheme in schemes}, empty))
-        for suffix, words in KINDS.items():
+            line.append(LineChart(name, [size / 2**20 for size in sizes],
+                                  {scheme: [value(scheme, name, size) for size in sizes] for scheme in schemes},
+                                  f"{over} never finished", x="MB on each rank"))
+        for suffix, of_models in KINDS.items():
             if of := [model for model in models if kind(model) == suffix]:
-                line.append(LineChart(f"{words}, {title}", of,
-                                  {scheme: [value(scheme, model, 0) for model in of] for scheme in schemes}, empty))
-        lines.append(line)
-    seeds = ", ".join(map(str, sorted({r.seed for r in mine})))
-    return line_charts(folder / Path(fabric).stem, f"{fabric}: completion time over that of {base} (seeds {seeds})",
-                       lines, x="MB on each rank, or model", y=f"time / {base}")
+                line.append(LineChart(of_models, of,
+                                      {scheme: [value(scheme, model, 0) for model in of] for scheme in schemes},
+                                      f"{over} never finished", x="model"))
+        said = IN_WORDS[state] if links == 1 else f"{links} links: {state}"
+        written += line_charts(folder / "-".join([Path(fabric).stem, *state.split(), *([str(links)] * (links > 1))]),
+                               f"Below 1, a collective on {Path(fabric).stem} ends earlier than with {over}, {said} "
+                               f"(seeds {seeds})", [line], y=f"time / {over}'s")
+    return written
 
 
 def draw_claims(rows: Sequence[ComparisonRow], fabric: str, folder: Path) -> list[Path]:
@@ -67,10 +70,12 @@ def draw_claims(rows: Sequence[ComparisonRow], fabric: str, folder: Path) -> lis
                 best = {scheme: min(found) for scheme, ratio in ratios.items()
                         if (found := [value for key, value in ratio.items() if key[1] == work and isfinite(value)])}
                 if best:
-                    groups[work.replace("-", "-\n")] = best
+                    groups[work] = best
             if groups:
-                charts.append(BarChart(f"time over {baseline}'s, best size, {IN_WORDS[state]}: the paper has up to "
-                                       f"{percent} % less, {1 - percent / 100:.1f}", groups, base=1.0))
+                charts.append(BarChart(f"The best size, {IN_WORDS[state]}: the paper has up to {percent} % less, "
+                                       f"{1 - percent / 100:.1f}", groups, f"time / {words(baseline)}'s",
+                                       base=1.0))
     if not charts:
         return []
-    return bar_charts(folder / f"{Path(fabric).stem}-claims", f"{fabric}: below 1 is earlier", charts, png=False)
+    return bar_charts(folder / f"{Path(fabric).stem}-claims",
+                      f"Below 1, a collective on {Path(fabric).stem} ends earlier than the other's", charts)

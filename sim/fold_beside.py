@@ -19,7 +19,7 @@ import numpy as np
 from netfold.fabric import trees
 from netfold.fabric.clos import Clos
 from netfold.fabric.paths import Flow, fewest_pieces, plan
-from netfold.plots.charts import BarChart, bar_charts
+from netfold.plots.charts import BarChart, bar_charts, spread
 from netfold.sim import netreduce
 from netfold.sim.folding import FoldRules, beside, fold, fold_graph
 from netfold.sim.packet import Transport, simulate
@@ -118,14 +118,22 @@ def run(*, out: Path, short: bool) -> list[BesideRow]:
                       f"{mean['fold'] * 1e6:.0f} us (alone {rows[-1].fold_alone * 1e6:.0f}), flows "
                       f"{mean['flows'] * 1e6:.0f} us", flush=True)
     netreduce.write_csv(out / "beside.csv", rows)
-    groups = dict.fromkeys((row.trees, row.fold_bytes, row.flow_bytes) for row in rows)
-    bar_charts(out / "beside", f"{topology.size} hosts, {topology.leaves} leaves, {topology.aggs} spines: us", [
-        BarChart(f"until {what} done, MiB folded and MiB sent", {
-            f"{name}: {fold_bytes / 2**20:g}, {flow_bytes / 2**20:g}":
-            {way: _mean(rows, name, fold_bytes, flow_bytes, way)[key] * 1e6 for way in WAYS}
-            for name, fold_bytes, flow_bytes in groups})
-        for what, key in (("the fold is", "fold"), ("the all-to-all is", "flows"))], png=False)
+    draw(rows, topology, out)
     return rows
+
+
+def draw(rows: Sequence[BesideRow], topology: Topology, folder: Path) -> list[Path]:
+    """Draw both jobs' times and return the files, beside.svg and beside.pdf.  Raises PlotsMissing, OSError."""
+    groups = dict.fromkeys((row.trees, row.fold_bytes, row.flow_bytes) for row in rows)
+    return bar_charts(folder / "beside", f"A fold and an all-to-all on the same {topology.size} hosts, "
+                      f"{topology.leaves} leaves and {topology.aggs} spines (hashed: seeds "
+                      f"{SEEDS[0]} to {SEEDS[-1]})", [
+        BarChart(f"How long until {what} done", {
+            f"{name}, {fold_bytes / 2**20:g} MiB folded and {flow_bytes / 2**20:g} MiB sent":
+            {way: spread([getattr(row, key) * 1e6 for row in rows
+                          if (row.trees, row.fold_bytes, row.flow_bytes, row.way) == (*group, way)]) for way in WAYS}
+            for group in groups for name, fold_bytes, flow_bytes in [group]}, "time, µs")
+        for what, key in (("the fold is", "fold"), ("the all-to-all is", "flows"))])
 
 
 def _mean(rows: Sequence[BesideRow], name: str, fold_bytes: int, flow_bytes: int, way: str) -> dict[str, float]:

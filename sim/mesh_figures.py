@@ -114,10 +114,10 @@ def draw_schedule(rows: int, columns: int, messages: Sequence[MeshMessage], fold
     for step in range(1 + max(message.step for message in messages)):
         such = [message for message in messages if message.step == step]
         phases = sorted({message.phase for message in such})
-        charts.append(GridChart(f"step {step}: {' / '.join(PHASES[phase] for phase in phases)}",
+        charts.append(GridChart(f"Step {step}: {' / '.join(PHASES[phase] for phase in phases)}",
                                 [(m.source, m.destination, HALVES[m.strand]) for m in such]))
-    return grid_charts(folder / "schedule", f"TidalMesh on {rows} x {columns} places, both halves of the data", charts,
-                       rows=rows, columns=columns)
+    return grid_charts(folder / "schedule", f"TidalMesh's schedule on {rows} x {columns} places: which half of the "
+                       "data goes where", charts, rows=rows, columns=columns)
 
 
 def _draw(rows: Sequence[MeshRow], folder: Path) -> list[Path]:
@@ -130,8 +130,8 @@ def _draw(rows: Sequence[MeshRow], folder: Path) -> list[Path]:
         charts.append(LineChart(f"{rows_} x {columns}{' torus' if torus else ''}", [_size(size) for size in sizes],
                                 {name: [value.get((name, size)) for size in sizes] for name in ALGORITHMS}))
     lines = [charts[i:i + 2] for i in range(0, len(charts), 2)]
-    return line_charts(folder / "mesh", "allreduce on a mesh: time over that of a ring along the links", lines,
-                       x="on each place", y="time / ring", png=False)
+    return line_charts(folder / "mesh", "Below 1, an allreduce on a mesh ends earlier than a ring along its links",
+                       lines, x="bytes on each place", y="time / the ring's")
 
 
 def _best(rows: Sequence[MeshRow]) -> list[MeshRow]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from netfold.disk import files
-from netfold.plots.charts import LineChart, PlotsMissing, line_charts
+from netfold.plots.charts import LineChart, PlotsMissing, line_charts, spread
 from netfold.sim.folding import FoldRules, SimulatedFold, beside, fold, shifted
 from netfold.sim.kept import simulate_all
 from netfold.sim.packet import PacketOutcome, Transport, simulate
@@ -59,6 +59,8 @@ class AllreducePoint:
     size: int
     loss: float
     jobs: int
+    seed: int
+    """Of the losses; 1 where nothing is lost, since nothing else is drawn."""
     time: float
     """Seconds; inf where it did not end within 10 simulated seconds."""
     resent: int
@@ -155,6 +157,8 @@ PAPERS: Final = FoldRules(slots=256, message=42, credits=2)
 """The paper's flow control: 2 messages of 170 packets of 1 KB in flight, so 42 packets of 4,096 bytes a message."""
 RULES: Final[dict[str, FoldRules]] = {"PN": OURS, "NR": OURS, "PN-credits": PAPERS, "NR-credits": PAPERS}
 """What bounds the folds of each way that folds."""
+SEEDS: Final = (1, 2, 3)
+"""Of the losses."""
 LABELS: Final[dict[str, str]] = {
     "PN": "parallel NetReduce, our window", "PN-credits": "parallel NetReduce, the paper's credits",
     "NR": "NetReduce, our window", "NR-credits": "NetReduce, the paper's credits", "FR": "flat ring",
@@ -175,14 +179,14 @@ def run_job(topology: Topology, job: Job, *, loss: float = 0.0, rules: FoldRules
 
 
 def point(figure: str, scheme: str, gpus: int, inside: float, alpha: float, size: int, loss: float = 0.0,
-          jobs: int = 1) -> AllreducePoint:
+          jobs: int = 1, seed: int = 1) -> AllreducePoint:
     """Simulate one allreduce, or ``jobs`` of them at the same time over the same machines."""
     topology = fabric(gpus, inside, alpha)
     job = together([WAYS[scheme](topology, size)] * jobs)
-    out = run_job(topology, job, loss=loss, rules=RULES.get(scheme))
+    out = run_job(topology, job, loss=loss, rules=RULES.get(scheme), seed=seed)
     c = out.counts
-    return AllreducePoint(figure, scheme, gpus, inside, alpha, size, loss, jobs, np.inf if out.unfinished else out.time,
-                 c["resent"] + c["fold_resent"], c["hops"])
+    return AllreducePoint(figure, scheme, gpus, inside, alpha, size, loss, jobs, seed,
+                          np.inf if out.unfinished else out.time, c["resent"] + c["fold_resent"], c["hops"])
 
 
 def crossover(gpus: int, size: int, alpha: float, scheme: str = "PN") -> float:
@@ -196,20 +200,21 @@ def crossover(gpus: int, size: int, alpha: float, scheme: str = "PN") -> float:
     return (low + high) / 2
 
 
-def sweep(*, short: bool) -> Iterator[tuple[str, str, int, float, float, int, float, int]]:
+def sweep(*, short: bool) -> Iterator[tuple[str, str, int, float, float, int, float, int, int]]:
     """The arguments of `point` for all figures; ``short``: few GPUs, and few bytes, in seconds."""
     size, middle = (1 << 20, 32) if short else (8 << 20, 64)
     for inside in (15.75, 100.0):
         for gpus in (32, 64) if short else (32, 64, 128, 256, 512, 1024):
-            yield from (("gpus", way, gpus, inside, 1e-6, size, 0.0, 1) for way in WAYS)
+            yield from (("gpus", way, gpus, inside, 1e-6, size, 0.0, 1, 1) for way in WAYS)
     for inside in INSIDE:
-        yield from (("inside", way, middle, inside, 1e-6, size, 0.0, 1) for way in WAYS)
+        yield from (("inside", way, middle, inside, 1e-6, size, 0.0, 1, 1) for way in WAYS)
     for alpha in (1e-7, 1e-5) if short else (1e-7, 1e-6, 1e-5, 3e-5, 1e-4):
-        yield from (("latency", way, middle, 100.0, alpha, size, 0.0, 1) for way in WAYS)
+        yield from (("latency", way, middle, 100.0, alpha, size, 0.0, 1, 1) for way in WAYS)
     for loss in (0.0, 1e-3) if short else (0.0, 1e-5, 1e-4, 1e-3):
-        yield from (("loss", way, 32, 100.0, 1e-6, size, loss, 1) for way in WAYS)
+        yield from (("loss", way, 32, 100.0, 1e-6, size, loss, 1, seed) for way in WAYS
+                    for seed in (SEEDS if loss else SEEDS[:1]))
     for jobs in (1, 2) if short else (1, 2, 4):
-        yield from (("jobs", way, 32, 100.0, 1e-6, size, 0.0, jobs) for way in ("PN", "PN-credits", "FR", "TA"))
+        yield from (("jobs", way, 32, 100.0, 1e-6, size, 0.0, jobs, 1) for way in ("PN", "PN-credits", "FR", "TA"))
 
 
 def run(*, out: Path, short: bool, resume: bool = False) -> list[AllreducePoint]:
@@ -219,7 +224,7 @@ def run(*, out: Path, short: bool, resume: bool = False) -> list[AllreducePoint]
     Raises ValueError where that file has others, PlotsMissing, and OSError where a file cannot be written.
     """
     out.mkdir(parents=True, exist_ok=True)
-    points = simulate_all(out / "points.csv", AllreducePoint, point, list(sweep(short=short)), key=8, resume=resume,
+    points = simulate_all(out / "points.csv", AllreducePoint, point, list(sweep(short=short)), key=9, resume=resume,
                           jobs=1 if short else None)
     counts = (32, 64) if short else (32, 64, 128, 256)
     size = (1 if short else 8) << 20
@@ -231,29 +236,47 @@ def run(*, out: Path, short: bool, resume: bool = False) -> list[AllreducePoint]
               f"{with_credits:.3f}; by bandwidth alone {least:.3f}")
     _csv(out / "crossover.csv", ["gpus", "measured", "credits", "condition"],
          list(zip(counts, measured, credited, theory, strict=True)))
-    line_charts(out / "netreduce", f"allreduce of {size >> 20} MiB, 8 GPUs a machine, 12.5 GB/s outside",
-                _charts(points), x="", y="ms")
-    line_charts(out / "crossover", "where parallel NetReduce passes the flat ring",
-                [[LineChart("0.1 us a step", [str(gpus) for gpus in counts],
-                            {LABELS["PN"]: measured, LABELS["PN-credits"]: credited, "sufficient condition": theory})]],
-                x="GPUs", y="bandwidth inside / outside")
+    draw(points, out)
+    draw_crossover(list(zip(counts, measured, credited, theory, strict=True)), out)
     return points
 
 
+def draw(points: Sequence[AllreducePoint], folder: Path) -> list[Path]:
+    """Draw all points and return the files, netreduce.svg and netreduce.pdf.  Raises PlotsMissing, OSError."""
+    return line_charts(folder / "netreduce", f"How long an allreduce of {points[0].size >> 20} MiB takes, 8 GPUs a "
+                       "machine with one card of 12.5 GB/s", _charts(points), y="time, ms")
+
+
+def draw_crossover(rows: Sequence[tuple[int, float, float, float]], folder: Path) -> list[Path]:
+    """Draw (GPUs, measured, with the paper's credits, by bandwidth alone), and return the files, crossover.svg and
+    crossover.pdf.  Raises PlotsMissing, OSError."""
+    counts, measured, credited, theory = zip(*rows, strict=True)
+    return line_charts(
+        folder / "crossover", "Above these ratios of bandwidths, parallel NetReduce passes the flat ring",
+        [[LineChart("0.1 µs a step", counts, {LABELS["PN"]: measured, LABELS["PN-credits"]: credited,
+                                              "sufficient condition": theory})]],
+        x="GPUs", y="bandwidth inside / outside")
+
+
 def _charts(points: Sequence[AllreducePoint]) -> list[list[LineChart]]:
-    def line(figure: str, name: str, attribute: str, scale: float, chosen: Sequence[AllreducePoint]) -> LineChart:
+    def line(title: str, x: str, attribute: str, scale: float, chosen: Sequence[AllreducePoint], *, words: bool = False
+             ) -> LineChart:
         ticks = sorted({getattr(p, attribute) for p in chosen})
-        ways = list(dict.fromkeys(p.scheme for p in chosen))
-        values = {(p.scheme, getattr(p, attribute)): p.time * 1e3 for p in chosen}
-        return LineChart(f"{figure}: {name}", [f"{tick * scale:g}" for tick in ticks],
-                         {LABELS[way]: [values.get((way, tick)) for tick in ticks] for way in ways})
+        values: dict[tuple[str, float], list[float]] = {}
+        for p in chosen:
+            values.setdefault((p.scheme, getattr(p, attribute)), []).append(p.time * 1e3)
+        return LineChart(title, [f"{tick * scale:g}" for tick in ticks] if words else [tick * scale for tick in ticks],
+                         {LABELS[way]: [spread(values[way, tick]) if (way, tick) in values else None for tick in ticks]
+                          for way in dict.fromkeys(p.scheme for p in chosen)}, x=x)
 
     of = {name: [p for p in points if p.figure == name] for name in ("gpus", "inside", "latency", "loss", "jobs")}
-    by_inside = [line(f"GPUs, {inside:g} GB/s inside", "", "gpus", 1, [p for p in of["gpus"] if p.inside == inside])
+    by_inside = [line(f"By GPUs, {inside:g} GB/s inside", "GPUs", "gpus", 1,
+                      [p for p in of["gpus"] if p.inside == inside])
                  for inside in sorted({p.inside for p in of["gpus"]})]
-    return [[*by_inside, line("inside", "GB/s", "inside", 1, of["inside"])],
-            [line("a step inside", "us", "alpha", 1e6, of["latency"]), line("loss", "%", "loss", 100, of["loss"]),
-             line("jobs at once", "", "jobs", 1, of["jobs"])]]
+    return [[*by_inside, line("By bandwidth inside a machine", "bandwidth inside, GB/s", "inside", 1, of["inside"])],
+            [line("By latency", "a step inside a machine, µs", "alpha", 1e6, of["latency"]),
+             line(f"By loss, seeds {SEEDS[0]} to {SEEDS[-1]}", "packets lost, %", "loss", 100, of["loss"], words=True),
+             line("By allreduces at once", "allreduces", "jobs", 1, of["jobs"])]]
 
 
 def write_csv(path: Path, rows: Sequence[DataclassInstance]) -> None:

@@ -202,18 +202,18 @@ def draw(rows: Sequence[TrainingRow], drawn: Sequence[GpuCluster], networks: Seq
 
     Raises PlotsMissing, and OSError where a file cannot be written.
     """
-    title = f"training on {GPU}s: rate over that of the flat ring"
+    title = f"Above 1, training on {GPU}s is faster than with the flat ring"
     bar_charts(out / "training", title, [
         *(BarChart(cluster.name, {network.name: {netreduce.LABELS[way]: rate for way, rate in
                                                  _one(rows, cluster, network, network.batch).items()}
-                                  for network in networks}) for cluster in drawn),
-        BarChart("the paper's testbed: rate over that of its own baseline, as notes quote it",
-                 {name: {"the paper": rate} for name, rate in PAPER.items()})], png=False)
-    line_charts(out / "training-batch", f"{title}, NetReduce's, by samples of a GPU", [
-        [LineChart(cluster.name, [str(batch) for batch in BATCHES],
+                                  for network in networks}, "rate / the flat ring's") for cluster in drawn),
+        BarChart("The paper's testbed, as notes quote it",
+                 {name: {"the paper": rate} for name, rate in PAPER.items()}, "rate / the paper's baseline's")])
+    line_charts(out / "training-batch", "With more samples to compute on, NetReduce brings less", [
+        [LineChart(cluster.name, BATCHES,
                    {network.name: [_one(rows, cluster, network, batch)[cluster.ways[0]] for batch in BATCHES]
                     for network in networks}) for cluster in drawn[first:first + 3]]
-        for first in range(0, len(drawn), 3)], x="samples of a GPU", y="times the ring's rate", png=False)
+        for first in range(0, len(drawn), 3)], x="samples of a GPU", y="rate / the flat ring's")
 
 
 def _one(rows: Sequence[TrainingRow], cluster: GpuCluster, network: TrainedNet, batch: int) -> dict[str, float]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from netfold.disk import files
-from netfold.plots.charts import LineChart, PlotsMissing, line_charts
+from netfold.plots.charts import LineChart, PlotsMissing, line_charts, spread
 from netfold.sim.packet import Transport, simulate
 from netfold.sim.placement import SCHEMES
 from netfold.sim.smp_workload import ALGORITHMS, SEEDED, MessageLatency, with_latency
@@ -36,20 +36,22 @@ DEADLINE: Final = 100.0
 class Cluster:
     """A kind of cluster.
 
+    words    what it is, for titles
     memory   bit/s of a rank's link inside its machine
     network  bit/s of a machine's network interface
     latency  what a message costs beside its bytes, in seconds
     """
 
+    words: str
     memory: float
     network: float
     latency: MessageLatency
 
 
 CLUSTERS: Final = {
-    "gigabit": Cluster(16e9, 1e9, MessageLatency(1e-6, 25e-6)),
-    "infiniband": Cluster(32e9, 20e9, MessageLatency(1e-6, 4e-6)),
-    "racks": Cluster(1e9, 1e9, MessageLatency(25e-6, 25e-6)),
+    "gigabit": Cluster("machines on Ethernet of 1 Gb/s", 16e9, 1e9, MessageLatency(1e-6, 25e-6)),
+    "infiniband": Cluster("machines on InfiniBand of 20 Gb/s", 32e9, 20e9, MessageLatency(1e-6, 4e-6)),
+    "racks": Cluster("racks behind an uplink of 1 Gb/s", 1e9, 1e9, MessageLatency(25e-6, 25e-6)),
 }
 """Ethernet of 1 Gb/s, and InfiniBand DDR of 20 Gb/s, as in the paper's two newer clusters, with rates of memory and
 latencies that are usual for them; and racks of hosts behind an uplink no faster than one host's."""
@@ -173,14 +175,14 @@ def verdicts(points: Sequence[SmpPoint]) -> list[str]:
 
 def draw(points: Sequence[SmpPoint], cluster: str, folder: Path) -> list[Path]:
     """Draw one cluster's times over size, a chart for each number of machines; return the SVG.  Raises PlotsMissing."""
-    found = times(points)
     machines = sorted({p.machines for p in points})
     sizes = sorted({p.size for p in points})
     names = list(dict.fromkeys(p.algorithm for p in points))
     charts = [
-        LineChart(f"{n} machines of {points[0].cores} ranks", [str(size >> 10) for size in sizes],
-                  {name: [found[cluster, n, name, size] * 1e3 for size in sizes] for name in names})
+        LineChart(f"{n} machines of {points[0].cores} ranks", [size / 1024 for size in sizes],
+                  {name: [spread([p.time * 1e3 for p in points if (p.machines, p.algorithm, p.size) == (n, name, size)])
+                          for size in sizes] for name in names})
         for n in machines
     ]
-    return line_charts(folder / f"smp-{cluster}", f"{cluster}: time of an allreduce, simulated", [charts],
-                       x="KiB", y="ms", png=False)
+    return line_charts(folder / f"smp-{cluster}", f"How long a simulated allreduce takes, {CLUSTERS[cluster].words}",
+                       [charts], x="KiB", y="time, ms")

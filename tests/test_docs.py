@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -147,3 +148,21 @@ def test_names_that_examples_import_exist(page: Path) -> None:
             module = importlib.import_module(str(node.module))
             for name in node.names:
                 assert hasattr(module, name.name) or importlib.util.find_spec(f"{node.module}.{name.name}"), block
+
+
+def test_papers_keeps_what_its_pages_show() -> None:
+    """Each figure that is kept is shown by a page beside it, each table is named by one, and no folder has more tables
+    than figures: the commands make the rest."""
+    kept = [Path(file) for file in subprocess.run(
+        ["git", "ls-files", "papers"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()]
+    texts = {page.parent: "" for page in kept}
+    for page in kept:
+        if page.suffix == ".md":
+            texts[page.parent] += (ROOT / page).read_text()
+    shown = {folder / name for folder, text in texts.items() for name in re.findall(r"!\[[^]]*\]\(([^)]+)\)", text)}
+    named = {folder / name for folder, text in texts.items() for name in re.findall(r"[\w/.-]+\.csv", text)}
+    figures, tables = ([file for file in kept if file.suffix == suffix] for suffix in (".svg", ".csv"))
+    assert set(figures) == shown
+    assert set(tables) <= named
+    for folder in texts:
+        assert sum(file.parent == folder for file in tables) <= sum(file.parent == folder for file in figures), folder

@@ -85,13 +85,17 @@ def write(rows: Sequence[OsuRow], title: str, folder: Path) -> list[Path]:
     table.writerows([row.way, row.size, f"{row.average:.2f}", f"{row.least:.2f}", f"{row.greatest:.2f}",
                      row.iterations] for row in rows)
     files.replace(folder / "bcast.csv", data.getvalue().encode())
+    return [folder / "bcast.csv", *draw(rows, title, folder)]
+
+
+def draw(rows: Sequence[OsuRow], title: str, folder: Path) -> list[Path]:
+    """Draw bcast.svg and bcast.pdf in a folder.  Raises PlotsMissing, OSError."""
     ways, sizes = list(dict.fromkeys(row.way for row in rows)), list(dict.fromkeys(row.size for row in rows))
     of = {(row.way, row.size): row for row in rows}
-    ticks = [f"{size / 1024:g}" for size in sizes]
-    charts = [[LineChart("average over ranks", ticks, {way: [of[way, size].average for size in sizes] for way in ways}),
-               LineChart("slowest rank", ticks, {way: [of[way, size].greatest for size in sizes] for way in ways})]]
-    drawn = line_charts(folder / "bcast", title, charts, x="KiB", y="us", png=False)
-    return [folder / "bcast.csv", *drawn]
+    ticks = [size / 1024 for size in sizes]
+    charts = [[LineChart("Average over ranks", ticks, {way: [of[way, size].average for size in sizes] for way in ways}),
+               LineChart("Slowest rank", ticks, {way: [of[way, size].greatest for size in sizes] for way in ways})]]
+    return line_charts(folder / "bcast", title, charts, x="KiB", y="latency, µs")
 
 
 def run(

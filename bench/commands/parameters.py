@@ -24,7 +24,7 @@ from netfold.bench.ranks.parameters import ParametersResult, ParametersTask, Ste
 from netfold.disk import files
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine
-from netfold.plots.charts import BarChart, bar_charts
+from netfold.plots.charts import BarChart, Spread, bar_charts
 from netfold.topo import sandbox
 from netfold.topo.failures import WrongData
 
@@ -96,10 +96,17 @@ def write(rows: Sequence[ParametersRow], title: str, folder: Path) -> list[Path]
                      f"{row.of_ring:.3f}", f"{row.processor * 1e3:.3f}", f"{row.processor_most * 1e3:.3f}"]
                     for row in rows)
     files.replace(folder / "parameter-server.csv", data.getvalue().encode())
-    charts = [BarChart("ms of a step", {row.way: {row.way: row.step * 1e3} for row in rows}),
-              BarChart("processor ms of the busiest rank", {row.way: {row.way: row.processor_most * 1e3}
-                                                            for row in rows})]
-    return [folder / "parameter-server.csv", *bar_charts(folder / "parameter-server", title, charts, png=False)]
+    return [folder / "parameter-server.csv", *draw(rows, title, folder)]
+
+
+def draw(rows: Sequence[ParametersRow], title: str, folder: Path) -> list[Path]:
+    """Draw parameter-server.svg and parameter-server.pdf in a folder.  Raises PlotsMissing, OSError."""
+    charts = [BarChart("How long a step takes, over rounds", {
+                  row.way: {row.way: Spread(row.step * 1e3, row.best * 1e3, row.worst * 1e3)} for row in rows},
+                  "time of a step, ms"),
+              BarChart("What the busiest rank computes", {row.way: {row.way: row.processor_most * 1e3} for row in rows},
+                       "processor time of a step, ms")]
+    return bar_charts(folder / "parameter-server", title, charts)
 
 
 def run(

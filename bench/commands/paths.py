@@ -26,7 +26,7 @@ from netfold.bench.ranks.paths import BREAK_LINK, RESTORE_LINK, Collective, Mode
 from netfold.disk import files
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric, PlannerName
-from netfold.plots.charts import BarChart, PlotsMissing, bar_charts
+from netfold.plots.charts import BarChart, PlotsMissing, Spread, Value, bar_charts
 from netfold.topo import sandbox
 from netfold.topo.failures import FabricFailed
 from netfold.wire import roce
@@ -224,15 +224,17 @@ def show(rows: Sequence[PathsRow]) -> str:
 
 
 def draw(rows: Sequence[PathsRow], title: str, folder: Path) -> list[Path]:
-    """Draw the busiest uplink and the time of each collective as bars and return paths.svg and paths.png in ``folder``.
+    """Draw the busiest uplink and the time of each collective as bars and return paths.svg and paths.pdf in ``folder``.
 
     Raises PlotsMissing where matplotlib is not installed.
     """
     charts = []
-    for name, base, value in (("busiest uplink / mean", 1.0, "up"), ("completion, s", 0.0, "seconds")):
-        groups: dict[str, dict[str, float]] = {}
+    for name, axis, base, value in (("How evenly uplinks are loaded", "busiest uplink / mean", 1.0, "up"),
+                                    ("How long collectives take", "time, s", 0.0, "seconds")):
+        groups: dict[str, dict[str, Value]] = {}
         for row in rows:
             group = row.collective.replace("_", " ") + (", a link fails" if row.failed else "")
-            groups.setdefault(group, {})[row.mode] = getattr(row, value)
-        charts.append(BarChart(name, groups, base))
+            groups.setdefault(group, {})[row.mode] = (
+                Spread(row.seconds, row.best, row.worst) if value == "seconds" else row.up)
+        charts.append(BarChart(name, groups, axis, base))
     return bar_charts(folder / "paths", title, charts)

@@ -22,7 +22,7 @@ def write(report: RailsReport, folder: Path) -> list[Path]:
     Raises PlotsMissing, OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    written = [*draw(report, folder / "shares", png=False), *_draw_times(report, folder / "times")]
+    written = [*draw(report, folder / "shares"), *_draw_times(report, folder / "times")]
     if report.training:
         written += _draw_training(report, folder / "training")
     if report.death is not None:
@@ -83,49 +83,52 @@ def _ms(seconds: Iterable[float]) -> list[str]:
 
 def _draw_times(report: RailsReport, stem: Path) -> list[Path]:
     names = report.rails.split("+")
-    ways = [*(f"{name} alone" for name in names), "together"]
+    ways = [*names, "together"]
     times = {way: [row.single[at] * 1e3 if at < len(names) else row.together * 1e3 for row in report.rows]
              for at, way in enumerate(ways)}
     processor = {way: [row.processor[at] * 1e3 for row in report.rows] for at, way in enumerate(ways)}
-    sizes = [_size(row.nbytes) for row in report.rows]
-    charts = [[LineChart("time of an allreduce", sizes, times)],
-              [LineChart("processor time of a rank, all threads", sizes, processor)]]
-    return line_charts(stem, _title(report), charts, x="tensor", y="ms", png=False)
+    sizes = [row.nbytes / 1024 for row in report.rows]
+    charts = [[LineChart("How long an allreduce takes", sizes, times, y="time, ms")],
+              [LineChart("What a rank computes for it, all threads", sizes, processor, y="processor time, ms")]]
+    return line_charts(stem, f"What an allreduce takes, by each rail alone and together: {_title(report)}", charts,
+                       x="tensor, KiB")
 
 
 def _draw_training(report: RailsReport, stem: Path) -> list[Path]:
     charts = [
-        BarChart("samples a second", {row.way: {row.way: row.samples} for row in report.training}),
-        BarChart("of the best rail alone", {row.way: {row.way: row.of_best} for row in report.training}),
-        BarChart("processor ms of a rank for a step, computing included",
-                 {row.way: {row.way: row.processor * 1e3} for row in report.training}),
+        BarChart("How fast it trains", {row.way: {row.way: row.samples} for row in report.training}, "samples/s"),
+        BarChart("What several rails bring", {row.way: {row.way: row.of_best} for row in report.training},
+                 "rate / the best rail's"),
+        BarChart("What a rank computes in a step, all of it", {row.way: {row.way: row.processor * 1e3}
+                                                               for row in report.training}, "processor time, ms"),
     ]
-    title = f"training of {report.parameters / 1e6:.2f} million parameters: {_title(report)}"
-    return bar_charts(stem, title, charts, png=False)
+    title = f"What rails bring to training of {report.parameters / 1e6:.2f} million parameters: {_title(report)}"
+    return bar_charts(stem, title, charts)
 
 
 def _draw_death(report: RailsReport, death: RailDeath, stem: Path) -> list[Path]:
-    names, every = report.rails.split("+"), max(1, len(death.calls) // 10)
-    ticks = [f"{call.at:.1f}" if number % every == 0 else "" for number, call in enumerate(death.calls)]
+    names = report.rails.split("+")
+    ticks = [call.at for call in death.calls]
     took: list[float | None] = [call.took * 1e3 for call in death.calls]
     away = [value if death.cut < call.at + call.took and call.at < death.back else None
             for value, call in zip(took, death.calls, strict=True)]
     before = [value if call.at + call.took <= death.cut else None
               for value, call in zip(took, death.calls, strict=True)]
     after = [value if call.at >= death.back else None for value, call in zip(took, death.calls, strict=True)]
-    carried = {f"KiB over {name}": [call.carried[rail] / 1024 or None for call in death.calls]
+    carried = {name: [call.carried[rail] / 1024 or None for call in death.calls]
                for rail, name in enumerate(names)}
-    charts = [[LineChart(f"ms of a sum of {_size(death.nbytes)}", ticks,
-                         {"all planes up": before, f"plane of {names[-1]} cut": away, "mended": after})],
-              [LineChart("KiB that each rail carried in it", ticks, carried)]]
-    return line_charts(stem, _title(report), charts, x="seconds since the first call", y="", png=False)
+    charts = [[LineChart(f"How long each sum of {_size(death.nbytes)} takes", ticks,
+                         {"all planes up": before, f"plane of {names[-1]} cut": away, "mended": after}, y="time, ms")],
+              [LineChart("What each rail carries of it", ticks, carried, y="bytes, KiB")]]
+    return line_charts(stem, f"A rail fails and comes back: {_title(report)}", charts,
+                       x="seconds since the first call")
 
 
 def _title(report: RailsReport) -> str:
     return f"{report.rails}, links of {', '.join(report.rates)}, {report.ranks} ranks"
 
 
-def draw(report: RailsReport, stem: Path, *, png: bool = True) -> list[Path]:
+def draw(report: RailsReport, stem: Path) -> list[Path]:
     """Draw shares over size, by kind of start too, and processor time over size.  Returns the files written.
 
     Raises PlotsMissing, OSError.
@@ -136,17 +139,17 @@ def draw(report: RailsReport, stem: Path, *, png: bool = True) -> list[Path]:
     def shares(title: str, told: Sequence[Sequence[float]]) -> BarChart:
         groups = {name: {rail: 100 * part for rail, part in zip(names, parts, strict=True)}
                   for name, parts in zip(sizes, told, strict=True)}
-        return BarChart(title, groups)
+        return BarChart(title, groups, "share of the bytes, %")
 
-    charts = [shares("% of the bytes, as carried", [row.shares for row in report.rows])]
-    charts += [shares(f"% of the bytes, {start.name} start, after {FIRST} sums", start.after)
+    charts = [shares("How bytes are shared", [row.shares for row in report.rows])]
+    charts += [shares(f"... after a {start.name} start and {FIRST} sums", start.after)
                for start in report.starts]
-    ways = [*(f"{name} alone" for name in names), "together"]
-    charts.append(BarChart("processor ms of a rank for one MiB", {
+    ways = [*names, "together"]
+    charts.append(BarChart("What a rank computes for one MiB", {
         name: {way: seconds * 1e3 * (1 << 20) / row.nbytes for way, seconds in zip(ways, row.processor, strict=True)}
         for name, row in zip(sizes, report.rows, strict=True)
-    }))
-    return bar_charts(stem, _title(report), charts, png=png)
+    }, "processor time, ms"))
+    return bar_charts(stem, f"How tensors are shared between rails: {_title(report)}", charts)
 
 
 def _size(nbytes: int) -> str:

@@ -103,9 +103,11 @@ def charts(axis: Axis, rows: Sequence[FabricRow]) -> tuple[list[list[LineChart]]
         return {name: [values.get(tick) for tick in ticks] for name, values in series.items()}
 
     return [
-        [LineChart("milliseconds", named, lines(lambda row: row.seconds * 1e3))],
-        [LineChart("processor seconds of ranks and switches for a gigabyte", named,
-                   lines(lambda row: (row.cpu_seconds + row.switch_cpu_seconds) / row.nbytes * 1e9))],
+        [LineChart("How long an allreduce takes", named, lines(lambda row: row.seconds * 1e3),
+                   y="time, ms")],
+        [LineChart("What ranks and switches compute for it", named,
+                   lines(lambda row: (row.cpu_seconds + row.switch_cpu_seconds) / row.nbytes * 1e9),
+                   y="processor time, s/GB")],
     ], f"{label}; below it what limited innet"
 
 

@@ -102,7 +102,7 @@ def figure(name: str, file: Path, out: Path) -> list[Path]:
         drawn, x = _of_programs(rows), "tables of the program"
     else:
         drawn, x = fabric.charts(_axis(name), rows)
-    return line_charts(out / f"growth-{name}", f"{name}: {rows[0].machine}", drawn, x=x, y="")
+    return line_charts(out / f"growth-{name}", f"{name}: {rows[0].machine}", drawn, x=x)
 
 
 def _axis(name: str) -> Axis:
@@ -110,16 +110,16 @@ def _axis(name: str) -> Axis:
 
 
 def _of_controller(rows: Sequence[ControllerRow]) -> list[list[LineChart]]:
-    ticks = [str(row.switches) for row in rows]
+    ticks = [row.switches for row in rows]
     times = {"start": "start", "a job's plan": "job", "anew after a link": "link", "anew after a spine": "spine",
              "a look": "status", "a round of probes": "probes"}
     return [
-        [LineChart("processor seconds", ticks, {
-            label: [getattr(row, field)[1] for row in rows] for label, field in times.items()})],
-        [LineChart("processor seconds for which the loop stands still", ticks,
-                   {"longest": [row.stall for row in rows]})],
-        [LineChart("MiB", ticks, {"memory": [row.mebibytes for row in rows],
-                                  "most memory": [row.peak_mebibytes for row in rows]})],
+        [LineChart("What the controller computes", ticks, {
+            label: [getattr(row, field)[1] for row in rows] for label, field in times.items()}, y="processor time, s")],
+        [LineChart("For how long its loop stands still at most", ticks, {"longest": [row.stall for row in rows]},
+                   y="processor time, s")],
+        [LineChart("What it holds", ticks, {"memory": [row.mebibytes for row in rows],
+                                            "most memory": [row.peak_mebibytes for row in rows]}, y="memory, MiB")],
     ]
 
 
@@ -131,6 +131,6 @@ def _of_programs(rows: Sequence[ProgramRow]) -> list[list[LineChart]]:
     def lines(field: str) -> dict[str, list[float | None]]:
         return {compiler: [getattr(by.get((compiler, size)), field, None) for size in sizes] for compiler in compilers}
 
-    ticks = [str(size) for size in sizes]
-    return [[LineChart("processor seconds", ticks, lines("cpu_seconds"))],
-            [LineChart("MiB of the largest process", ticks, lines("mebibytes"))]]
+    ticks = sizes
+    return [[LineChart("What compiling takes", ticks, lines("cpu_seconds"), y="processor time, s")],
+            [LineChart("What its largest process holds", ticks, lines("mebibytes"), y="memory, MiB")]]

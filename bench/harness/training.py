@@ -268,14 +268,14 @@ def draw(rows: Sequence[TrainRow], figure: Path, echo: Callable[[str], None]) ->
     names = [label(row.backend, row.lane_bits) for row in rows]
     where = f"{first.ranks} ranks, links {first.rate or 'not shaped'}"
     charts = [
-        BarChart(f"{first.model}, {where}: {first.unit}/s", {
-            name: {first.unit: row.samples_per_s} for name, row in zip(names, rows, strict=True)}),
-        BarChart("milliseconds of a step: compute + wait; and all communication by itself", {
+        BarChart(f"How fast {first.model} trains, {where}", {
+            name: {name: row.samples_per_s} for name, row in zip(names, rows, strict=True)}, f"{first.unit}/s"),
+        BarChart("What a step consists of, and all communication by itself", {
             name: {"compute": row.compute_seconds * 1e3, "wait": row.wait_seconds * 1e3,
-                   "reduce": row.reduce_seconds * 1e3} for name, row in zip(names, rows, strict=True)}),
-        BarChart("final loss, beside a single process", {
+                   "reduce": row.reduce_seconds * 1e3} for name, row in zip(names, rows, strict=True)}, "time, ms"),
+        BarChart("How far the loss comes, beside a single process", {
             name: {"ranks": row.final_loss, "alone": row.final_loss_alone}
-            for name, row in zip(names, rows, strict=True)}),
+            for name, row in zip(names, rows, strict=True)}, "final loss"),
     ]
     try:
         drawn = bar_charts(figure, f"netfold bench train: {first.machine}", charts)

@@ -42,9 +42,9 @@ def test_a_latency_is_the_mean_of_a_rank_and_tables_have_their_average_least_and
 def test_figure_and_data_are_written(tmp_path: Path) -> None:
     """A row of the CSV for each way and size, and both ways in the drawing."""
     rows = [OsuRow(way, size, 2.0, 1.0, 3.0, 5) for way in ("flat", "innet") for size in (1024, 4096)]
-    assert [file.name for file in write(rows, "title", tmp_path / "new")] == ["bcast.csv", "bcast.svg"]
+    assert [file.name for file in write(rows, "title", tmp_path / "new")] == ["bcast.csv", "bcast.svg", "bcast.pdf"]
     assert [row["bytes"] for row in csv.DictReader((tmp_path / "new" / "bcast.csv").open())] == ["1024", "4096"] * 2
-    assert all(way in (tmp_path / "new" / "bcast.svg").read_text() for way in ("flat", "innet"))
+    assert all(way in (tmp_path / "new" / "bcast.svg").read_text() for way in ("one after the other", "in the network"))
 
 
 @pytest.mark.parametrize(("arguments", "says"), [

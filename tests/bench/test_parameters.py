@@ -56,7 +56,7 @@ def test_a_step_is_the_slowest_ranks_and_ranks_must_end_alike() -> None:
 def test_figure_and_data_are_written(tmp_path: Path) -> None:
     """A row of the CSV for each way."""
     rows = [ParametersRow(way, 0.2, 0.1, 0.3, 1.0, 0.01, 0.02) for way in ("ring", "all serve")]
-    assert [file.suffix for file in write(rows, "title", tmp_path / "new")] == [".csv", ".svg"]
+    assert [file.suffix for file in write(rows, "title", tmp_path / "new")] == [".csv", ".svg", ".pdf"]
     data = list(csv.DictReader((tmp_path / "new" / "parameter-server.csv").open()))
     assert [(row["way"], row["step ms"]) for row in data] == [("ring", "200.000"), ("all serve", "200.000")]
 

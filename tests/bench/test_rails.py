@@ -85,7 +85,7 @@ def test_a_report_is_drawn(tmp_path: Path) -> None:
     report = RailsReport(
         "innet@a+tcp@b", ["1gbit", "1gbit"], 2, "softswitch", "reno", "auto", starts, [figures([[1.0, 2.0, 0.8]])], []
     )
-    assert [file.suffix for file in draw(report, tmp_path / "rails")] == [".svg", ".png"]
+    assert [file.suffix for file in draw(report, tmp_path / "rails")] == [".svg", ".pdf"]
     assert "cold start" in (tmp_path / "rails.svg").read_text()
 
 
@@ -129,8 +129,8 @@ def test_all_figures_and_their_data_are_written_to_a_folder(tmp_path: Path) -> N
         1000, [RailTrainingRow("together", 0.5, 16.0, 1.5, 0.1, 2.0, True)], death_of(16, 10.5, 11.5, ranks),
     )
     assert {file.name for file in write(report, tmp_path / "new")} == {
-        "shares.svg", "times.svg", "training.svg", "failure.svg", "sizes.csv", "starts.csv", "training.csv",
-        "failure.csv",
+        *(f"{name}.{form}" for name in ("shares", "times", "training", "failure") for form in ("svg", "pdf")),
+        "sizes.csv", "starts.csv", "training.csv", "failure.csv",
     }
     failure = (tmp_path / "new" / "failure.csv").read_text().splitlines()
     assert [line.split(",")[-1] for line in failure] == ["plane", "cut", "cut", "up"]

@@ -190,11 +190,11 @@ def charts(place: Path) -> None:
     """A chart that does not fit leaves the one before it whole."""
     from netfold.plots import charts
 
-    figure = charts._figure(4.0, 3.0, "title")
+    figure, _ = charts._figure([3.0], "title")
     (place / "chart.svg").write_text("old")
     fill(place)
     with pytest.raises(OSError, match=f"chart.svg.*|{FULL}"):
-        charts._save(figure, place / "chart", with_png=True)
+        charts._save(figure, place / "chart")
     assert (place / "chart.svg").read_text() == "old"
 
 

@@ -166,7 +166,7 @@ def test_the_command_writes_tables_and_figures(tmp_path: Path) -> None:
     with (tmp_path / "schedule.csv").open() as table:
         messages = list(csv.DictReader(table))
     arrows = [len(group) for group in ET.parse(tmp_path / "schedule.svg").iter()
-              if group.get("id", "").startswith("step ") and group.get("id", "").endswith(" first")]
+              if group.get("id", "").startswith("Step ") and group.get("id", "").endswith(" first")]
     assert sum(arrows) == len(messages)
     assert "mesh.svg" in result.output
 

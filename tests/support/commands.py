@@ -134,7 +134,7 @@ NOT_RUN: Final[dict[str, tuple[str, ...]]] = {
         "netfold bench paths --modes pinned --collectives all_to_all --fail-link 0.15 --silent",
         "netfold bench rails --out FOLDER", "netfold bench rails --plot STEM --rows FILE",
         "netfold bench rails --rails innet@a+tcp@b --algorithm ring -e 4M --cut-bytes 8M --out papers/nezha",
-        "netfold bench rails --rails tcp@a+tcp@b --algorithm ring -e 4M --cut-bytes 8M --out papers/nezha/tcp-tcp",
+        "netfold bench rails --rails tcp@a+tcp@b --algorithm ring -e 4M --cut-bytes 8M --out build/tcp-tcp",
         "netfold bench soak -n 1000000 --seconds 36000 --seed 1 --rows soak.json --logs failed",
         "netfold bench train --backends gloo,fsdp2", "netfold bench train --backends hsdp-gloo,hsdp",
         "netfold bench train --model transformer --backends gloo,fsdp-gloo,fsdp,fsdp2-gloo,fsdp2,fsdp2-together "

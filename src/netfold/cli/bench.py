@@ -262,7 +262,7 @@ def rails(
     stall: Annotated[float, typer.Option(help="Seconds of silence after which a rail is dead; more on a busy "
                                          "machine.")] = 0.08,
     plot: Annotated[Path | None, typer.Option(metavar="STEM", help="Draw shares and processor time over the tensor's "
-                                              "size: STEM.svg and STEM.png.")] = None,
+                                              "size: STEM.svg and STEM.pdf.")] = None,
     train: Annotated[int, typer.Option(help="Steps of a turn of training in Horovod's manner, over each rail, all and "
                                        "gloo; 0: none.")] = 4,
     width: Annotated[int, typer.Option(help="Of the trained network's hidden layers.")] = 1024,
@@ -397,7 +397,7 @@ def train(
     rounds: Annotated[int, typer.Option(help="Times that every backend has its turn; the median counts.")] = 3,
     path_mtu: PathMtu = PATH_MTU,
     json: Annotated[Path | None, typer.Option("--rows", metavar="FILE", help="Write the rows here, as a list.")] = None,
-    figure: Annotated[Path | None, typer.Option(metavar="STEM", help="Draw STEM.svg and STEM.png.")] = None,
+    figure: Annotated[Path | None, typer.Option(metavar="STEM", help="Draw STEM.svg and STEM.pdf.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of model, data and losses.")] = 0,
     timeout: Annotated[float, typer.Option(help="Seconds for one step.")] = 60.0,
 ) -> None:
