@@ -119,7 +119,7 @@ def ray_is_not_installed() -> None:
 @scene(charts.PlotsMissing)
 def matplotlib_is_not_installed() -> None:
     with mock.patch.dict("sys.modules", {"matplotlib": None, "matplotlib.figure": None}):
-        charts._figure(1, 1, "")
+        charts._settings()
 
 
 @scene(StepFailed)
