@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import struct
+import zlib
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from ipaddress import IPv4Address
@@ -51,6 +52,8 @@ DELAYS: Final = 8
 _SENT_REMEMBERED: Final = 1024
 """Rounds of probes whose time of sending is remembered."""
 _PAYLOAD_OFFSET: Final = _BTH_OFFSET + roce.BTH_BYTES + roce.RETH_BYTES
+_PSN_OFFSET: Final = _BTH_OFFSET + roce.BTH_BYTES - 4
+"""The last four bytes of the BTH have the PSN, which alone differs between a direction's probes of one length."""
 
 
 Direction = tuple[int, int]
@@ -63,6 +66,17 @@ class Probe(NamedTuple):
     switch: str
     port: int
     frame: bytes
+
+
+class _Template(NamedTuple):
+    """A direction's probe of one length with PSN 0."""
+
+    before: bytes
+    """What is before the PSN."""
+    behind: bytes
+    """What is behind it, up to the padding."""
+    icrc: int
+    """The ICRC's bytes as a little-endian number."""
 
 
 class Links:
@@ -96,6 +110,10 @@ class Links:
         self._sent: dict[int, float] = {}
         """When the latest rounds of probes were sent, by sequence number."""
         self._delays: dict[Direction, deque[float]] = {one: deque(maxlen=DELAYS) for one in self._directions}
+        self._templates: dict[tuple[Direction, int], _Template] = {}
+        """Probes with PSN 0 that were made so far, by direction and bytes of the payload."""
+        self._padding = {nbytes: bytes(nbytes - _PAYLOAD.size) for nbytes in (_PAYLOAD.size, fabric.path_mtu)}
+        """The zeros at a probe's end, by bytes of the payload."""
 
     def down(self) -> frozenset[int]:
         """Numbers of the links, in the fabric's order, with at least one direction down."""
@@ -208,15 +226,16 @@ class Links:
         self._sent[self._sequence] = now
         if len(self._sent) > _SENT_REMEMBERED:
             del self._sent[next(iter(self._sent))]
-        for (number, direction), (sender, receiver) in self._directions.items():
-            if only is not None and number not in only:
-                continue
+        numbers = self._allowed_misses if only is None else sorted(self._allowed_misses.keys() & set(only))
+        changes = {nbytes: _icrc_change(self._sequence, nbytes) for nbytes in self._padding}
+        for number, direction in ((number, direction) for number in numbers for direction in (0, 1)):
+            sender, receiver = self._directions[number, direction]
             if sender.node in up and receiver.node in up:
                 if self._missed[number, direction] and short:
-                    yield Probe(sender.node, sender.port, self._frame(sender, number, direction, _PAYLOAD.size))
+                    yield Probe(sender.node, sender.port, self._frame((number, direction), _PAYLOAD.size, changes))
                 self._missed[number, direction] += counted
                 yield Probe(sender.node, sender.port,
-                            self._frame(sender, number, direction, self._fabric.path_mtu))
+                            self._frame((number, direction), self._fabric.path_mtu, changes))
             else:
                 self._forget((number, direction))
 
@@ -257,21 +276,41 @@ class Links:
         arp = _ARP.pack(1, _ETHERTYPE_IPV4, 6, 4, 1, mine, bytes(4), nobody, IPv4Address(host.address).packed)
         return (mac_bytes(host.mac) + mine + struct.pack("!H", _ETHERTYPE_ARP) + arp).ljust(_LEAST_FRAME, b"\0")
 
-    def _frame(self, sender: End, number: int, direction: int, nbytes: int) -> bytes:
-        """A probe with a payload of ``nbytes``."""
-        switch = self._fabric.switch(sender.node)
+    def _frame(self, direction: Direction, nbytes: int, changes: Mapping[int, int]) -> bytes:
+        """This round's probe with a payload of ``nbytes``.
+
+        changes  what the round's PSN changes of the ICRC, by bytes of the payload"""
+        if (template := self._templates.get((direction, nbytes))) is None:
+            template = self._templates[direction, nbytes] = self._template(direction, nbytes)
+        icrc = (template.icrc ^ changes[nbytes]).to_bytes(roce.ICRC_BYTES, "little")
+        psn = self._sequence.to_bytes(4, "big")
+        return b"".join((template.before, psn, template.behind, self._padding[nbytes], icrc))
+
+    def _template(self, direction: Direction, nbytes: int) -> _Template:
+        """The probe over a direction with PSN 0 and a payload of ``nbytes``."""
+        switch = self._fabric.switch(self._directions[direction][0].node)
         source, routers = IPv4Address(switch.address).packed, IPv4Address(tables.ROUTERS).packed
         payload = (
-            roce.BTH.pack(roce.Opcode.WRITE_ONLY, 0, roce.PKEY, _QP, self._sequence)
+            roce.BTH.pack(roce.Opcode.WRITE_ONLY, 0, roce.PKEY, _QP, 0)
             + roce.RETH.pack(0, 0, nbytes)
-            + _PAYLOAD.pack(_MAGIC, number, direction).ljust(nbytes, b"\0")
+            + _PAYLOAD.pack(_MAGIC, *direction)
         )
-        length = roce.UDP_BYTES + len(payload) + roce.ICRC_BYTES
+        padding = self._padding[nbytes]
+        length = roce.UDP_BYTES + len(payload) + len(padding) + roce.ICRC_BYTES
         ip = struct.pack("!BBHHHBBH4s4s", 0x45, 0, roce.IPV4_BYTES + length, 0, 0x4000, _TTL, _UDP, 0, source, routers)
         ip = with_checksum(ip)
         udp = struct.pack("!HHHH", _SOURCE_PORT, roce.UDP_PORT, length, 0)  # no checksum: RoCEv2 has its ICRC
         ethernet = _ROUTERS_MAC + mac_bytes(switch.mac) + struct.pack("!H", _ETHERTYPE_IPV4)
-        return ethernet + ip + udp + payload + roce.icrc(ip + udp + payload)
+        frame = ethernet + ip + udp + payload
+        icrc = int.from_bytes(roce.icrc(ip + udp + payload + padding), "little")
+        return _Template(frame[:_PSN_OFFSET], frame[_PSN_OFFSET + 4:], icrc)
+
+
+def _icrc_change(psn: int, nbytes: int) -> int:
+    """What a PSN changes of the ICRC of a probe with a payload of ``nbytes``: the number to be added to it (exclusive
+    or) where the PSN is 0.  A CRC is linear, so that it is the same whatever else the packet has."""
+    behind = bytes(roce.RETH_BYTES + nbytes)
+    return zlib.crc32(psn.to_bytes(4, "big") + behind) ^ zlib.crc32(bytes(4) + behind)
 
 
 def _allowed_misses(loss: float, misses: int) -> int:

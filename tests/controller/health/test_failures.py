@@ -42,16 +42,18 @@ def deliver(found: Links, fabric: Fabric, *, without: frozenset[End] = frozenset
 
 
 def test_a_probe_is_valid_rocev2() -> None:
-    """Scapy agrees with every length, checksum and ICRC; it is addressed to all routers, with the sender's address, and
-    as long as a data packet."""
+    """Scapy agrees with every length, checksum and ICRC of each round; it is addressed to all routers, with the
+    sender's address and the round's PSN, and as long as a data packet, or short where the last one was lost."""
     from scapy.contrib.roce import BTH
     from scapy.layers.l2 import Ether
 
     import support.scapy_roce  # noqa: F401 (lets scapy know RETH)
 
-    probes = list(Links(FABRIC).round([s.name for s in FABRIC.switches]))
-    assert len(probes) == 8
-    for probe in probes:
+    found, full = Links(FABRIC), roce.ip_packet_bytes(roce.Opcode.WRITE_FIRST, FABRIC.path_mtu)
+    rounds = [(psn, probe) for psn in (1, 2, 3) for probe in found.round([s.name for s in FABRIC.switches])]
+    assert len(rounds) == 8 + 16 + 16
+    lengths = []
+    for psn, probe in rounds:
         packet = Ether(probe.frame)
         assert BTH in packet
         assert (packet["IP"].src, packet["IP"].dst) == (FABRIC.switch(probe.switch).address, "224.0.0.2")
@@ -59,7 +61,9 @@ def test_a_probe_is_valid_rocev2() -> None:
         del again["IP"].chksum, again["IP"].len, again["UDP"].len
         again[BTH].icrc = None
         assert bytes(again) == probe.frame
-        assert packet["IP"].len == roce.ip_packet_bytes(roce.Opcode.WRITE_FIRST, FABRIC.path_mtu)
+        assert packet[BTH].psn == psn
+        lengths.append(packet["IP"].len)
+    assert lengths == [full] * 8 + [full - FABRIC.path_mtu + 16, full] * 16
 
 
 def test_hosts_at_switches_in_doubt_are_asked_for_a_sign_of_life() -> None:
