@@ -119,6 +119,7 @@ NOT_RUN: Final[dict[str, tuple[str, ...]]] = {
         "softswitch run --page", "softswitch run --trace"),
     "a benchmark of minutes, whose parts tests/bench runs": (
         "netfold bench allreduce --algorithms auto,innet,ring,... -b 4K -e 64M",
+        "netfold bench allreduce --ranks 8 -b 16M -e 16M -n 4 --rounds 9 --algorithms roce,ring",
         "netfold bench allreduce --ranks 8 -b 1M -e 64M",
         "netfold bench allreduce --ranks 8 -b 1M -e 64M -f 4 -n 3 --algos innet,ring,ring@bridge,gloo --rows rows.json",
         "netfold bench collectives --ranks 8 --sizes 4K,4M --collectives barrier,broadcast,together --rows rows.json",
