@@ -40,7 +40,7 @@ class PlotsMissing(Exception):
         super().__init__("charts need matplotlib, which is not installed: pip install matplotlib")
 
 
-class Spread(NamedTuple):
+class Whisker(NamedTuple):
     """A value of several seeds or rounds: the middle one, and the least and the most as whiskers."""
 
     middle: float
@@ -48,7 +48,7 @@ class Spread(NamedTuple):
     most: float
 
 
-Value = float | Spread
+Value = float | Whisker
 
 
 def spread(values: Sequence[float]) -> Value:
@@ -57,7 +57,8 @@ def spread(values: Sequence[float]) -> Value:
     Raises ValueError for none.
     """
     middle = statistics.median(values)
-    return middle if min(values) == max(values) or math.isinf(max(values)) else Spread(middle, min(values), max(values))
+    least, most = min(values), max(values)
+    return middle if least == most or math.isinf(most) else Whisker(middle, least, most)
 
 
 @dataclass(frozen=True)
@@ -226,13 +227,13 @@ def _draw_arrows(axes: Axes, chart: GridChart, rows: int, columns: int, looks: M
 
 def _limits(values: Sequence[Value | None]) -> tuple[float, float]:
     """The least and the greatest finite value, whiskers included, with a margin of 6 %."""
-    ends = [end for value in values if value is not None for end in (value if isinstance(value, Spread) else (value,))]
+    ends = [end for value in values if value is not None for end in (value if isinstance(value, Whisker) else (value,))]
     finite = [end for end in ends if 0 < end < math.inf] or [1.0]
     return min(finite) / 1.06, max(finite) * 1.06
 
 
 def _middle(value: Value) -> float:
-    return value.middle if isinstance(value, Spread) else value
+    return value.middle if isinstance(value, Whisker) else value
 
 
 def _draw_lines(axes: Axes, chart: LineChart, looks: Mapping[str, Style], ratio: float) -> None:
@@ -249,7 +250,7 @@ def _draw_lines(axes: Axes, chart: LineChart, looks: Mapping[str, Style], ratio:
                   if value is not None and _middle(value) < math.inf]
         axes.plot([at for at, _ in finite], [_middle(value) for _, value in finite], color=look.colour,
                   marker=look.marker, linestyle=look.dash, gid=f"line {name}")
-        spreads = [(at, value) for at, value in finite if isinstance(value, Spread)]
+        spreads = [(at, value) for at, value in finite if isinstance(value, Whisker)]
         if spreads:
             drawn = axes.errorbar([at for at, _ in spreads], [value.middle for _, value in spreads],
                                   _whiskers([value for _, value in spreads]), fmt="none", ecolor=look.colour,
@@ -269,7 +270,7 @@ def _draw_lines(axes: Axes, chart: LineChart, looks: Mapping[str, Style], ratio:
     axes.grid(axis="y", color="#e5e5e5", linewidth=0.5)
 
 
-def _whiskers(values: Sequence[Spread]) -> list[list[float]]:
+def _whiskers(values: Sequence[Whisker]) -> list[list[float]]:
     """What whiskers reach below and above the middle."""
     return [[value.middle - value.least for value in values], [value.most - value.middle for value in values]]
 
@@ -281,11 +282,11 @@ def _draw_bars(axes: Axes, chart: BarChart, looks: Mapping[str, Style]) -> None:
         middles.append(place + (len(values) - 1) / 2)
         for name, value in values.items():
             middle = _middle(value)
-            beyond = 4 if isinstance(value, Spread) else 2
+            beyond = 4 if isinstance(value, Whisker) else 2
             axes.barh(place, middle - chart.base, 0.85, chart.base, color=looks[name].colour,
-                      xerr=_whiskers([value]) if isinstance(value, Spread) else None,
+                      xerr=_whiskers([value]) if isinstance(value, Whisker) else None,
                       error_kw={"elinewidth": 0.7, "capsize": 1.5, "ecolor": "#333333"})
-            end = max(value.most if isinstance(value, Spread) else middle, chart.base)
+            end = max(value.most if isinstance(value, Whisker) else middle, chart.base)
             axes.annotate(layout.number(middle), (end, place), (beyond, 0), textcoords="offset points",
                           va="center", fontsize=style.SMALL, annotation_clip=False)
             place += 1

@@ -24,7 +24,7 @@ from netfold.bench.ranks.parameters import ParametersResult, ParametersTask, Ste
 from netfold.disk import files
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine
-from netfold.plots.charts import BarChart, Spread, bar_charts
+from netfold.plots.charts import BarChart, Whisker, bar_charts
 from netfold.topo import sandbox
 from netfold.topo.failures import WrongData
 
@@ -102,7 +102,7 @@ def write(rows: Sequence[ParametersRow], title: str, folder: Path) -> list[Path]
 def draw(rows: Sequence[ParametersRow], title: str, folder: Path) -> list[Path]:
     """Draw parameter-server.svg and parameter-server.pdf in a folder.  Raises PlotsMissing, OSError."""
     charts = [BarChart("How long a step takes, over rounds", {
-                  row.way: {row.way: Spread(row.step * 1e3, row.best * 1e3, row.worst * 1e3)} for row in rows},
+                  row.way: {row.way: Whisker(row.step * 1e3, row.best * 1e3, row.worst * 1e3)} for row in rows},
                   "time of a step, ms"),
               BarChart("What the busiest rank computes", {row.way: {row.way: row.processor_most * 1e3} for row in rows},
                        "processor time of a step, ms")]

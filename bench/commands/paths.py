@@ -26,7 +26,7 @@ from netfold.bench.ranks.paths import BREAK_LINK, RESTORE_LINK, Collective, Mode
 from netfold.disk import files
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric, PlannerName
-from netfold.plots.charts import BarChart, PlotsMissing, Spread, Value, bar_charts
+from netfold.plots.charts import BarChart, PlotsMissing, Value, Whisker, bar_charts
 from netfold.topo import sandbox
 from netfold.topo.failures import FabricFailed
 from netfold.wire import roce
@@ -235,6 +235,6 @@ def draw(rows: Sequence[PathsRow], title: str, folder: Path) -> list[Path]:
         for row in rows:
             group = row.collective.replace("_", " ") + (", a link fails" if row.failed else "")
             groups.setdefault(group, {})[row.mode] = (
-                Spread(row.seconds, row.best, row.worst) if value == "seconds" else row.up)
+                Whisker(row.seconds, row.best, row.worst) if value == "seconds" else row.up)
         charts.append(BarChart(name, groups, axis, base))
     return bar_charts(folder / "paths", title, charts)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from netfold.plots import charts, layout, style
-from netfold.plots.charts import BarChart, GridChart, LineChart, Spread
+from netfold.plots.charts import BarChart, GridChart, LineChart, Whisker
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LONG = "a name of many words that no line of a chart's width can hold, "
 NAMES = [f"{LONG}{number:02}" for number in range(12)]
-BROAD = Spread(3.0, 0.5, 40.0)
+BROAD = Whisker(3.0, 0.5, 40.0)
 
 
 def lines(stem: Path, count: int, ticks: list[Any]) -> None:
@@ -122,7 +122,7 @@ def test_an_axis_without_a_name_is_refused(tmp_path: Path) -> None:
 def test_whiskers_reach_from_the_least_to_the_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line's and a bar's whiskers end at the extremes, and one value has none."""
     value = charts.spread([3.0, 1.0, 2.0])
-    assert value == Spread(2.0, 1.0, 3.0)
+    assert value == Whisker(2.0, 1.0, 3.0)
     assert charts.spread([2.0]) == 2.0
     assert charts.spread([2.0, charts.math.inf, charts.math.inf]) == charts.math.inf
     with monkeypatch.context() as patch:
