@@ -128,5 +128,6 @@ def _lower(preprocessed: str, name: str, errors: Errors, *, trace: bool = False)
     checker = Checker(errors)
     checker.program(tree)
     architecture.check(tree, shapes, checker.specialize)
-    invalid_reads.warn(tree, errors)
-    return lower(tree, checker, name, trace=trace)
+    lowered = lower(tree, checker, name, trace=trace)
+    invalid_reads.warn(tree, errors)  # it follows calls and fields, of which there are no more than that allows
+    return lowered
