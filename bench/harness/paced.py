@@ -6,7 +6,7 @@
 Everything is started once.  The sizes that the options name are then measured one by one, ROUNDS times.  A line
 ``@turn LEFT`` on standard output says that so many turns are left; the next one begins when a line arrives on standard
 input.  What the checkout prints goes to
-standard error, and its rows to the file of --json.  The checkout is what this interpreter imports; this file imports
+standard error, and its rows to the file of --rows.  The checkout is what this interpreter imports; this file imports
 nothing of it but its command, so that an older checkout can run it.  `--rate none` leaves the links unshaped.
 """
 
@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import inspect
 import itertools
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -74,8 +76,12 @@ def main() -> None:
         known = bench.bits_per_second
         bench.bits_per_second = lambda rate: float("inf") if rate is None else known(rate)
     bench.run = in_turns(bench.run, rounds, unshaped)
+    command_line = importlib.import_module(command).main
+    handlers = [signal.default_int_handler] * len(inspect.signature(command_line).parameters)
+    if not handlers:  # older checkouts handle Ctrl-C themselves, and call the file of rows otherwise
+        options = ["--json" if option == "--rows" else option for option in options]
     sys.argv = ["netfold", "bench", "allreduce", *options]
-    importlib.import_module(command).main()
+    command_line(*handlers)
 
 
 if __name__ == "__main__":
