@@ -91,7 +91,7 @@ class Browser:
                 return result
 
     def picture(self) -> Image.Image:
-        """What the page shows now."""
+        """A screenshot of the page."""
         data = self.call("Page.captureScreenshot", page=True, format="png")["data"]
         return Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")
 

@@ -362,7 +362,7 @@ class Allocator:
         return free
 
     def holds(self, epoch: int) -> bool:
-        """Whether anything is allocated to trees of this epoch."""
+        """True if something is allocated to trees of this epoch."""
         return epoch in self._returns
 
     def release(self, *epochs: int) -> None:

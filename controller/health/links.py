@@ -72,9 +72,9 @@ class _Template(NamedTuple):
     """A direction's probe of one length with PSN 0."""
 
     before: bytes
-    """What is before the PSN."""
+    """The bytes before the PSN."""
     behind: bytes
-    """What is behind it, up to the padding."""
+    """The bytes after the PSN, up to the padding."""
     icrc: int
     """The ICRC's bytes as a little-endian number."""
 

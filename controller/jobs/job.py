@@ -57,7 +57,7 @@ class Job:
     rounds: int = 0
     """Number of the last recovery round that is over."""
     is_adopted: bool = False
-    """Whether its ranks have their plans of an earlier controller, and perhaps not all of them the same one."""
+    """True if its ranks have plans of an earlier controller, which may differ from rank to rank."""
     stay_reason: str = ""
     """Why its trees could not move where they should be; empty if they are there."""
     opened: dict[int, str] = field(default_factory=dict)

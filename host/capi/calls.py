@@ -139,7 +139,7 @@ def _named(what: str, names: tuple[Any, ...], number: int) -> Any:
 
 
 def _element(dtype: int) -> str | None:
-    """What reductions are told of the elements, where numpy has no dtype for them."""
+    """The argument ``dtype`` of reductions: a name for elements without a numpy dtype, else None."""
     return BFLOAT16 if DTYPES[dtype] == BFLOAT16 else None
 
 

@@ -15,11 +15,11 @@ HERE: Final = Path(__file__).resolve().parent
 LIBRARY: Final = "libnetfold.so"
 HEADER: Final = "netfold.h"
 VERSION: Final = f"{sys.version_info.major}.{sys.version_info.minor}{getattr(sys, 'abiflags', '')}"
-"""Of this Python, as its library is called."""
+"""The version of this Python in the name of its shared library."""
 
 
 def lacking() -> str | None:
-    """What is missing to build the library, and what to install; None where nothing is."""
+    """The missing files that a build needs, with the command to install them; None if all are there."""
     include, library = _python()
     missing = [str(path) for path in (include / "Python.h", library) if not path.exists()]
     if not missing:

@@ -338,14 +338,19 @@ EXPORT netfold_status netfold_test(netfold_request *request, int *done) {
     return leave(state, is, NULL);
 }
 
-EXPORT netfold_status netfold_wait(netfold_request *request) {
-    ENTER(!request);
-    PyObject *result = PyObject_CallMethod((PyObject *)request, "wait", NULL);
+/* Calls a method that ends an object's use, and gives the object back in any case. */
+static netfold_status end(PyGILState_STATE state, PyObject *object, const char *method) {
+    PyObject *result = PyObject_CallMethod(object, method, NULL);
     netfold_status status = result ? NETFOLD_OK : raised();
     Py_XDECREF(result);
-    Py_DECREF((PyObject *)request);
+    Py_DECREF(object);
     PyGILState_Release(state);
     return status;
+}
+
+EXPORT netfold_status netfold_wait(netfold_request *request) {
+    ENTER(!request);
+    return end(state, (PyObject *)request, "wait");
 }
 
 EXPORT netfold_status netfold_abort(netfold_comm *comm, const char *why) {
@@ -355,10 +360,5 @@ EXPORT netfold_status netfold_abort(netfold_comm *comm, const char *why) {
 
 EXPORT netfold_status netfold_leave(netfold_comm *comm) {
     ENTER(!comm);
-    PyObject *result = PyObject_CallMethod((PyObject *)comm, "close", NULL);
-    netfold_status status = result ? NETFOLD_OK : raised();
-    Py_XDECREF(result);
-    Py_DECREF((PyObject *)comm);
-    PyGILState_Release(state);
-    return status;
+    return end(state, (PyObject *)comm, "close");
 }

@@ -72,7 +72,7 @@ class FoldLoop:
         """The highest number of an operation that was let in."""
         self._watch: Callable[[float], bool] | None = None
         self._watched = False
-        """Whether who watches says for whom this operation waits."""
+        """True if the watcher reports the ranks for which this operation waits."""
         self._stalls = StallDetector()
         self._told_of = 0
         """The last result after which nothing came for so long that this was said."""
