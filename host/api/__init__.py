@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users call: communicators, groups, asynchronous work, Horovod's verbs and MPI's buffers."""
+"""The public interface: communicators, groups, asynchronous work, Horovod's verbs and MPI's buffers."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Puts a communicator together: its plan, the mesh between the hosts, the rail that folds, and the dispatch.
 
-    join       with a plan from the controller, or over several rails used as one
-    of_plan    with a plan that the caller has already
+    join       with a plan from the controller, or with several rails used as one
+    of_plan    with a plan that the caller already has
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ from netfold.wire.jobs import Join, Plan
 RailName = Literal["auto", "innet", "verbs", "tcp", "roce"]
 
 FOLDING: Final = (INNET, "verbs")
-"""Rails that stand for folding whatever can be folded: by windowed end points, or by an RDMA NIC's queue pairs."""
+"""Rails that let the switches fold: by windowed end points, or by the queue pairs of an RDMA NIC."""
 
 log = logging.getLogger("netfold")
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a communicator consists of.
+    """The parts of a communicator.
 
-    rails     the several rails of ``join(rails=)``, else None
-    settings  the user's; None where ``rails`` has them
-    receiver  holds the rank's UDP port for all incarnations of the job; None where no rail of it needs one
-    folds     those of its groups, where a controller plans for it
+    rails     the rails of ``join(rails=)``; None if it has one rail only
+    settings  the user's settings; None with ``rails``, each of which has its own
+    receiver  the socket of the rank's UDP port, kept for all incarnations of the job; None if no rail needs one
+    folds     the folds of its groups; None if no controller plans for it
     """
 
     membership: Membership
@@ -81,7 +81,7 @@ class Parts:
     def close(self, reason: str = "") -> None:
         """Leaves the job and releases everything, once; safe to call twice.
 
-        reason  why the program leaves, where it is not done, for the other ranks
+        reason  shown to the other ranks if the program leaves before it is done
         """
         if not self.sequencer.close():
             return
@@ -106,8 +106,8 @@ class Parts:
 
 @dataclass(frozen=True)
 class JoinSettings:
-    """A user's settings, as ``Communicator.join`` describes them.  Raises ValueError for those that do not fit
-    together."""
+    """A user's settings, as ``Communicator.join`` describes them.  Raises ValueError for settings that contradict each
+    other."""
 
     address: str
     rail: RailName = "auto"
@@ -139,7 +139,7 @@ class JoinSettings:
             )
 
     def coding(self, seed: int = 0) -> Coding:
-        """The coding where a call asks for nothing else; raises ValueError where its settings do not fit together.
+        """The coding of calls that ask for none.  Raises ValueError for settings that contradict each other.
 
         seed  of stochastic rounding
         """
@@ -147,7 +147,7 @@ class JoinSettings:
         return Coding(self.lane_bits or lane_bits_from_environment(), seed=seed, reproducible=exact)
 
     def resolved(self) -> JoinSettings:
-        """The same settings, with algorithm="innet" replaced by the rail that it stands for."""
+        """The same settings, with algorithm="innet" replaced by the rail that it means."""
         if not self.algorithm_is_innet():
             return self
         if self.rail in FOLDING:
@@ -155,7 +155,7 @@ class JoinSettings:
         return replace(self, rail="innet", algorithm=AUTO)
 
     def algorithm_is_innet(self) -> bool:
-        """Whether argument or environment ask for algorithm "innet"."""
+        """True if the argument or $NETFOLD_ALGO is "innet"."""
         return (self.algorithm or os.environ.get(ALGORITHM_VARIABLE)) == INNET
 
 
@@ -174,7 +174,7 @@ def join(
 ) -> Parts:
     """Joins a job and waits until all its ranks have joined; parameters and errors are those of ``Communicator.join``.
 
-    joining  the job runs already, and its ranks let this one in (``Communicator.join_running``): rank 0, world 1
+    joining  the job is already running, and its ranks admit this one (``Communicator.join_running``): rank 0, world 1
     """
     if not 0 <= rank < world:
         raise ValueError(f"rank={rank}, world={world}: expected 0 <= rank < world")
@@ -250,7 +250,7 @@ def join(
 
 
 def _check_rails(specs: Sequence[RailSpec], settings: JoinSettings, controller: str | None) -> None:
-    """Raises ValueError for settings that rails cannot follow, or that contradict their planes."""
+    """Raises ValueError for settings that several rails do not support, or that contradict their planes."""
     names = "+".join(map(str, specs))
     for spec in specs:
         path_choice(settings.paths, spec.kind)
@@ -288,10 +288,10 @@ def _check_rails(specs: Sequence[RailSpec], settings: JoinSettings, controller: 
 def of_plan(
     plan: Plan, settings: JoinSettings, listener: socket.socket | None, group_of: tuple[Parts, Sequence[int]] | None
 ) -> Parts:
-    """The parts for a plan that the caller has already; no controller watches the rank.  Raises PlanError, ValueError,
+    """The parts for a plan that the caller already has; no controller watches the rank.  Raises PlanError, ValueError,
     TransportError.
 
-    group_of  parts of which these ranks are a group, and their numbers there; None: of none
+    group_of  parts of which these ranks are a group, and the ranks' numbers there; None: they are no group
     """
     try:
         check_plan(plan)
@@ -303,9 +303,9 @@ def of_plan(
 
 
 def reform(parts: Parts, finished: int, *, grows: bool, timeout: float | None) -> Parts:
-    """The parts with which the ranks of a job go on that are there, and which take the place of these.  Returns the
-    same parts where the job goes on as it was.  Raises what ``JobClient.reform`` raises, PlanError, ValueError for what
-    cannot go on, TransportError; ``Communicator.shrink`` describes the parameters."""
+    """The parts with which the remaining ranks of a job go on; they replace these.  Returns the same parts if the job
+    is unchanged.  Raises the errors of ``JobClient.reform``, PlanError, TransportError, and ValueError for parts that
+    cannot go on; ``Communicator.shrink`` describes the parameters."""
     settings, before = parts.settings, parts.membership
     plan, client = before.plan, before.client
     me = f"job {plan.job!r}, rank {plan.rank} of {plan.world}"
@@ -348,12 +348,12 @@ def _of_membership(
     sequencer: OperationSequencer | None = None, remembered: Measured | None = None,
     group_of: tuple[Parts, Sequence[int]] | None = None,
 ) -> Parts:
-    """Opens one mesh between the hosts, and the rail that folds where the plan has trees and the settings want it.
+    """Opens one mesh between the hosts, and the folding rail if the plan has trees and the settings want it.
 
-    receiver    holds this rank's UDP port; None: a rail that needs one binds it, by the plan
-    sequencer   of the ranks before, where they have changed
-    remembered  what they have measured
-    group_of    as of ``of_plan``
+    receiver    the socket of this rank's UDP port; None: a rail that needs one binds it as the plan says
+    sequencer   of the former ranks, after a change of ranks
+    remembered  measurements of the former ranks
+    group_of    as in ``of_plan``
     """
     said = settings
     plan, settings = membership.plan, settings.resolved()
@@ -437,8 +437,8 @@ def _of_membership(
 def _folds_of_groups(
     membership: Membership, settings: JoinSettings, timeline: Timeline | None, lane_bits: LaneBits
 ) -> GroupFolds | None:
-    """What opens the folds of a communicator's groups; None where no controller plans for it.  All its ranks have it or
-    none: a rank that cannot fold says so when the others ask."""
+    """Opens the folds of a communicator's groups; None if no controller plans for it.  Either all ranks have this
+    object or none: a rank that cannot fold reports it when the others ask."""
     plan, client = membership.plan, membership.client
     if client is None or plan.world == 1 or settings.helpers:
         return None
@@ -474,7 +474,7 @@ def _folds_of_groups(
 
 
 def _of_rails(joined: Joined, settings: JoinSettings) -> Parts:
-    """The parts for several rails used as one, each of which is a member of a job of its own."""
+    """The parts for several rails used as one; each rail is a member of a job of its own."""
     plan, flight = joined.plan, joined.flight
     check_plan(plan)
     me = f"job {plan.job!r}, rank {plan.rank} of {plan.world}"
@@ -488,13 +488,13 @@ def _of_rails(joined: Joined, settings: JoinSettings) -> Parts:
 
 
 def _coding(plan: Plan, settings: JoinSettings) -> Coding:
-    """The coding in lanes where a call asks for nothing else."""
+    """The lane coding of calls that ask for none."""
     return settings.coding(zlib.crc32(plan.job.encode()))
 
 
 def _checked(parts: Parts) -> Parts:
-    """The same parts; closes them and raises ValueError where lanes as narrow as the settings want cannot hold the
-    sums."""
+    """The same parts.  If the settings' lanes are too narrow for the sums of so many ranks, closes them and raises
+    ValueError."""
     try:
         if parts.coding.lane_bits != 32:
             parts.dispatch.check_lanes(parts.coding.lane_bits)

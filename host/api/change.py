@@ -10,12 +10,12 @@ from netfold.wire.jobs import Plan
 
 @dataclass(frozen=True)
 class RankChange:
-    """How the ranks of a communicator have changed.  The same on all ranks.
+    """A change of the ranks of a communicator; the same on all ranks.
 
-    former    by rank of now: its number before; None for one that has joined now
-    lost      numbers before of ranks that are gone
-    finished  by rank of now: number of the last operation of the communicator that it had finished; of one that has
-              joined now, the least of the others'
+    former    by new rank: its old number; None for a rank that has just joined
+    lost      old numbers of the ranks that are gone
+    finished  by new rank: number of the last operation of the communicator that it had finished; for a rank that has
+              just joined, the least of the others' numbers
     """
 
     former: tuple[int | None, ...]
@@ -24,37 +24,37 @@ class RankChange:
 
     @classmethod
     def of_plan(cls, plan: Plan) -> RankChange:
-        """The change that a plan tells of."""
+        """The change that a plan describes."""
         assert plan.change is not None
         former = tuple(None if rank < 0 else rank for rank in plan.change.former)
         return cls(former, tuple(plan.change.lost), tuple(plan.change.finished))
 
     @classmethod
     def none(cls, world: int, finished: int) -> RankChange:
-        """No change: all ranks are what they were."""
+        """No change: all ranks keep their numbers."""
         return cls(tuple(range(world)), (), (finished,) * world)
 
     @property
     def ranks(self) -> dict[int, int]:
-        """Ranks before -> ranks now, of those that are there still."""
+        """Old rank -> new rank, for the ranks that remain."""
         return {before: now for now, before in enumerate(self.former) if before is not None}
 
     @property
     def joined(self) -> tuple[int, ...]:
-        """Ranks that have joined now."""
+        """Ranks that have just joined."""
         return tuple(rank for rank, before in enumerate(self.former) if before is None)
 
     @property
     def last(self) -> int:
-        """Number of the last operation that all had finished; those after it are to be repeated, by all."""
+        """Number of the last operation that all ranks had finished; all of them repeat the later ones."""
         return min(self.finished)
 
     @property
     def ahead(self) -> tuple[int, ...]:
-        """Ranks that had finished further operations, whose results the others lack; none where all stopped at the same
+        """Ranks that had finished further operations, whose results the others lack; empty if all stopped at the same
         one."""
         return tuple(rank for rank, number in enumerate(self.finished) if number > self.last)
 
     def __bool__(self) -> bool:
-        """Whether anything has changed."""
+        """True if anything has changed."""
         return bool(self.lost or self.joined)

@@ -4,9 +4,9 @@
     with Communicator.join("digits", rank, world, address="10.0.1.1", controller="unix:/run/netfold") as comm:
         comm.allreduce(gradient, out=gradient, op="average")
 
-Life: join (all ranks get their plan together) -> any number of collectives, in the same order on every rank -> close.
-Where a rank is lost, those that are left ``shrink`` to a communicator of their own; new ones ``join_running`` one that
-``grow``s.
+Life: join (all ranks receive their plan together) -> any number of collectives, in the same order on every rank ->
+close.  When a rank is lost, the remaining ranks ``shrink`` the communicator.  New ranks ``join_running``, and the
+others ``grow``.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ log = logging.getLogger("netfold")
 
 OnLoss = Literal["raise", "shrink"]
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
-"""The communicators of this process, which leave when it ends."""
+"""The open communicators of this process, which leave their jobs when it ends."""
 
 
 class Communicator(Group):
-    """All ranks of one job, ready to reduce.  Made by ``join``, or by ``of_plan`` from a plan that came some other way.
+    """All ranks of one job, ready to reduce.  Create it with ``join``, or with ``of_plan`` from a plan of another
+    source.
 
     parts  what ``assembly`` has put together
     """
@@ -139,8 +140,8 @@ class Communicator(Group):
         reproducible: bool | None = None,
         paths: PathChoice | None = None,
     ) -> Communicator:
-        """Joins a job that runs already, as its last rank, and waits until its ranks let it in (``grow``): a rank that
-        comes back, or a new one.  Its next operation is that of the others after their ``grow``.
+        """Joins a running job as its last rank, and waits until the other ranks admit it (``grow``).  The rank may be
+        new, or return after a loss.  Its next operation is the one that the others call after ``grow``.
 
         The parameters and errors are those of ``join``; ``join_timeout`` is for the others' ``grow``.
         """
@@ -153,7 +154,7 @@ class Communicator(Group):
 
     @classmethod
     def _that(cls, on_loss: OnLoss) -> type[Communicator]:
-        """The class of communicators that do this when a rank is lost.  Raises ValueError."""
+        """The class of communicators that treat a lost rank this way.  Raises ValueError."""
         if on_loss == "raise":
             return cls
         if on_loss != "shrink":
@@ -177,8 +178,7 @@ class Communicator(Group):
         reproducible: bool | None = None,
         group_of: tuple[Communicator, Sequence[int]] | None = None,
     ) -> Self:
-        """A communicator for a plan that comes from elsewhere than a controller's job service, which then watches no
-        rank.
+        """A communicator for a plan that did not come from a controller's job service; no controller watches the rank.
 
         listener  bound TCP socket whose port stands in the plan, for all that does not fold; taken over
         group_of  a communicator, and some ranks of it, in order, that these are: they fold as a group of it does, where
@@ -202,8 +202,8 @@ class Communicator(Group):
 
     @property
     def problem(self) -> NetFoldError | None:
-        """Why no operation can begin any more, or what the controller has told that will end the next one, such as the
-        loss of a rank; None while all is well."""
+        """Why no operation can begin, or the controller's report that will end the next one, such as the loss of a
+        rank; None if all is well."""
         return self._parts.sequencer.broken or self._parts.membership.job_error()
 
     @property
@@ -213,39 +213,37 @@ class Communicator(Group):
 
     @property
     def shared_memory_rate(self) -> float:
-        """Bytes per second of the shared memory through which the ranks of a machine reduce before the switches do, as
-        measured when they joined; 0 where each rank has a machine of its own, or nothing folds."""
+        """Measured rate, in bytes per second, of the shared memory in which the ranks of a machine reduce before the
+        switches do; 0 if each rank has a machine of its own, or nothing folds."""
         switches = self._parts.dispatch.switches
         return 0.0 if switches is None else switches.shared_memory_rate
 
     def flight(self) -> list[OperationRecord]:
-        """The last operations of this rank, those of its groups included, the oldest first (``flight.MAX_OPERATIONS``).
-        """
+        """The last operations of this rank and its groups, oldest first; at most ``flight.MAX_OPERATIONS``."""
         return self._parts.sequencer.flight.operations()
 
     # ---- other ranks -------------------------------------------------------------------------------------------------
     def shrink(self, *, timeout: float | None = None) -> RankChange:
-        """Goes on without the ranks that are lost: all that are left call it, after an operation has named a lost rank.
+        """Continues without the lost ranks: all remaining ranks call it, after an operation has named a lost rank.
 
-        From then on this communicator is that of the ranks that are left, in their order, over new trees; its groups
-        are to be made anew.  Of the operations that were under way the answer says which ones all have finished
-        (``last``): the later ones are to be repeated by all, or, where some ranks have finished them (``ahead``), the
-        others take what came of them from those.  Where nobody is lost it is a new beginning for all.
+        From then on this communicator consists of the remaining ranks, in their order, over new trees; its groups must
+        be created again.  The returned change says which operations all ranks have finished (``last``).  All ranks
+        repeat the later ones; or, if some ranks have finished them (``ahead``), the others take the results from
+        those.  If no rank is lost, it is a new beginning for all.
 
-        timeout  seconds to wait for ranks that are there and have not called it; after that they are evicted, where
-                 more than half of the ranks have called it; default: the communicator's
-        Raises Evicted where this rank is no rank of the job any more, CollectiveTimeout where too few have called it,
-        JobEnded, PlanError, TransportError; ValueError where the job has no controller, several rails or helpers.
+        timeout  seconds to wait for live ranks that have not called it; then they are evicted, provided that more than
+                 half of the ranks have called it; default: the communicator's timeout
+        Raises Evicted if this rank is no longer in the job, CollectiveTimeout if too few ranks have called it,
+        JobEnded, PlanError, TransportError; ValueError if the job has no controller, several rails or helpers.
         """
         return self._reform(None, grows=False, timeout=timeout)
 
     def grow(self, *, timeout: float | None = None) -> RankChange:
-        """Lets in the ranks that wait to join (``join_running``): all ranks call it between the same two operations.
+        """Admits the ranks that wait to join (``join_running``): all ranks call it between the same two operations.
 
-        They come after the others in the order of ranks, over new trees, and have yet to be given the state of the
-        computation (``broadcast``).  Where nobody waits, nothing changes, which takes one request to the controller.
-        Where a rank is lost meanwhile, it is as ``shrink``, and nobody is let in.  Parameters and errors are those of
-        ``shrink``.
+        The new ranks come last in the order of ranks, over new trees, and still need the state of the computation
+        (``broadcast``).  If no rank waits, nothing changes; this costs one request to the controller.  If a rank is
+        lost meanwhile, it acts as ``shrink`` and admits nobody.  Parameters and errors are those of ``shrink``.
         """
         return self._reform(None, grows=True, timeout=timeout)
 
@@ -270,17 +268,17 @@ class Communicator(Group):
         return change
 
     def inform(self, mesh: Informed) -> None:
-        """Lets another mesh between these ranks hear, as the communicator's own, whom the controller has lost, and who
-        has left."""
+        """Passes the controller's reports of lost and departed ranks on to another mesh between these ranks."""
         mesh.told_by(self._parts.membership.lost_rank, self._parts.membership.ranks_left)
 
     def fail(self, error: NetFoldError) -> None:
-        """No operation can begin any more, for this reason; from any thread.  What is under way goes on."""
+        """Prevents further operations, which then raise this error; operations under way go on.  Any thread may call
+        it."""
         self._parts.sequencer.fail(error)
 
     def abort(self, why: str = "the program gave it up") -> None:
-        """Ends what is under way with Aborted, from any thread, within a tenth of a second; what follows ends so, too.
-        ``close`` then returns soon.  Raises NotImplementedError for several rails."""
+        """Ends operations under way with Aborted within a tenth of a second; later ones raise it too.  Any thread may
+        call it.  ``close`` then returns soon.  Raises NotImplementedError with several rails."""
         if self._parts.settings is None:
             raise NotImplementedError(f"{self._parts.sequencer.me}: several rails cannot be aborted; close() waits for "
                                       "what is under way")
@@ -291,10 +289,10 @@ class Communicator(Group):
             self._parts.folds.interrupt(error)
 
     def close(self, reason: str = "") -> None:
-        """Reports totals, leaves the job and releases everything.  Never raises because a controller is absent.
+        """Reports totals, leaves the job and releases everything.  An absent controller is no error.
 
-        reason  why the program leaves although the others may go on: those that then wait for this rank hear it, and
-                after which operation it has left
+        reason  why the program leaves although the others may go on: ranks that then wait for this one learn it,
+                together with the number of this rank's last operation
         """
         self._parts.close(reason)
 
@@ -311,19 +309,19 @@ class Communicator(Group):
 
 
 def in_a_line(error: BaseException) -> str:
-    """An error's name, and the first line of its text where it has any."""
+    """An error's name, followed by the first line of its text if it has any."""
     return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
 
 
 def end_of_process() -> str:
-    """Why a process leaves that has not closed its communicator: at its end, by an exception or without one."""
+    """The reason reported for a process that ended without closing its communicator, with its last exception if any."""
     error = getattr(sys, "last_value", None)
     return "its process ended" + (f" by {in_a_line(error)}" if error is not None else "")
 
 
 @atexit.register
 def _leave_at_exit() -> None:
-    """Leaves in order where nothing is under way; else the others take the end of the process for what it is."""
+    """Leaves in order if nothing is under way; otherwise the others detect the end of the process by themselves."""
     for comm in list(_open):
         if comm._parts.sequencer.idle:
             try:

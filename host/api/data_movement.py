@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operations of a group that move arrays between ranks without changing them: checks, pieces, and copies.
+"""Implements the operations of a group that move arrays between ranks without changing them: checks, pieces, copies.
 
 The methods of ``Group`` call these functions and describe them.
 """

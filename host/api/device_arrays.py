@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allreduce of arrays in a device's memory: CuPy's, JAX's, torch's, and whatever else tells of its memory by DLPack or
+"""Allreduce of arrays in a device's memory: arrays of CuPy, JAX, torch, and any library that implements DLPack or
 ``__cuda_array_interface__``.
 
 They are staged through pinned memory as torch's tensors are (``host/staging``), for which torch has to be installed.
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from netfold.host.api.group import Group
 
 OF_THE_HOST: Final = (1, 3)
-"""DLPack's numbers of memory that numpy can read: the CPU's, and pinned memory."""
+"""DLPack's device types whose memory numpy can read: CPU memory and pinned memory."""
 
 
 def on_device(array: object) -> bool:
-    """Whether an array's memory is a device's."""
+    """True if an array is in a device's memory."""
     if hasattr(array, "__dlpack_device__"):
         return int(array.__dlpack_device__()[0]) not in OF_THE_HOST
     return hasattr(array, "__cuda_array_interface__")
 
 
 class DeviceAllreduce:
-    """An allreduce of such an array, whose copies have begun.
+    """An allreduce of an array on a device; its copy to the host has begun.
 
-    array, out  as of ``Group.allreduce``; ``out`` of the same library or another, the same memory or other
-    Raises ValueError where torch is not installed, and for what it cannot take.
+    array, out  as in ``Group.allreduce``; ``out`` may be of another library, and in other memory
+    Raises ValueError if torch is not installed, and for arrays that it does not support.
     """
 
     def __init__(self, group: Group, array: Any, out: Any = None) -> None:
@@ -99,7 +99,7 @@ def _as_array(part: torch.Tensor) -> tuple[Array, str | None]:
 
 
 def _like(array: Any, result: torch.Tensor) -> Any:
-    """The result as an array of the library that ``array`` is of; a tensor where that library takes none."""
+    """The result as an array of the library of ``array``; as a tensor if that library accepts none."""
     import torch
 
     if isinstance(array, torch.Tensor):

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A communicator that goes on by itself when a rank is lost: ``Communicator.join(..., on_loss="shrink")``.
+"""A communicator that continues by itself after the loss of a rank: ``Communicator.join(..., on_loss="shrink")``.
 
 The allreduce that was under way is finished exactly, on all ranks alike:
 
-    no rank has finished it          all repeat it, from what they gave, over the ranks that are left
-    some have, and others have not   who has hands its result out: it is the sum with the lost rank's part
+    no rank has finished it          all remaining ranks repeat it with their inputs
+    some have, and others have not   those that have send it to the others: it includes the lost rank's part
 
-For that it keeps a copy of the last result, and of what is summed in place: two copies of the tensor, which nobody else
-pays.  Whatever else is under way (a root or counts may name a rank that is gone) ends with RanksChanged on all ranks,
-with the ranks that are left, and the program repeats it.
+For that it keeps a copy of the last result, and of an input that is summed in place: two copies of the tensor.  Other
+communicators keep none.  Other operations under way end with RanksChanged on all ranks, since their root or counts may
+name a lost rank; the program repeats them.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from netfold.host.operation.arrays import Array, native
 from netfold.host.operation.reduction import ReduceOp
 
 LOSSES: Final = (PeerLost, TreesLost, CollectiveTimeout)
-"""The errors that an operation may end with where a rank is lost."""
+"""The errors with which an operation may end when a rank is lost."""
 OTHERS: Final = (
     "reduce", "reduce_scatter", "broadcast", "all_gather", "gather", "scatter", "all_to_all", "barrier",
 )
-"""Operations of all ranks that are not repeated."""
+"""Operations of all ranks that are not repeated after a loss."""
 
 log = logging.getLogger("netfold")
 
 
 class EnduringCommunicator(Communicator):
-    """Made by ``Communicator.join(on_loss="shrink")``."""
+    """A communicator created by ``Communicator.join(on_loss="shrink")``."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
@@ -49,14 +49,14 @@ class EnduringCommunicator(Communicator):
         self._done = 0 if change is None else change.finished[self.rank]
         """Number of the last operation that the program has finished."""
         self._kept: Array | None = None
-        """Its result, if it was an allreduce."""
+        """Result of that operation, if it was an allreduce."""
         self._stuck: Exception | None = None
-        """What an operation ended with although no rank was lost; until ``shrink`` or ``grow`` none can begin, since
-        the ranks may be in different ones."""
+        """The error of an operation that failed although no rank was lost.  No operation can begin until ``shrink`` or
+        ``grow``, since the ranks may be in different ones."""
 
     def allreduce(self, array: Array, out: Array | None = None, op: ReduceOp = "sum", **how: Any) -> Array:
-        """As ``Group.allreduce``; where a rank is lost meanwhile, the reduction is finished as above.  Raises
-        RanksChanged where the others were in something else."""
+        """As ``Group.allreduce``; if a rank is lost meanwhile, the reduction is still finished, as described above.
+        Raises RanksChanged if the other ranks were in another operation."""
         if type(array) is not np.ndarray and on_device(array):
             return DeviceAllreduce(self, array, out)(op=op, **how)  # type: ignore[no-any-return]
         self._check_begin()
@@ -93,13 +93,13 @@ class EnduringCommunicator(Communicator):
         return result
 
     def together(self) -> Together:
-        """As ``Group.together``; where a rank is lost meanwhile, it ends with RanksChanged."""
+        """As ``Group.together``; ends with RanksChanged if a rank is lost meanwhile."""
         self._check_begin()
         return _CountedTogether(self)
 
     @property
     def repeats_losses(self) -> bool:
-        """Whether an allreduce is finished although a rank is lost."""
+        """True if an allreduce is finished although a rank is lost."""
         return True
 
     @property
@@ -114,8 +114,8 @@ class EnduringCommunicator(Communicator):
         return False
 
     def shrink(self, *, timeout: float | None = None) -> RankChange:
-        """As ``Communicator.shrink``, where other ranks may be in an operation that goes on by itself: it ends with
-        RanksChanged there."""
+        """As ``Communicator.shrink``.  Other ranks may be in an operation that continues by itself: it ends with
+        RanksChanged."""
         change = self._reform(self._done, grows=False, timeout=timeout)
         self._stuck = None
         self._agree_on_nothing(change)
@@ -131,15 +131,15 @@ class EnduringCommunicator(Communicator):
 
     # ---- inside ------------------------------------------------------------------------------------------------------
     def _check_begin(self) -> None:
-        """Waits for what is under way, after which the ranks may be others.  Raises what it or an operation before has
-        ended with, where that ended the communicator."""
+        """Waits for operations under way, after which the ranks may have changed.  Raises the error that ended one of
+        them or an earlier one, if it ended the communicator."""
         self._parts.sequencer.wait()
         if self._stuck is not None:
             raise self._stuck
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
-        """Around an operation that is not repeated."""
+        """A context for an operation that is not repeated after a loss."""
         self._check_begin()
         try:
             yield
@@ -149,14 +149,14 @@ class EnduringCommunicator(Communicator):
         self._kept = None
 
     def _give_up(self, error: Exception) -> NoReturn:
-        """Goes on without the lost ranks; the operation under way is not repeated.  Raises RanksChanged, or the error
-        where no rank is lost."""
+        """Continues without the lost ranks; the operation under way is not repeated.  Raises RanksChanged, or the error
+        if no rank is lost."""
         self._recover(error, None)
         raise AssertionError("who is in no allreduce has no result to wait for")
 
     def _recover(self, error: Exception, source: Array | None) -> Array | None:
-        """Goes on without the lost ranks.  Returns the result of the allreduce under way, or None where all repeat what
-        they are in.  Raises the error where no rank is lost, and RanksChanged."""
+        """Continues without the lost ranks.  Returns the result of the allreduce under way, or None if all ranks repeat
+        their operation.  Raises RanksChanged, or the error if no rank is lost."""
         log.warning("%s: going on without lost ranks: %s", self._parts.sequencer.me, error)
         while True:
             change = self._reform(self._done, grows=False, timeout=None)
@@ -169,15 +169,15 @@ class EnduringCommunicator(Communicator):
                 error = again
 
     def _agree_on_nothing(self, change: RankChange) -> None:
-        """Tells ranks that are in an operation that this one is in none."""
+        """Tells ranks that are in an operation that this rank is in none."""
         with contextlib.suppress(RanksChanged):
             self._agree(change, None)
 
     def _agree(self, change: RankChange, source: Array | None) -> Array | None:
-        """What becomes of the operations under way, the same on all ranks: a result that some rank has, for those that
-        lack it; or None, to repeat.  Raises RanksChanged.
+        """The fate of the operations under way, the same on all ranks: the result, if some rank has it; None if all
+        repeat them.  Raises RanksChanged.
 
-        source  of the allreduce that this rank is in; None: it is in something else
+        source  input of the allreduce that this rank is in; None: it is in another operation
         """
         nbytes = -1 if source is None else source.nbytes
         kept = -1 if self._kept is None else self._kept.nbytes
@@ -206,7 +206,7 @@ class EnduringCommunicator(Communicator):
 
 
 class _CountedTogether(Together):
-    """Two calls at the same time, which are one operation where the switches carry both, and else two."""
+    """A reduce_scatter and an all_gather at the same time: one operation if the switches carry both, else two."""
 
     def __init__(self, comm: EnduringCommunicator) -> None:
         super().__init__(comm._ranks, comm._coding, comm.reduce_scatter, comm.all_gather)

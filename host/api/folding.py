@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rail that folds, of a communicator: opened by all ranks or by none."""
+"""Opens the folding rail of a communicator: on all ranks, or on none."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def open_fold(
 ) -> FoldingRail:
     """Opens the rail over the plan's trees.  All ranks call it together, whatever kinds of rails they have.
 
-    receiver   bound to the rank's UDP port, for a rail of windowed end points; taken over
-    shared     whether some machines have several ranks
-    lane_bits  of the job
-    Raises Unfit on all ranks where one of them lacks something to fold.
+    receiver   socket bound to the rank's UDP port, for a rail of windowed end points; taken over
+    shared     True if some machines have several ranks
+    lane_bits  lane width of the job, in bits
+    Raises Unfit on all ranks if one of them cannot fold.
     """
     plan, control, auto = membership.plan, membership.fold_control(timeout), rail == "auto"
     agree = _agreement(membership, peers.mesh, timeout)
@@ -59,7 +59,8 @@ def open_fold(
 
 
 def _agreement(membership: Membership, mesh: Mesh, timeout: float) -> Agreement:
-    """How the ranks tell each other what they lack: by the controller, or, where none watches them, over the mesh."""
+    """How the ranks exchange their obstacles: through the controller, or over the mesh if no controller watches
+    them."""
     client = membership.client
     if client is None:
         return agreed_over(mesh)

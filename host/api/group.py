@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """All collectives of a group of ranks on numpy arrays.
 
-All ranks of the group call the same operations in the same order.  Arrays have any shape and layout; what is cut into
-pieces is cut along its first axis.  Reductions take the dtypes in ``operation.reduction.NAMES`` (bfloat16 as
+All ranks of the group call the same operations in the same order.  Arrays have any shape and layout; operations that
+split an array split it along the first axis.  Reductions take the dtypes in ``operation.reduction.NAMES`` (bfloat16 as
 ml_dtypes.bfloat16, or as uint16 with dtype="bfloat16"), the other operations any dtype but object.
 
-Every operation raises TypeError and ValueError for what it cannot take, before anything is sent, and CollectiveTimeout,
-PeerLost, RankMismatch, TransportError, Busy, Closed.
+Every operation raises TypeError and ValueError for arguments that it does not support, before anything is sent, and
+CollectiveTimeout, PeerLost, RankMismatch, TransportError, Busy, Closed.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from netfold.host.selection.repeated import Repeated
 
 T = TypeVar("T")
 REMEMBERED = 64
-"""Kinds of calls of ``allreduce`` whose arguments are checked once: a program has a few, and makes them again and
-again; beside a small tensor, each check counts."""
+"""Signatures of ``allreduce`` calls whose checked arguments are cached: a program repeats a few of them, and beside a
+small tensor each check counts."""
 SCATTERED = ("ring", INNET)
 """Names of the algorithms of reduce_scatter."""
 
 
 class Group:
-    """Ranks 0 .. size-1.  Made by ``Communicator.group``; a Communicator is the group of all ranks.
+    """Ranks 0 .. size-1.  Created by ``Communicator.group``; a Communicator is the group of all ranks.
 
     dispatch   carries the group's reductions, and has the mesh between its ranks
-    sequencer  that of the communicator, shared by all of its groups
-    coding     coding in lanes where a call asks for nothing else
+    sequencer  the communicator's, shared by all of its groups
+    coding     lane coding of calls that ask for none
     first      number of its first operation
     """
 
@@ -62,16 +62,16 @@ class Group:
     ) -> None:
         self._begin_anew(dispatch, sequencer, coding, first)
         self._checked: dict[tuple[object, ...], tuple[Reduction, Coding]] = {}
-        """What calls of ``allreduce`` ask for -> what that is, once it has been checked."""
+        """Arguments of ``allreduce`` -> the reduction and the coding that they ask for, once checked."""
         self._saturated = 0
-        """Elements of all saturating sums so far that ended at an end of the range."""
+        """Elements of all saturating sums so far that ended at a limit of the range."""
 
     def _begin_anew(self, dispatch: Dispatch, sequencer: OperationSequencer, coding: Coding, first: int) -> None:
-        """Goes on with these ranks; ``first``: the number of their next operation."""
+        """Continues with these ranks; ``first`` is the number of their next operation."""
         self._ranks = Members(dispatch, sequencer, first)
         self._coding = coding
         self._repeats: dict[tuple[object, ...], Repeated] = {}
-        """Dtype, bytes, operation and algorithm of calls that ask for no coding of their own -> how these fold."""
+        """Dtype, bytes, operation and algorithm of calls that ask for no coding of their own -> their prepared fold."""
 
     @property
     def rank(self) -> int:
@@ -84,20 +84,20 @@ class Group:
         return self._ranks.size
 
     def group(self, ranks: Sequence[int]) -> Group:
-        """Some of this group's ranks, in this order, as a group of its own.  Only they call its operations.
+        """A group of some of this group's ranks, in this order.  Only they call its operations.
 
-        It has trees of its own from the first reduction on that is worth it, where its ranks are on machines between
-        which folding saves anything and the switches have room, else its operations go between the hosts
-        (``explain``).  ``close`` gives the switches' slots back.
+        The group gets trees of its own before its first reduction that is worth it, if folding saves traffic between
+        its ranks' machines and the switches have room; otherwise its operations go between the hosts (``explain``).
+        ``close`` returns the switches' slots.
         """
         dispatch = self._ranks.dispatch.group(ranks)
         seed = zlib.crc32(dispatch.hosts.label.encode(), self._coding.seed)
         return Group(dispatch, self._ranks.sequencer, replace(self._coding, seed=seed))
 
     def close(self, reason: str = "") -> None:
-        """Gives back what the switches hold for this group; its ranks call no operation of it any more.
+        """Returns the switches' slots of this group; its ranks call no further operation of it.
 
-        reason  why the program leaves it although other ranks may go on
+        reason  why the program leaves the group although other ranks may go on
         """
         self._ranks.end(reason)
 
@@ -108,7 +108,7 @@ class Group:
 
     @property
     def reproducible(self) -> bool:
-        """Whether reductions of floats are reproducible where a call says nothing else."""
+        """True if reductions of floats are reproducible by default."""
         return self._coding.reproducible
 
     def explain(
@@ -121,10 +121,10 @@ class Group:
         reproducible: bool | None = None,
         collective: Collective = "allreduce",
     ) -> str:
-        """Which path a collective of ``nbytes`` bytes takes, and why, with each algorithm's expected cost once that is
-        measured. Sends nothing.
+        """Which path a collective of ``nbytes`` bytes takes, and why, with each algorithm's expected cost once
+        measured.  Sends nothing.
 
-        algorithm, reproducible  what the call would ask for
+        algorithm, reproducible  arguments of the call
         collective               "allreduce", "reduce_scatter", "reduce", "all_gather", "broadcast" or "barrier"
         """
         if collective not in get_args(Collective):
@@ -135,7 +135,7 @@ class Group:
         return self._ranks.dispatch.explain(nbytes, Reduction(op, dtype), algorithm, self._coding, collective)
 
     def lanes(self, lane_bits: LaneBits | None = None, *, reproducible: bool | None = None) -> LaneBits:
-        """Width in bits of the lanes of a sum of floats where a call passes these; 32 where nothing folds.
+        """Width in bits of the lanes of a sum of floats with these arguments; 32 if nothing folds.
 
         Raises ValueError for an invalid width, and one that is not whole beside ``reproducible``.
         """
@@ -148,13 +148,12 @@ class Group:
         return bits
 
     def rounding_key(self) -> int:
-        """The key by which this rank rounds what it narrows itself, as its last operation would have rounded: it
-        depends on the job's name, the operation's number and the rank.  While no operation is under way."""
+        """The key by which this rank rounds values that it narrows itself, as its last operation would have rounded: it
+        depends on the job's name, the operation's number and the rank.  Call it while no operation is under way."""
         return int(library().nf_key(self._coding.seed, self._ranks.finished(), self.rank))
 
     def path(self, op: str = "sum", dtype: str = "float32") -> str:
-        """Name of the rail that carries such an allreduce where the call names no algorithm: ``rail``, or "tcp" or
-        "roce".
+        """Name of the rail that carries such an allreduce if the call names no algorithm: ``rail``, or "tcp" or "roce".
 
         With rail="auto", small tensors may go between the hosts all the same (``explain``).
         """
@@ -181,16 +180,16 @@ class Group:
     ) -> Array:
         """The reduction of every rank's array, the same bits on every rank.
 
-        array      any shape (0-d and empty too); the same shape and dtype on all ranks; also an array in a device's
-                   memory, of CuPy, JAX or torch, say (``device_arrays``): then the result is there, too
-        out        where the result goes, may be ``array`` itself; default: a new array
+        array      any shape (0-d and empty too); the same shape and dtype on all ranks; arrays in a device's memory, of
+                   CuPy, JAX or torch, get their result there (``device_arrays``)
+        out        array for the result, which may be ``array`` itself; default: a new array
         op         "sum", "product" (integers wrap), "average" (no integers), "max", "min"
         dtype      "bfloat16" where uint16 arrays hold it; for arrays that the caller has widened, one of
                    ``operation.reduction.WIDENED``, so that ranks which have widened another dtype are told
         algorithm  one of ``peers.KNOWN``, or "innet", to fold in the switches; default: the communicator's
         name       what the flight recorder and the timeline call it
 
-        How the switches are to do it, where they do:
+        For reductions that the switches fold:
         lane_bits  16 or 8: half and a quarter of the bytes of a folded sum or average of floats (docs/host.md has the
                    error bounds); all ranks must say the same.  Default: the communicator's
         rounding   of narrow lanes: "stochastic", the default, repeats with the job's name, the operation's number and
@@ -259,11 +258,11 @@ class Group:
     def _repeat(
         self, array: Array, out: Array | None, op: ReduceOp, algorithm: str | None, name: str
     ) -> Array | None:
-        """An ``allreduce`` that asks for no other coding, of a kind that the switches have folded before, and of arrays
-        that they take as they are; None, and nothing has been done, where it is another.
+        """Repeats a prepared ``allreduce``: one without a coding of its own, of a signature that the switches have
+        folded before, and of arrays that need no conversion.  Returns None, having done nothing, for all others.
 
-        Nothing is looked at here but what may differ between two such calls: where ranks share processors, what each
-        further step touches is in no cache, and costs more than sending 4 KiB.
+        It checks only the properties that may differ between two such calls: when ranks share processors, each further
+        step misses the caches, and costs more than sending 4 KiB.
         """
         ranks, what = self._ranks, (array.dtype, array.nbytes, op, algorithm)
         known = self._repeats.get(what)
@@ -325,8 +324,7 @@ class Group:
         saturate: bool = False,
         reproducible: bool | None = None,
     ) -> Work[Array]:
-        """Starts an ``allreduce`` and returns at once; several may be under way, and run in the order of their calls.
-        """
+        """Starts an ``allreduce`` and returns at once; several may be under way, and run in the order of the calls."""
         if type(array) is not np.ndarray and on_device(array):
             call: Callable[..., Array] = DeviceAllreduce(self, array, out)
             what = str(call)
@@ -342,14 +340,15 @@ class Group:
 
     @property
     def repeats_losses(self) -> bool:
-        """Whether an allreduce is finished although a rank is lost, for which it has to be one operation."""
+        """True if an allreduce is finished although a rank is lost; it must be a single operation then."""
         return False
 
     def later(self, operation: Callable[[], T], what: str) -> Work[T]:
         """Runs any operation asynchronously: ``comm.later(lambda: comm.all_gather(x), "gathering x")``.
 
-        operation  calls collectives of this communicator or its groups; it is called after all that was started before
-        what       a name for errors and the timeline
+        operation  calls collectives of this communicator or its groups; called after all operations that were started
+                   before
+        what       its name in errors and the timeline
         """
         return self._ranks.sequencer.later(operation, what)
 
@@ -368,7 +367,7 @@ class Group:
 
         algorithm     one of ``collectives.REDUCE``, or "innet": the switches fold for the root alone; default: the
                       cheapest
-        reproducible  as for ``allreduce``, which then carries it: every rank receives the sum
+        reproducible  as in ``allreduce``, which then carries it: every rank receives the sum
         """
         ranks = self._ranks
         ranks.check_rank(root, "root")
@@ -409,7 +408,7 @@ class Group:
 
         counts     rows of each rank; default: equally many
         algorithm  "ring", or "innet": the switches fold, and each rank gets its rows; default: the cheaper one
-        reproducible  as for ``allreduce``, which then carries it: every rank receives the whole sum
+        reproducible  as in ``allreduce``, which then carries it: every rank receives the whole sum
         """
         array, ranks = np.asarray(array), self._ranks
         reduction = reduction_of(op, array, dtype)
@@ -430,8 +429,8 @@ class Group:
         return result
 
     def _check_way(self, algorithm: str | None, reduction: Reduction, coding: Coding) -> None:
-        """Raises ValueError for a way that does not exist, or cannot carry this reduction.  A group that has yet to
-        fold asks for trees first where it is to."""
+        """Raises ValueError for an algorithm that does not exist, or cannot carry this reduction. A group that does not
+        fold yet asks for trees first, if the algorithm needs them."""
         dispatch = self._ranks.dispatch
         if algorithm == INNET and dispatch.may_open:
             with self._ranks.operation("asking for trees"):
@@ -442,28 +441,29 @@ class Group:
         self._ranks.dispatch.check(algorithm, reduction, coding)
 
     def together(self) -> Together:
-        """A context within which one ``reduce_scatter`` and one ``all_gather`` are called, to be made at the same time
+        """A context within which one ``reduce_scatter`` and one ``all_gather`` are called; both run at the same time
         when it ends: ``with comm.together() as both: both.reduce_scatter(..); both.all_gather(..)``."""
         return Together(self._ranks, self._coding, self.reduce_scatter, self.all_gather)
 
     def all_gather_to_join(self, array: Array, out: Array, following: Callable[[], joinable.Next]) -> bool:
-        """``all_gather`` of equally many rows, which a reduce_scatter that is called meanwhile may join: all ranks call
-        this, and agree on it while it is under way (``joinable``).
+        """``all_gather`` of equally many rows, which a reduce_scatter called meanwhile may join: all ranks call this,
+        and agree on it while it is under way (``joinable``).
 
-        following  what is known of the call after this one; called before each part, on this thread
-        Returns whether the reduce_scatter that ``following`` gave has been made as well.
+        following  returns the program's next call, as far as known; called before each part, on this thread
+        Returns True if the reduce_scatter that ``following`` returned was also done.
         """
         return joinable.all_gather(self._ranks, self._coding, array, out, following)
 
     @property
     def joins_nothing(self) -> str:
-        """Why no reduce_scatter joins an ``all_gather_to_join``, as things are now; empty where one may."""
+        """Why no reduce_scatter can join an ``all_gather_to_join`` at present; empty if one can."""
         return joinable.refusal(self._ranks, self._coding)
 
     def scatter_to_join(
         self, array: Array, out: Array, op: ReduceOp = "sum", *, dtype: str | None = None
     ) -> joinable.Scatter:
-        """A ``reduce_scatter`` of equally many rows for ``following`` of ``all_gather_to_join``.  Sends nothing."""
+        """Prepares a ``reduce_scatter`` of equally many rows, for ``following`` of ``all_gather_to_join``.  Sends
+        nothing."""
         return joinable.scatter_of(self._ranks, np.asarray(array), out, op, dtype)
 
     def parameter_server(
@@ -472,9 +472,9 @@ class Group:
     ) -> ParameterServer:
         """Servers that hold the parameters and run the optimizer; all ranks call it.
 
-        parameters  by name; those of the first worker count, and all ranks' are overwritten by them
+        parameters  name -> array; the first worker's values count, and overwrite all ranks' arrays
         optimizer   ``netfold.host.parameters.optimizers``: Sgd or Adam
-        servers     ranks that hold a part each, alike to an element; default: all
+        servers     ranks that each hold a part, equal to within an element; default: all
         workers     ranks that push and pull; default: all.  Each rank must be one or the other
         """
         return ParameterServer(self._ranks, parameters, optimizer, servers=servers, workers=workers)
@@ -483,7 +483,7 @@ class Group:
     def broadcast(self, array: Array, *, root: int = 0, algorithm: str | None = None) -> Array:
         """Fills every rank's array with that of the root, in place.
 
-        algorithm  one of ``collectives.BROADCAST``, or "innet": the switches copy it; default: the cheapest
+        algorithm  one of ``collectives.BROADCAST``, or "innet": the switches replicate it; default: the cheapest
         """
         return data_movement.broadcast(self._ranks, array, root=root, algorithm=algorithm)
 
@@ -494,7 +494,7 @@ class Group:
         """Every rank's rows, one after another.
 
         counts     rows of each rank's array; default: as many as this one's
-        algorithm  "ring", or "innet": the switches copy each rank's rows to all; default: the cheaper one
+        algorithm  "ring", or "innet": the switches replicate each rank's rows to all; default: the cheaper one
         """
         return data_movement.all_gather(self._ranks, array, out, counts=counts, algorithm=algorithm)
 
@@ -528,8 +528,8 @@ class Group:
     def barrier(self, *, algorithm: str | None = None) -> None:
         """Returns once every rank has called it.
 
-        algorithm  "dissemination" between the hosts, or "innet": one packet of each rank, which the switches fold;
-                   default: "innet" where they fold
+        algorithm  "dissemination" between the hosts, or "innet": one packet from each rank, which the switches fold;
+                   default: "innet" if they fold
         """
         data_movement.barrier(self._ranks, algorithm=algorithm)
 

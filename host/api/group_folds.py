@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folds of a communicator's groups: each group that folds is a job of its own at the controller.
 
-    first reduction worth it    ranks agree over the group's mesh that all of them may try, and on a number
+    first reduction worth it    ranks agree over the group's mesh to try, and on a number
                                 each joins the group at the controller, which plans trees for it, or refuses
                                 ranks agree that all have plans
                                 all open their rails, or none (``folding``): from then on the group may fold
-    any of them could not       all close what they have, go on between the hosts, and try again later
+    any of them could not       all close their part, continue between the hosts, and try again later
 
-So either all ranks of a group may fold, or none.  Whatever says when to try counts operations and bytes, which are the
-same on all ranks.
+So either all ranks of a group may fold, or none.  The time of an attempt depends on counts of operations and bytes
+alone, which are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -39,27 +39,26 @@ from netfold.host.selection.peers import Peers
 from netfold.wire.jobs import Plan
 
 LEAST_BYTES: Final = 64 << 10
-"""Bytes of reductions after which a group tries to fold: what makes fewer is not worth a plan."""
+"""Bytes of reductions after which a group tries to fold; fewer are not worth a plan."""
 RETRY: Final = 64
-"""Reductions after the first attempt until the second, which grow by the factor GROWTH with each attempt, up to the
-number MOST."""
+"""Reductions between the first attempt and the second; each further attempt multiplies it by GROWTH, up to MOST."""
 GROWTH: Final = 4
 MOST: Final = 1 << 16
 JOIN_SHARE: Final = 0.5
-"""Part of the communicator's timeout for which a rank waits for the group's other ranks at the controller: those that
+"""Part of the communicator's timeout for which a rank waits for the group's other ranks at the controller.  Ranks that
 the controller has refused wait for it meanwhile."""
 JOIN_SECONDS: Final = 30.0
-"""Most seconds of that: all of them have just said that they join."""
+"""Most seconds of that wait: all of the ranks have just announced that they join."""
 SAID = struct.Struct("!??q240s")
-"""What a rank says of its part: whether it could, whether never, a number, and the reason."""
+"""A rank's report on its part: success, permanent refusal, a number, and the reason."""
 FINAL: Final = ("FAILED_PRECONDITION", "INVALID_ARGUMENT", "PERMISSION_DENIED", "UNIMPLEMENTED")
-"""Codes of refusals that would come again."""
+"""gRPC codes of refusals that would be repeated."""
 
 log = logging.getLogger("netfold")
 
 
 class _Word(NamedTuple):
-    """What a rank says of its part of opening a fold."""
+    """A rank's report on its part of opening a fold."""
 
     able: bool = True
     never: bool = False
@@ -68,23 +67,23 @@ class _Word(NamedTuple):
 
 
 class JoinedGroup(NamedTuple):
-    """What a rank has of a group that it has joined at the controller."""
+    """A group that this rank has joined at the controller."""
 
     plan: Plan
     client: JobClient
-    """The connection for it."""
+    """The connection to the controller for this group."""
     receiver: socket.socket | None
-    """The socket at which results arrive, where the rail has one."""
+    """The socket at which results arrive, if the rail has one."""
 
     def leave(self) -> None:
-        """Leaves it, before anything was opened."""
+        """Leaves the group, before anything was opened."""
         try:
             self.client.leave(RailStats().report(self.plan))
         finally:
             self.close()
 
     def close(self) -> None:
-        """Closes connection and socket."""
+        """Closes the connection and the socket."""
         self.client.close()
         if self.receiver is not None:
             self.receiver.close()
@@ -92,13 +91,13 @@ class JoinedGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupMeans:
-    """How a communicator opens the folds of its groups.
+    """The functions by which a communicator opens the folds of its groups.
 
     refusal   why this rank opens none; empty: it does
     join      joins a group of these ranks with this number and timeout
     open      opens the rail of a group's plan, over the group's ranks, with the socket at which results arrive, which
-              it takes over; raises Unfit on all of them where one cannot
-    always    groups fold what they can, whatever it costs
+              it takes over; raises Unfit on all of them if one cannot
+    always    groups fold everything that they can, at any cost
     """
 
     refusal: str
@@ -116,7 +115,7 @@ class GroupFolds:
         self._means = means
         self._lock = threading.Lock()
         self._numbers: dict[tuple[int, ...], int] = {}
-        """The next number of a group, by its ranks."""
+        """Ranks of a group -> its next number."""
         self._open: set[GroupFold] = set()
         self._closed = False
 
@@ -125,17 +124,18 @@ class GroupFolds:
         return GroupFold(self, self._means, tuple(members))
 
     def number(self, members: tuple[int, ...]) -> int:
-        """A number that no group of these ranks has had, as far as this rank knows; -1: the communicator is closed."""
+        """A number that no group of these ranks has had, as far as this rank knows; -1 if the communicator is
+        closed."""
         with self._lock:
             return -1 if self._closed else self._numbers.get(members, 1)
 
     def count(self, members: tuple[int, ...], number: int) -> None:
-        """The number is used now."""
+        """Marks the number as used."""
         with self._lock:
             self._numbers[members] = number + 1
 
     def keep(self, fold: GroupFold) -> None:
-        """Remembers a fold that is open, to close it in the end."""
+        """Remembers an open fold, so that ``close`` closes it."""
         with self._lock:
             self._open.add(fold)
             late = self._closed
@@ -143,22 +143,22 @@ class GroupFolds:
             fold.close()
 
     def forget(self, fold: GroupFold) -> None:
-        """A fold is open no longer."""
+        """Forgets a fold that is closed."""
         with self._lock:
             self._open.discard(fold)
 
     def interrupt(self, error: NetFoldError) -> None:
-        """Called by another thread: what folds ends with this error soon."""
+        """Ends folding operations soon, with this error; called by another thread."""
         with self._lock:
             those = list(self._open)
         for fold in those:
             fold.interrupt(error)
 
     def close(self, reason: str = "", *, ended: bool = False) -> None:
-        """Closes all of them, and opens none any more.
+        """Closes all folds, and opens none from then on.
 
-        reason  why the communicator has failed, where it has
-        ended   the controller has ended the groups, since their job goes on as other ranks
+        reason  why the communicator has failed, if it has
+        ended   the controller has ended the groups, since their job goes on with other ranks
         """
         with self._lock:
             self._closed, those = True, list(self._open)
@@ -180,7 +180,7 @@ class GroupFold:
         self._never = False
         self._attempts = self._reductions = self._bytes = 0
         self._next = 1
-        """Number of the reduction before which the group tries."""
+        """Number of the reduction before which the group tries to fold."""
         self.why = (f"this group of some ranks has yet to fold: it asks for trees before the reduction with which it "
                     f"comes to {LEAST_BYTES >> 10} KiB")
 
@@ -243,7 +243,7 @@ class GroupFold:
     def close(self, reason: str = "", *, ended: bool = False) -> None:
         """Leaves the group's job, and closes the rail.
 
-        reason, ended  as of ``GroupFolds.close``
+        reason, ended  as in ``GroupFolds.close``
         """
         self._closed = True
         held = self._release()
@@ -252,7 +252,7 @@ class GroupFold:
             self._let_go(held, reason, ended=ended)
 
     def interrupt(self, error: NetFoldError) -> None:
-        """Called by another thread: what it folds ends with this error soon."""
+        """Ends its folding operation soon, with this error; called by another thread."""
         with self._lock:
             held = self._held
         if held is not None:
@@ -260,7 +260,7 @@ class GroupFold:
 
     # ---- inside ------------------------------------------------------------------------------------------------------
     def _join(self, number: int) -> tuple[JoinedGroup | None, _Word]:
-        """Joins the group at the controller.  Returns what this rank has of it, and what it says of that."""
+        """Joins the group at the controller.  Returns the joined group, and this rank's report."""
         try:
             joined = self._means.join(
                 self._members, number, min(JOIN_SHARE * self._means.timeout, JOIN_SECONDS))
@@ -278,8 +278,8 @@ class GroupFold:
         return joined, _Word()
 
     def _agree(self, hosts: Peers, what: str, mine: _Word) -> list[_Word] | None:
-        """Tells all ranks of the group how this one's part went.  Returns what all have said, where all could; else
-        None, and ``why`` says what the first said that could not."""
+        """Tells all ranks of the group how this rank's part went.  Returns all reports if all succeeded; else None, and
+        ``why`` is the first failed rank's reason."""
         mesh = hosts.mesh
         data = np.zeros(mesh.size * SAID.size, np.uint8)
         pieces = [slice(rank * SAID.size, (rank + 1) * SAID.size) for rank in range(mesh.size)]
@@ -299,7 +299,7 @@ class GroupFold:
         return words
 
     def _fail(self, lacking: Mapping[int, str], *, never: bool) -> None:
-        """The group does not fold, since these of its ranks cannot; ``never``: and is not to ask again."""
+        """Records that the group does not fold, since these of its ranks cannot; ``never``: it will not ask again."""
         self._never = never
         again = "" if never else f"; it asks again after {self._next - self._reductions} more reductions"
         reasons: dict[str, int] = {}
@@ -325,7 +325,7 @@ class GroupFold:
 
 
 def _leave(membership: Membership, stats: RailStats, reason: str = "", *, ended: bool = False) -> None:
-    """Leaves a group's job, unless it has ended already."""
+    """Leaves a group's job, unless the job has already ended."""
     try:
         if not ended and not isinstance(membership.job_error(), JobEnded):
             membership.leave(stats, reason)

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An all_gather that a reduce_scatter may join while it is under way, for callers that learn of the second one late.
+"""An all_gather that a reduce_scatter may join while it is under way, for callers that learn of the second late.
 
 ``together`` needs both calls at once.  Here the all_gather begins alone, in parts.  Beside each part but the last goes
 a sum of one number of each rank, which says whether the rank has called the reduce_scatter by now:
 
-    all ranks have       what is left of the all_gather goes together with it
+    all ranks have       the rest of the all_gather goes together with it
     some have not yet    the next part goes, and asks again
-    one rank will not    what is left goes at once, and nobody asks any more
+    one rank will not    the rest goes at once, without further questions
 
 Ranks may call at different times, but they decide by sums alone, which are the same on all of them.  So every rank
 makes the same sequence of ordinary operations, and none waits for a call that has yet to come.
 
-Where nothing has joined for long, few all_gathers ask: a program that does not overlap its calls pays next to nothing.
+After many all_gathers that nothing joined, few ask: a program that does not overlap its calls pays next to nothing.
 """
 
 from __future__ import annotations
@@ -42,20 +42,21 @@ from netfold.host.operation.coding import Coding
 from netfold.host.operation.reduction import ReduceOp, Reduction, reduction_of
 
 PARTS: Final = 16
-"""Parts of a long all_gather: a reduce_scatter waits for a sixteenth of it at most."""
+"""Parts of a long all_gather: a reduce_scatter waits for at most a sixteenth of it."""
 PART_BYTES: Final = 1 << 17
-"""Bytes of all ranks' rows in a part at least: each part costs a round trip.  What has less than two is not cut."""
+"""Least bytes of all ranks' rows in a part, since each part costs a round trip.  An all_gather of fewer than two parts
+is not cut."""
 ALIGNED: Final = 4096
-"""Parts of a row are multiples of so many bytes, whole packets."""
+"""Bytes of which the parts of a row are multiples: whole packets."""
 HOPES: Final = 32
-"""So many all_gathers that nothing has joined ask, one after another; of those that follow, every RARELY-th does."""
+"""Consecutive all_gathers that ask although nothing has joined one; of the following, every RARELY-th asks."""
 RARELY: Final = 16
 VOTES: Final = Reduction("sum", "int32")
 
 
 @dataclass(frozen=True)
 class Scatter:
-    """A reduce_scatter that has been called, and has not begun; made by ``scatter_of``."""
+    """A reduce_scatter that has been called and has not begun; created by ``scatter_of``."""
 
     array: Array
     out: Array
@@ -65,8 +66,8 @@ class Scatter:
 
 
 Next = Scatter | Literal["open", "none"]
-"""What a rank's program calls after an all_gather, as far as is known: a reduce_scatter, which may join it; "open"
-where nothing has been called yet; "none" where something else has been, or nothing will be before the end."""
+"""The program's call after an all_gather, as far as known: a reduce_scatter, which may join; "open" if nothing has been
+called yet; "none" if another operation was called, or none will be before the end."""
 
 
 def scatter_of(ranks: Members, array: Array, out: Array, op: ReduceOp, dtype: str | None) -> Scatter:
@@ -77,7 +78,7 @@ def scatter_of(ranks: Members, array: Array, out: Array, op: ReduceOp, dtype: st
 
 
 def refusal(ranks: Members, coding: Coding) -> str:
-    """Why no reduce_scatter joins an all_gather of these ranks, as they are carried now; empty where one may."""
+    """Why no reduce_scatter can join an all_gather of these ranks at present; empty if one can."""
     if coding.reproducible:
         return "reductions are reproducible, and made in several stages"
     # several rails would each carry a part of a whole array, and make the two calls one after the other
@@ -87,8 +88,8 @@ def refusal(ranks: Members, coding: Coding) -> str:
 def all_gather(ranks: Members, coding: Coding, array: Array, out: Array, following: Callable[[], Next]) -> bool:
     """Fills ``out`` with every rank's rows, equally many of each.
 
-    following  what is known of the call after this one; called on this thread before each part
-    Returns whether the reduce_scatter that ``following`` gave has been made as well; raises as ``Group.all_gather``.
+    following  returns the program's next call, as far as known; called on this thread before each part
+    Returns True if the reduce_scatter that ``following`` returned was also done; raises as ``Group.all_gather``.
     """
     array = np.asarray(array)
     rows = rows_with(array, None, ranks.rank, ranks.size)
@@ -111,14 +112,14 @@ def all_gather(ranks: Members, coding: Coding, array: Array, out: Array, followi
 
 # ---- inside ----------------------------------------------------------------------------------------------------------
 def _asks(ranks: Members) -> bool:
-    """Whether this all_gather is cut into parts and asks beside each what the ranks have called, and counts it.  All
-    ranks answer alike, since it depends on their common decisions alone."""
+    """True if this all_gather, which it counts, is cut into parts and asks beside each which ranks have called the
+    reduce_scatter.  The answer is the same on all ranks, since it depends on their common decisions alone."""
     before = ranks.count_joinable()
     return before < HOPES or before % RARELY == 0
 
 
 def _apart(following: Callable[[], Next], array: Array, out: Array) -> Callable[[], Next]:
-    """``following``, without a call that needs this one's result, or overwrites what it has."""
+    """``following``, restricted to calls that neither need this one's result nor overwrite its memory."""
 
     def known() -> Next:
         now = following()
@@ -130,7 +131,7 @@ def _apart(following: Callable[[], Next], array: Array, out: Array) -> Callable[
 def _in_parts(
     ranks: Members, coding: Coding, data: Flat, rows: Sequence[slice], parts: int, following: Callable[[], Next]
 ) -> bool:
-    """Gathers bytes in parts, and makes the call that joins.  Returns whether one has."""
+    """Gathers bytes in parts, and does the call that joins.  Returns True if one has joined."""
     longest = rows[0].stop - rows[0].start
     each = -(-longest // parts)
     each += -each % ALIGNED
@@ -154,8 +155,9 @@ def _in_parts(
 
 
 def _vote(ranks: Members, coding: Coding, known: Next, data: Flat, part: Sequence[slice]) -> int | None:
-    """Moves a part, and asks all ranks.  Returns the number of ranks that have called the reduce_scatter, or more than
-    there are where one of them will not; None where the switches do not carry both, and nothing has moved."""
+    """Moves a part, and asks all ranks.  Returns the number of ranks that have called the reduce_scatter, or a greater
+    number than there are ranks if one of them will not; None if the switches do not carry both, and nothing has
+    moved."""
     said = 1 if isinstance(known, Scatter) else 0 if known == "open" else ranks.size + 1
     mine, sums = np.full(ranks.size, said, np.int32), np.empty(1, np.int32)
     if not exchange(ranks, coding, mine, sums, VOTES, by_counts([1] * ranks.size), data, part, "all_gather"):
@@ -164,6 +166,6 @@ def _vote(ranks: Members, coding: Coding, known: Next, data: Flat, part: Sequenc
 
 
 def _from(row: slice, at: int, most: int | None = None) -> slice:
-    """The part of a row from ``at`` on, ``most`` long at most."""
+    """The part of a row from ``at`` on, of at most ``most`` bytes."""
     start = min(row.stop, row.start + at)
     return slice(start, row.stop if most is None else min(row.stop, start + most))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of a group as its operations see them: their numbers, their checks, and the order of operations."""
+"""The ranks of a group, for its operations: their numbers, their checks, and the order of operations."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from netfold.host.selection.dispatch import Dispatch
 from netfold.host.selection.peers import Peers
 
 LAST: Final = 1 << 62
-"""The last number that an operation could have."""
+"""The greatest number of an operation."""
 
 
 class Members:
     """Ranks 0 .. size-1 of a group.
 
     dispatch   carries the group's reductions, and has the mesh between its ranks
-    sequencer  that of the communicator, shared by all of its groups
+    sequencer  the communicator's, shared by all of its groups
     first      number of the next operation
     """
 
@@ -36,10 +36,11 @@ class Members:
         self.numbers = iter(range(first, LAST + 1))
         """The numbers of the next operations, in order."""
         self._unjoined = 0
-        """All_gathers that a reduce_scatter might have joined (``joinable``), and none has, since one did."""
+        """All_gathers that a reduce_scatter might have joined (``joinable``), since the last one that was joined."""
 
     def finished(self) -> int:
-        """Number of the last operation of these ranks that this one has finished; 0: none.  While none is under way."""
+        """Number of the last operation of these ranks that this rank has finished; 0: none.  Read it while none is
+        under way."""
         begun = LAST - length_hint(self.numbers)
         for operation in reversed(self.sequencer.flight.operations()):
             if operation.number == begun and operation.group == self.peers.called:
@@ -47,24 +48,24 @@ class Members:
         return begun
 
     def end(self, reason: str) -> None:
-        """No operation of these ranks begins any more, and what the switches hold for them is given back."""
+        """Prevents further operations of these ranks, and returns the switches' slots."""
         self.numbers = _ended(f"{self.sequencer.me}: the group of {self.peers.called} was closed")
         self.dispatch.close_fold(reason)
 
     def count_joinable(self) -> int:
-        """Begins an all_gather that a reduce_scatter may join.  Returns how many such there were since one was
+        """Begins an all_gather that a reduce_scatter may join.  Returns the number of such all_gathers since one was
         joined."""
         before = self._unjoined
         self._unjoined += 1
         return before
 
     def count_joined(self) -> None:
-        """A reduce_scatter has joined one."""
+        """Counts a reduce_scatter that has joined."""
         self._unjoined = 0
 
     @property
     def peers(self) -> Peers:
-        """The ranks over the mesh between the hosts; replaced after a rail has failed or is back."""
+        """The ranks over the mesh between the hosts; replaced after a rail has failed or has recovered."""
         return self.dispatch.hosts
 
     @property
@@ -96,8 +97,8 @@ class Members:
     def operation(
         self, name: str, nbytes: int = 0, op: str = "", dtype: object = "", *, counted: bool = True
     ) -> Iterator[int]:
-        """A context for one operation, which gives its number; ``counted``: all ranks of the group call it, else its
-        number is 0.  It waits and raises as ``OperationSequencer.begin``."""
+        """A context for one operation, which yields its number; ``counted``: all ranks of the group call it, otherwise
+        its number is 0.  It waits and raises as ``OperationSequencer.begin``."""
         called = dtype_name(dtype) if isinstance(dtype, np.dtype) else str(dtype)
         if counted:
             number = self.begin(name, nbytes, op, called)
@@ -118,13 +119,13 @@ class Members:
             raise ValueError(f"{name}={rank}: expected a rank of 0 .. {self.size - 1}")
 
     def check_peer(self, peer: int) -> None:
-        """Raises ValueError for a rank that does not exist, or is this one."""
+        """Raises ValueError for a rank that does not exist or is this one."""
         self.check_rank(peer, "peer")
         if peer == self.rank:
             raise ValueError(f"peer={peer} is this rank itself: expected another one")
 
 
 def _ended(why: str) -> Iterator[int]:
-    """The numbers of the next operations of a group that has none any more."""
+    """The operation numbers of a closed group: none."""
     raise Closed(why)
     yield 0

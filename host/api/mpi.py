@@ -5,10 +5,10 @@
     comm = MPI.COMM_WORLD                                  # joins the job that the environment names, at first use
     comm.Allreduce(MPI.IN_PLACE, gradient, op=MPI.SUM)
 
-A buffer is a numpy array, anything else that offers its memory (bytearray, array.array, memoryview), or a list of
-such a one with a datatype or count behind it, as in [array, MPI.FLOAT]: the array alone says both here, and what
-contradicts it is refused.  Contiguous memory only, as with MPI.  Errors are netfold's (``errors``), not MPI's codes.
-Methods in lower case, which pickle objects, are not offered.
+A buffer is a numpy array, another object with the buffer protocol (bytearray, array.array, memoryview), or a list of
+such an object and a datatype or count, as in [array, MPI.FLOAT].  The array alone determines both; a contradiction is
+refused.  Contiguous memory only, as with MPI.  Errors are netfold's (``errors``), not MPI's codes.  Methods in lower
+case, which pickle objects, are not offered.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _InPlace:
 
 
 IN_PLACE: Final = _InPlace()
-"""Passed as sendbuf: the data is in recvbuf."""
+"""Passed as sendbuf: recvbuf already holds the data."""
 SUM: Final[ReduceOp] = "sum"
 PROD: Final[ReduceOp] = "product"
 MAX: Final[ReduceOp] = "max"
@@ -46,18 +46,18 @@ UNSIGNED_CHAR, BYTE = np.dtype(np.uint8), np.dtype(np.uint8)
 
 
 class Request:
-    """An operation that has been started."""
+    """A started operation."""
 
     def __init__(self, work: Work[Array]) -> None:
         self._work = work
 
     def Wait(self) -> bool:
-        """Returns once recvbuf holds the result; raises what the operation raised."""
+        """Returns once recvbuf holds the result; raises the operation's error."""
         self._work.wait()
         return True
 
     def Test(self) -> bool:
-        """Whether ``Wait`` would return, or raise, at once."""
+        """True if ``Wait`` would return or raise at once."""
         return self._work.done()
 
     wait, test = Wait, Test
@@ -88,12 +88,12 @@ class Comm:
         return self.group.size
 
     def Create_group(self, ranks: Sequence[int]) -> Comm:
-        """Some of the ranks, in this order; only they call it."""
+        """A communicator of some of the ranks, in this order; only they call it."""
         return Comm(self.group.group(ranks))
 
     # ---- reductions --------------------------------------------------------------------------------------------------
     def Allreduce(self, sendbuf: Buffer, recvbuf: Buffer, op: ReduceOp = SUM) -> None:
-        """Fills recvbuf with the reduction of all ranks' sendbuf, folded in the network where that is possible."""
+        """Fills recvbuf with the reduction of all ranks' sendbuf, folded in the network if possible."""
         out = _array(recvbuf, "recvbuf", write=True)
         self.group.allreduce(self._sent(sendbuf, out, out.size), out, op)
 
@@ -170,7 +170,7 @@ class Comm:
         self.group.scatter(source, out, root=root)
 
     def Alltoall(self, sendbuf: Buffer, recvbuf: Buffer) -> None:
-        """Sends part r of sendbuf to rank r, and fills part r of recvbuf with what rank r sent."""
+        """Sends part r of sendbuf to rank r, and fills part r of recvbuf with the part from rank r."""
         out = _array(recvbuf, "recvbuf", write=True)
         self._part(out, "recvbuf")
         self.group.all_to_all(out.copy() if sendbuf is IN_PLACE else self._sent(sendbuf, out, out.size), out)
@@ -195,7 +195,7 @@ class Comm:
         return array.size // self.size
 
     def _sent(self, sendbuf: Buffer, out: Array, size: int) -> Array:
-        """sendbuf as an array of ``size`` elements of recvbuf's dtype; recvbuf itself for IN_PLACE."""
+        """sendbuf as an array of ``size`` elements of recvbuf's dtype; for IN_PLACE, recvbuf itself."""
         if sendbuf is IN_PLACE:
             return out
         array = _array(sendbuf, "sendbuf")

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Python objects between the ranks of a communicator.
 
-Who chooses what is unpickled chooses what code runs.  So an object travels as tag | pickle, and is unpickled only where
-the tag shows that a rank which knows the job's secret has sent it in this very exchange:
+Unpickling runs code that the sender chooses.  So an object travels as tag | pickle, and is unpickled only if the tag
+proves that a rank which knows the job's secret has sent it in this very exchange:
 
     tag = HMAC-SHA256(key, exchange | sender's rank | pickle)
     exchange = of every rank, in order: bytes of its pickle 8 | nonce 16        which all ranks gather first
 
-This holds whatever carries the bytes: queue pairs prove nothing of a packet, and TCP proves who is at the other end,
-not that nobody on the way has changed the bytes since.  Ranks of one job trust each other's objects.
+The tag is needed on every transport: queue pairs do not authenticate packets, and TCP's handshake authenticates the
+peer, but not the bytes that follow.  Ranks of one job trust each other's objects.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ TAG_BYTES: Final = 32
 NONCE_BYTES: Final = 16
 OFFER = struct.Struct(f"!Q{NONCE_BYTES}s")
 MOST_BYTES: Final = 1 << 40
-"""Bytes of a pickle; what claims to be longer has not come from a rank."""
+"""Most bytes of a pickle; a greater size has not come from a rank."""
 
 
 class _Exchange:
-    """One exchange of objects, which all ranks make together.
+    """One exchange of objects, by all ranks together.
 
-    mine  this rank's pickle; empty where it gives none
+    mine  this rank's pickle; empty if it sends none
     """
 
     def __init__(self, comm: Communicator, mine: bytes) -> None:
@@ -58,7 +58,7 @@ class _Exchange:
         return np.frombuffer(self._tag(self._comm.rank, self._mine) + self._mine, np.uint8)
 
     def opened(self, rank: int, sealed: Flat) -> Any:
-        """The object that a rank has sealed.  Raises Unproven."""
+        """The object of a rank, once its tag is verified.  Raises Unproven."""
         tag, data = sealed[:TAG_BYTES].tobytes(), sealed[TAG_BYTES:].tobytes()
         if not hmac.compare_digest(tag, self._tag(rank, data)):
             raise self._unproven(f"an object of {len(data)} bytes that is said to be rank {rank}'s")
@@ -77,7 +77,7 @@ class _Exchange:
 
 
 def allgather(comm: Communicator, value: Any) -> list[Any]:
-    """Every rank's object, in order of rank.  Raises Unproven, and what ``Communicator.all_gather`` raises."""
+    """Every rank's object, in order of rank.  Raises Unproven, and the errors of ``Communicator.all_gather``."""
     mine = pickle.dumps(value)
     if comm.size == 1:
         return [pickle.loads(mine)]
@@ -90,7 +90,7 @@ def allgather(comm: Communicator, value: Any) -> list[Any]:
 def broadcast(comm: Communicator, value: Any, root: int) -> Any:
     """The root's object on every rank.
 
-    Raises ValueError for a root that does not exist, Unproven, and what ``Communicator.broadcast`` raises.
+    Raises ValueError for a root that does not exist, Unproven, and the errors of ``Communicator.broadcast``.
     """
     if not 0 <= root < comm.size:
         raise ValueError(f"root_rank={root}: expected a rank of 0 .. {comm.size - 1}")
@@ -105,15 +105,15 @@ def broadcast(comm: Communicator, value: Any, root: int) -> Any:
 
 
 def share_state(comm: Communicator, version: int, state: Any) -> tuple[int, Any]:
-    """The state of a rank that is furthest, and its version, on every rank.
+    """The most advanced rank's state, and its version, on every rank.
 
     For when ranks have changed (``Communicator.shrink``, ``grow``): some may have finished a step that others have not,
-    and new ones have no state.  Nothing but the versions is sent where all are equally far.
+    and new ones have no state.  If all versions are equal, only the versions are sent.
 
-    version  how far this rank is, such as its number of steps; -1 where it has no state
-    state    any object that can be pickled: arrays, a ``state_dict`` of torch; changed only where another rank's is
-             returned, and only once that is here as a whole
-    Raises Unproven, and what collectives raise.
+    version  progress of this rank, such as its number of steps; -1 if it has no state
+    state    any object that can be pickled: arrays, a ``state_dict`` of torch; changed only if another rank's state is
+             returned, once all of that has arrived
+    Raises Unproven, and the errors of collectives.
     """
     versions = comm.all_gather(np.array([version], np.int64))
     root = int(versions.argmax())

@@ -35,7 +35,8 @@ from netfold.host.parameters.shards import Shards
 
 
 class ParameterServer:
-    """One rank's end.  Made by ``Group.parameter_server`` on all ranks at the same point of their operations."""
+    """One rank's end of a parameter server.  Created by ``Group.parameter_server`` on all ranks at the same point of
+    their operations."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class ParameterServer:
         self._held: Held | None = None
         self._finished = False
         self.steps = 0
-        """Steps made so far."""
+        """Steps finished so far."""
         told = repr((list(self._shards.shapes.items()), serving, working, optimizer)).encode()
         # messages carry the beginning of it alone, which the checksum makes differ wherever anything does
         self._what = (f"parameter server {zlib.crc32(told):08x}: {self._shards.count} x {self._shards.dtype}, "
@@ -85,9 +86,9 @@ class ParameterServer:
     def step(self, gradients: Mapping[str, Array]) -> None:
         """Pushes this worker's gradients, and fills the parameters with those after the step.
 
-        gradients  by the parameters' names, of their shapes and dtype; of one worker's part of the batch, as a mean
-        Raises ValueError where they are not, or on a rank that is no worker; RankMismatch, PeerLost, CollectiveTimeout,
-        TransportError, Busy, Closed.
+        gradients  parameter name -> array of its shape and dtype: the mean over this worker's part of the batch
+        Raises ValueError for other names, shapes or dtypes, or on a rank that is no worker; RankMismatch, PeerLost,
+        CollectiveTimeout, TransportError, Busy, Closed.
         """
         row = self._working("step")
         assert self._gradient is not None
@@ -99,7 +100,7 @@ class ParameterServer:
         self._shards.scatter(row, self._parameters)
 
     def pull(self) -> None:
-        """Fills every worker's parameters with what the servers hold, without a step; all workers call it.  Raises as
+        """Fills every worker's parameters with the servers' values, without a step; all workers call it.  Raises as
         ``step``."""
         row = self._working("pull")
         with self._operation() as mesh:
@@ -108,17 +109,17 @@ class ParameterServer:
         self._shards.scatter(row, self._parameters)
 
     def finish(self) -> None:
-        """Lets servers that are no workers return from ``serve``; all workers call it, and nothing after it."""
+        """Lets servers that are no workers return from ``serve``; all workers call it, as their last call."""
         self._working("finish")
         with self._operation() as mesh:
             exchange.notify(mesh, self._roles, FINISH)
         self._finished = True
 
     def serve(self) -> int:
-        """On a server that is no worker: makes the workers' steps until they finish.  Returns how many steps.
+        """On a server that is no worker: runs the workers' steps until they finish.  Returns the number of steps.
 
-        The communicator's timeout is the longest time that it waits for the next one.  Raises as ``step``, and
-        ValueError on a worker.
+        The communicator's timeout is the longest wait for the next one.  Raises as ``step``, and ValueError on a
+        worker.
         """
         if self._ranks.rank in self._roles.workers:
             raise ValueError(f"rank {self._ranks.rank} is a worker, which calls step(): expected one of the servers "
@@ -135,7 +136,7 @@ class ParameterServer:
         return self.steps
 
     def _working(self, name: str) -> Flat:
-        """This worker's row.  Raises ValueError where there is none, or after ``finish``."""
+        """This worker's row.  Raises ValueError on a rank that is no worker, or after ``finish``."""
         if self._row is None:
             raise ValueError(f"{name} on rank {self._ranks.rank}, which is a server alone: expected one of the workers "
                              f"{list(self._roles.workers)}; call serve()")

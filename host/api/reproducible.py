@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reproducible reductions as operations of a group: each stage (``exact.sums``) is an integer allreduce of its own, in
-the flight recorder, the timeline and the rail's figures, carried like any other."""
+"""Reproducible reductions as operations of a group.  Each stage (``exact.sums``) is an integer allreduce of its own, in
+the flight recorder, the timeline and the rail's figures, and is carried as any other."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ from netfold.host.selection.dispatch import Dispatch
 
 
 def carried(op: str, element: str) -> Reduction:
-    """The integer reduction that carries most of a reproducible one."""
+    """The integer reduction that carries most bytes of a reproducible one."""
     if op in ("max", "min"):
         return Reduction("max" if op == "max" else "min", "int64" if element == "float64" else "int32")
     return Reduction("sum", "int32")
 
 
 def check(dispatch: Dispatch) -> None:
-    """Raises ValueError where ranks only add for the others: they have no contribution, and so cannot tell its scale.
-    """
+    """Raises ValueError for a job with helpers, which add for the others: without data they cannot tell its scale."""
     if dispatch.hosts.helpers:
         raise ValueError(
             f"reproducible=True, helpers={list(dispatch.hosts.helpers)}: expected ranks that all have data; give either"
@@ -58,7 +57,8 @@ def allreduce(
 
 
 def explain(dispatch: Dispatch, nbytes: int, reduction: Reduction, algorithm: str | None) -> str:
-    """What a reproducible allreduce of ``nbytes`` bytes sends, and which path most of that takes.  Sends nothing."""
+    """The bytes that a reproducible allreduce of ``nbytes`` bytes sends, and the path of most of them.  Sends
+    nothing."""
     integers = carried(reduction.op, reduction.element)
     elements = nbytes // reduction.dtype.itemsize
     if reduction.op in ("max", "min"):

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A reduce_scatter and an all_gather that go together, as those of sharded training can (NCCL's group calls):
+"""A reduce_scatter and an all_gather at the same time, as sharded training can call them (NCCL's group calls):
 
     with comm.together() as both:
-        gradient = both.reduce_scatter(gradients)     # filled once the block is left
+        gradient = both.reduce_scatter(gradients)     # filled at the end of the block
         weights = both.all_gather(shard)
 
-The one fills the links from the ranks to the switches, the other those back: both take as long as the longer one.
-Where the switches do not carry them, the all_gather follows the reduce_scatter.  What would then be another result,
-because one call needs the other's, is refused on all paths.
+The first loads the links from the ranks to the switches, the second the links back: both take as long as the longer
+one.  If the switches do not carry them, the all_gather follows the reduce_scatter.  So a call that needs the other's
+result is refused on all paths.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from netfold.host.operation.request import AllreduceRequest
 
 @dataclass(frozen=True)
 class Waiting:
-    """A call whose block has not ended: its arrays, each rank's rows, and what makes it alone."""
+    """A call inside the block: its arrays, each rank's rows, and the function that runs it alone."""
 
     array: Array
     out: Array
@@ -37,10 +37,10 @@ class Waiting:
 
 
 class Together:
-    """What is called within ``Group.together``: a reduce_scatter, and an all_gather, which are made at its end.
+    """A reduce_scatter and an all_gather that are called within ``Group.together``, and run at its end.
 
     scatter, gather  the group's methods
-    coding           of its sums
+    coding           lane coding of the group's sums
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Together:
         self, array: Array, out: Array | None = None, op: ReduceOp = "sum", *, counts: Sequence[int] | None = None,
         dtype: str | None = None,
     ) -> Array:
-        """As ``Group.reduce_scatter``; the result is there once the block is left."""
+        """As ``Group.reduce_scatter``; the result is ready at the end of the block."""
         _check_first(self._scatter, "reduce_scatter")
         array = np.asarray(array)
         self._reduction = reduction_of(op, array, dtype)
@@ -69,7 +69,7 @@ class Together:
         return result
 
     def all_gather(self, array: Array, out: Array | None = None, *, counts: Sequence[int] | None = None) -> Array:
-        """As ``Group.all_gather``; the result is there once the block is left."""
+        """As ``Group.all_gather``; the result is ready at the end of the block."""
         _check_first(self._gather, "all_gather")
         array = np.asarray(array)
         rows = rows_with(array, counts, self._ranks.rank, self._ranks.size)
@@ -95,7 +95,7 @@ class Together:
                 call.alone()
 
     def _exchange(self, scatter: Waiting, gather: Waiting) -> bool:
-        """Makes both at once.  Returns False where the switches do not carry them."""
+        """Runs both at once.  Returns False if the switches do not carry them."""
         own, rank = gather.array, self._ranks.rank
         data, pieces = flat(gather.out), pieces_of(gather.rows, own)
         data[pieces[rank]] = own.reshape(-1)
@@ -114,12 +114,12 @@ def exchange(
     ranks: Members, coding: Coding, array: Array, out: Array, reduction: Reduction, pieces: Sequence[slice],
     data: Flat, rows: Sequence[slice], name: str = "together",
 ) -> bool:
-    """A reduce_scatter and an all_gather at once, as one operation.  Returns False where the switches do not carry
-    them, and nothing has been sent.
+    """A reduce_scatter and an all_gather at once, as one operation.  Returns False, having sent nothing, if the
+    switches do not carry them.
 
     array, out  of the reduce_scatter; ``pieces``: each rank's elements of the flat array
-    data        bytes, of which every rank's ``rows`` are gathered; this rank's are filled
-    name        what the flight recorder calls it
+    data        bytes of which every rank's ``rows`` are gathered; this rank's are filled in
+    name        of the operation in the flight recorder
     """
     coding = coding.asked(array, reduction.op, reduction.element, None, None, None, False)
     if coding.reproducible or not ranks.dispatch.rows.joins:
@@ -131,8 +131,8 @@ def exchange(
 
 
 def overlap(array: Array, out: Array, gathered: Array, into: Array) -> str:
-    """Which memory of a reduce_scatter of ``array`` to ``out`` and of an all_gather of ``gathered`` to ``into`` the one
-    call needs, or overwrites, and the other one has: there is no first of the two.  Empty where there is none."""
+    """Names the memory that a reduce_scatter of ``array`` to ``out`` and an all_gather of ``gathered`` to ``into``
+    share, if one of them reads or writes what the other writes: the buffers must not overlap.  Empty if they do not."""
     for first, name, second, other in (
         (out, "the result of reduce_scatter", gathered, "the array of all_gather"),
         (out, "the result of reduce_scatter", into, "the result of all_gather"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One communicator for the whole process, configured by the environment, in the words of Horovod.
+"""One communicator for the whole process, configured by the environment, with Horovod's names.
 
 As there, ``root_rank`` and ``allgather`` are the names; unlike there, ``allreduce`` sums where nothing is said:
 ``op=Average`` is Horovod's default.  For torch's tensors see ``netfold.host.torch.verbs``.
@@ -44,9 +44,9 @@ def join(
     rail: RailName = "auto",
     **settings: Any,
 ) -> Communicator:
-    """Joins the job that the environment names, as ``init``, which leaves its communicator to the caller.
+    """Joins the job that the environment names, as ``init`` does; the communicator belongs to the caller.
 
-    settings  further ones of ``Communicator.join``
+    settings  further parameters of ``Communicator.join``
     """
     if rank is None or world is None:
         place = environment.rank_identity()
@@ -80,13 +80,14 @@ def init(
     reproducible: bool | None = None,
     on_loss: OnLoss = "raise",
 ) -> Communicator:
-    """Joins the job that the environment names; arguments win over the environment.
+    """Joins the job that the environment names; arguments override the environment.
 
-    ``timeout`` and ``join_timeout`` are seconds: for each operation, and to wait for the other ranks.
+    timeout       seconds without progress after which an operation gives up
+    join_timeout  seconds to wait for the other ranks
 
-    NETFOLD_JOB (default "default"), NETFOLD_CONTROLLER; rank and world size as the launcher says them, and this host's
-    address from NETFOLD_ADDRESS or the way to the controller (``environment``).  Raises ValueError for what is missing,
-    and what Communicator.join raises.
+    The environment: NETFOLD_JOB (default "default"), NETFOLD_CONTROLLER, rank and world size as the launcher sets
+    them.  This host's address is NETFOLD_ADDRESS, or that of the interface towards the controller (``environment``).
+    Raises ValueError for missing settings, and the errors of Communicator.join.
     """
     global _world
     if _world is not None:
@@ -101,12 +102,12 @@ def init(
 
 
 def is_initialized() -> bool:
-    """Whether there is a job: ``init`` was called, and ``shutdown`` was not."""
+    """True between ``init`` and ``shutdown``."""
     return _world is not None
 
 
 def communicator() -> Communicator:
-    """The process's communicator.  Raises NetFoldError where ``init`` was not called."""
+    """The process's communicator.  Raises NetFoldError before ``init``."""
     if _world is None:
         raise NetFoldError("no job: call netfold.init() first")
     return _world
@@ -118,12 +119,12 @@ def rank() -> int:
 
 
 def size() -> int:
-    """How many ranks the job has."""
+    """The number of ranks of the job."""
     return communicator().size
 
 
 def local_rank() -> int:
-    """This process's rank among those of its machine, as the launcher says; 0 where it does not."""
+    """This process's rank among those of its machine, as set by the launcher; 0 if it sets none."""
     communicator()
     try:
         return environment.rank_identity().local_rank
@@ -148,13 +149,13 @@ def allgather(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def allgather_object(value: Any) -> list[Any]:
-    """Every rank's object, in order of rank.  Objects are pickled, and unpickled only where they prove to be of a rank
-    of the job (``objects``), so ranks must trust each other's data.  Raises Unproven."""
+    """Every rank's object, in order of rank.  Objects are pickled, and unpickled only if a rank of the job has provably
+    sent them (``objects``), so ranks must trust each other's data.  Raises Unproven."""
     return objects.allgather(communicator(), value)
 
 
 def broadcast_object(value: Any, root_rank: int = 0) -> Any:
-    """The root's object, as by ``allgather_object``; what the other ranks pass is ignored."""
+    """The root's object, as by ``allgather_object``; the other ranks' arguments are ignored."""
     return objects.broadcast(communicator(), value, root_rank)
 
 
@@ -181,9 +182,9 @@ def barrier() -> None:
 
 
 def shutdown(reason: str = "") -> None:
-    """Leaves the job; ``init`` may be called again.  Does nothing where there is none.
+    """Leaves the job; ``init`` may be called again.  Does nothing before ``init``.
 
-    reason  why, where the program is not done (``Communicator.close``)
+    reason  why, if the program is not done (``Communicator.close``)
     """
     global _world
     if _world is not None:
@@ -193,5 +194,5 @@ def shutdown(reason: str = "") -> None:
 
 
 def _leave_at_exit() -> None:
-    """Leaves the job as the process ends, once what is under way is done."""
+    """Leaves the job at the end of the process, once operations under way are done."""
     shutdown(end_of_process())

@@ -26,7 +26,7 @@ log = logging.getLogger("netfold")
 
 
 class _Here(threading.local):
-    """The current thread, without a call of Python: operations begin here, short ones too."""
+    """The current thread, without a Python call: even short operations ask for it."""
 
     def __init__(self) -> None:
         self.thread = threading.current_thread()
@@ -36,48 +36,47 @@ _here = _Here()
 
 
 class News:
-    """That the ranks have changed, between the thread where operations end with it and the program, which is to repeat
-    operations but has yet to be told so.
+    """Reports a change of ranks from the thread on which operations end with it to the program.
 
-    Whatever it has started before it is told ends alike: on other ranks those may be operations with other numbers.
+    Operations that the program has started before it learns of the change all end with it: on other ranks their numbers
+    may belong to other operations.
     """
 
     def __init__(self) -> None:
         self.told = 0
-        """How often the program has been told."""
+        """Number of errors reported to the program."""
         self._changed: RanksChanged | None = None
         self._before = -1
-        """What ``told`` was when that operation was started which ended with the last change."""
+        """Value of ``told`` at the start of the operation that ended with the last change."""
         self.forked: Closed | None = None
-        """In a forked child: the error of all that its parent has started, which ends there alone."""
+        """In a forked child: the error of all operations that its parent has started, which end only there."""
         self._lock = threading.Lock()
 
     def happened(self, changed: RanksChanged, told: int) -> None:
-        """An operation that was started when the program had been told so often has ended with this."""
+        """Records that an operation ended with this error; ``told`` had the given value when it was started."""
         with self._lock:
             if told > self._before:
                 self._changed, self._before = changed, told
 
     def after_fork(self, error: Closed) -> None:
-        """This is a forked child, where whatever has not ended ends with this error."""
+        """In a forked child: all unfinished operations end with this error."""
         self.forked, self._lock = error, threading.Lock()
 
     def check(self, told: int) -> None:
-        """Raises RanksChanged for an operation that was started when the program had been told so often, where it had
-        yet to be told of the last change."""
+        """Raises RanksChanged for an operation that was started before the program learned of the last change."""
         with self._lock:
             if self._changed is not None and told <= self._before:
                 raise self._changed
 
     def tell(self, error: BaseException) -> None:
-        """The program is told of an error."""
+        """Records that the program has been given an error."""
         with self._lock:
             if error is self._changed and self.told <= self._before:
                 self.told += 1
 
 
 class Work(Generic[T]):
-    """An operation that has been started.  Its arrays belong to it until ``wait`` returns."""
+    """A started operation.  Its arrays belong to it until ``wait`` returns."""
 
     def __init__(self, call: Callable[[], T], me: str, news: News) -> None:
         self._call = call
@@ -87,7 +86,7 @@ class Work(Generic[T]):
         self._result: T | None = None
         self._error: BaseException | None = None
         self.ended = 0.0
-        """When it was done, in monotonic seconds."""
+        """Time of its end, in monotonic seconds."""
         self._lock = threading.Lock()
         self._starts: Callable[[], None] = lambda: None
         self._callbacks: list[Callable[[Work[T]], object]] = []
@@ -110,14 +109,14 @@ class Work(Generic[T]):
         return self._result  # type: ignore[return-value]
 
     def done(self) -> bool:
-        """Whether ``wait`` would return, or raise the operation's error, at once."""
+        """True if ``wait`` would return, or raise the operation's error, at once."""
         return self._done.is_set() or self._left_behind()
 
     def add_done_callback(self, callback: Callable[[Work[T]], object]) -> None:
         """Calls ``callback(work)`` once the operation is done: on the communicator's thread, or here if it is done
         already.
 
-        What a callback raises is logged; the operation and those after it go on.
+        An exception of a callback is logged; the operation and the following ones go on.
         """
         if not self._left_behind():
             with self._lock:
@@ -127,7 +126,7 @@ class Work(Generic[T]):
         self._run_callback(callback)
 
     def _left_behind(self) -> bool:
-        """Whether this is a forked child, and the operation goes on in its parent alone."""
+        """True in a forked child, if the operation goes on in its parent alone."""
         return self._news.forked is not None and not self._done.is_set()
 
     def _run(self) -> None:
@@ -157,7 +156,7 @@ class Work(Generic[T]):
 
 
 class OperationSequencer:
-    """The order of operations on one communicator and its groups, and the error that ended it for good.
+    """The order of operations on one communicator and its groups, and the error that ended the communicator.
 
     me      job and rank, for errors
     flight  records the operations; default: a recorder for this object alone
@@ -168,9 +167,9 @@ class OperationSequencer:
         self.flight = Flight(me, 0, 1) if flight is None else flight
         self.broken: NetFoldError | None = None
         self._closed: Closed | None = None
+        """The error of all later calls; None while it is open."""
         self._closes = itertools.count()
-        """Gives its number to each thread that ends this one; in one step, so that one alone has 0."""
-        """The error of all that is called from now on; None while it is open."""
+        """Numbers the threads that close this object, atomically: only the one that draws 0 closes it."""
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._inside: threading.Thread | None = None
@@ -179,12 +178,12 @@ class OperationSequencer:
         self._last: Work[object] | None = None
         self._thread: threading.Thread | None = None
         self.incarnation = 0
-        """How often the ranks have changed."""
+        """Number of changes of the ranks so far."""
         self._news = News()
         ends_in_child(self)
 
     def after_fork(self) -> None:
-        """This is a forked child: what its parent has begun goes on there alone, and here nothing can begin."""
+        """In a forked child: operations that the parent has begun go on there alone, and none can begin here."""
         inside = self._lock.locked() and self._inside is threading.current_thread()  # it forked in a signal's handler
         self._lock = threading.Lock()
         if inside:
@@ -195,8 +194,8 @@ class OperationSequencer:
         self._last = None
 
     def wait(self) -> None:
-        """Waits for the asynchronous operations that were begun before.  Raises RanksChanged where they ended with it,
-        and the program has not been told."""
+        """Waits for the asynchronous operations that were begun before.  Raises RanksChanged if they ended with it and
+        the program does not know it yet."""
         if threading.current_thread() is self._thread or self._last is None:
             return
         self._last._done.wait()  # each is bounded by its own timeout
@@ -278,11 +277,11 @@ class OperationSequencer:
             self._lock.release()
 
     def fail(self, error: NetFoldError) -> None:
-        """No operation can begin any more, for this reason; from any thread."""
+        """Prevents further operations, which then raise this error.  Any thread may call it."""
         self.broken = error
 
     def begin_anew(self, me: str, flight: Flight) -> None:
-        """The ranks have changed: operations can begin again, and are recorded by ``flight``.  Inside ``paused``."""
+        """Allows operations again after a change of ranks; ``flight`` records them.  Call it inside ``paused``."""
         self.flight.close()
         self.me, self.flight = me, flight
         self.incarnation += 1
@@ -290,7 +289,7 @@ class OperationSequencer:
             self.broken = None
 
     def later(self, call: Callable[[], T], what: str) -> Work[T]:
-        """Runs ``call``, which begins its operation itself, after all that were started before it."""
+        """Runs ``call``, which begins its operation itself, after all calls that were started before it."""
         notice()
         if self._closed is not None:
             raise self._closed
@@ -307,9 +306,8 @@ class OperationSequencer:
         return work
 
     def close(self) -> bool:
-        """Waits for what is under way, and ends.  Returns False where it was closed before, as it is in a forked child,
-        or where another thread is closing it.
-        """
+        """Waits for operations under way, and closes.  Returns False if it was already closed, as in a forked child, or
+        if another thread is closing it."""
         notice()
         if self._closed is not None:
             return False
@@ -327,21 +325,21 @@ class OperationSequencer:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way."""
+        """True if no operation is under way."""
         return not self._lock.locked() and (self._last is None or self._last.done())
 
     def last_words(self, reason: str = "") -> str:
-        """After which operation of all ranks this one leaves, and why, for the others.
+        """The message that this rank leaves for the others: its last operation of all ranks, and the reason.
 
-        reason  the program's, where it is not done
+        reason  the program's, if it is not done
         """
         done = [operation.number for operation in self.flight.operations() if operation.number and not operation.group]
         said = f"after operation {done[-1]}" if done else "before its first operation"
         return f"{said}: {printable(reason)}" if reason else said
 
     def _wait_for_others(self) -> bool:
-        """Waits until no other thread is inside an operation, whose arrays and sockets are in use.  Returns whether the
-        lock is held: not where this thread is inside one, which was cut off or has called this itself."""
+        """Waits until no other thread is inside an operation, which uses arrays and sockets.  Returns True if it holds
+        the lock; False if this thread is inside an operation, which was interrupted or has called this itself."""
         while not self._lock.acquire(timeout=0.1):
             inside = self._inside
             if inside is threading.current_thread() or (inside is not None and not inside.is_alive()):
