@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does the switch program have room for a fabric?  Each of its tables, before anything is written to a switch.
 
-The sizes are those of p4src/sizes.p4, by the same names; docs/controller.md has what each kind of switch holds.
+The sizes are those of p4src/sizes.p4, by the same names; docs/control-plane.md has what each kind of switch holds.
 """
 
 from __future__ import annotations

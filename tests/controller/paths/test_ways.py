@@ -131,7 +131,7 @@ def test_what_a_leaf_holds_does_not_grow_with_the_fabric() -> None:
 
 @pytest.mark.parametrize(("leaves", "spines", "hosts"), [(2, 2, 2), (8, 3, 4), (30, 16, 2)])
 def test_switches_hold_what_the_handbook_says(leaves: int, spines: int, hosts: int) -> None:
-    """The sums of "What a switch holds" in docs/controller.md."""
+    """The sums of "What a switch holds" in docs/control-plane.md."""
     fabric = leafspine(leaves, spines, leaves * hosts)
     made = tables.merge([Steering(fabric).base(fabric.graph()), tables.fixed_entries(fabric)])
     assert {len(made[f"leaf{n}"]) for n in range(1, leaves + 1)} == {3 * hosts + 7 * spines + 3}
