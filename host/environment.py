@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank this process is and which address it has, from its launcher's environment variables.
+"""The rank and the address of this process, from its launcher's environment variables.
 
 Launchers are `netfold run`, torchrun, Slurm's srun, Open MPI's and MPICH's mpirun.  Each has variables of its own for
 rank, world size and rank on this machine.  All three are taken from the first launcher that sets both rank and world
@@ -37,12 +37,12 @@ class RankIdentity:
     rank: int
     world: int
     local_rank: int
-    """Rank among the processes of the same machine; 0 where the launcher does not say."""
+    """Rank among the processes of the same machine; 0 if the launcher does not set it."""
 
 
 def rank_identity(environment: Mapping[str, str] | None = None) -> RankIdentity:
-    """This process's rank, from the environment.  Raises ValueError where no launcher's variables are set, or where one
-    of them is no integer."""
+    """This process's rank, from the environment.  Raises ValueError if no launcher's variables are set, or if one of
+    them is no integer."""
     environment = os.environ if environment is None else environment
     for rank, world, local in LAUNCHERS.values():
         if rank in environment and world in environment:
@@ -56,8 +56,8 @@ def rank_identity(environment: Mapping[str, str] | None = None) -> RankIdentity:
 
 def address(*towards: str) -> str:
     """This host's IPv4 address on the fabric: $NETFOLD_ADDRESS, else the address of the interface that leads to the
-    first of ``towards`` ("host" or "host:port", or several with commas; empty ones and unix sockets are skipped).
-    Raises ValueError."""
+    first of ``towards``.  That is "host" or "host:port", or several of these with commas; empty ones and unix sockets
+    are skipped.  Raises ValueError."""
     if said := os.environ.get(ADDRESS_VARIABLE):
         return said
     for target in (part.strip() for several in towards for part in several.split(",")):
@@ -80,8 +80,8 @@ def address(*towards: str) -> str:
 
 
 def this_network() -> str:
-    """A name of the network namespace of this process: those with another one reach none of its loopback addresses.
-    UNKNOWN where the system does not say."""
+    """A name of this process's network namespace: processes with another name cannot reach its loopback addresses.
+    UNKNOWN if the system does not tell."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}:{os.stat('/proc/self/ns/net').st_ino}"
@@ -99,7 +99,7 @@ def number(environment: Mapping[str, str], name: str, default: str = "") -> int:
 
 
 def _local_rank() -> int:
-    """This process's rank on its machine; 0 where no launcher says it."""
+    """This process's rank on its machine; 0 if no launcher sets it."""
     try:
         return rank_identity().local_rank
     except ValueError:

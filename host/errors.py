@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exceptions that netfold.host raises.
 
-Every message says what happened, where (job, rank, operation, tree), what was expected, what came, and what to do.
+Every message says what happened, where (job, rank, operation, tree), what was expected, what arrived, and what to do.
 After any of these but ``Busy``, ``JoinRefused``, ``RanksChanged`` and ``Unproven`` the communicator is broken: the
-ranks no longer agree on what was reduced, so all later calls raise the same error again.  Close it and join anew; or go
-on with the ranks that are left (``Communicator.shrink``).
+ranks no longer agree on what was reduced, so all later calls raise the same error again.  Close it and join anew, or
+continue with the remaining ranks (``Communicator.shrink``).
 """
 
 from __future__ import annotations
@@ -12,22 +12,23 @@ from __future__ import annotations
 from typing import Final
 
 TIMED_OUT: Final = "Timed out"
-"""The words that programs look for in a time-out's message, whichever library they use: torch's begin so."""
+"""The words that programs look for in a time-out's message, whichever library they use: torch's time-outs begin with
+them."""
 
 
 class NetFoldError(RuntimeError):
-    """Base of all exceptions that netfold.host raises on its own account.  A RuntimeError, since programs on
+    """Base of all exceptions that netfold.host raises on its own account.  It is a RuntimeError, since programs on
     torch.distributed catch those."""
 
 
 class JoinRefused(NetFoldError):
     """The controller cannot be reached, did not answer in time, or refuses this rank.
 
-    code, said  name of the refusal's gRPC status code, and the controller's words; empty: nobody has answered
+    code, said  name of the refusal's gRPC status code, and the controller's words; both empty if nobody has answered
 
-    Remedy: ask the controller by `netfold status --controller ADDRESS`. Nobody answers: start it, or correct the
-    address, which is one that this host reaches. It refuses: give all ranks the same job, number of ranks and token,
-    start those that it names as missing, or end an old job of that name by `netfold drop`.
+    Remedy: ask the controller with `netfold status --controller ADDRESS`.  If nobody answers: start it, or correct the
+    address; this host must reach it.  If it refuses: give all ranks the same job, number of ranks and token, start the
+    ranks that it names as missing, or end an old job of that name with `netfold drop`.
     """
 
     def __init__(self, message: str, code: str = "", said: str = "") -> None:
@@ -38,9 +39,9 @@ class JoinRefused(NetFoldError):
 class CollectiveTimeout(NetFoldError, TimeoutError):
     """No result came within the timeout: a rank is gone, has stopped, or never called the operation.
 
-    Remedy: look at what the ranks named as missing are doing (`netfold flight` shows each one's last operations,
-    `netfold stall JOB` the switch where packets wait); they have died, hang, or call another operation. Where they are
-    only slow (a checkpoint, a data set): a longer `timeout=`.
+    Remedy: find out what the ranks named as missing are doing: `netfold flight` shows each one's last operations,
+    `netfold stall JOB` the switch where packets wait.  They have died, hang, or call another operation.  If they are
+    only slow (a checkpoint, a data set): set a longer `timeout=`.
     """
 
     def __init__(self, message: str) -> None:
@@ -52,34 +53,35 @@ class RankMismatch(NetFoldError):
     """The ranks called different operations, or with different numbers of elements, dtypes or reductions.
 
     Remedy: call the same operations in the same order with the same sizes, dtypes and reductions on every rank; the
-    message has both values. A branch on the rank's number around a collective is the usual cause.
+    message has both values.  The usual cause is a collective that only some ranks call, inside an `if` on the rank's
+    number.
     """
 
 
 class PeerLost(NetFoldError, ConnectionError):
     """A rank is gone: its connection broke, the controller reported its death, or it has left in order.
 
-    Remedy: of a rank that is lost, read its own error and log first: it is the cause. Of one that left, the message
-    says after which operation and why: let all ranks end after the same one. Then start the job anew, or go on with
+    Remedy: for a lost rank, read its own error and log first: they show the cause.  For a rank that left, the message
+    says after which operation and why: let all ranks end after the same one.  Then start the job anew, or continue with
     the others by `shrink()`.
     """
 
 
 class Evicted(NetFoldError):
-    """The controller has taken this rank for dead, and the others go on without it.
+    """The controller has declared this rank dead, and the others go on without it.
 
-    Remedy: join anew (`grow()` of the others lets this rank in). If the rank was only slow, find out what held it for
-    so long: a stopped process, a machine without memory.
+    Remedy: join anew (`grow()` of the others admits this rank).  If the rank was only slow, find out what delayed it
+    for so long: a stopped process, a machine without memory.
     """
 
 
 class RanksChanged(NetFoldError):
     """The ranks have changed, and the operation that was under way is not finished; the communicator is usable.
 
-    change  which ranks there are, and which operations are finished
+    change  the remaining ranks, and the operations that they have finished
 
-    Remedy: repeat the operations after the number that the message names; `change` has the ranks that are left. The
-    communicator goes on.
+    Remedy: repeat the operations after the number that the message names; `change` has the remaining ranks.  The
+    communicator stays usable.
     """
 
     def __init__(self, message: str, change: object) -> None:
@@ -88,24 +90,24 @@ class RanksChanged(NetFoldError):
 
 
 class RailDown(NetFoldError):
-    """One of several rails makes no progress any more; where it reaches the caller, none of the rails does.
+    """One of several rails makes no progress any more.  If the error reaches the caller, no rail does.
 
-    Remedy: no rail is left, and the message has each one's cause: mend the network that it names, then join anew.
+    Remedy: no rail is left, and the message has each one's cause: repair the network that it names, then join anew.
     """
 
 
 class TreesLost(NetFoldError):
     """A switch or link that the job folds over failed, and no replacement was found in time.
 
-    Remedy: look at `netfold status` for the switch or link that is down, mend it, and join anew. `rail="auto"` goes on
-    over TCP by itself, where hosts reach each other.
+    Remedy: find the switch or link that is down with `netfold status`, repair it, and join anew.  `rail="auto"`
+    continues over TCP by itself, if hosts reach each other.
     """
 
 
 class JobEnded(NetFoldError):
     """The controller removed the job from the switches: an operator dropped it, or its ranks joined anew.
 
-    Remedy: an operator ended the job, or another one of the same name took its place: ask who did, give the jobs
+    Remedy: an operator ended the job, or another one of the same name took its place: ask the operator, give the jobs
     different names, and join anew.
     """
 
@@ -114,23 +116,23 @@ class TransportError(OSError, NetFoldError):  # in this order, for errno
     """The operating system refused a socket, an address or a packet.
 
     Remedy: the message names the address, socket or device and the system's reason: give the host's own address on the
-    fabric (`ip addr`), end what holds the port (`ss -lunp`), or mend the interface's MTU.
+    fabric (`ip addr`), end the process that holds the port (`ss -lunp`), or correct the interface's MTU.
     """
 
 
 class PlanError(NetFoldError):
     """The plan contradicts itself or this rank's request, or has addresses by which not all ranks reach each other.
 
-    Remedy: the message says what contradicts what: install the same version of NetFold on hosts and controller, or ask
-    for a rail that this job can have (`rail="auto"` takes what there is). Of addresses, it names the rank: set
-    NETFOLD_ADDRESS there to the address that the others reach.
+    Remedy: the message names the contradiction: install the same version of NetFold on hosts and controller, or ask for
+    a rail that this job can have (`rail="auto"` chooses one).  For addresses, it names the rank: set NETFOLD_ADDRESS
+    there to an address that the others reach.
     """
 
 
 class Unproven(NetFoldError):
-    """What arrived does not prove to come from a rank of the job, and was not used.
+    """Data that does not prove to come from a rank of the job arrived, and was not used.
 
-    Remedy: nothing wrong was used. Somebody sends to the ranks who does not know the job's secret, or changes what they
+    Remedy: no wrong data was used. A sender that does not know the job's secret reaches the ranks, or changes what they
     send: find out who reaches their addresses, then join anew.
     """
 
@@ -144,15 +146,16 @@ class Busy(NetFoldError):
 
 
 class Aborted(NetFoldError):
-    """The program has given the communicator up, with what was under way.
+    """The program has aborted the communicator, with the operations under way.
 
-    Remedy: nothing to mend here: the program has called `abort()`, and the message has its reason. Join anew to go on.
+    Remedy: nothing is broken: the program has called `abort()`, and the message has its reason.  Join anew to
+    continue.
     """
 
 
 class Closed(NetFoldError):
     """The communicator has been closed, or this process was forked from the one that has joined.
 
-    Remedy: a call came after `close()`, `destroy_process_group()` or the end of the `with` block: end the use first. In
-    a forked child, such as a worker of a data loader, call nothing of its parent's communicator.
+    Remedy: a call came after `close()`, `destroy_process_group()` or the end of the `with` block: move it before that.
+    In a forked child, such as a worker of a data loader, do not use the parent's communicator.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys and names that the ranks of a job make of its secret (``Plan.secret``), one for each purpose.
+"""Keys and names that the ranks of a job derive from its secret (``Plan.secret``), one for each purpose.
 
     key = derive(plan.secret, "mesh", plan.job, plan.epoch)
 
@@ -29,9 +29,9 @@ def draw() -> Secret:
 
 
 def derive(secret: Secret, purpose: str, *context: str | int) -> bytes:
-    """The 32 bytes that all ranks which know the secret derive for the same purpose and context, and nobody else.
+    """The 32 bytes that only ranks which know the secret can derive, the same for the same purpose and context.
 
-    Raises PlanError for what is no secret of a job.
+    Raises PlanError for an invalid secret.
     """
     try:
         key = bytes.fromhex(secret.value)

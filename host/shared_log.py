@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages about what all ranks of a job learn alike: rank 0 warns for all, and the others log them at level INFO."""
+"""Messages about facts that all ranks of a job learn: rank 0 logs them as warnings, the others at level INFO."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import logging
 
 
 def level(rank: int) -> int:
-    """The level at which a rank logs what the others log too."""
+    """The level at which this rank logs messages that all ranks log."""
     return logging.WARNING if rank == 0 else logging.INFO

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch calls at the end of `import torch`, by the entry point of the group "torch.backends": from then on
-``init_process_group("netfold")`` needs no import of ours.
+"""The function that torch calls at the end of `import torch`, through the entry point group "torch.backends". It makes
+``init_process_group("netfold")`` work without an import of netfold.
 
-Nothing of NetFold is imported before a program asks for its backend.  TORCH_DEVICE_BACKEND_AUTOLOAD=0 leaves it out.
+NetFold is imported only when a program asks for its backend.  TORCH_DEVICE_BACKEND_AUTOLOAD=0 disables the entry
+point.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 
 def announce() -> None:
-    """Has torch import ``netfold.torch`` as soon as a group of backend "netfold" is asked for."""
+    """Makes torch import ``netfold.torch`` as soon as a program asks for a group of backend "netfold"."""
     import torch.distributed as dist
 
     if not dist.is_available():

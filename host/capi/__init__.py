@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C interface: netfold.h, a shared library that runs CPython behind it, and what that calls.
+"""The C interface: netfold.h, a shared library that runs CPython, and the Python functions that it calls.
 
-    netfold.h   what a C program includes
+    netfold.h   the header for C programs
     netfold.c   checks arguments, enters CPython, and turns exceptions into a status and a text
-    calls.py    the calls of netfold.h on communicators, with memory of C as numpy arrays
+    calls.py    the calls of netfold.h on communicators, with C memory as numpy arrays
     library.py  builds the library; ``python -m netfold.host.capi FOLDER`` writes it there with its header
 """

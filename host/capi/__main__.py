@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m netfold.host.capi FOLDER``: build the library of the C interface there, and say how to use it."""
+"""``python -m netfold.host.capi FOLDER`` builds the library of the C interface there, and prints the compiler
+options."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from netfold.host.capi.library import install, options
 
 
 def main(arguments: list[str]) -> int:
-    """0: what a C compiler needs is in the folder, and its options are printed; else 2 for the command line, and 1."""
+    """Status 0: the folder has the files that a C compiler needs, and the options are printed; 2: invalid command line;
+    1: the build failed."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
         print("usage: python -m netfold.host.capi FOLDER    writes libnetfold.so and netfold.h there, and prints the "
               "options for a C compiler", file=sys.stderr)

@@ -37,17 +37,18 @@ STATUS: Final[tuple[tuple[int, tuple[type[BaseException], ...]], ...]] = (
     (INVALID, (ValueError, TypeError, NotImplementedError)),
     (SYSTEM, (OSError, MemoryError)),
 )
-"""The status of an exception is the first one here of whose types it is, else INTERNAL."""
+"""Exception types by status: an exception has the first status here that lists its type, else INTERNAL."""
 DTYPES: Final = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", BFLOAT16)
-"""Names by the numbers of netfold_dtype."""
+"""Names of dtypes, by the numbers of netfold_dtype."""
 KINDS: Final = tuple(np.dtype("uint16" if name == BFLOAT16 else name) for name in DTYPES)
-"""How numpy holds them."""
+"""Numpy dtypes, by the numbers of netfold_dtype."""
 OPS: Final[tuple[ReduceOp, ...]] = ("sum", "product", "max", "min", "average")
-"""Names by the numbers of netfold_op."""
+"""Names of reductions, by the numbers of netfold_op."""
 
 
 def failure(error: BaseException) -> tuple[int, str]:
-    """The status of an exception, and its text, which names the exception where it is not one of ours."""
+    """The status of an exception, and its text, which begins with the exception's name if it is not one of
+    NetFold's."""
     status = next((status for status, kinds in STATUS if isinstance(error, kinds)), INTERNAL)
     text = str(error)
     if status == INTERNAL or not text:
@@ -60,7 +61,7 @@ def join(
     job: str | None, rank: int, world: int, address: str | None, controller: str | None, token: str | None,
     rail: str | None, algorithm: str | None, timeout: float, join_timeout: float, lane_bits: int, reproducible: int,
 ) -> Communicator:
-    """``netfold_join``.  None, 0 and -1 (rank, reproducible) leave a setting to the environment."""
+    """``netfold_join``.  None, 0 and -1 (rank, reproducible) mean that the environment decides."""
     if rank < -1 or world < 0 or lane_bits < 0 or reproducible not in (-1, 0, 1):
         raise ValueError(f"netfold_join: expected rank >= -1, world >= 0, lane_bits >= 0 and reproducible of -1, 0 or "
                          f"1, got {rank}, {world}, {lane_bits} and {reproducible}")
@@ -84,7 +85,7 @@ def explain(comm: Group, nbytes: int) -> str:
 
 
 def abort(comm: Group, why: str) -> None:
-    """``netfold_abort``.  Raises ValueError for a group, whose operations end with those of its job."""
+    """``netfold_abort``.  Raises ValueError for a group: only the whole job can be aborted."""
     if not isinstance(comm, Communicator):
         raise ValueError(f"netfold_abort of a group of {comm.size} ranks: expected the communicator that was joined")
     comm.abort(why)
@@ -124,7 +125,7 @@ def barrier(comm: Group, begins: bool) -> Work[Any] | None:
 
 
 def _run(comm: Group, begins: bool, what: str, call: Callable[[], Any]) -> Work[Any] | None:
-    """Make a call, or begin it and return its request."""
+    """Runs a call, or starts it and returns its request."""
     if begins:
         return comm.later(call, what)
     call()
@@ -139,7 +140,7 @@ def _named(what: str, names: tuple[Any, ...], number: int) -> Any:
 
 
 def _element(dtype: int) -> str | None:
-    """The argument ``dtype`` of reductions: a name for elements without a numpy dtype, else None."""
+    """The argument ``dtype`` of reductions: the dtype's name if numpy lacks it, else None."""
     return BFLOAT16 if DTYPES[dtype] == BFLOAT16 else None
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the library of the C interface for this interpreter, and puts what C programs need into a folder."""
+"""Builds the library of the C interface for this interpreter, and writes the files that C programs need to a folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VERSION: Final = f"{sys.version_info.major}.{sys.version_info.minor}{getattr(sys
 
 
 def lacking() -> str | None:
-    """The missing files that a build needs, with the command to install them; None if all are there."""
+    """The missing files that a build needs, with the command that installs them; None if all are present."""
     include, library = _python()
     missing = [str(path) for path in (include / "Python.h", library) if not path.exists()]
     if not missing:
@@ -29,9 +29,9 @@ def lacking() -> str | None:
 
 
 def build() -> Path:
-    """The compiled library, built on first use.  It runs the CPython that runs this.
+    """The compiled library, built on first use.  It embeds the same CPython that runs this.
 
-    Raises cbuild.cc.BuildError, with what to install where Python's headers or its shared library are missing.
+    Raises cbuild.cc.BuildError, with the package to install if Python's headers or its shared library are missing.
     """
     if (words := lacking()) is not None:
         raise cc.BuildError(words)
@@ -55,7 +55,7 @@ def _python() -> tuple[Path, Path]:
 
 
 def install(folder: Path) -> None:
-    """Writes the library and its header to a folder, which is made where it is missing.
+    """Writes the library and its header to a folder, which is created if absent.
 
     Raises cbuild.cc.BuildError, and OSError where the folder cannot be written.
     """
@@ -66,5 +66,5 @@ def install(folder: Path) -> None:
 
 
 def options(folder: Path) -> list[str]:
-    """The options by which a C compiler finds in a folder what ``install`` has put there."""
+    """The options with which a C compiler finds the files that ``install`` has put into a folder."""
     return [f"-I{folder}", f"-L{folder}", "-lnetfold", f"-Wl,-rpath,{folder}"]

@@ -16,22 +16,22 @@ or keep another backend and reduce only the gradients with NetFold:
     flat.py            copies of several tensors, in wider dtypes, or multiplied, which are reduced instead
     movement.py        broadcast, reduce, gather, scatter and all-to-all of tensors
     messenger.py       send and receive, beside the collectives
-    completion.py      what was started, and torch's futures of it
-    work.py            what torch gets for what was started
+    completion.py      started operations, and torch's futures of them
+    work.py            torch's work objects of started operations
     reducer.py         asynchronous collectives
-    staged.py          calls with tensors on a device, which are made with copies in pinned memory (host/staging)
-    arguments.py       what torch passes to a process group's methods
+    staged.py          calls with tensors on a device, by copies in pinned memory (host/staging)
+    arguments.py       the arguments that torch passes to a process group's methods
     process_group.py   the backend
-    calls.py           what surrounds each call: the profiler's event, its number, its time-out
-    adapting.py        what torch is told of this backend, where it decides by itself
+    calls.py           adds to each call the profiler's event, its number, its time-out
+    adapting.py        adapts decisions that torch makes by the backend's name
     forked.py          groups in forked children
-    creation.py        its groups, as torch asks for them
+    creation.py        creates the groups that torch asks for
     hook.py            the communication hook
     feedback.py        error feedback: the residuals of narrow lanes, which are added to the next gradients
     priority.py        an optimizer whose gradients travel first layers first, beside the next forward pass
     verbs.py           Horovod's broadcast_parameters and broadcast_optimizer_state
     distributed_optimizer.py  Horovod's DistributedOptimizer
-    refusal.py         what a program whose group is refused ends with
+    refusal.py         the error with which a program ends whose group is refused
     launch.py          runs a script with NetFold's process groups, unchanged
     renamed.py         groups of ours for programs that ask for gloo's by name
 """
@@ -70,8 +70,8 @@ __all__ = [
 
 
 def register() -> None:
-    """Registers "netfold" as a backend of torch.distributed, for tensors on the CPU and on the accelerator that torch
-    has.  A second call does nothing."""
+    """Registers "netfold" as a backend of torch.distributed, for tensors on the CPU and on torch's accelerator. A
+    second call does nothing."""
     if not hasattr(dist.Backend, BACKEND.upper()):
         dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=devices())
         adapt(BACKEND)

@@ -15,14 +15,14 @@ from netfold.host.torch.process_group import NetfoldGroup
 
 
 def adapt(backend: str) -> None:
-    """Replaces two functions of torch, which do for all other backends what they did.
+    """Replaces two functions of torch; for all other backends they stay as they were.
 
     backend  our name
 
-    Reading which backends a group is to have raises ValueError where ours is beside another: a group is of one backend
-    here, and torch would drop the others silently; it tells a backend nothing of them.  DistributedDataParallel's
-    built-in FP16 hook is, for our groups, the one that torch has in Python, which does the same: that in C++ takes
-    nothing but the futures of backends in C++.
+    The first reads a group's backends.  It raises ValueError if ours is beside another: here a group has one backend,
+    and torch would drop the others silently, without a report to any backend.  The second installs
+    DistributedDataParallel's built-in FP16 hook.  For our groups it takes torch's equivalent hook in Python, since the
+    built-in one in C++ accepts only futures of backends in C++.
     """
     reads, registers = dist.distributed_c10d.BackendConfig.__init__, DistributedDataParallel._register_builtin_comm_hook
 

@@ -18,7 +18,7 @@ OPS: list[tuple[Any, ReduceOp]] = [
 
 
 def pairs_of(outputs: Any, inputs: Any) -> list[tuple[Any, Any]]:
-    """Pairs of outputs and inputs, which torch passes as one tensor and one, or as a list and a list."""
+    """Pairs of outputs and inputs; torch passes one tensor each, or a list each."""
     if isinstance(outputs, torch.Tensor) or isinstance(inputs, torch.Tensor):
         return [(outputs, inputs)]
     if len(outputs) != len(inputs) or not outputs:
@@ -27,7 +27,7 @@ def pairs_of(outputs: Any, inputs: Any) -> list[tuple[Any, Any]]:
 
 
 def only_tensor(kind: str, tensors: Any, opts: Any) -> torch.Tensor:
-    """The tensor that torch passes by itself or as the only one of a list."""
+    """The tensor that torch passes by itself, or as the only one of a list."""
     several = flattened([tensors])
     if len(several) != 1 or getattr(opts, "rootTensor", 0) != 0:
         raise ValueError(f"{kind} of {len(several)} tensors: expected one, as torch.distributed passes it")
@@ -40,7 +40,7 @@ def root_of(opts: Any, root: int | None) -> int:
 
 
 def known_operation(asked: Any) -> ReduceOp | None:
-    """The reduction that torch asks for, by our name; None: it is none of the communicator's."""
+    """NetFold's name of the reduction that torch asks for; None if the communicator does not have it."""
     return next((name for known, name in OPS if asked == known), None)
 
 
@@ -53,6 +53,6 @@ def factor_of(asked: Any) -> Factor:
 
 
 def operation_name(op: Any) -> str:
-    """Torch's name of a reduction, for people to read."""
+    """Torch's name of a reduction, for messages."""
     known = dist.ReduceOp.RedOpType.__members__
     return next((name.lower() for name, value in known.items() if op == value), str(op))

@@ -25,7 +25,7 @@ log = logging.getLogger("netfold")
 
 
 def warn_where_nothing_joins(comm: Communicator) -> None:
-    """Warns that the option changes nothing where no reduce-scatter of this communicator can join an all-gather."""
+    """Warns that the option has no effect, if no reduce-scatter of this communicator can join an all-gather."""
     if comm.size > 1 and (why := comm.joins_nothing):
         log.log(
             shared_log.level(comm.rank),
@@ -36,10 +36,10 @@ def warn_where_nothing_joins(comm: Communicator) -> None:
 
 
 class JoiningScatter:
-    """A reduce-scatter that has been called; in its turn it is made, unless it has joined the all-gather before it.
+    """A called reduce-scatter; it runs in its turn, unless it has joined the all-gather before it.
 
-    alone         makes it in its turn
-    mine, inputs  its tensors; it joins nothing where these are not plain memory of one tensor each
+    alone         runs it in its turn
+    mine, inputs  its tensors; it joins nothing unless each is plain memory of one tensor
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class JoiningScatter:
         self.made = False
         self._alone = alone
         self.known: Next = "none"
-        """What the all-gather before it learns."""
+        """The call that the preceding all-gather learns of."""
         if isinstance(inputs, torch.Tensor) and mine.is_contiguous() and inputs.is_contiguous():
             source, dtype = as_array(inputs.view(-1))
             self.known = comm.scatter_to_join(source, as_array(mine.view(-1))[0], op, dtype=dtype)
@@ -60,31 +60,31 @@ class JoiningScatter:
 
 
 class Following:
-    """What is known of the collective that is called after an all-gather; used by the caller's thread, and by that of
-    the communicator while the all-gather is under way."""
+    """Information on the collective called after an all-gather; used by the caller's thread and, during the all-gather,
+    by the communicator's."""
 
     def __init__(self) -> None:
         self._after: JoiningScatter | None = None
         self._open = True
-        """Whether it has yet to be called, and may be before the all-gather is done."""
+        """True while the next collective has not been called, and may still be before the all-gather is done."""
 
     def follow(self, after: JoiningScatter | None) -> None:
-        """It has been called; None: it is none that may join."""
+        """Records the next call; None: one that cannot join."""
         if self._open:
             self._after = after
         self._open = False
 
     def awaited(self) -> None:
-        """The program waits for the all-gather: until that is done it calls no other."""
+        """Records that the program waits for the all-gather: until that is done it calls no other."""
         self._open = False
 
     def known(self) -> Next:
-        """What the all-gather is to be told before its next part."""
+        """The information that the all-gather reads before its next part."""
         still = self._open  # first: who finds it closed finds also what has closed it
         return self._after.known if self._after is not None else "open" if still else "none"
 
     def end(self, joined: bool) -> None:
-        """The all-gather is done, with the reduce-scatter or without it."""
+        """Records that the all-gather is done, with the reduce-scatter or without it."""
         self._open = False
         after, self._after = self._after, None  # whose tensors this must not keep
         if joined and after is not None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch's own backends do around each call, done around ours: an event in the profiler, a number, a time-out."""
+"""The services that torch's own backends add to each call, added to ours: an event in the profiler, a number, a
+time-out."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ Method = Callable[..., Any]
 def started(name: str, place: int = 0, *, counted: bool = True) -> Callable[[Method], Method]:
     """Decorator for a method of a group that starts an operation.
 
-    name     of its event in torch.profiler, "netfold:NAME", in the words of torch's own backends
-    place    of the input tensors, whose shapes the event has, among the method's arguments
+    name     of its event in torch.profiler, "netfold:NAME", with the names of torch's own backends
+    place    position of the input tensors among the method's arguments; the event has their shapes
     counted  every rank of the group makes the call: the group's sequence number counts it
     Torch calls these from C++ as well: inside torch.compile'd code Dynamo would trace into them, and fail.
     """
@@ -48,7 +49,7 @@ def started(name: str, place: int = 0, *, counted: bool = True) -> Callable[[Met
 
 
 def _recorded(name: str, inputs: list[torch.Tensor], how: Callable[[], Any]) -> Any:
-    """Makes a call, which the profiler sees from its beginning to the end of the work that it returns."""
+    """Makes a call; the profiler records it from its beginning to the end of the returned work."""
     record, caller = Record(name, inputs), threading.get_ident()
     record.__enter__()
     try:
@@ -78,7 +79,7 @@ def _recorded(name: str, inputs: list[torch.Tensor], how: Callable[[], Any]) -> 
 
 
 def _timeout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
-    """The seconds that a call allows for itself, by an argument or in options; None where it says nothing."""
+    """The seconds that a call allows for itself, by an argument or in options; None if it sets no limit."""
     for one in (*args, *kwargs.values()):
         if one is None or isinstance(one, list | torch.Tensor | int):
             continue

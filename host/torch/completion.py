@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Torch's futures of what was started, completed on threads that nothing else waits for.
+"""Torch's futures of started operations, completed on threads that nothing else waits for.
 
-A future's callbacks run on the thread that completes it, and may wait themselves for whatever else was started, as
-PowerSGD's do: for collectives, messages, and futures with such callbacks.  So each future is completed on a thread of
-its own as long as its callbacks take.  It is made when somebody asks for it; most programs wait for the work.
+A future's callbacks run on the thread that completes it, and may themselves wait for other operations, as PowerSGD's
+do: for collectives, messages, and futures with such callbacks.  So each future is completed on a thread of its own as
+long as its callbacks take.  It is created on request; most programs wait for the work.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from netfold.host.staging.copies import Staged
 Call = Callable[[], object]
 
 SPARE = 4
-"""Threads that stay, with nothing to do, for the next futures: DistributedDataParallel completes few at a time."""
+"""Idle threads kept for the next futures: DistributedDataParallel completes few at a time."""
 
 log = logging.getLogger("netfold")
 
 
 def on_our_thread(call: Call) -> Call:
-    """The same call, for a thread of ours, which has none of its caller's modes: it may fill tensors that were made in
-    ``torch.inference_mode``, as well as all others."""
+    """The same call for a thread of ours, which does not inherit its caller's modes.  In inference mode it can fill all
+    tensors, including those created in ``torch.inference_mode``."""
     def called() -> object:
         with torch.inference_mode():
             return call()
@@ -44,16 +44,16 @@ def on_our_thread(call: Call) -> Call:
 
 
 class Threads:
-    """Runs each call at once, on a thread that has nothing to do, else on a new one; so no call waits for another."""
+    """Runs each call at once, on an idle thread or else on a new one; so no call waits for another."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
         self._idle = 0
-        """Threads that have nothing to do, and no call in the queue meant for them."""
+        """Idle threads for which the queue holds no call."""
 
     def run(self, call: Call) -> None:
-        """Returns before the call does.  What it raises is logged."""
+        """Starts a call and returns before it ends.  Its exceptions are logged."""
         with self._lock:
             found = self._idle > 0
             self._idle -= found
@@ -84,22 +84,22 @@ run_apart = _threads.run
 
 
 class StartedOperation(ABC):
-    """An operation that has been started: collectives, or a message.
+    """A started operation: collectives, or a message.
 
     tensors  that it fills or sends
     """
 
     tensors: list[torch.Tensor]
     staged: Staged | None = None
-    """Copies of tensors that are on a device."""
+    """Copies of its tensors on a device."""
     begun: float
-    """When it was started, in monotonic seconds."""
+    """Time of its start, in monotonic seconds."""
     deadline: float | None = None
-    """When its own time is over; None: its group's counts."""
+    """Time at which its own limit ends, in monotonic seconds; None: the group's limit counts."""
 
     def wait(self, timeout: float | None = None) -> None:
-        """Returns once it is done, or, of tensors on a device, once what the calling thread does next on its stream
-        there comes after it; raises its error.
+        """Returns once the operation is done; with tensors on a device, once the calling thread's stream there is
+        ordered after it.  Raises the operation's error.
 
         timeout  seconds; default: its own, else the group's.  Raises CollectiveTimeout; the operation itself goes on
         """
@@ -114,7 +114,8 @@ class StartedOperation(ABC):
         self.await_end(timeout)
 
     def limit(self, seconds: float) -> None:
-        """Lets it take so long, from its beginning on: ``wait`` and ``future`` then raise CollectiveTimeout."""
+        """Limits its time, counted from its beginning, in seconds; afterwards ``wait`` and ``future`` raise
+        CollectiveTimeout."""
         self.deadline = self.begun + seconds
 
     @abstractmethod
@@ -124,24 +125,26 @@ class StartedOperation(ABC):
     @property
     @abstractmethod
     def ended(self) -> float:
-        """When it was done, in monotonic seconds."""
+        """Time of its end, in monotonic seconds."""
 
     @abstractmethod
     def done(self) -> bool:
-        """Whether ``wait`` would return or raise at once."""
+        """True if ``wait`` would return or raise at once."""
 
     @abstractmethod
     def when_done(self, call: Call) -> None:
-        """Calls this, which must not wait for anything, once it is done: on the thread that ends it, or here if it is
-        done already."""
+        """Calls this function once it is done, on the thread that ends it; or here if it is already done.  The function
+        must not wait."""
 
     def source(self) -> int:
-        """The rank that sent what a receive from any rank has received.  Raises ValueError for all else."""
+        """The sender of the message that a receive from any rank has received.  Raises ValueError for other
+        operations."""
         raise ValueError("a collective has no source: only a receive from any rank has one to tell")
 
     @cached_property
     def future(self) -> Future[list[torch.Tensor]]:
-        """A future whose value is the tensors, or which raises a RuntimeError with the text of what ``wait`` raises."""
+        """A future whose value is the tensors; it raises a RuntimeError with the text of the error that ``wait``
+        raises."""
         failed: list[BaseException] = []  # not in the value, which torch searches for tensors on devices
 
         def value(error: BaseException | None) -> list[torch.Tensor]:
@@ -163,8 +166,8 @@ class StartedOperation(ABC):
         return self._after(_result_of)
 
     def _after(self, value: Callable[[BaseException | None], Any]) -> Future[Any]:
-        """A future whose value this makes of the error that it ends with, or of None.  Whoever waits for it, and its
-        callbacks, come after the copies to a device."""
+        """A future whose value this function computes from the operation's error, or from None.  Waits on it and its
+        callbacks come after the copies to a device."""
         future: Future[Any] = Future() if self.staged is None else self.staged.lane.device.future()
 
         def complete() -> None:
@@ -186,7 +189,7 @@ class StartedOperation(ABC):
 
 
 class MarkedOperation(StartedOperation):
-    """An operation that is done once somebody marks it so."""
+    """An operation that ends when ``mark`` is called."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self.tensors = tensors
@@ -208,7 +211,7 @@ class MarkedOperation(StartedOperation):
         call()
 
     def mark(self, error: BaseException | None) -> None:
-        """It is done, or has failed.  Runs what was to be called then."""
+        """Marks it as done or as failed, and runs its callbacks."""
         with self._lock:
             self._error, self._ended = error, time.monotonic()
             self._done.set()
@@ -218,7 +221,7 @@ class MarkedOperation(StartedOperation):
 
 
 SUCCESS, TIMEOUT, COMM_ERROR, UNKNOWN = 0, 1, 2, 100
-"""Torch's ``WorkResult``."""
+"""Values of torch's ``WorkResult``."""
 
 
 def _result_of(error: BaseException | None) -> int:

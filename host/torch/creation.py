@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the groups of backend "netfold", each with a communicator of its own."""
+"""Creates the groups of backend "netfold", each with a communicator of its own."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ log = logging.getLogger("netfold")
 
 
 def create(opts: Any, options: Options | None) -> NetfoldGroup:
-    """Makes a group; torch calls it.
+    """Creates a group; torch calls it.
 
-    A group beside the default one is a job of its own name: the controller's where the default group is of another
-    backend or the options name a controller.  Else torch's store tells its ranks how to reach each other, since they
+    A group beside the default one is a job of its own name.  The controller plans it if the default group is of another
+    backend or the options name a controller.  Otherwise its ranks exchange addresses through torch's store, since they
     may run its collectives beside the default group's; they fold as a group of the default group's communicator.
 
     opts     torch's _DistributedBackendOptions
@@ -65,7 +65,7 @@ def create(opts: Any, options: Options | None) -> NetfoldGroup:
 
 @cache
 def warn_of_details(rank: int) -> None:
-    """Warns, once and on rank 0, of what torch checks for its own backends in this debug mode, and not for this one."""
+    """Warns, once and on rank 0, that torch's checks of this debug mode exist for its own backends only."""
     log.log(
         shared_log.level(rank),
         "TORCH_DISTRIBUTED_DEBUG=DETAIL: torch does not put its checks around groups of backend 'netfold': no barrier "

@@ -10,9 +10,9 @@
         loss_of(model(x), y).backward()
         optimizer.step()
 
-Arguments and behaviour are those of horovod.torch 0.28; what it cannot do is refused by name.  Ranks must reduce in one
-order, and here nobody negotiates it: gradients travel in buckets, from the last parameters to the first, each once all
-of its gradients and the buckets before are there.  What a rank has no gradient for counts as zeros.
+Arguments and behaviour are those of horovod.torch 0.28; unsupported arguments are refused by name.  Ranks must reduce
+in one order, and here they do not negotiate it: gradients travel in buckets, from the last parameters to the first,
+each once all of its gradients and the buckets before are there.  Missing gradients of a rank count as zeros.
 """
 
 from __future__ import annotations
@@ -35,21 +35,22 @@ from netfold.host.torch.reducer import PendingCollective, Reducer
 from netfold.host.torch.tensors import FLOATS, dtype_name
 
 BUCKET_BYTES: Final = 4 << 20
-"""Bytes of gradients in a bucket at most; a larger parameter has one of its own."""
+"""Most bytes of gradients in a bucket; a larger parameter has one of its own."""
 
 
 @dataclass(frozen=True)
 class Compressor:
-    """How gradients travel: ``Compression.none`` or ``Compression.fp16``."""
+    """A form in which gradients travel: ``Compression.none`` or ``Compression.fp16``."""
 
     lane_bits: LaneBits | None
 
 
 class Compression:
-    """Horovod's names for what gradients become on the way.
+    """Horovod's names for the forms in which gradients travel.
 
     none  the communicator's lanes
-    fp16  lanes of 16 bits where the switches fold: half the bytes, with the bounds in docs/host.md, not float16's
+    fp16  lanes of 16 bits if the switches fold: half the bytes, with the error bounds in docs/host.md, which are not
+          those of float16
     """
 
     none: Final = Compressor(None)
@@ -62,15 +63,15 @@ class _Bucket:
 
     parameters: list[nn.Parameter]
     flat: torch.Tensor
-    """The gradients one after another, and the reduced ones afterwards."""
+    """The gradients one after another; after the reduction, the reduced ones."""
     ready: set[int] = field(default_factory=set)
-    """Places of the parameters that have made all gradients of this step."""
+    """Places of the parameters whose gradients of this step are complete."""
     work: PendingCollective | None = None
     """The reduction, once it has begun."""
 
 
 class _Gradients:
-    """The gradients of one optimizer's parameters: collected in buckets, reduced, and given back."""
+    """The gradients of one optimizer's parameters: collects them in buckets, reduces them, and copies them back."""
 
     def __init__(
         self, comm: Communicator, groups: Sequence[Sequence[nn.Parameter]], op: ReduceOp, lane_bits: LaneBits | None,
@@ -86,14 +87,14 @@ class _Gradients:
         self._place = {p: (bucket, i) for bucket in self._buckets for i, p in enumerate(bucket.parameters)}
         self.passes = passes
         self._made = dict.fromkeys(self._place, 0)
-        """Parameter -> backward passes of this step that have made its gradient."""
+        """Parameter -> number of backward passes of this step that have added to its gradient."""
         self.begun = 0
-        """Buckets whose reduction has begun, always the first ones."""
+        """Number of buckets whose reduction has begun, always the first ones."""
         for parameter in self._place:
             parameter.register_post_accumulate_grad_hook(self._accumulated)
 
     def zeroed(self) -> None:
-        """Notes that gradients begin anew.  Raises RuntimeError where reductions are under way."""
+        """Records that gradients start from zero.  Raises RuntimeError while reductions are under way."""
         if self.begun:
             raise RuntimeError(
                 "zero_grad() after backward() and before step() or synchronize(): reductions of these gradients are "
@@ -104,8 +105,8 @@ class _Gradients:
             bucket.ready.clear()
 
     def finish(self) -> None:
-        """Reduces what is left, and puts all results into the parameters' gradients.  Raises what the communicator
-        raises."""
+        """Reduces the remaining buckets, and copies all results to the parameters' gradients.  Raises the
+        communicator's errors."""
         self._begin(len(self._buckets))
         for bucket in self._buckets:
             assert bucket.work is not None
@@ -122,7 +123,7 @@ class _Gradients:
         self._made = dict.fromkeys(self._place, 0)
 
     def _accumulated(self, parameter: nn.Parameter) -> None:
-        """A backward pass has made this parameter's gradient."""
+        """Called when a backward pass has added to this parameter's gradient."""
         self._made[parameter] += 1
         if self._made[parameter] > self.passes:
             raise RuntimeError(
@@ -184,7 +185,7 @@ class DistributedStep(torch.optim.Optimizer):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """``step`` inside it takes the gradients as they are, after a ``synchronize``."""
+        """A context in which ``step`` uses the gradients as they are, after a ``synchronize``."""
         self._synchronizes = False
         try:
             yield
@@ -192,12 +193,13 @@ class DistributedStep(torch.optim.Optimizer):
             self._synchronizes = True
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Sets how many backward passes a step has, from the next ``zero_grad`` or ``step`` on.  Raises ValueError."""
+        """Sets the number of backward passes of a step, from the next ``zero_grad`` or ``step`` on.  Raises
+        ValueError."""
         self._gradients.passes = _positive(passes)
         self._gradients.zeroed()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Reduces what is left, and makes the optimizer's step with the reduced gradients.
+        """Reduces the remaining gradients, and runs the optimizer's step with the reduced ones.
 
         closure  as for the optimizer; it must not make gradients, which would not be reduced
         """
@@ -232,18 +234,18 @@ def DistributedOptimizer(
     *,
     communicator: Communicator | None = None,
 ) -> Any:
-    """The optimizer with ``DistributedStep``, of a subclass of its own class, with the same parameters and state; the
-    one that was passed is not to be used any more.
+    """The optimizer with ``DistributedStep``, of a subclass of its own class, with the same parameters and state.  Do
+    not use the original any more.
 
     named_parameters   model.named_parameters(): checked, names must be distinct and cover all parameters
     compression        ``Compression.none`` or ``Compression.fp16``
-    backward_passes_per_step  gradients of so many passes are summed up before they are reduced (and not divided by it)
+    backward_passes_per_step  number of passes whose gradients are summed before the reduction (not divided by it)
     op                 ``netfold.Average`` or ``netfold.Sum``
-    gradient_predivide_factor  gradients are divided by it before the sum, and what is left of the average is done after
-    groups             parameters that are reduced together, or how many groups to make; default: up to 4 MiB each
+    gradient_predivide_factor  divides gradients before the sum; the rest of the average's division follows the sum
+    groups             parameters that are reduced together, or the number of groups; default: up to 4 MiB each
     sparse_as_dense    sparse gradients are reduced, and become, dense; otherwise they are a ValueError of backward
     communicator       default: the process's own (``netfold.init``)
-    Raises ValueError for what it cannot take: Adasum, process sets, ``num_groups`` (give ``groups``), and parameters
+    Raises ValueError for unsupported arguments: Adasum, process sets, ``num_groups`` (give ``groups``), and parameters
     that are not dense floats.
     """
     if process_set is not None:
@@ -303,7 +305,7 @@ def _check_parameters(
 def _grouped(
     parameters: Sequence[nn.Parameter], groups: Sequence[Sequence[nn.Parameter]] | int | None
 ) -> list[list[nn.Parameter]]:
-    """Buckets in the order in which backward makes their gradients; those of one have one dtype and device."""
+    """Buckets in the order in which backward computes their gradients; each holds one dtype on one device."""
     backwards = [*reversed(parameters)]
     if isinstance(groups, int):
         if groups < 1:

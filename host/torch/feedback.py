@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Error feedback for a model: what narrow lanes left out of each parameter's gradient so far, to be added to its next
-one."""
+"""Error feedback for a model: the parts of each parameter's gradients that narrow lanes have dropped so far, which are
+added to its next gradient."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Residual = NDArray[np.float32]
 
 
 class Feedback:
-    """The residuals of a model whose gradients come in buckets, in the layout of those.
+    """The residuals of a model whose gradients come in buckets, in the same layout.
 
     on_host  they are on the CPU, wherever the parameters are
     """
@@ -54,7 +54,7 @@ class Feedback:
         }
 
     def load(self, parameters: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
-        """Takes the residuals that ``save`` returned.  Raises ValueError for names and shapes that are not these
+        """Loads the residuals that ``save`` returned.  Raises ValueError for names or shapes that are not these
         parameters'."""
         for name, tensor in saved.items():
             if name not in parameters:

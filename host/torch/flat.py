@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flat copies of tensors, which are reduced, gathered or scattered instead of what they are copies of.
+"""Flat copies of tensors, which are reduced, gathered or scattered in place of the tensors.
 
 Several small tensors go one after another in one copy, so that a call with thousands of them is a few operations.  The
 communicator has no factor by which each rank's part is multiplied (PREMUL_SUM), fewer dtypes than torch, and no views
@@ -20,14 +20,14 @@ from netfold.host.torch.pieces import Call, as_bytes, as_tensor
 from netfold.host.torch.tensors import Factor, as_array, dtype_name, flattened, reduced_as
 
 SMALL = 1 << 20
-"""Bytes from which on a tensor goes by itself: to copy it twice takes about as long as an operation of its own."""
+"""Bytes from which on a tensor gets an operation of its own: copying it twice takes about as long as an operation."""
 MOST = 16 << 20
-"""Bytes of a copy at most, so that a call does not need as much memory again as all of its tensors."""
+"""Most bytes of a copy, so that a call does not double the memory of all of its tensors."""
 
 Tensors = Sequence[torch.Tensor]
 Pair = tuple[torch.Tensor | Tensors, torch.Tensor]
-"""What a collective gathers from all ranks, or scatters to them, and the part of this rank: one tensor of all parts one
-after another, or a tensor for each."""
+"""The data that a collective gathers from all ranks or scatters to them, and this rank's part.  The data is one tensor
+of all parts in order, or a tensor for each part."""
 
 
 class FlatCopy:
@@ -52,7 +52,7 @@ class FlatCopy:
 
 
 def plain(tensor: torch.Tensor, factor: Factor = None) -> bool:
-    """Whether a tensor can be reduced where it lies."""
+    """True if a tensor can be reduced in place."""
     return factor is None and reduced_as(tensor.dtype) == tensor.dtype and not tensor.is_neg() and not tensor.is_conj()
 
 
@@ -100,8 +100,8 @@ def all_gather(comm: Communicator, pairs: Sequence[Pair], calls: Sequence[Call])
 def reduce_scatter(
     comm: Communicator, pairs: Sequence[Pair], calls: Sequence[Call], op: ReduceOp, factor: Factor
 ) -> list[Call]:
-    """Calls that leave this rank's part of each pair's reduction in the part; ``calls`` are those for each pair by
-    itself."""
+    """Calls that leave this rank's part of each pair's reduction in the pair's part; ``calls`` are those for each pair
+    by itself."""
 
     def together(several: Sequence[Pair]) -> Call:
         rows = [by_rank(whole, comm.size) for whole, _ in several]
@@ -124,7 +124,7 @@ def reduce_scatter(
 
 
 def reduce(comm: Communicator, tensor: torch.Tensor, op: ReduceOp, root: int, factor: Factor) -> Call:
-    """A call that leaves the reduction in the root's tensor; the others' stay as they are."""
+    """A call that leaves the reduction in the root's tensor; the others' tensors are unchanged."""
     def call() -> None:
         flat = FlatCopy([tensor], factor)
         comm.reduce(flat.array, flat.array if comm.rank == root else None, op, root=root, dtype=flat.dtype)
@@ -138,7 +138,7 @@ def reduce(comm: Communicator, tensor: torch.Tensor, op: ReduceOp, root: int, fa
 def bunches(tensors: Tensors, times: int = 1, alone: Collection[int] = ()) -> list[list[int]]:
     """The places of tensors that share a copy: small ones of one dtype.
 
-    times  a copy has so many times the bytes of its tensors
+    times  ratio of a copy's bytes to its tensors' bytes
     alone  places of tensors that share none
     """
     found: list[list[int]] = []
@@ -171,7 +171,7 @@ def spread(tensors: Tensors, whole: torch.Tensor) -> None:
 
 
 def even(whole: torch.Tensor | Tensors, part: torch.Tensor) -> bool:
-    """Whether all ranks' parts have as many elements."""
+    """True if all ranks' parts have the same number of elements."""
     return isinstance(whole, torch.Tensor) or all(one.numel() == part.numel() for one in whole)
 
 

@@ -19,22 +19,22 @@ class OwnedGroup(Protocol):
     """A process group of this process."""
 
     def let_go(self, why: str) -> None:
-        """Has nothing any more; calls are refused for this reason."""
+        """Drops all it has; later calls are refused for this reason."""
 
 
 _groups: weakref.WeakSet[Any] = weakref.WeakSet()
 _held: list[list[Any]] = []
-"""The groups of forks that are under way."""
+"""Groups kept alive during a fork, a list for each fork under way."""
 
 
 def leave_to_parent(group: OwnedGroup) -> None:
-    """In children that are forked from now on, calls of this group are refused, and what it has stays until they end.
-    """
+    """In children that are forked from now on, refuses calls of this group, and keeps its objects until the child
+    ends."""
     _groups.add(group)
 
 
 def _hold() -> None:
-    """Before a fork: no group is freed until ``_leave``, not by a collection of garbage that begins in the child."""
+    """Before a fork: keeps all groups alive until ``_leave``, even through a garbage collection in the child."""
     _held.append(list(_groups))
 
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The communication hook of DistributedDataParallel: gradients are reduced by NetFold, all else stays with the
-backend."""
+"""The communication hook of DistributedDataParallel: NetFold reduces the gradients, and the backend does all else."""
 
 # Annotations stay objects here, no `from __future__ import annotations`: DistributedDataParallel compares the hook's.
 import logging
@@ -23,17 +22,17 @@ log = logging.getLogger("netfold")
 
 
 class NetfoldState:
-    """What the hook needs: ``model.register_comm_hook(NetfoldState(communicator), netfold_hook)``.
+    """The state of the hook: ``model.register_comm_hook(NetfoldState(communicator), netfold_hook)``.
 
-    average         divide by the number of ranks, as DistributedDataParallel does without a hook; else leave the sum
-    lane_bits       16 or 8: half and a quarter of the bytes of float32 gradients, where the switches fold them
+    average         divide by the number of ranks, as DistributedDataParallel does without a hook; False: leave the sum
+    lane_bits       16 or 8: half or a quarter of the bytes of float32 gradients, if the switches fold them
                     (docs/host.md); default: the communicator's.  float64 and integers are not narrowed
-    error_feedback  what narrow lanes leave out of a gradient is added to the same parameter's next one, so that over
-                    the steps nothing is lost.  Takes a float32 for each element, from zero with each state;
-                    ``state_dict`` is for checkpoints, ``reset`` forgets it
+    error_feedback  add the part of a gradient that narrow lanes drop to the same parameter's next gradient, so that
+                    over the steps nothing is lost.  Needs a float32 for each element, zero in a new state;
+                    ``state_dict`` is for checkpoints, ``reset`` sets it to zero
     reproducible    bits that depend on the ranks' gradients alone, not on their order, the path or the bucket
-                    (``Communicator.allreduce``); default: the communicator's.  ValueError beside narrow lanes
-    To be closed before the communicator, which it does not own.
+                    (``Communicator.allreduce``); default: the communicator's.  ValueError with narrow lanes
+    Close it before the communicator, which it does not own.
     """
 
     def __init__(
@@ -69,28 +68,28 @@ class NetfoldState:
         return pending.future.then(_only)
 
     def reduce_bucket(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:
-        """Begins to reduce a bucket of gradients in place, with error feedback where it is on."""
+        """Begins to reduce a bucket of gradients in place, with error feedback if enabled."""
         buffer, residual = bucket.buffer(), None
         if self._residuals is not None and narrows("sum", dtype_name(buffer.dtype)):
             residual = self._residuals.of_bucket(bucket.index(), bucket.parameters())
         return self.reduce(buffer, f"bucket {bucket.index()}", residual)
 
     def reset(self) -> None:
-        """Forgets the residuals, for when gradients change their scale.  To be called between steps."""
+        """Sets the residuals to zero, for gradients that change their scale.  Call it between steps."""
         if self._residuals is not None:
             self._residuals = self._feedback()
 
     def state_dict(self, model: nn.Module) -> dict[str, torch.Tensor]:
-        """The residuals of this rank's gradients by name of the parameter: a part of the checkpoint that every rank has
-        to save for itself.  To be called between steps.
+        """The residuals of this rank's gradients, by parameter name; every rank must save its own in a checkpoint.
+        Call it between steps.
 
         model  whose gradients they are, wrapped in DistributedDataParallel or not
         """
         return {} if self._residuals is None else self._residuals.save(_named(model))
 
     def load_state_dict(self, model: nn.Module, saved: Mapping[str, torch.Tensor]) -> None:
-        """Restores what ``state_dict`` of the same rank returned, so that training goes on exactly as it would have.
-        To be called between steps.  Raises ValueError for names or shapes that are not this model's."""
+        """Loads residuals that ``state_dict`` of the same rank returned, so that training continues exactly as it would
+        have.  Call it between steps.  Raises ValueError for names or shapes that are not this model's."""
         if self._residuals is not None:
             self._residuals = self._feedback()
             self._residuals.load(_named(model), saved)
@@ -102,7 +101,7 @@ class NetfoldState:
         return Feedback(on_host=self.communicator.repeats_losses)
 
     def close(self) -> None:
-        """Waits for what is under way, and ends the reducer's thread."""
+        """Waits for reductions under way, and ends the reducer's thread."""
         self._reducer.close()
 
 

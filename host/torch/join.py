@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a communicator from what torchrun and the environment say.
+"""Creates a communicator from the settings of torchrun and the environment.
 
 One setting, ``controller``, says who plans the job: the address of the controller's job service, or "store": there is
 no controller, the ranks exchange their addresses through torch's store and reduce over TCP.
@@ -30,7 +30,7 @@ from netfold.rpc.channel import CONTROLLER_VARIABLE
 from netfold.wire.jobs import PROTOCOL, Peer, Plan, Secret
 
 STORE = "store"
-"""Value of ``controller`` for a plan made through torch's store, without trees."""
+"""Value of ``controller`` for a plan through torch's store, without trees."""
 JOB_VARIABLE = "NETFOLD_JOB"
 TIMEOUT_VARIABLE = "NETFOLD_TIMEOUT"
 TOGETHER_VARIABLE = "NETFOLD_TOGETHER"
@@ -41,10 +41,10 @@ log = logging.getLogger("netfold")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Settings of one group's communicator; None: what the environment says, or the default.
+    """Settings of one group's communicator; None: the environment's value, or the default.
 
     controller    "host:port", "unix:/path" or "store"; $NETFOLD_CONTROLLER, else an error
-    address       this host's IPv4 address on the fabric; $NETFOLD_ADDRESS, else that of the interface which leads to
+    address       this host's IPv4 address on the fabric; $NETFOLD_ADDRESS, else that of the interface towards
                   $MASTER_ADDR or the controller, which is logged; with $NETFOLD_RAILS the planes have their own
     job           name of the job; $NETFOLD_JOB, else "default"
     rail          "auto", "innet" or "tcp", as for Communicator
@@ -52,7 +52,7 @@ class Options:
     lane_bits     of folded sums of floats, as for Communicator: 32, 16 or 8, rounded stochastically; $NETFOLD_LANE_BITS
     reproducible  of reductions of floats, as for Communicator; $NETFOLD_REPRODUCIBLE
     together      of the backend: a reduce-scatter joins the all-gather before it that is still under way, as in FSDP's
-                  backward pass; all ranks must say the same; $NETFOLD_TOGETHER, else no
+                  backward pass; must be the same on all ranks; $NETFOLD_TOGETHER, else no
     timeout       seconds without progress after which a collective gives up; $NETFOLD_TIMEOUT, else the process
                   group's own timeout, or 10 for ``join``
     join_timeout  seconds to wait for the other ranks
@@ -70,7 +70,7 @@ class Options:
     join_timeout: float = 30.0
 
     def goes_together(self) -> bool:
-        """Whether reduce-scatters may join all-gathers.  Raises ValueError for what the environment says."""
+        """True if reduce-scatters may join all-gathers.  Raises ValueError for an invalid environment variable."""
         if self.together is not None:
             return self.together
         said = os.environ.get(TOGETHER_VARIABLE, "0")
@@ -92,9 +92,9 @@ def join(
 
     rank, world  default: the default process group's, else $RANK and $WORLD_SIZE
     store        for controller="store"; default: the default process group's
-    timeout      seconds, where neither options nor environment set one
-    group_of     for controller="store": as of Communicator.of_plan
-    Raises ValueError for missing and invalid settings, and what Communicator.join raises.
+    timeout      seconds, if neither options nor environment set one
+    group_of     for controller="store": as in Communicator.of_plan
+    Raises ValueError for missing and invalid settings, and the errors of Communicator.join.
     """
     options = options or Options()
     inside = dist.is_initialized()
@@ -156,11 +156,11 @@ def plan_by_store(
     store: dist.Store, job: str, rank: int, world: int, address: str, tcp: str, *, timeout: float,
     machine: str | None = None,
 ) -> Plan:
-    """A plan without trees, agreed on through the store: every rank writes where it listens, rank 0 draws the epoch and
-    the job's secret.  Where addresses keep ranks from each other, all of them are told so.
+    """A plan without trees, agreed on through the store: every rank writes its address, rank 0 draws the epoch and the
+    job's secret.  If some ranks cannot reach each other's addresses, all ranks raise PlanError.
 
     timeout  seconds to wait for the other ranks
-    machine  a name of the network that this process's loopback is in; default: this_network()
+    machine  a name of this process's network namespace; default: this_network()
     Raises JoinRefused, PlanError.
     """
     machine = environment.this_network() if machine is None else machine

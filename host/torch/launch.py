@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a script with NetFold's process groups, without a change to it: ``python -m netfold.torch SCRIPT``.
 
-Without options the default process group is there before the script begins, for frameworks that take one that is there,
-as Accelerate and Lightning do.  With ``--as gloo`` the script makes its groups itself, and those that it asks for as
-gloo's are NetFold's (``renamed``).
+Without options the default process group exists before the script begins, for frameworks that use an existing one, as
+Accelerate and Lightning do.  With ``--as gloo`` the script creates its groups itself, and gets NetFold's groups in
+place of gloo's (``renamed``).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ USAGE = "usage: torchrun --nproc-per-node N -m netfold.torch [--as gloo] {SCRIPT
 def run(arguments: Sequence[str]) -> None:
     """Runs a script or module as Python would, in processes whose groups are configured by the environment.
 
-    arguments  options, the script's file or -m and the module's name, and what it gets
-    Raises SystemExit for a missing script, what joining raises, and what the script raises.
+    arguments  options, the script's file or -m and the module's name, and its arguments
+    Raises SystemExit for a missing script, the errors of joining, and the script's exceptions.
     """
     left = list(arguments)
     named = left[:1] == ["--as"] or left[:1] == [f"--as={renamed.THEIRS}"]

@@ -33,20 +33,21 @@ log = logging.getLogger("netfold")
 
 MOST_TAG = (1 << 32) - 1
 FLUSH_SECONDS = 5.0
-"""Seconds without progress after which a group that is destroyed sends no more: its receiver may never receive."""
+"""Seconds without progress after which a group that is being destroyed stops sending: its receiver may never
+receive."""
 
 
 LEFT = "when its process group was destroyed"
-"""When a rank has left, for those that still wait for its messages."""
+"""How a rank reports the time of its leaving to ranks that still wait for its messages."""
 
 
 class TensorMessage(MarkedOperation):
-    """A send or receive that has been posted.
+    """A posted send or receive.
 
-    tensors  what it sends or fills
-    finish   called once the bytes have arrived, before anybody is told
-    forked   returns the error of messages that go on in the parent of this forked child alone; None elsewhere
-    nbytes   of a send; 0 of a receive
+    tensors  that it sends or fills
+    finish   called once the bytes have arrived, before its end is reported
+    forked   in a forked child: returns the error of messages that go on in the parent alone; elsewhere None
+    nbytes   of a send; 0 for a receive
     """
 
     def __init__(
@@ -70,11 +71,11 @@ class TensorMessage(MarkedOperation):
             raise self._error
 
     def done(self) -> bool:
-        """Whether ``wait`` would return or raise at once."""
+        """True if ``wait`` would return or raise at once."""
         return self._done.is_set() or self._forked() is not None
 
     def source(self) -> int:
-        """The rank whose message was received, where any rank's was asked for.  Raises what ``wait`` raises."""
+        """The sender of the message that a receive from any rank has received.  Raises the errors of ``wait``."""
         self.wait()
         if not isinstance(self.pending, OpenReceive) or self.pending.source is None:
             raise ValueError(f"{self.what}: only a receive from any rank has a source to tell")
@@ -100,18 +101,18 @@ class Messenger:
         self._new: deque[tuple[TensorMessage, Callable[[], Pending]]] = deque()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        """Why nothing can be posted any more."""
+        """The error of messages that are posted from now on."""
         self._closing = False
-        """Whether nothing more is posted, and what is posted is being sent."""
+        """True once no message can be posted any more, while the posted ones are being sent."""
         self._flush_seconds = math.inf
         self._unsent = ""
-        """A text that counts the messages and bytes that were not sent before the close."""
+        """A text with the number of messages and bytes that were not sent before the close."""
         self._forked: Closed | None = None
         self._process = os.getpid()
         ends_in_child(self)
 
     def after_fork(self) -> None:
-        """This is a forked child: messages go on in its parent alone."""
+        """In a forked child: messages go on in its parent alone."""
         self._lock, self._thread = threading.Lock(), None
         self._new.clear()
         self._error = self._forked = self._forked or closed_in_child(self._me, self._process)
@@ -141,8 +142,8 @@ class Messenger:
         """Sends what was posted, and ends the thread and the connections.  Receives that are not done fail with Closed.
         Any thread may call it, also beside another call.
 
-        flush  seconds without progress after which what is left is not sent: it fails with Closed, and its number is
-               logged; the least of all calls counts
+        flush  seconds without progress after which the remaining messages fail with Closed, and their number is logged;
+               the least value of all calls counts
         """
         notice()
         with self._lock:
@@ -222,7 +223,7 @@ class Messenger:
                     one_left.end(error)
 
     def _send_rest(self, posted: list[TensorMessage]) -> None:
-        """Sends what is posted, as long as that makes progress.  Raises what ends the mesh."""
+        """Sends the posted messages, as long as that makes progress.  Raises the error that ends the mesh."""
         self._mesh.send_rest(lambda: self._flush_seconds)
         for one in [one for one in posted if one.pending is not None and one.pending.done]:
             posted.remove(one)
@@ -238,7 +239,7 @@ class Messenger:
         return Closed(f"{self._me}: its process group was destroyed{unsent}")
 
     def _next(self) -> tuple[TensorMessage, Callable[[], Pending]] | None:
-        """What is to be posted next.  Raises Closed once the messenger was closed."""
+        """The next message to post.  Raises Closed once the messenger is closed."""
         with self._lock:
             if self._error is not None:
                 raise self._error
@@ -246,7 +247,7 @@ class Messenger:
 
 
 def _count(left: list[TensorMessage], why: str) -> str:
-    """How many of these messages are sends that are not done, in words; empty where none is."""
+    """The number of unfinished sends among these messages, in words; empty if there are none."""
     unsent = [one.nbytes for one in left if one.nbytes and not (one.pending is not None and one.pending.done)]
     return f"{len(unsent)} messages, {sum(unsent)} bytes, were not sent, since {why}" if unsent else ""
 
@@ -254,11 +255,11 @@ def _count(left: list[TensorMessage], why: str) -> str:
 def open_messenger(
     store: dist.Store, plan: Plan, me: str, timeout: timedelta, inform: Callable[[Informed], None] = lambda mesh: None
 ) -> Messenger:
-    """The messenger of a group whose ranks tell each other through torch's store where they listen.
+    """The messenger of a group whose ranks exchange their addresses through torch's store.
 
-    plan    the group's own, whose addresses, epoch and secret the messages have too
-    inform  lets a mesh hear whom the controller has lost
-    Raises RuntimeError where a rank does not come within the timeout.
+    plan    the group's own plan; the messenger uses its addresses, epoch and secret
+    inform  passes the controller's reports of lost ranks on to a mesh
+    Raises RuntimeError if a rank does not come within the timeout.
     """
     address = next(peer.address for peer in plan.peers if peer.rank == plan.rank)
     listener = listen(address)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives of tensors from, to, or between single ranks: checked at once, and done by the function that is returned.
 
-What is only moved travels as bytes, so tensors have any dtype and any strides; contiguous ones are read and written in
-place.
+Data that is only moved travels as bytes, so tensors have any dtype and any strides; contiguous ones are read and
+written in place.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def broadcast(comm: Communicator, tensor: torch.Tensor, root: int) -> Call:
 
 
 def reduce(comm: Communicator, tensor: torch.Tensor, op: ReduceOp, root: int) -> Call:
-    """A call that leaves the reduction of every rank's tensor in the root's; the others' stay as they are."""
+    """A call that leaves the reduction of every rank's tensor in the root's; the others' tensors are unchanged."""
     _check_root(comm, root)
     array, dtype = as_array(tensor)
 
@@ -68,7 +68,7 @@ def gather(comm: Communicator, outputs: Sequence[torch.Tensor], tensor: torch.Te
 
 
 def scatter(comm: Communicator, output: torch.Tensor, inputs: Sequence[torch.Tensor], root: int) -> Call:
-    """A call that fills every rank's ``output`` with its one of the root's ``inputs``; the other ranks pass none."""
+    """A call that fills every rank's ``output`` with its part of the root's ``inputs``; the other ranks pass none."""
     _check_root(comm, root)
     mine, several = output.detach(), [tensor.detach() for tensor in inputs]
     if comm.rank == root:
@@ -89,7 +89,7 @@ def scatter(comm: Communicator, output: torch.Tensor, inputs: Sequence[torch.Ten
 
 
 def all_to_all(comm: Communicator, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Call:
-    """A call that sends ``inputs[r]`` to rank r and fills ``outputs[r]`` with what rank r sends here.  Sizes may
+    """A call that sends ``inputs[r]`` to rank r and fills ``outputs[r]`` with the tensor from rank r.  Sizes may
     differ."""
     given, taken = [tensor.detach() for tensor in inputs], [tensor.detach() for tensor in outputs]
     check_count("inputs", given, comm)
@@ -132,5 +132,5 @@ def _check_root(comm: Communicator, root: int) -> None:
 
 
 def _in_place(tensor: torch.Tensor) -> bool:
-    """Whether the bytes of a tensor's memory are its elements, in order."""
+    """True if the bytes of a tensor's memory are its elements, in order."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Allreduce of memory on the CPU, in the parts in which a tensor on a device is reduced.
 
-Each part is an operation of its own, and all ranks must call as many.  Whether a tensor is on a device, and whether its
-elements lie one after another, are each rank's own, so the parts depend on its bytes alone.
+Each part is an operation of its own, and all ranks must call as many.  Ranks may differ in the device and the strides
+of a tensor, so the parts depend on its number of bytes alone.
 """
 
 from __future__ import annotations

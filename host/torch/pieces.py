@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All-gather and reduce-scatter of tensors: checked at once, and done by the function that is returned.
+"""All-gather and reduce-scatter of tensors: checked at once, and run by the function that is returned.
 
 Tensors of any dtype are gathered as bytes.  Pieces may have different sizes where every rank passes all of them, in a
 list.  Contiguous tensors are read and written in place.
@@ -75,7 +75,8 @@ def reduce_scatter(
 
 # ---- shared with movement.py -----------------------------------------------------------------------------------------
 def as_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
-    """The memory of a contiguous tensor as bytes, or that of a contiguous copy; they say what they hold."""
+    """The memory of a contiguous tensor as bytes, or that of a contiguous copy, with the name of the elements'
+    dtype."""
     plain = tensor.detach().resolve_conj().resolve_neg()
     return as_held(plain.reshape(-1).contiguous().view(torch.uint8).numpy(), dtype_name(tensor.dtype))
 
@@ -93,7 +94,7 @@ def as_tensor(array: NDArray[Any], like: torch.Tensor) -> torch.Tensor:
 
 
 def check_like(name: str, tensor: torch.Tensor, count: int, like: torch.Tensor) -> None:
-    """Raises ValueError unless the tensor has so many elements of the dtype of ``like``."""
+    """Raises ValueError unless the tensor has this many elements of the dtype of ``like``."""
     if tensor.numel() != count or tensor.dtype != like.dtype:
         raise ValueError(
             f"{name} is {tensor.dtype} of {tuple(tensor.shape)}: expected {like.dtype} of {count} elements, beside a "

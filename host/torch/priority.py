@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients by priority, first layers first, with a next forward pass that waits only for the updates it needs.
 
-DistributedDataParallel ends backward when every gradient is reduced, so the order in which buckets travel cannot matter
-to it.  Here ``step`` returns at once, as in BytePS and ByteScheduler (Peng et al. 2019): backward makes gradients from
+DistributedDataParallel ends backward when every gradient is reduced, so the order of buckets makes no difference to
+it.  Here ``step`` returns at once, as in BytePS and ByteScheduler (Peng et al. 2019): backward computes gradients from
 the last layer to the first, the next forward needs updates from the first to the last, and whenever the network is
 free, the bucket that is needed first goes first.
 
     backward   bucket 3 ready   2 ready   1 ready   0 ready | step | forward: layer 0 waits for bucket 0, ...
     network              [ 3 ][ 0 ][ 1 ][ 2 ]                        which came before 1 and 2
 
-Ranks must reduce the same buckets in the same order although each has its own idea of what is ready.  So before each
+Ranks must reduce the same buckets in the same order although different buckets are ready on each.  So before each
 bucket they vote by summing flags, one int32 a bucket, one packet in the network: a bucket is ready where the sum is the
-number of ranks, and the first of those is next.  After a vote without result a rank votes again as soon as it has more
-to offer.
+number of ranks, and the first of those is next.  After a vote without result a rank votes again as soon as it has
+further buckets ready.
 """
 
 from __future__ import annotations
@@ -49,20 +49,21 @@ class _Bucket:
     """Parameters whose gradients are reduced together."""
 
     index: int
-    """Place in the forward pass: the smaller, the earlier it is needed."""
+    """Place in the forward pass: buckets with smaller indices are needed earlier."""
     parameters: list[nn.Parameter]
     flat: torch.Tensor
-    """The gradients one after another, and the reduced ones afterwards."""
+    """The gradients one after another; after the reduction, the reduced ones."""
     views: list[torch.Tensor]
     here: set[int] = field(default_factory=set)
     """Indices of the parameters whose gradients of this step are in ``flat``."""
     reduced: threading.Event = field(default_factory=threading.Event)
     residual: Residual | None = None
-    """What narrow lanes have left out of the gradients so far, float32[flat.shape]; None without error feedback."""
+    """The parts of the gradients that narrow lanes have dropped so far, float32[flat.shape]; None without error
+    feedback."""
     parts: TensorParts | None = None
-    """The copies of ``flat``, where it is on a device, once all of it is there."""
+    """The copies of ``flat``, if it is on a device, once all of its gradients are in it."""
     due: bool = False
-    """Whether ``step`` was called and the parameters are not updated yet."""
+    """True between ``step`` and the update of the parameters."""
 
 
 class PriorityOptimizer:
@@ -75,7 +76,7 @@ class PriorityOptimizer:
         optimizer.synchronize()
 
     optimizer   any of torch's that leaves parameters without a gradient alone (all in torch.optim do)
-    communicator  this object's alone until ``synchronize`` or ``close``; not closed by it
+    communicator  for this object's exclusive use until ``synchronize`` or ``close``; not closed by it
     bucket_mb   MiB of gradients in a bucket at most; a larger parameter has one of its own
     lane_bits, error_feedback  as for NetfoldState
     order       "arrival": last layers first, as backward makes them, for comparison
@@ -113,7 +114,7 @@ class PriorityOptimizer:
         self._changed = threading.Condition()
         self._ready: set[int] = set()
         self._left = len(self._buckets)
-        """Number of buckets that are not reduced yet in this step."""
+        """Number of buckets of this step that are not reduced yet."""
         self._closed = False
         broadcast_parameters(model.state_dict(), communicator=communicator)
         self._hooks = [p.register_post_accumulate_grad_hook(self._accumulated) for p in self._place]
@@ -127,10 +128,10 @@ class PriorityOptimizer:
 
     # ---- what a training loop calls ----------------------------------------------------------------------------------
     def step(self) -> None:
-        """Schedules the update of this step with the present hyperparameters; it is made when the next forward needs
+        """Schedules the update of this step with the present hyperparameters; it happens when the next forward needs
         it.
 
-        Parameters that had no gradient count as if it were zero.  Raises what went wrong while reducing, and Closed.
+        Missing gradients count as zero.  Raises the errors of the reductions, and Closed.
         """
         if self._closed:
             raise Closed(f"{self._comm!r}: its PriorityOptimizer was closed")
@@ -150,7 +151,7 @@ class PriorityOptimizer:
         """Does nothing: a gradient is removed as soon as it has been copied to its bucket."""
 
     def synchronize(self) -> None:
-        """Returns once every update is made; the communicator is free for other use then."""
+        """Returns once every update is done; the communicator is free for other use then."""
         self._update(self._buckets)
 
     @contextlib.contextmanager
@@ -177,8 +178,8 @@ class PriorityOptimizer:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Restores what ``state_dict`` of the same rank returned, in version 0.1 ("owed") too.  Raises ValueError for
-        another model's state."""
+        """Loads a state that ``state_dict`` of the same rank returned, in version 0.1 ("owed") too.  Raises ValueError
+        for another model's state."""
         self.synchronize()
         given = saved["residual"] if "residual" in saved else saved["owed"]
         places = dict(enumerate(self._residuals()))
@@ -200,7 +201,7 @@ class PriorityOptimizer:
                             "forgotten", self._comm, at)
 
     def close(self) -> None:
-        """Makes all updates, removes the hooks and ends the thread; safe to call twice."""
+        """Does all updates, removes the hooks and ends the thread; safe to call twice."""
         if self._closed:
             return
         try:
@@ -215,7 +216,7 @@ class PriorityOptimizer:
 
     # ---- hooks -------------------------------------------------------------------------------------------------------
     def _needs(self, module: nn.Module) -> list[_Bucket]:
-        """Buckets that a module's own forward reads: where it has parameters itself, it may also read its children's
+        """Buckets that a module's own forward reads. A module with parameters may also read its children's parameters
         without calling them (MultiheadAttention does)."""
         own = list(module.parameters(recurse=False))
         if not own:
@@ -265,7 +266,7 @@ class PriorityOptimizer:
             self._changed.notify_all()
 
     def _update(self, buckets: list[_Bucket]) -> None:
-        """Makes the updates of these buckets that are due.  The wait is bounded, since the thread ends each with a
+        """Does the pending updates of these buckets.  The wait is bounded, since the thread ends each bucket with a
         result or an error."""
         for bucket in buckets:
             if not bucket.due:
@@ -318,7 +319,7 @@ class PriorityOptimizer:
         )
 
     def _next(self) -> int | None:
-        """Index of the bucket that all ranks reduce next; None where this object is closed."""
+        """Index of the bucket that all ranks reduce next; None if this object is closed."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._ready or self._closed)
@@ -341,12 +342,12 @@ def _narrows(bucket: _Bucket) -> bool:
 
 
 def _kind(parameter: nn.Parameter) -> tuple[torch.dtype, torch.device]:
-    """What the parameters of a bucket have in common."""
+    """The properties that the parameters of a bucket share."""
     return parameter.dtype, parameter.device
 
 
 def _cut(parameters: list[nn.Parameter], limit: int) -> list[_Bucket]:
-    """Buckets of adjacent parameters of one dtype on one device, together ``limit`` bytes at most."""
+    """Buckets of adjacent parameters of one dtype on one device, each of at most ``limit`` bytes."""
     if not parameters:
         raise ValueError("PriorityOptimizer of a model without parameters that want gradients")
     groups: list[list[nn.Parameter]] = []

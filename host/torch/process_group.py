@@ -3,10 +3,10 @@
 
 Reductions of what the communicator reduces (``tensors.OPERATIONS``), and all that only moves tensors, fold in the
 switches or go between the hosts, as it decides; they run in the order of the calls.  Messages (send, recv) have
-connections of their own (``messenger``).  What torch alone defines is handed to an inner gloo group on the same store:
-reductions of other dtypes, bitwise operations, sparse tensors, monitored_barrier.  The first use of each kind is logged
-with the path that it takes.  gloo is also this group's registered backend for CPU tensors, so that C++ code which goes
-past the Python methods finds it.
+connections of their own (``messenger``).  Operations that the communicator lacks go to an inner gloo group on the same
+store: reductions of other dtypes, bitwise operations, sparse tensors, monitored_barrier.  The first use of each kind is
+logged with the path that it takes. gloo is also this group's registered backend for CPU tensors, so that C++ code which
+bypasses the Python methods finds it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ EXCHANGES = ("alltoall_base", "all_to_all_single")
 2.13; those that the installed torch has are used."""
 
 HELD = ("communicator", "_reducer", "_messenger", "_inner", "_say")
-"""Attributes of a group until it is shut down."""
+"""Attributes that a group holds until it is shut down."""
 
 log = logging.getLogger("netfold")
 
@@ -73,9 +73,9 @@ class NetfoldGroup(dist.ProcessGroup):
             warn_where_nothing_joins(communicator)
         self._say = PathLog(communicator)
         self._ending = threading.RLock()
-        """Held by the thread that shuts the group down."""
+        """The lock held by the thread that shuts the group down."""
         self.sequence_number = 0
-        """The number of collectives that were called."""
+        """Number of collectives called so far."""
         self._messenger = open_messenger(
             store, communicator.plan, repr(communicator), timeout, communicator.inform
         ) if size > 1 else None
@@ -95,7 +95,7 @@ class NetfoldGroup(dist.ProcessGroup):
 
     @started("all_reduce")
     def allreduce(self, tensors: Any, opts: Any = dist.ReduceOp.SUM, timeout: timedelta | None = None) -> dist._Work:
-        """Reduces by the communicator what it can reduce, and all else by gloo.
+        """Reduces through the communicator if it supports the reduction, otherwise through gloo.
 
         opts  AllreduceOptions, or a ReduceOp
         """
@@ -124,7 +124,7 @@ class NetfoldGroup(dist.ProcessGroup):
         self, tensors: Any, opts: Any = 0, op: Any = dist.ReduceOp.SUM, timeout: timedelta | None = None, *,
         root: int | None = None,
     ) -> dist._Work:
-        """Reduces to the root by the communicator what it can reduce, and all else by gloo."""
+        """Reduces to the root through the communicator if it supports the reduction, otherwise through gloo."""
         mine, asked = only_tensor("reduce", tensors, opts), getattr(opts, "reduceOp", op)
         known, to, dtype, factor = known_operation(asked), root_of(opts, root), dtype_name(mine.dtype), factor_of(asked)
         if known is None or not reduces(mine, known, factor):
@@ -171,7 +171,7 @@ class NetfoldGroup(dist.ProcessGroup):
     @started("all_to_all", 1)
     @staged("outputs, inputs")
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> dist._Work:
-        """Sends each rank its tensor of the inputs, and fills the outputs with what each sends here."""
+        """Sends each rank its tensor of the inputs, and fills the outputs with the tensors from each rank."""
         del opts
         return self._move("alltoall", list(outputs), movement.all_to_all(self.communicator, outputs, inputs))
 
@@ -184,13 +184,13 @@ class NetfoldGroup(dist.ProcessGroup):
 
     @started("barrier")
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
-        """Done once every rank has called it, after all that was started before."""
+        """Done once every rank has called it, after all operations that were started before."""
         del opts, timeout
         return self._move("barrier", [], self.communicator.barrier)
 
     @started("monitored_barrier")
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
-        """gloo's: rank 0 names ranks that do not come."""
+        """gloo's monitored_barrier: rank 0 names ranks that do not come."""
         self._delegate("monitored_barrier", *args, **kwargs)
 
     # ---- messages ----------------------------------------------------------------------------------------------------
@@ -211,13 +211,13 @@ class NetfoldGroup(dist.ProcessGroup):
     @started("recvAnySource", counted=False)
     @staged("output")
     def recv_anysource(self, tensors: Any, tag: int = 0) -> dist._Work:
-        """Fills a tensor with the next ``send`` with this tag, whoever's it is; the work tells who sent it."""
+        """Fills a tensor with the next ``send`` with this tag from any rank; the work tells the sender."""
         return self._receive("recv_anysource", tensors, None, tag)
 
     def shutdown(self) -> None:
-        """Waits for what is under way, leaves the job, and lets go of all that it has; ``destroy_process_group`` calls
-        it.  Messages that were posted are sent; those that cannot be end with an error, and their number is logged.
-        Receives that nobody has waited for end with an error.  A second call waits for the first, and does nothing."""
+        """Waits for operations under way, leaves the job, and releases everything; ``destroy_process_group`` calls it.
+        Posted messages are sent; those that cannot be sent end with an error, and their number is logged.  Receives
+        that nobody has waited for end with an error. A second call waits for the first, and does nothing."""
         if "communicator" not in self.__dict__:  # as in a forked child, where another thread may have held the lock
             return
         with self._ending:
@@ -232,9 +232,10 @@ class NetfoldGroup(dist.ProcessGroup):
                 ends.callback(self._reducer.close)
 
     def let_go(self, why: str) -> None:
-        """Has nothing any more; calls are refused for this reason.
+        """Drops all it has; later calls are refused for this reason.
 
-        An error in what it had keeps the frames of whoever it was raised to, and those keep this group.
+        An error of one of the dropped objects would keep the stack frames that it passed through, and these keep this
+        group.
         """
         self._gone = why
         for name in HELD:
@@ -252,8 +253,8 @@ class NetfoldGroup(dist.ProcessGroup):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def abort(self) -> None:
-        """Ends what is under way with an error, a ``shutdown`` of another thread too, and leaves the job; nothing where
-        it has left it."""
+        """Ends operations under way, and a ``shutdown`` on another thread, with an error, and leaves the job.  Does
+        nothing after the group has left."""
         communicator, messenger = (self.__dict__.get(name) for name in ("communicator", "_messenger"))
         try:
             if communicator is not None:
@@ -304,7 +305,7 @@ class NetfoldGroup(dist.ProcessGroup):
         return self._delegate(kind, tensors, *given, why=f"{op} of {sparse}{dtypes}")
 
     def _delegate(self, kind: str, *args: Any, why: str = "", **kwargs: Any) -> Any:
-        """Hands the collective to gloo, which reads at once."""
+        """Passes the collective to gloo, which reads its inputs at once."""
         arrive()
         self._say(", ".join(filter(None, (kind, why))))
         return getattr(self._inner, kind)(*args, **kwargs)
@@ -322,7 +323,7 @@ class NetfoldGroup(dist.ProcessGroup):
         return self._move(kind, [output], call)
 
     def _message(self, kind: str, tensors: Any) -> torch.Tensor:
-        """The one tensor of a message.  Raises ValueError for what cannot be sent as bytes."""
+        """The one tensor of a message.  Raises ValueError for a tensor that cannot be sent as bytes."""
         mine = only_tensor(kind, tensors, None)
         if mine.layout != torch.strided:
             raise ValueError(f"{kind} of a sparse tensor of {tuple(mine.shape)}: expected a dense one, as gloo does")
@@ -349,8 +350,8 @@ class NetfoldGroup(dist.ProcessGroup):
         return TorchWork(self._messages().receive(into, peer, tag, [mine], finish))
 
     def _gather(self, kind: str, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
-        """Gathers by the communicator, or sparse tensors by gloo.  For each input there is a list of tensors, or one
-        for all of it."""
+        """Gathers through the communicator; sparse tensors through gloo.  Each input has a list of tensors, or one for
+        all of it."""
         pairs = pairs_of(outputs, inputs)
         if any(tensor.layout != torch.strided for tensor in flattened([outputs, inputs])):
             return self._delegate(kind, outputs, inputs, *(() if opts is None else (opts,)), why="sparse")
@@ -367,8 +368,8 @@ class NetfoldGroup(dist.ProcessGroup):
     def _scatter(
         self, kind: str, outputs: Any, inputs: Any, opts: Any = dist.ReduceOp.SUM, timeout: timedelta | None = None
     ) -> Any:
-        """Reduces and scatters by the communicator what it can reduce, and all else by gloo.  For each output there is
-        a list of tensors, or one to split."""
+        """Reduces and scatters through the communicator if it supports the reduction, otherwise through gloo.  Each
+        output has a list of tensors, or one to split."""
         asked = getattr(opts, "reduceOp", opts)
         op, factor = known_operation(asked), factor_of(asked)
         dtypes = ", ".join(sorted({dtype_name(tensor.dtype) for tensor in flattened([inputs])}))
@@ -389,8 +390,8 @@ class NetfoldGroup(dist.ProcessGroup):
         self, name: str, kind: str, tensors: list[torch.Tensor], calls: list[pieces.Call], *,
         following: Following | None = None, joins: JoiningScatter | None = None,
     ) -> TorchWork:
-        """Starts these calls in this order, and logs what has carried the first of their kind; the others are those of
-        ``Reducer.later``."""
+        """Starts these calls in this order, and logs the path of the first of their kind; the other arguments are those
+        of ``Reducer.later``."""
 
         comm, say = self.communicator, self._say  # nothing that the communicator keeps may keep this group
 
@@ -404,14 +405,14 @@ class NetfoldGroup(dist.ProcessGroup):
 
 
 class PathLog:
-    """Logs by which path a communicator's collectives go, once for each kind."""
+    """Logs the path of a communicator's collectives, once for each kind."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
         self._said: set[str] = set()
 
     def is_new(self, kind: str) -> bool:
-        """Whether nothing was logged of this kind."""
+        """True if nothing of this kind was logged yet."""
         return kind not in self._said
 
     def __call__(self, kind: str, path: str = "has no path through NetFold: gloo does it") -> None:
@@ -421,8 +422,8 @@ class PathLog:
 
 
 def _gloo(store: dist.Store, communicator: Communicator, timeout: timedelta) -> dist.ProcessGroupGloo:
-    """A gloo group on the communicator's address; by itself gloo takes that of the host's name, which may lead
-    elsewhere."""
+    """A gloo group on the communicator's address; by default gloo takes the address of the host's name, which may be on
+    another network."""
     rank, size = communicator.rank, communicator.size
     if "GLOO_SOCKET_IFNAME" in os.environ:
         return dist.ProcessGroupGloo(store, rank, size, timeout)

@@ -33,12 +33,12 @@ Tensors = list[torch.Tensor]
 
 @dataclass
 class PendingCollective(StartedOperation):
-    """An asynchronous collective that has been started."""
+    """A started asynchronous collective."""
 
     tensors: Tensors
     works: list[Work[Any]]
     awaited: Call = lambda: None
-    """Called where the program waits for it."""
+    """Called when the program waits for it."""
     staged: Staged | None = None
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class Reducer:
         self._lock = threading.Lock()
         self._closed = False
         self._following = Following()
-        """Of the last collective."""
+        """Information for the last all-gather on the call after it."""
 
     def allreduce(
         self,
@@ -92,8 +92,8 @@ class Reducer:
         """Starts to reduce a tensor in place, in parts.  ``lane_bits``, ``feedback`` and ``reproducible`` are those of
         ``Communicator.allreduce``.
 
-        feedback  float32 of the tensor's shape, where the tensor is; on the CPU for a communicator that goes on when a
-                  rank is lost, whose lanes are made by the processor
+        feedback  float32 of the tensor's shape, on its device; on the CPU for a communicator that goes on when a rank
+                  is lost, which makes its lanes on the CPU
 
         Raises ValueError for sparse tensors, and Closed.
         """
@@ -121,7 +121,7 @@ class Reducer:
     def _lanes_of(
         self, tensor: torch.Tensor, op: ReduceOp, lane_bits: LaneBits | None, reproducible: bool | None
     ) -> LaneBits:
-        """Width of the lanes that the device makes; 32: it makes none."""
+        """Width in bits of the lanes that the device makes; 32 if it makes none."""
         if self.comm.repeats_losses or not narrows(op, dtype_name(tensor.dtype)):
             return 32
         return self.comm.lanes(lane_bits, reproducible=reproducible)
@@ -157,8 +157,8 @@ class Reducer:
     ) -> PendingCollective:
         """Starts other collectives of the communicator, which fill these tensors.  Raises Closed.
 
-        following  of an all-gather: learns what is called next
-        joins      of a reduce-scatter: what the all-gather before it learns
+        following  of an all-gather: receives the next call
+        joins      of a reduce-scatter: the call that the preceding all-gather learns of
         """
         return self._begin(
             tensors, lambda: [self.comm.later(on_our_thread(call), what) for call in calls], following, joins
@@ -178,7 +178,7 @@ class Reducer:
         return pending
 
     def close(self) -> None:
-        """Waits for what is under way, which the communicator's timeout bounds."""
+        """Waits for operations under way, at most for the communicator's timeout."""
         with self._lock:
             self._closed = True
             last, self._last = self._last, None

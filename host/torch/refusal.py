@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program whose group is refused ends with the message alone, in one line: its traceback is not what is wrong."""
+"""A program whose group is refused ends with a message of one line, without a traceback, which would not show the
+cause."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ VARIABLE = "NETFOLD_TRACEBACK"
 
 
 def without_traceback(refused: JoinRefused) -> None:
-    """Has the interpreter print this error without its traceback, if the program does not handle it."""
+    """Makes the interpreter print this error without its traceback, if the program does not handle it."""
     if os.environ.get(VARIABLE) == "1":
         return
     before = sys.excepthook

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups of backend "netfold" for programs that ask for "gloo" by name: ``python -m netfold.torch --as gloo SCRIPT``.
 
-``init_process_group`` and ``new_group``, and what calls them, such as ``new_subgroups`` and device meshes, get
-"netfold" where the program has named "gloo", "cpu:gloo", or "cpu:gloo" beside devices that this machine lacks.  Other
-names, and calls that name none, are left as they are.  Standard error has a line for each, on rank 0.
+``init_process_group`` and ``new_group``, and functions that call them, such as ``new_subgroups`` and device meshes, get
+"netfold" if the program names "gloo", "cpu:gloo", or "cpu:gloo" beside devices that this machine lacks.  Other names,
+and calls that name none, are left as they are.  Standard error has a line for each, on rank 0.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _told: set[str] = set()
 
 
 def ours_for(asked: str) -> str:
-    """The backend that is meant where a program asks for this one.
+    """The backend to use when a program asks for this one.
 
-    Raises ValueError where the group would be for other devices of this machine, too
+    Raises ValueError if the group would be for other devices of this machine, too
     """
     name = asked.lower()
     if {part.rpartition(":")[2] for part in name.split(",")} == {THEIRS} and (":" not in name or "cpu" in name):
@@ -48,8 +48,8 @@ def ours_for(asked: str) -> str:
 
 
 def rename() -> None:
-    """Lets this process, and those that it starts by multiprocessing, make groups of backend "netfold" instead of
-    gloo's.  A second call does nothing."""
+    """Makes this process, and those that it starts by multiprocessing, create groups of backend "netfold" in place of
+    gloo's. A second call does nothing."""
     c10d = dist.distributed_c10d
     if hasattr(c10d.init_process_group, "renames"):
         return
@@ -67,8 +67,8 @@ def rename() -> None:
 
 # ---- inside ----------------------------------------------------------------------------------------------------------
 class _Renamed:
-    """Renames in the process that unpickles it: one that multiprocessing has started as a new interpreter reads what
-    has been prepared for it before it imports the program."""
+    """Renames in the process that unpickles it: a new interpreter started by multiprocessing reads its preparation data
+    before it imports the program."""
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return rename, ()
@@ -95,7 +95,7 @@ def _renaming(make: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _is_here(device: str) -> bool:
-    """Whether this machine has such a device."""
+    """True if this machine has such a device."""
     module = getattr(torch, device, None)
     return bool(module is not None and hasattr(module, "is_available") and module.is_available())
 

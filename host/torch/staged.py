@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of a process group with tensors on a device: each is made with copies in pinned memory.
+"""Calls of a process group with tensors on a device: each works on copies in pinned memory.
 
-The decorator ``staged`` puts the copies in place of the tensors, so that what a call does knows the CPU alone.  Where
-it reads them is on the communicator's thread, which waits until they have arrived; what reads them at once, as gloo and
-messages do, calls ``arrive`` first.  Allreduce has a way of its own, in parts (``Reducer.allreduce``).
+The decorator ``staged`` puts the copies in place of the tensors, so that the call works on the CPU alone.  It reads
+them on the communicator's thread, which waits until they have arrived; gloo and messages, which read at once, call
+``arrive`` first.  Allreduce has a way of its own, in parts (``Reducer.allreduce``).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from netfold.host.torch.work import TorchWork
 
 Method = Callable[..., Any]
 Roles = Literal["in place", "outputs, inputs", "input", "output"]
-"""What the first arguments of a method are."""
+"""The roles of a method's first arguments."""
 
 _copies: ContextVar[Copies | None] = ContextVar("copies", default=None)
-"""Those of the call that the thread is in."""
+"""The copies of the call that the thread is in."""
 
 
 class StagedGroup(Protocol):
@@ -41,15 +41,15 @@ class StagedGroup(Protocol):
 
 
 def arrive() -> None:
-    """Waits until what the call under way reads has been copied from its device."""
+    """Waits until the inputs of the call under way have been copied from their device."""
     copies = _copies.get()
     if copies is not None:
         copies.arrive()
 
 
 def staged(roles: Roles) -> Callable[[Method], Method]:
-    """Decorator for a method of a group that starts an operation; an argument after the tensors that is a text names it
-    in errors, else the method's own name does."""
+    """Decorator for a method of a group that starts an operation. A text argument after the tensors names the operation
+    in errors; otherwise the method's name does."""
 
     def decorate(how: Method) -> Method:
         @wraps(how)
@@ -110,7 +110,7 @@ class StagedOperation(MarkedOperation):
         return self._inner.source()
 
     def _end(self) -> None:
-        """Begins to copy back; on the thread that has ended the operation."""
+        """Begins to copy back, on the thread that has ended the operation."""
         failed: BaseException | None = None
         try:
             self._inner.await_end(0.0)
@@ -122,7 +122,7 @@ class StagedOperation(MarkedOperation):
 
 
 class DelegatedOperation(MarkedOperation):
-    """What gloo does.  A thread of its own waits for it: not all of gloo's works have a future."""
+    """An operation that gloo runs. A thread of its own waits for it: not all of gloo's works have a future."""
 
     def __init__(self, work: dist._Work) -> None:
         super().__init__([])
@@ -148,7 +148,7 @@ class DelegatedOperation(MarkedOperation):
 
 
 def _check(what: str, fills: list[torch.Tensor]) -> None:
-    """Raises ValueError where nothing can be copied back."""
+    """Raises ValueError if nothing can be copied back."""
     for tensor in fills:
         if tensor.layout == torch.strided and torch._debug_has_internal_overlap(tensor) == 1:
             raise ValueError(f"{what} into a tensor of {tuple(tensor.shape)} with strides {tensor.stride()}, whose "
@@ -156,8 +156,8 @@ def _check(what: str, fills: list[torch.Tensor]) -> None:
 
 
 def _arrive(comm: Communicator, copies: Copies) -> None:
-    """Waits on the communicator's thread.  Where that fails no operation can begin any more: it would send what was
-    never copied."""
+    """Waits on the communicator's thread for the copies.  If that fails, no operation can begin any more: it would send
+    memory that was never filled."""
     try:
         copies.arrive()
     except BaseException as error:

@@ -22,26 +22,27 @@ WIDER: dict[torch.dtype, torch.dtype] = {
     torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64,
     **{getattr(torch, name): torch.float32 for name in _FLOAT8 if hasattr(torch, name)},
 }
-"""Dtype that the communicator does not reduce -> the one in which it is reduced, and rounded or wrapped once after."""
+"""Dtype that the communicator does not reduce -> the wider one in which it is reduced, before a single rounding or
+wrap."""
 GLOO = (*FLOATS, *INTEGERS, torch.int8, torch.bool)
 """Dtypes that gloo reduces."""
 Factor: TypeAlias = float | torch.Tensor | None
-"""Multiplies each rank's part before it is reduced."""
+"""A factor by which each rank's part is multiplied before the reduction."""
 
 
 def reduced_as(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which tensors of this one are reduced."""
+    """The dtype in which tensors of this dtype are reduced."""
     return WIDER.get(dtype, dtype)
 
 
 def reduces(tensor: torch.Tensor, op: ReduceOp | None, factor: Factor = None) -> bool:
-    """Whether the communicator can reduce this tensor by ``op``, multiplied by the factor."""
+    """True if the communicator can reduce this tensor by ``op``, multiplied by the factor."""
     known = op in OPERATIONS.get(reduced_as(tensor.dtype), ()) and (factor is None or tensor.is_floating_point())
     return known and tensor.layout == torch.strided
 
 
 def check_gloo(what: str, tensors: Any, op: str) -> None:
-    """Raises ValueError where gloo cannot reduce these tensors either, or would reduce other memory than theirs.
+    """Raises ValueError if gloo cannot reduce these tensors either, or would reduce memory other than theirs.
 
     what  the call, such as "allreduce"
     op    torch's name of the reduction
@@ -75,12 +76,12 @@ def flattened(tensors: Any) -> list[torch.Tensor]:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name that numpy has, or would have, for a dtype, such as "float32" or "bfloat16"."""
+    """Numpy's name of a dtype, such as "float32", or the name that it would have, such as "bfloat16"."""
     return str(dtype).removeprefix("torch.")
 
 
 def as_array(tensor: torch.Tensor) -> tuple[NDArray[Any], str | None]:
-    """The tensor's memory as an array of its shape, and the name of its dtype where numpy has none for it, else None.
+    """The tensor's memory as an array of its shape, and the name of its dtype if numpy lacks it, else None.
 
     Raises ValueError for sparse tensors, for those that are not on the CPU, for views whose elements torch negates or
     conjugates as it reads them, and for dtypes that numpy does not have.

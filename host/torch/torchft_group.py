@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NetFold as a process group of torchft, which is configured anew when a replica dies or comes.
+"""NetFold as a process group of torchft, which is configured anew when a replica dies or joins.
 
     from netfold.host.torch.torchft_group import ProcessGroupNetfold
     manager = torchft.Manager(pg=ProcessGroupNetfold(), ...)
 
-torchft's lighthouse says who takes part; each ``configure`` is a job of its own, named after the store's address, which
-all ranks of a quorum share.  Errors are RuntimeErrors in the words by which torch's own groups tell them.
+torchft's lighthouse determines the participants; each ``configure`` is a job of its own, named after the store's
+address, which all ranks of a quorum share.  Errors are RuntimeErrors with the wording of torch's own groups.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ WORDS: Final[tuple[tuple[type[NetFoldError], str], ...]] = (
     (PeerLost, "Connection closed by peer"), (CollectiveTimeout, "Timed out waiting"), (Aborted, "aborted"),
     (Closed, "aborted"),
 )
-"""The words of torch's groups where NetFold raises these."""
+"""The wording of torch's groups for these errors of NetFold."""
 
 
 class TranslatedWork(dist._Work):
-    """A started operation, whose errors are in torch's words.
+    """A started operation, whose errors have torch's wording.
 
-    timeout  of ``wait``, where its caller says nothing
+    timeout  of ``wait``, if its caller passes none
     """
 
     def __init__(self, work: Any, timeout: timedelta) -> None:
@@ -59,11 +59,11 @@ class TranslatedWork(dist._Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether ``wait`` would return or raise at once."""
+        """True if ``wait`` would return or raise at once."""
         return bool(self._work.is_completed())
 
     def is_success(self) -> bool:
-        """Whether it is done, without an error."""
+        """True if it is done, without an error."""
         return bool(self._work.is_success())
 
     def exception(self) -> BaseException | None:
@@ -100,14 +100,14 @@ class ProcessGroupNetfold(ProcessGroupWrapper):
     def configure(
         self, store_addr: str, replica_id: str, rank: int, world_size: int, *args: Any, **kwargs: Any
     ) -> None:
-        """Leaves the group before, and joins a new one with all ranks that have this store's address.  Raises what
-        ``Communicator.join`` raises, and RuntimeError where the store cannot be reached in time."""
+        """Leaves the former group, and joins a new one with all ranks that have this store's address.  Raises the
+        errors of ``Communicator.join``, and RuntimeError if the store cannot be reached in time."""
         self._store_addr = store_addr
         super().configure(store_addr, replica_id, rank, world_size, *args, **kwargs)
         self._aborted = None
 
     def abort(self, errored: bool = True) -> None:
-        """Ends what is under way, and leaves the group; operations are refused until ``configure``."""
+        """Ends operations under way, and leaves the group; operations are refused until ``configure``."""
         if errored and self._pg is not None:
             self._aborted = RuntimeError("aborted: configure the process group anew")
         super().abort(errored)
@@ -117,7 +117,7 @@ class ProcessGroupNetfold(ProcessGroupWrapper):
         super().abort(errored=False)
 
     def errored(self) -> Exception | None:
-        """Why the group has to be configured anew; None: it has not."""
+        """The error because of which the group must be configured anew; None if it works."""
         if self._aborted is not None or not isinstance(self._pg, NetfoldGroup):
             return self._aborted
         try:
@@ -153,7 +153,7 @@ class ProcessGroupNetfold(ProcessGroupWrapper):
 
 
 def translated(error: BaseException) -> BaseException:
-    """The same error in torch's words."""
+    """The same error with torch's wording."""
     for kind, words in WORDS:
         if isinstance(error, kind):
             return RuntimeError(f"{words}: {error}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's verbs for torch, which give all ranks the same start.
+"""Horovod's functions for torch that give all ranks the same start.
 
 They use the communicator that is passed, or else the process's own (``netfold.init``).
 """
@@ -26,8 +26,8 @@ def broadcast_parameters(
 ) -> None:
     """Fills every rank's tensors with the root's, in place.
 
-    parameters  model.state_dict(), model.named_parameters(), or tensors; in the same order on all ranks.  Values of a
-                state that are no tensors are left alone
+    parameters  model.state_dict(), model.named_parameters(), or tensors; in the same order on all ranks.  Other values
+                of a state are left unchanged
     """
     comm = communicator or verbs.communicator()
     values = parameters.values() if isinstance(parameters, Mapping) else parameters

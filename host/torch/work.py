@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work objects that torch.distributed gets for operations that have been started."""
+"""The work objects that torch.distributed receives for started operations."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class TorchWork(dist._Work):
         super().__init__()
         self._pending = pending
         self._recorded: threading.Event | None = None
-        """Set once the profiler knows of its end."""
+        """Set once the profiler has recorded its end."""
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Returns once the tensors hold the result, or, on a device, once what the calling thread does next on its
-        stream there finds it; raises the communicator's error.
+        """Returns once the tensors hold the result; on a device, once the calling thread's stream is ordered after it.
+        Raises the communicator's error.
 
         timeout  0 (torch's default): the communicator's own.  Raises CollectiveTimeout when it is over; the operation
                  itself goes on
@@ -42,20 +42,21 @@ class TorchWork(dist._Work):
         self.wait()
 
     def limit(self, seconds: float) -> None:
-        """Lets it take so long, from now on: then whoever waits for it, by whatever means, gets CollectiveTimeout."""
+        """Limits its time, counted from now on, in seconds: then every way of waiting for it raises
+        CollectiveTimeout."""
         self._pending.limit(seconds)
 
     def recorded(self, end: Callable[[], None], ended: threading.Event) -> None:
-        """Calls ``end``, which sets ``ended``, once it is done; whoever waits for it waits for that, too."""
+        """Calls ``end``, which sets ``ended``, once it is done; waits for the operation also wait for ``ended``."""
         self._recorded = ended
         self._pending.when_done(end)
 
     def is_completed(self) -> bool:
-        """Whether ``wait`` would return or raise at once."""
+        """True if ``wait`` would return or raise at once."""
         return self._pending.done()
 
     def is_success(self) -> bool:
-        """Whether it is done, without an error."""
+        """True if it is done, without an error."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
@@ -79,7 +80,7 @@ class TorchWork(dist._Work):
         return 1e3 * (self._pending.ended - self._pending.begun)
 
     def get_future_result(self) -> Future[int]:
-        """A future whose value is a ``WorkResult`` as a number: how it ended."""
+        """A future whose value is a ``WorkResult`` as a number: success, or the kind of failure."""
         return self._pending.future_result
 
     def get_future(self) -> Future[list[torch.Tensor]]:
@@ -87,7 +88,8 @@ class TorchWork(dist._Work):
         return self._pending.future
 
     def source_rank(self) -> int:
-        """The rank that sent what a receive from any rank has received.  Raises ValueError for all else."""
+        """The sender of the message that a receive from any rank has received.  Raises ValueError for other
+        operations."""
         return self._pending.source()
 
     _source_rank = source_rank

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rail "verbs": the switches fold what the RC queue pairs of an RDMA NIC send."""
+"""The rail "verbs": the switches fold the packets of an RDMA NIC's RC queue pairs."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine has for the rail "verbs", and ends with status 1 where something is missing:
+"""Prints this machine's support for the rail "verbs", and ends with status 1 if something is missing:
 
     python -m netfold.host.verbs             # both
     python -m netfold.host.verbs library     # libibverbs and its headers: compiles the engine with them
@@ -26,7 +26,7 @@ PARTS: dict[str, Callable[[], str]] = {"library": _library, "devices": described
 
 
 def main(wanted: Sequence[str]) -> int:
-    """Prints what there is of these parts; the status that the process ends with."""
+    """Prints the state of these parts.  Returns the process's exit status."""
     if unknown := set(wanted) - PARTS.keys():
         print(f"{', '.join(sorted(unknown))}: expected {' or '.join(PARTS)}", file=sys.stderr)
         return 2

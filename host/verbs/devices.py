@@ -20,13 +20,13 @@ from netfold.wire.roce import FOLD_NETWORK
 SYSFS: Final = Path("/sys/class/infiniband")
 ROCE_V2: Final = "RoCE v2"
 RETRANSMISSIONS: Final = ("completer_retry_err", "retry_exceeded_err", "packet_seq_err", "local_ack_timeout_err")
-"""Counters of sending again, as rdma_rxe and mlx5 name them."""
+"""Counters of retransmissions, as rdma_rxe and mlx5 name them."""
 ANSWERS: Final = (
     "sent_pkts", "rcvd_pkts", "duplicate_request", "out_of_seq_request", "rcvd_rnr_err", "send_rnr_err", "rcvd_seq_err",
     "ack_deferred", "retry_rnr_exceeded_err", "out_of_sequence", "implied_nak_seq_err", "rnr_nak_retry_err",
     *RETRANSMISSIONS,
 )
-"""Counters of a port that say what became of packets, as rdma_rxe and mlx5 name them."""
+"""Counters of a port that show the fate of packets, as rdma_rxe and mlx5 name them."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class RocePort:
         return f"{self.device} port {self.port} ({gids or 'no IPv4 address'})"
 
     def counters(self) -> dict[str, int]:
-        """The port's counters of packets, as far as its driver has them; they count all queue pairs of the machine."""
+        """The port's counters of packets that its driver offers; they count all queue pairs of the machine."""
         found = {}
         for name in ANSWERS:
             try:
@@ -81,7 +81,7 @@ def ports(root: Path = SYSFS) -> list[RocePort]:
 
 def described(root: Path = SYSFS, interfaces: Path = Path("/sys/class/net")) -> str:
     """All ports, a line each: their IPv4 addresses, which of these are fold addresses, and the MTU of the interfaces.
-    Raises TransportError where there is none that a rank could use."""
+    Raises TransportError if no port is usable for a rank."""
     lines, usable = [], False
     for port in ports(root):
         addresses = []
@@ -97,7 +97,7 @@ def described(root: Path = SYSFS, interfaces: Path = Path("/sys/class/net")) -> 
 
 
 def port_of(address: str, root: Path = SYSFS) -> RocePort:
-    """The port that has this IPv4 address.  Raises TransportError where there is none."""
+    """The port that has this IPv4 address.  Raises TransportError if there is none."""
     known = ports(root)
     for port in known:
         if address in port.gids:
@@ -115,7 +115,7 @@ def port_of(address: str, root: Path = SYSFS) -> RocePort:
 
 
 def fold_gid(port: RocePort, own: str, fold_address: str) -> RoceGid:
-    """The GID of a port for its host's fold address.  Raises TransportError where it has none."""
+    """The GID of a port for its host's fold address.  Raises TransportError if it has none."""
     found = port.gids.get(fold_address)
     if found is None:
         netdev = port.gids[own].netdev or "DEVICE"
@@ -142,7 +142,7 @@ def _gids(port: Path) -> list[RoceGid]:
 
 
 def _text(file: Path) -> str:
-    """The text of a file of the kernel; empty where it cannot be read."""
+    """The text of a file of the kernel; empty if it cannot be read."""
     try:
         return file.read_text().strip()
     except OSError:

@@ -21,7 +21,7 @@ from netfold.wire.jobs import NeighbourPairs, OwnPairs
 
 SOURCES = (*native.SOURCES, "verbs_pairs.c", "verbs.c")
 LIBRARY = ("-libverbs",)
-"""How the linker finds libibverbs."""
+"""The linker flag for libibverbs."""
 DONE, AGAIN, FAILED, BROKEN = range(4)
 """Results of ``VerbsIo.run``: ``nf_verbs_status``."""
 PACKAGE_HINT = (
@@ -39,7 +39,7 @@ class Numbers(C.Structure):
 
 
 class Neighbour(C.Structure):
-    """``nf_verbs_neighbour``: to what the queue pairs of one stream are connected."""
+    """``nf_verbs_neighbour``: the peer of the queue pairs of one stream."""
 
     _fields_ = [(name, C.c_uint32) for name in ("peer", "peer_qp", "predecessor", "before_qp", "psn")]
 
@@ -81,7 +81,7 @@ def library(libs: tuple[str, ...] = LIBRARY) -> C.CDLL:
 
 
 class VerbsIo:
-    """A core over the queue pairs of an RDMA device.  Raises TransportError where the device refuses anything.
+    """A core over the queue pairs of an RDMA device.  Raises TransportError if the device refuses anything.
 
     core      made with this module's ``library``, messages, and twice the slots kept
     own_gid, fold_gid   places of the GIDs of this rank's own address and of its fold address
@@ -103,7 +103,7 @@ class VerbsIo:
         ends_in_child(self)
 
     def after_fork(self) -> None:
-        """This is a forked child: the device's objects are its parent's, and end with the parent alone."""
+        """In a forked child: the device's objects belong to its parent, and end with the parent alone."""
         if self._handle:
             numbers = (C.c_int32 * 3)()
             self._lib.nf_verbs_descriptors(self._handle, numbers)
@@ -111,18 +111,18 @@ class VerbsIo:
 
     @property
     def why(self) -> str:
-        """What has failed last; empty where nothing has."""
+        """Reason of the last failure; empty if nothing has failed."""
         return (self._lib.nf_verbs_why(self._handle) or b"").decode(errors="replace")
 
     def make(self) -> list[OwnPairs]:
-        """Makes new queue pairs for all streams, in the order of ``Connect.pairs``; the old ones are gone."""
+        """Creates new queue pairs for all streams, in the order of ``Connect.pairs``, and destroys the old ones."""
         numbers = (Numbers * (2 * len(self._core.trees)))()
         if not self._lib.nf_verbs_make(self._handle, numbers):
             raise self._error()
         return [OwnPairs(out_qp=pair.out_qp, in_qp=pair.in_qp, address=0, rkey=0) for pair in numbers]
 
     def connect(self, pairs: Sequence[NeighbourPairs]) -> None:
-        """Connects the queue pairs to those of the neighbours, and begins where each stream of the core stands."""
+        """Connects the queue pairs to the neighbours', and begins at each stream's present position in the core."""
         streams = [stream for tree in self._core.trees for stream in (tree.data, tree.agreement)]
         if len(pairs) != len(streams):
             raise ValueError(f"{len(pairs)} pairs of neighbours for {len(streams)} streams")
@@ -136,11 +136,11 @@ class VerbsIo:
             raise self._error()
 
     def interrupt_by(self, fd: int) -> None:
-        """Lets ``run`` return AGAIN whenever ``fd`` is readable."""
+        """Makes ``run`` return AGAIN whenever ``fd`` is readable."""
         self._lib.nf_verbs_interrupt_by(self._handle, fd)
 
     def discard(self) -> None:
-        """Ends the queue pairs, whose messages are for trees that are gone."""
+        """Destroys the queue pairs, whose messages belong to trees that are gone."""
         self._lib.nf_verbs_unmake(self._handle)
 
     def run(self, until: int) -> tuple[int, int]:
@@ -161,7 +161,7 @@ class VerbsIo:
         return self._spans[:count], lost.value
 
     def transient_errors(self) -> tuple[int, int]:
-        """None: what a device refuses for a passing reason, it repeats itself."""
+        """Always 0, 0: the device itself repeats requests that it refuses for a temporary reason."""
         return 0, 0
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rail "verbs": the switches fold what an RDMA NIC sends, over RC queue pairs by libibverbs.
+"""The rail "verbs": the switches fold the packets of an RDMA NIC, over RC queue pairs by libibverbs.
 
 It is the fold of the rail "innet" in everything but what carries the packets (``innet.fold``): the same engine agrees
 on scales, and makes and reads lanes, so that both kinds of ranks can take part in one job.  native/verbs.h describes
@@ -32,16 +32,16 @@ from netfold.host.verbs.native import VerbsIo
 from netfold.wire.jobs import Plan
 
 KEPT: Final = 2
-"""Times the slots' packets that are kept for sending them again: one message is made ahead (native/verbs.h)."""
+"""Ratio of the packets kept for retransmission to the slots: one message is prepared ahead (native/verbs.h)."""
 MAX_BREAKS: Final = 3
-"""Queue pairs that may break in one operation before it ends."""
+"""Most queue pairs that may break in one operation before it fails."""
 
 log = logging.getLogger("netfold")
 
 
 def check_host(address: str) -> RocePort:
-    """What a rank can know before it joins: libibverbs is there, and a device has its address.  Raises TransportError,
-    cbuild.cc.BuildError."""
+    """Checks what a rank can know before it joins: libibverbs is installed, and a device has this address.  Raises
+    TransportError, cbuild.cc.BuildError."""
     port = port_of(address)
     native.library(native.LIBRARY)  # named, so that the rail finds it loaded
     return port
@@ -52,7 +52,7 @@ class VerbsRail(FoldRail):
 
     port     that device's port, as ``check_host`` finds it
     libs     linker flags that bring libibverbs
-    The other arguments are those of ``FoldRail``.  Where no trees are left, the rail ends.
+    The other arguments are those of ``FoldRail``.  If no trees are left, the rail ends.
     """
 
     name = "verbs"
@@ -99,8 +99,8 @@ class VerbsRail(FoldRail):
         return core, self._verbs
 
     def _connect(self) -> None:
-        """Makes queue pairs, tells the controller, and connects them once the switches know them.  Where the trees have
-        changed meanwhile, it waits for `Halt`.  Raises TransportError, PlanError."""
+        """Creates queue pairs, reports them to the controller, and connects them once the switches know them.  If the
+        trees have changed meanwhile, it waits for `Halt`.  Raises TransportError, PlanError."""
         assert self._verbs is not None
         self._connected = False
         if self._control.connect is None:
@@ -122,7 +122,8 @@ class VerbsRail(FoldRail):
         self._connected = True
 
     def _broken(self, request: Request | RepeatedFold, error: int) -> None:
-        """A queue pair is in error, or there are none yet: waits for `Halt`, by which all ranks make theirs anew."""
+        """Handles a queue pair in error, or missing queue pairs: waits for `Halt`, after which all ranks create theirs
+        anew."""
         assert self._verbs is not None
         why = self._verbs.why
         who = self._who(request)
@@ -149,13 +150,13 @@ class VerbsRail(FoldRail):
 
     @property
     def retransmissions(self) -> int:
-        """Number of times that the device went back to send again, as its driver counts, over all of its queue pairs,
-        since the rail was made."""
+        """Number of the device's retransmissions, as its driver counts them, over all of its queue pairs, since the
+        rail was created."""
         now = self._port.counters()
         return sum(now.get(name, 0) - self._first_counters.get(name, 0) for name in RETRANSMISSIONS)
 
     def stats(self) -> RailStats:
-        """Totals as every rail has them, and ``retransmissions`` as above."""
+        """Totals as every rail has them, with ``retransmissions`` as above."""
         return replace(super().stats(), retransmissions=self.retransmissions)
 
     def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
@@ -167,5 +168,5 @@ class VerbsRail(FoldRail):
         )
 
     def counters(self) -> dict[str, int]:
-        """The device's counters of packets since the rail was made, over all of its queue pairs."""
+        """The device's packet counters since the rail was created, over all of its queue pairs."""
         return {name: value - self._first_counters.get(name, 0) for name, value in self._port.counters().items()}
