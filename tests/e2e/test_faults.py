@@ -13,6 +13,7 @@ import pytest
 
 from netfold.fabric.generate import Faults, leafspine, threetier
 from netfold.fabric.graph import Engine, Fabric
+from netfold.host.innet.core import CREDITS_VARIABLE
 from netfold.rpc import local
 from netfold.topo import sandbox
 from netfold.wire import faults
@@ -36,10 +37,12 @@ SIZES = {"softswitch": 120_000, "bmv2": 40_000}
 ALL = Faults(loss=0.01, duplicate=0.03, reorder=0.03, corrupt=0.01)
 
 
-def finish(network: Network, rounds: int, *, elements: int = 0, within: float = 150) -> list[dict[str, Any]]:
+def finish(
+    network: Network, rounds: int, *, elements: int = 0, within: float = 150, credits: str = ""
+) -> list[dict[str, Any]]:
     """Run the rounds on every host; what each rank says at the end.  A wrong sum fails a rank."""
     command = [*program("rank_rounds.py"), "5", str(rounds), str(elements or SIZES[network.fabric.engine])]
-    output = network.launch(command, job="rounds").wait(within=within)
+    output = network.launch(command, job="rounds", env={CREDITS_VARIABLE: credits}).wait(within=within)
     results = [json.loads(lines[-1]) for lines in output]
     assert {result["rail"] for result in results} == {"innet"}
     return results
@@ -133,6 +136,10 @@ SLOW = {"softswitch": 600_000, "bmv2": 40_000}
 """Elements of a sum over a port that slows it down to a second or less."""
 
 
+FEW = "1x4"
+"""Credits: one message of four packets in flight in a tree.  BMv2 marks above 8 packets, softswitch above 32."""
+
+
 def slow_port(network: Network) -> None:
     """Makes leaf1's way up a hundredth as fast as the others: its queue grows in the switch itself."""
     leaf = next(switch for switch in network.fabric.switches if switch.name == "leaf1")
@@ -145,7 +152,7 @@ def slow_port(network: Network) -> None:
 @in_sandbox(timeout=120)
 def test_a_slow_link_marks_and_every_rank_hears_of_it(engine: Engine, tmp_path: Path) -> None:
     """Sums queue at a leaf whose way up is slow: their marks reach all ranks in the results, also those under the other
-    leaf."""
+    leaf.  Credits for fewer packets than the queue holds before it marks leave no mark."""
     if engine == "bmv2":
         needs.require("thrift")
     fabric = leafspine(2, 1, 4, rate="1gbit", engine=engine, rundir=sandbox.rundir())
@@ -156,9 +163,11 @@ def test_a_slow_link_marks_and_every_rank_hears_of_it(engine: Engine, tmp_path: 
     with Network(fabric, logs=tmp_path / "logs") as network:
         if engine == "bmv2":
             slow_port(network)
-        marks = [result["marks"] for result in finish(network, 2, elements=SLOW[engine])]
-    print(marks)
+        marks, with_credits = ([result["marks"] for result in finish(network, 2, elements=SLOW[engine], credits=credits)]
+                               for credits in ("", FEW))
+    print(marks, with_credits)
     assert all(count > 0 for count in marks), marks
+    assert with_credits == [0] * 4, "the queue is never longer than the credits"
 
 
 @in_sandbox(timeout=150)
