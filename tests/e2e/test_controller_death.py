@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric
 from netfold.topo import sandbox
 from netfold.topo.faults import FaultInjector
 from support import needs
-from support.steady import PATIENCE, Steady
+from support.fabrics import leafspine
+from support.steady import BOUND, Steady
 from support.topo import ENGINES, in_sandbox
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
@@ -28,7 +28,7 @@ RATES = {"softswitch": "1gbit", "bmv2": "50mbit"}
 def fabric_of(engine: Engine) -> Fabric:
     """Two leaves, two spines, four hosts, a standby, and a controller that a busy machine does not mislead."""
     fabric = leafspine(2, 2, 4, rate=RATES[engine], engine=engine, rundir=sandbox.rundir())
-    return msgspec.structs.replace(fabric, steady=3600.0, misses=PATIENCE,
+    return msgspec.structs.replace(fabric, steady=3600.0,
                                    standby=f"unix:{sandbox.rundir()}/standby.sock")
 
 
@@ -67,7 +67,7 @@ def test_a_standby_takes_over_from_a_controller_that_hangs(engine: Engine, tmp_p
         network.take_over(hang=True)
         steady.registered()
         hung.send_signal(signal.SIGCONT)
-        assert hung.wait(PATIENCE) == 1
+        assert hung.wait(BOUND) == 1
         steady.go_on()
         ends = steady.end()
     assert [(end["rail"], end["rounds"]) for end in ends] == [("innet", 0)] * 4

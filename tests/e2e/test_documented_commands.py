@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from netfold.fabric import file as fabric_file
-from netfold.fabric.generate import leafspine
 from netfold.topo import sandbox
 from support import needs
 from support.commands import FABRIC
+from support.fabrics import leafspine
 from support.pages import invoked
-from support.steady import PATIENCE, Steady
+from support.steady import Steady
 from support.topo import in_sandbox
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
@@ -28,7 +28,7 @@ from netfold.topo.net import Network
 def test_command_lines_of_the_pages_work_on_a_running_fabric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each ends with its status and says what it should, while four ranks sum."""
     fabric = leafspine(2, 2, 4, rate="200mbit", rundir=sandbox.rundir())
-    fabric = msgspec.structs.replace(fabric, misses=PATIENCE, faults=True)
+    fabric = msgspec.structs.replace(fabric, faults=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NETFOLD_CONTROLLER", fabric.jobs)
     network = Network(fabric, logs=tmp_path / "logs")

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from netfold.controller.switch.tables import ROUTERS
-from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric
 from netfold.topo import sandbox
 from support import needs
 from support.capture import Capture
+from support.fabrics import leafspine
 from support.topo import ENGINES, in_sandbox, program
 from support.tshark import dissect
 

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from netfold.fabric.generate import Faults, leafspine, threetier
+from netfold.fabric import generate
+from netfold.fabric.generate import Faults
 from netfold.fabric.graph import Engine, Fabric
 from netfold.host.innet.core import CREDITS_VARIABLE
 from netfold.rpc import local
@@ -19,7 +20,8 @@ from netfold.topo import sandbox
 from netfold.wire import faults
 from netfold.wire.operator import Status
 from support import needs
-from support.steady import PATIENCE, Steady
+from support.fabrics import leafspine, threetier
+from support.steady import Steady
 from support.topo import ENGINES, in_sandbox, program
 from switch_support.bmv2 import slow_queue
 from switch_support.ports import wait_for
@@ -78,8 +80,7 @@ def test_packet_faults_do_not_change_a_sum(engine: Engine, faults: Faults, tmp_p
 
 def three_tiers(engine: Engine) -> Fabric:
     """Two pods of two leaves under two spines: eight ranks, ten switches, trees of depth 3."""
-    fabric = threetier(2, 2, 2, 2, 8, rate=RATES[engine], seed=2, engine=engine, rundir=sandbox.rundir(), **ALL)
-    return msgspec.structs.replace(fabric, misses=PATIENCE)
+    return threetier(2, 2, 2, 2, 8, rate=RATES[engine], seed=2, engine=engine, rundir=sandbox.rundir(), **ALL)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -117,7 +118,7 @@ FLAPS = {"shorter than a time-out": 0.01, "longer": 0.4}
 def test_links_may_flap_in_the_middle(engine: Engine, tmp_path: Path) -> None:
     """A host's link and a link between switches go out and come back, for longer than time-outs and shorter, while
     ranks sum without a break: all sums are exact."""
-    fabric = leafspine(2, 2, 4, rate=RATES[engine], engine=engine, rundir=sandbox.rundir())
+    fabric = generate.leafspine(2, 2, 4, rate=RATES[engine], engine=engine, rundir=sandbox.rundir())
     victims = [next(link for link in fabric.links if fragment in link.b) for fragment in ("h1:", "spine1:")]
     with Network(fabric, logs=tmp_path / "logs") as network, Steady(network, seed=5) as steady:
         for link in victims:

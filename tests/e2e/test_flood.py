@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine
 from netfold.topo import sandbox
 from support import needs
+from support.fabrics import leafspine
 from support.steady import Steady
 from support.topo import ENGINES, in_sandbox, program
 

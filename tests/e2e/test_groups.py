@@ -7,14 +7,12 @@ import json
 import time
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine
 from netfold.topo import sandbox
 from support import needs
-from support.steady import PATIENCE
+from support.fabrics import leafspine
 from support.topo import ENGINES, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
@@ -38,7 +36,7 @@ def test_the_groups_of_a_mesh_fold_beside_their_job(engine: Engine, tmp_path: Pa
 
     A rank that dies ends its group alone; those that are left shrink, and make groups anew."""
     fabric = leafspine(2, 2, 4, rate=RATES[engine], loss=0.02, seed=3, engine=engine, rundir=sandbox.rundir())
-    with Network(msgspec.structs.replace(fabric, misses=PATIENCE), logs=tmp_path / "logs") as network:
+    with Network(fabric, logs=tmp_path / "logs") as network:
         ranks = network.launch([*program("rank_groups.py"), "7", str(tmp_path)], job="mesh")
         status, end = network.status(), time.monotonic() + 150
         while sum(job.group_of == "mesh" and job.state == "active" for job in status.jobs) < len(ACROSS):

@@ -9,16 +9,15 @@ import time
 from pathlib import Path
 
 import grpc
-import msgspec
 import pytest
 
-from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric
 from netfold.topo import sandbox
 from netfold.wire import roce
 from support import needs
 from support.capture import Capture
-from support.steady import PATIENCE, Steady
+from support.fabrics import leafspine
+from support.steady import Steady
 from support.topo import ENGINES, in_sandbox, program
 from switch_support.client import Client
 
@@ -33,8 +32,7 @@ SECONDS = 3.0
 
 
 def fabric_of(engine: Engine) -> Fabric:
-    fabric = leafspine(2, 1, 4, rate=RATES[engine], seed=1, engine=engine, rundir=sandbox.rundir())
-    return msgspec.structs.replace(fabric, misses=PATIENCE)
+    return leafspine(2, 1, 4, rate=RATES[engine], seed=1, engine=engine, rundir=sandbox.rundir())
 
 
 def result_of(frames: list[tuple[str, bytes]], victim: str) -> dict[str, object]:

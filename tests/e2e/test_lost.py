@@ -9,14 +9,12 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
 import pytest
 
-from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric, Host
 from netfold.topo import sandbox
 from support import needs
-from support.steady import PATIENCE
+from support.fabrics import leafspine
 from support.topo import ENGINES, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
@@ -43,7 +41,7 @@ def test_every_other_rank_names_the_lost_one(engine: Engine, tmp_path: Path) -> 
     cases = CASES if engine == "softswitch" else CASES[:1]
     fabric = leafspine(2, 1, 4 * min(len(cases), 2), rate=rate, engine=engine, rundir=sandbox.rundir())
     sides = cycle(across(fabric))
-    with Network(msgspec.structs.replace(fabric, misses=PATIENCE), logs=tmp_path) as network:
+    with Network(fabric, logs=tmp_path) as network:
         def lost(rail: str, way: str) -> tuple[str, str, Ranks]:
             job = f"{rail}-{way}"
             folder = tmp_path / job
@@ -72,7 +70,6 @@ def test_over_several_rails_it_is_named_with_the_state_of_each(engine: Engine, t
     cases = SEVERAL if engine == "softswitch" else SEVERAL[:1]
     one = leafspine(1, 0, 4 * min(len(cases), 2), rate=rate, engine=engine)
     sides = cycle(across(one))
-    one = msgspec.structs.replace(one, misses=PATIENCE)
     with Planes(side_by_side([one, one], sandbox.rundir()), logs=tmp_path) as planes:
         def lost(way: str, says: str) -> tuple[str, str, Ranks]:
             folder = tmp_path / way

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from netfold.fabric.generate import parse
 from netfold.topo import sandbox
 from support import needs
+from support.fabrics import parse
 from support.topo import in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from netfold.controller.switch.tables import ROUTERS
-from netfold.fabric.generate import leafspine
+from netfold.fabric import generate
 from netfold.fabric.graph import Engine
 from netfold.topo import sandbox
 from support import needs
 from support.capture import Capture
+from support.fabrics import leafspine
 from support.steady import Steady
 from support.topo import ENGINES, in_sandbox, program
 from support.tshark import dissect
@@ -85,7 +86,7 @@ def test_tshark_dissects_packets_of_4096_bytes(engine: Engine, tmp_path: Path) -
 def test_links_with_too_small_an_mtu_are_named(tmp_path: Path) -> None:
     """One between switches counts as down, for its MTU, and sums go over the others; a rank behind one does not
     join."""
-    fabric = leafspine(2, 2, 2, rundir=sandbox.rundir())
+    fabric = generate.leafspine(2, 2, 2, rundir=sandbox.rundir())
     number, uplink = next((n, link) for n, link in enumerate(fabric.links) if link.ends[1].node == "spine1")
 
     def set_mtu(node: str, port: int) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric
 from netfold.topo import sandbox
 from netfold.wire.operator import Status
 from support import needs
-from support.steady import PATIENCE, Steady
+from support.fabrics import leafspine
+from support.steady import Steady
 from support.topo import ENGINES, in_sandbox
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
@@ -50,7 +50,7 @@ def test_a_spine_is_drained_under_running_ranks(engine: Engine, tmp_path: Path) 
     """All ranks go on without it, no sum is wrong and none is lost; not one packet passes it any more, until it is used
     again."""
     fabric = leafspine(2, 2, 4, rate=RATES[engine], engine=engine, rundir=sandbox.rundir())
-    fabric = msgspec.structs.replace(fabric, probe=0, misses=PATIENCE)  # probes would be packets
+    fabric = msgspec.structs.replace(fabric, probe=0)  # probes would be packets
     with Network(fabric, logs=tmp_path / "logs") as network, Steady(network, seed=11) as steady:
         assert netfold(fabric, "drain", "spine1") == "spine1 is drained; drained in all: spine1\n"
         assert [tree.root for tree in steady.round(1).trees] == ["spine2", "spine2"]

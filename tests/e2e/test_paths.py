@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from netfold.controller.paths.path_service import Table
-from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric
 from netfold.topo import sandbox
 from support import needs
+from support.fabrics import leafspine
 from support.topo import ENGINES, in_sandbox, program, undisturbed
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))

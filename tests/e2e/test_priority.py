@@ -10,14 +10,14 @@ import grpc
 import msgspec
 import pytest
 
-from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Fabric, Tenant
 from netfold.rpc import tokens
 from netfold.topo import sandbox
 from netfold.wire.jobs import SERVICE, Join, Plan
 from support import needs
 from support.credentials import scopes, tenant
-from support.steady import PATIENCE, Steady
+from support.fabrics import leafspine
+from support.steady import Steady
 from support.topo import in_sandbox
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
@@ -33,7 +33,7 @@ def fabric_of(folder: Path) -> Fabric:
     """Two leaves, two spines, four hosts; ranks that join with the operator's token are of a low priority."""
     fabric = leafspine(2, 2, 4, rate="1gbit", path_mtu=1024, rundir=sandbox.rundir())
     tenants = (Tenant("default", priority=-1), tenant(folder, "urgent", priority=5))
-    return msgspec.structs.replace(fabric, misses=PATIENCE, lease=120.0, tenants=tenants, **scopes(folder))
+    return msgspec.structs.replace(fabric, lease=120.0, tenants=tenants, **scopes(folder))
 
 
 async def join_all(fabric: Fabric, job: str) -> Plan:

@@ -12,14 +12,14 @@ import grpc
 import msgspec
 import pytest
 
-from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric
 from netfold.topo import sandbox
 from netfold.topo.faults import FaultInjector
 from netfold.wire.jobs import SERVICE, Join, Plan
 from netfold.wire.operator import JobStatus, Status
 from support import needs
-from support.steady import PATIENCE, Steady
+from support.fabrics import leafspine
+from support.steady import Steady
 from support.topo import ENGINES, in_sandbox
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
@@ -35,7 +35,7 @@ NEVER = 3600.0
 def fabric_of(engine: Engine, *, probe: float = 0.5, steady: float = NEVER) -> Fabric:
     """Two leaves, two spines, four hosts, and a controller that a busy machine does not mislead."""
     fabric = leafspine(2, 2, 4, rate=RATES[engine], engine=engine, rundir=sandbox.rundir())
-    return msgspec.structs.replace(fabric, probe=probe, steady=steady, misses=PATIENCE)
+    return msgspec.structs.replace(fabric, probe=probe, steady=steady)
 
 
 def roots(job: JobStatus) -> list[str]:
@@ -141,7 +141,7 @@ def test_a_job_without_trees_goes_on_over_tcp(tmp_path: Path) -> None:
     """A spine dies, and the slots of the other one belong to other jobs: the ranks end what is under way and all that
     follows over TCP, every sum exact, say so, and hold nothing on switches any more."""
     fabric = leafspine(4, 2, 8, rate=RATES["softswitch"], rundir=sandbox.rundir())
-    fabric = msgspec.structs.replace(fabric, steady=NEVER, misses=PATIENCE)
+    fabric = msgspec.structs.replace(fabric, steady=NEVER)
     with Network(fabric, logs=tmp_path / "logs") as network:
         with Steady(network, seed=10, hosts=4, rail="auto") as steady:
             port = next(end.port for link in fabric.links for end in link.ends

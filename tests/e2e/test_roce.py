@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine
 from netfold.topo import sandbox
 from support import needs
 from support.capture import Capture
+from support.fabrics import leafspine
 from support.topo import ENGINES, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))

@@ -21,15 +21,15 @@ from netfold.demo.demo import summary
 from netfold.demo.measure import machine_words, measure
 from netfold.demo.report import DemoReport
 from netfold.demo.train import TrainingSpec
-from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric, Host
 from netfold.topo import sandbox
 from netfold.topo.faults import FaultInjector
 from netfold.wire.roce import UDP_PORT, Opcode, icrc
 from support import needs
 from support.capture import Capture
+from support.fabrics import leafspine
 from support.guests import BOUND, Forger, Jobs, gid_index, pair
-from support.steady import LOOK, PATIENCE
+from support.steady import LOOK
 from support.topo import in_sandbox
 from support.tshark import dissect
 
@@ -60,7 +60,7 @@ def test_virtual_machines_with_ordinary_rdma_stacks_fold(tmp_path: Path, pytestc
 
     machines: int = pytestconfig.getoption("--rxe-machines")
     fabric = leafspine(2, 1, machines + 1, engine="softswitch", rundir=sandbox.rundir(), rdma=True)
-    fabric = msgspec.structs.replace(fabric, misses=PATIENCE, lease=BOUND, faults=True)
+    fabric = msgspec.structs.replace(fabric, lease=BOUND, faults=True)
     windowed = fabric.hosts[WINDOWED]
     guests = Guests([host.name for host in fabric.hosts if host != windowed])
     with Network(fabric, logs=tmp_path / "logs", guests=guests) as network:
@@ -274,7 +274,7 @@ def test_machines_fold_on_bmv2_and_every_packet_is_valid(tmp_path: Path) -> None
 def folded_frames(engine: Engine, folder: Path) -> list[bytes]:
     """The RoCE packets on the links of two machines under one leaf that fold a few sums, each once."""
     fabric = leafspine(1, 0, 2, engine=engine, rate="10mbit", rundir=sandbox.rundir(), rdma=True)
-    fabric = msgspec.structs.replace(fabric, misses=PATIENCE, lease=BOUND)
+    fabric = msgspec.structs.replace(fabric, lease=BOUND)
     guests = Guests([host.name for host in fabric.hosts])
     with Network(fabric, logs=folder / "logs", guests=guests) as network:
         jobs = Jobs(network, guests, ["sums:2:1,1025,5000"])

@@ -9,15 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from netfold.fabric.generate import leafspine
 from netfold.topo import sandbox
 from support import needs, snippets
 from support.c_programs import FORKS, compiled
+from support.fabrics import leafspine
 from support.snippets import SCENES, Snippet
-from support.steady import PATIENCE
 from support.topo import in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
@@ -75,7 +73,7 @@ def test_examples_run_on_the_ranks_of_a_fabric(tmp_path: Path) -> None:
     """Examples with a communicator, also in C, run on four ranks, those of torch on two, over switches that fold; a
     child that a C program has forked adds nothing to its parent's sums."""
     fabric = leafspine(2, 2, snippets.RANKS, rundir=sandbox.rundir())
-    with Network(msgspec.structs.replace(fabric, misses=PATIENCE), logs=tmp_path / "logs") as network:
+    with Network(fabric, logs=tmp_path / "logs") as network:
         on_ranks(network, "ranks", snippets.RANKS, tmp_path)
         if needs.missing("torch") is None:
             on_ranks(network, "torch", 2, tmp_path)

@@ -8,14 +8,12 @@ import signal
 import time
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from netfold.bench.ranks.survivor import FIRST, Reached
-from netfold.fabric.generate import leafspine
 from netfold.topo import sandbox
 from support import needs
-from support.steady import PATIENCE
+from support.fabrics import leafspine
 from support.topo import in_sandbox
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
@@ -42,7 +40,7 @@ def test_ranks_are_killed_and_come_back_and_every_sum_is_exact(tmp_path: Path) -
     """Folding and over TCP, by themselves and by ``shrink``; two at once; one that comes back has the others' weights;
     one that stands still is evicted by the others, and is told so when it runs again."""
     rng = random.Random(SEED)
-    fabric = msgspec.structs.replace(leafspine(2, 2, 4, rate="200mbit", rundir=sandbox.rundir()), misses=PATIENCE)
+    fabric = leafspine(2, 2, 4, rate="200mbit", rundir=sandbox.rundir())
     with Network(fabric, logs=tmp_path) as network:
         with Survivors(network, "grow", "innet", job="folds", pause=PAUSE) as crew:
             victim = rng.choice(sorted(crew.hosts))

@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine
 from netfold.rpc.certificates import Certificates
 from netfold.topo import sandbox
 from support import needs
+from support.fabrics import leafspine
 from support.topo import ENGINES, in_sandbox, program
 from switch_support.certificates import Authority
 

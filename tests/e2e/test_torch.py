@@ -7,14 +7,12 @@ import json
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine
 from netfold.topo import sandbox
 from support import needs
-from support.steady import PATIENCE
+from support.fabrics import leafspine
 from support.topo import ENGINES, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
@@ -37,7 +35,6 @@ def test_a_training_script_folds_with_one_line_more(engine: Engine, members: int
     Two ranks on a host share its link: each folds half.
     """
     fabric = leafspine(2, 2, 4 // members, rate=RATES[engine], engine=engine, rundir=sandbox.rundir())
-    fabric = msgspec.structs.replace(fabric, misses=PATIENCE)
     hosts = [host for host in fabric.hosts for _ in range(members)]
     with Network(fabric, logs=tmp_path / "logs") as network:
         # torch's store asks DNS for the name of its peer's address, and a fabric's host reaches no DNS
@@ -64,7 +61,6 @@ def test_the_dimensions_of_a_device_mesh_fold(tmp_path: Path) -> None:
     folds in the spines, so do two ranks of two machines each; two hosts below one leaf say that they gain nothing, and
     HSDP's losses are gloo's."""
     fabric = leafspine(2, 2, 4, rate="200mbit", rundir=sandbox.rundir())
-    fabric = msgspec.structs.replace(fabric, misses=PATIENCE)
     hosts = [host for host in fabric.hosts for _ in range(2)]
     with Network(fabric, logs=tmp_path / "logs") as network:
         env = {"RES_OPTIONS": "timeout:1 attempts:1", "OMP_NUM_THREADS": "1", "NETFOLD_ALGO": "innet",

@@ -15,14 +15,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine
 from netfold.topo import sandbox
 from netfold.topo.ranks import Ranks
 from netfold.wire import roce
 from support import needs
 from support.credentials import scopes, tenant
-from support.steady import PATIENCE
+from support.fabrics import leafspine
 from support.topo import ENGINES, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
@@ -64,7 +63,7 @@ def test_two_users_of_the_same_hosts_fold_side_by_side(
     others hear which, and blue folds on."""
     fabric = leafspine(2, 2, HOSTS, rate=RATES[engine], engine=engine, rundir=sandbox.rundir())
     fabric = msgspec.structs.replace(
-        fabric, misses=PATIENCE, tenants=tuple(tenant(tmp_path, name) for name in USERS), **scopes(tmp_path))
+        fabric, tenants=tuple(tenant(tmp_path, name) for name in USERS), **scopes(tmp_path))
     monkeypatch.setenv("NETFOLD_TOKEN_FILE", str(fabric.operator_token_file))
     with Network(fabric, logs=tmp_path / "logs") as network:
         open_to_users(sandbox.rundir())

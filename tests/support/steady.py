@@ -26,9 +26,6 @@ BOUND: Final = 150.0
 """Seconds within which everything must happen, long enough for a machine that stands still now and then."""
 LOOK: Final = 0.1
 """Seconds between looks at state for which the controller has no events."""
-PATIENCE: Final = 70
-"""`Fabric.misses` for such tests: a link that ranks suspect gets a probe each 30 ms, and a machine that stands still
-for 2 s must not cause a recovery round."""
 ELEMENTS: Final = {"softswitch": 60_000, "bmv2": 8_000}
 
 
