@@ -164,8 +164,8 @@ def test_a_slow_link_marks_and_every_rank_hears_of_it(engine: Engine, tmp_path: 
     with Network(fabric, logs=tmp_path / "logs") as network:
         if engine == "bmv2":
             slow_port(network)
-        marks, with_credits = ([result["marks"] for result in finish(network, 2, elements=SLOW[engine], credits=credits)]
-                               for credits in ("", FEW))
+        both = [finish(network, 2, elements=SLOW[engine], credits=credits) for credits in ("", FEW)]
+    marks, with_credits = ([result["marks"] for result in results] for results in both)
     print(marks, with_credits)
     assert all(count > 0 for count in marks), marks
     assert with_credits == [0] * 4, "the queue is never longer than the credits"
