@@ -127,7 +127,7 @@ NOT_RUN: Final[dict[str, tuple[str, ...]]] = {
         "netfold bench machines --machines 4 --members 2 --rate 200mbit",
         "netfold bench allreduce --topo mesh,2,4 --ranks 8 --algorithms tidalmesh,ring",
         "netfold bench allreduce --topo mesh,2,4 --ranks 8 --rate 10mbit -b 256K -e 4M -f 4 -n 1 --algorithms "
-        "tidalmesh,mesh2d,ring", "netfold bench loss --topo leafspine,2,2,8 --rate 200mbit --losses 0",
+        "tidalmesh,mesh2d,ring",
         "netfold bench loss --rate 1gbit --rounds 1 -n 12 --losses 0.01,0.05",
         "netfold bench osu-bcast --out papers/collectives",
         "netfold bench parameter-server --out papers/collectives", "netfold bench simulator --cases folds",
