@@ -25,7 +25,8 @@ from netfold.rpc.certificates import TlsError
 log = logging.getLogger("netfold")
 
 AWAY: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN})
-"""Status codes of calls that no controller has answered, or one that was ending; any other one is an answer."""
+"""Status codes of calls that no controller, or only one that was shutting down, has answered; any other code is an
+answer."""
 
 
 class ControllerChannel:
@@ -38,7 +39,7 @@ class ControllerChannel:
     """
 
     _works = True
-    """Whether gRPC works in this process: calls of one that was forked beside an open channel never end."""
+    """False if gRPC does not work in this process: after a fork beside an open channel, calls never end."""
 
     def __init__(self, addresses: Sequence[str], metadata: tuple[tuple[str, str], ...] = ()) -> None:
         if not ControllerChannel._works:
@@ -50,13 +51,13 @@ class ControllerChannel:
             tls.check(address, token=bool(metadata))
         self._addresses = list(addresses)
         self._numbers = [number for address in addresses for number in _in_numbers(address)]
-        """The same, without names: a forked child cannot ask for those."""
+        """The same addresses as numbers, without host names: a forked child cannot resolve names."""
         self._metadata = metadata
         self._place = 0
         self._lock = threading.Lock()
         self._closed = False
         self.channel = tls.channel(self._addresses[0])
-        """The channel of this moment."""
+        """The current channel."""
         self._hang_watch: HangWatch | None = None
         self._watch_for_hangs()
         ends_in_child(self)

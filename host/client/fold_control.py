@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a fold asks the controller and hears from it, as plain functions, so that it does not depend on gRPC."""
+"""The requests of a fold to the controller, and the answers, as plain functions, so that a fold does not depend on
+gRPC."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from netfold.rpc import channel as tls
 log = logging.getLogger("netfold")
 
 INTERVAL: Final = 2.0
-"""Seconds between two looks at the other addresses, where nobody listens as a rule: they refuse at once."""
+"""Seconds between two probes of the other addresses, where usually nobody listens: they refuse at once."""
 CONNECT: Final = 1.0
 """Seconds for a connection to one of them."""
 GREETING: Final = 3.0
@@ -69,7 +69,7 @@ class HangWatch:
 
 
 def takes_connections(address: str) -> bool:
-    """Whether something accepts connections at ``unix:PATH`` or ``HOST:PORT``; no byte is sent."""
+    """True if something accepts connections at ``unix:PATH`` or ``HOST:PORT``; sends nothing."""
     with contextlib.suppress(OSError, ValueError):  # TimeoutError is an OSError
         if address.startswith("unix:"):
             with socket.socket(socket.AF_UNIX) as plain:
@@ -84,7 +84,7 @@ def takes_connections(address: str) -> bool:
 
 
 def greets_connections(address: str) -> bool:
-    """Whether gRPC gets through to a controller within GREETING seconds, or is told at once that nobody is there, which
+    """True if a controller answers gRPC's handshake within GREETING seconds, or refuses the connection at once, which
     is no hang."""
     with tls.channel(address) as channel:
         try:

@@ -48,22 +48,22 @@ from netfold.wire.jobs import (
 ANSWER_MARGIN = 5.0
 """Seconds that an answer may take beyond the request's own timeout, so that the controller's refusal arrives first."""
 MISSING_TIMEOUT = 3.0
-"""Seconds that an operation which has timed out spends on asking for the reason."""
+"""Seconds that a timed-out operation spends on asking for the reason."""
 MAX_RESUME = 600.0
 """Longest time in seconds that ranks wait for new trees."""
 REFORM_MARGIN = 10.0
-"""Seconds that the answer to ``Reform`` may take beyond the request's own timeout: ranks that do not ask are given some
-time before they are evicted, and what then begins has to be planned."""
+"""Seconds that the answer to ``Reform`` may take beyond the request's own timeout: silent ranks get some time before
+they are evicted, and then the new plan must be made."""
 CONNECT_TIMEOUT = 30.0
-"""Seconds that an RC rank waits at least for the others to connect: they may have joined much later than it."""
+"""Least seconds for which an RC rank waits for the others to connect: they may have joined much later."""
 REPORT_TIMEOUT = 2.0
 """Timeout in seconds of requests whose answer is not needed, so that a finished rank does not wait for a controller
 that hangs."""
 RANK_SECONDS = 0.1
-"""Seconds more for each rank of the job: all of them report and leave at once, on machines that may be busy with all of
-them."""
+"""Further seconds for each rank of the job: all of them report and leave at once, on machines that may be busy with
+this."""
 TAKE_OVER_SECONDS = 5.0
-"""Seconds for which a controller that is away is waited for, where something cannot be done without one."""
+"""Seconds to wait for an absent controller when a request needs one."""
 RETRY_SECONDS = 0.1
 """Seconds between two attempts to join while no controller answers."""
 LEAVE_TIMEOUT = 12.0
@@ -281,7 +281,7 @@ class JobClient:
         return self._watcher.registrations
 
     def _registers_again(self, times: int, timeout: float) -> bool:
-        """Whether this rank has registered with a controller more than so many times within so many seconds."""
+        """True if this rank has registered with a controller more than ``times`` times within ``timeout`` seconds."""
         return self._watcher is not None and self._watcher.registers_again(times, max(timeout, 0.0))
 
     def missing(self, plan: Plan, waits: dict[int, int]) -> MissingContributions:

@@ -31,11 +31,11 @@ log = logging.getLogger("netfold")
 ANSWER_SECONDS: Final = 10.0
 """Seconds to wait for the controller's first answer."""
 PATIENCE_SECONDS: Final = 1.0
-"""The same where the rank can go without."""
+"""Seconds to wait if the rank can do without paths."""
 AGAIN_SECONDS: Final = 0.5
-"""Seconds until paths are asked for again after the controller has gone."""
+"""Seconds until paths are requested again after the loss of the controller."""
 AWAY_SECONDS: Final = 60.0
-"""Seconds after which a rank that no controller gives paths stops to ask."""
+"""Seconds after which a rank that gets no paths from a controller stops asking."""
 MOST_COLLECTIVES: Final = 32
 """Number of collectives whose paths a rank follows at once, a stream each; later ones use the all-to-all's."""
 
@@ -65,7 +65,7 @@ class PlannedPaths:
         """An eventfd that is readable when there may be newer paths."""
         self._report_suspect: Any = jobs.unary(f"{SERVICE}/Suspect", Noted)
         self.ports: list[int] = []
-        """Source ports of all paths that this rank may ever use, where it cannot go without."""
+        """Source ports of all paths that this rank may ever use, if it cannot do without paths."""
         if not needed:
             return
         try:

@@ -36,7 +36,7 @@ class StreamListener:
 
     @property
     def is_listening(self) -> bool:
-        """Whether the thread still reads, or waits to open the stream again."""
+        """True if the thread is still reading, or waits to open the stream again."""
         return self._thread.is_alive()
 
     def close(self) -> None:

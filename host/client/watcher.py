@@ -29,7 +29,7 @@ from netfold.wire.jobs import Event, EvictedEvent, Halt, JobEndedEvent, RankLeft
 log = logging.getLogger("netfold")
 
 FIRST_PAUSE: Final = 0.05
-"""Seconds until a controller is looked for after one has gone; doubled with each attempt."""
+"""Seconds between the loss of a controller and the first attempt to find one; doubled with each attempt."""
 LONGEST_PAUSE: Final = 0.25
 
 
@@ -119,7 +119,7 @@ class Watcher:
 
     @property
     def is_registered(self) -> bool:
-        """Whether a controller watches this rank now, or none ever can again."""
+        """True if a controller watches this rank now, or none ever can again."""
         return self._watched or self._lost is None or self._refused
 
     def registers_again(self, since: int, timeout: float) -> bool:

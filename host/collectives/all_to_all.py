@@ -15,7 +15,7 @@ from netfold.host.mesh.mesh import Mesh, Pending
 from netfold.host.operation.arrays import Flat
 
 AHEAD = 4
-"""Number of steps whose sends may still be under way when a rank begins the next one."""
+"""Most earlier steps whose sends may still be under way when a rank begins the next one."""
 
 
 def all_to_all(

@@ -19,7 +19,7 @@ from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import Reduction
 
 TREE_SEGMENT = 64 << 10
-"""Bytes of a segment: the pipeline is several levels deep, and fills the sooner the shorter its segments are."""
+"""Bytes of a segment: the pipeline is several levels deep, and shorter segments fill it sooner."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class AnyOf(list[Pending]):
 
 
 class Gate(Pending):
-    """What one strand waits for and another opens, by ``finish``, where both go on within one ``interleave``."""
+    """An event within one ``interleave``: one strand waits for it, and another opens it with ``finish``."""
 
     __slots__ = ()
 
@@ -62,7 +62,7 @@ def interleave(*strands: Strand) -> Strand:
 
 
 def _messages(pending: Sequence[Pending]) -> Sequence[Pending]:
-    """What is waited for, less gates, which no mesh can wait for; an AnyOf has none."""
+    """The operations to wait for without gates, which no mesh can wait for; an AnyOf has none."""
     return pending if isinstance(pending, AnyOf) else [one for one in pending if not isinstance(one, Gate)]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks of one machine do among themselves before and after they fold; ``SharedRows`` is one way.
+"""The steps among the ranks of one machine before and after they fold; ``SharedRows`` implements them.
 
     reduce_scatter    each rank ends with the machine's reduction of its own piece of a window
     all_gather        each rank ends with all pieces

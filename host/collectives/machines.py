@@ -55,7 +55,7 @@ class Machines:
         self.groups = [list(ranks) for ranks in groups]
         self._rows: SharedRows | None = None
         self._without = False
-        """Whether some ranks have no shared memory, as all of them know."""
+        """True if all ranks know that some of them have no shared memory."""
 
     def find(self) -> list[list[int]]:
         """Ranks by machine; finds out where they are not known yet."""

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks need together is open on all of them, or on none.
+"""Opens resources that ranks need together: on all of them, or on none.
 
-A rank may lack what others have: a UDP port, shared memory.  One rank that does not fold keeps all others from it, so
-each tells the others whether it could open everything.  Then all have the same reasons, and decide alike.  The ranks of
-a job tell their controller (`wire.jobs.Opened`); where there is none, they agree over the mesh:
+A rank may lack a resource that others have: a UDP port, shared memory.  One rank that cannot fold prevents all others
+from folding, so each reports to the others if it could open everything.  Then all know the same reasons, and decide
+alike.  The ranks of a job tell their controller (`wire.jobs.Opened`); where there is none, they agree over the mesh:
 
     bit     1 where this rank lacks something; the ranks take the maximum
-    why     where anybody does: each rank's reason in a row of its own, all rows added up
+    why     if any rank does: each rank's reason in a row of its own, all rows added up
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from netfold.host.mesh.mesh import Mesh
 from netfold.host.operation.reduction import Reduction
 
 REASON_BYTES: Final = 512
-"""Bytes of a rank's reason that the others hear."""
+"""Most bytes of a rank's reason that are sent to the others."""
 
 T = TypeVar("T")
 Agreement: TypeAlias = Callable[[str], Mapping[int, str]]
-"""Called by all ranks with what each lacks, "" for nothing; returns what each of those that lack something lacks, the
-same on all ranks, by rank."""
+"""Called by all ranks with each one's missing resources, "" for none.  Returns, the same on all ranks: rank -> its
+missing resources, for ranks that lack any."""
 
 
 class Unfit(Exception):
@@ -54,11 +54,11 @@ class Unfit(Exception):
 
 
 def open_on_all(agree: Agreement, open_: Callable[[], T], close: Callable[[T], object]) -> T | Unfit:
-    """What ``open_`` returns, where it succeeds on every rank that agrees; Unfit on all of them, to raise after their
-    operation, where one lacks something.  Called by all ranks.
+    """The value of ``open_``, if it succeeds on every rank that agrees.  If one lacks something: Unfit on all of them,
+    to be raised after their operation.  Called by all ranks.
 
-    open_  raises OSError or MemoryError where this host lacks something
-    close  undoes it where another rank does
+    open_  raises OSError or MemoryError if this host lacks something
+    close  undoes it if another rank lacks something
     """
     failure: Exception | None = None
     opened: list[T] = []

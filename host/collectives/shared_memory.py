@@ -37,7 +37,7 @@ from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import Reduction
 
 ROW = 2 << 20
-"""Bytes of each rank's row, which is the window in which long data is processed."""
+"""Bytes of each rank's row; long data is processed in windows of this size."""
 SHARED = "/dev/shm"
 NONCE_BYTES = 16
 NAME_BYTES = 16
@@ -91,7 +91,7 @@ class SharedRows:
         self._memory = memory
         self._rows = np.frombuffer(memory, np.uint8, size).reshape(2, local.size, row)
         self._turn = 0
-        """Which set of rows is used next."""
+        """Index of the set of rows to use next."""
 
     def windows(self, count: int, itemsize: int) -> Iterator[slice]:
         """``count`` elements in windows that fit into a row."""

@@ -28,9 +28,9 @@ from netfold.host.operation.reduction import Reduction
 
 TIDALMESH = "tidalmesh"
 MOST_CHUNKS = 4
-"""Chunks of each half at most: more of them overlap more, and wait more often for the slower of two neighbours."""
+"""Most chunks of each half: more of them overlap more, and wait more often for the slower of two neighbours."""
 LEAST_PIECE = 32 << 10
-"""Bytes of a piece at least, where a half is cut into chunks: a shorter message costs as much as a longer one."""
+"""Least bytes of a piece if a half is cut into chunks: a shorter message costs as much as a longer one."""
 PHASES = 4
 
 

@@ -17,9 +17,10 @@ BLOCK: Final = 256
 """Elements that share a scale."""
 ZERO: Final = -(1 << 20)
 SPECIAL: Final = 1 << 16
-"""``NF_EXACT_ZERO``: what a block of zeros says of its bits; ``NF_EXACT_SPECIAL``: added where it has an Inf or NaN."""
+"""``NF_EXACT_ZERO``: ``high`` and ``low`` of a block of zeros; ``NF_EXACT_SPECIAL``: added to ``low`` of a block with
+an Inf or NaN."""
 KINDS: Final = {"float32": 0, "float64": 1, "half": 2}
-"""What is added: ``nf_exact_kind``.  A half is added as float32, and left rounded to odd."""
+"""Numbers of the added types, ``nf_exact_kind``. A half is added as float32, and left rounded to odd."""
 RANGE: Final = {"float32": (128, 149), "float64": (1024, 1074), "half": (128, 149)}
 """Every finite value is below 2^first, and a multiple of 2^-second."""
 SOURCES = ("quantise.c", "exact_round.c", "exact.c")
@@ -108,7 +109,7 @@ class ExactSum:
             C.byref(self.coding), x.size, address_of(bounds[0]), address_of(bounds[1]), address_of(self._blocks)
         )
         self.heads = np.empty(lanes, np.int32)
-        """Lanes of the leading digits; the ranks' sum of them is what ``round`` needs."""
+        """Lanes of the leading digits; ``round`` needs the ranks' sum of them."""
         lib.nf_exact_heads(C.byref(self.coding), self._block_table, address_of(x), x.size, address_of(self.heads))
         self._open = np.empty(0, np.uint64)
 

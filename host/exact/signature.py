@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reproducible reduction is, in words before its first integers, so that ranks which call different ones notice:
-the integers alone look alike."""
+"""The signature of a reproducible reduction: the integers before its first data, by which ranks notice that they call
+different reductions.  The data alone looks alike."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from netfold.host.errors import RankMismatch
 from netfold.host.operation.reduction import NAMES, REDUCE_OPS, Reduction
 
 WORDS: Final = 6
-"""Number of words: of the number of elements, its upper part, and the reduction each one and its negative, so that a
-maximum or a minimum over the ranks shows both ends."""
+"""Number of words: lower and upper part of the number of elements, and the reduction, each one and its negative. A
+maximum or a minimum over the ranks then shows both ends."""
 
 
 def signature(size: int, reduction: Reduction) -> NDArray[np.int32]:

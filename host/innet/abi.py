@@ -20,7 +20,7 @@ AGREEMENT, DATA = 0, 1
 """Kinds of streams: ``nf_kind``."""
 DTYPE_CODES = {"float32": 0, "int32": 1, "bytes": 2}
 COLLECTIVES = ("allreduce", "reduce_scatter", "reduce", "all_gather", "broadcast", "barrier", "exchange")
-"""Names of what folds, in the order of ``nf_collective``."""
+"""Names of the collectives that fold, in the order of ``nf_collective``."""
 REDUCTIONS = ("sum", "average", "saturating sum", "max", "min")
 """Names of reductions, in the order of ``nf_reduction``."""
 HELD = (
@@ -28,12 +28,13 @@ HELD = (
     "float64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
     "float8_e8m0fnu",
 )
-"""Names of what moved bytes may hold: ``MOVED`` and their places stand in a signature where a reduction would."""
+"""Names of dtypes that moved bytes may hold.  Their signature has ``MOVED`` and the place of the name instead of a
+reduction."""
 MOVED = 16
 CALLED = 256
 """Factor of ``called`` in the field of the dtype."""
 OTHERS = 1 << 30
-"""Names that are not in ``HELD`` have numbers from here on."""
+"""First number for names that are not in ``HELD``."""
 SIGNATURES_DIFFER, HEADERS_DIFFER = 1, 2
 
 
@@ -197,12 +198,12 @@ def show(field: str, value: int) -> str:
 
 
 def code_of_called(name: str) -> int:
-    """What a signature says of the dtype that ranks have called a reduction with, where another one is reduced; 0: the
-    same one."""
+    """A signature's number for the dtype with which the ranks called a reduction, if another dtype is reduced; 0: the
+    same."""
     return HELD.index(name) + 1 if name else 0
 
 
 def code_of_held(name: str) -> int:
-    """What a signature says of moved bytes, by the name of what they hold: the same on all ranks, and at least
+    """A signature's number for moved bytes, by the dtype that they hold: the same on all ranks, and at least
     ``MOVED``."""
     return MOVED + HELD.index(name) if name in HELD else OTHERS | (zlib.crc32(name.encode()) & (OTHERS - 1))

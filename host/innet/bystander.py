@@ -36,7 +36,7 @@ class Bystander:
         self._falls_back = falls_back
         self._offer = Fallback(address, timeout)
         self._turn = threading.Lock()
-        """Held while trees are planned anew: meanwhile nobody knows whether an operation folds."""
+        """Held while trees are planned anew: meanwhile it is unknown if an operation folds."""
         self._lost: NetFoldError | None = None
         self._begun = self._until = 0
         self.fallback = ""

@@ -121,15 +121,15 @@ class Core:
             self._lib.nf_fold_no_presence(self.handle)
         self._run = FoldRunStruct()
         self._operations: dict[tuple[object, ...], FoldOperation] = {}
-        """What is asked for, but for numbers and arrays -> its structure, which is used again and again."""
+        """Signature of an operation, without numbers and arrays -> its structure, which is used again."""
         self.totals: RunTotals = self._lib.nf_fold_totals(self.handle).contents
-        """Progress and counters of the engine, in its own memory: as of the end of the last ``PacketLink.run``, or of
-        the last call of ``count``."""
+        """Progress and counters of the engine, in its own memory; updated at the end of ``PacketLink.run`` and by
+        ``count``."""
         self.why = C.c_char_p()
-        """The engine's reason for which it did not begin the last operation that it refused."""
+        """The engine's reason for refusing the last operation that it refused."""
         self.arrays: list[Array | None] = [None, None, None]
-        """Source, result, and residual or gathered rows of the last operation.  They are kept alive here, since the
-        engine reads and writes their memory until that has ended."""
+        """Source, result, and residual or gathered rows of the last operation.  This list keeps them alive, since the
+        engine accesses their memory until the operation has ended."""
 
     def _plans(self, trees: Sequence[RankTree]) -> C.Array[TreePlan]:
         def stream(plan: RankStream) -> StreamPlan:
@@ -283,7 +283,7 @@ class Core:
         self._lib.nf_fold_totals(self.handle)
 
     def finished(self) -> bool:
-        """Whether all results have arrived."""
+        """True if all results have arrived."""
         return bool(self._lib.nf_fold_finished(self.handle))
 
     def failure(self) -> Failure:

@@ -44,7 +44,7 @@ class Fallback:
         self._until = 0
         self._who = ""
         self.why = ""
-        """Why the switches fold no longer; empty while they do."""
+        """Why the switches no longer fold; empty while they do."""
 
     def offer(self) -> str:
         """Where this rank would stand in, as ADDRESS:PORT; it listens there from now on.  Raises TransportError."""
@@ -88,7 +88,8 @@ class Fallback:
                 self.why, ranks[0])
 
     def takes(self, number: int) -> bool:
-        """Whether this operation folds: any while there are trees, then those that some rank had begun."""
+        """True if this operation folds: any operation while there are trees, afterwards only those that some rank had
+        begun."""
         return not self.why or number <= self._until
 
     def run(self, until: int) -> int:

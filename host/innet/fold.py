@@ -86,17 +86,19 @@ class FoldRail(FoldLoop):
         self._repeated: dict[tuple[object, ...], RepeatedFold] = {}
         """Dtype, elements, operation and lane bits -> allreduces of that kind."""
         self._first_slice = min(SHORTEST_PAUSE, int(timeout * 1e9))
-        """Nanoseconds for which a repeated operation runs before stalls, timeout and others are looked at."""
+        """Nanoseconds for which a repeated operation runs before it checks for stalls, timeout and watchers."""
 
     def _open(self, address: str, receiver: socket.socket | None) -> tuple[Core, PacketLink]:
         """The core over the plan's trees, and what carries its packets.  Raises TransportError, ValueError."""
         return open_over_sockets(self._plan, address, receiver, members=self.members, credits=self._credits)
 
     def takes(self, reduction: Reduction, coding: Coding) -> bool:
-        """Whether the switches can make this reduction, with narrow lanes and saturating sums of int32 included.
+        """True if the switches can do this reduction, with narrow lanes and saturating sums of int32 included.
 
-        In a job with RC queue pairs, whose numbers say nothing of the lanes, a queue pair has one operation: sums in
-        lanes of the job's width, and maxima, which minima are as well.  All ranks answer alike, the windowed too."""
+        In a job with RC queue pairs, whose numbers do not encode the lanes, a queue pair has one operation: sums in
+        lanes of the job's width, and maxima, which include minima.  The answer is the same on all ranks, windowed ones
+        too.
+        """
         if self._plan.verb == "send" and reduction.op in ("sum", "average") and (
             coding.saturate or coding.lane_bits != self._lane_bits
         ):
@@ -242,7 +244,7 @@ class FoldRail(FoldLoop):
         return False
 
     def uncounted(self) -> AbstractContextManager[None]:
-        """What is folded within counts in no statistics of operations, bytes and seconds."""
+        """A context whose operations are left out of the statistics of operations, bytes and seconds."""
         return self._totals.uncounted()
 
     def trial(self, data: Flat, number: int) -> None:

@@ -39,7 +39,7 @@ LOST_RANK_NS = int(LOST_RANK_SECONDS * 1e9)
 TRIAL = Reduction("sum", "float32")
 """The reduction of a trial."""
 NOTHING = np.empty(0, np.float32)
-"""Array of a request that was never made: before the first operation there is nothing to go on with."""
+"""Array of a request that was never made: before the first operation there is none to continue."""
 
 
 class FoldLoop:
@@ -60,22 +60,22 @@ class FoldLoop:
         self._timeout = timeout
         self._timeline = timeline
         self._turn = threading.Lock()
-        """Held by whoever drives the core."""
+        """The lock held by the thread that drives the core."""
         self._lost: NetFoldError | None = None
-        """The error that has ended the rail, and that every later operation raises; None while it works."""
+        """The error that has ended the rail; later operations raise it too.  None while the rail works."""
         self._closed = False
         """True once ``close`` was called, which frees the core and its link."""
         self._last: Request | RepeatedFold = AllreduceRequest(NOTHING, NOTHING, TRIAL)
         self._resent = 0
         """Contributions sent again so far, as of the last run."""
         self._begun = 0
-        """The highest number of an operation that was let in."""
+        """The highest number of an operation that has begun."""
         self._watch: Callable[[float], bool] | None = None
         self._watched = False
         """True if the watcher reports the ranks for which this operation waits."""
         self._stalls = StallDetector()
         self._told_of = 0
-        """The last result after which nothing came for so long that this was said."""
+        """The last result after which a long silence was already logged."""
         self._dropped_warning = 1
         """Dropped packets at which a warning is logged."""
         self.fallback = ""
@@ -239,7 +239,7 @@ class FoldLoop:
         return failures.timed_out(self._who(request), self._timeout, missing, self._core, self._io, self._plan.trees)
 
     def _is_stalled(self, progress: int) -> bool:
-        """Whether to tell the controller that a stream waits for longer than it should.
+        """True if the controller should be told that a stream has been waiting too long.
 
         progress  time in nanoseconds of the operation's last result
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank's fold has carried so far: operations, bytes by tree, and the packets that the engine counts."""
+"""Totals of a rank's fold so far: operations, bytes by tree, and the engine's packet counters."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FoldTotals:
         self._bytes = [0] * len(trees)
         self._seconds = 0.0
         self._shares: dict[tuple[int, int, int], list[int]] = {}
-        """Elements, bytes of one and lane bits of an allreduce -> bytes of each tree's stripe."""
+        """Number of elements, bytes per element and lane bits of an allreduce -> bytes of each tree's stripe."""
         self._repeated: list[RepeatedFold] = []
 
     def count(self, piece: AllreduceRequest, nanoseconds: int, operations: int) -> None:

@@ -48,11 +48,11 @@ class MachinePlace:
         """The ranks of this rank's machine."""
         self.local = self.ranks.index(rank)
         self.folding = min(map(len, machines))
-        """How many ranks of each machine fold, its first ones."""
+        """Number of ranks that fold on each machine: its first ones."""
         self.largest = max(map(len, machines))
 
     def pieces(self, count: int) -> list[slice]:
-        """What each rank of the machine folds of a window of so many elements."""
+        """The part that each rank of the machine folds of a window of ``count`` elements."""
         return first_pieces(count, self.folding, len(self.ranks))
 
     def machine_of(self, rank: int) -> int:
@@ -123,7 +123,7 @@ class Order:
         self.of_rank = [NOTHING] * len(rows)
         """Each rank's row in this order."""
         self.of_machine: list[slice] = []
-        """Each machine's."""
+        """Each machine's row in this order."""
         self._rows = rows
         at = 0
         for ranks in machines:
@@ -135,10 +135,11 @@ class Order:
         self.size = at
         shifts = {row.start - mine.start for row, mine in zip(rows, self.of_rank, strict=True) if length(row)}
         self.shift = shifts.pop() if len(shifts) == 1 else None
-        """By how much the array is shifted against this order; None where rows have another order there."""
+        """Offset of the array against this order, in elements; None if its rows are in another order."""
 
     def copies(self, cut: slice) -> Iterator[tuple[slice, slice]]:
-        """What of a window lies where in the array: elements from the window's beginning, and of the array."""
+        """Where the parts of a window lie in the array: pairs of slices, counted from the window's beginning and in the
+        array."""
         for rank, mine in enumerate(self.of_rank):
             here = within(mine, cut)
             if length(here):
@@ -181,7 +182,7 @@ class Rows:
         self._place, self._inner = place, inner
         self._order = Order(rows, place.machines)
         self._scratch: list[Flat] = []
-        """Memory of two windows: while one is folded, the one before and the one after it take turns."""
+        """Memory of two windows: the window that is folded, and in turn the preceding and the following one."""
 
     def windows(self) -> list[slice]:
         """The windows, in the order of machines."""
@@ -320,6 +321,6 @@ def _once(*strands: Strand) -> Callable[[], Strand]:
 
 
 def _common(a: slice, b: slice) -> slice:
-    """What two slices have in common."""
+    """The intersection of two slices."""
     first = max(a.start, b.start)
     return slice(first, max(first, min(a.stop, b.stop)))

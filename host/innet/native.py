@@ -40,7 +40,7 @@ SOURCES = (
     "abi.c",
 )
 STRUCTURES = (TreePlan, Failure, StreamState, FoldRunStruct, Sender, Span, FoldOperation, Origin, RunTotals)
-"""The structures whose sizes ``nf_abi_size`` says."""
+"""The structures whose sizes ``nf_abi_size`` returns."""
 FLAGS = ("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
 """Compiler flags: the first two let loops with rintf become vectors; results stay IEEE's."""
 

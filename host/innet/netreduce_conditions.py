@@ -29,14 +29,14 @@ def ratio(ranks: int, members: int) -> float:
 
 
 def beats_ring(ranks: int, members: int, intra: float, inter: float) -> bool:
-    """Whether the condition holds.  ``intra`` and ``inter`` are rates in the same unit; latency only makes it hold more
-    often."""
+    """True if the condition holds.  ``intra`` and ``inter`` are rates in the same unit; lower latency makes it hold
+    more often."""
     if not (intra > 0 and inter > 0):
         raise ValueError(f"intra={intra}, inter={inter}: expected rates above 0")
     return intra / inter > ratio(ranks, members)
 
 
 def beats_tencent(machines: int) -> bool:
-    """Whether parallel NetReduce is faster by bandwidth than rings across machines; with two machines they are equal,
-    and its latency is lower."""
+    """True if parallel NetReduce needs less bandwidth than rings across machines.  With two machines they are equal,
+    and NetReduce has the lower latency."""
     return machines > 2

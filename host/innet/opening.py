@@ -16,7 +16,7 @@ from netfold.wire.jobs import Plan
 log = logging.getLogger("netfold")
 
 SKB_BYTES = {1024: 2304, 4096: 8448}
-"""Path MTU -> bytes that the kernel charges a socket's receive buffer for one packet that was not merged."""
+"""Path MTU -> bytes of a socket's receive buffer that the kernel charges for one packet that was not merged."""
 
 
 def open_over_sockets(

@@ -19,9 +19,11 @@ from netfold.host.native.library import senders_table
 from netfold.host.tracing.spans import Span
 
 DONE, AGAIN, FAILED, OS_ERROR, REFUSED = range(5)
-"""Results of ``Io.run``: ``nf_run_status``; the last one, of an operation that did not begin, of ``starter`` alone."""
+"""Results of ``Io.run``: ``nf_run_status``.  Only ``starter`` returns the last one, for an operation that did not
+begin."""
 SPAN_ROOM = 1 << 14
-"""Spans that fit between two calls of ``Io.spans``; one takes at least a microsecond, mostly a hundred."""
+"""Number of spans that can be recorded between two calls of ``Io.spans``; one takes at least a microsecond, mostly a
+hundred."""
 
 
 class PacketLink(Protocol):
@@ -77,8 +79,9 @@ class Io:
         return status, self._error.value
 
     def starter(self, operation: FoldOperation) -> Callable[[int, int], int]:
-        """What begins this operation, as it is then, at a time and runs it until another one (``CLOCK_MONOTONIC``, ns).
-        It returns the status; the errno is ``error``.  Only while this is open."""
+        """A function that begins this operation, in its present state, at a given time, and runs it until another time
+        (``CLOCK_MONOTONIC``, ns).  It returns the status; ``error`` has the errno.  Valid only until this link is
+        closed."""
         return partial(self._lib.nf_io_fold, self._handle, operation, self._core.why, self._error)
 
     @property

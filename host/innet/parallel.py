@@ -90,7 +90,7 @@ class ParallelFold:
         self.members = len(plan.machines)
         self._place = MachinePlace(plan.machines, plan.rank)
         self._turn = threading.Lock()
-        """Held by an operation until all its windows are folded."""
+        """Held by an operation until all of its windows are folded."""
         with ExitStack() as undo:  # whoever is told that it failed may try again at once, at the same UDP port
             with peers.operation("the ranks of each machine open what they fold with") as mesh:
                 self._local = Subset(mesh, self._place.ranks)
@@ -138,7 +138,7 @@ class ParallelFold:
         return folds(reduction.op, reduction.element)
 
     carries_rows = ""
-    """Empty: it carries them."""
+    """Empty: the rail carries rows."""
 
     def collect(self, request: RowsRequest) -> None:
         """Carries a collective of rows, or a barrier.  Raises what ``allreduce`` raises."""
@@ -223,7 +223,7 @@ class ParallelFold:
 
     @property
     def suffices(self) -> bool:
-        """Whether NetReduce's condition holds, so that links need not be measured."""
+        """True if NetReduce's condition holds, so that links need not be measured."""
         return bool(self._rate) and beats_ring(
             self._peers.size, self._place.largest, self.shared_memory_rate, self._rate
         )
@@ -233,7 +233,7 @@ class ParallelFold:
             self._run(allreduce_steps(AllreduceRequest(data, data, TRIAL, number), self._place, self._inner))
 
     def _job_error(self) -> NetFoldError | None:
-        """What ends a fold early: the controller's event, or that this rank gave up meanwhile."""
+        """The error that ends a fold early: the controller's event, or this rank's own earlier failure."""
         return NetFoldError("this rank gave up") if self._gave_up.is_set() else self._control.job_error()
 
     @property
@@ -293,6 +293,6 @@ def _close(opened: tuple[FoldRail | Bystander, InnerStep]) -> None:
 
 
 def _in_lanes(coding: Coding) -> str:
-    """What lanes are asked for beyond the usual, for ranks to compare."""
+    """Special lanes that a call asks for, in words, so that ranks can compare them."""
     narrow = "" if coding.lane_bits == 32 else f", in lanes of {coding.lane_bits} bits"
     return narrow + (", saturating" if coding.saturate else "")

@@ -23,7 +23,7 @@ class RecoveryRounds:
         self._serve = serve
         self._asked = self._served = 0
         self.pending = False
-        """Whether a requested round is not complete."""
+        """True while a requested round is incomplete."""
         self._state = threading.Condition()
         self._closed = False
         self._thread: threading.Thread | None = None

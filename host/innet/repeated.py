@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is the same in all allreduces of a kind, put together once: training loops make the same ones again and again.
+"""A prepared (persistent) allreduce: training loops repeat the same allreduces, and share the work of preparing them.
 
 Beside a short tensor it is the steps in Python that cost: where ranks share processors no cache is warm, and each
 object that a step touches comes from memory.  MPI calls the like persistent collectives (MPI 4.1, section 6.13).
@@ -19,7 +19,7 @@ from netfold.host.operation.arrays import Array
 from netfold.host.operation.request import ALLREDUCE, called
 
 VIEW: Final[Callable[[Array], C.c_char]] = C.c_char.from_buffer  # type: ignore[assignment]
-"""A view of an array that can be written and is not empty, whose address ``addressof`` tells."""
+"""Creates a writable view of a non-empty array, of which ``addressof`` returns the address."""
 
 
 class RepeatedFold:
@@ -41,19 +41,20 @@ class RepeatedFold:
         self.shares = shares
         self.what = what
         self.number = 0
-        """Number of the last one."""
+        """Number of the last operation."""
         self.begun = 0
-        """When it began, in nanoseconds of CLOCK_MONOTONIC."""
+        """Time at which it began, in nanoseconds of CLOCK_MONOTONIC."""
         self.operations = 0
-        """How many have ended."""
+        """Number of operations that have ended."""
         self.nanoseconds = 0
-        """How long those took in all."""
+        """Total duration of those."""
         self.name = ALLREDUCE
-        """What the caller has called the last one."""
+        """The caller's name of the last operation."""
         self.resent = 0
-        """Packets sent again in the last one that has failed."""
+        """Packets sent again in the last operation that failed."""
         self._load: Callable[[int, int, int, int, int], None] = partial(ARRAYS.pack_into, operation, 0)
-        """Sets the addresses of source, result and residual (0: none), elements and number of the next one."""
+        """Sets the next operation's addresses of source, result and residual (0: none), number of elements and
+        number."""
         self._run = link.starter(operation)
 
     def carry(self, number: int, name: str, source: Array, out: Array, most: int) -> int:

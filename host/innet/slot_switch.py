@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from netfold.wire import roce
 
 NO_LANES: Final = np.empty(0, np.uint32)
-"""The lanes of a packet of presence: none."""
+"""The lanes of a header-only packet: none."""
 
 
 class ResultRoute(NamedTuple):
@@ -43,9 +43,9 @@ class Packet:
     lanes: NDArray[np.uint32]
     marked: bool = False
     content: bool = False
-    """Its sender wants no lanes back, but the acknowledgement alone."""
+    """True if its sender wants no lanes back, only the acknowledgement."""
     order: int = 0
-    """What it says of the packet that left before it to the same neighbour (``roce.order_of``)."""
+    """Order field, which refers to the packet that left before it to the same neighbour (``roce.order_of``)."""
 
     @staticmethod
     def parse(payload: bytes) -> Packet:
@@ -72,7 +72,7 @@ class Packet:
 
     @property
     def presence(self) -> bool:
-        """Whether it has no lanes."""
+        """True if it has no lanes: an empty contribution."""
         return not self.lanes.size
 
     def without_lanes(self) -> Packet:
@@ -145,17 +145,17 @@ def _base_header(payload: bytes) -> tuple[int, int, int, int]:
 
 @dataclass
 class Slot:
-    """What a switch keeps of one PSN of a stream; free until an epoch is in it."""
+    """A switch's state of one PSN of a stream; free until an epoch is in it."""
 
     epoch: int = 0
     psn: int = 0
     done: bool = False
     children: frozenset[int] = frozenset()
     content: frozenset[int] = frozenset()
-    """The children that want no lanes back, as the first contribution of each has said."""
+    """The children that want no lanes back, according to each one's first contribution."""
     packet: Packet = Packet(0, 0, 0, 0, b"", np.zeros(roce.LANES, np.uint32))
-    """The sum so far, or the result: its lanes, headers, and whether any packet in it met congestion.  It has none as
-    long as all that came was presence."""
+    """The sum so far, or the result: its lanes and headers, and the OR of the packets' congestion marks.  It has no
+    lanes as long as only empty contributions have arrived."""
 
     def answer(self, child: int) -> Packet:
         """The packet by which a child gets the result."""
@@ -164,9 +164,9 @@ class Slot:
 
 Parent = Literal["parent"]
 Sender = Parent | int
-"""Whom a packet came from: the parent, or a child by number from 0."""
+"""The sender of a packet: the parent, or a child by number from 0."""
 Target = Literal["parent", "all"] | int
-"""Where a packet goes on: up, to every child, or to one child."""
+"""The destination of a packet: the parent, all children, or one child."""
 
 
 def combine(operation: int, a: NDArray[np.uint32], b: NDArray[np.uint32]) -> NDArray[np.uint32]:
@@ -203,9 +203,9 @@ class SlotSwitch:
         self.root = root
         self.epoch = epoch
         self.came: dict[Sender, tuple[int, int]] = {}
-        """Sender -> the PSN that came from it last, and the one after the highest that has."""
+        """Sender -> the PSN that arrived from it last, and the one after the highest that has arrived."""
         self.left: dict[Target, int] = {}
-        """Child or parent -> the PSN that left to it last."""
+        """Child or parent -> the PSN that was sent to it last."""
 
     def take(self, sender: Sender, packet: Packet | Nak) -> list[tuple[Target, Packet | Nak]]:
         """Takes a packet.  Returns what leaves, and where to: at most a NAK to its sender and one packet more, or one
@@ -219,7 +219,7 @@ class SlotSwitch:
         return out if folded is None else [*out, *self._leave(*folded)]
 
     def _leave(self, target: Target, packet: Packet | Nak) -> list[tuple[Target, Packet | Nak]]:
-        """What leaves of a packet: one to each child where not all get the same, each with its order."""
+        """The packets to send for a packet: one to each child if they get different ones, each with its order field."""
         if isinstance(packet, Nak):
             return [(target, packet)]
         children = sorted(self.all)
@@ -250,7 +250,7 @@ class SlotSwitch:
         return None if self._had(sender, previous) else Nak(previous, (previous + 1) & roce.PSN_MASK)
 
     def _had(self, sender: Sender, psn: int) -> bool:
-        """Whether a neighbour's packet is here after all: it came out of turn, or again."""
+        """True if a neighbour's packet has arrived after all: out of order, or again."""
         slot = self.slots[psn % len(self.slots)]
         age = roce.psn_age(slot.psn, psn)
         return slot.epoch == self.epoch and (age > 0 or (age == 0 and (slot.done or sender in slot.children)))
@@ -326,7 +326,7 @@ class SlotSwitch:
 
 
 def _alike(packet: Packet, other: Packet) -> bool:
-    """Whether two contributions may be in one slot: those with lanes have opcode and length in common."""
+    """True if two contributions may share a slot: if both have lanes, opcode and length must be equal."""
     both = not packet.presence and not other.presence
     return not both or (packet.opcode, packet.lanes.size) == (other.opcode, other.lanes.size)
 

@@ -15,17 +15,17 @@ FIRST_PAUSE: Final = 40_000_000
 """Nanoseconds without a result after which a stream counts as stalled: round trips take 0.1 to 10 ms, and by then
 several repeats have had no answer."""
 SHORTEST_PAUSE: Final = 15_000_000
-"""The same where round trips are short: processes that carry the packets may be late by some milliseconds."""
+"""The least such pause, for short round trips: processes that carry the packets may be late by some milliseconds."""
 ROUND_TRIPS: Final = 4
 """Usual round trips without a result after which a stream counts as stalled, within these two bounds."""
 PATIENT_PAUSE: Final = 100_000_000
-"""The same after stalls that ended by themselves, as those do of a job whose ranks come at different times: the pause
-doubles with each of them up to this."""
+"""The longest such pause after stalls that ended by themselves, as happens in a job whose ranks come at different
+times: the pause doubles with each of these."""
 CALM: Final = 10_000_000_000
-"""Nanoseconds after such a stall until the first pause holds again."""
+"""Nanoseconds after such a stall until the first pause applies again."""
 LONGEST_PAUSE: Final = 1_600_000_000
-"""Longest time in nanoseconds between two questions, so that what fails while all wait for a late rank is noticed as
-well."""
+"""Longest time in nanoseconds between two questions, so that a failure is noticed even while all wait for a late
+rank."""
 
 
 class StallDetector:
@@ -33,14 +33,14 @@ class StallDetector:
 
     def __init__(self) -> None:
         self._since: dict[int, tuple[int, int]] = {}
-        """Queue pair -> the PSN that it waits for, and since when it is known to."""
+        """Queue pair -> the PSN that it waits for, and the time since which it is known to."""
         self._first = FIRST_PAUSE
         self._stalls = 0
         """Stalls that ended by themselves, with less than CALM between them."""
         self._wait = FIRST_PAUSE
         self._next = 0
         self._asked = 0
-        """When the controller was asked last."""
+        """Time of the last question to the controller."""
 
     @property
     def pause(self) -> int:
@@ -63,7 +63,7 @@ class StallDetector:
         return soonest
 
     def check(self, waits: Mapping[int, int], progress: int, now: int, round_trip: int = 0) -> bool:
-        """Whether to ask the controller now.
+        """True if it is time to ask the controller.
 
         waits       queue pairs with packets in flight -> the lowest PSN of each without a result
         progress    time of the last result on any of them

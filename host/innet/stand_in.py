@@ -47,9 +47,9 @@ port."""
 MAX_RUN: Final = 1 << 20
 """Bytes of the longest run."""
 RECEIVE: Final = 1 << 18
-"""Bytes that are read at once."""
+"""Most bytes of one read."""
 HANDSHAKE_SECONDS: Final = 2.0
-"""Seconds that a stranger may take to prove that it is a rank, if others knock."""
+"""Seconds that an unauthenticated peer may take to prove that it is a rank, while other connections are pending."""
 
 
 class Broken(Exception):
@@ -100,8 +100,8 @@ class _Member:
         self.arrived = RunBuffer()
         self.waiting = bytearray()
         self.routes: list[tuple[int, ResultRoute]] = []
-        """The routes of its streams' results, and their queue pairs.  It tells them before it contributes anything, and
-        nothing is whole before it has."""
+        """The routes of its streams' results, and the streams' queue pairs.  It sends them before its first
+        contribution; no sum is complete before that."""
 
     def flush(self) -> None:
         """Sends what the kernel takes.  Raises OSError."""

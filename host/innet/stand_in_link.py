@@ -15,7 +15,7 @@ from netfold.wire import roce
 from netfold.wire.jobs import RankStream
 
 AHEAD = 1 << 20
-"""Bytes that may wait for the kernel before further packets are made."""
+"""Bytes that may wait for the kernel before further packets are created."""
 
 
 class StandInLink:

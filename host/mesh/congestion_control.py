@@ -14,12 +14,12 @@ import socket
 from typing import Final
 
 VARIABLE: Final = "NETFOLD_TCP_CONGESTION"
-"""Environment variable that names the congestion control of all messages; default: the machine's own, but for short
-messages where that is BBR."""
+"""Environment variable that names the congestion control of all messages; default: the machine's own, except that short
+messages do not use BBR."""
 SHORT_BYTES: Final = 256 << 10
 """Bytes of the longest message that counts as short."""
 UNPACED: Final = ("cubic", "reno")
-"""What short messages have in place of BBR: the first of these that the kernel gives to this process."""
+"""Replacements for BBR for short messages: the first of these that the kernel allows this process to use."""
 
 
 def current(sock: socket.socket) -> str:
@@ -33,7 +33,7 @@ def choose(sock: socket.socket, name: str) -> None:
 
 
 class CongestionControl:
-    """What a connected socket's congestion control should be, and is.  ``of`` is called before each message."""
+    """The wanted and the present congestion control of a connected socket.  ``of`` is called before each message."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock

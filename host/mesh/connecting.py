@@ -27,17 +27,17 @@ from netfold.host.mesh.unproven import UnprovenLimit
 from netfold.wire.jobs import Plan
 
 PURPOSE: Final = "mesh"
-"""What these connections are for, in the derivation of their key."""
+"""Purpose of these connections, for the derivation of their key."""
 ATTEMPTS: Final = 8
-"""Connections to a peer, one after the other, that may end before either side has refused the other."""
+"""Most successive connections to a peer that may end before either side has refused the other."""
 ACCEPTED_AT_ONCE: Final = 64
-"""Connections accepted before others get their turn."""
+"""Connections accepted before other sockets get their turn."""
 
 log = logging.getLogger("netfold")
 
 
 Key = tuple[int, int | None]
-"""Rank, and the number of the lane that a connection to it is for; None: it is the one for messages."""
+"""Rank, and the number of the lane that a connection is for; None: it is the one for messages."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Proven:
     lane: int | None = None
     """The initiator's number of the lane that it is for; None: it is the one for messages."""
     opened: bool = False
-    """Whether this rank opened it."""
+    """True if this rank opened it."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,11 @@ class Attempt(NamedTuple):
     lane: int | None
     socket: socket.socket
     since: float
-    """When an answer was first awaited."""
+    """Time at which the wait for an answer began."""
     greeted: bool
-    """Whether the kernel there has answered, so that the hello has left."""
+    """True if the peer's kernel has answered, so that the hello has left."""
     tries: int
-    """How often it was begun anew from another source port."""
+    """Number of restarts from another source port."""
 
 
 @dataclass(eq=False)
@@ -84,9 +84,9 @@ class _Outgoing:
     ports: tuple[int, ...] = ()
     """The source ports to try."""
     since: float = 0.0
-    """When it began, or the hello was sent."""
+    """Time at which it began, or at which the hello was sent."""
     greeted: bool = False
-    """Whether the hello has been sent."""
+    """True if the hello has been sent."""
     tries: int = 0
 
     @property
@@ -135,7 +135,7 @@ class Connecting:
         self._outgoing: dict[int, _Outgoing] = {}
         self._incoming: dict[int, _Incoming] = {}
         self._fd_of: dict[Key, int] = {}
-        """The descriptor of the connection that is being made."""
+        """The descriptor of the connection attempt."""
         self._unproven: UnprovenLimit[int] = UnprovenLimit(plan.world)
         self._warned = False
         self._refused = 0
@@ -173,7 +173,7 @@ class Connecting:
             self._forget(self._outgoing[self._fd_of[peer, None]]).close()
 
     def connecting(self, peer: int) -> bool:
-        """Whether a connection for messages that this rank opened to the peer is not proven yet."""
+        """True if this rank has opened a connection for messages to the peer that is not proven yet."""
         return (peer, None) in self._fd_of
 
     def refusals(self) -> str:

@@ -20,7 +20,7 @@ HEADER = struct.Struct(f"!QQI{TEXT_BYTES}s")
 FAILURE_REPORT = (1 << 64) - 1
 """Call number that marks a header as a failure report, which has no payload (``operations``)."""
 FAREWELL = FAILURE_REPORT - 1
-"""Call number that marks a header as the word of a peer that it leaves in order; it has no payload either."""
+"""Call number that marks a header as the report of a peer that it leaves in order; it has no payload either."""
 STRIPED: Final = 1 << 63
 """Bit of a message header's bytes: the payload comes in parts, on lanes (``lanes``)."""
 REPORT_MARK = FAILURE_REPORT.to_bytes(8, "big")[:7]
@@ -73,14 +73,14 @@ class PeerConnection(Sending):
         self.rank = rank
         self.address = address
         self.lost = ""
-        """Why the connection is gone; empty while it is not."""
+        """Why the connection is gone; empty while it exists."""
         self.left = ""
-        """When and why the peer has left in order, as it says; empty while it has not said so."""
+        """When and why the peer has left in order, as it reported; empty before that."""
         self.receives: list[Receive] = []
         self.header = bytearray(HEADER.size)
         self.header_bytes = 0
-        """Bytes of ``header`` that have been read.  A complete header while ``current`` is None is held until its
-        receive is posted, and nothing more is read."""
+        """Number of bytes of ``header`` that have been read.  A complete header while ``current`` is None waits until
+        its receive is posted; nothing more is read before that."""
         self.current: Receive | None = None
         self.unexpected: list[Receive] = []
         """Complete messages that arrived before a receive with their tag was posted, each in memory of its own."""

@@ -30,14 +30,14 @@ from netfold.wire.jobs import Plan
 BURST_BYTES = 4 << 20
 """Bytes moved on one connection before the others get their turn."""
 LONG_READ_BYTES = 64 << 10
-"""Bytes read at once from which on more of a message may have come meanwhile."""
+"""Least bytes of one read after which more of a message may have arrived meanwhile."""
 
 Spans: TypeAlias = Callable[[str], AbstractContextManager[None]]
 """Makes a context whose duration is recorded under a name (``Mesh.spanned``)."""
 
 
 class MeshTraffic(Protocol):
-    """What becomes of messages that come over the connections."""
+    """Handlers of messages that arrive on the connections."""
 
     def message(self, link: PeerConnection) -> None:
         """Handles the complete header of a message, which is held, with nothing more read, until ``link.current`` has
@@ -48,7 +48,7 @@ class MeshTraffic(Protocol):
 
 
 class Failures(Protocol):
-    """What becomes of what goes wrong."""
+    """Handlers of failures."""
 
     def failure(self, kind: type[NetFoldError], what: str) -> NetFoldError:
         """The error with which this rank gives up, to be raised."""
@@ -61,7 +61,7 @@ class Failures(Protocol):
 
 
 class LaneTraffic(Protocol):
-    """What becomes of further connections between two ranks: lanes (``lane_set``)."""
+    """Handlers of further connections between two ranks: lanes (``lane_set``)."""
 
     def ports_to(self, peer: int) -> Sequence[int]:
         """TCP source ports for the connection for messages to a peer, to be tried in this order; empty: any."""
@@ -70,7 +70,7 @@ class LaneTraffic(Protocol):
         """Handles that a peer is connected now."""
 
     def admit(self, rank: int) -> bool:
-        """Whether this rank accepts one more lane of a peer that has proven itself."""
+        """True if this rank accepts one more lane of a peer that has proven itself."""
 
     def attach(self, came: Proven) -> None:
         """Takes a proven connection for a lane."""
@@ -90,14 +90,14 @@ class MeshConnections:
         self.rank = plan.rank
         self.links = {peer.rank: PeerConnection(peer.rank, peer.tcp) for peer in plan.peers if peer.rank != plan.rank}
         self.gone: set[PeerConnection] = set()
-        """Peers whose connections have ended, or cannot be made."""
+        """Peers whose connections have ended, or cannot be established."""
         self.lanes: LaneTraffic | None = None
-        """Further connections to the peers, once there are some."""
+        """Further connections to the peers; None before there are any."""
         self.listener = listener
         self._traffic, self._failures, self._spanned = traffic, failures, spanned
         self._by_fd: dict[int, PeerConnection] = {}
         self._others: dict[int, Callable[[int], bool]] = {}
-        """By descriptor of what else is polled: handles an event, and returns whether anything moved."""
+        """Other polled descriptor -> its handler, which takes an event and returns True if anything moved."""
         self._poller = select.poll() if poller is None else poller
         self._registered = Registered(self._poller)
         self.connecting = Connecting(plan, listener, self._poller, self._admit, clock=clock,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank has been told about failures of the others: which ranks are lost, and which rank waits in vain for which.
+"""The failure reports that a rank has received: which ranks are lost, and which rank waits in vain for which.
 
     loss   "rank 3 is lost: it closed the connection"      ends the operation of every rank that hears it
     leave  "rank 3 left after operation 7"                 is the reason where somebody still waits for that rank
@@ -27,11 +27,11 @@ class FailureReports:
         self.left: dict[int, str] = {}
         """Rank that has left in order -> when and why."""
         self.waits: dict[int, set[int]] = {}
-        """Waiting rank -> the ranks that it says it waits for."""
+        """Waiting rank -> the ranks that it reported to wait for."""
 
     @property
     def announced(self) -> bool:
-        """Whether this rank knows a reason to give up and has already sent it to the others."""
+        """True if this rank knows a reason to give up and has already sent it to the others."""
         return bool(self.lost_ranks) or self._rank in self.waits
 
     def add_lost(self, whom: int, why: str) -> bool:

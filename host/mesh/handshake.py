@@ -40,7 +40,7 @@ CHALLENGE = struct.Struct(f"!8s{NONCE_BYTES}s")
 LANE = struct.Struct("!I")
 VERDICT = struct.Struct(f"!B{PROOF_BYTES}s")
 SECRET_HINT: Final = "all ranks of a job need the secret of the same join; end processes of earlier runs, and join anew"
-"""What to do about a wrong proof, for its message."""
+"""Advice on a wrong proof, for its message."""
 
 
 class HandshakeRefused(Exception):
@@ -49,20 +49,20 @@ class HandshakeRefused(Exception):
 
 
 class Outcome(IntEnum):
-    """What a responder makes of an initiator."""
+    """A responder's verdict on an initiator."""
 
     REFUSED = 0
     """The initiator's proof is wrong.  A verdict with this outcome carries no proof of the responder either."""
     ACCEPTED = 1
     TAKEN = 2
-    """It has, or had, a connection with this rank already, which stays."""
+    """It already has, or had, a connection with this rank, which stays."""
     CROSSED = 3
     """It is connecting to this rank itself, and that connection stays."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a rank is in the handshakes of one purpose."""
+    """A rank's identity in the handshakes of one purpose."""
 
     rank: int
     world: int
@@ -199,5 +199,5 @@ class Responder:
 
     @property
     def refusal(self) -> bytes:
-        """What to send before closing the connection: a verdict where the initiator waits for one, else nothing."""
+        """The bytes to send before closing the connection: a verdict if the initiator waits for one, else nothing."""
         return VERDICT.pack(Outcome.REFUSED, bytes(PROOF_BYTES)) if self._hello else b""

@@ -43,7 +43,8 @@ from netfold.host.mesh.source_ports import LEAST_PART, MessagePart, SourcePorts
 from netfold.wire.paths import Paths, tcp_ports
 
 ANY: Final = Collective("ring")
-"""What paths are asked for where no collective was announced: it is cheap to plan, and all paths to all ranks come."""
+"""The collective whose paths are requested if none was announced: it is cheap to plan, and includes paths to all
+ranks."""
 
 log = logging.getLogger("netfold")
 
@@ -66,7 +67,7 @@ class Lanes:
         self._links = operations.connections.links
         self._spanned, self._assembled = spanned, assembled
         self._expected: Collective | None = None
-        """What comes, as long as its paths have not been asked for."""
+        """The coming collective, until its paths have been requested."""
         self._adopted = False
         self.source_ports = SourcePorts(planned.ports if planned is not None else (), self._links)
         self.of = {rank: PeerLanes() for rank in self._links}
@@ -236,7 +237,7 @@ class Lanes:
 
     # ---- connections -------------------------------------------------------------------------------------------------
     def admit(self, rank: int) -> bool:
-        """Whether this rank accepts one more lane of a peer that has proven itself."""
+        """True if this rank accepts one more lane of a peer that has proven itself."""
         return len(self.of[rank].incoming) < 2 * MOST_LANES
 
     def attach(self, came: Proven) -> None:
@@ -332,7 +333,7 @@ class Lanes:
 
     # ---- figures -----------------------------------------------------------------------------------------------------
     def still_arriving(self, peer: int) -> bool:
-        """Whether lanes of a peer whose connection for messages has ended may still bring parts of messages."""
+        """True if lanes may still bring parts of messages of a peer whose connection for messages has ended."""
         return bool(self.of[peer].assemblies and self.of[peer].incoming)
 
     def awaited(self, peer: int) -> int:

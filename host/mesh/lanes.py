@@ -22,11 +22,11 @@ from netfold.host.mesh.mesh import Pending
 from netfold.host.mesh.sending import Send, Sending, TcpSocket
 
 PART = struct.Struct("!QQQ")
-"""Layout of what precedes a part on a lane: number of the cut message among the sender's, offset, bytes."""
+"""Layout of the header of a part on a lane: number of the cut message among the sender's, offset, bytes."""
 CUT_BYTES: Final = 4096
 """Messages are cut at multiples of this."""
 MOST_LANES: Final = 32
-"""Lanes to a peer at most.  A peer takes twice as many: it may see new ones before it sees that idle ones have been
+"""Most lanes to a peer.  A peer accepts twice as many: it may see new lanes before it sees that idle ones were
 closed."""
 
 
@@ -75,8 +75,8 @@ class Assembly:
         self.left -= nbytes
 
     def begin(self, offset: int, size: int) -> bool:
-        """Whether a part may be read to these bytes: there are some, all within the message, and no other part has any
-        of them.  So nothing is missing once as many bytes have come as the message has."""
+        """True if a part may be read to these bytes: there are some, all within the message, and no other part covers
+        any of them.  So the message is complete once as many bytes as it has have arrived."""
         at = bisect_right(self.ends, offset)
         inside = at % 2 or (at < len(self.ends) and self.ends[at] < offset + size)
         if inside or size < 1 or offset + size > len(self.view):
@@ -108,7 +108,7 @@ class InLane:
     header: bytearray = field(default_factory=lambda: bytearray(PART.size))
     header_bytes: int = 0
     into: memoryview | None = None
-    """The memory that the part's next bytes go to; None before the part has a place."""
+    """The memory for the part's next bytes; None before the part has a place."""
     of: Assembly | None = None
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class InLane:
 
     @property
     def waiting(self) -> bool:
-        """Whether the part's header is complete, and its message not known yet."""
+        """True if the part's header is complete, but its message is not known yet."""
         return self.into is None and self.header_bytes == PART.size
 
     @property
@@ -150,7 +150,7 @@ class InLane:
 
     @property
     def in_the_middle(self) -> bool:
-        """Whether a part has begun and is not complete."""
+        """True if a part has begun and is not complete."""
         return self.header_bytes > 0
 
 
@@ -159,7 +159,7 @@ class PeerLanes:
     """All lanes between this rank and one peer, and the cut messages that arrive."""
 
     out: dict[int, OutLane] = field(default_factory=dict)
-    """By the source port that the plan names."""
+    """Source port, as the plan names it -> lane."""
     begun: int = 0
     """Lanes that this rank has begun so far."""
     incoming: list[InLane] = field(default_factory=list)

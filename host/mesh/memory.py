@@ -102,7 +102,7 @@ class MemoryFabric:
         self._sends: defaultdict[tuple[int, int], _Posts] = defaultdict(_Posts)
         self._receives: defaultdict[tuple[int, int], _Posts] = defaultdict(_Posts)
         self._waiting: dict[int, list[_Message]] = {}
-        """Waiting rank -> the messages any of which would let it go on."""
+        """Waiting rank -> the messages any of which would end its wait."""
         self._gone: dict[int, str] = {}
         self._running: set[int] = set()
         self._kills: dict[int, int] = {}
@@ -209,7 +209,7 @@ class MemoryFabric:
                     self._sleep(mesh, [message], wanted[at:])
 
     def _settled(self, mesh: MemoryMesh, message: _Message) -> bool:
-        """Whether a message is done; copies it first where both ends are posted."""
+        """True if a message is done; copies it first if both ends are posted."""
         if message.match is not None and not message.done:
             self._copy(message if message.sends else message.match)
         if message.done and not message.timed:
@@ -274,7 +274,7 @@ class MemoryMesh(Mesh):
         """Seconds on this rank's clock of the alpha-beta model."""
         self.link_free = 0.0
         self._busy: list[tuple[float, float]] = []
-        """Intervals in which messages come in, as (begin, end) in seconds, sorted, adjacent ones joined."""
+        """Intervals in which messages arrive, as (begin, end) in seconds, sorted, adjacent ones joined."""
         self.posts = 0
         self._fabric = fabric
         self._call = IDLE

@@ -32,10 +32,10 @@ WATCHED_SLICE_SECONDS = 0.01
 """Seconds between two calls of whoever watches a mesh or rail (``watched_by``); they bound how soon one of several
 rails is found dead."""
 WAIT_SECONDS = 10.0
-"""Seconds without any progress after which a rank says for whom it waits, whatever its timeout."""
+"""Seconds without any progress after which a rank reports for whom it waits, whatever its timeout."""
 LOST_RANK_SECONDS = 0.2
-"""Seconds without any progress after which a rank that the controller has lost ends an operation; one that died after
-its last message need not end it."""
+"""Seconds without any progress after which the loss of a rank, as the controller reports it, ends an operation.  A rank
+that died after its last message need not end it."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ DONE = Pending(done=True)
 
 
 class Informed(Protocol):
-    """What hears of ranks whom the controller has lost, such as a mesh."""
+    """A receiver of the controller's reports of lost ranks, such as a mesh."""
 
     def told_by(self, lost: Callable[[], tuple[int, str] | None], left: Callable[[], Mapping[int, str]]) -> None:
         """See ``Mesh``."""
@@ -85,14 +85,14 @@ class Mesh(ABC):
     kind: str = "TCP"
     """Name of the transport, for messages to people."""
     rail: str = "tcp"
-    """Name of the rail that this mesh is, as users ask for it."""
+    """Name of the rail that this mesh is, as in ``rail=``."""
     merged_segments: int = 1
-    """How many segments of a long piece go as one message: more than one where a message costs more than what a longer
-    one loses in the caches (``collectives.flow.segments_on``).  The same on all ranks of a mesh."""
+    """Number of segments of a long piece that travel as one message: more than one if a message costs more than the
+    cache misses of a longer one (``collectives.flow.segments_on``).  The same on all ranks of a mesh."""
     secret: Secret
     """The job's secret, from which its ranks derive keys and names that nobody else knows (``job_secret``)."""
     timeline: Timeline | None = None
-    """Records the spans spent on sending, waiting and receiving, where a timeline was asked for."""
+    """Records the spans spent on sending, waiting and receiving, if a timeline was asked for."""
 
     @abstractmethod
     def send(self, peer: int, data: Flat, *, tag: int = 0) -> Pending:

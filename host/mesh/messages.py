@@ -28,11 +28,11 @@ from netfold.host.operation.arrays import Flat, held
 from netfold.wire.jobs import Plan
 
 DRAIN_SLICE_SECONDS = 0.01
-"""Seconds between two looks at what the peers' kernels have taken, of which nothing tells."""
+"""Seconds between two checks of the bytes that the peers' kernels have acknowledged; no event reports them."""
 DISCARDED_BYTES = 1 << 20
-"""Bytes discarded of one connection before the others get their turn."""
+"""Bytes of one connection that are discarded before the others get their turn."""
 TCP_CLOSE = 7
-"""The state of a connection that is no more, in the kernel's numbers."""
+"""The kernel's number of the state of a closed connection."""
 MESSAGES = Call(0, "messages between two ranks")
 """The call that all messages belong to."""
 
@@ -77,7 +77,7 @@ class _MessageRules:
                     other.receives.remove(receive)
 
     def busy(self, link: PeerConnection) -> bool:
-        """Whether anything is posted for this peer alone, or for any rank where no other is left to send it."""
+        """True if anything is posted for this peer alone, or for any rank when no other rank is left to send it."""
         posted = [*link.receives, *([] if link.current is None else [link.current])]
         named = any(not isinstance(receive, OpenReceive) or receive.source is not None for receive in posted)
         return named or bool(link.bytes_unsent) or (bool(posted) and all(one.lost for one in self.links))
@@ -169,7 +169,7 @@ class MessageMesh:
         os.eventfd_read(self._wake)
 
     def told_by(self, lost: Callable[[], tuple[int, str] | None], left: Callable[[], Mapping[int, str]]) -> None:
-        """What waits ends where the controller has lost a rank, or one has left; see ``Mesh``."""
+        """Ends waits when the controller has lost a rank, or one has left; see ``Mesh``."""
         self.operations.told_by(lost, left)
 
     def abort(self, error: BaseException) -> None:

@@ -48,37 +48,37 @@ from netfold.wire.jobs import Plan
 log = logging.getLogger("netfold")
 
 GRACE_FRACTION = 0.1
-"""Fraction of the timeout that a rank, after it has timed out, spends on collecting its peers' wait reports, and that a
-rank which gives up waits for peers that have not connected yet; at least ``REPORT_SECONDS``."""
+"""Fraction of the timeout for which a timed-out rank collects its peers' wait reports, and for which a rank that gives
+up waits for peers that have not connected yet; at least ``REPORT_SECONDS``."""
 REPORT_SECONDS = 0.2
-"""Seconds that a rank which gives up spends at most on sending its failure reports."""
+"""Most seconds that a rank which gives up spends on sending its failure reports."""
 
 SAME_ORDER_HINT = "call the same operations in the same order on every rank, then join anew"
-"""What to do about a RankMismatch, for its message."""
+"""Advice on a RankMismatch, for its message."""
 PEER_LOST_HINT = "Look at that rank's own error; then join anew"
-"""What to do about a PeerLost, for its message."""
+"""Advice on a PeerLost, for its message."""
 LEFT_HINT = "Let all ranks end after the same operation, or go on without it"
-"""The same where the rank has left in order."""
+"""Advice on a rank that has left in order."""
 
 
 class MeshWork(MeshTraffic, Protocol):
-    """What a mesh has posted, and how it moves."""
+    """The posted work of a mesh, and its progress."""
 
     def poll(self, seconds: float) -> bool:
         """Waits so long until anything can be moved, and moves it.  Returns whether anything moved."""
 
     def busy(self, link: PeerConnection) -> bool:
-        """Whether a send to this peer, or a receive from it, has been posted and is not done."""
+        """True if a send to this peer, or a receive from it, has been posted and is not done."""
 
     def still_arriving(self, link: PeerConnection) -> bool:
-        """Whether more of what this peer has sent may come although its connection has ended."""
+        """True if more of the data that this peer has sent may arrive although its connection has ended."""
 
     def awaited(self) -> list[PeerConnection]:
         """Connections of the peers that this rank waits for: first those that must send, then those that must
         receive."""
 
     def missing(self, link: PeerConnection) -> str:
-        """What a peer has not sent or not accepted yet, in words."""
+        """The data that a peer has not sent or not accepted yet, in words."""
 
 
 class Operations:
@@ -99,7 +99,7 @@ class Operations:
         self.call, self.text = IDLE, bytes(TEXT_BYTES)
         """The operation under way, and the text of its messages' headers."""
         self.error: NetFoldError | None = None
-        """Why nothing is sent or received any more, if that is so."""
+        """The error because of which nothing is sent or received any more; None while all is well."""
         self.reports = FailureReports(plan.rank)
         self.connections = MeshConnections(plan, listener, work, self, lanes=lanes, spanned=spanned, poller=poller,
                                        clock=clock)
@@ -108,7 +108,7 @@ class Operations:
         self._lost_rank: Callable[[], tuple[int, str] | None] = lambda: None
         self._ranks_left: Callable[[], Mapping[int, str]] = dict
         self._slice = timeout
-        """Seconds of one wait for bytes at most, where nobody watches."""
+        """Most seconds of one wait for bytes, if nobody watches."""
         self._moved = self._looked = clock()
 
     # ---- begin and wait ----------------------------------------------------------------------------------------------

@@ -22,14 +22,14 @@ from netfold.host.mesh.sockets import path_of
 from netfold.wire.paths import tcp_ports
 
 LOOK_SECONDS: Final = 0.02
-"""Seconds between two looks at whether planned paths answer, while this rank waits."""
+"""Seconds between two checks if planned paths answer, while this rank waits."""
 BLIND_SECONDS: Final = 0.2
-"""Seconds without a look after which nothing is known of the time between."""
+"""Seconds without a check after which the time between counts as unobserved."""
 DEAD_SECONDS: Final = 0.045
-"""Seconds without an acknowledgement, in spite of repeats, after which a connection's path counts as dead."""
+"""Seconds without an acknowledgement, despite repeats, after which a connection's path counts as dead."""
 ANSWER_SECONDS: Final = 0.08
-"""Seconds that a peer's kernel has to answer a new connection until another path is tried; doubled each time, since
-where all paths are slow one must get its time."""
+"""Seconds that a peer's kernel has to answer a new connection until another path is tried.  They double each time, so
+that on a network where all paths are slow one succeeds."""
 AGAIN_SECONDS: Final = 1.0
 """Seconds until a path that still does not answer is reported again."""
 
@@ -44,15 +44,15 @@ class Condition(NamedTuple):
     """How a connection fares, as the kernel says."""
 
     in_flight: bool
-    """Whether it waits for acknowledgements."""
+    """True if it waits for acknowledgements."""
     repeats: bool
-    """Whether it has sent again what it waits for."""
+    """True if it has retransmitted the data that it waits for."""
     acknowledged: int
     """Bytes that have been acknowledged so far."""
     sent_again: int
     """Segments that were sent again so far."""
     patience: float
-    """Seconds after which an answer is overdue, by the round trips that the kernel has measured."""
+    """Seconds after which an answer is overdue, from the round trips that the kernel has measured."""
 
 
 def condition_of(sock: socket.socket) -> Condition:
@@ -83,12 +83,12 @@ class PathWatch:
         self._operations, self._lanes = operations, lanes
         self._clock = operations.clock
         self._reported: dict[tuple[int, int], float] = {}
-        """(Peer, source port) of paths that did not answer -> when that was last reported."""
+        """(Peer, source port) of paths that did not answer -> time of the last report."""
         self._silences: dict[socket.socket, Silence] = {}
-        """How long each connection has been silent."""
+        """Duration of each connection's silence."""
         self._looked = self._clock()
         self.longest_stall = 0.0
-        """Seconds that a connection had bytes in flight and none acknowledged, as seen while this rank waited."""
+        """Longest time in seconds with bytes in flight and none acknowledged, as seen while this rank waited."""
 
     def look(self) -> None:
         """Looks at all paths, unless it has just done so."""

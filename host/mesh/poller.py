@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class HasFileno(Protocol):
-    """What has a file descriptor, such as a socket."""
+    """An object with a file descriptor, such as a socket."""
 
     def fileno(self) -> int:
         """The descriptor."""

@@ -45,11 +45,11 @@ class PostingRules(Protocol):
         """Is told that a message of this peer goes to a posted receive."""
 
     def busy(self, link: PeerConnection) -> bool:
-        """Whether anything that is posted on this connection depends on this peer."""
+        """True if any posted message on this connection depends on this peer."""
 
 
 class Posted:
-    """What is posted on the connections of one rank, for ``Operations``.
+    """The messages and receives posted on the connections of one rank, for ``Operations``.
 
     rules    of messages and receives
     planned  the controller's paths; owned by this object from here on.  None: messages travel whole
@@ -211,11 +211,11 @@ class Posted:
         return moved
 
     def busy(self, link: PeerConnection) -> bool:
-        """Whether a send to this peer, or a receive from it, has been posted and is not done."""
+        """True if a send to this peer, or a receive from it, has been posted and is not done."""
         return self._rules.busy(link) or bool(self.lanes.awaited(link.rank) or self.lanes.unsent(link.rank))
 
     def still_arriving(self, link: PeerConnection) -> bool:
-        """Whether lanes may still bring parts of this peer's messages."""
+        """True if lanes may still bring parts of this peer's messages."""
         return self.lanes.still_arriving(link.rank)
 
     def unsent(self, link: PeerConnection) -> int:
@@ -234,7 +234,7 @@ class Posted:
         ]
 
     def missing(self, link: PeerConnection) -> str:
-        """What a peer has not sent or not accepted yet, in words."""
+        """The data that a peer has not sent or not accepted yet, in words."""
         parts = []
         if awaited := self._awaited(link):
             parts.append(f"has not sent {awaited} bytes")

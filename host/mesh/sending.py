@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is posted for one TCP connection, and handed to the kernel as it takes it."""
+"""The data posted for one TCP connection, passed to the kernel as it accepts it."""
 
 from __future__ import annotations
 

@@ -19,18 +19,18 @@ from netfold.host.mesh import congestion_control
 from netfold.wire import roce
 
 BACKLOG: Final = 1024
-"""Connections that the kernel keeps for a listener while nobody accepts them, at most net.core.somaxconn; a full
-backlog costs each further one a second."""
+"""Connections that the kernel keeps for a listener until they are accepted, at most net.core.somaxconn.  With a full
+backlog each further one takes a second."""
 TAKEN: Final = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
-"""The kernel's errors where something else has a source port, or the same connection exists already."""
+"""The kernel's errors for a source port that is in use, or for a connection that already exists."""
 
 _TIMERS: Final = ((44, 1000), (45, 40_000), (46, 10_000))
-"""Linux's TCP_RTO_MAX_MS, TCP_RTO_MIN_US and TCP_DELACK_MAX_US, and what they are on a named path."""
+"""Numbers of Linux's TCP_RTO_MAX_MS, TCP_RTO_MIN_US and TCP_DELACK_MAX_US, and their values on a named path."""
 PATIENCE_SECONDS: Final = 900.0
-"""Seconds that the kernel goes on at least on a named path, as it does by itself elsewhere (tcp(7), tcp_retries2).
-They count as well while a peer, which may compute, reads nothing."""
+"""Least seconds for which the kernel keeps trying on a named path, as it does by itself elsewhere (tcp(7),
+tcp_retries2).  They also count while a peer, which may be computing, reads nothing."""
 LONGEST_MS: Final = 2**31 - 1
-"""Milliseconds in Linux's TCP_USER_TIMEOUT at most."""
+"""Largest value, in milliseconds, of Linux's TCP_USER_TIMEOUT."""
 _NUMBER: Final = struct.Struct("i")
 
 

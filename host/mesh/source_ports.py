@@ -16,13 +16,13 @@ from typing import Final, NamedTuple
 from netfold.wire.paths import Paths
 
 MOST_QUEUE_PAIRS: Final = 31
-"""Queue pairs for data between two ranks at most: their numbers have 5 bits for the lane, and 0 is control."""
+"""Most queue pairs for data between two ranks: their numbers have 5 bits for the lane, and 0 is control."""
 LEAST_PART: Final = 16 << 10
 """Smallest part of a message in bytes; shorter messages are not split."""
 LONGEST_WRITE: Final = 1 << 30
-"""Bytes of one RDMA write at most."""
+"""Most bytes of one RDMA write."""
 MOST_CUTS: Final = 1024
-"""Messages, by peer and size, whose parts are remembered at once."""
+"""Most messages, by peer and size, whose parts are cached."""
 
 
 class WeightedPort(NamedTuple):
@@ -51,7 +51,7 @@ class SourcePorts:
         self._planned: dict[int, list[WeightedPort]] = {}
         """By peer: the source ports that the controller planned for it, whether their paths answer or not."""
         self._weighted: dict[int, list[WeightedPort]] = {}
-        """The same, with ports of paths that answer in place of those that do not."""
+        """The same, without the ports of silent paths; other ports replace them."""
         self._same_leaf: set[int] = set()
         """Peers under the same leaf: there is one path to each, so one lane."""
         self._numbers: dict[str, int] = {}
@@ -59,7 +59,7 @@ class SourcePorts:
         """(leaf, port) of suspect paths -> the number of paths blamed before it."""
         self._blamed = 0
         self._cuts: dict[tuple[int, int, int, int], list[MessagePart]] = {}
-        """What ``split`` returned by the present plan."""
+        """Results of ``split`` under the present plan."""
 
     def adopt(self, paths: Paths) -> None:
         """Follows a new plan, and drops this rank's own suspicions, which the controller now takes care of."""
@@ -147,7 +147,7 @@ class SourcePorts:
                 ]
 
     def is_suspect(self, peer: int, port: int) -> bool:
-        """Whether this port is suspect for this peer."""
+        """True if this port is suspect for this peer."""
         return (self._leaf[peer], port) in self._suspects
 
     def usable_port(self, peer: int, port: int) -> int:

@@ -45,7 +45,7 @@ class SameCall:
         """Nothing."""
 
     def busy(self, link: PeerConnection) -> bool:
-        """Whether anything is posted on this connection."""
+        """True if anything is posted on this connection."""
         return bool(link.bytes_awaited or link.bytes_unsent)
 
 

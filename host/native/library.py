@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Python bindings of the C engines in native/ share: building on first use, and common structures.
+"""Common parts of the Python bindings of the C engines in native/: building on first use, and structures.
 
 ``innet.native`` and ``roce.native`` name their sources, functions and structures; ctypes releases the GIL in them.
 """
@@ -21,10 +21,10 @@ HOME = Path(__file__).parent
 NEVER = (1 << 63) - 1
 """A deadline, in nanoseconds, that never comes."""
 PROCESSOR_VARIABLE = "NETFOLD_PROCESSOR"
-"""Environment variable with the processors that engines are compiled for, as gcc's -march names them ("x86-64-v2"):
-machines of several kinds then share what one has compiled.  Default: this machine's own."""
+"""Environment variable with the processor that engines are compiled for, as gcc's -march names it ("x86-64-v2"):
+machines of several kinds then share compiled engines.  Default: this machine's own."""
 RUN_PACKETS = 60
-"""Packets of a super-packet at most: NF_RUN_PACKETS and NF_RC_RUN."""
+"""Most packets of a super-packet: NF_RUN_PACKETS and NF_RC_RUN."""
 
 
 class Sender(C.Structure):
@@ -39,9 +39,9 @@ class Origin(C.Structure):
     source: int
     """IPv4 address (``number``)."""
     source_port: int
-    """UDP source port; 0: not known."""
+    """UDP source port; 0: unknown."""
     ttl: int
-    """TTL with which it arrived; -1: not known."""
+    """TTL with which it arrived; -1: unknown."""
     _fields_ = [("source", C.c_uint32), ("source_port", C.c_uint16), ("ttl", C.c_int16)]
 
     @classmethod

@@ -35,9 +35,9 @@ class Sockets:
     senders: dict[int, socket.socket]
     """UDP source port -> the socket that sends from it."""
     room: int
-    """Bytes that the receive buffer holds, as the kernel counts them."""
+    """Capacity of the receive buffer in bytes, as the kernel counts them."""
     super_packets: bool
-    """Whether the kernel splits super-packets into datagrams (UDP_SEGMENT)."""
+    """True if the kernel splits super-packets into datagrams (UDP_SEGMENT)."""
 
     def close(self) -> None:
         """Closes all sockets; safe to call twice."""

@@ -23,7 +23,7 @@ Flat = NDArray[Any]
 
 
 HELD = "held"
-"""Key of a dtype's metadata: the elements that bytes hold."""
+"""Key of a dtype's metadata: the dtype of the elements that the bytes represent."""
 
 
 def address_of(array: Array) -> int:
@@ -72,7 +72,7 @@ def check_writeable(array: Array, name: str) -> None:
 
 # ---- bytes that are moved, and say what they hold --------------------------------------------------------------------
 def held(array: Array) -> str:
-    """What an array holds, for ranks to compare: its dtype's name, or that of the elements whose bytes it has
+    """The dtype's name of an array, for ranks to compare; for bytes, the name of the dtype that they represent
     (``as_held``)."""
     metadata = array.dtype.metadata
     return metadata[HELD] if metadata and HELD in metadata else dtype_name(array.dtype)

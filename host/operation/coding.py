@@ -88,7 +88,7 @@ PLAIN: Final[Coding] = Coding()
 
 
 def narrows(op: str, element: str) -> bool:
-    """Whether lanes of this reduction and dtype may be narrower than 32 bits."""
+    """True if lanes of this reduction and dtype may be narrower than 32 bits."""
     return op in ("sum", "average") and element in ("float32", *HALVES)
 
 
@@ -109,7 +109,7 @@ def lane_bits_from_environment() -> LaneBits:
 
 
 def reproducible_from_environment() -> bool:
-    """Whether $NETFOLD_REPRODUCIBLE asks for reproducible reductions.  Raises ValueError."""
+    """True if $NETFOLD_REPRODUCIBLE asks for reproducible reductions.  Raises ValueError."""
     said = os.environ.get(REPRODUCIBLE_VARIABLE, "0")
     if said not in ("0", "1"):
         raise ValueError(f"{REPRODUCIBLE_VARIABLE}={said!r}: expected 0 or 1")

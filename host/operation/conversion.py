@@ -48,7 +48,8 @@ def between_hosts(request: AllreduceRequest, algorithm: str | None) -> Allreduce
 
 
 def are_plain(request: AllreduceRequest) -> bool:
-    """Whether lanes of 32 bits take the request's arrays as they are, but for their shape: a copy of none is made."""
+    """True if lanes of 32 bits accept the request's arrays without a conversion other than of their shape; then nothing
+    is copied."""
     source, out = request.source, request.out
     if request.feedback is not None or request.reduction.half:
         return False

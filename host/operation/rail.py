@@ -25,7 +25,7 @@ Flat = NDArray[Any]
 DTYPES: Final = (np.dtype(np.float32), np.dtype(np.int32))
 OPS: Final = frozenset(get_args(Op))
 FOLDED: Final = frozenset((*HALVES, *(dtype.name for dtype in DTYPES)))
-"""Names of dtypes whose reductions the switches can make."""
+"""Names of dtypes whose reductions the switches support."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class TreeStats:
     packets_received: int = 0
     """Results, duplicates included."""
     retransmissions: int = 0
-    """Contributions sent again, because a switch said that it lacked them."""
+    """Contributions sent again, because a switch reported that it lacked them."""
     timeouts: int = 0
-    """Times that no result came for as long as the timer waits; missing ones were then asked for."""
+    """Timer expirations without a result; the missing results were then requested."""
     duplicates: int = 0
     """Results that had already arrived."""
     asks: int = 0
@@ -67,18 +67,18 @@ class RailStats:
     seconds: float = 0.0
     """Wall-clock seconds inside allreduce."""
     saturated: int = 0
-    """Elements of saturating sums that ended at an end of the range."""
+    """Elements of saturating sums that ended at a limit of the range."""
     packets_refused: int = 0
-    """Packets to this rank's queue pairs that were dropped, since their source is none that may send to them."""
+    """Packets to this rank's queue pairs that were dropped, since their source may not send to them."""
     packets_unfolded: int = 0
-    """Packets that arrived as the rank before sent them, and were dropped: no switch has folded them."""
+    """Packets that were dropped since they arrived as the rank before sent them: no switch has folded them."""
     packets_corrupt: int = 0
-    """Packets that were dropped since their ICRC is wrong: they changed on the way.  They came again."""
+    """Packets that were dropped since their ICRC is wrong: they changed on the way.  They were sent again."""
     by_tree: dict[str, TreeStats] = field(default_factory=dict)
     fallback: str = ""
-    """Why the switches fold no longer, and since which operation; empty while they do."""
+    """Why the switches no longer fold, and since which operation; empty while they do."""
     by_rail: dict[str, int] = field(default_factory=dict)
-    """Payload bytes that each of several rails carried, by name; empty where there is one."""
+    """Payload bytes that each of several rails carried, by name; empty if there is only one rail."""
 
     def report(self, plan: Plan) -> RankReport:
         """These totals as the report that the controller gets at the end, and when somebody looks."""
@@ -100,10 +100,11 @@ class Rail(Protocol):
 
     @property
     def narrows(self) -> bool:
-        """Whether it has lanes narrower than 32 bits; other rails carry floats at full width, and get no feedback."""
+        """True if it has lanes narrower than 32 bits; other rails carry floats at full width, without error
+        feedback."""
 
     def takes(self, reduction: Reduction, coding: Coding) -> bool:
-        """Whether it can carry such a request, as ``conversion`` passes it on."""
+        """True if it can carry such a request, as ``conversion`` passes it on."""
 
     def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
         """How it would carry a tensor of ``nbytes`` bytes, in words.  Sends nothing."""
@@ -188,8 +189,8 @@ class FoldingRail(Rail, Protocol):
         """Why the switches fold no longer, and since which operation; empty while they do."""
 
     def begin(self, number: int) -> bool:
-        """Whether the operation of this number folds, which this rank makes next.  False: no trees are left, and it
-        goes between the hosts, on all ranks alike.  After True, ``allreduce`` may be called for it.  Raises what ended
+        """True if the operation of this number, which is this rank's next, folds; ``allreduce`` may then be called for
+        it.  False: no trees are left, and it goes between the hosts, on all ranks alike.  Raises the error that ended
         the rail."""
 
     @property
@@ -199,7 +200,7 @@ class FoldingRail(Rail, Protocol):
 
     @property
     def suffices(self) -> bool:
-        """Whether folding is known to be the cheapest without measuring."""
+        """True if folding is known to be the cheapest without measuring."""
 
     def trial(self, data: Flat, number: int) -> None:
         """Sums float32 in place, inside an operation of the ranks' mesh, for the chooser to time; it is not counted."""
@@ -216,6 +217,6 @@ class FoldingRail(Rail, Protocol):
 
 
 def folds(op: str, element: str) -> bool:
-    """Whether switches can make this reduction: their lanes add and compare integers, which the hosts make of floats.
-    """
+    """True if switches can do this reduction: their lanes add and compare integers, to which the hosts convert
+    floats."""
     return op in OPS and element in FOLDED

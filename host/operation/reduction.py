@@ -29,7 +29,7 @@ WIDENED: Final = {
     "int16": "int32", "uint16": "int32", "uint32": "int64",
     **{f"float8_{kind}": "float32" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")},
 }
-"""Dtypes that callers reduce as others, which they round or wrap afterwards: name -> the other one's."""
+"""Dtypes that callers reduce as wider ones, and round or wrap afterwards: name -> the wider one's name."""
 
 _FUNCTIONS = {"sum": np.add, "average": np.add, "max": np.maximum, "min": np.minimum, "product": np.multiply}
 
@@ -86,7 +86,7 @@ class Reduction:
 
     @property
     def half(self) -> bool:
-        """Whether it is of halves, so that ``wide`` is carried in its place."""
+        """True if its dtype is a half-precision float, so that ``wide`` is carried in its place."""
         return self.element in HALVES
 
     @property

@@ -13,7 +13,7 @@ from netfold.host.operation.coding import PLAIN, Coding
 from netfold.host.operation.reduction import Reduction
 
 ALLREDUCE = "allreduce"
-"""Name of a request to which the caller gave none."""
+"""Name of a request without a caller's name."""
 
 
 def called(name: str) -> str:
@@ -22,16 +22,16 @@ def called(name: str) -> str:
 
 
 class AllreduceRequest(msgspec.Struct, frozen=True):
-    """What one rank asks for.  All ranks ask for the same, each with arrays of its own.
+    """An allreduce request of one rank.  All ranks make the same request, each with arrays of its own.
 
     source     this rank's contribution
-    out        where the result goes, of the same shape; it must be the same memory as ``source``, or not overlap it
-    reduction  what is computed of the contributions
+    out        array for the result, of the same shape; the same memory as ``source``, or without overlap
+    reduction  the reduction of the contributions
     number     number of the operation in its group, from 1, the same on all ranks; 0: the rail numbers it itself
-    coding     how elements become lanes of packets, where switches fold them
-    algorithm  an algorithm between the hosts, or "innet", where the caller names one
+    coding     encoding of elements in the lanes of packets, for the switches
+    algorithm  an algorithm between the hosts, or "innet"; None: the caller names none
     feedback   float32, as many as ``source`` has: the residual of narrow lanes, which is added first and then replaced
-    name       what the caller calls it; it may differ between ranks
+    name       the caller's name for it; it may differ between ranks
 
     Arrays have any shape and layout at first; a ``Rail`` gets them flat (``conversion``).
     """
@@ -52,7 +52,7 @@ class AllreduceRequest(msgspec.Struct, frozen=True):
 
     @property
     def in_place(self) -> bool:
-        """Whether the result overwrites the contribution."""
+        """True if the result overwrites the contribution."""
         return bool(self.source.ctypes.data == self.out.ctypes.data)
 
     def part(self, piece: slice, number: int | None = None) -> AllreduceRequest:
@@ -68,7 +68,7 @@ class AllreduceRequest(msgspec.Struct, frozen=True):
 
 
 RowsCollective = Literal["reduce_scatter", "reduce", "all_gather", "broadcast", "barrier", "exchange"]
-"""The collectives that a ``RowsRequest`` may ask for."""
+"""The collectives of a ``RowsRequest``."""
 
 
 class RowsRequest(msgspec.Struct, frozen=True):
@@ -130,4 +130,4 @@ def _cut(rows: Sequence[slice], at: int, each: int) -> list[slice]:
 
 
 Request = AllreduceRequest | RowsRequest
-"""The requests that a rail which folds may be asked for."""
+"""The requests that a folding rail accepts."""

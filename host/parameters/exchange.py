@@ -22,7 +22,7 @@ from netfold.host.operation.arrays import Flat
 from netfold.host.parameters.optimizers import ShardOptimizer
 
 PUSH, PULL, FINISH = 1, 2, 3
-"""What a notice says: a step, parameters without a step, or that no more follows."""
+"""Kinds of notices: a step, parameters without a step, or the end."""
 GRADIENTS, PARAMETERS, NOTICES = 0, 1, 2
 """Tags of the messages."""
 NOTICE_DTYPE: Final = np.int64
@@ -30,7 +30,7 @@ NOTICE_DTYPE: Final = np.int64
 
 @dataclass(frozen=True)
 class Roles:
-    """Who does what.
+    """The roles of the ranks.
 
     workers  ranks that push and pull, in order
     held     the elements that each server holds
@@ -61,7 +61,8 @@ def notify(mesh: Mesh, roles: Roles, what: int) -> None:
 
 
 def await_notice(mesh: Mesh, roles: Roles) -> int:
-    """What follows, on a server that is no worker.  Raises what ``Mesh.wait`` raises, ValueError for a strange one."""
+    """Waits for the next notice, on a server that is no worker.  Raises the errors of ``Mesh.wait``, and ValueError for
+    an unknown notice."""
     notice = np.zeros(1, NOTICE_DTYPE)
     mesh.wait([mesh.receive(roles.workers[0], notice, tag=NOTICES)])
     if notice[0] not in (PUSH, PULL, FINISH):

@@ -16,7 +16,7 @@ from netfold.host.collectives.flow import split_evenly
 from netfold.host.operation.arrays import Array, Flat
 
 DTYPES: Final = ("float32", "float64")
-"""What parameters and gradients may be."""
+"""Dtypes of parameters and gradients."""
 
 
 class Shards:

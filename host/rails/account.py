@@ -16,7 +16,7 @@ State = Literal["up", "down"]
 
 @dataclass(frozen=True)
 class RailUse:
-    """What one rail did for this rank, and its agreed figures."""
+    """The work of one rail for this rank, and its agreed figures."""
 
     name: str
     state: State
@@ -66,7 +66,7 @@ class Account:
         self.operations += 1
 
     def use(self, shares: RailShares) -> list[RailUse]:
-        """What each rail has done so far, and its figures, which are those of these shares."""
+        """The work of each rail so far, with its figures from these shares."""
         rails, uses = self._rails, []
         for index, figure in enumerate(shares.figures):
             state: State = "up" if index in rails.live else "down"

@@ -24,7 +24,7 @@ from netfold.host.rails.rail_set import Fenced, RailSet
 from netfold.host.rails.rank_state import AgreementOutcome, Question, QuestionKind, RankState
 
 PAUSE_SECONDS = 0.002
-"""Seconds between two questions to ranks that answer and have not come to the agreement yet."""
+"""Seconds between two questions to ranks that answer and have not reached the agreement yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ class Agreements:
         self.seconds = 0.0
         """Duration of the last agreement."""
         self.failed = False
-        """Whether a rail failed during the last agreement."""
+        """True if a rail failed during the last agreement."""
         self.saturated = 0
-        """Elements of the last agreement, a saturating sum, that stand at an end of the range."""
+        """Elements of the last agreement, a saturating sum, that ended at a limit of the range."""
 
     def run(
         self, source: Flat, reduction: Reduction, rail: int, coding: Coding = PLAIN, algorithm: str | None = None

@@ -31,7 +31,7 @@ QUESTION: Final = struct.Struct("!BQI")
 ANSWER: Final = struct.Struct("!BQQ")
 FOREVER: Final = (1 << 64) - 1
 SEND_SECONDS: Final = 1.0
-"""Seconds for an answer to be sent; a rank that does not take it may ask again."""
+"""Seconds within which an answer must be sent; a rank that does not read it may ask again."""
 FULL_SECONDS: Final = 0.05
 """Seconds between attempts to accept a connection where the process has no file descriptors left."""
 
@@ -48,7 +48,7 @@ class _Caller:
 
     @property
     def proven(self) -> bool:
-        """Whether the other end has proven to be a rank of the job."""
+        """True if the peer has proven to be a rank of the job."""
         return self._responder.peer is not None
 
     def on_readable(self, answer: Callable[[Question], Answer]) -> None:

@@ -20,9 +20,9 @@ from netfold.host.rails.ledger import Ledger
 from netfold.host.rails.rail_set import RailSet
 
 REMEMBERED = 64
-"""Kinds of brief calls that are remembered; a program has a few."""
+"""Signatures of short calls that are cached; a program has a few."""
 LATE_FACTOR = 1.5
-"""Factor of the predicted time up to which nothing of a short call can have been retransmitted."""
+"""Ratio to the predicted time up to which no packet of a short call can have been retransmitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +76,10 @@ class BriefCalls:
         self._told = listeners.told
         self._calls: dict[tuple[object, ...], KnownCall] = {}
         self.known: Mapping[tuple[object, ...], KnownCall] = self._calls
-        """How allreduces of remembered kinds are carried, by kind (``_kind``); empty where none may be repeated."""
+        """Signature -> how allreduces with it are carried (``_kind``); empty if none may be repeated."""
         self.owed = 0.0
-        """Predicted seconds of the short calls since figures were exchanged: nothing that only one rank knows, since
-        every rank must exchange them after the same calls."""
+        """Predicted seconds of the short calls since figures were exchanged.  All ranks compute the same, since every
+        rank must exchange figures after the same calls."""
 
     def repeat(self, request: AllreduceRequest) -> int | None:
         """Carries an allreduce of a kind that is known; None: it is not of one, and nothing was sent.  ``out`` may have

@@ -22,11 +22,11 @@ from netfold.host.rails.rail_set import WatchedRail
 from netfold.host.selection.peers import Peers
 
 Part = Callable[[slice], slice]
-"""The share that a part of an operation has of a piece."""
+"""A part's share of a piece of an operation."""
 FoldedPart = Callable[[WatchedRail, Part, int], None]
-"""Makes a part of an operation through a rail's switches, as the operation of this number."""
+"""Runs a part of an operation through a rail's switches, as the operation of this number."""
 Kept = list[tuple[Flat, Flat]]
-"""Memory that a part overwrites, and what was there before."""
+"""Memory that a part overwrites, and its former contents."""
 
 
 class CutOperation(Protocol):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from netfold.host.rails.shares import Figure
 
 EXCHANGE_INTERVAL = 400
-"""Figures are exchanged at the latest when calls have taken as long as so many exchanges would."""
+"""Figures are exchanged at the latest when calls have taken as long as this number of exchanges would."""
 EXCHANGE_SECONDS = 0.0005
 """Seconds that an exchange takes besides the rail's latency, where ranks share a few cores."""
 SAMPLES = 8
@@ -29,11 +29,11 @@ class ExchangeSchedule:
 
     def __init__(self) -> None:
         self.due = 0.0
-        """An exchange is due after more seconds than these."""
+        """Seconds of calls after which the next exchange is due."""
         self.sample = 0.0
-        """The next call counts as its rail's latency after more seconds than these."""
+        """Seconds of calls after which the next call counts as its rail's latency."""
         self.exchanges = 0
-        """How many exchanges there have been."""
+        """Number of exchanges so far."""
 
     def sampled(self, owed: float) -> None:
         """A brief call has counted as its rail's latency after so many seconds; the next one that does comes later."""

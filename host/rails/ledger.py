@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rails cost in one kind of operation: as this rank measures it, as all ranks agree, and the shares that
-follow.
+"""The cost of the rails in one kind of operation: as measured by this rank, as agreed by all ranks, and the resulting
+shares.
 
-An allreduce by the rails' own ways is one kind, each collective between the hosts another: a switch that folds says
-little of what the same links take of a broadcast.
+An allreduce by the rails' own ways is one kind, each collective between the hosts another: the cost of folding on some
+links says little about that of a broadcast on the same links.
 """
 
 from __future__ import annotations

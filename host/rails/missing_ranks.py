@@ -72,8 +72,8 @@ class MissingRankDetector:
                 if rank not in answers or answers[rank].outcome is AgreementOutcome.ABSENT]
 
     def may_give_up(self, position: int, rail: int) -> bool:
-        """Whether the arbiter grants that a quiet rail is given up; it never grants the last one.  Raises as
-        ``ask``."""
+        """True if the arbiter permits this rank to give up a quiet rail; it never permits this for the last one.
+        Raises as ``ask``."""
         question = Question(QuestionKind.GIVE_UP, position, rail)
         if ARBITER not in self.others:
             return self._state.answer(question).outcome is AgreementOutcome.ABORTED

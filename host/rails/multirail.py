@@ -49,7 +49,7 @@ MAX_AGREEMENT_BYTES = 2 << 20
 LINGER_SECONDS = 0.3
 """Seconds after its last agreement during which a closing rank still answers."""
 GAVE_UP_LINGER_SECONDS = 0.8
-"""The same in seconds after the rank gave up: ranks that wait ask every quarter of a second, and may wait as long for
+"""The same in seconds after the rank gave up: waiting ranks ask every quarter of a second, and may wait as long for
 answers."""
 
 log = logging.getLogger("netfold")
@@ -86,7 +86,7 @@ class MultiRail:
         self.members = world
         """Number of ranks whose lanes add up on every rail."""
         self.narrows = any(rail.narrows for rail in rails)
-        """Whether any rail has narrow lanes; the others carry floats in 32 bits."""
+        """True if any rail has narrow lanes; the others carry floats in 32 bits."""
         self.whole = tuple(rail.name for rail in rails if not rail.narrows)
         """Names of the rails that carry floats in 32 bits whatever a call asks for."""
         self._costs = OperationCosts(rails, policy.overhead, policy.known)
@@ -110,7 +110,7 @@ class MultiRail:
         self._schedule = ExchangeSchedule()
         told = BriefListeners(self._note, self._settle, self._count, self._told_allreduce)
         self.brief = BriefCalls(self._rails, self._agreements, self._account, self._schedule, told)
-        """Kinds of brief calls that it repeats; none is known while a rail is pinned, or once it is closed."""
+        """Short calls that it repeats, by signature; none while a rail is pinned, or once it is closed."""
         self._pinned: int | None = None
         self._closed = False
         try:
@@ -121,7 +121,7 @@ class MultiRail:
 
     # ---- the rail that it is ---------------------------------------------------------------------------------------
     def takes(self, reduction: Reduction, coding: Coding) -> bool:
-        """Whether every kind of rail can make this reduction, each in lanes of its own (``OpenRail``)."""
+        """True if every kind of rail can do this reduction, each in lanes of its own (``OpenRail``)."""
         return folds(reduction.op, reduction.element)
 
     def allreduce(self, request: AllreduceRequest) -> int:
@@ -209,7 +209,7 @@ class MultiRail:
 
     @property
     def carries_rows(self) -> bool:
-        """Whether the switches of any rail that is up carry rows; the same on all ranks."""
+        """True if the switches of any rail that is up carry rows; the same on all ranks."""
         return self._costs.carries_rows(self._rails.live)
 
     def describe_cut(self, kind: str, nbytes: int, *, folded: bool) -> str:
@@ -240,7 +240,7 @@ class MultiRail:
         self._rails.on_change(call)
 
     def use(self) -> list[RailUse]:
-        """What each rail has done so far."""
+        """The work of each rail so far."""
         return self._account.use(self.shares)
 
     def stats(self) -> RailStats:

@@ -30,7 +30,7 @@ OPEN_PAIRS_VARIABLE = "NETFOLD_OPEN_PAIRS"
 PATHS_VARIABLE = "NETFOLD_PATHS"
 PathChoice = Literal["planned", "hashed", "spray", "reps"]
 OVERTAKE = 64
-"""Packets that may overtake one before it counts as lost, where packets take paths of their own; at most half a
+"""Packets that may overtake a packet before it counts as lost, when packets take different paths; at most half a
 window."""
 
 log = logging.getLogger("netfold")

@@ -37,7 +37,7 @@ from netfold.wire.jobs import Join
 EXTRA_TIMEOUT = 1.0
 """Seconds by which a rail's own timeout is longer than that of all rails, so that missing ranks are known by then."""
 FOLDING = ("innet", "verbs")
-"""Kinds of rails whose sums the switches make."""
+"""Kinds of rails on which the switches compute the sums."""
 
 
 class OpenRail:
@@ -58,7 +58,7 @@ class OpenRail:
         self._closing = threading.Lock()
         self._closed = False
         self._last = ""
-        """After what this rank leaves, for the others."""
+        """The message that this rank leaves for the others: its last operation."""
         self._membership: Membership | None = None
         self._carried: Callable[[], dict[str, int]] = dict
         if spec.kind == "verbs":
@@ -96,12 +96,12 @@ class OpenRail:
                 self.others = self._peers(mesh, options, note=note)
                 """The ranks of this rail for collectives that are not split."""
                 self._between = self._peers(mesh, options, label="rail ")
-                """The same ranks for what the rails carry together."""
+                """The same ranks, for operations that several rails carry together."""
                 self._rail: FoldRail | Peers = self._between
                 if spec.kind in FOLDING:
                     self._rail = self._fold(self._membership, receiver, patience, options.lane_bits, own)
                 self._takes_all = spec.kind == "innet" and self.plan.verb != "send"
-                """Whether its switches make whatever several rails do by their own ways, which all folds."""
+                """True if its switches fold every operation that several rails carry by their own ways."""
                 self._membership.on_tell(self._progress)
             except BaseException:
                 mesh.close()
@@ -189,7 +189,7 @@ class OpenRail:
 
     @property
     def narrows(self) -> bool:
-        """Whether it has lanes narrower than 32 bits."""
+        """True if it has lanes narrower than 32 bits."""
         return self._rail.narrows
 
     def allreduce(self, request: AllreduceRequest) -> int:
@@ -207,13 +207,13 @@ class OpenRail:
         return self._between.allreduce(carried) + deliver(carried, request)
 
     def way(self, coding: Coding, algorithm: str | None) -> Callable[[AllreduceRequest], int]:
-        """What carries requests with this coding and algorithm (``rail_set.WatchedRail``)."""
+        """The function that carries requests with this coding and algorithm (``rail_set.WatchedRail``)."""
         own = self._takes_all and (algorithm is None or algorithm == INNET)
         return self._rail.allreduce if own else self.allreduce
 
     @property
     def carries_rows(self) -> bool:
-        """Whether its switches carry a ``RowsRequest``."""
+        """True if its switches carry a ``RowsRequest``."""
         return isinstance(self._rail, FoldRail) and not self._rail.carries_rows
 
     def collect(self, request: RowsRequest) -> None:

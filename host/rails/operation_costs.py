@@ -22,18 +22,18 @@ class OperationCosts:
     def __init__(self, rails: Sequence[WatchedRail], join: float, known: Sequence[Figure | None]) -> None:
         names = [rail.name for rail in rails]
         self.own = Ledger(names, [rail.narrows for rail in rails], join, known=known)
-        """Of an allreduce by the rails' own ways."""
+        """Costs of an allreduce by the rails' own ways."""
         self._names, self._between_names, self._join = names, [rail.between_name for rail in rails], join
         self._rows = [rail.carries_rows for rail in rails]
-        """By rail: whether its switches carry rows."""
+        """By rail: True if its switches carry rows."""
         self._ledgers: dict[tuple[str, bool], Ledger] = {}
-        """Kind of operation, and whether rails that can fold it do -> what the rails cost in it."""
+        """(Kind of operation, True if rails that can fold it do) -> the rails' costs of it."""
         self._ways: dict[str, Ways] = {}
-        """Kind of operation that switches carry -> which way it goes."""
+        """Kind of operation that switches carry -> its choice of way."""
 
     def of(self, kind: str, *, folded: bool = False) -> Ledger:
-        """What the rails cost in this kind of operation, where those that can fold it do or not; before its first one,
-        as much as an allreduce."""
+        """The rails' costs of this kind of operation, with or without folding on rails that can fold it.  Before the
+        first such operation they are those of an allreduce."""
         ledger = self._ledgers.get((kind, folded))
         if ledger is None:
             ledger = Ledger(self.names(folded), (), self._join, agreed=self.own.shares.figures)
@@ -48,12 +48,13 @@ class OperationCosts:
         return ways
 
     def names(self, folded: bool) -> list[str]:
-        """What carries a collective, by rail: the rail itself where it folds it, else the mesh of its plane."""
+        """The carriers of a collective, by rail: the rail itself if it folds the collective, else the mesh of its
+        plane."""
         own = zip(self._names, self._between_names, self._rows, strict=True)
         return [name if folded and rows else between for name, between, rows in own]
 
     def carries_rows(self, live: Sequence[int]) -> bool:
-        """Whether the switches of any rail that is up carry rows; the same on all ranks."""
+        """True if the switches of any rail that is up carry rows; the same on all ranks."""
         return any(self._rows[rail] for rail in live)
 
     def known(self, live: Sequence[int]) -> str:

@@ -30,7 +30,7 @@ from netfold.host.rails.answering import ANSWER, FOREVER, QUESTION, SEND_SECONDS
 from netfold.host.rails.rank_state import AgreementOutcome, Answer, Question
 
 PURPOSE: Final = "out of band"
-"""What these connections are for, in the derivation of their key."""
+"""Purpose of these connections, for the derivation of their key."""
 CONNECT_SECONDS = 0.1
 """Seconds to wait for a connection; a plane that is down does not answer."""
 
@@ -58,17 +58,17 @@ class _Asked:
 
     @property
     def proven(self) -> bool:
-        """Whether the other end has proven to be the rank."""
+        """True if the peer has proven to be this rank."""
         return self._initiator.outcome is not None
 
     @property
     def in_result(self) -> bool:
-        """Whether the answer has begun to arrive, and its result has not ended."""
+        """True if the answer has begun to arrive, and its result has not ended."""
         return len(self._data) >= ANSWER.size
 
     @property
     def events(self) -> int:
-        """What to wait for, as selectors call it."""
+        """The events to wait for, in the notation of selectors."""
         return selectors.EVENT_WRITE if self._unsent else selectors.EVENT_READ
 
     def ask(self, question: bytes) -> None:
@@ -138,7 +138,7 @@ class TcpOutOfBand:
         self._links: dict[tuple[int, int], _Asked] = {}
         """Connections by rank and plane."""
         self._used: dict[int, int] = {}
-        """Rank -> the plane of its questions, until that fails."""
+        """Rank -> the plane of the questions to it, until that plane fails."""
         self._turn: dict[int, int] = {}
         """Rank -> the plane to use next, after a failure."""
         self._refused: dict[int, set[int]] = {}
@@ -159,7 +159,7 @@ class TcpOutOfBand:
         with self._lock, selectors.DefaultSelector() as selector:
             deadline = time.monotonic() + within  # not before: another rail's question may have taken all of it
             until: dict[_Asked, float] = {}
-            """Connection to a rank that has not answered yet -> when it has had its time."""
+            """Connection to a rank that has not answered yet -> its deadline."""
 
             def begin(link: _Asked) -> None:
                 link.ask(message)

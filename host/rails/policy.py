@@ -16,7 +16,8 @@ from netfold.host.rails.shares import LONG_BYTES, Figure
 from netfold.host.tracing.timeline import Timeline
 
 Start = Literal["hot", "cold"]
-"""Whether the rails' rates are measured before the first operation, or by the first long ones."""
+"""Start of the rails: their rates are measured before the first operation ("hot"), or by the first long ones
+("cold")."""
 WARMUP_CALLS: Final = 3
 """Number of short calls on each rail before those that are measured."""
 LATENCY: Final = (1024,) * 5
@@ -26,14 +27,14 @@ RATE: Final = (LONG_BYTES, 4 * LONG_BYTES)
 
 @dataclass(frozen=True)
 class RailOptions:
-    """What a user asks of every rail (``Communicator.join``).
+    """A user's settings for all rails (``Communicator.join``).
 
     timeout       seconds without progress after which ranks count as missing
     join_timeout  seconds to wait for the other ranks
-    lane_bits     of the job: in one with RC queue pairs sums have lanes of this width alone
-    algorithm     of what goes between the hosts; None: $NETFOLD_ALGO, or the cheapest
-    path_mtu      payload bytes of a packet, refused by a plane that has another; None: what each has
-    paths         how what goes between the hosts chooses paths (``open_mesh.path_choice``)
+    lane_bits     lane width of the job; in a job with RC queue pairs, sums have lanes of this width only
+    algorithm     of operations between the hosts; None: $NETFOLD_ALGO, or the cheapest
+    path_mtu      payload bytes of a packet; a plane with another value refuses it; None: each plane's own
+    paths         choice of paths between the hosts (``open_mesh.path_choice``)
     token         of the planes' controllers, the same for all; "": the environment's
     """
 

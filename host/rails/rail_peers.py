@@ -32,8 +32,8 @@ from netfold.host.selection.choice import Collective
 from netfold.host.selection.peers import AUTO, Peers
 
 SHORT_BYTES = 64 << 10
-"""Largest size in bytes of an operation that is a sum.  A sum of zeros and one rank's bytes takes at most twice the
-bytes of links, and saves the exchange that ends a long operation."""
+"""Largest size in bytes of an operation that is done as a sum.  A sum of zeros and one rank's bytes takes at most twice
+the bytes of links, and saves the exchange that ends a long operation."""
 
 
 class RailPeers(Peers):
@@ -221,8 +221,8 @@ class RailPeers(Peers):
         self, collective: RowsCollective, data: Flat, rows: Sequence[slice], reduction: Reduction, coding: Coding,
         root: int = 0, *, gathered: Flat | None = None, gathered_rows: Sequence[slice] = (),
     ) -> FoldedPart | None:
-        """What makes a part of a reduction of rows, each in its owner's ``data``, through a rail's switches; None where
-        they cannot."""
+        """A function that runs a part of a reduction of rows, each in its owner's ``data``, through a rail's switches;
+        None if they cannot."""
         if data.dtype not in DTYPES or not folds(reduction.op, reduction.element):
             return None
         mine = rows[self.rank]
@@ -243,7 +243,7 @@ class RailPeers(Peers):
     def _copied(
         self, collective: RowsCollective, data: Flat, rows: Sequence[slice], root: int = 0
     ) -> FoldedPart:
-        """What copies a part of each rank's row to all, through a rail's switches."""
+        """A function that copies a part of each rank's row to all ranks through a rail's switches."""
 
         def copy(rail: WatchedRail, part: Part, number: int) -> None:
             rail.collect(RowsRequest(collective, data, data, [part(row) for row in rows], number, root))
@@ -257,7 +257,7 @@ def _kind(name: str, reduction: Reduction, coding: Coding) -> str:
 
 
 def _narrows(reduction: Reduction, coding: Coding) -> bool:
-    """Whether a call asks for narrow lanes, which switches have, and meshes have not."""
+    """True if a call asks for narrow lanes, which switches have and meshes have not."""
     return coding.lane_bits != 32 and narrows(reduction.op, reduction.element)
 
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks report of their rails: a table of integers that is summed over all ranks, each filling rows of its
-own.
+"""The ranks' reports on their rails: a table of integers that is summed over all ranks; each rank fills its own rows.
 
     microseconds of the last split call | for each rail: chunks done | failed | epoch reopened with | picoseconds a
                                                          byte | microseconds of latency by each of the last short calls
@@ -25,7 +24,7 @@ COLUMNS = SHORT + WINDOW
 
 @dataclass(frozen=True)
 class RailReport:
-    """What follows from all ranks' rows, the same on every rank."""
+    """The conclusions from all ranks' rows, the same on every rank."""
 
     done: list[int]
     """By rail: chunks that every rank has done."""
@@ -35,7 +34,7 @@ class RailReport:
     """Dead rails that are open again on all ranks."""
     figures: list[Figure]
     cut_call_seconds: float | None
-    """Seconds of the last split call on the rank for which nobody was late; None where there was none."""
+    """Seconds of the last split call, on the rank that waited for no other; None if there was none."""
 
 
 def encode(
@@ -65,7 +64,7 @@ def encode(
 
 
 def decode(total: Flat, world: int, live: Sequence[int], stripes: Mapping[int, Stripe]) -> RailReport:
-    """What follows from the sum of all ranks' tables."""
+    """The conclusions from the sum of all ranks' tables."""
     rows = total.reshape(world, -1)
     cut_call_seconds, table = rows[:, 0], rows[:, 1:].reshape(world, -1, COLUMNS)
     rails = table.shape[1]

@@ -25,10 +25,10 @@ from netfold.host.rails.rank_state import AgreementOutcome, Answer, Question, Qu
 from netfold.host.selection.peers import Peers
 
 STALL_SECONDS = 0.08
-"""Seconds without progress on any rank, all being present, after which a rail counts as dead."""
+"""Seconds without progress on any rank, while all ranks are alive, after which a rail counts as dead."""
 PEER_STALL_FRACTION = 0.6
-"""Fraction of the stall time that must have passed on the other ranks, which looked a little earlier or received
-something a little later."""
+"""Fraction of the stall time that must have passed on the other ranks, which checked a little earlier or received data
+a little later."""
 ALL_STALLED_FACTOR = 5
 """Factor by which the stall time is longer while no other rail moves either, since the machine may be busy with other
 things."""
@@ -50,8 +50,8 @@ class WatchedRail(Rail, Protocol):
     def carries_rows(self) -> bool: ...
 
     def way(self, coding: Coding, algorithm: str | None) -> Callable[[AllreduceRequest], int]:
-        """What carries such allreduces, as ``allreduce`` does, without looking again at what they are, until the rail
-        is closed."""
+        """A function that carries such allreduces as ``allreduce`` does, without repeating its checks; valid until the
+        rail is closed."""
 
     def collect(self, request: RowsRequest) -> None:
         """Carries a collective of rows through its switches."""
@@ -96,7 +96,7 @@ ReopenRail = Callable[[int, int], RailReopening]
 
 @dataclass(frozen=True)
 class RankLabel:
-    """Who this rank is, for messages: its job's name, job and rank in words, and the ranks' addresses on a plane."""
+    """This rank's label in messages: its job's name, job and rank in words, and the ranks' addresses on a plane."""
 
     rank: int
     job: str
@@ -136,7 +136,7 @@ class RailSet:
         """Number of the caller's operation under way, for messages."""
         self._told_of, self._telling = 0, threading.Lock()
         self.stopped: BaseException | None = None
-        """An error that has ended everything for good: ranks are missing or call different operations, or Ctrl-C."""
+        """The error that has ended everything for good: ranks are missing or call different operations, or Ctrl-C."""
         self.broken: dict[int, NetFoldError] = {}
         """Rails that failed on this rank, with the error, while the ranks have not agreed yet that they are dead."""
         self.deaths = [0] * len(rails)

@@ -39,14 +39,15 @@ REMEMBERED = 2
 """Number of agreements whose outcome is remembered.  No rank is more than one behind another, because an agreement ends
 only with every rank's part of it or its answer."""
 MAX_LOOK_GAP = 0.03
-"""Seconds since the last look that count as quiet at most: rails are looked at every 10 ms, so a longer gap means that
-this process itself stood still."""
+"""Longest interval between two checks, in seconds, that counts as quiet: rails are checked every 10 ms, so a longer gap
+means that this process itself stood still."""
 ARBITER = 0
 """The rank that decides which rails may be given up."""
 
 
 class QuestionKind(IntEnum):
-    """What one rank can ask another: how long a rail has been quiet, to fence an agreement, or to give a rail up."""
+    """Questions from one rank to another: how long a rail has been quiet, to fence an agreement, or to give a rail
+    up."""
 
     AGE = 1
     FENCE = 2
@@ -63,9 +64,9 @@ class AgreementOutcome(IntEnum):
     COMMITTED = 2
     FORGOTTEN = 3
     ABSENT = 4
-    """The asked rank has not come to this position, and waits for nothing."""
+    """The asked rank has not reached this position, and waits for nothing."""
     BEHIND = 5
-    """The asked rank has not come to this position, because it still waits for something before it."""
+    """The asked rank has not reached this position, because it still waits for something before it."""
     GAVE_UP = 6
     """The asked rank has given up, and ``Answer.result`` holds its verdict."""
     OTHERWISE = 7
@@ -106,25 +107,25 @@ class OutOfBandChannel(Protocol):
 
 
 Place = tuple[int, int, float]
-"""Where a rank is: its position, the rail that carries the agreement there, or STRIPES, and the clock's time at which
-the rank came there.  Replaced as a whole, which needs no lock."""
+"""A rank's position: its number, the rail that carries the agreement there, or STRIPES, and the time at which the rank
+reached it.  Replaced as a whole, which needs no lock."""
 STRIPES = -1
 """Instead of a rail: at this position several rails carry stripes."""
 
 
 @dataclass
 class _Looks:
-    """What has been seen of the rails at a position; by rail that carries anything there."""
+    """Observations of the rails at a position, for each rail that carries anything there."""
 
     position: int
     moved: dict[int, float]
     """Time of its last progress."""
     looked: dict[int, float] = field(default_factory=dict)
-    """Time of the last look."""
+    """Time of the last check."""
     quiet: dict[int, float] = field(default_factory=dict)
-    """Seconds without progress in which the rail was looked at."""
+    """Seconds without progress in which the rail was checked."""
     left: dict[int, float] = field(default_factory=dict)
-    """When it ended here."""
+    """Time at which it ended here."""
 
 
 class RankState:
@@ -137,12 +138,12 @@ class RankState:
         self.clock: Final = clock
         self._lock = threading.Lock()
         self.place: Place = (0, STRIPES, 0.0)
-        """Where this rank is.  Set by the thread that makes the calls alone: at an agreement with no call and no lock,
-        since a small allreduce takes only a third of a millisecond."""
+        """This rank's position.  Only the calling thread sets it: at an agreement without a call or a lock, since a
+        small allreduce takes only a third of a millisecond."""
         self._looks = _Looks(0, {})
         self.outcomes: list[tuple[int, Flat | None]] = [(0, None)] * REMEMBERED
-        """The last agreements, in any order: position, and result, which must stay as it is meanwhile; None: aborted.
-        Set by the thread that makes the calls alone, see ``fenced_at``."""
+        """The last agreements, in any order: position, and result, which must not be changed meanwhile; None: aborted.
+        Only the calling thread sets it, see ``fenced_at``."""
         self.fenced_at = 0
         """Highest position of an agreement that some rank asked to fence; it never falls.
 
@@ -184,7 +185,7 @@ class RankState:
         return at, carrier != STRIPES, came, self._looks
 
     def carries(self, rail: int) -> bool:
-        """Whether this rank waits for the rail in what all ranks do together."""
+        """True if this rank waits for the rail in the operation of all ranks."""
         with self._lock:
             at, in_agreement, _, looks = self._here()
             if rail not in looks.moved or rail in looks.left:
@@ -235,7 +236,7 @@ class RankState:
                 self._failed[rail] = first_line(failure)
 
     def fenced(self, position: int) -> bool:
-        """Whether the agreement at which this rank is has been fenced before its result was there."""
+        """True if this rank's present agreement was fenced before its result arrived."""
         with self._lock:
             return self._withheld_at == position == self.place[0]
 
@@ -247,8 +248,8 @@ class RankState:
         return self.fenced_at < position or not self.withheld(position, at)
 
     def withheld(self, position: int, at: int) -> bool:
-        """Whether an outcome at a fenced position, which was stored in place ``at`` of ``outcomes``, came too late, and
-        is taken back: some rank has been told that this one will not take the result."""
+        """True if an outcome at a fenced position, stored in place ``at`` of ``outcomes``, came too late and is
+        withdrawn: some rank has been told that this one will not accept the result."""
         with self._lock:
             if self._withheld_at != position:
                 return False
@@ -270,7 +271,7 @@ class RankState:
 
     @property
     def gave_up(self) -> bool:
-        """Whether this rank has given up."""
+        """True if this rank has given up."""
         return self._verdict is not None
 
     # ---- answers -----------------------------------------------------------------------------------------------------
@@ -303,7 +304,7 @@ class RankState:
         return AgreementOutcome.ABSENT if at == 0 or self._ended(at) else AgreementOutcome.BEHIND
 
     def _ended(self, at: int) -> bool:
-        """Whether this rank knows the outcome of this agreement."""
+        """True if this rank knows the outcome of this agreement."""
         return any(recorded == at for recorded, _ in self.outcomes)
 
     def _age(self, question: Question) -> float:

@@ -19,7 +19,7 @@ from netfold.host.rails.rail_set import WatchedRail
 RETRY_SECONDS = 0.5
 """Seconds between attempts to open a dead rail again."""
 RENEW_SECONDS = 10.0
-"""Seconds after which a rail that is open here, and not on all ranks, is closed and opened anew."""
+"""Seconds after which a rail that is open here, and not on all ranks, is closed and opened again."""
 FIRST_SUM_ELEMENTS = 256
 """Elements of the first sum on a reopened rail, which shows whether it carries anything."""
 

@@ -29,8 +29,8 @@ WINDOW = 5
 """Number of recent calls of each kind that count."""
 PRIOR = 3
 LEAST_PART = 0.1
-"""Least fraction of a call's time that is due to its bytes, and that is due to the rail's latency: where the other part
-seems to be longer than the call, it is noise."""
+"""Least fraction of a call's time that is due to its bytes, and least fraction that is due to the rail's latency.  If
+the other part seems to take longer than the whole call, that is noise."""
 GAIN_FRACTION = 0.92
 """Several rails are used where they are predicted to take less than this fraction of the best single rail's time."""
 MAX_REGRET = 0.02
@@ -38,12 +38,11 @@ MAX_REGRET = 0.02
 COMPARED_SIZES = (64 << 10, 256 << 10, 4 << 20, 64 << 20)
 """Sizes in bytes at which present and new shares are compared."""
 TRIAL_BYTES = 256 << 10
-"""Bytes given to a rail of unknown rate, of a tensor at least 8 times as long."""
+"""Bytes given to a rail of unknown rate, taken from a tensor at least 8 times as long."""
 REMEMBERED = 1024
 """Number of splits of short tensors that are remembered."""
 TRIAL_INTERVAL = 32
-"""Every so many split calls, a rail that is too slow to be used gets a trial all the same, because it may have become
-faster."""
+"""Number of split calls between trials of a rail that is too slow to be used: it may have become faster."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ class Split:
 
     @cached_property
     def whole(self) -> bool:
-        """Whether one rail carries everything."""
+        """True if one rail carries everything."""
         return len(self.used) <= 1
 
     @cached_property
@@ -177,14 +176,13 @@ class RailShares:
         self._join = join
         self._overhead = SplitOverhead(8 * TRIAL_BYTES)
         self.figures = list(figures) or [Figure(0.0, None)] * len(names)
-        """By which shares are cut."""
+        """The figures from which shares are computed."""
         self._latest = list(self.figures)
-        """Those of the last exchange, also where shares stayed."""
+        """The figures of the last exchange, even if the shares did not change."""
         self._cuts = 0
         self._short: dict[tuple[int, int], Split] = {}
         self._live: Sequence[int] = ()
-        """The rails for which the remembered splits hold: the list object itself, which is replaced where rails
-        change."""
+        """The rails to which the cached splits apply: the list object itself, which is replaced when rails change."""
 
     def learn(self, fresh: Sequence[Figure], live: Sequence[int]) -> bool:
         """Takes new figures that all ranks share, and adopts them where the present ones have become too wrong.

@@ -11,10 +11,10 @@ from __future__ import annotations
 WEIGHT = 1 / 8
 """Weight of a new call in the moving average."""
 FADE = 1 / 256
-"""Fraction of what was learned that is forgotten with every exchange of figures, for sizes that were not split
+"""Fraction of the learned values that decays with every exchange of figures, for sizes that were not split
 meanwhile."""
 STEP = 50e-6
-"""Seconds by which the overhead must have changed before shares follow."""
+"""Least change of the overhead, in seconds, that changes the shares."""
 
 
 class SplitOverhead:

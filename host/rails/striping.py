@@ -26,8 +26,8 @@ from netfold.host.tracing.timeline import Timeline
 CHUNK_SECONDS, MAX_CHUNK_SECONDS = 0.03, 0.12
 """Bounds of the time that a chunk takes."""
 CHUNK_LATENCIES = 100
-"""Between these bounds a chunk takes so many times the rail's latency.  On a busy machine that is milliseconds, and one
-late rank in each gap of 30 ms cost two equal rails of 200 Mb/s 5 % of the time of 16 MB."""
+"""Duration of a chunk in multiples of the rail's latency, between these bounds.  On a busy machine that is
+milliseconds, and one late rank in each gap of 30 ms cost two equal rails of 200 Mb/s 5 % of the time of 16 MB."""
 LEAST_CHUNK = 128 << 10
 GRAIN = BLOCK // 4
 """Elements of a block, the granularity of chunks."""
@@ -44,9 +44,9 @@ class Stripe:
     """Processor seconds of the thread that carried it."""
     error: NetFoldError | None = None
     saved: dict[int, Kept] = field(default_factory=dict)
-    """Chunk -> what it overwrites, as it was before."""
+    """Chunk -> the former contents of the memory that it overwrites."""
     saturated: list[int] = field(default_factory=list)
-    """By chunk that is done: elements of a saturating sum that stand at an end of the range."""
+    """By finished chunk: elements of a saturating sum that ended at a limit of the range."""
 
     @property
     def elements(self) -> int:

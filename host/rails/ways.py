@@ -19,7 +19,7 @@ TRIALS = 3
 """Number of the first long calls that go each way, the switches first.  The median of them counts, since the first
 may have measured the links, or found connections that were idle."""
 AGAIN_INTERVAL = 64
-"""Every so many long calls the way that is not taken carries one, because it may have become the quicker one."""
+"""Number of long calls after which the slower way carries one, because it may have become the faster one."""
 
 
 class Ways:
@@ -34,7 +34,7 @@ class Ways:
         self._calls = 0
 
     def choose(self, nbytes: int, live: Sequence[int]) -> bool:
-        """Whether the switches are to carry the next call, of so many bytes, over the rails that are up."""
+        """True if the switches should carry the next call of ``nbytes`` bytes over the live rails."""
         if nbytes < len(live) * LONG_BYTES:  # of which nothing is learned, so there is nothing to try
             return self.folds(nbytes, live)
         self._calls += 1
@@ -43,7 +43,7 @@ class Ways:
         return self.folds(nbytes, live) != (self._calls % AGAIN_INTERVAL == 0)
 
     def folds(self, nbytes: int, live: Sequence[int]) -> bool:
-        """Whether the switches are predicted to be as soon as the hosts; true until both have been tried."""
+        """True if the switches are predicted to be as fast as the hosts, or if not both have been tried."""
         if self._calls < 2 * TRIALS:
             return True
         folded, between = (ledger.shares.expected(nbytes, live) for ledger in (self._folded, self._between))

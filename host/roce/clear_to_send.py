@@ -27,10 +27,10 @@ from netfold.host.mesh.operations import SAME_ORDER_HINT
 from netfold.host.operation.arrays import Flat
 
 INBOX_ENTRIES: Final = 64
-"""Receives that one rank may have announced to another at a time; further ones wait until one of them is done."""
+"""Most receives that one rank may have announced to another at a time; further ones wait until one of them is done."""
 _CLEAR: Final = struct.Struct("!QQIIHH68s")
 TEXT_BYTES: Final = 68
-"""Bytes of the call's text that a clear-to-send has room for."""
+"""Most bytes of the call's text in a clear-to-send."""
 ENTRY_BYTES: Final = _CLEAR.size
 
 
@@ -117,14 +117,15 @@ class PeerTransfers:
     inbox: Flat = field(default_factory=lambda: np.zeros(INBOX_ENTRIES * ENTRY_BYTES, np.uint8))
     """Memory into which the peer writes its clear-to-sends."""
     _outbox: Flat = field(default_factory=lambda: np.zeros(INBOX_ENTRIES * ENTRY_BYTES, np.uint8))
-    """The same for ours, which leave from here.  A place is free once its receive is done: then the peer has read what
-    stood there, and drops what comes of it again."""
+    """The same for our clear-to-sends, which are sent from here.  A place is free once its receive is done: then the
+    peer has read the clear-to-send, and drops repetitions of it."""
     sends: list[Message] = field(default_factory=list)
     """Sends that are posted and not done."""
     _unmatched: dict[Label, deque[Message]] = field(default_factory=dict)
-    """By label, where there are any: posted sends for which no clear-to-send has arrived, in the order posted."""
+    """Label -> posted sends for which no clear-to-send has arrived, in the order posted; labels without any are
+    absent."""
     _unused: dict[Label, deque[ClearToSend]] = field(default_factory=dict)
-    """By label, where there are any: clear-to-sends for which no send is posted, in the order in which they came."""
+    """Label -> clear-to-sends for which no send is posted, in the order of arrival; labels without any are absent."""
     receives: list[Message] = field(default_factory=list)
     """Receives that are posted and not done."""
     ungranted: deque[Message] = field(default_factory=deque)
@@ -136,7 +137,7 @@ class PeerTransfers:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is posted and not done."""
+        """True if anything is posted and not done."""
         return bool(self.sends or self.receives)
 
     def clear_at(self, offset: int) -> ClearToSend:
@@ -201,8 +202,8 @@ class PeerTransfers:
             posted.clear()
 
     def describe_missing(self, unfilled: int) -> str:
-        """What the peer has not sent, granted or acknowledged yet, in words.  ``unfilled``: bytes that the receives
-        lack."""
+        """The data that the peer has not sent, granted or acknowledged yet, in words.  ``unfilled``: bytes that the
+        receives lack."""
         parts = []
         if self.receives:
             parts.append(f"has not sent {unfilled} bytes")

@@ -21,8 +21,8 @@ from netfold.wire.paths import Paths
 log = logging.getLogger("netfold")
 
 GRACE_NS: Final = 30_000_000
-"""Nanoseconds that a blamed path has to answer after all before it is reported to the controller, which plans anew for
-everybody: a path that was only slow costs this rank alone a few packets sent twice."""
+"""Nanoseconds that a blamed path still has to answer before it is reported to the controller, which plans anew for all
+ranks: a path that was only slow costs this rank a few packets sent twice."""
 
 
 @dataclass
@@ -72,7 +72,7 @@ class PathFailover:
         self._lanes: dict[int, _Lane] = {}
         """Queue pair index -> its peer and port."""
         self._blamed: dict[tuple[int, int], _Blame] = {}
-        """By peer and source port."""
+        """(Peer, source port) -> blame."""
 
     def add(self, pair: int, peer: int, port: int) -> None:
         """Adds a new queue pair that uses this source port.  The endpoint must be locked already."""

@@ -42,15 +42,14 @@ MOST_PORTS = 256
 WINDOW_BYTES = 1 << 19
 """Payload bytes in flight on a queue pair."""
 ENTROPIES = 32
-"""Number of source ports that REPS draws from where none are given; the same on all ranks, since acknowledgements name
-them."""
+"""Number of source ports that REPS draws from by default; the same on all ranks, since acknowledgements name them."""
 SLICE_SECONDS = 0.1
 """Seconds in native code between two checks of Python's signals (Ctrl-C)."""
 ACCEPT_SECONDS = 0.01
-"""Seconds that a rank which gives up waits, three times, for connections that are being made."""
+"""Seconds for which a rank that gives up waits, three times, for connections under way."""
 LINGER_SECONDS = 0.25
-"""Seconds of silence after which a closing rank assumes that no peer misses an acknowledgement; it waits 4 of these at
-most."""
+"""Seconds of silence after which a closing rank assumes that no peer misses an acknowledgement; it waits at most 4
+times as long."""
 
 
 class RoceMesh(Mesh):
@@ -75,8 +74,8 @@ class RoceMesh(Mesh):
     kind = "queue pairs"
     rail = "roce"
     merged_segments = 2
-    """A message takes a clear-to-send and an event at each end, in Python: half as many take a tenth off the processor
-    time of 16 MiB among 8 ranks."""
+    """Number of segments in a message.  Each message costs a clear-to-send and an event at each end, in Python: half as
+    many save a tenth of the processor time of 16 MiB among 8 ranks."""
 
     def __init__(
         self,
@@ -126,7 +125,7 @@ class RoceMesh(Mesh):
         self._writes: dict[int, tuple[PeerTransfers, Message]] = {}
         """Write id -> the message that it is a part of."""
         self._awaits_sends = False
-        """Whether anybody waits for sends to end, and not only for messages to arrive."""
+        """True if a caller waits for sends to end, and not only for messages to arrive."""
         self._unmatched = 0
         """Sends for which no clear-to-send has arrived."""
         self._reads: dict[int, tuple[PeerTransfers, Message]] = {}
@@ -369,7 +368,7 @@ class RoceMesh(Mesh):
 
     # ---- what is missing, and what comes over TCP --------------------------------------------------------------------
     def busy(self, link: PeerConnection) -> bool:
-        """Whether a send to this peer, or a receive from it, has been posted and is not done."""
+        """True if a send to this peer, or a receive from it, has been posted and is not done."""
         return self._transfers[link.rank].busy
 
     def still_arriving(self, link: PeerConnection) -> bool:
@@ -383,7 +382,7 @@ class RoceMesh(Mesh):
         return senders + [link for link in links if self._transfers[link.rank].sends and link not in senders]
 
     def missing(self, link: PeerConnection) -> str:
-        """What a peer has not sent or not accepted yet, in words."""
+        """The data that a peer has not sent or not accepted yet, in words."""
         transfers = self._transfers[link.rank]
         with self._locked():
             unfilled = sum(self._endpoint.unfilled(message.key) if message.key >= 0 else message.nbytes

@@ -36,14 +36,14 @@ POLLIN = select.POLLIN
 SENT, ARRIVED, BROKEN, STALLED, ANSWERED = 1, 2, 3, 4, 5
 """Kinds of events: ``nf_rc_what`` of native/rc.h."""
 QUIET_SENT, QUIET_ARRIVED = 1, 2
-"""Kinds of events that ``EndpointIo.run`` need not return for: SENT; ARRIVED of a message in memory that is not to be
-filled as a whole."""
+"""Kinds of events that ``EndpointIo.run`` need not return for: SENT; ARRIVED of one message in a region
+that is not yet full."""
 UNTOLD = (1 << 64) - 1
 """NF_RC_UNTOLD: the id of a write that has no event SENT."""
 EVENTS = 64
-"""Events that one call of ``EndpointIo.run`` returns at most; others wait for the next call."""
+"""Most events that one call of ``EndpointIo.run`` returns; others wait for the next call."""
 NO_MEMORY = -2
-"""NF_RC_NO_MEMORY: what nf_rc_connect returns for it."""
+"""NF_RC_NO_MEMORY: the result of nf_rc_connect when memory is exhausted."""
 SYNDROMES = {0x60: "PSN sequence error", 0x61: "invalid request", 0x62: "remote access error"}
 
 
@@ -67,7 +67,7 @@ class EndpointEvent(C.Structure):
     syndrome: int
     by_peer: int
     source_port: int
-    """UDP source port of the path that a STALLED or ANSWERED is about."""
+    """UDP source port of the path that a STALLED or ANSWERED event refers to."""
     _fields_ = [
         ("what", C.c_uint32), ("pair", C.c_uint32), ("id", C.c_uint64), ("offset", C.c_uint64),
         ("key", C.c_uint32), ("length", C.c_uint32), ("syndrome", C.c_uint32), ("by_peer", C.c_uint32),
@@ -107,7 +107,7 @@ class QueuePairState(C.Structure):
     stalled: int
     """Longest time in which packets were in flight and none was acknowledged."""
     open: int
-    """1 where the queue pair has memory for a window (``Endpoint.bound``), else 0."""
+    """1 if the queue pair has memory for a window (``Endpoint.bound``), else 0."""
     _fields_ = [
         *((name, C.c_uint64) for name in (
             "posted", "next", "acknowledged", "sent", "retransmitted", "timeouts", "naks", "marks",
@@ -192,7 +192,7 @@ class Connection:
     peer_qp: int
     qp: int
     source_port: int
-    """UDP source port of what leaves, by which switches choose its path.  The other end need not know it."""
+    """UDP source port of outgoing packets, by which switches choose their path.  The other end need not know it."""
     psn: int
     """First PSN that this end sends."""
     peer_psn: int
@@ -433,7 +433,7 @@ class EndpointIo:
         return self._events[: outcome.n_events], outcome.error
 
     def ready(self, other: int) -> bool:
-        """Whether the last ``run`` found this one of ``others``, by its place, ready."""
+        """True if the last ``run`` found this one of ``others``, by its place, ready."""
         return bool(self._others[other].revents)
 
     def transient_errors(self) -> tuple[int, int]:

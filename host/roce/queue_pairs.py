@@ -31,7 +31,7 @@ log = logging.getLogger("netfold")
 CONNECTION_BIT = 0x800000
 """Bit that is set in the numbers of all these queue pairs, so that none has a number that InfiniBand reserves."""
 MOST_RANKS = 1 << 10
-"""Ranks of a job at most: queue pair numbers have 10 bits for them."""
+"""Most ranks of a job: queue pair numbers have 10 bits for them."""
 MAX_OPEN = 64
 """Default number of queue pairs of a rank that are open at once."""
 

@@ -20,7 +20,7 @@ INNET: Final = "innet"
 BETWEEN_HOSTS: Final = ("ring", "halving_doubling", "recursive_doubling", "double_binary_tree", "mesh2d")
 """Algorithms between the hosts that load every rank's link equally."""
 MARGIN = 1.1
-"""Factor by which an algorithm that loads links less may be slower than the cheapest one, and still be taken."""
+"""Factor by which an algorithm that loads links less may be slower than the cheapest one, and still be chosen."""
 TIMED = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 2 << 20)
 """Sizes in bytes of the allreduces that a group may time to correct the model (``measure``)."""
 
@@ -31,7 +31,7 @@ Timed = Mapping[str, Mapping[int, float]]
 
 @dataclass(frozen=True)
 class Setting:
-    """Who takes part in a collective, and over what links.
+    """The participants of a collective, and their links.
 
     link        one rank's link;  inside  between ranks of one group;  fold  to the switches, None if they do not fold
     groups      (groups, members of each)

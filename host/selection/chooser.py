@@ -32,9 +32,9 @@ where they are on a mesh, ``TIDALMESH``.  The
 parameter server is not among them: its n (n-1) simultaneous flows are cheap in the model alone, which knows nothing of
 queues that overflow where many send to one; byteps needs helpers to differ from it."""
 REMEMBERED = 256
-"""Number of choices that are remembered: a training loop has a few sizes, and uses them again and again."""
+"""Number of cached choices: a training loop has a few sizes, and repeats them."""
 UNMEASURED = Measured(LinkCost(0.0, 0.0), 1.0)
-"""The figures for tensors without elements, for which nothing is sent but a barrier."""
+"""The figures for tensors without elements, which send nothing but a barrier."""
 
 log = logging.getLogger("netfold")
 
@@ -71,7 +71,7 @@ class Chooser:
         self._strand = strand
         self.measured = measured
         self._trial: Trial | None = None
-        """How to time folding, where the switches fold; else None."""
+        """Runs a timed fold, if the switches fold; else None."""
         self._folds: Callable[[int], bool] = lambda number: False
         self._choices: dict[tuple[int, int | None, Collective], tuple[Measured, Choice]] = {}
 

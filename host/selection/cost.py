@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each algorithm costs in the alpha-beta-gamma model.  Pure functions; ``choice`` compares them.
+"""The cost of each algorithm in the alpha-beta-gamma model.  Pure functions; ``choice`` compares them.
 
 A message of n bytes takes alpha + n beta seconds on a link of its own; reducing n bytes takes n gamma.  Links are full
 duplex.  A cost is that of the critical path when all ranks start together; see each algorithm's module for its steps.

@@ -28,8 +28,8 @@ from netfold.host.selection.rows import RowsDispatch
 from netfold.host.tracing.flight import Flight
 
 REMEMBERED: Final = 256
-"""Kinds and sizes of reductions whose choice is remembered: a program has a few, and beside a small tensor each step
-counts."""
+"""Number of cached choices, by signature and size of the reduction: a program has a few, and beside a small tensor each
+step counts."""
 NO_SWITCHES: Final = "nothing folds for these ranks"
 
 log = logging.getLogger("netfold")
@@ -76,10 +76,10 @@ class Dispatch:
         self._flight = flight
         self._me = me
         self._choices: dict[tuple[object, ...], tuple[Measured | None, str]] = {}
-        """What is reduced -> the figures by which costs were compared, and the cheapest way by these."""
+        """Signature of a reduction -> the figures by which costs were compared, and the cheapest way by these."""
         self.rows = self._rows()
         self._said_whole = hosts.size == 1 or switches is not None or (rails is not None and not rails.whole)
-        """Whether the warning that lanes are not narrowed has been logged, or is not needed."""
+        """True if the warning that lanes are not narrowed has been logged, or is not needed."""
         if switches is not None:
             hosts.chooser.fold_by(switches.trial, switches.begin)
 
@@ -95,7 +95,8 @@ class Dispatch:
 
     @property
     def narrow(self) -> FoldingRail | RailTeam | None:
-        """What has lanes narrower than 32 bits, with the number of ranks that they add up for; None: nothing has."""
+        """The rail with lanes narrower than 32 bits, which knows the number of ranks that its lanes add; None if there
+        is none."""
         return self._rails if self._rails is not None and self._rails.narrows else self.switches
 
     @property
@@ -134,7 +135,7 @@ class Dispatch:
     # ---- trees of a group's own --------------------------------------------------------------------------------------
     @property
     def may_open(self) -> bool:
-        """Whether nothing folds, and may some time (``open_fold``)."""
+        """True if nothing folds at present, and may fold later (``open_fold``)."""
         return self._prospect is not None and self.switches is None
 
     def open_fold(self) -> None:
@@ -227,7 +228,7 @@ class Dispatch:
         return saturated if carried is request else saturated + deliver(carried, request)
 
     def repeated(self, request: AllreduceRequest) -> Repeated | None:
-        """What is known of allreduces like this one, which has just been made; None: each is looked at anew."""
+        """The prepared fold for allreduces like this one, which has just been made; None: each is examined anew."""
         rail, chooser = self.switches, self.hosts.chooser
         if rail is None or not are_plain(request) or self._choices.get(_kind(request)) != (chooser.measured, INNET):
             return None
@@ -416,7 +417,7 @@ class Dispatch:
         return algorithm or "ring"
 
     def _sure(self, lane_bits: int) -> bool:
-        """Whether a reduction that can be folded is folded without comparing costs."""
+        """True if a reduction that can be folded is folded without comparing costs."""
         if self._always or self.switches is None:
             return True
         return self.hosts.algorithm == AUTO and (lane_bits != 32 or self.switches.suffices)
@@ -437,6 +438,6 @@ def _kind(request: AllreduceRequest) -> tuple[object, ...]:
 
 
 def _as_asked(coding: Coding) -> str:
-    """What a call asks of lanes beyond the usual, in words."""
+    """Special lanes that a call asks for, in words."""
     lanes = f" in lanes of {coding.lane_bits} bits" if coding.lane_bits != 32 else ""
     return lanes + (", saturating," if coding.saturate else "")

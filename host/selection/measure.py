@@ -32,26 +32,27 @@ from netfold.host.selection.cost import LinkCost
 
 ROUNDS = 9
 TURNS = {4 << 10: (6, 4), 16 << 10: (6, 4), 64 << 10: (6, 4), 256 << 10: (3, 4)}
-"""Bytes -> how often an algorithm is timed, and how many operations in a row each time; other sizes take LONG_TURNS.  A
-rank that is scheduled late doubles the time of one small allreduce, and a single one of 256 KB may pass a shaped link
+"""Bytes -> number of timings of an algorithm, and number of successive operations in each; other sizes use LONG_TURNS.
+A rank that is scheduled late doubles the time of one small allreduce, and a single one of 256 KB may pass a shaped link
 as a burst, faster than the link."""
 LONG_TURNS = 3, 1
 BUDGET_SECONDS = 0.3
-"""Seconds that one size is expected to take at most; on slow links fewer operations are timed."""
+"""Most seconds that one size is expected to take; on slow links fewer operations are timed."""
 LARGE_BYTES = 1 << 20
 """Bytes of a long message: 8 ms at 1 Gb/s."""
 SHORTEST_BYTES = 64 << 10
-"""Bytes of a long message where the links are slow."""
+"""Bytes of a long message on slow links."""
 MAX_SECONDS = 0.05
-"""Seconds that one allreduce of a timed size, or one long message, is expected to take at most; longer ones are left
+"""Most seconds that one allreduce of a timed size, or one long message, is expected to take; longer ones are left
 out."""
 TOTAL_SECONDS = 1.0
 """Seconds of timing after which no further size is timed."""
 HOPELESS_FACTOR = 2.0
-"""Algorithms that are expected to take more than this factor of the best expectation are not timed."""
+"""Algorithms that are expected to take longer than this multiple of the best expectation are not timed."""
 REPEAT_FACTOR = 2
-"""The fastest algorithm is timed again in so many times the turns, where ``BUDGET_SECONDS`` has room, to show that it
-was not fast by luck: one that stalls once in thirty operations may have been quick in all the others."""
+"""Factor on the number of turns when the fastest algorithm is timed again, if ``BUDGET_SECONDS`` permits it.  It shows
+that the algorithm was not fast by luck: one that stalls once in thirty operations may have been quick in all the
+others."""
 CONTENTION_NOISE = 1.5
 """Contention below this counts as none: two timings of the same links differ by as much."""
 
@@ -63,7 +64,7 @@ class Measured:
     link: LinkCost
     contention: float
     inside: LinkCost | None = None
-    """The link between ranks of one machine, over shared memory; None where it was not measured."""
+    """The link between ranks of one machine, over shared memory; None if it was not measured."""
     timed: dict[str, dict[int, float]] = field(default_factory=dict)
     """Algorithm -> bytes -> seconds that an allreduce took."""
 

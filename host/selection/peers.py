@@ -46,7 +46,7 @@ ALGORITHM_VARIABLE = "NETFOLD_ALGO"
 AUTO = "auto"
 KNOWN = (AUTO, *sorted([*ALLREDUCE, HIERARCHICAL]))
 SEGMENT = 64 << 10
-"""Bytes of a chain's segments where the links have not been measured."""
+"""Bytes of a chain's segments if the links have not been measured."""
 HELPED = ("byteps", "parameter_server")
 
 
@@ -86,7 +86,7 @@ class Peers:
         self.rank, self.size = mesh.rank, mesh.size
         self.label = label
         self.called = label.strip()
-        """What the group is called; empty: all ranks."""
+        """The group's name; empty: all ranks."""
         self.order = order
         self.helpers = tuple(helpers)
         self.places = places
@@ -139,12 +139,12 @@ class Peers:
         return 0
 
     def how(self, collective: Collective, nbytes: int, reduction: Reduction) -> str:
-        """What carries such a collective other than an allreduce, in words."""
+        """The way that such a collective other than an allreduce takes, in words."""
         return f"{collective} of {nbytes} bytes goes over {self.mesh.kind}"
 
     @property
     def joins(self) -> bool:
-        """Whether ``exchange`` may make both at once."""
+        """True if ``exchange`` may run both at once."""
         return False
 
     def exchange(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a group of ranks without trees may come to: trees of its own, once it needs them."""
+"""The prospects of a group of ranks without trees: it gets trees of its own once it needs them."""
 
 from __future__ import annotations
 
@@ -42,4 +42,4 @@ class Prospects(Protocol):
     """Makes those of a job's groups."""
 
     def of(self, members: Sequence[int]) -> Prospect:
-        """That of the group of these ranks of the job, in this order."""
+        """The prospect of the group of these ranks of the job, in this order."""

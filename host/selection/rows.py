@@ -58,7 +58,7 @@ class RowsDispatch:
 
     @property
     def joins(self) -> bool:
-        """Whether ``exchange`` may make both at once in this job."""
+        """True if ``exchange`` may run both at once in this job."""
         return not self.refusal or self._hosts.joins
 
     def check(self, algorithm: str | None, known: Collection[str], reduction: Reduction | None = None) -> None:
@@ -150,7 +150,7 @@ class RowsDispatch:
     def explain(
         self, collective: RowsCollective, nbytes: int, reduction: Reduction, algorithm: str | None, coding: Coding
     ) -> str:
-        """What carries such a collective, and why.  Sends nothing."""
+        """The way that such a collective takes, and why.  Sends nothing."""
         hosts, refusal = self._hosts, self.refusal or ("" if self._switches is None else self._switches.fallback)
         between = hosts.how(collective, nbytes, reduction)
         if hosts.size == 1:
@@ -190,7 +190,7 @@ class RowsDispatch:
         self, collective: RowsCollective, nbytes: int, number: int, algorithm: str | None,
         request: AllreduceRequest | None = None,
     ) -> bool:
-        """Whether the switches carry it; all ranks alike.  May measure."""
+        """True if the switches carry it; the same on all ranks.  May measure."""
         switches, hosts = self._switches, self._hosts
         if switches is None or switches.carries_rows or algorithm not in (None, INNET):
             return False

@@ -21,16 +21,17 @@ import torch
 from netfold.host.staging.device import Device, DeviceEvent, DeviceStream, device_of
 
 SMALL: Final = 1 << 20
-"""Bytes below which several tensors of a call are put together on the device, and cross in one copy."""
+"""Bytes below which several tensors of a call are concatenated on the device, and copied at once."""
 PART = 16 << 20
-"""Bytes of a part of a long tensor: while one is reduced, the next is copied out and the last one back.  Each part is a
-collective of its own, so tensors on the CPU are reduced in the same parts: where a tensor lies is each rank's own."""
+"""Bytes of a part of a long tensor: while one part is reduced, the next is copied out and the last one back.  Each part
+is a collective of its own, so tensors on the CPU are reduced in the same parts: ranks may differ in a tensor's
+device."""
 AHEAD: Final = 3
-"""TensorParts that are copied out before their turn at the least."""
+"""Least number of TensorParts that are copied out before their turn."""
 
 
 def dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements lie in memory as they are, one after another."""
+    """True if the elements are contiguous in memory."""
     return tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
@@ -49,8 +50,8 @@ class Lane:
     def __init__(self, device: Device) -> None:
         self.device = device
         self.out, self.late, self.back = device.stream(), device.stream(), device.stream()
-        """For copies out at the call; for those in their turn, which are not to stand behind later calls'; for copies
-        back."""
+        """Streams for copies out at the call; for copies out in their turn, which must not wait behind later calls'
+        copies; for copies back."""
 
     def ready(self) -> DeviceEvent:
         """The end of what the caller's stream has been given.  Raises ValueError where that is being captured."""
@@ -136,7 +137,7 @@ class Bundle:
 
     @property
     def begun(self) -> bool:
-        """Whether it is being copied out, or was."""
+        """True if its copy out has begun or is done."""
         return self._arrived is not None
 
     def arrive(self) -> None:
@@ -195,7 +196,7 @@ class SparseBundle(Bundle):
 
 
 class Staged:
-    """What was copied for one call, and where the copies back end.
+    """The copies of one call, and the end of the copies back.
 
     spread  tensors of the call that are filled from copies on the device
     """
@@ -215,7 +216,7 @@ class Staged:
         self.lane.device.current().wait_event(self._done)
 
     def over(self) -> bool:
-        """Whether the copies back, which have begun, are done."""
+        """True if the copies back, which have begun, are done."""
         return self._done.query()
 
     def finish(self) -> None:

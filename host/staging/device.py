@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What staging needs of an accelerator: streams, events, and pinned memory.
+"""The functions of an accelerator that staging needs: streams, events, and pinned memory.
 
 ``Accelerator`` is whichever one torch has (CUDA, ROCm, XPU, a PrivateUse1 device), by the interfaces that all of them
 share.  Tests have one whose copies happen as late as events and streams allow (``tests/support/late_device.py``).
@@ -28,7 +28,7 @@ class DeviceEvent(Protocol):
         """Returns once the stream has come to it, and lets other threads run meanwhile."""
 
     def query(self) -> bool:
-        """Whether the stream has come to it."""
+        """True if the stream has reached it."""
 
 
 class DeviceStream(Protocol):
@@ -71,7 +71,7 @@ class Device(Protocol):
         """A future that may have tensors of this device as its value."""
 
     def capturing(self) -> bool:
-        """Whether what the calling thread does is recorded for a graph, and not done."""
+        """True if the calling thread's operations are recorded for a graph, and not run."""
 
 
 class Accelerator:

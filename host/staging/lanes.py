@@ -17,7 +17,7 @@ import torch
 BLOCK: Final = 256
 """Values that share a scale."""
 SPECIAL: Final = 0x7F800000
-"""From here up, a scale stands for Inf or NaN."""
+"""Scales from here up stand for Inf or NaN."""
 MAGNITUDE: Final = 0x7FFFFFFF
 WORD: Final = 0xFFFFFFFF
 
@@ -65,7 +65,7 @@ class NarrowLanes:
         return torch.where(used[:, None], rounded, 0.0).to(torch.int32)
 
     def left_out(self, values: torch.Tensor, lanes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        """What lanes leave out of values, float32[blocks, 256]: the residuals of error feedback."""
+        """The parts of values that lanes drop, float32[blocks, 256]: the residuals of error feedback."""
         used = (scales != 0) & (scales < SPECIAL)
         rest = values - _divided(lanes.to(torch.float32), self.levels) * scales.view(torch.float32)[:, None]
         return torch.where(used[:, None], rest, 0.0)

@@ -76,7 +76,7 @@ class NarrowParts(Staged):
         self._residual = None if kept is None else kept.dense.view(-1)
         self._blocks = -(-self._flat.numel() // BLOCK)
         self._words: list[Words] = []
-        """Those that hold a buffer."""
+        """Words that hold a buffer."""
         self._scales = torch.empty(0)
         for used in (self._flat, self._residual):
             for stream in () if used is None else (lane.out, lane.late, lane.back):
@@ -88,7 +88,7 @@ class NarrowParts(Staged):
 
     @property
     def keeps_residual(self) -> bool:
-        """Whether what lanes leave out is kept."""
+        """True if the parts of values that lanes drop are kept as a residual."""
         return self._residual is not None
 
     def run(self, lanes: Callable[[], NarrowLanes], divisor: float, reduce: Reduce) -> None:

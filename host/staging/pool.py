@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 LEAST: Final = 1 << 16
 """Bytes of the smallest buffer."""
 AHEAD: Final = 256 << 20
-"""Bytes of buffers up to which copies are made before their turn, and that are kept when nobody needs them."""
+"""Bytes of buffers up to which copies are made before their turn, and most bytes of unused buffers that are kept."""
 
 
 class Pool:
@@ -30,9 +30,9 @@ class Pool:
         self._lock = threading.Lock()
         self._free: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
         self._returning: deque[tuple[DeviceEvent, torch.Tensor]] = deque()
-        """Buffers that were given back, and the events after which copies use them no longer."""
+        """Returned buffers, with the event after which copies no longer use them."""
         self.taken = 0
-        """Bytes of buffers that are in use, those that copies still use included."""
+        """Bytes of buffers in use, including those that copies still use."""
         self._kept = 0
 
     def take(self, nbytes: int, *, if_room: bool = False) -> torch.Tensor | None:

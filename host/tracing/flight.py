@@ -40,7 +40,7 @@ FOLDER_VARIABLE: Final = "NETFOLD_FLIGHT"
 SIGNAL_VARIABLE: Final = "NETFOLD_FLIGHT_SIGNAL"
 SIGNAL: Final = "SIGUSR2"
 SIGNAL_INTERVAL: Final = 0.2
-"""Signals that arrive within so many seconds count as one."""
+"""Seconds within which several signals count as one."""
 
 log = logging.getLogger("netfold")
 
@@ -85,9 +85,9 @@ class Flight:
         self._operations: deque[OperationRecord] = deque(maxlen=MAX_OPERATIONS)
         self.timeline = timeline
         self._epoch = time.time() - time.monotonic()
-        """Seconds since 1970 when CLOCK_MONOTONIC was 0, as of now: later steps of the wall change no duration."""
+        """Present offset of CLOCK_MONOTONIC to seconds since 1970: later steps of the wall clock change no duration."""
         self._begin = 0
-        """When it began, in nanoseconds of CLOCK_MONOTONIC."""
+        """Time at which it began, in nanoseconds of CLOCK_MONOTONIC."""
         self.now = _RunningRecord(0, "", "", "", "", 0, "", 0.0, state="done")
         """The operation under way, or else the last one."""
         ends_in_child(self)

@@ -83,7 +83,7 @@ class Timeline:
             self._lost += 1
 
     def is_joined(self) -> None:
-        """What ranks did to come together belongs to no operation."""
+        """Records that the ranks have joined: the spans of the joining belong to no operation."""
         self._stages = {}
 
     @contextmanager
