@@ -27,6 +27,7 @@ import msgspec
 
 from netfold.bench.harness.limits import machine
 from netfold.bench.harness.memory_switch import MemorySwitch
+from netfold.bench.harness.stalls import LongTurn, WatchedLoop
 from netfold.controller.controller import Controller
 from netfold.controller.switch import pipeline
 from netfold.controller.switch.codec import Codec
@@ -39,6 +40,8 @@ FABRICS: Final = ("leafspine,2,2,8", "leafspine,32,16,128", "leafspine,464,16,92
 QUICK: Final = FABRICS[:1]
 RANKS: Final = 64
 """Most ranks of the job, spread over the fabric's hosts."""
+STAGES: Final = ("start", "job", "link", "link back", "spine", "spine back", "status", "probes")
+"""Whose longest turns are reported."""
 SECONDS: Final = 900.0
 """Seconds for one fabric."""
 
@@ -73,8 +76,8 @@ class ControllerRow(msgspec.Struct, frozen=True):
     probes: tuple[float, float]
     """One round of probes of all links, and what arrives of the one before."""
     probes_sent: int
-    stall: float
-    """Processor seconds of the longest time for which the loop did not turn, from the start on."""
+    stalls: dict[str, LongTurn]
+    """The longest turn of the loop while each of these went on, in which nothing else could happen."""
 
 
 def measure(fabrics: Sequence[str], echo: Callable[[str], None]) -> list[ControllerRow]:
@@ -88,28 +91,29 @@ def measure(fabrics: Sequence[str], echo: Callable[[str], None]) -> list[Control
              f"(peak {row.peak_mebibytes:.0f}); start {row.start[0]:.2f} s, a job's plan {row.job[0]:.2f} s; "
              f"anew after a link {row.link[0]:.2f} s ({row.link_updates} updates), a spine {row.spine[0]:.2f} s "
              f"({row.spine_updates}); a look {row.status[0]:.2f} s, a round of {row.probes_sent} probes "
-             f"{row.probes[0]:.2f} s; the loop stood still for {row.stall:.2f} s")
+             f"{row.probes[0]:.2f} s")
+        for stage, stall in row.stalls.items():
+            echo(f"     {stage}: the loop stood still for {stall}")
     return rows
 
 
-class LoopStalls:
-    """How long the event loop does not turn, by the processor's seconds of its thread."""
-
-    def __init__(self) -> None:
-        self.longest = 0.0
-
-    async def run(self) -> None:
-        """Look each millisecond, or as soon as the loop turns, until cancelled."""
-        while True:
-            began = time.thread_time()
-            await asyncio.sleep(0.001)
-            self.longest = max(self.longest, time.thread_time() - began)
-
-
-async def _timed(work: Callable[[], Awaitable[Any]]) -> tuple[float, float]:
+async def _timed(stage: str, work: Callable[[], Awaitable[Any]]) -> tuple[float, float]:
+    """Seconds of the clock and of the processor, in turns of their own."""
+    _loop().stage = stage
+    await asyncio.sleep(0)
     clock, processor = time.perf_counter(), time.process_time()
     await work()
-    return time.perf_counter() - clock, time.process_time() - processor
+    took = time.perf_counter() - clock, time.process_time() - processor
+    _loop().stage = ""
+    await asyncio.sleep(0)
+    return took
+
+
+def _loop() -> WatchedLoop:
+    """The loop that runs this."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, WatchedLoop)
+    return loop
 
 
 def _mebibytes(field: str) -> float:
@@ -160,10 +164,8 @@ async def _measure(text: str, folder: Path) -> ControllerRow:
                 plan.job, plan.rank, plan.epoch, dict.fromkeys(range(2 * len(plan.trees)), 0), SECONDS, plan.rank_secret
             )) for plan in plans))
 
-    stalls = LoopStalls()
-    watch = asyncio.create_task(stalls.run())
     try:
-        start = await _timed(controller.start)
+        start = await _timed("start", controller.start)
         gc.collect()
         after, entries = _mebibytes("VmRSS"), sum(len(switch.state) for switch in switches.values())
         world = min(RANKS, len(fabric.hosts))
@@ -172,30 +174,29 @@ async def _measure(text: str, folder: Path) -> ControllerRow:
 
         await controller.replan()  # what the start has left to do comes before what is timed
         await asyncio.sleep(0)
-        unchanged = await _timed(controller.replan)
-        job = await _timed(join)
+        unchanged = await _timed("nothing changed", controller.replan)
+        job = await _timed("job", join)
         known = updates()
         cable(spines[-1], up=False, count=1)
-        link, link_updates = await _timed(replan), updates() - known
+        link, link_updates = await _timed("link", replan), updates() - known
         cable(spines[-1], up=True, count=1)
-        await replan()
+        await _timed("link back", replan)
         known = updates()
         cable(spines[0], up=False, count=len(fabric.links))
-        lost, spine_updates = await _timed(replan), updates() - known
+        lost, spine_updates = await _timed("spine", replan), updates() - known
         cable(spines[0], up=True, count=len(fabric.links))
-        await replan()
-        status = await _timed(controller.status)
-        await controller.liveness.check()
+        await _timed("spine back", replan)
+        status = await _timed("status", controller.status)
+        await _timed("probes", controller.liveness.check)
         sent = sum(switch.packets.qsize() for switch in switches.values())
-        probes = await _timed(controller.liveness.check)
+        probes = await _timed("probes", controller.liveness.check)
     finally:
-        watch.cancel()
         await controller.stop()
     return ControllerRow(
         fabric=text, switches=len(fabric.switches), hosts=len(fabric.hosts), machine=machine(), entries=entries,
         start=start, mebibytes=after - before, peak_mebibytes=_mebibytes("VmHWM") - before, ranks=world, job=job,
         link=link, link_updates=link_updates, spine=lost, spine_updates=spine_updates, unchanged=unchanged,
-        status=status, probes=probes, probes_sent=sent, stall=stalls.longest,
+        status=status, probes=probes, probes_sent=sent, stalls={stage: stall for stage, stall in _loop().longest.items() if stage in STAGES},
     )
 
 
@@ -203,7 +204,11 @@ def main() -> None:
     """Measure the fabric that the command line names, and print its row."""
     logging.disable(logging.WARNING)  # of every link that is down or up again
     with tempfile.TemporaryDirectory() as folder:
-        row = asyncio.run(_measure(sys.argv[1], Path(folder)))
+        with asyncio.Runner(loop_factory=WatchedLoop) as runner:
+            loop = runner.get_loop()
+            assert isinstance(loop, WatchedLoop)
+            with loop.watched():
+                row = runner.run(_measure(sys.argv[1], Path(folder)))
     os.write(1, msgspec.json.encode(row) + b"\n")
 
 

@@ -24,6 +24,7 @@ from netfold.bench.growth import controller, fabric, program
 from netfold.bench.growth.controller import ControllerRow
 from netfold.bench.growth.fabric import Axis, FabricRow
 from netfold.bench.growth.program import ProgramRow
+from netfold.bench.harness.stalls import LongTurn
 from netfold.disk import files
 from netfold.plots.charts import LineChart, PlotsMissing, line_charts
 from netfold.topo import sandbox
@@ -116,8 +117,9 @@ def _of_controller(rows: Sequence[ControllerRow]) -> list[list[LineChart]]:
     return [
         [LineChart("What the controller computes", ticks, {
             label: [getattr(row, field)[1] for row in rows] for label, field in times.items()}, y="processor time, s")],
-        [LineChart("For how long its loop stands still at most", ticks, {"longest": [row.stall for row in rows]},
-                   y="processor time, s")],
+        [LineChart("For how long its loop stands still at most", ticks, {
+            stage: [stalls.get(stage, LongTurn()).seconds for stalls in (row.stalls for row in rows)]
+            for stage in controller.STAGES}, y="processor time, s")],
         [LineChart("What it holds", ticks, {"memory": [row.mebibytes for row in rows],
                                             "most memory": [row.peak_mebibytes for row in rows]}, y="memory, MiB")],
     ]

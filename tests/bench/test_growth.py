@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from netfold.bench.growth import fabric, figures, program
-from netfold.bench.growth.controller import ControllerRow
+from netfold.bench.growth.controller import STAGES, ControllerRow
 from netfold.bench.growth.fabric import FabricRow
 from netfold.bench.scripts import rows
 from softswitch.compiler.driver import compile_source
@@ -88,7 +88,8 @@ def test_quick_figures_are_measured_and_drawn(tmp_path: Path) -> None:
     assert scale.entries > 0
     assert min(scale.link_updates, scale.spine_updates) > 0, "the job's trees move both times"
     assert scale.probes_sent == 8, "over four links between switches, both ways"
-    assert scale.stall > 0
+    assert list(scale.stalls) == list(STAGES)
+    assert all(0 < stall.callback_seconds <= stall.seconds and stall.callback for stall in scale.stalls.values())
     figure = (tmp_path / "growth-controller.svg").read_text()
     assert "anew after a spine" in figure
     figures.run(["controller"], out=tmp_path, rate="none", rounds=1, quick=False, draw=True, echo=lambda line: None)
