@@ -49,6 +49,7 @@ from netfold.controller.switch.entities import Entity
 from netfold.controller.switch.pipeline import Pipeline
 from netfold.controller.switch.switch import NotPrimary, Session, SwitchError
 from netfold.controller.switch.target import Client, Target
+from netfold.controller.switch.turns import Turns
 from netfold.fabric import slots
 from netfold.fabric.graph import Fabric, Switch
 from netfold.rpc import rpc
@@ -122,9 +123,10 @@ class Controller:
             [switch.name for switch in fabric.switches], slots.sizes_of(fabric.engine, fabric.path_mtu), rng
         )
         self._adoption = Adoption(fabric, allocator, self._targets)
+        turns = Turns()
         for s in fabric.switches:
             self._targets[s.name] = Target(
-                s.name, partial(connect or self._connect, s), on_change=self._changed.set,
+                s.name, partial(connect or self._connect, s), turns=turns, on_change=self._changed.set,
                 on_found=partial(self._adoption.reserve, s.name), on_superseded=self._on_superseded,
             )
         self.drains = Drains(fabric)
@@ -179,9 +181,7 @@ class Controller:
         if self._pipeline is None and self._opens_sessions:
             self._pipeline = await asyncio.to_thread(pipeline.of_fabric, self.fabric)
         await serving.check_unused(self.fabric.jobs, token=self._callers.operator_token)
-        fixed = await asyncio.to_thread(tables.fixed_entries, self.fabric)
-        for target in self._targets.values():
-            target.preset("fabric", fixed[target.name])
+        await asyncio.to_thread(self._preset)
         await self._routing.preset(self.liveness.whole)
         for target in self._targets.values():
             target.start()
@@ -205,6 +205,11 @@ class Controller:
                               self.jobs.ask_progress)
             self._web = Web(sources, self._callers, tls=None if is_local(self.fabric.metrics) else tls)
             self._web.start(self.fabric.metrics)
+
+    def _preset(self) -> None:
+        """Give all switches what they hold whatever happens."""
+        for name, entities in tables.fixed_entries(self.fabric).items():
+            self._targets[name].preset("fabric", entities)
 
     @property
     def page(self) -> str:

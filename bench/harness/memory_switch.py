@@ -16,7 +16,7 @@ from netfold.controller.switch.codec import Cells, Codec, Wanted
 from netfold.controller.switch.entities import Entry, State
 from netfold.controller.switch.probe import SlotState
 from netfold.controller.switch.reconcile import Update
-from netfold.controller.switch.switch import BATCH, PacketIn
+from netfold.controller.switch.switch import PacketIn
 
 
 class MemorySwitch:
@@ -74,9 +74,8 @@ class MemorySwitch:
         """Hold what the updates say."""
         self.updates += len(updates)
         if self._codec is not None:
-            for start in range(0, len(updates), BATCH):
-                p4r.WriteRequest(updates=[p4r.Update(entity=self._codec.encode(update.entity))
-                                          for update in updates[start:start + BATCH]]).SerializeToString()
+            p4r.WriteRequest(updates=[p4r.Update(entity=self._codec.encode(update.entity))
+                                      for update in updates]).SerializeToString()
         for update in updates:
             if update.verb == "delete":
                 del self.state[update.entity.identity]

@@ -46,7 +46,10 @@ class Routing:
 
     async def preset(self, up: Up) -> None:
         """Give all switches their entries before their targets start."""
-        found = await asyncio.to_thread(self._plan, self._steering.inputs(up), list(self._targets))
+        await asyncio.to_thread(self._preset, self._steering.inputs(up))
+
+    def _preset(self, inputs: Inputs) -> None:
+        found = self._plan(inputs, list(self._targets))
         for name, target in self._targets.items():
             target.preset(PART, found.get(name, ()))
 

@@ -39,8 +39,6 @@ from netfold.fabric.pools import SLOTS
 PUSH_TIMEOUT: Final = 180.0
 """Seconds for a pipeline push: softswitch compiles the program, with cold caches and beside others."""
 RPC_TIMEOUT: Final = 30.0
-BATCH: Final = 1000
-"""Updates in one WriteRequest."""
 PROBES: Final = 32
 """Probes of slots under way at once: half of what BMv2's queue to the CPU port holds.  Reading many takes half of
 them."""
@@ -378,16 +376,14 @@ class Session:
             await self._stub.SetForwardingPipelineConfig(push, timeout=PUSH_TIMEOUT)
 
     async def write(self, updates: Sequence[Update]) -> None:
-        """Apply updates in order.  Raises SwitchError, which names every update that failed."""
-        for start in range(0, len(updates), BATCH):
-            batch = updates[start : start + BATCH]
-            try:
-                messages = [p4r.Update(type=_VERBS[u.verb], entity=self._codec.encode(u.entity)) for u in batch]
-            except CodecError as error:
-                raise SwitchError(f"{self.name}: {error}") from error
-            request = p4r.WriteRequest(device_id=self._device_id, election_id=self._election, updates=messages)
-            with self._errors("Write", batch):
-                await self._stub.Write(request, timeout=RPC_TIMEOUT)
+        """Apply updates in order, by one request.  Raises SwitchError, which names every update that failed."""
+        try:
+            messages = [p4r.Update(type=_VERBS[u.verb], entity=self._codec.encode(u.entity)) for u in updates]
+        except CodecError as error:
+            raise SwitchError(f"{self.name}: {error}") from error
+        request = p4r.WriteRequest(device_id=self._device_id, election_id=self._election, updates=messages)
+        with self._errors("Write", updates):
+            await self._stub.Write(request, timeout=RPC_TIMEOUT)
 
     async def read_state(self, tables: Iterable[str]) -> State:
         """The entries of those of ``tables`` that the program has, all multicast groups and all clone sessions.  Raises

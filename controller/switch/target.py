@@ -16,14 +16,18 @@ from typing import Final, Protocol
 
 from netfold.controller.switch import fold_tables, tables
 from netfold.controller.switch.codec import Cells, Wanted
+from netfold.controller.switch.desired import Desired
 from netfold.controller.switch.election import Superseded
 from netfold.controller.switch.entities import Entity, State, state
 from netfold.controller.switch.probe import SlotState
-from netfold.controller.switch.reconcile import Update, diff
+from netfold.controller.switch.reconcile import Update
 from netfold.controller.switch.switch import NotPrimary, PacketIn, SwitchError
+from netfold.controller.switch.turns import Turns
 
 log = logging.getLogger("netfold.controller")
 
+COMPARED: Final = 8
+"""Entities that are compared in the time in which one update is encoded."""
 STEADY: Final = 10.0
 """Seconds that a session must last for the next attempt to come at once: a switch whose program keeps crashing is
 tried ever later."""
@@ -74,6 +78,7 @@ class Target:
         name: str,
         connect: Connect,
         *,
+        turns: Turns | None = None,
         sleep: Sleep = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
         on_change: Callable[[], None] = lambda: None,
@@ -96,12 +101,15 @@ class Target:
         self.was_empty = False
         """Whether the switch had no program at the first connection, and so nothing of any job."""
         self._connect = connect
+        self._turns = turns or Turns()
+        self._installs = 0
+        """Number of `install` that wait for what is being done, or are under way: all of that is urgent then."""
         self._sleep = sleep
         self._clock = clock
         self._on_change = on_change
         self._on_found = on_found
         self._on_superseded = on_superseded
-        self._parts: dict[str, State] = {}
+        self._desired = Desired()
         self._actual: State = {}
         self._actual_unknown = True
         """Whether the switch may hold other entities than ``_actual``."""
@@ -191,7 +199,7 @@ class Target:
 
     def preset(self, part: str, entities: Iterable[Entity]) -> None:
         """Set a part of the desired state before `start`."""
-        self._parts[part] = state(entities)
+        self._desired.put(part, state(entities))
 
     async def install(self, parts: Mapping[str, Iterable[Entity]]) -> None:
         """Add or replace parts of the desired state, and wait until the switch has them.
@@ -199,30 +207,36 @@ class Target:
         Raises SwitchError if the switch is down or refuses; the parts are removed from the desired state then.
         """
         wanted = {part: state(entities) for part, entities in parts.items()}
-        async with self._busy:
-            client = self.client
-            self._parts |= wanted
-            try:
-                await self._apply(client)
-            except BaseException as error:
-                for part in wanted:
-                    del self._parts[part]
-                if isinstance(error, SwitchError) and not self.silence:
-                    await self._retry(client)
-                raise
+        self._installs += 1
+        self._turns.hurry(self)
+        try:
+            async with self._busy:
+                client = self.client
+                try:
+                    for part, entities in wanted.items():
+                        self._desired.put(part, entities)
+                    await self._apply(client)
+                except BaseException as error:
+                    for part in wanted:
+                        self._desired.remove(part)
+                    if isinstance(error, SwitchError) and not self.silence:
+                        await self._retry(client)
+                    raise
+        finally:
+            self._installs -= 1
 
     async def replace(self, part: str, entities: Iterable[Entity]) -> None:
         """Replace a part of the desired state; a switch that is down gets it when it comes back."""
         wanted = state(entities)
         async with self._busy:
-            if self._parts.get(part) != wanted:
-                self._parts[part] = wanted
+            if self._desired.part(part) != wanted:
+                self._desired.put(part, wanted)
                 await self._reconcile()
 
     async def uninstall(self, parts: Collection[str]) -> None:
         """Remove parts from the desired state; a switch that is down loses them when it comes back."""
         async with self._busy:
-            if [part for part in parts if self._parts.pop(part, None) is not None] or self._actual_unknown:
+            if [part for part in parts if self._desired.remove(part)] or self._actual_unknown:
                 await self._reconcile()
 
     def claim(self, epoch: int, part: str, entities: Iterable[Entity]) -> bool:
@@ -231,8 +245,8 @@ class Target:
         wanted = state(entities)
         if not self.found or self.found.get(epoch) != wanted:
             return False
-        del self.found[epoch], self._parts[_left_part(epoch)]
-        self._parts[part] = wanted
+        del self.found[epoch]
+        self._desired.rename(_left_part(epoch), part)
         return True
 
     async def forget(self, epoch: int) -> None:
@@ -246,16 +260,19 @@ class Target:
         SwitchError."""
         async with self._busy:
             client = self.client
-            actual = self._actual = await client.read_state(tables.MANAGED)
-            updates = diff(actual, self._desired())
+            await self._read(client)
+            actual, updates = dict(self._actual), self._desired.lacking(self._actual)
             if repair:
                 await self._apply(client)
             else:
                 self._actual_unknown |= bool(updates)  # whatever is written next mends this, too
             return actual, updates
 
-    def _desired(self) -> State:
-        return state(entity for part in self._parts.values() for entity in part.values())
+    async def _read(self, client: Client) -> None:
+        """Learn the actual state from the switch.  Raises SwitchError."""
+        self._actual = await client.read_state(tables.MANAGED)
+        self._actual_unknown = False
+        self._desired.unsettle()
 
     async def _reconcile(self) -> None:
         """Bring the switch to its desired state if it is connected."""
@@ -286,14 +303,21 @@ class Target:
     async def _write(self, client: Client) -> None:
         """Write the difference; after a failed or cancelled write, read the actual state first.  Raises SwitchError."""
         if self._actual_unknown:
-            self._actual = await client.read_state(tables.MANAGED)
-        desired = self._desired()
-        updates = diff(self._actual, desired)
+            await self._read(client)
+        await self._turn(self._desired.size // COMPARED)
+        updates = self._desired.lacking(self._actual)
         if updates:
             self._actual_unknown = True
-            await client.write(updates)
-        self._actual = desired
-        self._actual_unknown = False
+            for start in range(0, len(updates), self._turns.size):
+                batch = updates[start : start + self._turns.size]
+                await self._turn(len(batch))
+                await client.write(batch)
+            self._actual_unknown = False
+        self._desired.settle(self._actual)
+
+    async def _turn(self, updates: int) -> None:
+        """Wait for a turn of the event loop with room for so many updates."""
+        await self._turns.wait(self, updates, urgent=self._installs > 0)
 
     async def _retry(self, client: Client) -> None:
         """Try again after a failed write, and close the session if that fails, too."""
@@ -307,13 +331,13 @@ class Target:
         """At the first connection: keep what an earlier controller has left of its jobs.  Raises SwitchError."""
         if self.found is not None:
             return
-        self._actual = await client.read_state(tables.MANAGED)
-        self._actual_unknown = False
-        desired = self._desired()
+        await self._read(client)
+        await self._turn(len(self._actual) // COMPARED)
+        desired = self._desired.all
         left = fold_tables.by_epoch(entity for key, entity in self._actual.items() if key not in desired)
         self.found, self.was_empty = {epoch: state(entities) for epoch, entities in left.items()}, empty
         for epoch, entities in self.found.items():
-            self._parts[_left_part(epoch)] = entities
+            self._desired.put(_left_part(epoch), entities)
         if left:
             self._on_found(self.found)
             log.info("%s: holds entries of jobs of an earlier controller, of the epochs %s", self.name,

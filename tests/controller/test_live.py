@@ -53,7 +53,7 @@ async def held(controller: Controller) -> dict[str, bool]:
     """By switch, whether what it holds is what it should hold, read back this moment."""
     found = {}
     for name, target in controller._targets.items():
-        found[name] = await target.client.read_state(tables.MANAGED) == target._desired()
+        found[name] = await target.client.read_state(tables.MANAGED) == target._desired.all
     return found
 
 

@@ -111,22 +111,6 @@ def test_failed_updates_are_named_one_by_one(tmp_path: Path) -> None:
     run(story())
 
 
-def test_large_writes_go_in_batches(tmp_path: Path) -> None:
-    """2500 updates are three requests, in order."""
-
-    async def story() -> None:
-        server = ScriptedServer()
-        updates = [Update("insert", Multicast(n, ((1, 0),))) for n in range(1, 2501)]
-        async with session(tmp_path, server) as s:
-            await s.write(updates)
-        assert [len(request.updates) for request in server.written] == [1000, 1000, 500]
-        groups = [u.entity.packet_replication_engine_entry.multicast_group_entry.multicast_group_id
-                  for request in server.written for u in request.updates]
-        assert groups == list(range(1, 2501))
-
-    run(story())
-
-
 def test_reads_give_states_and_counters(tmp_path: Path) -> None:
     """Entries and groups by identity; counter cells that counted, by index."""
 
