@@ -39,12 +39,15 @@ FOLDS: Final = "folds"
 HEAD: Final = """\
 # What folds with what
 
-Each cell is a call that a test makes, with checked results. *folds*: switches carried it on every rank, without being
-asked by name. *between the hosts*: it went over TCP; `comm.explain()` says why. *folds in part*: of two calls one.
+Each cell is the result of a call in a test, which also checks the sums.
 
-This page is written by `.venv/bin/python tests/support/combinations.py`, and `tests/test_combinations.py` fails where a
-cell changes; the last three rows are held by `tests/e2e/test_machines.py`, on a fabric with a controller. More of
-machines with several ranks is in [host](host.md#machines-of-several-ranks).
+- *folds*: the switches carried it on every rank, by the default choice.
+- *between the hosts*: it went over TCP; `comm.explain()` has the reason.
+- *folds in part*: the switches carried one of two calls.
+
+`.venv/bin/python tests/support/combinations.py` generates this page, and `tests/test_combinations.py` checks it.
+`tests/e2e/test_machines.py` checks the last three rows on a fabric with a controller. The host library's page has more on
+[machines of several ranks](host.md#machines-of-several-ranks).
 
 """
 
