@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 
 HELP_COLUMNS = 120
-"""Columns of --help in a pipe or file."""
+"""Width of --help, in columns, in a pipe or file."""
 
 COMMANDS = ("run", "compile", "stf", "tools", "examples", "trace", "explain", "version")
 """The commands of app.py."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the subcommands share: how they declare options, options of the same meaning, how one ends with a message.
+"""Common parts of the subcommands: the declaration of options, shared options, and exits with a message.
 
 Commands declare their parameters as for typer, but with the classes of this module: app.py makes typer's of them, and
 start.py reads the options of a switch that starts without typer.

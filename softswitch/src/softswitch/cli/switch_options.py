@@ -23,7 +23,7 @@ class LogLevel(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchOptions:
-    """What a switch is started with; what was not given is at its default."""
+    """The options with which a switch starts; absent ones have their defaults."""
 
     program: Annotated[Path | None, CliArgument(metavar="PROGRAM.p4", help="Pushed at the start.")] = None
     entries: Annotated[

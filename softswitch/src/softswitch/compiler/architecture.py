@@ -20,7 +20,7 @@ from softswitch.compiler.parser import parse
 from softswitch.compiler.preprocess import LIBRARY, preprocess
 
 _VERSIONS = ("20180101", "20200408")
-"""V1MODEL_VERSION of each of the forms that v1model.p4 has."""
+"""V1MODEL_VERSION of each form of v1model.p4."""
 
 STANDARD: dict[str, T.Type] = {
     "ingress_port": T.Bits(9), "egress_spec": T.Bits(9), "egress_port": T.Bits(9), "instance_type": T.Bits(32),
@@ -36,7 +36,8 @@ _Declarations = dict[str, list[object]]
 
 
 def shapes(program: A.SyntaxTree) -> Shapes:
-    """What the declarations say that may be the architecture's, by id(); taken before the checker fills in types."""
+    """The contents of declarations that may belong to the architecture, by id(); taken before the checker fills in
+    types."""
     return {id(decl): _declared(decl) for decl in program.decls if _of_interest(decl)}
 
 
@@ -66,7 +67,7 @@ def _foreign(decls: Iterable[A.Decl], shapes: Shapes, library: _Declarations) ->
 
 
 def _fits(t: T.Type) -> bool:
-    """Whether a struct can be standard metadata: the fields that the switch knows have the types that it gives them."""
+    """True if a struct can be standard metadata: the fields that the switch knows have their required types."""
     return isinstance(t, T.Struct) and t.kind == "struct" and all(
         _opened(t.fields.get(name, known)) == known for name, known in STANDARD.items()
     )
@@ -101,7 +102,7 @@ def _declared(decl: A.Decl) -> object:
 
 
 def _shape(node: object) -> object:
-    """What a declaration says, as nested tuples, without its place and annotations."""
+    """The contents of a declaration as nested tuples, without its place and annotations."""
     if isinstance(node, Pos):
         return None
     if dataclasses.is_dataclass(node):

@@ -23,7 +23,7 @@ from softswitch.compiler.program import LoweredProgram
 from softswitch.compiler.types import Bits, Varbit
 
 VERSION = (2, 23)
-"""The version of the JSON format that is written, which BMv2 1.15 says that it supports."""
+"""The version of the JSON format that is written; BMv2 1.15 reports that it supports this one."""
 
 _COMPILER = "https://github.com/p4lang/p4c"  # BMv2's own tools compare nothing but `version`
 _HASHES = ("crc32", "crc32_custom", "crc16", "crc16_custom", "random", "identity", "csum16", "xor16")  # HashAlgorithm
@@ -64,9 +64,9 @@ class _Writer:
         self.union_stacks: list[dict[str, Any]] = []
         self.scalars: list[list[Any]] = []
         self.types: dict[int, str] = {}
-        """Names of header types that were written, by the identity of their record."""
+        """Identity of a header type's record -> name of the type, for the types written so far."""
         self.places: dict[tuple[Any, ...], list[str]] = {}
-        """[header, field] of scalars, and [header] of headers, by their path from the variable on."""
+        """Path from the variable on -> [header, field] of a scalar, or [header] of a header."""
         self.action_ids: dict[str, int] = {}
 
     def everything(self) -> dict[str, Any]:
@@ -401,8 +401,8 @@ def _hex(value: int, bits: int) -> str:
 
 
 def _used(x: ExternObject) -> bool:
-    """Whether a counter or meter is there for the control plane: p4c drops direct ones of tables that are not applied.
-    """
+    """True if a counter or meter is visible to the control plane: p4c drops direct ones of tables that are not
+    applied."""
     return not x.kind.startswith("direct") or (x.table is not None and x.table.index >= 0)
 
 

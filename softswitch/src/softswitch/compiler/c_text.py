@@ -18,7 +18,7 @@ from softswitch.compiler import ir
 from softswitch.compiler.types import Bits
 
 PREFIX = "u_"
-"""What every identifier begins with that was made of a P4 name."""
+"""Prefix of every identifier that was made from a P4 name."""
 
 INCLUDES = '#include "softswitch.h"\n#include "wide.h"\n#include "wire.h"\n#include <stdio.h>\n'
 """The only directives of a generated file."""

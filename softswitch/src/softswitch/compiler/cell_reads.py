@@ -18,7 +18,8 @@ from softswitch.compiler.wire_values import in_wire_order, refers
 
 @dataclasses.dataclass
 class _Held:
-    """What a variable holds at some place of a list: what it was read from, and whether the cell may have changed."""
+    """The state of a variable at some place of a list: the cell that it was read from, and whether the cell may have
+    changed."""
 
     read: ir.Extern | None
     stale: bool = False

@@ -274,7 +274,7 @@ class Checker(TableChecker):
 
 
 def _returns(stmt: A.Stmt) -> bool:
-    """Whether every path through a statement ends in `return`; loops and switches do not count, as in p4c."""
+    """True if every path through a statement ends in `return`; loops and switches do not count, as in p4c."""
     match stmt:
         case A.ReturnStmt():
             return True

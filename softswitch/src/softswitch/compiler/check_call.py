@@ -310,5 +310,5 @@ class CallChecker(ExprChecker):
 
 
 def _optional(p: A.Param) -> bool:
-    """Whether an argument for the parameter may be left out."""
+    """True if an argument for the parameter may be left out."""
     return p.annotation("optional") is not None

@@ -97,8 +97,8 @@ class TableChecker(StmtChecker):
                     self.errors.add(error)
 
     def is_static(self, e: A.Expr) -> bool:
-        """Whether a number is known once the control is instantiated: it consists of constants and of parameters
-        of the constructor."""
+        """True if a number is known once the control is instantiated: it consists of constants and of parameters of the
+        constructor."""
         match e:
             case A.IntLit():
                 return True
@@ -170,7 +170,7 @@ class TableChecker(StmtChecker):
 
 
 def _same(a: A.Expr, b: A.Expr) -> bool:
-    """Whether two checked expressions have the same syntax."""
+    """True if two checked expressions have the same syntax."""
     if a.const is not None or b.const is not None:
         return bool(a.const == b.const)
     match a, b:

@@ -29,7 +29,7 @@ MEMORY = 1 << 30
 """Limits of a compilation: seconds of processor time and of a clock on the wall, bytes of address space."""
 
 NAME = "pushed.p4"
-"""The file that messages name where the program has no #line."""
+"""The file name in messages if the program has no #line."""
 _LINE = re.compile(r'^#line \d+ "(?:[^"<\n]*/)?([\w.+-]{1,100})"$', re.ASCII | re.MULTILINE)
 
 _OK, _REFUSED, _MEMORY, _UNREADABLE = 0, 10, 11, 12
@@ -59,7 +59,7 @@ class CompiledProgram:
     p4info: p4i.P4Info
     json: str
     trace: str = ""
-    """What it records, as compiler.driver.Program has it."""
+    """The description of the packet trace, as compiler.driver.Program has it."""
 
 
 def compile_program(

@@ -15,7 +15,7 @@ RESERVED = {
     "select", "string", "struct", "switch", "table", "this", "transition", "true", "tuple", "typedef", "value_set",
     "varbit", "void",
 }
-"""Words that cannot be names, unlike `apply`, `key`, `type`, `state`..."""
+"""Words that cannot be names, in contrast to `apply`, `key`, `type`, `state`..."""
 
 
 class Cursor:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a switch is given as its program: P4 text, or BMv2's JSON with that text inside (bmv2_json.py).
+"""The program that a switch receives: P4 text, or BMv2's JSON with that text inside (bmv2_json.py).
 
-The JSON may come from a stranger: `source` reads it in the process that compiles it, within that process's limits of
-time and memory (confined.py); the server itself only looks at its first bytes.
+The JSON may come from an untrusted client: `source` reads it in the process that compiles it, within that process's
+limits of time and memory (confined.py); the server itself only looks at its first bytes.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ TEXT_MAX = 4 << 20
 """Bytes of the longest program text."""
 
 JSON_MAX = 16 << 20
-"""Bytes of the longest JSON, which is that of the longest message."""
+"""Bytes of the longest JSON, which is also the longest message."""
 
 
 @dataclass(frozen=True)
 class Control:
-    """What P4Info does not say of a program, and P4Runtime's server needs.
+    """Properties of a program that P4Runtime's server needs and P4Info lacks.
 
     headers    of controller headers by their names: (id or 0, bits) of each field on the wire; @hidden ones have no id
-    port_type  the type of the port fields in standard_metadata_t, where it has @p4runtime_translation, or ""
+    port_type  the type of the port fields in standard_metadata_t, if it has @p4runtime_translation, or ""
     """
 
     headers: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class UnreadableConfigError(ValueError):
 
 
 def is_json(data: bytes) -> bool:
-    """Whether these bytes are meant as JSON: no P4 program begins with a brace."""
+    """True if these bytes are meant as JSON: no P4 program begins with a brace."""
     return data[:64].lstrip().startswith(b"{")
 
 

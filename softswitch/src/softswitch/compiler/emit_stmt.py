@@ -17,7 +17,7 @@ MAX_STEPS = 1 << 16  # backward jumps a packet may make in one stage
 
 
 def has_header(t: ir.Type) -> bool:
-    """Whether a value of this type contains headers, whose validity copying must respect."""
+    """True if a value of this type contains headers, whose validity copying must respect."""
     match t:
         case ir.StackType():
             return True
@@ -353,7 +353,7 @@ def _bare(text: str) -> str:
 
 
 def _limbwise(e: ir.Value) -> bool:
-    """Whether limb i of the result depends only on limbs up to i of operands, which are read before it is written."""
+    """True if limb i of the result depends only on limbs up to i of operands, which are read before it is written."""
     match e:
         case ir.LValue() | ir.Const():
             return True
@@ -369,7 +369,7 @@ def _limbwise(e: ir.Value) -> bool:
 
 
 def _reads(e: ir.Value, var: ir.Value) -> bool:
-    """Whether the expression reads this variable or a part of it."""
+    """True if the expression reads this variable or a part of it."""
     match e:
         case ir.LValue():
             return ir.root(e) is var

@@ -17,7 +17,7 @@ from softswitch.compiler.trace_sites import Sites, number
 from softswitch.compiler.types import Bits, Varbit
 
 _INDEXED = ("register_read", "register_write", "count", "meter", "clone", "truncate")
-"""Operations of which the first argument is recorded: an index, a session, or a length."""
+"""Operations whose first argument is recorded: an index, a session, or a length."""
 
 
 class TraceEmitter(StmtEmitter):

@@ -193,12 +193,12 @@ class WideEmitter(ScalarEmitter):
 
 
 def stays_in_words(e: ir.BinaryOp) -> bool:
-    """Whether no carry can leave 64 bits of a sum or difference, as where lanes are added within masks."""
+    """True if no carry can leave 64 bits of a sum or difference, as when lanes are added within masks."""
     return top_bits_clear(e.b) and (top_bits_clear(e.a) if e.op == "+" else top_bits_set(e.a))
 
 
 def top_bits_set(e: ir.Value) -> bool:
-    """Whether bit 63 of every limb of this value is known to be one."""
+    """True if bit 63 of every limb of this value is known to be one."""
     match e:
         case ir.Const():
             return width(e.type) % 64 == 0 and all(e.value >> i & 1 for i in range(63, width(e.type), 64))
@@ -208,7 +208,7 @@ def top_bits_set(e: ir.Value) -> bool:
 
 
 def top_bits_clear(e: ir.Value) -> bool:
-    """Whether bit 63 of every limb of this value is known to be zero."""
+    """True if bit 63 of every limb of this value is known to be zero."""
     match e:
         case ir.Const():
             return all(not e.value >> (64 * i + 63) & 1 for i in range(limbs(width(e.type))))

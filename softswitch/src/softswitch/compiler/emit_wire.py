@@ -24,10 +24,10 @@ from softswitch.compiler.wire_loops import WordLoop
 from softswitch.compiler.wire_values import in_wire_order, is_piece, parts_of, refers, size_of
 
 REFERRED = 64
-"""Bytes from which on a value is hashed where it lies, instead of being copied to its neighbours."""
+"""Bytes from which on a value is hashed in place, instead of being copied next to the others."""
 
 PASSED = 256
-"""Bytes from which on a value leaves in a frame from where it lies."""
+"""Bytes from which on a value is sent in a frame from its present place, without a copy."""
 
 
 class WireEmitter(WideEmitter):
@@ -38,7 +38,7 @@ class WireEmitter(WideEmitter):
         self.loops: dict[str, str] = {}  # body of a loop -> the function that has it
 
     def has_bytes(self, e: ir.Value) -> bool:
-        """Whether `bytes` takes this value."""
+        """True if `bytes` accepts this value."""
         return in_wire_order(e.type) or (is_piece(e) and width(e.type) > 128)
 
     def bytes(self, e: ir.Value, *, lasting: bool = False) -> str:

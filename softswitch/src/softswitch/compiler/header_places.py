@@ -31,7 +31,7 @@ def paths(e: A.Expr) -> list[Path]:
 
 
 def any_element(e: A.Expr) -> bool:
-    """Whether an expression means an element of a stack that is not known before the program runs."""
+    """True if an expression refers to an element of a stack that is not known before the program runs."""
     match e:
         case A.IndexExpr():
             return e.index.const is None
@@ -57,10 +57,10 @@ def headers(path: Path, t: T.Type) -> Iterator[Path]:
 
 
 class Validity:
-    """What is known of each header: True and False for valid and not, None for either.
+    """The knowledge about each header's validity: True and False for valid and not, None for either.
 
-    asked  headers on which isValid() was called in the statements that enclose this place: p4c does not look at what
-           the conditions say of them, and so neither warns of these, nor do we
+    asked  headers on which isValid() was called in the enclosing statements. p4c ignores the result of such conditions,
+           and so does not warn of these headers; nor does this compiler
     """
 
     def __init__(self, known: dict[Path, bool | None] | None = None, asked: frozenset[Path] = frozenset()) -> None:
@@ -74,7 +74,7 @@ class Validity:
         return self.known == other.known and self.asked == other.asked
 
     def joined(self, other: Validity) -> Validity:
-        """What holds where two ways meet."""
+        """The validity that holds on both of two paths, where they meet."""
         return Validity({path: value if other.known.get(path) == value else None
                          for path, value in self.known.items()})
 

@@ -177,7 +177,7 @@ class _Follower:
     # ---- assignments --------------------------------------------------------------------------------------------
 
     def assign(self, target: A.Expr, value: A.Expr) -> None:
-        """What an assignment does to the headers in its target."""
+        """Applies an assignment to the validity of the headers in its target."""
         while isinstance(value, A.CastExpr):
             value = value.operand
         t = target.type
@@ -285,7 +285,7 @@ class _Follower:
                     self.now.set_all(path, base.type, True)
 
     def given_out(self, arg: A.Expr) -> None:
-        """What an extern or a parser has given out is valid."""
+        """Marks a header as valid that an extern or a parser has filled."""
         if T.is_header(arg.type):
             self.now.set_header(arg, True)
         else:

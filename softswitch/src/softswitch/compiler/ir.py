@@ -167,7 +167,7 @@ class NextIndex(LValue):
 
 @dataclass(frozen=True, eq=False)
 class Valid(Value):
-    """Whether a header is valid: `header.isValid()`."""
+    """The validity of a header, `header.isValid()`."""
 
     header: LValue
 

@@ -27,7 +27,7 @@ class Token(NamedTuple):
         return Pos(self.file, self.line, self.col, max(1, len(self.text)), self.source)
 
     def touches(self, other: Token) -> bool:
-        """Whether there is no white space between this token and the one after it: `> >` is not a shift."""
+        """True if there is no white space between this token and the one after it: `> >` is not a shift."""
         return self.line == other.line and self.col + len(self.text) == other.col
 
 

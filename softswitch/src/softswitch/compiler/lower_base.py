@@ -67,7 +67,7 @@ class Lowering:
 
     @contextmanager
     def deeper(self) -> Iterator[None]:
-        """What is lowered within belongs to the step that was marked last."""
+        """Assigns everything that is lowered within this context to the step that was marked last."""
         self.depth += 1
         try:
             yield

@@ -284,7 +284,7 @@ class CallLowering(ExprLowering):
             self.emit(ir.Zero(target))
 
     def mentions(self, body: Any, target: ir.LValue) -> bool:
-        """Whether the body of an action names the variable that `target` is part of."""
+        """True if the body of an action names the variable that `target` is part of."""
         if body is None:
             return False
         var = ir.root(target)
@@ -323,7 +323,7 @@ class CallLowering(ExprLowering):
 
 
 def _overlap(a: ir.LValue, b: ir.LValue) -> bool:
-    """Whether two l-values may share storage."""
+    """True if two l-values may share storage."""
     if ir.root(a) is not ir.root(b):
         return False
     pa, pb = _path(a), _path(b)

@@ -23,7 +23,7 @@ _PURE = {"isValid", "minSizeInBits", "minSizeInBytes", "maxSizeInBits", "maxSize
 
 
 def has_effects(e: Any) -> bool:
-    """Whether evaluating this may change anything, or emit instructions."""
+    """True if evaluating this may change anything, or emit instructions."""
     if e is None or getattr(e, "const", None) is not None:
         return False
     match e:

@@ -294,9 +294,10 @@ class ExternLowering(ParserLowering):
                                  f"{self.meter_results[id(meter)]} before; all reads need the same place")
 
     def read_direct_meter(self, table: TableObject, entry: str) -> None:
-        """What a hit of a table does before its action: v1model's direct meters are updated whether or not an action
-        reads them, and BMv2 writes the colour to the place that the meter is read to, also for actions that do not
-        read it. Without a hit nothing is written, and nothing where an action of this table runs for another one."""
+        """Updates the direct meter on a hit of a table, before its action. As in v1model, the meter is updated whether
+        or not an action reads it; and as in BMv2, the colour goes to the variable that the meter is read to, also for
+        actions that do not read it. Without a hit nothing is written, and nothing when an action of this table runs for
+        another one."""
         reads = [call for action in table.actions for call in calls_in(action.decl.body)
                  if isinstance(call.function, A.MemberExpr) and call.function.name == "read"
                  and self.bindings.get(id(getattr(call.function.base, "decl", None))) is table.meter]

@@ -52,7 +52,7 @@ class Macros:
         self.defined[name] = Macro(names, tuple(tokens(body.strip())))
 
     def call_is_open(self, pieces: list[str]) -> bool:
-        """Whether the argument list of a function-like macro continues on the next line."""
+        """True if the argument list of a function-like macro continues on the next line."""
         if self.defined.keys().isdisjoint(pieces):
             return False
         for i, piece in enumerate(pieces):

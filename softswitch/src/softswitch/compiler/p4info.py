@@ -68,7 +68,7 @@ def make(program: LoweredProgram, ids: Ids) -> p4i.P4Info:
 
 
 def control(program: LoweredProgram) -> Control | None:
-    """What P4Runtime's server needs to know beyond P4Info, or None."""
+    """The properties that P4Runtime's server needs beyond P4Info, or None."""
     headers = {}
     needed = False
     for t in program.controller_headers:
@@ -116,7 +116,7 @@ class _Maker:
         return info
 
     def pkg_info(self) -> None:
-        """What @pkginfo(name="...", version="...") and @platform_property(...) of the package say."""
+        """Fills in the package's information from @pkginfo(name="...", version="...") and @platform_property(...)."""
         info = self.info.pkg_info
         info.arch = "v1model"
         for note in self.program.annotations:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from finsy.proto import p4i
 
 FORMATS = {".bin": "binary", ".json": "json", ".txt": "text", ".txtpb": "text"}
-"""The format that p4c takes the ending of a file's name for."""
+"""Ending of a file's name -> the format that p4c infers from it."""
 
 _HEAD = "# proto-file: p4/config/v1/p4info.proto\n# proto-message: p4.config.v1.P4Info\n\n"
 

@@ -20,7 +20,7 @@ _PARSED = frozenset({
 
 
 Evaluate = Callable[[A.Expr], Any]
-"""Gives the value of an expression that is known at compile time, or None."""
+"""Returns the value of an expression that is known at compile time, or None."""
 
 
 def add(message: Any, notes: Sequence[A.Annotation], evaluate: Evaluate, *, without: Iterable[str] = ()) -> None:

@@ -25,13 +25,13 @@ class Visible:
     tables: list[TableObject] = field(default_factory=list)
     actions: dict[str, A.ActionDecl] = field(default_factory=dict)
     externs: list[ExternObject] = field(default_factory=list)
-    """Those that a declaration makes, and the action profiles that tables make for themselves; direct ones too."""
+    """Extern objects of declarations, and the action profiles that tables create for themselves; direct ones too."""
     value_sets: list[ValueSet] = field(default_factory=list)
     digests: list[Digest] = field(default_factory=list)
 
 
 def visible(program: LoweredProgram) -> Visible:
-    """What the control plane sees of a program."""
+    """The objects of a program that the control plane sees."""
     found = Visible()
     for objects in program.externs.values():
         found.externs += [x for x in objects if x.is_global]

@@ -140,7 +140,7 @@ class ExprParser(Cursor):
         return args
 
     def is_type(self, syntax: A.TypeSyntax) -> bool:
-        """Whether this is known to be a type."""
+        """True if this is known to be a type."""
         if syntax.kind == "name":
             return syntax.name in self.type_names
         if syntax.kind == "stack":

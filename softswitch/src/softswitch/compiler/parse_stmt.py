@@ -90,7 +90,7 @@ class StmtParser(ExprParser):
         return stmt
 
     def declares(self) -> bool:
-        """Whether the next tokens are `Type name` or `Type(arguments) name`, not an assignment or call."""
+        """True if the next tokens are `Type name` or `Type(arguments) name`, not an assignment or call."""
         mark = self.i
         syntax = self.try_type()
         try:

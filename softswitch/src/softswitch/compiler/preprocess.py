@@ -25,7 +25,7 @@ _TEXT = re.compile(
 )
 _WORDS = {"if", "ifdef", "ifndef", "elif", "else", "endif", "include", "import", "include_next", "line", "define",
           "undef", "error"}
-"""The directives that do something; p4c ignores other lines that begin with #, `# words` among them."""
+"""The directives that have an effect; p4c ignores other lines that begin with #, such as `# words`."""
 
 _MAX_INCLUDE_DEPTH = 64
 
@@ -33,7 +33,7 @@ INCLUDE_DIR = Path(__file__).resolve().parent.parent / "include"
 """The folder with core.p4 and v1model.p4."""
 
 LIBRARY = None
-"""As `include`: the program may include the switch's own files alone."""
+"""Value of `include` that lets the program include only the switch's own files."""
 
 _OWN_FILES = ("core.p4", "v1model.p4")
 
@@ -234,7 +234,7 @@ class _Preprocessor:
 
 
 def _opens_string(line: str) -> bool:
-    """Whether a string literal begins in this line, which has no comments, and does not end in it."""
+    """True if a string literal begins in this line, which has no comments, and does not end in it."""
     return '"' in line and re.fullmatch(r'(?:[^"]|"(?:\\.|[^"\\])*")*', line, re.DOTALL) is None
 
 

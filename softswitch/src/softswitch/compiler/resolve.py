@@ -250,7 +250,7 @@ class Resolver(ABC):
         )
 
     def assignable(self, to: T.Type, source: T.Type) -> bool:
-        """Whether a value of type `source` is converted to `to` without an explicit cast."""
+        """True if a value of type `source` is converted to `to` without an explicit cast."""
         if to == source or source == T.ANY or to == T.ANY:
             return True
         if source == T.INFINT:
@@ -275,5 +275,5 @@ class Resolver(ABC):
 
 
 def _forward(decl: A.BlockDecl | A.ExternDecl) -> bool:
-    """Whether this is a declaration without a body, which a later one may complete."""
+    """True if this is a declaration without a body, which a later one may complete."""
     return decl.is_type if isinstance(decl, A.BlockDecl) else not decl.methods

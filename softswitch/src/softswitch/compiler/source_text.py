@@ -38,7 +38,7 @@ def _back(pos: Pos, pattern: re.Pattern[str]) -> Pos:
 
 
 def condition_text(pos: Pos) -> str:
-    """What stands in the parentheses of an `if` at this place."""
+    """The text in the parentheses of an `if` at this place."""
     _, found, rest = pos.text[pos.col - 1 :].partition("(")
     return _until(rest, ")") if found else "..."
 

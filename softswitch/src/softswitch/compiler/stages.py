@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What BMv2 can run in which stage of the pipeline: what p4c's back end for it refuses is refused here too.
+"""The operations that BMv2 supports in each stage of the pipeline: this compiler refuses the same ones as p4c's back
+end for BMv2.
 
-Programs that this switch alone could run would be of no use anywhere else. The exceptions are the functions that older
+Programs that only this switch could run would be useless elsewhere. The exceptions are the functions that older
 versions of v1model.p4 had (clone3, resubmit and recirculate with data, mark_to_drop without arguments): old programs
 need them. A stage has the name of its function in program.LoweredProgram.
 """
@@ -122,8 +123,8 @@ class _Graph:
             self.next[id(part)] = [f for f in found if f is not None]
 
     def after(self, apply: ir.Apply) -> ir.Instruction | None:
-        """What runs after a table and its action; labels, jumps and assignments to variables, of which p4c makes
-        nothing that BMv2 sees, are passed over."""
+        """The instruction that runs after a table and its action. Labels, jumps and assignments to variables, for which
+        p4c gives BMv2 nothing to run, are skipped."""
         at: ir.Instruction | None = apply
         while at is not None:
             following = self.next[id(at)]

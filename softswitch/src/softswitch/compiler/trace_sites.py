@@ -18,7 +18,7 @@ from softswitch.compiler.program import LoweredProgram
 from softswitch.compiler.types import Bits, Type, Varbit
 
 VERSION = 1
-"""Of the description; one with another number cannot be read."""
+"""Version of the description; other versions cannot be read."""
 
 
 class Sites:

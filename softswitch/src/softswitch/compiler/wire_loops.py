@@ -129,7 +129,7 @@ class WordLoop:
 
 
 def lanes_added(e: ir.Value) -> tuple[int, ir.Value, ir.Value] | None:
-    """Of a sum of lanes that no carry leaves, ((a & ~T) + (b & ~T)) ^ ((a ^ b) & T) where T has the top bit of every
+    """For a sum of lanes that no carry leaves, ((a & ~T) + (b & ~T)) ^ ((a ^ b) & T), where T has the top bit of every
     lane: the bits of a lane, a and b."""
     match e:
         case ir.BinaryOp(
@@ -151,7 +151,7 @@ def lanes_added(e: ir.Value) -> tuple[int, ir.Value, ir.Value] | None:
 
 
 def _moves_bits(e: ir.Value) -> bool:
-    """Whether a loop over this tree adds or subtracts."""
+    """True if a loop over this tree adds or subtracts."""
     match e:
         case ir.Cast(a=a) if same_bits(e):
             return _moves_bits(a)

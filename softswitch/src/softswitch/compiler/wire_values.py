@@ -13,12 +13,12 @@ from softswitch.compiler.types import Bits
 
 
 def in_wire_order(t: ir.Type) -> bool:
-    """Whether values of a type are byte strings in the order of the wire."""
+    """True if values of a type are byte strings in wire order."""
     return is_wide(t) and width(t) % 64 == 0
 
 
 def has_pointers(t: ir.Type) -> bool:
-    """Whether values of a type are or contain values in wire order."""
+    """True if values of a type are or contain values in wire order."""
     match t:
         case ir.RecordType():
             return any(has_pointers(f) for f in t.fields.values())
@@ -33,12 +33,12 @@ def size_of(e: ir.Value) -> int:
 
 
 def is_piece(e: ir.Value) -> bool:
-    """Whether this is a slice at byte borders of a value in wire order."""
+    """True if this is a slice at byte borders of a value in wire order."""
     return isinstance(e, ir.Slice) and in_wire_order(e.a.type) and e.lo % 8 == 0 and width(e.type) % 8 == 0
 
 
 def refers(e: ir.Value) -> bool:
-    """Whether a value in wire order lies somewhere already: a pointer to it needs no computing."""
+    """True if a value in wire order already has a place in memory: a pointer to it needs no computing."""
     match e:
         case ir.LValue() | ir.Const():
             return in_wire_order(e.type)
@@ -52,12 +52,12 @@ def refers(e: ir.Value) -> bool:
 
 
 def parts_of(e: ir.Value) -> list[ir.Value]:
-    """What a concatenation joins, from the highest part on; parts without bits are left out."""
+    """The operands of a concatenation, from the highest part on; parts without bits are left out."""
     if isinstance(e, ir.BinaryOp) and e.op == "++":
         return [*parts_of(e.a), *parts_of(e.b)]
     return [e] if width(e.type) else []
 
 
 def same_bits(e: ir.Value) -> bool:
-    """Whether this is a cast that changes nothing but the sign."""
+    """True if this is a cast that changes nothing but the sign."""
     return isinstance(e, ir.Cast) and isinstance(e.a.type, Bits) and e.a.type.width == width(e.type)

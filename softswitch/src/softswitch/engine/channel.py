@@ -12,7 +12,7 @@ from softswitch.engine.errors import EngineError, Internal, InvalidArgument
 from softswitch.engine.transport import MESSAGE_MAX, Transport
 
 BATCH = 256 * 1024
-"""Bytes of requests that go into one message at most, unless a single request is longer."""
+"""Most bytes of requests in one message, unless a single request is longer."""
 
 
 class Channel:

@@ -67,7 +67,7 @@ from softswitch.engine.program_info import (
 from softswitch.engine.transport import OverSocket, Transport
 
 _PAGE = 1024
-"""Cells of a counter or meter that one request reads or writes at most."""
+"""Most cells of a counter or meter that one request reads or writes."""
 
 
 class Engine:

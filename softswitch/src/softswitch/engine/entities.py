@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the control plane writes into a switch program and reads back: entries, groups, counters, events.
+"""Objects that the control plane writes into a switch program and reads back: entries, groups, counters, events.
 
 All are plain values. Keys, masks and action parameters are in byte form (byte_form.py).
 """

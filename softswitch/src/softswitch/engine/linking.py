@@ -41,7 +41,7 @@ SHARED_UNITS = (
     TranslationUnit("control", "-O1", ("codec.c", "entries.c", "profiles.c", "pre.c", "value_sets.c", "control.c",
                                      "info.c")),
 )
-"""What every program links with."""
+"""The units with which every program is linked."""
 
 UNITS: dict[str, tuple[TranslationUnit, ...]] = {
     "exe": (
@@ -61,7 +61,7 @@ TRACE = "-DSS_TRACE"
 """The flag with which program and runtime are built for the packet trace (runtime/records.h)."""
 
 TYPES = ("-Werror=int-conversion", "-Werror=incompatible-pointer-types", "-Werror=implicit-function-declaration")
-"""What gcc 12 only warns of: code that takes a number for an address."""
+"""Flags that turn warnings of gcc 12 into errors: code that uses a number as an address."""
 
 # -g1: the lines of a backtrace or a profile; full debug information takes a quarter of the compiler's time.
 # -fPIC (of every object) without semantic interposition: the objects fit libraries, and calls stay direct.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a running switch program consists of: its tables, actions, counters and other objects, as plain values.
+"""The parts of a running switch program: its tables, actions, counters and other objects, as plain values.
 
 A match field is a pair of integers (value, mask), whose second half depends on the kind of match:
 
@@ -30,7 +30,7 @@ class MatchKind(IntEnum):
 
 
 class Unit(IntEnum):
-    """What a counter or meter counts; the numbers are those of ss_unit."""
+    """The unit that a counter or meter counts; the numbers are those of ss_unit."""
 
     PACKETS = 0
     BYTES = 1
@@ -126,7 +126,7 @@ class TableInfo(Named):
 
     @property
     def has_priority(self) -> bool:
-        """Whether entries may overlap, so that their priority decides."""
+        """True if entries may overlap, so that their priority decides."""
         return any(key.match in (MatchKind.TERNARY, MatchKind.RANGE, MatchKind.OPTIONAL) for key in self.keys)
 
     def pack_key(self, fields: Sequence[tuple[int, int]]) -> tuple[bytes, bytes]:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program does with a packet, without interfaces, processes or a control plane: `softswitch explain`.
+"""Shows the processing of a packet by a program, without interfaces, processes or a control plane: `softswitch
+explain`.
 
     with TracedEngine.compile(Path("l3.p4")) as engine:
         entries.load(engine, program, Path("s1-runtime.json"))
@@ -8,6 +9,6 @@
 
     packets        frames from hexadecimal digits and pcap files
     entries        the control plane's state from a file: a packet test (STF), or
-      runtime_json   what p4lang's tutorials have, or
+      runtime_json   the format of p4lang's tutorials, or
       commands       commands of simple_switch_CLI
 """

@@ -58,7 +58,7 @@ class _EntriesShell(SwitchShell):
               "with entries")
 
     def default(self, line: str) -> None:
-        """What is no command."""
+        """Handles a line that is no command."""
         self.failed += 1
         print(f"*** Unknown syntax: {line}")
 

@@ -9,15 +9,15 @@ import struct
 from pathlib import Path
 
 MAX_FRAMES = 1000
-"""Frames of a file at most."""
+"""Most frames of a file."""
 MAX_BYTES = 64 << 20
-"""Bytes of a file at most."""
+"""Most bytes of a file."""
 _MAGICS = {0xA1B2C3D4: "microseconds", 0xA1B23C4D: "nanoseconds"}
 _ETHERNET = 1
 
 
 class PacketError(Exception):
-    """What was given is no packet; the message says what was expected.
+    """The input is no packet; the message says what was expected.
 
     Remedy: give --packet whole bytes in hexadecimal digits, or a pcap file of Ethernet frames that were captured whole
     (`tcpdump -s 0 -w FILE`).

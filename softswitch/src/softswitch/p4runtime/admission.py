@@ -30,11 +30,11 @@ REQUEST_WITHIN = 10.0
 ANSWER_WITHIN = 30.0
 """Seconds that a client may take to read a part of an answer."""
 GUEST_CALLS = 8
-"""Calls at the same time of all clients that may not be primary."""
+"""Most calls at the same time of all clients that may not be primary."""
 GUEST_BYTES = 1 << 16
-"""Bytes of a message from a client that may not be primary."""
+"""Most bytes of a message from a client that may not be primary."""
 SWEEP = 1.0
-"""Seconds between looks at what stands still."""
+"""Seconds between two checks for calls that have stalled."""
 
 
 class Deadlines:

@@ -58,7 +58,7 @@ class Arbitration:
         self._lock = threading.Lock()
         self._sessions: list[Session] = []
         self._highest: dict[str, int] = {}
-        """The highest election id of each role so far, which counts also after its controller has left."""
+        """The highest election id of each role so far; it still counts after its controller has left."""
 
     def check_device(self, device_id: int) -> None:
         """Raises NotFound for the id of another device."""
@@ -126,7 +126,7 @@ class Arbitration:
                 raise PermissionDenied(f"the primary has election id {primary.election_id}, not {election}")
 
     def permission(self, role: str) -> Permission:
-        """What a role may do now.  Raises NotFound where no controller with this role is connected."""
+        """The present permission of a role. Raises NotFound if no controller with this role is connected."""
         with self._lock:
             return self._permission(role)
 

@@ -117,7 +117,7 @@ class Configuration:
         return pipeline
 
     def runs(self) -> bool:
-        """Whether there is a pipeline whose process lives."""
+        """True if there is a pipeline whose process is alive."""
         return self._running is not None and self._running.process.death is None
 
     def wait_to_restart(self) -> float:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the entity modules work on: the engine and schema of a running pipeline, and state of P4Runtime alone."""
+"""The data that the entity modules work on: the engine and schema of a running pipeline, and state that only P4Runtime
+has."""
 
 from __future__ import annotations
 

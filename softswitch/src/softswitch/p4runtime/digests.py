@@ -20,9 +20,9 @@ from softswitch.p4runtime.translation import Types
 log = logging.getLogger(__name__)
 
 _LIST_MAX = 10_000
-"""Values in a list at most."""
+"""Most values in a list."""
 KEPT_MAX = 100_000
-"""Values of one digest that wait to be sent or acknowledged; the data plane's further ones are dropped and counted."""
+"""Most values of one digest that wait to be sent or acknowledged; further ones are dropped and counted."""
 
 
 @dataclass

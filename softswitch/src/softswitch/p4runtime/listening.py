@@ -30,7 +30,7 @@ DEFAULT_ADDRESS: Final = "127.0.0.1:9559"
 """Port 9559 is IANA's for P4Runtime.  BMv2 takes all addresses of the machine by default, softswitch only loopback."""
 
 MAX_CONNECTIONS: Final = 512
-"""Connections at the same time; half of them are served, the others are for those who come."""
+"""Most connections at the same time; half of them are served, the others are left for newcomers."""
 
 
 class ListenError(Exception):
@@ -55,8 +55,8 @@ class Tls:
     ca: Path | None = None
 
     def credentials(self) -> grpc.ServerCredentials:
-        """What gRPC needs.  The files are read again for each new connection, so that a certificate can be renewed
-        under a running switch; files that are broken then leave the last good ones in use.  Raises ListenError."""
+        """The credentials for gRPC. The files are read again for each new connection, so that a certificate can be
+        renewed under a running switch; if files are broken, the last good ones stay in use. Raises ListenError."""
         good = self._read()
 
         def renewed() -> grpc.ServerCertificateConfiguration:
@@ -100,8 +100,8 @@ def check(address: str, tls: Tls | None, *, insecure: bool) -> None:
 
 
 def is_local(address: str) -> bool:
-    """Whether only this machine can reach an address: a unix socket, or an address of loopback.  A name other than
-    localhost is not, whatever it resolves to now."""
+    """True if only this machine can reach an address: a unix socket, or an address of loopback. A name other than
+    localhost counts as remote, whatever it resolves to now."""
     if address.startswith("unix:"):
         return True
     host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")

@@ -15,7 +15,7 @@ from softswitch.p4runtime.actions import decode_table_action
 from softswitch.p4runtime.schema import TableSchema
 
 FIRST_ID = 1 << 31
-"""Members and groups made for one-shot action sets have ids from here on; clients see and use only those below."""
+"""First id of the members and groups created for one-shot action sets; clients see and use only lower ids."""
 
 
 class OneShotSets:
@@ -25,13 +25,13 @@ class OneShotSets:
         self._engine = engine
         self._next = FIRST_ID
         self._sets: dict[tuple[int, int], p4r.ActionProfileActionSet] = {}
-        """By (table id, group), the action set as it was written."""
+        """(Table id, group) -> the action set as it was written."""
         self._members: dict[tuple[int, int], list[int]] = {}
         self._tables: dict[int, TableSchema] = {}
         self._sets_of: Counter[int] = Counter()
-        """By profile id, how many action sets there are."""
+        """Profile id -> number of action sets."""
         self.members: defaultdict[int, set[int]] = defaultdict(set)
-        """By profile id, the members that clients wrote themselves."""
+        """Profile id -> members that clients wrote themselves."""
 
     def refuse_beside_sets(self, profile: ProfileInfo) -> None:
         """Refuses members and groups of a selector that has one-shot action sets.  Raises InvalidArgument.

@@ -17,10 +17,10 @@ from softswitch.p4runtime import notices
 log = logging.getLogger(__name__)
 
 MESSAGES = 10_000
-"""Messages of each kind that may wait for a controller; further ones are dropped and counted, and of packet-ins the
-controller is told how many."""
+"""Most messages of each kind that may wait for a controller. Further ones are dropped and counted; the number of lost
+packet-ins is reported to the controller."""
 BYTES = 8 << 20
-"""Bytes of the messages of each kind that may wait for a controller."""
+"""Most bytes of the messages of each kind that may wait for a controller."""
 
 
 class Outbox:
@@ -36,7 +36,7 @@ class Outbox:
         self._bytes: Counter[str] = Counter()
         self._lost: Counter[str] = Counter()
         self._untold = 0
-        """Packet-ins that were lost and that the controller has not been told of."""
+        """Lost packet-ins that have not been reported to the controller yet."""
         self.failure: EngineError | None = None
 
     def put(self, message: p4r.StreamMessageResponse) -> None:

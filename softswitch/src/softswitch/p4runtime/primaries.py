@@ -19,7 +19,7 @@ _NAMES = ("x509_common_name", "x509_subject_alternative_name")
 
 
 class Primaries:
-    """Who may be primary."""
+    """The rules for clients that may be primary."""
 
     def __init__(self, rules: Iterable[str] = ()) -> None:
         """Raises ValueError for a rule of another form."""
@@ -37,11 +37,11 @@ class Primaries:
 
     @property
     def by_certificate(self) -> bool:
-        """Whether a rule needs certificates of clients."""
+        """True if a rule needs certificates of clients."""
         return bool(self._names)
 
     def allow(self, peer: str, authentication: Mapping[str, Sequence[bytes]]) -> bool:
-        """Whether a client may be primary.
+        """True if a client may be primary.
 
         peer            its address as gRPC writes it: ipv4:10.0.0.5:4711, ipv6:%5Bfd00::1%5D:4711, unix:
         authentication  gRPC's authentication context

@@ -62,12 +62,12 @@ PORT_MAX = 510
 
 
 class Limit(IntEnum):
-    """What a port's queue is limited in; the numbers are those of runtime/io.h."""
+    """The unit in which a port's queue is limited; the numbers are those of runtime/io.h."""
 
     DEPTH = 0
-    """Frames that may wait."""
+    """Most frames that may wait."""
     RATE = 1
-    """Frames a second that leave; 0: as many as the link takes."""
+    """Most frames per second that leave; 0: as many as the link accepts."""
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ class SwitchProcess:
         self.engine.remove_port(number)
 
     def confinement(self) -> str:
-        """What the process may still do, and what of that the kernel would not take from it (runtime/confine.h)."""
+        """The remaining rights of the process, and the restrictions that the kernel refused (runtime/confine.h)."""
         return self.engine.confinement()
 
     def ports(self) -> list[PortState]:

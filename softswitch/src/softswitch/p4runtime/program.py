@@ -31,7 +31,7 @@ SANITIZE = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "
 OTHERS_SECONDS = 60.0
 """Seconds that a switch waits for another one that compiles the same program."""
 LIMITS = cc.Limits(cpu_seconds=120, memory=4 << 30)
-"""What the C compiler may take for a program, whoever wrote it."""
+"""Limits of the C compiler for any program."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Built:
     executable: Path
     p4info: p4i.P4Info
     json: str = ""
-    """The program as BMv2's JSON, for control planes that ask the switch for it (compiler/bmv2_json.py)."""
+    """The program as BMv2's JSON, for control planes that request it from the switch (compiler/bmv2_json.py)."""
     trace: str = ""
-    """What it records, where it was compiled for the packet trace (compiler/trace_sites.py)."""
+    """The description of the packet trace, if the program was compiled for it (compiler/trace_sites.py)."""
 
 
 class Builder(Protocol):

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a controller's role may do (P4Runtime 1.4, section 5: MasterArbitrationUpdate.role and its config).
+"""The permissions of a controller's role (P4Runtime 1.4, section 5: MasterArbitrationUpdate.role and its config).
 
 P4Runtime leaves the format of a role's config to the switch.  This one takes Stratum's, the message
 stratum.P4RoleConfig (stratum/public/proto/p4_role_config.proto), and refuses any other:
 
     exclusive_p4_ids     objects of the program that this role writes, and no other named role
     shared_p4_ids        objects that other roles may write as well
-    receives_packet_ins  whether it receives packet-ins, and may send packet-outs
+    receives_packet_ins  it receives packet-ins, and may send packet-outs
     packet_in_filter     only those packet-ins that have this metadata
-    can_push_pipeline    whether it may push a program
+    can_push_pipeline    it may push a program
 
-The default role, which has no name and no config, may do everything; so may a named role without a config, but for what
-another role has for itself alone.  Multicast groups and clone sessions have no id that a config could name: only roles
-without a config write them.
+The default role, which has no name and no config, may do everything; so may a named role without a config, except for
+objects that another role owns exclusively. Multicast groups and clone sessions have no id that a config could name:
+only roles without a config write them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ P4RoleConfig = _config_class()
 
 @dataclass(frozen=True)
 class Access:
-    """What a role's config allows; without a config, everything."""
+    """The permissions in a role's config; without a config, all."""
 
     restricted: bool = False
     exclusive: frozenset[int] = frozenset()
@@ -81,11 +81,11 @@ class Access:
     push: bool = True
 
     def names(self, ident: int) -> bool:
-        """Whether the role may write this object, as far as its own config goes."""
+        """True if the role's own config lets it write this object."""
         return not self.restricted or ident in self.exclusive or ident in self.shared
 
     def receives(self, message: p4r.StreamMessageResponse) -> bool:
-        """Whether a message of the data plane is for this role."""
+        """True if a message of the data plane is for this role."""
         kind = message.WhichOneof("update")
         if kind == "packet":
             wanted = self.packet_in_filter
@@ -107,7 +107,7 @@ def name(role: p4r.Role) -> str:
 
 
 def decode(role: p4r.Role) -> Access:
-    """What a role of an arbitration update may do.  Raises InvalidArgument and Unimplemented."""
+    """The permissions of the role of an arbitration update. Raises InvalidArgument and Unimplemented."""
     if not role.HasField("config"):
         return Access()
     if not (role.name or role.id):
@@ -138,9 +138,9 @@ def decode(role: p4r.Role) -> Access:
 
 @dataclass(frozen=True)
 class Permission:
-    """What a role may do now, beside the other roles.
+    """The present permissions of a role, beside the other roles.
 
-    taken  objects that other named roles have for themselves alone, with the role's name
+    taken  objects that other named roles own exclusively, with the role's name
     """
 
     role: str
@@ -184,6 +184,6 @@ class Permission:
                 raise PermissionDenied(f"{kind} {ident:#010x}: the config of role {self.role!r} does not name it")
 
     def shows(self, entity: p4r.Entity) -> bool:
-        """Whether a read of everything shows this entity to the role."""
+        """True if a read of everything shows this entity to the role."""
         kind = entity.WhichOneof("entity")
         return kind not in _IDS or self.access.names(_IDS[kind](getattr(entity, kind)))

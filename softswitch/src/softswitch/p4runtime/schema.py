@@ -152,7 +152,7 @@ class Schema:
         return _get(self.registers, ident, "register")
 
     def register_codec(self, register: RegisterInfo) -> Codec:
-        """What translates the cells of a register."""
+        """The translation of a register's cells."""
         return self.types.codec(self.register_types[register.id].new_type.name, register.bits)
 
     def digest(self, ident: int) -> DigestInfo:

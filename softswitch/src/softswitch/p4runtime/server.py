@@ -52,16 +52,16 @@ from softswitch.runtime.connections import ConnectionWatch
 log = logging.getLogger(__name__)
 
 PROGRAM_LOG = f"{__name__}.program"
-"""The logger of what programs say: log_msg, assertions that do not hold."""
+"""The logger for output of programs: log_msg, failed assertions."""
 
 API_VERSION = "1.4.1"
 MESSAGE_MAX = 16 << 20
 """Bytes of the longest gRPC message: a pipeline, or a batch of some hundred thousand entries."""
 
 MAX_STREAMS = 32
-"""Controllers at the same time; each needs a thread."""
+"""Most controllers at the same time; each needs a thread."""
 GUEST_STREAMS = 8
-"""Of these, clients that may not be primary."""
+"""Most streams of clients that may not be primary."""
 
 READ_CHUNK = 512
 """Entities in one ReadResponse."""
@@ -84,17 +84,17 @@ class Server(p4r_grpc.P4RuntimeServicer):
         self._configuration = Configuration(settings, builder, listener)
         self._writing = threading.Lock()
         self._tell_ports = tell_ports
-        """Whether primaries receive notices of ports, which BMv2 does not send."""
+        """True if primaries receive notices of ports, which BMv2 does not send."""
         self._telling_ports = threading.Lock()
         self._own: p4r.ForwardingPipelineConfig | None = None
         """The program that `push` set; None once a controller has pushed one."""
         self.on_sample: Callable[[int, bytes], None] | None = None
-        """Is given every digest of the data plane too, configured by P4Runtime or not: its number in the engine, and
-        its fields in byte form."""
+        """Receives every digest of the data plane, configured by P4Runtime or not: its number in the engine, and its
+        fields in byte form."""
         self._closed = threading.Event()
         self._watches: list[ConnectionWatch] = []
         self._outboxes: dict[Outbox, bool] = {}
-        """The outboxes of all streams, and whether their clients may be primary."""
+        """The outboxes of all streams; True if their client may be primary."""
         self._deadlines = Deadlines()
         self._threads = ThreadPoolExecutor(MAX_STREAMS + 16, thread_name_prefix="softswitch-grpc")
         options = [
@@ -288,7 +288,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
     def GetForwardingPipelineConfig(
         self, request: p4r.GetForwardingPipelineConfigRequest, context: grpc.ServicerContext
     ) -> p4r.GetForwardingPipelineConfigResponse:
-        """What was loaded."""
+        """Returns the loaded program."""
         kinds = p4r.GetForwardingPipelineConfigRequest
         response = p4r.GetForwardingPipelineConfigResponse()
         try:
@@ -321,8 +321,9 @@ class Server(p4r_grpc.P4RuntimeServicer):
         return p4r.WriteResponse()
 
     def _check_write(self, request: Any, context: grpc.ServicerContext) -> Permission:
-        """What the role of a request may write.  Raises NotFound, and PermissionDenied for all but the primary: its
-        election id is known to all, so that a client that may not be primary is told by its address."""
+        """The write permission of a request's role. Raises NotFound, and PermissionDenied for all clients but the
+        primary. All clients know the primary's election id, so a client that may not be primary is recognised by its
+        address."""
         self._arbitration.check_device(request.device_id)
         if not self._may_be_primary(context):
             raise PermissionDenied(f"{_client(context)} may not be primary, and so not write (--primary)")

@@ -100,7 +100,8 @@ def _const_guard(table: TableSchema) -> None:
 
 
 def _idle_guard(message: p4r.TableEntry, *, supported: bool) -> None:
-    """What must be unset (P4Runtime 9.1.1, 9.1.5), in the words of BMv2's server, which control planes compare."""
+    """Refuses fields that must be unset (P4Runtime 9.1.1, 9.1.5), in the words of BMv2's server, which control planes
+    compare."""
     if message.idle_timeout_ns and not supported:
         raise InvalidArgument("idle_timeout_ns must be set to 0 for tables which do not support idle timeout")
     if message.HasField("time_since_last_hit"):

@@ -27,17 +27,17 @@ from softswitch.p4runtime import bytestrings
 STRING_MAX = 4096
 """Bytes of the longest string."""
 STRINGS_MAX = 1 << 20
-"""Strings of one type at most that controllers have written, however many values it has."""
+"""Most strings of one type that controllers have written, however many values it has."""
 STRING_BYTES_MAX = 64 << 20
-"""Bytes of all these."""
+"""Most bytes of all these."""
 SHOWN_MAX = 1 << 16
-"""Values of one type at most that keep the decimal number as which controllers were shown them: packets bring them."""
+"""Most values of one type that keep the decimal number as which controllers were shown them: packets create them."""
 
 _MAPPINGS = "@p4runtime_translation_mappings("
 _PAIR = re.compile(r'\{\s*("(?:[^"\\]|\\.)*"|\w+)\s*,\s*(\w+)\s*\}')
 
 Interfaces = Callable[[], Mapping[str, int]]
-"""Gives the numbers of the switch's ports by the names of their interfaces."""
+"""Returns port numbers by the names of the ports' interfaces."""
 
 
 class Codec:
@@ -46,7 +46,7 @@ class Codec:
     def __init__(self, bits: int) -> None:
         self.bits = bits
         self.sdn_bits = bits
-        """Bits of what controllers say; 0 for strings."""
+        """Bits of the controllers' values; 0 for strings."""
 
     def decode(self, data: bytes, what: str, *, new: bool = True) -> int:
         """The data plane's value. `new` tells whether a string may get a value now; NotFound is raised where it has
@@ -54,7 +54,7 @@ class Codec:
         return bytestrings.decode(data, self.bits, what)
 
     def encode(self, value: int) -> bytes:
-        """What a controller gets for the data plane's value."""
+        """The controller's form of the data plane's value."""
         return bytestrings.encode(value)
 
 
@@ -94,7 +94,7 @@ class Strings(Codec):
         """The highest number that may be free."""
         self._bytes = 0
         self._shown: dict[str, int] = {}
-        """Of the strings, those that no controller has written: they make room where all values are taken."""
+        """Strings that no controller has written: they are evicted when all values are in use."""
 
     def decode(self, data: bytes, what: str, *, new: bool = True) -> int:
         if len(data) > STRING_MAX:

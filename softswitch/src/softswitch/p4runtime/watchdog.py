@@ -57,7 +57,7 @@ class Watchdog:
 
 
 def _state(pid: int) -> tuple[str, bool]:
-    """What the kernel says of a process (proc(5), /proc/PID/status), and whether a debugger is attached to it."""
+    """The kernel's state of a process (proc(5), /proc/PID/status), and True if a debugger is attached to it."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

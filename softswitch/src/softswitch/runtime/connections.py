@@ -41,11 +41,11 @@ log = logging.getLogger(__name__)
 HANDSHAKE_SECONDS: Final = 10.0
 """Seconds for TLS and the first frames of HTTP/2; gRPC's own limit is two minutes."""
 RESERVED: Final = 256
-"""File descriptors that connections leave for all else: files, ports, sessions with switches."""
+"""File descriptors reserved for other purposes than connections: files, ports, sessions with switches."""
 LEAST: Final = 16
-"""Connections that are allowed however low the limit of open files is."""
+"""Connections that are always allowed, however low the limit of open files is."""
 LOOK_SECONDS: Final = 0.5
-"""Seconds between two looks at who is connected; AGAIN_SECONDS while there are too many."""
+"""Seconds between two checks of the connections; AGAIN_SECONDS while there are too many."""
 AGAIN_SECONDS: Final = 0.05
 WARNING_SECONDS: Final = 10.0
 """Seconds between two warnings."""
@@ -95,10 +95,10 @@ class _Connection(NamedTuple):
     number: int
     """Its descriptor."""
     inode: int
-    """Tells whether the descriptor is another file's by now."""
+    """Inode number, which shows whether the descriptor belongs to another file by now."""
     peer: str
     spoke: bool
-    """Whether it has said what HTTP/2 begins with; of a unix socket that is not known, and taken for granted."""
+    """True if the client has sent the beginning of HTTP/2; for a unix socket this is unknown, and assumed."""
     end: _End | None = None
     """The address and port of the other end; None at a unix socket."""
 
@@ -120,7 +120,7 @@ class ConnectionWatch:
         self._closed = threading.Event()
         self._warn_from = clock()
         self._ended = 0
-        """Connections since the last warning."""
+        """Number of connections closed since the last warning."""
         self._admitted: set[_End] = set()
         threading.Thread(target=self._run, name="connections", daemon=True).start()
 

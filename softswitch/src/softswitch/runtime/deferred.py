@@ -36,7 +36,7 @@ class _Deferred(ModuleType):
 
 
 _running: set[ModuleType] = set()
-"""The packages whose `__init__` the thread runs that holds `_loading`."""
+"""The packages whose `__init__` is being run by the thread that holds `_loading`."""
 
 
 def _run_init(module: ModuleType) -> bool:

@@ -29,11 +29,11 @@ from softswitch.runtime.connections import network
 log = logging.getLogger(__name__)
 
 POLL: Final = 0.1
-"""Seconds between two looks at what is overdue, and whether the server is to stop."""
+"""Seconds between two checks for overdue connections and for the end of the server."""
 BACKLOG: Final = 64
-"""Connections that wait to be accepted."""
+"""Most connections that wait to be accepted."""
 MAX_REQUEST: Final = 32 << 10
-"""Bytes of a request with its body: 64 connections hold 2 MiB at most."""
+"""Most bytes of a request with its body: 64 connections hold at most 2 MiB."""
 
 
 class ConnectionPlace:
@@ -43,7 +43,7 @@ class ConnectionPlace:
         self.since = since
         self.address = network(address)
         self.kind = ""
-        """Which places it has one of; empty: those of clients that have not said who they are."""
+        """The kind of place that it holds; empty: one of the places of clients that have not identified themselves."""
         self._connection = connection.dup()  # with TLS, the handler reads from another object than the server knows
         self.ended = False
         self._interrupt: Callable[[], object] = bool
@@ -94,7 +94,7 @@ class BoundedServer(HTTPServer):
         self._clock = clock
         self._lock = threading.Lock()
         self._places: dict[ConnectionPlace, None] = {}
-        """The connections of each kind, the oldest first."""
+        """The connections of each kind, oldest first."""
         super().__init__(address, handler, bind_and_activate=listener is None)
         if listener is not None:
             self.socket.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 
 def matches(pattern: str, exact: bool, frame: bytes) -> bool:
-    """Whether a frame matches a pattern of hex digits and *; without `exact` it may be longer."""
+    """True if a frame matches a pattern of hex digits and *; without `exact` it may be longer."""
     got = frame.hex()
     if len(got) < len(pattern) or (exact and len(got) > len(pattern)):
         return False

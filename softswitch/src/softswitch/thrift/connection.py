@@ -20,7 +20,7 @@ STRING_MAX = 8 << 20
 ELEMENTS_MAX = 1 << 20
 """Elements of the longest list."""
 MESSAGE_WITHIN = 10.0
-"""Seconds within which a message must be there once it has begun, and an answer taken."""
+"""Seconds within which a message must be complete once it has begun, and an answer read."""
 _READ = 65536
 
 
@@ -35,7 +35,7 @@ class Connection(TTransportBase):  # type: ignore[misc]  # the library has no ty
         self._left, self._deadline = 0, 0.0
         self._out: list[bytes] = []
         self.waits_since = time.monotonic()
-        """Since when the client has had nothing executed: when the last message ended."""
+        """Time since which the client has had nothing executed: the end of the last message."""
         self.is_executing = False
 
     def wait(self) -> bool:
@@ -106,7 +106,7 @@ class Connection(TTransportBase):  # type: ignore[misc]  # the library has no ty
             raise TTransportException(TTransportException.NOT_OPEN, f"an answer was not taken: {error}") from None
 
     def isOpen(self) -> bool:
-        """Whether the connection is there."""
+        """True if the connection is open."""
         return self._sock.fileno() >= 0
 
     def close(self) -> None:

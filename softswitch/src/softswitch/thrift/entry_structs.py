@@ -119,7 +119,7 @@ def identity(table: TableInfo, match_key: Sequence[Any] | None, options: Any) ->
 
 
 def do_entry(context: Context, table: TableInfo, do: Do) -> Any:
-    """What an entry does, as BmActionEntry."""
+    """The action of an entry, as BmActionEntry."""
     kinds = STANDARD.BmActionEntryType
     if isinstance(do, DoAction):
         action = table.actions[do.action]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What BMv2's Thrift services consist of: their types, methods and field numbers, as data.
+"""The definition of BMv2's Thrift services: their types, methods and field numbers, as data.
 
 Each type is one line, "kind Name: fields", and each method one line, "result name(fields) error". Fields are numbered
 by their place, from 1 on, as BMv2 numbers all of theirs. A method with an error may raise that exception (field 1 of

@@ -21,7 +21,7 @@ from softswitch.thrift.switch import STANDARD, SWITCH, Switch
 log = logging.getLogger(__name__)
 
 _SESSIONS = 1 << 15
-"""Mirroring sessions have numbers below this."""
+"""Upper bound of the numbers of mirroring sessions."""
 
 
 def _fail_crc(error: str) -> NoReturn:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What BMv2 publishes by nanomsg: the digests of a program, for control planes that come over thrift.
+"""The digests of a program, published by nanomsg as BMv2 does, for control planes that use thrift.
 
 Control planes ask `bm_mgmt_get_info` for the address of a socket, subscribe to it with nanomsg (nnpy), and acknowledge
 each list of digests by `bm_learning_ack_buffer`. This is nanomsg's publisher without its library: the ipc transport is
 a unix socket, on which each side greets with eight bytes that name its half of the protocol, and each message goes
-behind a byte of 1 and its length (nanomsg's RFC sp-ipc-mapping-01). Who subscribes filters by topic itself, so every
-subscriber is sent everything.
+behind a byte of 1 and its length (nanomsg's RFC sp-ipc-mapping-01). Subscribers filter by topic themselves, so every
+subscriber receives everything.
 
 A message of digests is BMv2's learning header, little endian, and then the samples, whose fields take whole bytes each:
 "LEA|", device id (8 bytes), context 0 (4), list id (4), buffer id (8), number of samples (4).
@@ -29,14 +29,14 @@ from dataclasses import dataclass, field
 log = logging.getLogger(__name__)
 
 SAMPLES = 16
-"""Samples of a list at most, as in BMv2."""
+"""Most samples of a list, as in BMv2."""
 TIMEOUT_S = 1.0
-"""After so long a list is sent even if it is not full, as in BMv2."""
+"""Seconds after which a list is sent even if it is not full, as in BMv2."""
 KEPT_MAX = 100_000
-"""Samples of one list that wait for an acknowledgement; further ones are dropped, and the log says so."""
+"""Most samples of one list that wait for an acknowledgement; further ones are dropped, and logged."""
 SUBSCRIBERS_MAX = 32
 WAITING_MAX = 1000
-"""Messages that wait for one subscriber; further ones are lost to it, as with nanomsg's publisher."""
+"""Most messages that wait for one subscriber; further ones are lost to it, as with nanomsg's publisher."""
 SCHEME = "ipc://"
 
 _HEADER = struct.Struct("<4sQiiQI")
@@ -168,7 +168,7 @@ class _Subscriber:
         self.received = b""
         self.out: deque[bytes] = deque()
         self.rest = b""
-        """What is left of the message that is being sent."""
+        """The rest of the message that is being sent."""
 
 
 class Notifications:

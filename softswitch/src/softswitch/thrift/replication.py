@@ -20,7 +20,7 @@ from softswitch.thrift.switch import PRE, Switch
 _LAG_HASH = 0xFF
 _LAG_MAX = 256
 _NODES_MAX = 4096
-"""Nodes, as many as BMv2 takes."""
+"""Most nodes, as in BMv2."""
 _PORTS_MAX = 512
 _LAGS_MAX = 256
 
@@ -53,14 +53,14 @@ class _Nodes:
     engine: Engine
     nodes: dict[int, _Node] = field(default_factory=dict)
     groups: dict[int, list[int]] = field(default_factory=dict)
-    """Of each group, the handles of its nodes, in the order in which they came."""
+    """Group -> the handles of its nodes, in the order of their arrival."""
     lags: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def free_handle(self) -> int:
         return next(n for n in range(len(self.nodes) + 1) if n not in self.nodes)
 
     def replicas(self, group: int) -> tuple[tuple[int, int], ...]:
-        """What a group sends: (port, instance), no pair twice."""
+        """The copies that a group sends: (port, instance), no pair twice."""
         found: dict[tuple[int, int], None] = {}
         for handle in self.groups[group]:
             node = self.nodes[handle]

@@ -50,7 +50,7 @@ _ANY_ERROR = {
     "InvalidDevMgrOperation": 1, "InvalidCrcOperation": 3, "InvalidToeplitzHashOperation": 3, "InvalidIdLookup": 1,
     "InvalidMcOperation": 5, "InvalidMirroringOperation": 1,
 }
-"""Codes for what BMv2 has no name for: the reason is in the log."""
+"""Codes for errors that BMv2 has no name for: the reason is in the log."""
 
 
 class ThriftServer:
@@ -78,7 +78,7 @@ class ThriftServer:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._threads: set[threading.Thread] = set()
-        """Those of the clients."""
+        """The threads of the clients."""
         self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def serving(server: Server, port: int, *, notifications: str | None = None) -> Iterator[ThriftServer]:
-    """What `serve` gives. A socket for digests that cannot be made is logged: all else works without."""
+    """A context with the server that `serve` returns. If the socket for digests cannot be created, this is logged;
+    everything else works."""
     published = _publish(server.device_id, notifications)
     switch = ServedSwitch(server, published)
     server.on_sample = switch.learned

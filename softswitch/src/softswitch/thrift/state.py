@@ -14,7 +14,7 @@ from softswitch.thrift.entry_structs import count_of, counter_value, meter_confi
 from softswitch.thrift.switch import STANDARD, Switch
 
 CELLS_MAX = 1 << 20
-"""Cells of a register in one answer."""
+"""Most cells of a register in one answer."""
 
 _N = TypeVar("_N", bound=Named)
 
@@ -83,7 +83,7 @@ class State:
         return (context, meter) if meter is not None else _fail_meter("INVALID_METER_NAME")
 
     def bm_meter_array_set_rates(self, cxt_id: int, meter_array_name: str, rates: Any) -> None:
-        """Of a direct meter, too: then the rates of all entries that its table has now."""
+        """Sets the rates of a meter array. For a direct meter, it sets those of all present entries of its table."""
         context = self._switch.context()
         direct = _named([m for m in context.engine.info.meters if m.table >= 0], meter_array_name)
         if direct is not None:

@@ -34,7 +34,7 @@ _BASIC = {
 
 
 class _Raised(TBase, TException):  # type: ignore[misc]  # the library has no types
-    """What the exceptions of the services have in common."""
+    """The base of the services' exceptions."""
 
     __hash__ = TException.__hash__
 
@@ -152,5 +152,5 @@ def _build(module: Module, shared: dict[str, Any]) -> SimpleNamespace:
 
 
 TYPES: dict[str, SimpleNamespace] = {module.name: _build(module, {}) for module in MODULES}
-"""By a module's name: its enums, structs and exceptions, its Client, and `methods`, where each method's name leads to
-its description and the classes of its arguments and result."""
+"""Module name -> its enums, structs and exceptions, its Client, and `methods`, which has each method's description and
+the classes of its arguments and result."""

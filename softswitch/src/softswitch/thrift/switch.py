@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Thrift services need of the switch that they control, and their errors."""
+"""The interface of the switch that the Thrift services control, and their errors."""
 
 from __future__ import annotations
 

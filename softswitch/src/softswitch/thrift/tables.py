@@ -33,7 +33,7 @@ from softswitch.thrift.switch import STANDARD, Switch, fail_table
 ENTRIES_MAX = 1 << 18
 
 ENTRIES_MAX = 1 << 18
-"""Entries of a table in one answer."""
+"""Most entries of a table in one answer."""
 
 
 class Tables:

@@ -98,4 +98,4 @@ MODULES: dict[str, str] = {
     "runtime_CLI.py": _RUNTIME_CLI,
     "sswitch_CLI.py": _SSWITCH_CLI,
 }
-"""Path below DIR/python, and text."""
+"""Path below DIR/python -> text of the file."""

@@ -109,7 +109,7 @@ def _check(folder: Path) -> None:
 
 
 def _ours(path: Path) -> bool:
-    """Whether a path is free, or a file that an earlier run has written."""
+    """True if a path is free, or a file that an earlier run has written."""
     if not os.path.lexists(path):
         return True
     try:
@@ -152,7 +152,7 @@ def _import_paths() -> list[str]:
 
 
 def _writable_by_all(path: str) -> bool:
-    """Whether every user could put modules there, which root would import."""
+    """True if every user could put modules there, which root would import."""
     return bool(os.stat(path).st_mode & stat.S_IWOTH)
 
 

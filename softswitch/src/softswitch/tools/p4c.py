@@ -71,7 +71,7 @@ class UsageError(Exception):
 
 @dataclass
 class Options:
-    """What the command line says."""
+    """The options of the command line."""
 
     inputs: list[str] = field(default_factory=list)
     include: list[Path] = field(default_factory=list)

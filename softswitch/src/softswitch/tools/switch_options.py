@@ -20,7 +20,7 @@ JSON_VERSION = "2.24"
 """The newest version of BMv2's JSON that BMv2 1.15.5 takes."""
 
 OPEN = "SOFTSWITCH_OPEN"
-"""The environment variable that, set to 1, lets addresses be served that other machines reach without mutual TLS."""
+"""Environment variable; 1 permits to serve, without mutual TLS, addresses that other machines can reach."""
 
 THRIFT_PORT = 9090
 GRPC_ADDRESS = "0.0.0.0:9559"
@@ -102,7 +102,7 @@ IGNORED = {
     "max-mc-groups": "groups are not limited in number", "max-l1-entries": "groups are not limited in number",
     "max-l2-entries": "groups are not limited in number",
 }
-"""Options without effect, and why, which a line on stderr says."""
+"""Options without effect, and the reason, which is printed on stderr."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Arguments:
 
 
 def read(words: Sequence[str], target_options: Sequence[Option]) -> Arguments | None:
-    """What a command line says; None where it asked for help or a version, which are printed. Raises StartError."""
+    """The options of a command line; None if it asked for help or a version, which are printed. Raises StartError."""
     words = list(words)
     at = words.index("--") if "--" in words else len(words)
     try:
@@ -163,7 +163,7 @@ def read(words: Sequence[str], target_options: Sequence[Option]) -> Arguments | 
 
 
 def usage(target_options: Sequence[Option]) -> str:
-    """What --help prints."""
+    """The text of --help."""
     return "\n".join([
         "Usage: SWITCH_NAME [options] <path to JSON config file>", "Options:", *(o.usage() for o in GENERAL),
         "This target also comes with its own command line parser, make sure you separate general bmv2 options from, "

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the stand-ins for BMv2's switches say: on stdout and stderr, in the log, and of each packet, in BMv2's words."""
+"""The output of the stand-ins for BMv2's switches: on stdout and stderr, in the log, and for each packet, in BMv2's
+words."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _TOP_PRIORITY = (1 << 31) - 1
 
 
 _IF_VALID = re.compile(r"verify_checksum\w*\(\s*(?:[\w.]+\.isValid\(\)|\.\.\.)")
-"""A verification that only asks for its header, which BMv2 looks at before the condition."""
+"""A verification whose condition is only its header's validity, which BMv2 checks before the condition."""
 
 
 class Bmv2Words:

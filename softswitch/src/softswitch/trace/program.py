@@ -96,7 +96,7 @@ class TracedProgram:
             self.name = str(data["program"])
             self.source = str(data["source"])
             self.started_us = _number(data.get("started_us", 0), _LATEST_US)
-            """When the switch was started, in microseconds since 1970; 0 where nobody said so."""
+            """Start of the switch in microseconds since 1970; 0 if unknown."""
             self._files = [str(name) for name in data["files"]]
             self.sites = [self._site(site) for site in data["sites"]]
             self.tables = [self._table(table) for table in data["tables"]]

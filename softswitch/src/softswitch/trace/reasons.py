@@ -81,7 +81,7 @@ def words(reason: DropReason, detail: int, writer: Writer | None, missed: list[s
 
 
 def never(port: int, missed: list[str]) -> str:
-    """What to add where egress_spec was not written: it is 0 then, which is a port like any other and no drop."""
+    """The remark for an egress_spec that was never written: it is 0 then, which is an ordinary port and no drop."""
     if port != 0:
         return ""
     tables = f"; no entry matched in {', '.join(missed)}" if missed else ""

@@ -40,13 +40,13 @@ from softswitch.trace.text import to_text
 log = logging.getLogger(__name__)
 
 LIMIT = 1 << 30
-"""Bytes of a recording, unless another limit is asked for."""
+"""Default limit on the bytes of a recording."""
 
 KEEP = 128
-"""Bytes that a binary recording keeps of each frame, unless others are asked for: most headers; more costs speed."""
+"""Default number of bytes of each frame in a binary recording: most headers; more costs speed."""
 
 KEEP_SHOWN = 2048
-"""The same where traces are shown as packets come."""
+"""The same when traces are shown as packets arrive."""
 
 _CHUNK = struct.Struct("<IHH")
 _DESCRIPTION, _PACKET, _LOST, _END = 1, 2, 3, 4
@@ -73,7 +73,7 @@ class Outlet:
     keep: int
 
     def options(self) -> list[str]:
-        """What the process is told (runtime/main.c)."""
+        """The options of the process (runtime/main.c)."""
         return ["--trace", str(self.fd), "--trace-program", str(self.program), "--trace-limit", str(self.limit),
                 "--trace-keep", str(self.keep)]
 
@@ -183,8 +183,8 @@ class Live(Following):
 
 
 def renderer(style: str) -> Callable[[PacketTrace | Lost], str]:
-    """What shows a trace in a style, which is "text", "json" or "bmv2". Raises ValueError for another one; what is
-    returned raises TraceError."""
+    """A function that shows a trace in a style: "text", "json" or "bmv2". Raises ValueError for another style; the
+    function raises TraceError."""
     words = Bmv2Words()
     shows: dict[str, Callable[[PacketTrace], str]] = {
         "text": to_text, "json": lambda trace: json.dumps(to_json(trace)) + "\n", "bmv2": words.lines,

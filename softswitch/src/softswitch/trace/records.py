@@ -199,7 +199,7 @@ class _Decoder:
                 now.extern = step
 
     def result(self, now: _Pass, site: Site, value: int | bytes | None) -> None:
-        """What a step before had for a result."""
+        """Records the result of an earlier step."""
         step = now.checksum if site.what in ("given", "computed") else now.extern
         if step is not None:
             step.about["value" if site.what == "written" else site.what] = _json(value)
@@ -271,7 +271,7 @@ class _Decoder:
         self.add(step)
 
     def unassigned(self, source: _Pass) -> bool:
-        """Whether a packet left ingress only because egress_spec is 0 as long as nobody writes it."""
+        """True if a packet left ingress only because egress_spec is 0 until the program writes it."""
         return source.step.name == "ingress" and not source.writers
 
     def drop(self, reason: DropReason, detail: int) -> None:
@@ -292,7 +292,7 @@ class _Decoder:
         self.add(step)
 
     def decision(self, kind: RecordKind, ident: int, numbers: tuple[int, ...]) -> None:
-        """What the traffic manager does with a packet."""
+        """Records the traffic manager's decision on a packet."""
         now = self.now
         if kind is RecordKind.PARSED:
             self.add(Step("parsed", self.program.errors[ident], about={"payload": numbers[0]}))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happened to a packet, as a tree."""
+"""The processing of a packet, as a tree of steps."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class Step:
 
 @dataclass(slots=True)
 class PacketTrace:
-    """What happened to one frame from its arrival on.
+    """The processing of one frame from its arrival on.
 
     number   counts the frames of a recording, from 0
     port     at which it came in
     now_us   when, in microseconds since the switch started
     length   in bytes
     frame    its bytes, as many as were recorded
-    steps    the passes in the order in which they ran, and what happened outside of any: the first pass, with those of
+    steps    the passes in the order in which they ran, and steps outside of any pass: the first pass, with those of
              the copies that it made; then those of packets that waited until it was done
-    cut      whether there was no room for some of its steps
+    cut      True if there was no room for some of its steps
     """
 
     program: TracedProgram

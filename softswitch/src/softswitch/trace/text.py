@@ -13,7 +13,7 @@ _STAGES = {"parse": "parser", "verify_checksum": "checksums", "ingress": "contro
            "compute_checksum": "checksums", "deparse": "deparser"}
 _COLUMN = 88
 _BYTES = 128
-"""Bytes of a frame that are shown; JSON has all that were recorded."""
+"""Most bytes of a frame that are shown; JSON has all that were recorded."""
 
 
 def to_text(trace: PacketTrace) -> str:

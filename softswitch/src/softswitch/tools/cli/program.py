@@ -50,7 +50,7 @@ class Table:
 
     @property
     def ordered(self) -> bool:
-        """Whether its entries have a priority."""
+        """True if its entries have a priority."""
         return self.match in ("ternary", "range")
 
     def __str__(self) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all commands share: the prompt, arguments, errors in BMv2's words, and completion."""
+"""Common parts of all commands: the prompt, arguments, errors in BMv2's words, and completion."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Shell(cmd.Cmd):
         super().__init__()
         self.client, self.mc_client, self.sswitch_client, self.names, self.lags = standard, pre, switch, names, lags
         self.failed = 0
-        """How many commands have failed."""
+        """Number of commands that have failed."""
 
     def do_greet(self, line: str) -> None:
         print("hello")

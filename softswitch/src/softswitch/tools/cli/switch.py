@@ -15,7 +15,7 @@ _T, _S = TYPES["standard"], TYPES["simple_switch"]
 
 
 class SwitchCommands(Shell):
-    """What belongs to no object of the program, and the commands of simple_switch alone."""
+    """Commands that refer to no object of the program, and the commands that only simple_switch has."""
 
     # ---- program ---------------------------------------------------------------------------------------------
 

@@ -72,7 +72,7 @@ class TableCommands(ProfileCommands):
             raise CommandError("Table is ternary, but could not extract a valid priority from args") from None
 
     def _split(self, args: list[str]) -> tuple[list[str], list[str]]:
-        """What stands before and after "=>"; without it, the last word belongs to neither, as in BMv2."""
+        """The arguments before and after "=>"; without it, the last word belongs to neither, as in BMv2."""
         at = args.index("=>") if "=>" in args else max(0, len(args) - 1)
         return args[:at], args[at + 1 :]
 

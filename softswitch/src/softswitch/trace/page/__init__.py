@@ -43,7 +43,7 @@ def source_files(program: TracedProgram) -> dict[str, list[tuple[int, str]]]:
 
 
 def program_json(program: TracedProgram) -> dict[str, Any]:
-    """What the page knows of a program: its name and its source."""
+    """The page's data about a program: its name and its source."""
     return {"name": program.name, "files": source_files(program)}
 
 

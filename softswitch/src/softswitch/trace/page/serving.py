@@ -32,14 +32,14 @@ from softswitch.trace.recording import KEEP_SHOWN, Following, Lost
 from softswitch.trace.steps import PacketTrace
 
 KEPT = 500
-"""Packets that the page can show."""
+"""Most packets that the page can show."""
 KEPT_BYTES = 32 << 20
-"""Bytes of their JSON, about."""
+"""Most bytes of their JSON, about."""
 MAX_CLIENTS = 16
-"""Requests that are served at the same time, of those with the key and of all others; one more takes the place of the
-one that has been there longest."""
+"""Most requests served at the same time, separately for those with the key and for all others; one more replaces the
+oldest."""
 CLIENT_WITHIN = 10.0
-"""Seconds of a request, to the end of its answer."""
+"""Seconds for a request, up to the end of its answer."""
 KEY_BYTES = 24
 """Random bytes of the key in the page's address."""
 _PER_ANSWER = 100
@@ -92,8 +92,8 @@ class Recent(Following):
                 self._bytes -= len(self._packets.popleft()[1])
 
     def since(self, after: int, program: int) -> str:
-        """What has come after packet number `after`, as JSON; with the program, where it is not the one that the
-        page knows (by the number that this answer gives)."""
+        """The packets after packet number `after`, as JSON. It includes the program, unless the page already has it,
+        according to the number `program` from an earlier answer."""
         with self._lock:
             known = program == self._programs
             new = [text for number, text in self._packets if number > after or not known][-_PER_ANSWER:]
@@ -153,7 +153,7 @@ class _Handler(BoundedHandler):
 
 
 def _is_local(host: str) -> bool:
-    """Whether HOST or HOST:PORT names this machine's loopback."""
+    """True if HOST or HOST:PORT names this machine's loopback."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
         return name == "localhost" or ipaddress.ip_address(name).is_loopback
