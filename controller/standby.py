@@ -17,6 +17,7 @@ that covers its own when it is back, and ends (switch/election.py).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from typing import Final
 
 import msgspec
 
-from netfold.controller import exposure
+from netfold.controller import exposure, garbage
 from netfold.controller.controller import Controller
 from netfold.controller.heartbeat import Heartbeat
 from netfold.controller.jobs import fabric_key
@@ -93,7 +94,9 @@ class Standby:
             controller = Controller(self.fabric, pipeline=made, insecure=self._insecure, needed=reached,
                                     seen={observer.name: observer.last for observer in self._observers})
             try:
-                async with controller:
+                async with contextlib.AsyncExitStack() as running:
+                    with garbage.kept_out():
+                        await running.enter_async_context(controller)
                     ready(f"ready: took over {self.fabric.name} in {1e3 * (time.monotonic() - began):.0f} ms, jobs at "
                           f"{self.fabric.jobs}")
                     await controller.run()

@@ -105,13 +105,18 @@ def _changed(fabric: Fabric, settings: dict[str, Any]) -> Fabric:
 
 
 async def _serve(fabric: Fabric, timeout: float, insecure: bool) -> None:
+    from netfold.controller import garbage
     from netfold.controller.controller import Controller
+
+    async def start() -> None:
+        with garbage.kept_out():
+            await controller.start()
 
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     controller = Controller(fabric, start_timeout=timeout, insecure=insecure)
-    starting = asyncio.create_task(controller.start())
+    starting = asyncio.create_task(start())
     stopping = asyncio.create_task(stopped.wait())
     try:
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps Python's garbage collector from walking all of a controller's state while its event loop waits.
+
+What a controller makes when it starts it keeps to its end: entries, routes and the graph of the fabric, a million
+objects with 480 switches, which a full collection takes 0.15 s to walk.  It is left out of collections for good.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def kept_out() -> Iterator[None]:
+    """Collect nothing meanwhile, and leave what is there at the end out of later collections, until this is entered
+    again.  For the process of a controller, around its start."""
+    was_enabled = gc.isenabled()
+    if gc.get_freeze_count():  # of a controller that has ended, as those of a standby do
+        gc.unfreeze()
+        gc.collect()
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        if was_enabled:
+            gc.enable()
