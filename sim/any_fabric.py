@@ -30,6 +30,7 @@ from netfold.fabric.grids import mesh_of, ring_along
 from netfold.fabric.path_graph import PathGraph
 from netfold.fabric.paths import Flow, Piece, equal_where_possible, fewest_pieces, plan
 from netfold.fabric.ring import ring_order
+from netfold.fabric.trees import Tree
 from netfold.sim import fluid
 from netfold.sim.placement import Placement
 from netfold.sim.workload import COLLECTIVES, Workload
@@ -88,6 +89,24 @@ class DirectedLinks:
         last = self.number[leaf, self._hops[leaf, flow.destination][0].port]
         return dict.fromkeys([self._up[flow.source], *(self._by_hop[hop.link, hop.tail] for hop in piece.path), last],
                              1.0)
+
+    def of_tree(self, tree: Tree, hosts: Sequence[str]) -> list[tuple[int, int, frozenset[int]]]:
+        """The links of an aggregation tree: upward and downward, with the ranks below.
+
+        hosts  node of each rank
+        """
+        below: dict[str, frozenset[int]] = {}
+        links = []
+        for fold in reversed(tree.folds):  # children before their parents
+            ranks: set[int] = set()
+            for child in fold.children:
+                under = below[child.node] if child.rank is None else frozenset([child.rank])
+                up = (self.number[child.node, tree.fold(child.node).parent_port] if child.rank is None
+                      else self._up[hosts[child.rank]])
+                links.append((up, self.number[fold.switch, child.port], under))
+                ranks |= under
+            below[fold.switch] = frozenset(ranks)
+        return links
 
     def sprayed(self, flow: Flow, take: Callable[[int], Sequence[int]] = range) -> Parts:
         """The links of a flow whose packets take any of the equally short ones.

@@ -29,7 +29,7 @@ ROOMS = {
     "host": ("cbuild", "disk", "rpc", "wire"),
     "testing": ("host", "wire"),
     "controller": ("cbuild", "disk", "fabric", "rpc", "softswitch", "wire"),
-    "sim": ("cbuild", "disk", "fabric", "plots"),
+    "sim": ("cbuild", "disk", "fabric", "plots", "wire"),
     "topo": ("cbuild", "controller", "disk", "fabric", "host", "rpc", "wire"),
     "demo": ("controller", "disk", "fabric", "host", "rpc", "topo", "wire"),
     "bench": ("cbuild", "controller", "demo", "disk", "fabric", "host", "plots", "rpc", "sim", "softswitch", "topo",

@@ -8,11 +8,13 @@ import json
 import shutil
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from netfold.host.tracing import flight, timeline
 from netfold.testing import loopback_job, on_every_rank
+from netfold.wire.training_trace import FORMAT, RankTrace, TracedCall, TracedGroup, TracedStep
 from support import SWITCH
 from support.commands import FABRIC, NOT_RUN, OFFLINE
 from support.pages import PAGES, commands, invoked, resolve
@@ -41,6 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(SWITCH / "tests/explain/l3.p4", made / "l3.p4")
     (made / "s1-runtime.json").write_text(json.dumps(ENTRIES))
     (made / "hosts.txt").write_text("m1 address=10.9.0.1\nm2 address=10.9.0.2\n")
+    call = TracedCall(0.1, 0.1, 1, "all_reduce", 0, 1 << 20, "float32", False)
+    (made / "steps.json").write_bytes(msgspec.json.encode(RankTrace(
+        FORMAT, 0, 4, "gloo", [TracedGroup("0", (0, 1, 2, 3))], [TracedStep(0, 0), call, TracedStep(0.2, 0.2)])))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(flight.FOLDER_VARIABLE, str(made / "flights"))
         patch.setenv(timeline.VARIABLE, str(made / "trace.json"))

@@ -32,6 +32,7 @@ or keep another backend and reduce only the gradients with NetFold:
     verbs.py           Horovod's broadcast_parameters and broadcast_optimizer_state
     distributed_optimizer.py  Horovod's DistributedOptimizer
     refusal.py         the error with which a program ends whose group is refused
+    recording.py       a training recorded for `netfold what-if`
     launch.py          runs a script with NetFold's process groups, unchanged
     renamed.py         groups of ours for programs that ask for gloo's by name
 """
@@ -48,6 +49,7 @@ from netfold.host.torch.hook import NetfoldState, netfold_hook
 from netfold.host.torch.join import STORE, Options, join
 from netfold.host.torch.priority import PriorityOptimizer
 from netfold.host.torch.process_group import NetfoldGroup
+from netfold.host.torch.recording import record
 from netfold.host.torch.verbs import broadcast_optimizer_state, broadcast_parameters
 
 BACKEND = "netfold"
@@ -65,6 +67,7 @@ __all__ = [
     "broadcast_parameters",
     "join",
     "netfold_hook",
+    "record",
     "register",
 ]
 

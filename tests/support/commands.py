@@ -47,6 +47,11 @@ OFFLINE: Final[dict[str, Run]] = {
     "netfold plan --topo threetier,2,2,2,4,8,uplinks=1:2,cores=1:1:1:2": Run(says="tree"),
     "netfold sim fabric torus,4,4": Run("netfold sim fabric torus,2,3"),
     "netfold sim fabric TOPO": Run("netfold sim fabric mesh,2,2"),
+    "netfold what-if trace.json --fabric lab.toml --rate 100gbit": Run(
+        "netfold what-if steps.json --fabric lab.toml --rate 100gbit", says="innet-8"),
+    "netfold what-if FOLDER --topo leafspine,4,4,32 --rate 100gbit --ranks-per-host 2 --out what-if": Run(
+        "netfold what-if steps.json --topo leafspine,2,2,2 --rate 1gbit --ranks-per-host 2 --ways gloo,innet",
+        says="x gloo"),
     "netfold shell SWITCH lab.toml": Run("netfold shell leaf9 lab.toml", "leaf9", 2),
     "netfold status --controller ADDRESS": Run("netfold status --controller unix:absent.sock",
     "no controller answers", 1),

@@ -26,7 +26,7 @@ PANELS: Final = {
                   "drop": "status:drop", "fault": "fault:app"},
     "Find out what is wrong": {"stall": "status:stall", "slots": "status:slots", "flight": "trace:flight",
                                "timeline": "trace:timeline", "shell": "shell:shell"},
-    "Measure": {"bench": "bench:app", "sim": "sim:simulations"},
+    "Measure": {"bench": "bench:app", "sim": "sim:simulations", "what-if": "whatif:what_if"},
 }
 """Every command, by its heading in --help: its module here, and the name of its function or of typer's app there."""
 

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file in which a rank records its training (host/torch/recording.py), and which `netfold what-if` replays: JSON,
+one file a rank.
+
+The events are those of one program, in order.  What lies between the end of one and the begin of the next is computing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from netfold.wire.bounds import Count, Name, Seconds
+from netfold.wire.flight import MAX_RANKS
+
+FORMAT: Final = "netfold-training-1"
+MAX_EVENTS: Final = 200_000
+"""Most events of a file, some 10 MB."""
+
+Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all",
+               "barrier", "send", "recv"]
+RankNumber = Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)]
+
+
+class TracedGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A process group: its name, which is the same on all of its ranks, and these, by their numbers in the job."""
+
+    name: Name
+    ranks: Annotated[tuple[RankNumber, ...], msgspec.Meta(min_length=1, max_length=MAX_RANKS)]
+
+
+class TracedCall(msgspec.Struct, frozen=True, array_like=True, tag="call"):
+    """A collective, or a message to or from one peer, that the program has called."""
+
+    begin: Seconds
+    """Seconds since the recording began; ``end``: when the call returned to the program."""
+    end: Seconds
+    number: Count
+    """By which a `TracedWait` names it."""
+    kind: Kind
+    group: Count
+    """Index in `RankTrace.groups`."""
+    nbytes: Count
+    """Bytes of the whole buffer, as nccl-tests counts them: what an all_gather gathers, a reduce_scatter or all_to_all
+    takes, of all ranks together for gather and scatter."""
+    dtype: Name
+    asynchronous: bool
+    """Whether the program asked for a call that returns before the result is there."""
+    peer: RankNumber = 0
+    """Place in the group of the root, or of the other end of a message; 0 where there is none."""
+
+
+class TracedWait(msgspec.Struct, frozen=True, array_like=True, tag="wait"):
+    """The program waits for the result of a call."""
+
+    begin: Seconds
+    end: Seconds
+    number: Count
+
+
+class TracedStep(msgspec.Struct, frozen=True, array_like=True, tag="step"):
+    """A step of training ends, and the next one begins."""
+
+    begin: Seconds
+    end: Seconds
+
+
+TracedEvent = TracedCall | TracedWait | TracedStep
+
+
+class RankTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of one rank's file.  The first event and the last are steps, with whole steps between them."""
+
+    format: Literal["netfold-training-1"]
+    rank: RankNumber
+    world: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)]
+    backend: Name
+    """The backend that carried the collectives while they were recorded, such as gloo."""
+    groups: list[TracedGroup]
+    events: Annotated[list[TracedEvent], msgspec.Meta(max_length=MAX_EVENTS)]
