@@ -198,19 +198,19 @@ async def _measure(text: str, folder: Path) -> ControllerRow:
         fabric=text, switches=len(fabric.switches), hosts=len(fabric.hosts), machine=machine(), entries=entries,
         start=start, mebibytes=after - before, peak_mebibytes=_mebibytes("VmHWM") - before, ranks=world, job=job,
         link=link, link_updates=link_updates, spine=lost, spine_updates=spine_updates, unchanged=unchanged,
-        status=status, probes=probes, probes_sent=sent, stalls={stage: stall for stage, stall in _loop().longest.items() if stage in STAGES},
+        status=status, probes=probes, probes_sent=sent,
+        stalls={stage: stall for stage, stall in _loop().longest.items() if stage in STAGES},
     )
 
 
 def main() -> None:
     """Measure the fabric that the command line names, and print its row."""
     logging.disable(logging.WARNING)  # of every link that is down or up again
-    with tempfile.TemporaryDirectory() as folder:
-        with asyncio.Runner(loop_factory=WatchedLoop) as runner:
-            loop = runner.get_loop()
-            assert isinstance(loop, WatchedLoop)
-            with loop.watched():
-                row = runner.run(_measure(sys.argv[1], Path(folder)))
+    with tempfile.TemporaryDirectory() as folder, asyncio.Runner(loop_factory=WatchedLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, WatchedLoop)
+        with loop.watched():
+            row = runner.run(_measure(sys.argv[1], Path(folder)))
     os.write(1, msgspec.json.encode(row) + b"\n")
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from netfold.sim import fluid
 from netfold.sim.placement import Placement
-from netfold.sim.whatif.program import Await, Compute, Issue, Operation, TrainingProgram, StepEnd
+from netfold.sim.whatif.program import Await, Compute, Issue, Operation, StepEnd, TrainingProgram
 from netfold.sim.whatif.ways import Phase, RankFabric, WhatIfWay
 from netfold.sim.workload import Workload
 

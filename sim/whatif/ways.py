@@ -32,7 +32,7 @@ from netfold.fabric.paths import PLANNERS, Flow, plan
 from netfold.fabric.ring import ring_order
 from netfold.sim.any_fabric import DirectedLinks
 from netfold.sim.whatif.costs import LANE_SECONDS, TCP_SECONDS, HostCosts
-from netfold.sim.whatif.program import FOLDED, FLOATS, Operation
+from netfold.sim.whatif.program import FLOATS, FOLDED, Operation
 
 Pairs = Mapping[tuple[int, int], float]
 """Bytes from rank to rank."""

@@ -46,8 +46,8 @@ Each cell is the result of a call in a test, which also checks the sums.
 - *folds in part*: the switches carried one of two calls.
 
 `.venv/bin/python tests/support/combinations.py` generates this page, and `tests/test_combinations.py` checks it.
-`tests/e2e/test_machines.py` checks the last three rows on a fabric with a controller. The host library's page has more on
-[machines of several ranks](host.md#machines-of-several-ranks).
+`tests/e2e/test_machines.py` checks the last three rows on a fabric with a controller. The host library's page has more
+on [machines of several ranks](host.md#machines-of-several-ranks).
 
 """
 

@@ -14,7 +14,7 @@ from netfold.sim.packet import Transport, simulate
 from netfold.sim.placement import SCHEMES
 from netfold.sim.topology import Topology
 from netfold.sim.whatif.costs import HostCosts
-from netfold.sim.whatif.program import Operation, TrainingProgram, TraceError, program_of
+from netfold.sim.whatif.program import Operation, TraceError, TrainingProgram, program_of
 from netfold.sim.whatif.replay import ReplayOutcome, replay
 from netfold.sim.whatif.report import draw, lines, what_if
 from netfold.sim.whatif.ways import WAYS, RankFabric
