@@ -71,7 +71,7 @@ def test_short_options_stand_for_the_same() -> None:
 def test_json_is_where_the_table_says() -> None:
     """What prints a state prints it for programs, too."""
     (row,) = re.findall(r"^\| `--json` .*$", TABLE, re.MULTILINE)
-    said = set(re.findall(r"`([a-z][a-z ]+)`", row))
+    said = set(re.findall(r"`([a-z][a-z -]+)`", row))
     paths = {name for name in COMMANDS if name.startswith("paths ")}
     assert taking("--json") == (said - {"paths"}) | paths
 

@@ -19,6 +19,7 @@ from netfold.sim import fluid, sweep
 from netfold.sim.packet import SimulationError
 from netfold.sim.placement import SCHEMES
 from netfold.sim.topology import leaf_spine
+from netfold.sim.whatif.program import TraceError, program_of
 from netfold.sim.workload import all_to_all
 from netfold.topo import failures, run, sandbox
 from netfold.topo.fault_board import FaultBoard, FaultPlan, FaultRefused
@@ -30,6 +31,7 @@ from netfold.topo.rxe import packages
 from netfold.topo.switches import has_option
 from netfold.topo.wiring import FabricLink
 from netfold.wire.faults import Inject
+from netfold.wire.training_trace import FORMAT, RankTrace, TracedEvent, TracedStep
 from support.handbook.scenes import scene
 
 
@@ -107,6 +109,12 @@ def too_much_for_the_fluid_simulator() -> None:
     topology = leaf_spine(hosts=4, leaves=2, spines=2)
     with mock.patch.object(fluid, "MAX_ENTRIES", 10):
         fluid.simulate(topology, all_to_all(range(topology.size), 1 << 20), SCHEMES["ethereal"])
+
+
+@scene(TraceError)
+def two_recordings_of_three_ranks() -> None:
+    steps: list[TracedEvent] = [TracedStep(0, 0), TracedStep(1, 1)]
+    program_of([RankTrace(FORMAT, rank, 3, "gloo", [], steps) for rank in (0, 2)])
 
 
 @scene(sweep.EngineError)
