@@ -19,7 +19,7 @@ class TlsError(Exception):
     """A file of TLS cannot be used; the message has the setting, the file and the reason.
 
     Remedy: give certificate, key and authority in PEM that belong together, the key readable by its owner alone
-    (docs/security.md has the commands that make them).
+    (docs/controller.md has the commands that make them).
     """
 
 
