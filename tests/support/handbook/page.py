@@ -83,15 +83,15 @@ INTERNAL: Final = {
 """Exceptions that no user meets by this name, and what becomes of them."""
 STATUSES: Final = (
     ("0", "done", ""),
-    ("1", "`netfold`, `softswitch`: something failed, or a check found something", "read the paragraph on standard "
-     "error: it is one of the messages above"),
-    ("2", "`netfold`, `softswitch`: the command cannot be carried out as it was typed, or its packages are missing",
+    ("1", "`netfold`, `softswitch`: something failed, or a check found something", "read the message on standard error: "
+     "it is one of those above"),
+    ("2", "`netfold`, `softswitch`: invalid request, or the command's packages are missing",
      "correct the option that the message names; `--help` lists them"),
     ("65", "a rank's data is wrong (`WrongData`)", "as for that error"),
-    ("124", "`netfold run --timeout`: the time was over", "a longer one, or look where the ranks are"),
-    ("127", "the program of `netfold run` cannot be started", "correct its path: PATH is that of the command"),
-    ("128 and more", "a signal ended it: 130 Ctrl-C, 137 SIGKILL (often for want of memory), 143 SIGTERM",
-     "`dmesg` names who was killed for memory"),
+    ("124", "`netfold run --timeout`: the time is up", "give a longer timeout, or find out what the ranks wait for"),
+    ("127", "the program of `netfold run` cannot be started", "correct its path; the command's PATH applies"),
+    ("128 and more", "ended by a signal: 130 Ctrl-C, 137 SIGKILL (often for want of memory), 143 SIGTERM",
+     "`dmesg` names processes that were killed for want of memory"),
 )
 """Exit status, meaning, what to do."""
 
@@ -212,20 +212,20 @@ def text() -> str:
     """The whole page."""
     blocks = [
         "# When something fails",
-        wrapped("Every error that NetFold's library, controller, fabrics and switch raise: a message as it is, what it "
-                "means, what to do. Python programs catch them by their names; a command prints the message and ends "
-                "with an [exit status](#exit-statuses); `netfold doctor` says what this machine "
-                "[lacks](#what-netfold-doctor-finds). Look for the words of your message with the search of the site, "
-                "or of your browser."),
-        wrapped("This page is written by `.venv/bin/python tests/support/handbook`, from the errors' own docstrings "
-                "and from messages that it provokes; a test holds it to the code."),
+        wrapped("This page lists all errors of NetFold's library, controller, fabrics and switch, each with an example "
+                "of its message, its meaning, and a remedy. Search it for the words of your message. Python programs "
+                "catch an error by its name. A command prints the message and ends with an "
+                "[exit status](#exit-statuses). `netfold doctor` lists [missing parts](#what-netfold-doctor-finds) of "
+                "this machine."),
+        wrapped("`.venv/bin/python tests/support/handbook` generates this page from the errors' docstrings and from "
+                "messages that it provokes. A test compares it with the code."),
     ]
     refused = "What P4Runtime refuses"
     for heading, prefixes in [*PARTS.items(), (refused, (P4RUNTIME,))]:
         blocks.append(f"## {heading}")
         if heading == refused:
-            blocks.append(wrapped("softswitch answers a request that it refuses with one of these gRPC codes; of a "
-                                  "`Write`, each update has its own, in the details of the status."))
+            blocks.append(wrapped("softswitch refuses requests with these gRPC codes. In a `Write` each update has its "
+                                  "own code, in the details of the status."))
         for one in entries():
             if one.module.startswith(prefixes) and (one.module == P4RUNTIME) == (heading == refused):
                 blocks += _entry(one)
