@@ -39,6 +39,15 @@ def test_every_page_is_in_the_site_and_can_be_searched(site: Path) -> None:
         assert name in found
 
 
+def test_the_reference_has_all_methods_and_options(site: Path) -> None:
+    """Pages that are made from the code: the communicator's methods, and the options of nested commands."""
+    methods, options = ((site / f"{page}.html").read_text() for page in ("api", "options"))
+    headings = set(re.findall(r'<h[23] id="(\w+)"', methods))
+    assert {"netfoldallreduce", "iallreduce", "reduce_scatter", "grow"} <= headings
+    assert "netfold bench allreduce" in options
+    assert "<code>--lane-bits</code>" in options
+
+
 def test_links_between_the_projects_pages_lead_to_pages_of_the_site(site: Path) -> None:
     """As they do in the repository, where the pages lie in other folders."""
     assert 'href="softswitch/docs/tools.html' in (site / "security.html").read_text()
